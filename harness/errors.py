@@ -1,0 +1,45 @@
+"""Errors a user can cause and mend.
+
+HarnessError            base of all: says the value, what is legal, and the remedy
+├── UsageError          a command line or configuration value (also a ValueError)
+├── InventoryError      the machine's cards cannot be read as asked (also a LookupError)
+├── CollectionError     the suite as a whole could not be collected
+└── HistoryError        the duration history cannot be used (a run goes on without it)
+"""
+
+
+class HarnessError(Exception):
+    """A failure that is the user's to mend; printed as three lines, never as a traceback.
+
+    `what` names the value at fault, `legal` what would be accepted, `remedy` what to type or change.
+    """
+
+    def __init__(self, what: str, *, legal: str = "", remedy: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.legal = legal
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.legal:
+            lines.append(f"  legal:  {self.legal}")
+        if self.remedy:
+            lines.append(f"  remedy: {self.remedy}")
+        return "\n".join(lines)
+
+
+class UsageError(HarnessError, ValueError):
+    """A value on the command line or in the configuration that cannot be used."""
+
+
+class InventoryError(HarnessError, LookupError):
+    """Cards were asked for by name that this process may not use, or that do not exist."""
+
+
+class CollectionError(HarnessError):
+    """The suite as a whole could not be collected: no file list came back."""
+
+
+class HistoryError(HarnessError):
+    """The history of durations could not be read or written; estimates are used instead."""

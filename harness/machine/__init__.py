@@ -1,0 +1,1 @@
+"""What this machine has (cards, file systems) and the environment a child process is given."""

@@ -1,0 +1,59 @@
+"""The cards a run may use, as plain data: read by `gpus`, pretended by `sim:N`, packed by `runner.packing`."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One card, or one MIG instance of a card."""
+
+    gpu_id: str
+    """The UUID ("GPU-8f2…", "MIG-…"), or "SIM-3" for a pretended card: unique, and what
+    CUDA_VISIBLE_DEVICES is given, since CUDA's order is not NVML's."""
+    index: int
+    """Position among the cards this process inherited: what a person types in --gpus 0,2."""
+    model: str
+    """The name NVML gives ("NVIDIA H200")."""
+    memory_gb: float
+    """Total memory in GB (10**9 bytes); 0 when unknown, which satisfies no memory need."""
+    capability: tuple[int, int] = (0, 0)
+    """CUDA compute capability; (0, 0) when unknown, which satisfies no capability need."""
+    is_mig: bool = False
+    """A MIG instance: a process can use one only, so it never joins a lease of several."""
+
+    def __str__(self) -> str:
+        return f"{self.index} {self.model} {self.memory_gb:.0f} GB {self.gpu_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A card this run does not use, and why ("busy: 12.3 GB held by pid 4711 (python train.py)")."""
+
+    gpu_id: str
+    index: int
+    model: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The cards of a run."""
+
+    gpus: tuple[Gpu, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    num_links: dict[frozenset[str], int] = field(default_factory=dict)
+    """NVLink connections between two cards, by the set of their two ids; absent means none known."""
+    pretended: bool = False
+    """`sim:`: no card behind it, nothing to poll."""
+    note: str = ""
+    """What to say once about how this was read ("no NVIDIA driver here: 0 GPUs"); empty where nothing is odd."""
+
+    def describe(self) -> str:
+        """The inventory in a few words, for messages: "4 x NVIDIA H200 143 GB, 4 x NVIDIA A100 80 GB"."""
+        if not self.gpus:
+            return "no GPUs"
+        kinds: dict[str, int] = {}
+        for gpu in self.gpus:
+            kind = f"{gpu.model} {gpu.memory_gb:.0f} GB" if gpu.memory_gb else gpu.model
+            kinds[kind] = kinds.get(kind, 0) + 1
+        return ", ".join(f"{count} x {kind}" for kind, count in kinds.items())

@@ -1,0 +1,196 @@
+"""Everything that happens in a run, as frozen events; a JSON line each.
+
+Events are the record: the run's state is a fold over them (`stats.RunState`), reporters only read them.
+`t` is seconds since the run began. Every event is written to `events.jsonl` in the run's directory and,
+with `--events FILE`, to that file as `{"event": "attempt_started", "t": 1.25, ...}`.
+"""
+
+import json
+import re
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from harness.runner.units import Need, Unit, UnitResult
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Base of all events."""
+
+    t: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted(Event):
+    """The machine has been read; nothing has been collected."""
+
+    run_id: str
+    directory: str
+    """The run's directory, where every attempt's output is kept."""
+    gpus: tuple[str, ...]
+    """Cards this run may lease, one line each ("0 NVIDIA H200 143 GB GPU-…")."""
+    left_out: tuple[str, ...]
+    """Cards not used, each with its reason."""
+    notes: tuple[str, ...]
+    """What a person should know once: no driver, TMPDIR moved, history unreadable."""
+    containment: str
+    """How process trees are ended here: "cgroup", "pidns" or "subreaper"."""
+    cpu_units: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionProgress(Event):
+    """Some files had to be imported to read their needs; this many of them are done."""
+
+    num_done: int
+    num_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionFinished(Event):
+    """The units of this run and the schedule's bounds."""
+
+    units: tuple[Unit, ...]
+    expected_s: tuple[float, ...]
+    """Expected seconds per unit, in the order of `units`."""
+    planned_makespan_s: float
+    lower_bound_s: float
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptStarted(Event):
+    """A supervisor was given a unit and its cards."""
+
+    path: str
+    gpu_ids: tuple[str, ...]
+    slot: int
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class TestStarted(Event):
+    """A test began; `timeout_s` is its own limit, None without one."""
+
+    __test__ = False
+
+    path: str
+    nodeid: str
+    timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TestFinished(Event):
+    """A test ended; `outcome` is a TestOutcome."""
+
+    __test__ = False
+
+    path: str
+    nodeid: str
+    outcome: str
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptSlow(Event):
+    """The unit has run for longer than --slow; told once per unit."""
+
+    path: str
+    running_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptTerminating(Event):
+    """The process tree is being ended: reason is "timeout", "test_timeout", "collect_timeout" or "cancelled"."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReturned(Event):
+    """The unit's cards are free again: no process of it lives, and their memory is back at its baseline."""
+
+    path: str
+    gpu_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuQuarantined(Event):
+    """A card will not be leased again in this run."""
+
+    path: str
+    gpu_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnitFinished(Event):
+    """A unit has its one outcome."""
+
+    result: UnitResult
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested(Event):
+    """No further unit starts: Ctrl-C, a signal, or --maxfail. `kill` when asked for twice."""
+
+    reason: str
+    kill: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat(Event):
+    """Nothing has been said for a while; the run is alive."""
+
+    num_running: int
+    num_queued: int
+
+
+@dataclass(frozen=True, slots=True)
+class DumpRequested(Event):
+    """SIGUSR1: say what runs now."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished(Event):
+    """The last event; the figures of the closing line."""
+
+    exit_code: int
+    wall_s: float
+    sequential_s: float
+    """Sum of all units' durations."""
+    utilisation: float
+    """Leased card-seconds over cards x seconds from the first start to the last end; 0 without cards."""
+    lower_bound_s: float
+    """Lower bound of the makespan computed from the durations as measured."""
+    makespan_s: float
+    """From the first start to the last end."""
+    bounding_unit: str
+    """The file whose own duration sets the bound, and so is worth splitting; empty if none does."""
+
+
+def event_name(event: Event) -> str:
+    """`attempt_started` for AttemptStarted."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+
+
+def plain(value: Any) -> Any:
+    """`value` as what JSON knows: dataclasses to dictionaries, enums to their values, tuples to lists."""
+    if isinstance(value, Need):
+        return value.to_json()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {str(plain(k)): plain(v) for k, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(v) for v in value]
+    return value
+
+
+def to_json_line(event: Event) -> str:
+    """One line of JSON without its newline, keys in the order of the fields, `event` first."""
+    return json.dumps({"event": event_name(event), **plain(event)}, ensure_ascii=False)

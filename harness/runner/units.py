@@ -1,0 +1,170 @@
+"""The nouns of a run: what a unit (one test file) needs, and how it ended."""
+
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one unit asks of the machine: the maximum over its tests."""
+
+    gpus: int = 0
+    """Number of cards, leased together."""
+    memory_gb: float = 0.0
+    """Memory each of these cards must have, in GB (10**9 bytes); 0 for any."""
+    model: str | None = None
+    """Text the card's model name must contain, case ignored ("H100"); None for any."""
+    min_capability: tuple[int, int] | None = None
+    """Lowest CUDA compute capability, (9, 0) for Hopper; None for any."""
+    exclusive: bool = False
+    """No other unit may run on this machine meanwhile."""
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Need":
+        """The need that `to_json` wrote; unknown keys raise TypeError."""
+        capability = data.get("min_capability")
+        return cls(**{**data, "min_capability": tuple(capability) if capability else None})
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of plain values, one per field, that `from_json` reads back."""
+        data = {f.name: getattr(self, f.name) for f in fields(self)}
+        data["min_capability"] = list(self.min_capability) if self.min_capability else None
+        return data
+
+    def exceeds(self, other: "Need") -> bool:
+        """Whether a unit planned with `other` was given less than this need asks for."""
+        return (
+            self.gpus > other.gpus
+            or self.memory_gb > other.memory_gb
+            or (self.model is not None and self.model != other.model)
+            or (self.min_capability or (0, 0)) > (other.min_capability or (0, 0))
+            or (self.exclusive and not other.exclusive)
+        )
+
+    def __str__(self) -> str:
+        parts = [f"{self.gpus} GPU" + ("" if self.gpus == 1 else "s")]
+        if self.model:
+            parts.append(f"model {self.model}")
+        if self.memory_gb:
+            parts.append(f">= {self.memory_gb:g} GB each")
+        if self.min_capability:
+            parts.append(f"capability >= {self.min_capability[0]}.{self.min_capability[1]}")
+        if self.exclusive:
+            parts.append("exclusive")
+        return ", ".join(parts)
+
+
+class NeedSource(StrEnum):
+    """Where a unit's need was read."""
+
+    AST = "ast"  # literal markers in the source
+    IMPORT = "import"  # the file was imported in a child process
+    TABLE = "table"  # a glob of [tool.rlharness.needs] or of --needs FILE
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One test file and what it asks for; the thing that is packed, supervised and given one outcome."""
+
+    path: str
+    """The file, relative to the root directory, with forward slashes; unique within a run."""
+    need: Need
+    source: NeedSource
+    timeout_s: float | None = None
+    """Time limit of the whole file in seconds when the needs table sets one; None for --timeout."""
+    selection: tuple[str, ...] = ()
+    """Node ids asked for on the command line ("tests/test_a.py::test_x"); empty for the whole file."""
+    collect_error: str = ""
+    """Why the file cannot be run (it failed or hung at import), the whole text; empty where it can."""
+    collect_timed_out: bool = False
+
+
+class Outcome(StrEnum):
+    """How a unit ended: the whole failure space, one value per unit."""
+
+    PASSED = "passed"
+    FAILED = "failed"  # pytest said so (exit 1)
+    NO_TESTS = "no_tests"  # the file collected nothing, or everything was deselected
+    COLLECT_ERROR = "collect_error"  # it could not be imported or collected
+    COLLECT_TIMEOUT = "collect_timeout"  # it hung at import
+    PYTEST_ERROR = "pytest_error"  # pytest's internal or usage error
+    TIMED_OUT = "timed_out"  # its own limit or one test's; the tree was ended
+    CRASHED = "crashed"  # a signal, or a non-zero exit before pytest had finished
+    EXITED_EARLY = "exited_early"  # exit 0 before pytest had finished
+    UNKILLABLE = "unkillable"  # a process survived SIGKILL; its cards stay out of use
+    SUPERVISOR_LOST = "supervisor_lost"  # our own supervisor died; the tree was ended by the runner
+    INTERRUPTED = "interrupted"  # the run was cancelled while it ran
+    NOT_RUN = "not_run"  # cancelled before it started, or no such cards exist
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether this outcome alone makes the run fail (NOT_RUN and INTERRUPTED have codes of their own)."""
+        return self not in (Outcome.PASSED, Outcome.NO_TESTS, Outcome.INTERRUPTED, Outcome.NOT_RUN)
+
+
+class TestOutcome(StrEnum):
+    """How one test ended, in pytest's words, and two for tests that never got to write theirs."""
+
+    __test__ = False
+
+    PASSED = "passed"
+    FAILED = "failed"
+    ERROR = "error"  # in its setup or teardown
+    SKIPPED = "skipped"
+    XFAILED = "xfailed"
+    XPASSED = "xpassed"
+    UNFINISHED = "unfinished"  # it was running when the process ended
+    UNSTARTED = "unstarted"  # it was collected and never begun
+
+
+@dataclass(frozen=True, slots=True)
+class TestCounts:
+    """Number of tests per `TestOutcome` in one unit."""
+
+    __test__ = False
+
+    counts: dict[TestOutcome, int] = field(default_factory=dict)
+
+    def __getitem__(self, outcome: TestOutcome) -> int:
+        return self.counts.get(outcome, 0)
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def all_skipped(self) -> bool:
+        """Whether there were tests and each was skipped: a file that quietly did nothing."""
+        return self.total > 0 and self.counts.get(TestOutcome.SKIPPED, 0) == self.total
+
+
+@dataclass(frozen=True, slots=True)
+class UnitResult:
+    """The one outcome of one unit, with what is needed to explain it."""
+
+    unit: Unit
+    outcome: Outcome
+    reason: str = ""
+    """One line for a person: the signal, the limit, the request against the inventory; empty when it passed."""
+    duration_s: float = 0.0
+    """From the supervisor's start of the process to the proof that its tree was gone; 0 if never started."""
+    gpu_ids: tuple[str, ...] = ()
+    tests: TestCounts = TestCounts()
+    skip_reasons: tuple[str, ...] = ()
+    """Distinct reasons of skipped tests, at most eight."""
+    left_behind: tuple[str, ...] = ()
+    """Processes that outlived the test process and had to be killed, as "pid command"."""
+    collected_need: Need | None = None
+    """What the markers asked for once the file was really collected; None if it never was."""
+    directory: str = ""
+    """The attempt's directory: output.log, report.jsonl, stacks.txt, ray_logs/; empty if never started."""
+
+    @property
+    def need_disagrees(self) -> bool:
+        """Whether the markers asked for something else than the plan had read, where the plan read markers."""
+        if self.collected_need is None:
+            return False
+        if self.unit.source is NeedSource.TABLE:
+            return self.collected_need.exceeds(self.unit.need)
+        return self.collected_need != self.unit.need
