@@ -138,6 +138,8 @@ class CancelRequested(Event):
 
     reason: str
     kill: bool
+    interrupt: bool = True
+    """Asked for from outside, so that the run ends as interrupted; False for --maxfail, where its failures decide."""
 
 
 @dataclass(frozen=True, slots=True)
