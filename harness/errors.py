@@ -4,7 +4,8 @@ HarnessError            base of all: says the value, what is legal, and the reme
 ├── UsageError          a command line or configuration value (also a ValueError)
 ├── InventoryError      the machine's cards cannot be read as asked (also a LookupError)
 ├── CollectionError     the suite as a whole could not be collected
-└── HistoryError        the duration history cannot be used (a run goes on without it)
+├── HistoryError        the duration history cannot be used (a run goes on without it)
+└── ReportError         an attempt's report was written by another version (also a ValueError)
 """
 
 
@@ -43,3 +44,7 @@ class CollectionError(HarnessError):
 
 class HistoryError(HarnessError):
     """The history of durations could not be read or written; estimates are used instead."""
+
+
+class ReportError(HarnessError, ValueError):
+    """An attempt's report.jsonl says it was written by a version this one cannot read."""

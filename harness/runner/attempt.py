@@ -2,10 +2,14 @@
 
     run() ──Popen──▶ supervisor ("started", "terminating", "finished" as JSON lines on its stdout)
       │ cancel(), kill(): a word on its stdin. The pipe closing (this process died) makes it kill the tree.
-      └─ the supervisor's stdout closing without "finished": it was killed, and the tree is ended from here.
+      ├─ the supervisor's stdout closing without "finished": it was killed, and the tree is ended from here.
+      └─ "finished" with somebody unkillable: the supervisor stays with them, and is reaped when it goes.
+
+Whatever happens ends in one future, `_Attempt.ended`; cancelling run() kills the tree and still waits for it.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -16,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from harness.errors import HarnessError
-from harness.runner.supervisor import rescue, syscalls
+from harness.runner.supervisor import process_tree, rescue, syscalls
 from harness.runner.supervisor.containment import TIERS, cgroup_home
 
 BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from harness.runner.supervisor.main import main; main()"
@@ -83,7 +87,11 @@ class Tiers:
 
 
 class Supervisors:
-    """Makes supervisors on this machine and knows which attempts are alive."""
+    """Makes supervisors on this machine and knows which attempts are alive.
+
+    One per process, which starts no other children meanwhile: when a supervisor is lost, its orphans are known
+    by having become children of this process.
+    """
 
     def __init__(self, tier: str, run_id: str, py_spy: str = "") -> None:
         syscalls.become_subreaper()  # orphans of a killed supervisor come to us
@@ -91,6 +99,7 @@ class Supervisors:
         self._cgroup_prefix = f"{cgroup_home()}/rlharness-{run_id}" if tier == "cgroup" else ""
         self._py_spy = py_spy
         self._live: dict[str, _Attempt] = {}
+        self._staying: set[_Attempt] = set()
         self.own_cpu_s = 0.0
 
     async def run(self, spec: AttemptSpec, on_terminating: Callable[[str], None] = lambda reason: None) -> AttemptEnd:
@@ -99,24 +108,27 @@ class Supervisors:
         Cancelling the task kills the tree, waits until none of it lives, then lets the cancellation through.
         """
         cgroup = f"{self._cgroup_prefix}-{os.path.basename(spec.marker)}" if self._cgroup_prefix else ""
-        attempt = _Attempt(spec, self._tier, cgroup, self._py_spy, on_terminating)
+        attempt = _Attempt(spec, _Means(self._tier, cgroup, self._py_spy), on_terminating, self._spare_pids)
         self._live[spec.marker] = attempt
+        cancelled: asyncio.CancelledError | None = None
         try:
             attempt.start()
-            try:
-                end = await asyncio.shield(attempt.ended)
-            except asyncio.CancelledError:
-                attempt.order("kill")
-                await attempt.ended
-                raise
-            finally:
-                attempt.close()
-            if end.reason == "supervisor_lost":
-                end = await self._rescue(attempt, end)
+            while not attempt.ended.done():
+                try:
+                    await asyncio.shield(attempt.ended)
+                except asyncio.CancelledError as error:  # however often: the tree comes first
+                    cancelled = error
+                    attempt.order("kill")
+            end = attempt.ended.result()
             self.own_cpu_s += end.own_cpu_s
-            return end
         finally:
             del self._live[spec.marker]
+            if attempt.is_open:
+                self._staying.add(attempt)
+                attempt.on_closed = self._staying.discard
+        if cancelled is not None:
+            raise cancelled
+        return end
 
     def cancel(self, marker: str) -> None:
         """End the attempt in order: SIGINT, SIGTERM, SIGKILL."""
@@ -128,42 +140,50 @@ class Supervisors:
         if attempt := self._live.get(marker):
             attempt.order("kill")
 
-    async def _rescue(self, attempt: "_Attempt", end: AttemptEnd) -> AttemptEnd:
-        left: list[str] = []
-        for _ in range(int(RESCUE_S / RESCUE_ROUND_S)):
-            spare = frozenset(a.pid for a in self._live.values() if a is not attempt)
-            left = [f"{p.pid} {p.state} {p.name}" for p in rescue.rescue_round(attempt.cgroup, attempt.spec.marker, spare)]
-            if not left:
-                break
-            await asyncio.sleep(RESCUE_ROUND_S)
-        return AttemptEnd(
-            end.exit_code, end.signal, end.reason, end.left_behind, tuple(left), end.duration_s, end.own_cpu_s
-        )
+    def _spare_pids(self) -> frozenset[int]:
+        """Supervisors that live: no orphans of a lost one."""
+        return frozenset(attempt.pid for attempt in (*self._live.values(), *self._staying) if attempt.is_open)
+
+
+@dataclass(frozen=True, slots=True)
+class _Means:
+    """With what a supervisor holds its tree and looks at it."""
+
+    tier: str
+    cgroup: str
+    """The control group's directory, which the supervisor makes; empty in other tiers."""
+    py_spy: str
 
 
 class _Attempt:
     """One supervisor process and what it has said so far."""
 
     def __init__(
-        self, spec: AttemptSpec, tier: str, cgroup: str, py_spy: str, on_terminating: Callable[[str], None]
+        self,
+        spec: AttemptSpec,
+        means: _Means,
+        on_terminating: Callable[[str], None],
+        spare_pids: Callable[[], frozenset[int]],
     ) -> None:
         self.spec = spec
-        self.cgroup = cgroup
-        self._tier = tier
-        self._py_spy = py_spy
+        self._means = means
         self._on_terminating = on_terminating
+        self._spare_pids = spare_pids
         self._loop = asyncio.get_running_loop()
         self._started_s = self._loop.time()
+        self._rescue_until_s = 0.0
         self.ended: asyncio.Future[AttemptEnd] = self._loop.create_future()
+        self.is_open = False
+        """Whether the supervisor has been started and not been reaped."""
+        self.on_closed: Callable[[_Attempt], None] = lambda attempt: None
+        self.pid = 0
+        self._start_ticks = 0
         self._heard = b""
         self._finished: AttemptEnd | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid if self._process else 0
-
     def start(self) -> None:
+        """Start the supervisor and give it its order."""
         spec = self.spec
         order = {
             "argv": list(spec.argv),
@@ -174,34 +194,38 @@ class _Attempt:
             "startup_timeout_s": spec.startup_timeout_s,
             "grace_s": spec.grace_s,
             "unkillable_after_s": spec.unkillable_after_s,
-            "tier": self._tier,
-            "cgroup": self.cgroup,
-            "py_spy": self._py_spy,
+            "tier": self._means.tier,
+            "cgroup": self._means.cgroup,
+            "py_spy": self._means.py_spy,
         }
         with open(os.path.join(spec.directory, "supervisor.log"), "wb") as log:
-            self._process = _spawn([], log.fileno())
-        assert self._process.stdin is not None and self._process.stdout is not None
-        os.set_blocking(self._process.stdout.fileno(), False)
-        self._loop.add_reader(self._process.stdout.fileno(), self._on_readable)
+            process = self._process = _spawn([], log.fileno())
+        assert process.stdout is not None
+        self.is_open = True
+        self.pid = process.pid
+        supervisor = process_tree.read_process(process.pid)  # cannot be gone: nobody has reaped it
+        self._start_ticks = supervisor.start_ticks if supervisor else 0
+        self._loop.add_reader(process.stdout.fileno(), self._on_readable, process, process.stdout.fileno())
         self.order(json.dumps(order))
 
     def order(self, text: str) -> None:
         """Tell the supervisor; one that is gone is noticed by its stdout closing."""
-        if self._process is None or self._process.stdin is None or self._process.stdin.closed:
+        if not self.is_open or self._process is None or self._process.stdin is None:
             return
-        try:
-            self._process.stdin.write(text.encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass
+        unsent = memoryview(text.encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):
+            while unsent:
+                unsent = unsent[os.write(self._process.stdin.fileno(), unsent) :]
 
-    def _on_readable(self) -> None:
-        assert self._process is not None and self._process.stdout is not None
-        chunk = self._process.stdout.read(1 << 16)
+    def _on_readable(self, process: subprocess.Popen[bytes], stdout: int) -> None:
+        chunk = os.read(stdout, 1 << 16)
         if not chunk:
-            self._loop.remove_reader(self._process.stdout.fileno())
-            self._process.wait()
-            self._settle(self._finished or self._lost())
+            self._close(process, stdout)
+            if self._finished is not None:
+                self._settle(self._finished)
+            else:
+                self._rescue_until_s = self._loop.time() + RESCUE_S
+                self._rescue()
             return
         *lines, self._heard = (self._heard + chunk).split(b"\n")
         for line in lines:
@@ -223,22 +247,26 @@ class _Attempt:
             if self._finished.unkillable:  # its supervisor stays; nobody waits for it
                 self._settle(self._finished)
 
-    def _lost(self) -> AttemptEnd:
-        return AttemptEnd(None, None, "supervisor_lost", (), (), self._loop.time() - self._started_s)
+    def _rescue(self) -> None:
+        """End what a lost supervisor held, a round now and one later, until nobody is left or time is up."""
+        left = rescue.rescue_round(self._means.cgroup, self.spec.marker, self._start_ticks, self._spare_pids())
+        now_s = self._loop.time()
+        if left and now_s < self._rescue_until_s:
+            self._loop.call_later(RESCUE_ROUND_S, self._rescue)
+            return
+        unkillable = tuple(process_tree.describe(process) for process in left)
+        self._settle(AttemptEnd(None, None, "supervisor_lost", (), unkillable, now_s - self._started_s))
 
     def _settle(self, end: AttemptEnd) -> None:
         if not self.ended.done():
             self.ended.set_result(end)
 
-    def close(self) -> None:
-        """Let go of the pipes; an empty supervisor.log is removed."""
-        if self._process is None:
-            return
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                if pipe is self._process.stdout:
-                    self._loop.remove_reader(pipe.fileno())
-                pipe.close()
+    def _close(self, process: subprocess.Popen[bytes], stdout: int) -> None:
+        """Reap the supervisor, let go of its pipes; an empty supervisor.log is removed."""
+        self._loop.remove_reader(stdout)
+        with process:  # closes its pipes, then waits: its stdout has closed, so it is going
+            self.is_open = False
+        self.on_closed(self)
         log = Path(self.spec.directory, "supervisor.log")
         if log.exists() and log.stat().st_size == 0:
             log.unlink()
@@ -251,6 +279,7 @@ def _spawn(arguments: list[str], stderr: int) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
+        bufsize=0,
         start_new_session=True,
     )
 
@@ -262,14 +291,15 @@ def probe_tiers(wanted: str = "auto") -> Tiers:
     """
     process = _spawn(["--probe"], subprocess.DEVNULL)
     out, _ = process.communicate(timeout=30)
-    refused: dict[str, str] = {}
+    refused = dict.fromkeys(TIERS, "its probe gave no answer")
     for line in out.splitlines():
-        message = json.loads(line)
-        if "tier" in message:
-            refused[message["tier"]] = message["error"]
+        answer = json.loads(line)
+        refused[answer["tier"]] = answer["error"]
+    refused = {tier: error for tier, error in refused.items() if error}
     allowed = [tier for tier in TIERS if tier not in refused]
     if wanted == "auto" and allowed:
-        return Tiers(allowed[0], {tier: why for tier, why in refused.items() if TIERS.index(tier) < TIERS.index(allowed[0])})
+        stronger = TIERS[: TIERS.index(allowed[0])]
+        return Tiers(allowed[0], {tier: refused[tier] for tier in stronger})
     if wanted in allowed:
         return Tiers(wanted, {})
     raise HarnessError(

@@ -19,6 +19,8 @@ from harness.runner.supervisor import process_tree, syscalls
 from harness.runner.supervisor.process_tree import Process
 
 TIERS = ("cgroup", "pidns", "subreaper")
+KILL_FILE = "cgroup.kill"
+MAX_STOP_ROUNDS = 50  # a process that may not be stopped (another user's) could fork for ever
 
 Start = Callable[[], "NoReturn"]
 """Runs in the forked child: arranges its files and replaces it by the leader's program."""
@@ -64,17 +66,20 @@ class Subreaper:
         syscalls.become_subreaper()
 
     def spawn(self, start: Start) -> None:
-        supervisor_pid = os.getpid()
-        self.leader_pid = os.fork()
-        if self.leader_pid == 0:
-            syscalls.die_with_parent()
-            if os.getppid() != supervisor_pid:  # it died before the line above took hold
-                os._exit(1)
-            self.enter()
-            start()
+        go_read, go_write = os.pipe()
+        try:
+            self.leader_pid = os.fork()
+            if self.leader_pid == 0:
+                os.close(go_write)
+                _be_leader(start, go_read)
+            self.hold(self.leader_pid)
+            os.write(go_write, b"g")
+        finally:
+            os.close(go_read)
+            os.close(go_write)
 
-    def enter(self) -> None:
-        """What the leader does to be held, before its program starts."""
+    def hold(self, pid: int) -> None:
+        """Take hold of the leader, which waits to be told that its program may start."""
 
     def reap(self) -> None:
         while True:
@@ -110,7 +115,10 @@ class Subreaper:
     def kill(self) -> None:
         """Stop descendants until no new one appears, so that none can fork away, then kill them all."""
         stopped: set[tuple[int, int]] = set()
-        while fresh := [p for p in self.alive() if (p.pid, p.start_ticks) not in stopped]:
+        for _ in range(MAX_STOP_ROUNDS):
+            fresh = [p for p in self.alive() if (p.pid, p.start_ticks) not in stopped]
+            if not fresh:
+                break
             for process in fresh:
                 process_tree.send_signal(process, signal.SIGSTOP)
                 stopped.add((process.pid, process.start_ticks))
@@ -127,39 +135,34 @@ class ControlGroup(Subreaper):
         super().__init__()
         self.directory = directory
         os.mkdir(directory)
+        if not os.path.exists(os.path.join(directory, KILL_FILE)):
+            os.rmdir(directory)
+            raise OSError(errno.ENOSYS, f"control groups have no {KILL_FILE} here (Linux 5.14 and later have it)")
 
-    def enter(self) -> None:
+    def hold(self, pid: int) -> None:
         with open(os.path.join(self.directory, "cgroup.procs"), "w", encoding="ascii") as file:
-            file.write("0")
+            file.write(str(pid))
 
     def nobody_outside_the_tree(self) -> bool:
         return not self._populated()
 
     def alive(self) -> list[Process]:
-        held = {process.pid: process for process in super().alive()}
-        for directory, _, _ in os.walk(self.directory):
-            with open(os.path.join(directory, "cgroup.procs"), encoding="ascii") as file:
-                for line in file:
-                    if process := process_tree.read_process(int(line)):  # 0: of a namespace that we cannot see
-                        held.setdefault(process.pid, process)
-        return list(held.values())
+        held = {process.pid: process for process in group_members(self.directory)}
+        return list((held | {process.pid: process for process in super().alive()}).values())
 
     def kill(self) -> None:
-        with open(os.path.join(self.directory, "cgroup.kill"), "w", encoding="ascii") as file:
-            file.write("1")
+        kill_group(self.directory)
         super().kill()  # who moved itself out of the group is still a descendant
 
     def close(self) -> None:
-        for directory, _, _ in os.walk(self.directory, topdown=False):
-            try:
-                os.rmdir(directory)
-            except OSError as error:  # the kernel lets go of a group a moment after its last process
-                if error.errno not in (errno.EBUSY, errno.ENOENT):
-                    raise
+        remove_group(self.directory)
 
     def _populated(self) -> bool:
-        with open(os.path.join(self.directory, "cgroup.events"), encoding="ascii") as file:
-            return "populated 1" in file.read()
+        try:
+            with open(os.path.join(self.directory, "cgroup.events"), encoding="ascii") as file:
+                return "populated 1" in file.read()
+        except FileNotFoundError:  # the tree removed it, as root may; a group with a process in it cannot be removed
+            return False
 
 
 class PidNamespace(Subreaper):
@@ -218,6 +221,51 @@ class PidNamespace(Subreaper):
             return
         if text and self.leader_status is None:
             self.leader_status = int(text.split()[0])
+
+
+def group_members(directory: str) -> list[Process]:
+    """Living processes of a control group and of all groups that were made below it."""
+    found = []
+    for below, _, _ in os.walk(directory):
+        try:
+            with open(os.path.join(below, "cgroup.procs"), encoding="ascii") as file:
+                pids = [int(line) for line in file]
+        except OSError:  # removed meanwhile, or a group of threads, whose processes its parent lists
+            continue
+        found += [p for p in map(process_tree.read_process, pids) if p and not p.is_zombie]
+    return found
+
+
+def kill_group(directory: str) -> None:
+    """SIGKILL to everybody in a control group and below; one that is gone holds nobody."""
+    try:
+        fd = os.open(os.path.join(directory, KILL_FILE), os.O_WRONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.write(fd, b"1")
+    finally:
+        os.close(fd)
+
+
+def remove_group(directory: str) -> None:
+    """Remove a control group in which nobody lives, and those below it."""
+    for below, _, _ in os.walk(directory, topdown=False):
+        try:
+            os.rmdir(below)
+        except OSError as error:  # the kernel lets go of a group a moment after its last process
+            if error.errno not in (errno.EBUSY, errno.ENOENT):
+                raise
+
+
+def _be_leader(start: Start, go_fd: int) -> NoReturn:
+    """In the forked child: wait until it is held, then become the program."""
+    try:
+        syscalls.die_with_parent()
+        if os.read(go_fd, 1) == b"g":  # else the supervisor died before its death could reach us, or cannot hold us
+            start()
+    finally:
+        os._exit(1)
 
 
 def _be_init(start: Start, status_fd: int, go_fd: int) -> NoReturn:

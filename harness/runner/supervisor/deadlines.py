@@ -2,6 +2,7 @@
 
 from typing import Any
 
+MAX_LIMIT_S = 1e9  # what is longer is no limit
 TEST_SLACK_S = 1.0  # pytest-timeout, where a suite has it, acts inside the process first
 
 
@@ -24,8 +25,8 @@ class Deadlines:
         if kind in ("collected", "finish"):
             self._startup_s = float("inf")
         if kind == "start":
-            limit = line.get("timeout_s")
-            self._test_s = now_s + limit + TEST_SLACK_S if limit else None
+            limit_s = _seconds(line.get("timeout_s"))
+            self._test_s = None if limit_s is None else now_s + limit_s + TEST_SLACK_S
         elif kind in ("end", "finish"):
             self._test_s = None
 
@@ -40,3 +41,10 @@ class Deadlines:
         if self._test_s is not None:
             return "test_timeout"
         return "collect_timeout" if now_s >= self._startup_s else "timeout"
+
+
+def _seconds(value: Any) -> float | None:
+    """A limit as a report gives it; None for none (0, as pytest-timeout has it) and for what is no number."""
+    if not isinstance(value, (int, float)) or not 0 < value <= MAX_LIMIT_S:
+        return None
+    return float(value)

@@ -9,6 +9,7 @@
 One thread, one loop, woken by its two pipes (orders, SIGCHLD) and by the next deadline.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -31,6 +32,9 @@ from harness.runner.supervisor.deadlines import Deadlines
 POLL_S = 0.2  # how often the report is read and limits are looked at
 KILL_ROUND_S = 0.05
 UNKILLABLE_POLL_S = 1.0
+PROBE_S = 5.0
+PROBE_ROUND_S = 0.002
+MAX_REPORT_CHUNKS = 64
 KINDS_WITH_LIMITS = (b'"start"', b'"end"', b'"collected"', b'"finish"')
 SETTLE_S = 1.0  # daemons that are already going (Ray's) are given this long before they count as left behind
 
@@ -91,7 +95,8 @@ class Attempt:
         if self.phase in (Phase.KILLING, Phase.UNKILLABLE):
             self.containment.kill()
             if self.phase is Phase.KILLING and now_s >= self.phase_since_s + self.order["unkillable_after_s"]:
-                self.say_finished(unkillable=[process_tree.describe(p) for p in self.containment.alive()])
+                left = [process_tree.describe(p) for p in self.containment.alive()]
+                self.say_finished(unkillable=left or ["a process that /proc does not show"])
                 self.enter(Phase.UNKILLABLE)
         return False
 
@@ -106,10 +111,17 @@ class Attempt:
         self.reason = reason
         say({"e": "terminating", "reason": reason})
         if reason != "cancelled":
-            path = os.path.join(self.order["directory"], "stacks.txt")
-            stacks.dump_stacks(self.containment.alive(), path, self.order["py_spy"], self.clock)
+            self.dump_stacks()
         self.containment.signal_leader(signal.SIGINT)
         self.enter(Phase.TERMINATING)
+
+    def dump_stacks(self) -> None:
+        """What the tree was doing goes to stacks.txt; a full disk keeps nobody alive."""
+        path = os.path.join(self.order["directory"], "stacks.txt")
+        try:
+            stacks.dump_stacks(self.containment.alive(), path, self.order["py_spy"], self.clock)
+        except OSError as error:
+            complain(f"cannot write {path}: {error}")
 
     def escalate(self, now_s: float) -> None:
         """SIGTERM at half the grace, SIGKILL at its end or as soon as the leader has gone."""
@@ -171,14 +183,23 @@ class Attempt:
                 self.report_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 return  # not begun yet
-        while chunk := os.read(self.report_fd, 1 << 16):
+        for _ in range(MAX_REPORT_CHUNKS):  # a tree that writes faster than we read must not hold us here
+            chunk = os.read(self.report_fd, 1 << 16)
+            if not chunk:
+                return
             *lines, self.report_rest = (self.report_rest + chunk).split(b"\n")
             for line in lines:
                 if any(kind in line[:24] for kind in KINDS_WITH_LIMITS):  # an "end" may carry a long text: look first
-                    try:
-                        self.deadlines.observe(json.loads(line), now_s)
-                    except ValueError:
-                        continue  # a test wrote into our file; the reader of results says so
+                    self.observe(line, now_s)
+
+    def observe(self, line: bytes, now_s: float) -> None:
+        """Take one line of the report into account; a test may have written anything into our file."""
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            return  # the reader of results says so
+        if isinstance(record, dict):
+            self.deadlines.observe(record, now_s)
 
     def say_finished(self, unkillable: list[str] | None = None) -> None:
         """The last word for the runner, once."""
@@ -214,41 +235,63 @@ def become_leader(order: dict[str, Any]) -> NoReturn:
         os.chdir(order["cwd"])
         os.execve(order["argv"][0], order["argv"], order["env"])
     except OSError as error:
-        os.write(2, f"rlharness: cannot start {order['argv'][0]}: {error}\n".encode())
+        complain(f"cannot start {order['argv'][0]}: {error}")
     finally:
         os._exit(127)
 
 
+def complain(text: str) -> None:
+    """A line for supervisor.log, if it can take one."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"rlharness: {text}\n".encode())
+
+
 def say(message: dict[str, Any]) -> None:
     """A line for the runner; a runner that is gone hears nothing, and that is no error."""
-    try:
+    with contextlib.suppress(OSError):
         os.write(1, json.dumps(message).encode() + b"\n")
-    except OSError:
-        pass
 
 
 def probe(cgroup_parent: str) -> None:
-    """Say which tiers this machine allows, by holding and killing a real process with each; "" means it works."""
-    answers: dict[str, str] = {}
+    """Say of each tier why this machine refuses it, "" if not, by holding and killing a real process with it."""
     for tier in TIERS:
         pid = os.fork()  # each in a process of its own: a containment is for one tree
         if pid == 0:
             code = 1
             try:
-                containment = make_containment(tier, f"{cgroup_parent}/rlharness-probe-{os.getpid()}")
-                containment.spawn(lambda: os.execv("/bin/sleep", ["sleep", "60"]))
-                while not containment.is_gone:
-                    containment.kill()
-                    containment.reap()
-                containment.close()
+                probe_tier(tier, f"{cgroup_parent}/rlharness-probe-{os.getpid()}")
                 code = 0
             except OSError as error:
-                os.write(1, json.dumps({"tier": tier, "error": str(error)}).encode() + b"\n")
+                say({"tier": tier, "error": str(error)})
             finally:
                 os._exit(code)
         _, status = os.waitpid(pid, 0)
-        answers[tier] = "" if status == 0 else "refused"
-    say({"tiers": answers})
+        code = os.waitstatus_to_exitcode(status)
+        if code != 1:
+            say({"tier": tier, "error": f"its probe ended with {code}" if code else ""})
+
+
+def probe_tier(tier: str, cgroup_directory: str) -> None:
+    """Hold a process with one tier and end it; OSError where that cannot be done."""
+    clock = SystemClock()
+    until_s = clock.monotonic_s() + PROBE_S
+    containment = make_containment(tier, cgroup_directory)
+    try:
+        containment.spawn(sleep_for_ever)
+        while not containment.is_gone:
+            if clock.monotonic_s() > until_s:
+                raise OSError(f"a process outlived SIGKILL for {PROBE_S:g} s")
+            containment.kill()
+            containment.reap()
+            select.select([], [], [], PROBE_ROUND_S)
+    finally:
+        containment.close()
+
+
+def sleep_for_ever() -> NoReturn:
+    """The program that a probe holds."""
+    while True:
+        signal.pause()
 
 
 def main() -> None:

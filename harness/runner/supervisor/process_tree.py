@@ -1,5 +1,6 @@
 """Reading processes from /proc, and signalling one without ever hitting another that took over its number."""
 
+import contextlib
 import os
 import signal
 from typing import NamedTuple
@@ -13,11 +14,15 @@ class Process(NamedTuple):
     start_ticks: int
     state: str  # R, S, D, T, Z, ... as in proc(5)
     name: str
+    num_threads: int
 
     @property
     def is_zombie(self) -> bool:
-        """Whether it has ended and only waits to be reaped."""
-        return self.state in "ZX"
+        """Whether it has ended and only waits to be reaped.
+
+        A process whose first thread has gone shows Z as well, and lives on in its other threads.
+        """
+        return self.state in "ZX" and self.num_threads <= 1
 
 
 def read_process(pid: int) -> Process | None:
@@ -31,7 +36,7 @@ def read_process(pid: int) -> Process | None:
     rest = text[name_end + 2 :].split()
     if len(rest) < 20:
         return None
-    return Process(pid, int(rest[1]), int(rest[19]), rest[0], text[name_start + 1 : name_end])
+    return Process(pid, int(rest[1]), int(rest[19]), rest[0], text[name_start + 1 : name_end], int(rest[17]))
 
 
 def all_processes() -> list[Process]:
@@ -40,13 +45,13 @@ def all_processes() -> list[Process]:
     return [process for process in found if process is not None]
 
 
-def descendants(root_pid: int) -> list[Process]:
-    """Children of `root_pid`, their children, and so on; zombies included, `root_pid` not."""
+def descendants(*root_pids: int) -> list[Process]:
+    """Children of the processes `root_pids`, their children, and so on; zombies included, the roots not."""
     children: dict[int, list[Process]] = {}
     for process in all_processes():
         children.setdefault(process.parent_pid, []).append(process)
     found: list[Process] = []
-    frontier = [root_pid]
+    frontier = list(root_pids)
     while frontier:
         below = children.pop(frontier.pop(), [])
         found += below
@@ -57,25 +62,27 @@ def descendants(root_pid: int) -> list[Process]:
 def send_signal(process: Process, signum: int) -> str:
     """Send `signum` to exactly this process; "" when sent or already gone, else why it could not be.
 
-    The PID is pinned by a pidfd before its start time is compared, so a recycled number is never hit.
+    The PID is pinned by a pidfd before its start time is compared, so a recycled number is never hit. Where the
+    kernel has no pidfd (some sandboxes), the comparison alone must do.
     """
+    fd = -1
     try:
-        fd = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return ""
-    except OSError as error:
-        return str(error.strerror)
-    try:
+        with contextlib.suppress(OSError):
+            fd = os.pidfd_open(process.pid)
         now = read_process(process.pid)
         if now is None or now.start_ticks != process.start_ticks:
             return ""
-        signal.pidfd_send_signal(fd, signum)
+        if fd >= 0:
+            signal.pidfd_send_signal(fd, signum)
+        else:
+            os.kill(process.pid, signum)
     except ProcessLookupError:
         return ""
     except OSError as error:
         return str(error.strerror)
     finally:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
     return ""
 
 
@@ -93,14 +100,19 @@ def command_line(pid: int, limit: int = 200) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def children(parent_pid: int) -> list[Process]:
+    """The direct children of a process, zombies included."""
+    return [process for process in all_processes() if process.parent_pid == parent_pid]
+
+
 def describe(process: Process) -> str:
     """`4711 S python -c ...`: number, state, command."""
     return f"{process.pid} {process.state} {command_line(process.pid)}"
 
 
 def bearing(marker: str) -> list[Process]:
-    """Living processes whose environment, as it was at their start, holds the text `marker`."""
-    needle = marker.encode()
+    """Living processes with a variable of the value `marker` in their environment, as it was at their start."""
+    needle = f"={marker}\0".encode()  # the whole value: one attempt's marker may begin another's
     found = []
     for process in all_processes():
         try:

@@ -1,5 +1,6 @@
 """What every process of a tree was doing, seen from outside: Python stacks by py-spy, the rest from /proc."""
 
+import contextlib
 import os
 import subprocess
 
@@ -7,7 +8,8 @@ from harness.clock import Clock
 from harness.runner.supervisor.process_tree import Process, command_line
 
 MAX_PROCESSES = 64
-PER_PROCESS_S = 4.0
+PER_BATCH_S = 4.0
+AFTER_KILL_S = 0.5
 TOTAL_S = 10.0  # the tree lives on while it is looked at: not for long
 ROUND_SIZE = 8  # py-spy processes at once
 
@@ -26,8 +28,9 @@ def dump_stacks(processes: list[Process], path: str, py_spy: str, clock: Clock) 
             batch = chosen[start : start + ROUND_SIZE]
             in_time = clock.monotonic_s() < until_s
             running = [_start_py_spy(process, py_spy) if in_time else "no time was left" for process in batch]
+            batch_until_s = clock.monotonic_s() + PER_BATCH_S
             for process, spy in zip(batch, running, strict=True):
-                text, reason = _finish_py_spy(spy)
+                text, reason = _finish_py_spy(spy, max(0.0, batch_until_s - clock.monotonic_s()))
                 out.write(f"== process {process.pid}, parent {process.parent_pid}: {command_line(process.pid)}\n")
                 if text:
                     num_python += 1
@@ -50,21 +53,24 @@ def _start_py_spy(process: Process, py_spy: str) -> "subprocess.Popen[str] | str
     if not py_spy:
         return "py-spy is not installed"
     command = [py_spy, "dump", "--pid", str(process.pid)]
-    return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
-    )
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    try:
+        return subprocess.Popen(command, stdin=null, stdout=pipe, stderr=pipe, text=True, errors="replace")
+    except OSError as error:
+        return f"{py_spy} cannot be started: {error.strerror}"
 
 
-def _finish_py_spy(spy: "subprocess.Popen[str] | str") -> tuple[str, str]:
+def _finish_py_spy(spy: "subprocess.Popen[str] | str", timeout_s: float) -> tuple[str, str]:
     """What py-spy printed, or the reason why it printed nothing."""
     if isinstance(spy, str):
         return "", spy
     try:
-        text, complaint = spy.communicate(timeout=PER_PROCESS_S)
+        text, complaint = spy.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         spy.kill()
-        spy.communicate()
-        return "", f"py-spy gave no answer in {PER_PROCESS_S:g} s"
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it may hang with what it looks at
+            spy.communicate(timeout=AFTER_KILL_S)
+        return "", f"py-spy gave no answer in {PER_BATCH_S:g} s"
     return (text, "") if spy.returncode == 0 else ("", complaint.strip() or f"py-spy exited with {spy.returncode}")
 
 

@@ -1,0 +1,135 @@
+"""The command line: reads arguments and the environment, hands frozen options to the rooms, prints user errors.
+
+Nothing heavy is imported to parse arguments: each command imports its room when it runs.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from harness import __version__
+from harness.errors import HarnessError
+from harness.exit_codes import ExitCode
+from harness.runner.options import Invocation
+
+Command = Callable[..., Any]
+
+_SHARED_OPTIONS: tuple[Callable[[Command], Command], ...] = (
+    click.argument("paths", nargs=-1, type=click.Path()),
+    click.option(
+        "--gpus",
+        default="auto",
+        metavar="auto|none|N|0,2,GPU-uuid|sim:N",
+        help="Cards to use: every free one, none, a number, a list, or pretended ones.  [default: auto]",
+    ),
+    click.option("--cpu-units", type=click.IntRange(1), help="Files without GPU needs run at once.  [default: cores]"),
+    click.option("--needs", "needs_file", type=click.Path(path_type=Path), help="TOML file of globs and their needs."),
+    click.option("--mix-models/--no-mix-models", default=None, help="Allow cards of different models in one lease."),
+    click.option(
+        "--collect-timeout",
+        type=click.FloatRange(0, min_open=True),
+        metavar="S",
+        help="Limit on importing one file.  [default: 120]",
+    ),
+    click.option(
+        "--containment",
+        type=click.Choice(["auto", "cgroup", "pidns", "subreaper"]),
+        default="auto",
+        help="How process trees are held and ended.  [default: the strongest this machine allows]",
+    ),
+    click.option("--safe-path", is_flag=True, help="Keep the working directory off pytest's import path."),
+    click.option(
+        "--color",
+        type=click.Choice(["auto", "always", "never"]),
+        default="auto",
+        help="Colours.  [default: auto, which heeds NO_COLOR and FORCE_COLOR]",
+    ),
+    click.option("--json", "json", is_flag=True, help="Print the result as JSON on standard output."),
+)
+
+
+def _shared_options(command: Command) -> Command:
+    for option in reversed(_SHARED_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="rlharness")
+def cli() -> None:
+    """Pack GPU tests onto free cards, run each file as its own process tree, end it for certain, lose nothing."""
+
+
+@cli.command(epilog="Everything after -- goes to every pytest process:  rlharness run tests -- -k fast -q")
+@_shared_options
+@click.option(
+    "--timeout", type=click.FloatRange(0, min_open=True), metavar="S", help="Limit on one file.  [default: 1800]"
+)
+@click.option("--grace", type=click.FloatRange(0), metavar="S", help="From SIGINT to SIGKILL.  [default: 10]")
+@click.option("--slow", type=click.FloatRange(0), metavar="S", help="Say that a file is slow after S.  [default: 60]")
+@click.option("--maxfail", type=click.IntRange(0), metavar="N", help="Start no file after N have failed; 0: no limit.")
+@click.option("-x", "maxfail", flag_value=1, type=int, help="Same as --maxfail 1.")
+@click.option(
+    "--allow-missing-gpus/--no-allow-missing-gpus",
+    default=None,
+    help="Exit 0 although files were not run for want of GPUs.",
+)
+@click.option("--events", "events_file", type=click.Path(path_type=Path), help="Write every event, a JSON line each.")
+@click.option("--junit", "junit_file", type=click.Path(path_type=Path), help="Write a JUnit XML report.")
+@click.option("--keep-tmp", is_flag=True, help="Keep the temporary directories of files that failed.")
+@click.option("--plain", is_flag=True, help="Lines instead of the live display.")
+@click.pass_obj
+def run(invocation: Invocation, **arguments: Any) -> int:
+    """Collect test files, pack them by what they need, run and report them."""
+    from harness.runner.run import run_suite
+
+    return int(run_suite(invocation, arguments))
+
+
+@cli.command()
+@_shared_options
+@click.option("--width", type=click.IntRange(40), help="Columns of the chart.  [default: the terminal's]")
+@click.pass_obj
+def plan(invocation: Invocation, **arguments: Any) -> int:
+    """Show the schedule that `run` would follow, with its makespan and the lower bound."""
+    from harness.runner.run import plan_suite
+
+    return int(plan_suite(invocation, arguments))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. User errors are printed, never raised."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    own, pytest_args = words, ()
+    if "--" in words:
+        at = words.index("--")
+        own, pytest_args = words[:at], tuple(words[at + 1 :])
+    invocation = Invocation(
+        cwd=Path(os.getcwd()),
+        environ=dict(os.environ),
+        pytest_args=pytest_args,
+        is_terminal=sys.stdout.isatty() and os.environ.get("TERM") != "dumb",
+    )
+    try:
+        return int(cli.main(args=own, prog_name="rlharness", obj=invocation, standalone_mode=False) or 0)
+    except click.ClickException as error:
+        error.show()
+        return ExitCode.USAGE_ERROR
+    except HarnessError as error:
+        click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+        click.echo(str(error), err=True)
+        return ExitCode.USAGE_ERROR
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        return ExitCode.INTERNAL_ERROR
+    except Exception:  # the last stop: our own bug, and the only one that shows a traceback
+        traceback.print_exc()
+        click.echo("error: this is a bug in rlharness; the traceback above names the place", err=True)
+        return ExitCode.INTERNAL_ERROR

@@ -1,0 +1,83 @@
+"""Names held by one process on this machine, so that two runs never take the same card or port block.
+
+A name is an abstract Unix socket (`\\0rlharness-<name>`, see unix(7)): the kernel lets one socket bind it and frees it
+when the holder's last descriptor closes, however the holder dies. Nothing is left on disk. The descriptor is closed on
+exec, so a child never holds on to a name; a child forked without exec would. The name space is the network
+namespace's: runs in two containers with networks of their own do not see each other's names.
+"""
+
+import errno
+import socket
+import struct
+from types import TracebackType
+
+_PREFIX = "\0rlharness-"
+_MAX_ADDRESS_BYTES = 107
+"""Longest address a Unix socket can bind: sun_path's 108 bytes, less one as for any path."""
+_NUM_PENDING_QUESTIONS = 64
+"""Questions of `holder_pid` a holder can be asked; none is ever accepted, and the kernel queues this many."""
+_PEER_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+class Claims:
+    """The names this run holds; also a context manager that gives them all back."""
+
+    def __init__(self) -> None:
+        self._sockets: dict[str, socket.socket] = {}
+
+    def try_claim(self, name: str) -> bool:
+        """Whether `name` (at most 96 bytes) is now held here; False where another holder has it.
+
+        Claiming a name that is already held here is True and changes nothing. A name too long raises ValueError.
+        """
+        if name in self._sockets:
+            return True
+        address = _address(name)
+        holder = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)  # close-on-exec, as all of Python's sockets
+        try:
+            holder.bind(address)
+            holder.listen(_NUM_PENDING_QUESTIONS)
+        except OSError as error:
+            holder.close()
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise
+        self._sockets[name] = holder
+        return True
+
+    def release(self, name: str) -> None:
+        """Give `name` back; a name not held here raises KeyError."""
+        self._sockets.pop(name).close()
+
+    def close(self) -> None:
+        """Give every name back."""
+        while self._sockets:
+            self._sockets.popitem()[1].close()
+
+    def __enter__(self) -> "Claims":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def holder_pid(name: str) -> int | None:
+    """The process that holds `name`, as numbered in our PID namespace; None where nobody does or it cannot be told."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
+        asker.setblocking(False)
+        try:
+            asker.connect(_address(name))
+            credentials = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+        except OSError:
+            return None
+    pid: int = _PEER_CREDENTIALS.unpack(credentials)[0]
+    return pid or None
+
+
+def _address(name: str) -> str:
+    address = _PREFIX + name
+    if len(address.encode()) > _MAX_ADDRESS_BYTES:
+        raise ValueError(f"name of {len(name.encode())} bytes, at most {_MAX_ADDRESS_BYTES - len(_PREFIX)}: {name!r}")
+    return address

@@ -1,0 +1,354 @@
+"""The machine's cards, read through NVML: the only file that talks to it.
+
+pynvml is imported by the first call, not with this module. NVML's order is the PCI bus order; inside the harness a card
+is its UUID. What NVML cannot tell (NOT_SUPPORTED and the like) is unknown; a card that answers with an error (fallen
+off the bus, reset required) is left out with NVML's words and never ends the run.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from harness.errors import InventoryError
+from harness.machine.claims import Claims, holder_pid
+from harness.machine.inventory import Gpu, Inventory, LeftOut
+from harness.machine.meter import IDLE_MEMORY_BYTES, GpuProcess
+from harness.machine.selection import Auto, Count, Named, Pretended, find_named, parse_selection
+from harness.machine.visible import ORDER_NOTE, Device, Visible, order_is_uncertain, visible_devices
+
+_MAX_COMMAND_CHARS = 60
+_MAX_NAMED_PROCESSES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    """A device as NVML lists it."""
+
+    device: Device
+    handle: Any
+    """NVML's handle of the card or instance; None where there is none."""
+    card_handle: Any
+    """NVML's handle of the whole card."""
+    problem: str = ""
+    """Why it cannot be used; empty where nothing is known against it."""
+
+
+def read_inventory(selection: str, environ: Mapping[str, str], claims: Claims | None = None) -> Inventory:
+    """The cards a run may lease, as `selection` (the text of --gpus, see `selection`) asks for them.
+
+    Within CUDA_VISIBLE_DEVICES of `environ`; busy, unreadable and prohibited cards are left out, each with its reason.
+    Each card taken is claimed in `claims` as "gpu-<uuid>"; pretended cards are not. Raises UsageError for a text of no
+    legal form, InventoryError where fewer cards are free than were counted, or a card asked for by name cannot be had.
+    """
+    asked = parse_selection(selection)
+    if isinstance(asked, Pretended):
+        return Inventory(gpus=asked.gpus, pretended=True)
+    if asked == Count(0):
+        return Inventory()
+    try:
+        with _nvml() as nvml:
+            return _take(nvml, asked, environ, claims)
+    except _NoDriverError as error:
+        if isinstance(asked, Auto):
+            return Inventory(note=f"{error}: 0 GPUs")
+        raise InventoryError(
+            f"--gpus {selection}: {error}",
+            legal="auto (every free card, here 0), none, sim:N",
+            remedy="rlharness run --gpus none runs what needs no card; --gpus sim:N pretends N",
+        ) from error
+
+
+class NvmlMeter:
+    """Memory and processes of real cards; opens NVML at once and keeps it open until `close`.
+
+    A driver that does not start raises InventoryError.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._nvml = _open()
+        except _NoDriverError as error:
+            raise InventoryError(str(error), legal="a machine whose NVIDIA driver runs") from error
+
+    def used_memory_bytes(self, gpu_ids: Sequence[str]) -> dict[str, int]:
+        used_bytes = {}
+        for gpu_id in gpu_ids:
+            with suppress(self._nvml.NVMLError):
+                memory = _memory(self._nvml, self._nvml.nvmlDeviceGetHandleByUUID(gpu_id))
+                if memory is not None:
+                    used_bytes[gpu_id] = memory[1]
+        return used_bytes
+
+    def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
+        try:
+            return _compute_processes(self._nvml, self._nvml.nvmlDeviceGetHandleByUUID(gpu_id))
+        except self._nvml.NVMLError:
+            return ()
+
+    def close(self) -> None:
+        _shut_down(self._nvml)
+
+
+class _NoDriverError(Exception):
+    """NVML did not start; the message is for a person."""
+
+
+def _open() -> Any:
+    """The pynvml module, with NVML started; raises _NoDriverError."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded) as error:
+        raise _NoDriverError("no NVIDIA driver here") from error
+    except pynvml.NVMLError as error:
+        raise _NoDriverError(_no_answer(error)) from error
+    return pynvml
+
+
+def _no_answer(error: Exception) -> str:
+    return f"the NVIDIA driver does not answer ({str(error).rstrip('.')})"
+
+
+@contextmanager
+def _nvml() -> Iterator[Any]:
+    nvml = _open()
+    try:
+        yield nvml
+    finally:
+        _shut_down(nvml)
+
+
+def _shut_down(nvml: Any) -> None:
+    with suppress(nvml.NVMLError):  # a driver that went away meanwhile has nothing left to close
+        nvml.nvmlShutdown()
+
+
+# ---- choosing ----
+
+
+def _take(nvml: Any, asked: Auto | Count | Named, environ: Mapping[str, str], claims: Claims | None) -> Inventory:
+    cards = _list_cards(nvml)
+    devices = [card.device for card in cards]
+    visible = visible_devices(devices, environ)
+    mine = [cards[devices.index(device)] for device in visible.devices]
+    wanted = find_named(asked, visible.devices) if isinstance(asked, Named) else range(len(mine))
+    num_wanted = asked.num_gpus if isinstance(asked, Count) else len(mine)
+    taken: list[Gpu] = []
+    left_out: list[LeftOut] = []
+    for index in wanted:
+        if len(taken) == num_wanted:
+            break
+        found = _examine(nvml, mine[index], index)
+        if isinstance(found, Gpu):
+            found = _claim(found, claims)
+        if isinstance(found, Gpu):
+            taken.append(found)
+        else:
+            left_out.append(found)
+    if (isinstance(asked, Count) and len(taken) < num_wanted) or (isinstance(asked, Named) and left_out):
+        if claims is not None:
+            for gpu in taken:
+                claims.release(_claim_name(gpu.gpu_id))
+        raise _too_few(asked, len(taken), len(mine), left_out)
+    return Inventory(
+        gpus=tuple(taken),
+        left_out=tuple(left_out),
+        num_links=_num_links(nvml, [gpu for gpu in taken if not gpu.is_mig]),
+        note="; ".join(_notes(visible, asked, devices, environ)),
+    )
+
+
+def _notes(
+    visible: Visible, asked: Auto | Count | Named, devices: Sequence[Device], environ: Mapping[str, str]
+) -> list[str]:
+    notes = list(visible.notes)
+    by_position = isinstance(asked, Named) and asked.has_positions
+    if by_position and visible.by_number and ORDER_NOTE not in notes and order_is_uncertain(devices, environ):
+        notes.append(ORDER_NOTE)
+    return notes
+
+
+def _too_few(asked: Count | Named, num_taken: int, num_visible: int, left_out: Sequence[LeftOut]) -> InventoryError:
+    reasons = "; ".join(f"card {card.index} ({card.model}): {card.reason}" for card in left_out)
+    if isinstance(asked, Named):
+        what = f"--gpus {','.join(asked.names)}: {reasons}"
+    else:
+        what = f"--gpus {asked.num_gpus}: {num_taken} of the {num_visible} cards this process was given are free"
+        what += f"; {reasons}" if reasons else ""
+    return InventoryError(
+        what, legal="cards that are free", remedy="--gpus auto takes every free card; or wait, or end what holds them"
+    )
+
+
+def _examine(nvml: Any, card: _Card, index: int) -> Gpu | LeftOut:
+    """The card as it may be leased, or why it cannot be now."""
+    device = card.device
+    try:
+        if reason := card.problem or _why_busy(nvml, card):
+            return LeftOut(device.uuid, index, device.model, reason)
+        memory = _memory(nvml, card.handle)
+        return Gpu(
+            gpu_id=device.uuid,
+            index=index,
+            model=nvml.nvmlDeviceGetName(card.handle),
+            memory_gb=memory[0] / 1e9 if memory else 0.0,
+            capability=_ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, card.card_handle) or (0, 0),
+            is_mig=bool(device.old_mig_name),
+        )
+    except nvml.NVMLError as error:
+        return LeftOut(device.uuid, index, device.model, _unreadable(error))
+
+
+def _why_busy(nvml: Any, card: _Card) -> str:
+    """What keeps a readable card from being leased, or nothing; an NVMLError is the caller's."""
+    if _ask(nvml, nvml.nvmlDeviceGetComputeMode, card.card_handle) == nvml.NVML_COMPUTEMODE_PROHIBITED:
+        return "its compute mode is Prohibited (nvidia-smi -c 0 resets it)"
+    memory = _memory(nvml, card.handle)
+    used_bytes = memory[1] if memory else 0
+    processes = _compute_processes(nvml, card.handle)
+    if processes:
+        named = ", ".join(str(process) for process in processes[:_MAX_NAMED_PROCESSES])
+        if len(processes) > _MAX_NAMED_PROCESSES:
+            named += f" and {len(processes) - _MAX_NAMED_PROCESSES} more"
+        return f"busy: {used_bytes / 1e9:.1f} GB held by {named}"
+    if used_bytes - _display_bytes(nvml, card.handle) > IDLE_MEMORY_BYTES:
+        return f"busy: {used_bytes / 1e9:.1f} GB in use, by no process that NVML lists (another container?)"
+    return ""
+
+
+def _claim(gpu: Gpu, claims: Claims | None) -> Gpu | LeftOut:
+    """Takes the card for this run; why that was refused, where it was."""
+    name = _claim_name(gpu.gpu_id)
+    if claims is None or claims.try_claim(name):
+        return gpu
+    pid = holder_pid(name)
+    reason = "leased by another rlharness run" + (f" (pid {pid})" if pid else "")
+    return LeftOut(gpu.gpu_id, gpu.index, gpu.model, reason)
+
+
+def _claim_name(gpu_id: str) -> str:
+    return f"gpu-{gpu_id}"
+
+
+# ---- reading ----
+
+
+def _list_cards(nvml: Any) -> list[_Card]:
+    """Every card of the machine in NVML's order, a card in MIG mode as its instances."""
+    cards: list[_Card] = []
+    try:
+        num_cards = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        raise _NoDriverError(_no_answer(error)) from error
+    for ordinal in range(num_cards):
+        device = Device(ordinal, "", "", "")
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(ordinal)
+            uuid = nvml.nvmlDeviceGetUUID(handle)
+            device = Device(ordinal, uuid, uuid, nvml.nvmlDeviceGetName(handle))
+            cards += _instances(nvml, device, handle) or [_Card(device, handle, handle)]
+        except nvml.NVMLError as error:
+            cards.append(_Card(device, None, None, _unreadable(error)))
+    return cards
+
+
+def _instances(nvml: Any, card: Device, handle: Any) -> list[_Card]:
+    """The MIG instances of `card`; empty where it is not in MIG mode."""
+    mode = _ask(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    if not mode or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+        return []
+    instances = []
+    for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        with suppress(nvml.NVMLError_NotFound):
+            instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+            gi, ci = nvml.nvmlDeviceGetGpuInstanceId(instance), nvml.nvmlDeviceGetComputeInstanceId(instance)
+            uuid = nvml.nvmlDeviceGetUUID(instance)
+            device = Device(card.ordinal, card.card_uuid, uuid, card.model, f"MIG-{card.card_uuid}/{gi}/{ci}")
+            instances.append(_Card(device, instance, handle))
+    return instances or [_Card(card, handle, handle, "its MIG mode is on and it has no instance")]
+
+
+def _ask(nvml: Any, call: Any, *args: Any) -> Any:
+    """What `call` returns; None where this driver or card does not offer it or keeps it from us."""
+    try:
+        return call(*args)
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission):
+        return None
+
+
+def _memory(nvml: Any, handle: Any) -> tuple[int, int] | None:
+    """Total and allocated bytes of a card, the driver's reserve counted as neither; None where they say nothing.
+
+    Where a card is a NUMA node of the machine (GB200), the operating system manages its memory and gives it back when
+    it pleases, so the amount in use proves nothing (NVML's documentation of nvmlDeviceGetMemoryInfo_v2).
+    """
+    if _ask(nvml, nvml.nvmlDeviceGetNumaNodeId, handle) is not None:
+        return None
+    memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+    if memory is not None:
+        # Drivers differ on whether `used` counts the reserve; free and reserved memory they agree on.
+        return memory.total, max(0, memory.total - memory.reserved - memory.free)
+    memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    return None if memory is None else (memory.total, memory.used)
+
+
+def _compute_processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
+    listed = _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
+    if listed is None:
+        listed = _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle) or []
+    return tuple(GpuProcess(entry.pid, entry.usedGpuMemory, _command(entry.pid)) for entry in listed)
+
+
+def _display_bytes(nvml: Any, handle: Any) -> int:
+    """Memory of processes that only draw: a card with a screen is no busy card."""
+    listed = _ask(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle) or []
+    return sum(entry.usedGpuMemory or 0 for entry in listed)
+
+
+def _command(pid: int) -> str:
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        command = " ".join(process.cmdline()) or process.name()
+    except psutil.Error:
+        return ""
+    return command if len(command) <= _MAX_COMMAND_CHARS else command[: _MAX_COMMAND_CHARS - 1] + "…"
+
+
+def _num_links(nvml: Any, gpus: Iterable[Gpu]) -> dict[frozenset[str], int]:
+    """Active NVLinks between each two of `gpus`, whole cards all; links that end in an NVSwitch count for no pair.
+
+    With NVSwitches every pair is equally near, so none is preferred.
+    """
+    handles: dict[str, Any] = {}
+    gpu_ids: dict[bytes, str] = {}
+    for gpu in gpus:
+        with suppress(nvml.NVMLError):
+            handles[gpu.gpu_id] = nvml.nvmlDeviceGetHandleByUUID(gpu.gpu_id)
+            gpu_ids[nvml.nvmlDeviceGetPciInfo(handles[gpu.gpu_id]).busId.lower()] = gpu.gpu_id
+    num_links: dict[frozenset[str], int] = {}
+    for gpu_id, handle in handles.items():
+        peers = Counter(gpu_ids.get(bus_id) for bus_id in _linked_bus_ids(nvml, handle))
+        for other, count in peers.items():
+            if other is not None and other != gpu_id:
+                pair = frozenset((gpu_id, other))
+                num_links[pair] = max(count, num_links.get(pair, 0))  # both ends report each link
+    return num_links
+
+
+def _linked_bus_ids(nvml: Any, handle: Any) -> list[bytes]:
+    """PCI bus ids of what a card's active links end in, one per link."""
+    peers: list[bytes] = []
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):  # the most of any model: others answer with an error
+        with suppress(nvml.NVMLError):
+            if nvml.nvmlDeviceGetNvLinkState(handle, link) == nvml.NVML_FEATURE_ENABLED:
+                peers.append(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId.lower())
+    return peers
+
+
+def _unreadable(error: Exception) -> str:
+    return f"cannot be read: {error}"

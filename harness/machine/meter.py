@@ -1,0 +1,130 @@
+"""Whether a card's memory is back, at a lease's end, where it was when the lease began, and if not, who holds it.
+
+The decision is pure; `MemoryMeter` is the seam it is fed through: `gpus.NvmlMeter` for real cards, `NoMeter` for
+pretended ones, `FakeMeter` for tests.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+IDLE_MEMORY_BYTES = 64 * 10**6
+"""Memory a card may show and still count as idle, and by which it may miss its baseline when a lease ends.
+Drivers keep up to some 20 MB on an idle card (their reserved part is not counted); the smallest CUDA context takes
+over 100 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that has a compute context on a card, as NVML lists it."""
+
+    pid: int
+    """As NVML gives it; in a container it may be another namespace's number, or missing altogether."""
+    used_bytes: int | None
+    """Its memory on that card; None where NVML does not say."""
+    command: str
+    """Its command line, cut short; empty where no such process can be seen from here."""
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} ({self.command or 'not visible from here'})"
+
+
+class Holder(StrEnum):
+    """Who holds a card's memory."""
+
+    OURS = "ours"  # a process of the attempt that had the lease
+    FOREIGN = "foreign"  # a process that lives and is not ours: named, never killed
+    UNKNOWN = "unknown"  # memory without a process that can be seen
+
+
+@dataclass(frozen=True, slots=True)
+class StillHeld:
+    """A card that is not back at its baseline."""
+
+    holder: Holder
+    reason: str
+    """For a person: "2.1 GB above its baseline, held by pid 4711 (python train.py)"."""
+
+
+class MemoryMeter(Protocol):
+    """Reads cards. Calls are synchronous and take milliseconds, unless the driver itself hangs."""
+
+    def used_memory_bytes(self, gpu_ids: Sequence[str]) -> dict[str, int]:
+        """Memory in use on each card, without the driver's reserve; a card that cannot be read is left out."""
+        ...
+
+    def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
+        """Processes with a compute context on this card; empty where NVML lists none or cannot tell."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        ...
+
+
+class NoMeter:
+    """For pretended cards: nothing is known, so every card is back at once."""
+
+    def used_memory_bytes(self, gpu_ids: Sequence[str]) -> dict[str, int]:
+        return {}
+
+    def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
+        return ()
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class FakeMeter:
+    """For tests: shows what it is told to."""
+
+    used_bytes: dict[str, int] = field(default_factory=dict)
+    processes: dict[str, tuple[GpuProcess, ...]] = field(default_factory=dict)
+
+    def used_memory_bytes(self, gpu_ids: Sequence[str]) -> dict[str, int]:
+        return {gpu_id: self.used_bytes[gpu_id] for gpu_id in gpu_ids if gpu_id in self.used_bytes}
+
+    def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
+        return self.processes.get(gpu_id, ())
+
+    def close(self) -> None:
+        pass
+
+
+def holder_of(process: GpuProcess, our_pids: Collection[int]) -> Holder:
+    """Whose `process` is, given every pid the attempt ever had."""
+    if process.pid in our_pids:
+        return Holder.OURS
+    return Holder.FOREIGN if process.command else Holder.UNKNOWN
+
+
+def return_to_baseline(
+    baseline_bytes: int | None,
+    now_bytes: int | None,
+    processes: Sequence[GpuProcess],
+    our_pids: Collection[int],
+    tolerance_bytes: int = IDLE_MEMORY_BYTES,
+) -> StillHeld | None:
+    """None where a card is back as it was when it was leased, else who holds it.
+
+    `baseline_bytes` and `now_bytes` are its memory in use at the lease and now, None where it cannot be read;
+    `processes` those on it now. A process that can be named holds the card whatever its memory; one that cannot be seen
+    counts only together with memory, because NVML's pids are unreliable in containers.
+    """
+    excess_bytes = max(0, (now_bytes or 0) - (baseline_bytes or 0))
+    for holder in (Holder.OURS, Holder.FOREIGN):
+        holding = [process for process in processes if holder_of(process, our_pids) is holder]
+        if holding:
+            return StillHeld(holder, f"{_gb(excess_bytes)} above its baseline, held by {', '.join(map(str, holding))}")
+    if baseline_bytes is not None and now_bytes is None:
+        return StillHeld(Holder.UNKNOWN, "its memory cannot be read any more")
+    if baseline_bytes is not None and excess_bytes > tolerance_bytes:
+        named = ", ".join(map(str, processes)) or "no process that NVML lists"
+        return StillHeld(Holder.UNKNOWN, f"{_gb(excess_bytes)} above its baseline, held by {named}")
+    return None
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"

@@ -1,0 +1,194 @@
+"""Where the attempts' TMPDIRs lie: a short path on a local file system, made for one run and removed after it.
+
+Short, because Ray puts its sockets below TMPDIR and a Unix socket's path has at most 107 bytes. Local, because sockets,
+locks and memory maps fail or crawl on network file systems.
+"""
+
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from harness.errors import UsageError
+
+MAX_SOCKET_PATH_BYTES = 107
+"""sun_path's 108 bytes less the NUL (unix(7))."""
+RAY_TAIL_BYTES = len("/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store.99")
+"""What Ray 2.60 adds to TMPDIR for its longest socket, with the kernel's longest pid and its hundredth node."""
+MAX_TMPDIR_BYTES = MAX_SOCKET_PATH_BYTES - RAY_TAIL_BYTES
+"""Longest TMPDIR of an attempt that Ray can start in."""
+MAX_ATTEMPT_NAME_BYTES = 5
+"""Longest name of an attempt's directory below the scratch root."""
+_ROOT_PREFIX = "rlh-"
+_ROOT_NAME_BYTES = len(_ROOT_PREFIX) + 8  # mkdtemp's random part
+MAX_PARENT_BYTES = MAX_TMPDIR_BYTES - len("/") - _ROOT_NAME_BYTES - len("/") - MAX_ATTEMPT_NAME_BYTES
+"""Longest directory the scratch root can be made in."""
+
+FALLBACKS = ("/tmp", "/var/tmp", "/dev/shm")
+_NETWORK = re.compile(
+    r"9p|acfs|afs|beegfs|ceph|cifs|coda|davfs|gfs2?|glusterfs|gpfs|lustre|ncpfs|nfs4?|ocfs2|orangefs|panfs|pvfs2"
+    r"|quobyte|smb3|smbfs|vastfs|wekafs"
+    r"|fuse\.(afp|alluxio-fuse|beegfs|blobfuse2?|ceph(-fuse)?|curlftpfs|cvmfs2|davfs2?|gcsfuse|glusterfs|goofys|gpfs"
+    r"|hdfs|juicefs|JuiceFS:.*|mfs|moosefs|mount-s3|objectivefs|quobyte|rclone|s3fs|s3ql|seaweedfs|sshfs|weed)"
+)
+"""Types, as the mount table spells them, whose files lie on another machine. What else is behind "fuse." (overlays,
+encryption) is local."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A mounted file system."""
+
+    path: str
+    fs_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A directory the scratch root may be made in."""
+
+    path: str
+    is_writable: bool
+    """Whether it is a directory in which this process can make another."""
+    fs_type: str
+    """Of the file system that holds it, behind all links; empty where that is not known."""
+    from_tmpdir: bool = False
+    """The user's own TMPDIR, which is worth a word where it is passed over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Where the scratch root is made."""
+
+    parent: str
+    note: str = ""
+    """What to say once: that TMPDIR was passed over, and why; empty where it was not."""
+
+
+def is_network(fs_type: str) -> bool:
+    """Whether a file system type, as the mount table spells it, keeps its files on another machine."""
+    return _NETWORK.fullmatch(fs_type) is not None
+
+
+def fs_type_of(path: str, mounts: Sequence[Mount]) -> str:
+    """Type of the file system that holds `path` (absolute, no links): deepest mount, last of equals."""
+    best = Mount("", "")
+    for mount in mounts:
+        inside = path == mount.path or path.startswith(mount.path.rstrip("/") + "/")
+        if inside and len(mount.path) >= len(best.path):
+            best = mount
+    return best.fs_type
+
+
+def why_unfit(candidate: Candidate) -> str:
+    """Why the scratch root cannot lie in `candidate`; empty where it can."""
+    if not os.path.isabs(candidate.path):
+        return "is not an absolute path"
+    if not candidate.is_writable:
+        return "is no writable directory"
+    if is_network(candidate.fs_type):
+        return f"is on a network file system ({candidate.fs_type})"
+    num_bytes = len(os.fsencode(candidate.path))
+    if num_bytes > MAX_PARENT_BYTES:
+        return f"is {num_bytes} bytes long, and Ray's socket paths leave room for {MAX_PARENT_BYTES}"
+    return ""
+
+
+def choose(candidates: Sequence[Candidate]) -> Scratch:
+    """The first candidate that fits; UsageError, with every reason, where none does."""
+    reasons: list[str] = []
+    note = ""
+    for candidate in candidates:
+        reason = why_unfit(candidate)
+        if not reason:
+            return Scratch(candidate.path, note and f"{note}; attempts get theirs in {candidate.path}")
+        reasons.append(f"{candidate.path} {reason}")
+        if candidate.from_tmpdir:
+            note = f"TMPDIR {reasons[-1]}"
+    raise UsageError(
+        "no directory can hold the attempts' TMPDIRs: " + "; ".join(reasons),
+        legal=f"a writable directory on a local file system, its path at most {MAX_PARENT_BYTES} bytes long",
+        remedy="set TMPDIR to one, such as /tmp",
+    )
+
+
+def make_scratch_root(environ: Mapping[str, str], fallbacks: Sequence[str] = FALLBACKS) -> tuple[str, str]:
+    """Makes the run's scratch root, for this user alone (mode 0700); its path, and the note of `Scratch`.
+
+    TMPDIR of `environ` is tried first, then `fallbacks`. Raises UsageError where none of them fits.
+    """
+    mounts = _read_mounts()
+    given = environ.get("TMPDIR", "")
+    candidates = [_survey(given.rstrip("/") or "/", mounts, from_tmpdir=True)] if given else []
+    candidates += [_survey(path, mounts) for path in fallbacks]
+    scratch = choose(candidates)
+    return tempfile.mkdtemp(prefix=_ROOT_PREFIX, dir=scratch.parent), scratch.note
+
+
+def remove_tree(path: str) -> str:
+    """Removes `path` and all below it; the reason where something stays, else empty. Raises nothing for a bad tree.
+
+    Directories without permissions are opened up first. Symbolic links are removed, never followed. What is mounted
+    below `path` stays as it is, with the directories that lead to it. Blocks for as long as the tree is large.
+    """
+    if not os.path.lexists(path):
+        return ""
+    # Only what leads to it: a test may have put a link in the place of its own TMPDIR.
+    root = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    mounted = {mount.path for mount in _read_mounts() if mount.path.startswith(root + "/")}
+    try:
+        for part in list(_parts(root, mounted)):
+            _remove_unmounted(part)
+    except (OSError, RecursionError) as error:
+        return f"{path} was not removed whole: {error}"
+    return f"{path} was not removed whole: {', '.join(sorted(mounted))} is mounted in it" if mounted else ""
+
+
+def _survey(path: str, mounts: Sequence[Mount], *, from_tmpdir: bool = False) -> Candidate:
+    is_writable = os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
+    return Candidate(path, is_writable, fs_type_of(os.path.realpath(path), mounts), from_tmpdir)
+
+
+def _read_mounts() -> list[Mount]:
+    import psutil
+
+    return [Mount(partition.mountpoint, partition.fstype) for partition in psutil.disk_partitions(all=True)]
+
+
+def _parts(path: str, mounted: set[str]) -> Iterator[str]:
+    """The largest trees at or below `path` in which nothing is mounted."""
+    if path in mounted:
+        return
+    if not any(mount.startswith(path + "/") for mount in mounted):
+        yield path
+        return
+    with os.scandir(path) as entries:
+        for entry in entries:
+            yield from _parts(entry.path, mounted)
+
+
+def _remove_unmounted(path: str) -> None:
+    """Removes a file or tree; an OSError says what would not go."""
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        os.unlink(path)
+        return
+    shutil.rmtree(path, ignore_errors=True)
+    if not os.path.lexists(path):
+        return
+    _open_up(path)
+    for directory, names, _ in os.walk(path):  # from the top, so that each is open before it is read
+        for name in names:
+            _open_up(os.path.join(directory, name))
+    shutil.rmtree(path, ignore_errors=True)
+    if os.path.lexists(path):
+        shutil.rmtree(path)
+
+
+def _open_up(directory: str) -> None:
+    if not os.path.islink(directory):
+        with suppress(OSError):  # not ours to open: the last rmtree says so
+            os.chmod(directory, stat.S_IRWXU)

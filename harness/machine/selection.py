@@ -1,0 +1,131 @@
+"""The text of `--gpus`: its grammar, the cards it pretends, and the devices it names. Pure.
+
+| text | means |
+|---|---|
+| `auto` | every free card this process may use |
+| `none`, `0` | no cards: only units of 0 GPUs run |
+| `4` | four free cards |
+| `0,2,GPU-8f2` | these cards: positions in the inherited list, UUIDs or their beginnings; one alone is `3,` |
+| `sim:8`, `sim:4xA,4xB`, `sim:2xA:40` | pretended cards, the last with 40 GB each |
+
+A pretended card has 80 GB and compute capability 9.0 unless its text says otherwise, whatever model it is named after:
+it stands in for scheduling, and a table of real models would pretend more.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.errors import InventoryError, UsageError
+from harness.machine.inventory import Gpu
+from harness.machine.visible import Device, matching
+
+SIM_MEMORY_GB = 80.0
+SIM_CAPABILITY = (9, 0)
+MAX_SIM_GPUS = 1024
+
+_LEGAL = "auto, none, a count (4), a list (0,2,GPU-8f2; one card alone: 3,), sim:8, sim:4xA,4xB, sim:2xA:40"
+_LIST_ENTRY = re.compile(r"[0-9]+|(?:GPU|MIG)-[0-9A-Za-z/-]+")
+_SIM_ENTRY = re.compile(r"(?P<count>[0-9]{1,6})(?:x(?P<model>[^,:]+))?(?::(?P<memory_gb>[0-9]+(?:\.[0-9]+)?))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """Every free card."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """So many free cards."""
+
+    num_gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """These cards, by position in the inherited list or by UUID, in this order."""
+
+    names: tuple[str, ...]
+
+    @property
+    def has_positions(self) -> bool:
+        return any(name.isdigit() for name in self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Pretended:
+    """Cards that do not exist."""
+
+    gpus: tuple[Gpu, ...]
+
+
+Selection = Auto | Count | Named | Pretended
+
+
+def parse_selection(text: str) -> Selection:
+    """What `--gpus TEXT` asks for; a text of no legal form raises UsageError."""
+    text = text.strip()
+    if text == "auto":
+        return Auto()
+    if text == "none":
+        return Count(0)
+    if text.isascii() and text.isdigit():
+        return Count(int(text))
+    if text.startswith("sim:"):
+        return Pretended(_pretended(text))
+    names = tuple(entry.strip() for entry in text.removesuffix(",").split(","))
+    for name in names:
+        if not _LIST_ENTRY.fullmatch(name):
+            raise _illegal(text, f"{name!r} is neither a position nor the beginning of a UUID")
+    return Named(tuple(str(int(name)) if name.isdigit() else name for name in names))
+
+
+def find_named(named: Named, visible: Sequence[Device]) -> tuple[int, ...]:
+    """Positions in `visible` of the cards that `named` lists, in its order.
+
+    A position or UUID outside `visible`, an ambiguous UUID, or one card named twice raises InventoryError.
+    """
+    positions: list[int] = []
+    for name in named.names:
+        found = _positions(name, visible)
+        if any(position in positions for position in found):
+            raise InventoryError(f"--gpus {','.join(named.names)}: {name} names a card a second time", remedy="drop it")
+        positions += found
+    return tuple(positions)
+
+
+def _positions(name: str, visible: Sequence[Device]) -> list[int]:
+    listed = ", ".join(f"{position} ({device.uuid or 'unreadable'})" for position, device in enumerate(visible))
+    legal = f"one of the {len(visible)} this process was given: {listed}" if visible else "this process was given none"
+    if name.isdigit():
+        if int(name) >= len(visible):
+            raise InventoryError(
+                f"--gpus: there is no card {name} among those this process was given",
+                legal=legal,
+                remedy="positions count from 0 within CUDA_VISIBLE_DEVICES; widen that, or name a card in it",
+            )
+        return [int(name)]
+    matches = matching(visible, name)
+    if len(matches) != 1:
+        problem = "means several cards" if matches else "is none of the cards this process was given"
+        raise InventoryError(f"--gpus: {name} {problem}", legal=legal, remedy="give a position, or more of the UUID")
+    return [visible.index(device) for device in matches[0]]
+
+
+def _pretended(text: str) -> tuple[Gpu, ...]:
+    kinds: list[tuple[str, float]] = []
+    for entry in text.removeprefix("sim:").split(","):
+        match = _SIM_ENTRY.fullmatch(entry.strip())
+        if match is None or int(match["count"]) == 0:
+            raise _illegal(text, f"{entry!r} does not say how many cards to pretend")
+        if len(kinds) + int(match["count"]) > MAX_SIM_GPUS:
+            raise _illegal(text, f"it pretends more than {MAX_SIM_GPUS} cards")
+        kind = ((match["model"] or "sim").strip(), float(match["memory_gb"] or SIM_MEMORY_GB))
+        kinds += [kind] * int(match["count"])
+    return tuple(
+        Gpu(f"SIM-{index}", index, model, memory_gb, SIM_CAPABILITY) for index, (model, memory_gb) in enumerate(kinds)
+    )
+
+
+def _illegal(text: str, why: str) -> UsageError:
+    return UsageError(f"--gpus {text!r}: {why}", legal=_LEGAL, remedy="--gpus auto uses every free card")

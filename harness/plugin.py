@@ -1,0 +1,340 @@
+"""The pytest plugin: two markers and, with `--rlharness-report=FILE`, a line per thing that happens. One file, loaded
+into anybody's suite with `-p harness.plugin`: it imports pytest and the standard library, nothing else.
+
+`report.jsonl`, append-only, one JSON object and one write per line, so that a killed process tears the last at most:
+
+    {"k":"hello","version":1,"pid":123}
+    {"k":"collected","need":{"gpus":2,…},"nodeids":["tests/a.py::test_x",…]}
+    {"k":"collect_error","id":"tests/a.py","text":"…"}
+    {"k":"start","id":"tests/a.py::test_x","timeout_s":5.0}
+    {"k":"end","id":"tests/a.py::test_x","outcome":"passed","counted":["passed"],"duration_s":0.01,"reason":"","text":""}
+    {"k":"finish","exit":0}
+
+There is one `end` per test, whatever its phases, subtests and reruns. `counted` holds every category in which pytest's
+own closing line counts it, in order: a test that passes and whose teardown fails is `["passed","error"]` there, two
+failed subtests give three times "failed". `outcome` is the most telling of them: error, failed, xpassed, xfailed,
+passed, skipped, in this order. A file that skips itself while it is imported has no tests, and an `end` of its own
+under its path.
+"""
+
+import contextlib
+import json
+import math
+import os
+import re
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+VERSION = 1
+MAX_TEXT_CHARS = 1_000_000
+MAX_REASON_CHARS = 500
+MOST_TELLING_FIRST = ("error", "failed", "xpassed", "xfailed", "passed", "skipped")
+
+NeedJson = dict[str, Any]
+"""A need as JSON: gpus, memory_gb, model, min_capability ([9, 0] or None), exclusive."""
+NOTHING: NeedJson = {"gpus": 0, "memory_gb": 0.0, "model": None, "min_capability": None, "exclusive": False}
+
+# Tests replace these for a while; ours are kept.
+_getpid = os.getpid
+_write = os.write
+
+
+class MarkError(ValueError):
+    """Arguments of a marker that cannot be used; the text names the value and what is legal."""
+
+
+class BadMarker(ValueError):
+    """A marker that cannot be used, on the test `nodeid`."""
+
+    def __init__(self, nodeid: str, why: str) -> None:
+        super().__init__(f"{nodeid}: {why}")
+        self.nodeid = nodeid
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the one option."""
+    parser.getgroup("rlharness").addoption(
+        "--rlharness-report", metavar="FILE", default=None, help="Append what the tests do to FILE, a JSON line each."
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the markers, and the reporter where it was asked for and this process is no xdist worker."""
+    config.addinivalue_line(
+        "markers",
+        "gpus(n, memory_gb=0, model=None, min_capability=None, exclusive=False): the test needs n GPUs, each with"
+        " memory_gb GB, of a model whose name contains `model`, of a CUDA capability of at least min_capability;"
+        " exclusive: no other file may run on the machine meanwhile.",
+    )
+    if not (config.pluginmanager.hasplugin("timeout") or config.pluginmanager.hasplugin("pytest_timeout")):
+        config.addinivalue_line("markers", "timeout(seconds): limit on the test, as pytest-timeout spells it.")
+    path = config.getoption("rlharness_report")
+    if path and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Reporter(os.path.abspath(path), config), "rlharness-reporter")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Once the tests that will run are known: check their markers, and report them and what they need."""
+    result = yield
+    reporter = session.config.pluginmanager.get_plugin("rlharness-reporter")
+    try:
+        need = need_of_items(session.items)
+        timeouts_s = {item.nodeid: timeout_of_item(item) for item in session.items}
+    except BadMarker as error:
+        if reporter:
+            reporter.write("collect_error", id=error.nodeid, text=str(error))
+        raise pytest.UsageError(str(error)) from None
+    if reporter and not session.config.pluginmanager.hasplugin("dsession"):
+        reporter.collected(need, timeouts_s)
+    return result
+
+
+def need_of_mark(args: Sequence[object], kwargs: Mapping[str, object]) -> NeedJson:
+    """The need that `gpus(*args, **kwargs)` asks for.
+
+    Raises MarkError for a value that is not legal or a keyword that does not exist.
+    """
+    given = dict(kwargs)
+    if len(args) > 1 or (args and "n" in given):
+        raise MarkError("takes one number, the rest by keyword; legal: gpus(2), gpus(2, memory_gb=40)")
+    if not args and "n" not in given:
+        raise MarkError("lacks the number of GPUs; legal: gpus(1), gpus(2, memory_gb=40)")
+    num_gpus: Any = args[0] if args else given.pop("n")
+    if not _is_int(num_gpus) or num_gpus < 0:
+        raise MarkError(f"number of GPUs {num_gpus!r}; legal: a whole number, 0 or more")
+    need = {
+        "gpus": num_gpus,
+        "memory_gb": _memory_gb(given.pop("memory_gb", 0.0)),
+        "model": _model(given.pop("model", None)),
+        "min_capability": _capability(given.pop("min_capability", None)),
+        "exclusive": _exclusive(given.pop("exclusive", False)),
+    }
+    if given:
+        raise MarkError(f"unknown keyword {min(given)!r}; legal: memory_gb, model, min_capability, exclusive")
+    if num_gpus == 0 and (need["memory_gb"] or need["model"] or need["min_capability"]):
+        raise MarkError("0 GPUs of a certain kind; legal: 1 or more where memory_gb, model or min_capability is given")
+    return need
+
+
+def merge_needs(needs: Iterable[NeedJson]) -> NeedJson:
+    """What satisfies every one of `needs`: the maximum of each field; nothing at all for none.
+
+    Raises MarkError where two of them ask for different models.
+    """
+    merged = NOTHING
+    for need in needs:
+        models = {model.casefold(): model for model in (merged["model"], need["model"]) if model}
+        if len(models) > 1:
+            raise MarkError(f"asks for models {merged['model']!r} and {need['model']!r}; legal: one model per file")
+        merged = {
+            "gpus": max(merged["gpus"], need["gpus"]),
+            "memory_gb": max(merged["memory_gb"], need["memory_gb"]),
+            "model": merged["model"] or need["model"],
+            "min_capability": max(merged["min_capability"] or [], need["min_capability"] or []) or None,
+            "exclusive": merged["exclusive"] or need["exclusive"],
+        }
+    return merged
+
+
+def need_of_items(items: Iterable[pytest.Item]) -> NeedJson:
+    """The need of all `items` together: of each, its closest `gpus` marker.
+
+    Raises BadMarker where a marker's arguments are not legal, or one file asks for two models.
+    """
+    of_file: dict[str, NeedJson] = {}
+    for item in items:
+        mark = item.get_closest_marker("gpus")
+        if mark is None:
+            continue
+        file = item.nodeid.partition("::")[0]
+        try:
+            need = need_of_mark(mark.args, mark.kwargs)
+        except MarkError as error:
+            raise BadMarker(item.nodeid, f"gpus marker: {error}") from None
+        try:
+            of_file[file] = merge_needs([of_file.get(file, NOTHING), need])
+        except MarkError as error:
+            raise BadMarker(item.nodeid, f"the file {error}; split it") from None
+    whole = merge_needs([{**need, "model": None} for need in of_file.values()])
+    # One process has one lease. Files of different models meet only where pytest is run without the runner.
+    return {**whole, "model": next((need["model"] for need in of_file.values() if need["model"]), None)}
+
+
+def timeout_of_item(item: pytest.Item) -> float | None:
+    """Seconds of the closest `timeout` marker, None for no limit (0 too, as in pytest-timeout).
+
+    Raises BadMarker for what is no number.
+    """
+    mark = item.get_closest_marker("timeout")
+    value = None if mark is None else mark.args[0] if mark.args else mark.kwargs.get("timeout")
+    try:
+        seconds = 0.0 if value is None else float(value)
+    except (TypeError, ValueError):
+        raise BadMarker(item.nodeid, f"timeout marker: {value!r}; legal: a number of seconds") from None
+    return seconds if 0 < seconds < math.inf else None
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _memory_gb(value: Any) -> float:
+    if not (_is_int(value) or isinstance(value, float)) or not 0 <= value < math.inf:
+        raise MarkError(f"memory_gb {value!r}; legal: a number of GB, 0 or more")
+    return float(value)
+
+
+def _model(value: Any) -> str | None:
+    if value is not None and (not isinstance(value, str) or not value.strip()):
+        raise MarkError(f"model {value!r}; legal: a part of the card's name, such as 'H100'")
+    return value
+
+
+def _capability(value: Any) -> list[int] | None:
+    if value is None:
+        return None
+    if isinstance(value, (tuple, list)) and len(value) == 2 and all(_is_int(part) and part >= 0 for part in value):
+        return list(value)
+    if _is_int(value) or isinstance(value, (float, str)):
+        match = re.fullmatch(r"(\d+)(?:\.(\d+))?", str(value), re.ASCII)
+        if match:
+            return [int(match[1]), int(match[2] or 0)]
+    raise MarkError(f"min_capability {value!r}; legal: 9.0, '9.0' or (9, 0)")
+
+
+def _exclusive(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise MarkError(f"exclusive {value!r}; legal: True or False")
+    return value
+
+
+class Reporter:
+    """Writes the report of one pytest session; never the reason why a test fails."""
+
+    def __init__(self, path: str, config: pytest.Config) -> None:
+        self._path = path
+        self._config = config
+        self._pid = _getpid()
+        self._file = -1
+        self._identity: tuple[int, int] | None = None
+        self._stopped = False
+        self._session: pytest.Session | None = None
+        self._timeouts_s: dict[str, float | None] = {}
+        self._reports: dict[str, list[tuple[str, pytest.TestReport]]] = {}
+        self.write("hello", version=VERSION, pid=self._pid)
+
+    def write(self, kind: str, **fields: object) -> None:
+        """Append one line, unless this is a fork of the process that opened the file, or writing has failed before."""
+        if self._stopped or _getpid() != self._pid:
+            return
+        line = json.dumps({"k": kind, **fields}, separators=(",", ":")).encode() + b"\n"
+        try:
+            file = self._descriptor()
+            while line:  # more than one write only where the disk took a part
+                line = line[_write(file, line) :]
+        except OSError as error:
+            self._stopped = True
+            _warn(f"rlharness: the report {self._path} ends here, it cannot be written: {error}")
+
+    def _descriptor(self) -> int:
+        """The open file; opened again where a test closed it, or closed it and its number is another file's now."""
+        try:
+            status = os.fstat(self._file)
+            if (status.st_dev, status.st_ino) == self._identity:
+                return self._file
+        except OSError:
+            pass
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        status = os.fstat(self._file)
+        self._identity = (status.st_dev, status.st_ino)
+        return self._file
+
+    def collected(self, need: NeedJson, timeouts_s: dict[str, float | None]) -> None:
+        """Say which tests will run (the keys) and what they need together."""
+        self._timeouts_s = timeouts_s
+        self.write("collected", need=need, nodeids=list(timeouts_s))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        """Under xdist the workers collect, each the same; what the tests need stays with them."""
+        if not self._timeouts_s:
+            self.collected(NOTHING, dict.fromkeys(ids))
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Keep the session: its exit status is final only after everybody's session hooks."""
+        self._session = session
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Report what cannot be collected, and files that skip themselves."""
+        if report.failed:
+            self.write("collect_error", id=report.nodeid or ".", text=_shortened(report.longreprtext))
+        elif report.skipped:
+            self._end(report.nodeid, ["skipped"], 0.0, _reason(report), "")
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """A test begins."""
+        self._reports[nodeid] = []
+        self.write("start", id=nodeid, timeout_s=self._timeouts_s.get(nodeid))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep a phase, a subtest or a rerun, under the category pytest counts it in."""
+        status = self._config.hook.pytest_report_teststatus(report=report, config=self._config)
+        category = status[0] if status else report.outcome if report.when == "call" else ""
+        self._reports.setdefault(report.nodeid, []).append((category, report))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """A test has ended."""
+        self._fold(nodeid, self._reports.pop(nodeid, []))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        """Nothing follows. A test that was cut short is ended only where pytest counts it already."""
+        for nodeid, reports in self._reports.items():
+            if any(category for category, _ in reports):
+                self._fold(nodeid, reports)
+        if self._session is not None:
+            self.write("finish", exit=int(self._session.exitstatus))
+
+    def _fold(self, nodeid: str, reports: list[tuple[str, pytest.TestReport]]) -> None:
+        counted = [category for category, _ in reports if category]
+        bad = [report for category, report in reports if category in ("error", "failed")]
+        told = bad or [report for category, report in reports if category in ("skipped", "xfailed", "xpassed")]
+        text = "\n\n".join(report.longreprtext for report in bad)
+        phases = [report for _, report in reports if not hasattr(report, "context")]  # a subtest's time is its test's
+        duration_s = sum(report.duration for report in phases)
+        self._end(nodeid, counted, duration_s, _reason(told[0]) if told else "", _shortened(text))
+
+    def _end(self, nodeid: str, counted: list[str], duration_s: float, reason: str, text: str) -> None:
+        outcome = next((category for category in MOST_TELLING_FIRST if category in counted), "passed")
+        self.write("end", id=nodeid, outcome=outcome, counted=counted, duration_s=duration_s, reason=reason, text=text)
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """One line: why a test was skipped or expected to fail, or the first line of its failure."""
+    longrepr: Any = report.longrepr
+    if hasattr(report, "wasxfail"):
+        text = report.wasxfail.removeprefix("reason: ")
+    elif report.skipped and isinstance(longrepr, tuple):
+        text = longrepr[2].removeprefix("Skipped: ")
+    else:
+        crash = getattr(longrepr, "reprcrash", None)
+        text = crash.message if crash else report.longreprtext
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")[:MAX_REASON_CHARS]
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= MAX_TEXT_CHARS:
+        return text
+    half = MAX_TEXT_CHARS // 2
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
+
+
+def _warn(text: str) -> None:
+    """Say it on standard error, past Python's buffers: a full disk must not come back when they are flushed."""
+    with contextlib.suppress(OSError):
+        _write(2, text.encode(errors="replace") + b"\n")

@@ -1,0 +1,1 @@
+"""The display on a terminal, drawn with rich, which nothing outside this room imports."""

@@ -1,0 +1,71 @@
+"""The display where there is no terminal: a line for each thing worth one, and no control characters."""
+
+from typing import TextIO
+
+from harness.reporters.sentences import head_lines, running_line, sentence
+from harness.reporters.text import put
+from harness.runner.events import (
+    CollectionProgress,
+    DumpRequested,
+    Event,
+    Heartbeat,
+    RunStarted,
+    UnitFinished,
+)
+from harness.runner.stats import RunState
+
+COLLECTION_EVERY_S = 10.0
+"""At most one line about a collection that goes on."""
+
+
+class PlainReporter:
+    """Writes to `stream`, line by line, as things happen.
+
+    Raises OSError or ValueError where the stream is gone.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._last_progress_t = 0.0
+
+    def on_event(self, event: Event, state: RunState) -> None:
+        """Say what is worth a line."""
+        match event:
+            case RunStarted():
+                self._put("\n".join(head_lines(event)))
+            case CollectionProgress():
+                if event.t - self._last_progress_t >= COLLECTION_EVERY_S:
+                    self._last_progress_t = event.t
+                    self._line(event.t, "collecting", f"{event.num_done} of {event.num_total} files imported")
+            case Heartbeat():
+                self._line(event.t, "running", self._alive(state))
+                self._running(event.t, state)
+            case DumpRequested():
+                self._line(event.t, "dump", self._alive(state))
+                self._running(event.t, state)
+            case _:
+                said = sentence(event, state)
+                if said is not None:
+                    progress = self._progress(state) if isinstance(event, UnitFinished) else ""
+                    self._line(event.t, said.label, progress + said.text)
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _alive(self, state: RunState) -> str:
+        return f"{len(state.running)} now, {state.num_queued} queued, {len(state.results)} of {len(state.units)} done"
+
+    def _running(self, t: float, state: RunState) -> None:
+        for attempt in state.running.values():
+            self._line(t, "", running_line(attempt, t, state))
+
+    def _progress(self, state: RunState) -> str:
+        total = str(len(state.units))
+        return f"[{len(state.results):>{len(total)}}/{total}] "
+
+    def _line(self, t: float, label: str, text: str) -> None:
+        self._put(f"{t:8.1f} s  {label:<15}  {text}")
+
+    def _put(self, text: str) -> None:
+        put(self._stream, text + "\n")

@@ -1,0 +1,195 @@
+"""The one place where a run's decisions are taken, one event at a time.
+
+    signals ─┐
+    ticks ───┤                       ┌─▶ RunState.apply (the fold)
+    units ───┼──▶ one queue ──▶ take ┼─▶ reporters (they only read)
+    tails ───┘                       └─▶ act: lease, start, cancel, kill
+
+Everything that happens is an event put on the queue; only `_act` starts or ends anything, on one thread, so no
+two decisions race. A unit is one asyncio task (`UnitRunner.run`) that owns its lease until its UnitFinished is put
+on the queue; the queue's order is the order of the record.
+"""
+
+import asyncio
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.clock import Clock
+from harness.reporters.base import Reporter
+from harness.runner import events
+from harness.runner.leases import Lease, LeaseTable
+from harness.runner.packing import Queue
+from harness.runner.stats import RunState
+from harness.runner.unit_run import UnitRunner
+from harness.runner.units import Outcome, Unit, UnitResult
+
+TICK_S = 0.5
+HEARTBEAT_S = 30.0
+CANCEL_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Recorder:
+    """The queue's far end: folds each event into the state and shows it to every reporter."""
+
+    def __init__(self, state: RunState, reporters: Sequence[Reporter], clock: Clock) -> None:
+        self.state = state
+        self._reporters = reporters
+        self._clock = clock
+        self._started_s = clock.monotonic_s()
+        self.last_said_t = 0.0
+        """When something last happened that a person would see."""
+
+    def t(self) -> float:
+        """Seconds since the run began."""
+        return self._clock.monotonic_s() - self._started_s
+
+    def take(self, event: events.Event) -> None:
+        """Record one event."""
+        self.state.apply(event)
+        for reporter in self._reporters:
+            reporter.on_event(event, self.state)
+        if not isinstance(event, (events.TestStarted, events.TestFinished)):
+            self.last_said_t = event.t
+
+    def close(self) -> None:
+        """Close every reporter."""
+        for reporter in self._reporters:
+            reporter.close()
+
+
+@dataclass(slots=True)
+class _Running:
+    """A unit that holds a lease."""
+
+    number: int
+    lease: Lease
+    task: asyncio.Task[None]
+    started_t: float
+    is_slow: bool = False
+
+
+class Dispatcher:
+    """Runs the queue of units to the end: every unit gets exactly one UnitFinished.
+
+    `units` in the order of their numbers, which are the jobs' indexes in `queue`.
+    """
+
+    def __init__(
+        self, units: Sequence[Unit], queue: Queue, table: LeaseTable, runner: UnitRunner, recorder: Recorder
+    ) -> None:
+        self._units = units
+        self._queue = queue
+        self._table = table
+        self._runner = runner
+        self._recorder = recorder
+        self._inbox: asyncio.Queue[events.Event] = asyncio.Queue()
+        self._running: dict[str, _Running] = {}
+        self._num_left = len(units)
+        self._num_failed = 0
+        self._num_requests = 0
+        self._cancelled = ""
+        runner.post = self.post
+
+    def post(self, event: events.Event) -> None:
+        """Put an event on the queue; every source goes through here."""
+        self._inbox.put_nowait(event)
+
+    def request_cancel(self, reason: str) -> None:
+        """Ask for the run's end as a signal does: the first time in order, the second time at once."""
+        self.post(events.CancelRequested(self._recorder.t(), reason, kill=self._num_requests > 0))
+        self._num_requests += 1
+
+    def request_dump(self) -> None:
+        """Have every reporter say what runs now."""
+        self.post(events.DumpRequested(self._recorder.t()))
+
+    async def run(self) -> None:
+        """Start what fits and take events until every unit has its outcome."""
+        ticker = asyncio.create_task(self._tick())
+        try:
+            self._finish_uncollected()
+            self._finish_impossible()
+            self._start_what_fits()
+            while self._num_left:
+                event = await self._inbox.get()
+                self._recorder.take(event)
+                self._act(event)
+        finally:
+            ticker.cancel()
+            tasks = [running.task for running in self._running.values()]
+            for task in tasks:  # only where the loop above broke: no process may outlive it
+                task.cancel()
+            await asyncio.gather(ticker, *tasks, return_exceptions=True)
+
+    def _act(self, event: events.Event) -> None:
+        if isinstance(event, events.UnitFinished):
+            self._on_finished(event.result)
+        elif isinstance(event, events.GpuQuarantined):
+            self._table.quarantine(event.gpu_id)
+        elif isinstance(event, events.CancelRequested):
+            self._on_cancel(event)
+
+    def _on_finished(self, result: UnitResult) -> None:
+        self._num_left -= 1
+        if running := self._running.pop(result.unit.path, None):
+            self._table.give_back(running.lease)
+            self._finish_impossible()  # a card of this lease may have been the last that fitted somebody
+        self._num_failed += result.outcome.is_failure
+        limit = self._runner.options.maxfail
+        if limit and self._num_failed >= limit and not self._cancelled:
+            self._cancelled = f"--maxfail {limit} was reached"
+            self.post(events.CancelRequested(self._recorder.t(), self._cancelled, kill=False, interrupt=False))
+        self._start_what_fits()
+
+    def _on_cancel(self, event: events.CancelRequested) -> None:
+        self._cancelled = self._cancelled or f"the run was cancelled by {event.reason}"
+        for index in self._queue.drain():
+            self._post_not_run(self._units[index], self._cancelled)
+        if not event.interrupt:
+            return  # --maxfail: what runs may end
+        for running in self._running.values():
+            if event.kill:
+                self._runner.kill(running.number)
+            else:
+                self._runner.cancel(running.number)
+
+    def _start_what_fits(self) -> None:
+        while not self._cancelled and (chosen := self._queue.next(self._table)):
+            job, lease = chosen
+            unit = self._units[job.index]
+            task = asyncio.create_task(self._runner.run(job.index, unit, lease))
+            self._running[unit.path] = _Running(job.index, lease, task, self._recorder.t())
+
+    def _finish_uncollected(self) -> None:
+        """Files that could not be collected have their outcome already."""
+        for index, unit in enumerate(self._units):
+            if unit.collect_error or unit.collect_timed_out:
+                self._queue.remove(index)
+                outcome = Outcome.COLLECT_TIMEOUT if unit.collect_timed_out else Outcome.COLLECT_ERROR
+                reason = _last_line(unit.collect_error) or "it hung at import"
+                self.post(events.UnitFinished(self._recorder.t(), UnitResult(unit, outcome, reason)))
+
+    def _finish_impossible(self) -> None:
+        """What no set of this run's cards can ever hold is not run."""
+        for index in self._queue.waiting():
+            if reason := self._table.why_never(self._units[index].need):
+                self._queue.remove(index)
+                self._post_not_run(self._units[index], reason, for_want_of_gpus=True)
+
+    def _post_not_run(self, unit: Unit, reason: str, for_want_of_gpus: bool = False) -> None:
+        result = UnitResult(unit, Outcome.NOT_RUN, reason, for_want_of_gpus=for_want_of_gpus)
+        self.post(events.UnitFinished(self._recorder.t(), result))
+
+    async def _tick(self) -> None:
+        """Follow the reports, notice slow units, break long silences."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            t = self._recorder.t()
+            for path, running in self._running.items():
+                self._runner.follow(running.number)
+                if not running.is_slow and t - running.started_t >= self._runner.options.slow_s:
+                    running.is_slow = True
+                    self.post(events.AttemptSlow(t, path, t - running.started_t))
+            if t - self._recorder.last_said_t >= HEARTBEAT_S:
+                self.post(events.Heartbeat(t, len(self._running), self._recorder.state.num_queued))

@@ -1,0 +1,142 @@
+"""The one rule of packing: at each moment start, in the order of the queue, every unit that fits.
+
+`Queue` is the rule; the dispatcher asks it for the next unit of the real run, and `simulate` asks it the same against
+expected durations, so that a plan is what would happen if the expectations held. No card idles while a queued unit
+fits, whatever the order: that alone keeps the makespan within (2 - 1/m) of the optimum for m cards, and the order, not
+the rule, is what `order_search` improves.
+
+Nobody starves, since the queue is finite: a wide or exclusive unit that is passed over again and again gets its cards
+at the latest when everything else has ended. `packing.plan` puts exclusive units first, where nothing has to be
+drained for them.
+"""
+
+import heapq
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from harness.runner.units import Need
+
+L = TypeVar("L")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A unit as packing sees it."""
+
+    index: int
+    """Position in the run's list of units; unique."""
+    need: Need
+    expected_s: float
+    spread: float = 0.1
+    """How far off `expected_s` may be: standard deviation of the logarithm of actual over expected seconds."""
+
+
+class Table(Protocol[L]):
+    """What hands out leases: `leases.LeaseTable`, or a count of free cards where that is all that matters.
+
+    Once a need was refused it stays refused until something is given back.
+    """
+
+    def lease(self, need: Need) -> L | None: ...
+
+    def give_back(self, lease: L, /) -> None: ...
+
+
+class Queue:
+    """Units still to start, first fit first.
+
+    Units of equal need fit or do not fit together, so each need keeps a line of its own and only the heads of the
+    lines are tried: a start costs as many tries as there are distinct needs, not units.
+    """
+
+    def __init__(self, order: Iterable[Job]) -> None:
+        lines: dict[Need, deque[tuple[int, Job]]] = {}
+        self._num_waiting = 0
+        for position, job in enumerate(order):
+            lines.setdefault(job.need, deque()).append((position, job))
+            self._num_waiting += 1
+        # Insertion order of a dictionary is ascending position of the first job of each line.
+        self._heads = [(line[0][0], need, line) for need, line in lines.items()]
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def next(self, table: Table[L]) -> tuple[Job, L] | None:
+        """The first queued unit that `table` can serve now, with its lease; None where none fits."""
+        for place, (_, need, line) in enumerate(self._heads):
+            lease = table.lease(need)
+            if lease is not None:
+                _, job = line.popleft()
+                del self._heads[place]
+                if line:
+                    insort(self._heads, (line[0][0], need, line), key=_position)
+                self._num_waiting -= 1
+                return job, lease
+        return None
+
+    def drop(self, why: Callable[[Need], str]) -> list[tuple[Job, str]]:
+        """Take out every unit whose need `why` gives a reason against (`LeaseTable.why_never`), in order."""
+        dropped: list[tuple[int, Job, str]] = []
+        for head in list(self._heads):
+            _, need, line = head
+            reason = why(need)
+            if reason:
+                dropped += [(position, job, reason) for position, job in line]
+                self._heads.remove(head)
+        self._num_waiting -= len(dropped)
+        return [(job, reason) for _, job, reason in sorted(dropped, key=lambda entry: entry[0])]
+
+    def drain(self) -> list[Job]:
+        """Take out every unit, in order: the run was cancelled."""
+        return [job for job, _ in self.drop(lambda _: "cancelled")]
+
+
+def _position(head: tuple[int, Need, deque[tuple[int, Job]]]) -> int:
+    return head[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Start(Generic[L]):
+    """One unit's place in a simulated schedule, in seconds from the start of the run."""
+
+    job: Job
+    lease: L
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule(Generic[L]):
+    """What first fit makes of an order."""
+
+    starts: tuple[Start[L], ...]
+    """In the order in which the units start."""
+    makespan_s: float
+    unplaced: tuple[Job, ...]
+    """Units the table refused even with everything free."""
+
+
+def simulate(order: Iterable[Job], table: Table[L], seconds: Sequence[float] | None = None) -> Schedule[L]:
+    """Run `order` against `table`, all free at first, in a time of its own.
+
+    `seconds` gives the duration of the unit at each `Job.index`; without it, each lasts as long as expected.
+    """
+    queue = Queue(order)
+    running: list[tuple[float, int, L]] = []
+    starts: list[Start[L]] = []
+    now_s = makespan_s = 0.0
+    while True:
+        while (found := queue.next(table)) is not None:
+            job, lease = found
+            end_s = now_s + (job.expected_s if seconds is None else seconds[job.index])
+            makespan_s = max(makespan_s, end_s)
+            heapq.heappush(running, (end_s, len(starts), lease))  # the count keeps leases from being compared
+            starts.append(Start(job, lease, now_s, end_s))
+        if not running:
+            return Schedule(tuple(starts), makespan_s, tuple(queue.drain()))
+        now_s = running[0][0]
+        while running and running[0][0] == now_s:
+            table.give_back(heapq.heappop(running)[2])

@@ -1,0 +1,121 @@
+"""Which cards and CPU places are free, leased, or quarantined: state alone, no machine behind it.
+
+The dispatcher owns the one table of a run. A simulation owns a `fresh` one, so that what is planned and what is run
+follow the same rules:
+
+- a unit of no GPUs takes one of the CPU places, a unit of GPUs takes none;
+- an exclusive lease is given only when nothing else is out, and nothing is given beside it;
+- which cards: see `card_choice`.
+"""
+
+from copy import copy
+from dataclasses import dataclass
+
+from harness.machine.inventory import Gpu, Inventory
+from harness.runner.card_choice import CardChoice
+from harness.runner.units import Need
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What one attempt may use until it is given back."""
+
+    gpus: tuple[Gpu, ...]
+    """By index; empty for a unit of no GPUs."""
+    slot: int
+    """Lowest number, from 0, that no other lease out at the time has: tells concurrent attempts apart."""
+    exclusive: bool
+    is_cpu: bool
+    """It holds one of the CPU places."""
+
+    @property
+    def gpu_ids(self) -> tuple[str, ...]:
+        return tuple(gpu.gpu_id for gpu in self.gpus)
+
+
+class LeaseTable:
+    """The in-memory truth of which cards are free, leased and quarantined."""
+
+    def __init__(self, inventory: Inventory, cpu_units: int, mix_models: bool = False) -> None:
+        self.choice = CardChoice(inventory, mix_models)
+        self.cpu_units = cpu_units
+        self._reset()
+
+    def _reset(self) -> None:
+        self._free = self.choice.all_cards
+        self._quarantined = 0
+        self._num_cpu_free = self.cpu_units
+        self._out: dict[int, Lease] = {}
+
+    def fresh(self) -> "LeaseTable":
+        """A table over the same cards with everything free and nothing quarantined."""
+        table = copy(self)
+        table._reset()
+        return table
+
+    def lease(self, need: Need) -> Lease | None:
+        """The best cards (or the CPU place) `need` can have now; None where it has to wait."""
+        if self._out and (need.exclusive or self.has_exclusive):
+            return None
+        if need.gpus == 0:
+            if self._num_cpu_free == 0:
+                return None
+            self._num_cpu_free -= 1
+            return self._hand_out(need, 0)
+        cards = self.choice.choose(need, self._free)
+        if not cards:
+            return None
+        self._free &= ~cards
+        return self._hand_out(need, cards)
+
+    def _hand_out(self, need: Need, cards: int) -> Lease:
+        slot = next(number for number in range(len(self._out) + 1) if number not in self._out)
+        lease = Lease(self.choice.gpus_in(cards), slot, need.exclusive, is_cpu=need.gpus == 0)
+        self._out[slot] = lease
+        return lease
+
+    def give_back(self, lease: Lease) -> None:
+        """Make what `lease` holds free again, save cards that were quarantined meanwhile.
+
+        Giving back what is not out is a bug of ours: AssertionError.
+        """
+        assert self._out.get(lease.slot) is lease, f"given back, but not out: {lease}"
+        del self._out[lease.slot]
+        if lease.is_cpu:
+            self._num_cpu_free += 1
+        for gpu in lease.gpus:
+            self._free |= self.choice.bit_of(gpu.gpu_id) & ~self._quarantined
+
+    def quarantine(self, gpu_id: str) -> None:
+        """Never lease this card again, be it free or out now. A lease that holds it is still to be given back."""
+        bit = self.choice.bit_of(gpu_id)
+        self._quarantined |= bit
+        self._free &= ~bit
+
+    def why_never(self, need: Need) -> str:
+        """Why no lease for `need` can ever be given by the cards not quarantined; "" where one could be."""
+        if need.gpus > 0:
+            return self.choice.why_never(need, self.choice.all_cards & ~self._quarantined)
+        return "" if self.cpu_units > 0 else f"needs {need}, so a CPU place; this run has none (cpu_units is 0)"
+
+    @property
+    def leases(self) -> tuple[Lease, ...]:
+        """The leases that are out, by slot."""
+        return tuple(self._out[slot] for slot in sorted(self._out))
+
+    @property
+    def free_gpus(self) -> tuple[Gpu, ...]:
+        return self.choice.gpus_in(self._free)
+
+    @property
+    def quarantined_gpus(self) -> tuple[Gpu, ...]:
+        return self.choice.gpus_in(self._quarantined)
+
+    @property
+    def num_cpu_free(self) -> int:
+        return self._num_cpu_free
+
+    @property
+    def has_exclusive(self) -> bool:
+        """Whether an exclusive lease is out: nothing can start until it is given back."""
+        return any(lease.exclusive for lease in self._out.values())

@@ -1,0 +1,96 @@
+"""From how a process ended and what its report says to the unit's one outcome: pure."""
+
+import signal
+from dataclasses import dataclass
+
+from harness.runner.attempt import AttemptEnd
+from harness.runner.units import Outcome
+
+PYTEST_EXITS = {
+    0: (Outcome.PASSED, ""),
+    1: (Outcome.FAILED, ""),
+    2: (Outcome.FAILED, "pytest was interrupted from within (exit 2)"),
+    3: (Outcome.PYTEST_ERROR, "pytest had an internal error (exit 3)"),
+    4: (Outcome.PYTEST_ERROR, "pytest refused its arguments or a conftest (exit 4)"),
+    5: (Outcome.NO_TESTS, ""),
+}
+BY_REASON = {
+    "collect_timeout": Outcome.COLLECT_TIMEOUT,
+    "timeout": Outcome.TIMED_OUT,
+    "test_timeout": Outcome.TIMED_OUT,
+    "cancelled": Outcome.INTERRUPTED,
+    "killed": Outcome.INTERRUPTED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """What the judgement needs of a report."""
+
+    pytest_exit: int | None
+    """The exit status pytest itself announced; None when it never finished."""
+    running: str
+    """The test that had begun and not ended; empty for none."""
+    num_ended: int
+    collect_error: str
+    """The telling line of a collection error; empty for none."""
+    num_failed: int = 0
+    """Tests that failed or had an error."""
+
+
+def signal_name(number: int) -> str:
+    """`SIGSEGV` for 11; `signal 40` for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def judge(end: AttemptEnd, reported: Reported, timeout_s: float) -> tuple[Outcome, str]:
+    """The outcome of an attempt, and one line that says why (empty when it passed or just failed its tests).
+
+    What was ended by us never passes, and neither does a process that went before pytest had finished, or
+    that ended otherwise than pytest announced.
+    """
+    during = f" while {reported.running} ran" if reported.running else ""
+    if end.unkillable:
+        return Outcome.UNKILLABLE, f"SIGKILL did not end {', '.join(end.unkillable)}"
+    if end.reason == "supervisor_lost":
+        return Outcome.SUPERVISOR_LOST, f"the supervisor of this attempt was killed{during}; its tree was ended"
+    if end.reason:
+        return BY_REASON[end.reason], _why_ended(end.reason, reported, timeout_s)
+    if end.signal is not None:
+        finished = " after pytest had finished" if reported.pytest_exit is not None else during
+        return Outcome.CRASHED, f"{signal_name(end.signal)}{finished}"
+    if reported.pytest_exit is None:
+        return _without_finish(end.exit_code, during)
+    if reported.collect_error:
+        return Outcome.COLLECT_ERROR, reported.collect_error
+    if end.exit_code != reported.pytest_exit:
+        why = f"pytest announced exit {reported.pytest_exit}, the process exited with {end.exit_code}"
+        return (Outcome.FAILED if reported.pytest_exit == 1 else Outcome.CRASHED), why
+    if end.exit_code == 5 and reported.num_ended:  # the whole file skipped itself
+        return Outcome.PASSED, ""
+    if end.exit_code == 0 and reported.num_failed:  # a plugin or an exit hook rewrote pytest's status
+        return Outcome.FAILED, f"pytest exited with 0 although {reported.num_failed} tests had failed"
+    return PYTEST_EXITS.get(end.exit_code, (Outcome.PYTEST_ERROR, f"unknown exit {end.exit_code}"))
+
+
+def _why_ended(reason: str, reported: Reported, timeout_s: float) -> str:
+    during = f" while {reported.running} ran" if reported.running else ""
+    if reason == "test_timeout":
+        return f"{reported.running or 'a test'} ran longer than its own limit"
+    if reason == "timeout":
+        late = "; pytest had finished, the process had not" if reported.pytest_exit is not None else during
+        return f"the file ran longer than {timeout_s:g} s{late}"
+    if reason == "collect_timeout":
+        return "the file was still being imported when its limit passed"
+    return f"the run was {'cancelled' if reason == 'cancelled' else 'killed'}{during}"
+
+
+def _without_finish(exit_code: int | None, during: str) -> tuple[Outcome, str]:
+    if exit_code == 0:
+        return Outcome.EXITED_EARLY, f"the process exited with 0 before pytest had finished{during}"
+    if exit_code in (3, 4) and not during:  # pytest gave up before its session began
+        return PYTEST_EXITS[exit_code]
+    return Outcome.CRASHED, f"the process exited with {exit_code} before pytest had finished{during}"

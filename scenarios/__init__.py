@@ -1,0 +1,1 @@
+"""Named situations: what the harness is run against."""

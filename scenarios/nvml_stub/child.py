@@ -1,0 +1,48 @@
+"""Answers questions about the pretended driver's cards; started by `driver.Driver`, with the library on its path.
+
+Reads pickled (function, arguments...) from standard input until it ends, writes each answer, or the exception, to
+standard output.
+"""
+
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from harness.machine.claims import Claims
+from harness.machine.gpus import NvmlMeter, read_inventory
+from harness.machine.inventory import Inventory
+
+
+def inventory(selection: str, environ: Mapping[str, str], with_claims: bool) -> Inventory:
+    with Claims() as claims:
+        return read_inventory(selection, environ, claims if with_claims else None)
+
+
+def meter(call: str, argument: Any) -> Any:
+    opened = NvmlMeter()
+    try:
+        return getattr(opened, call)(argument)
+    finally:
+        opened.close()
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {"inventory": inventory, "meter": meter}
+
+
+def main() -> None:
+    while True:
+        try:
+            function, *arguments = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            answer = FUNCTIONS[function](*arguments)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the asker raises it
+            answer = error
+        pickle.dump(answer, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

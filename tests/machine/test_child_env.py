@@ -1,0 +1,59 @@
+"""The contract of the child's environment: what differs from the parent's, and that nothing else does."""
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from harness.machine import child_env as contract
+from harness.machine.child_env import child_env
+from harness.machine.inventory import Gpu
+
+WRITTEN = {"CUDA_VISIBLE_DEVICES", "TMPDIR", "RLHARNESS_ATTEMPT", "MASTER_PORT"}
+REMOVED = {"RAY_ADDRESS", "RAY_TMPDIR"}
+NAMES = st.one_of(
+    st.sampled_from(sorted(WRITTEN | REMOVED | {"PATH", "TMP", "TEMP", "CUDA_DEVICE_ORDER", "MASTER_ADDR"})),
+    st.text("ABC_", min_size=1, max_size=4),
+)
+PARENTS = st.dictionaries(NAMES, st.text(max_size=5))
+GPUS = st.none() | st.lists(st.sampled_from("abcd"), unique=True).map(
+    lambda letters: tuple(Gpu(f"GPU-{letter}", index, "A", 80.0) for index, letter in enumerate(letters))
+)
+
+
+def of(parent: dict[str, str], gpus: tuple[Gpu, ...] | None) -> dict[str, str]:
+    return child_env(parent, gpus=gpus, tmpdir="/tmp/rlh-1/0001", marker="run-0001", master_port=20064)
+
+
+@settings(derandomize=True)
+@given(PARENTS, GPUS)
+@example({"RAY_ADDRESS": ""}, ())
+def test_nothing_else_changes(parent: dict[str, str], gpus: tuple[Gpu, ...] | None) -> None:
+    before = dict(parent)
+    child = of(parent, gpus)
+    assert parent == before
+    assert not REMOVED & child.keys()
+    changed = {name for name in parent.keys() | child.keys() if parent.get(name) != child.get(name)}
+    assert changed <= WRITTEN | REMOVED
+    if gpus is None:
+        assert child.get("CUDA_VISIBLE_DEVICES") == parent.get("CUDA_VISIBLE_DEVICES")
+
+
+def test_the_lease_in_its_order() -> None:
+    child = of({"CUDA_VISIBLE_DEVICES": "0,1"}, (Gpu("GPU-b", 1, "A", 80.0), Gpu("GPU-a", 0, "A", 80.0)))
+    assert child == {
+        "CUDA_VISIBLE_DEVICES": "GPU-b,GPU-a",
+        "TMPDIR": "/tmp/rlh-1/0001",
+        "RLHARNESS_ATTEMPT": "run-0001",
+        "MASTER_PORT": "20064",
+    }
+
+
+def test_a_unit_of_no_gpus_sees_none_and_a_child_without_a_lease_sees_what_the_parent_sees() -> None:
+    assert of({"CUDA_VISIBLE_DEVICES": "0,1"}, ())["CUDA_VISIBLE_DEVICES"] == ""
+    assert of({}, ())["CUDA_VISIBLE_DEVICES"] == ""
+    assert of({"CUDA_VISIBLE_DEVICES": "0,1"}, None)["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert "CUDA_VISIBLE_DEVICES" not in of({}, None)
+
+
+def test_the_written_contract_names_every_variable() -> None:
+    rows = [line for line in (contract.__doc__ or "").splitlines() if line.startswith("| `")]
+    assert {row.split("`")[1] for row in rows} == WRITTEN | REMOVED

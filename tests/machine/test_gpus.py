@@ -1,0 +1,372 @@
+"""The machine's cards through the real pynvml, whose library is the pretended driver of scenarios/nvml_stub."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.errors import InventoryError, UsageError
+from harness.machine.claims import Claims
+from harness.machine.gpus import read_inventory
+from harness.machine.inventory import Inventory
+from harness.machine.visible import ORDER_NOTE
+from scenarios.nvml_stub.build import Card, Instance, Machine, Process, machine_of
+from scenarios.nvml_stub.driver import Driver
+
+NOT_SUPPORTED, DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, GPU_IS_LOST, VERSION_MISMATCH, UNKNOWN = 3, 9, 13, 15, 18, 999
+NO_SUCH_PID = 2**31
+
+
+def ids(inventory: Inventory) -> list[str]:
+    return [gpu.gpu_id for gpu in inventory.gpus]
+
+
+def reasons(inventory: Inventory) -> dict[int, str]:
+    return {left_out.index: left_out.reason for left_out in inventory.left_out}
+
+
+def test_a_card_as_nvml_tells_it(driver: Driver) -> None:
+    machine = machine_of(Card(total_mb=143_000, capability=(9, 0), model="NVIDIA H200 NVL", used_mb=7))
+    (gpu,) = driver.read_inventory(machine).gpus
+    assert (gpu.gpu_id, gpu.index, gpu.model, gpu.memory_gb) == ("GPU-a", 0, "NVIDIA H200 NVL", 143.0)
+    assert (gpu.capability, gpu.is_mig) == ((9, 0), False)
+
+
+def test_what_nvml_cannot_tell_is_unknown(driver: Driver) -> None:
+    functions = ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetCudaComputeCapability"]
+    functions += ["nvmlDeviceGetComputeMode", "nvmlDeviceGetMigMode", "nvmlDeviceGetComputeRunningProcesses_v3"]
+    functions += ["nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetGraphicsRunningProcesses_v3"]
+    for code in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
+        machine = machine_of(Card(), failures=[(function, -1, code) for function in functions])
+        (gpu,) = driver.read_inventory(machine).gpus
+        assert (gpu.memory_gb, gpu.capability) == (0.0, (0, 0))
+
+
+# ---- which cards ----
+
+
+def test_cards_are_cut_to_cuda_visible_devices_and_numbered_within_it(driver: Driver) -> None:
+    machine = machine_of(Card(), Card(), Card(), Card())
+    inventory = driver.read_inventory(machine, "auto", {"CUDA_VISIBLE_DEVICES": "3,GPU-b,1"})
+    assert ids(inventory) == ["GPU-d"]
+    assert "'GPU-b'" in inventory.note
+    inventory = driver.read_inventory(machine, "1,0", {"CUDA_VISIBLE_DEVICES": "3,1"})
+    assert [(gpu.gpu_id, gpu.index) for gpu in inventory.gpus] == [("GPU-b", 1), ("GPU-d", 0)]
+    with pytest.raises(InventoryError, match="no card 2"):
+        driver.read_inventory(machine, "2,", {"CUDA_VISIBLE_DEVICES": "3,1"})
+    with pytest.raises(InventoryError, match="GPU-a is none"):
+        driver.read_inventory(machine, "GPU-a", {"CUDA_VISIBLE_DEVICES": "3,1"})
+
+
+@pytest.mark.parametrize(("selection", "environ"), [("0,", {}), ("auto", {"CUDA_VISIBLE_DEVICES": "0"})])
+def test_numbers_among_mixed_models_are_noted(driver: Driver, selection: str, environ: dict[str, str]) -> None:
+    machine = machine_of(Card(model="A100"), Card(model="H100"))
+    assert ORDER_NOTE in driver.read_inventory(machine, selection, environ).note
+    assert not driver.read_inventory(machine, selection, {**environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}).note
+    assert not driver.read_inventory(machine_of(Card(), Card()), selection, environ).note
+
+
+def test_positions_within_a_list_of_uuids_need_no_note(driver: Driver) -> None:
+    machine = machine_of(Card(model="A100"), Card(model="H100"))
+    assert not driver.read_inventory(machine, "0,", {"CUDA_VISIBLE_DEVICES": "GPU-b,GPU-a"}).note
+
+
+def test_a_count_takes_the_first_free_cards(driver: Driver) -> None:
+    machine = machine_of(Card(used_mb=9000), Card(), Card(), Card())
+    inventory = driver.read_inventory(machine, "2")
+    assert ids(inventory) == ["GPU-b", "GPU-c"]
+    assert list(reasons(inventory)) == [0]
+
+
+def test_too_large_a_count_says_how_many_are_free_and_why_not_more(driver: Driver) -> None:
+    machine = machine_of(Card(used_mb=9000), Card(), Card(compute_mode=2))
+    with pytest.raises(InventoryError) as error:
+        driver.read_inventory(machine, "2")
+    assert "1 of the 3 cards" in error.value.what
+    assert "9.0 GB in use" in error.value.what
+    assert "compute mode" in error.value.what
+    assert error.value.remedy
+
+
+def test_an_illegal_text_is_a_usage_error_before_any_driver_is_asked() -> None:
+    with pytest.raises(UsageError):
+        read_inventory("some", {})
+
+
+def test_no_cards_and_pretended_cards_ask_no_driver() -> None:
+    assert read_inventory("none", {}) == read_inventory("0", {}) == Inventory()
+    inventory = read_inventory("sim:2", {"CUDA_VISIBLE_DEVICES": ""})
+    assert ids(inventory) == ["SIM-0", "SIM-1"]
+    assert inventory.pretended
+
+
+# ---- busy and broken cards ----
+
+
+def test_a_card_with_a_process_names_it(driver: Driver) -> None:
+    me = Process(os.getpid(), used_mb=12_000)
+    inventory = driver.read_inventory(machine_of(Card(used_mb=12_300, processes=[me]), Card()))
+    assert ids(inventory) == ["GPU-b"]
+    assert f"busy: 12.3 GB held by pid {os.getpid()} (" in reasons(inventory)[0]
+    assert "python" in reasons(inventory)[0]
+
+
+def test_a_process_that_cannot_be_seen_is_said_to_be(driver: Driver) -> None:
+    inventory = driver.read_inventory(machine_of(Card(processes=[Process(NO_SUCH_PID)])))
+    assert reasons(inventory)[0] == f"busy: 0.0 GB held by pid {NO_SUCH_PID} (not visible from here)"
+
+
+def test_many_processes_are_counted(driver: Driver) -> None:
+    inventory = driver.read_inventory(machine_of(Card(processes=[Process(NO_SUCH_PID + n) for n in range(5)])))
+    assert reasons(inventory)[0].endswith("and 2 more")
+
+
+def test_memory_without_a_process_is_busy_and_an_idle_cards_is_not(driver: Driver) -> None:
+    inventory = driver.read_inventory(machine_of(Card(used_mb=65), Card(used_mb=64)))
+    assert ids(inventory) == ["GPU-b"]
+    assert "no process that NVML lists" in reasons(inventory)[0]
+
+
+def test_a_screen_does_not_make_a_card_busy(driver: Driver) -> None:
+    screen = Process(NO_SUCH_PID, used_mb=900, kind="graphics")
+    assert ids(driver.read_inventory(machine_of(Card(used_mb=910, processes=[screen])))) == ["GPU-a"]
+    assert not driver.read_inventory(machine_of(Card(used_mb=1910, processes=[screen]))).gpus
+
+
+def test_an_old_drivers_processes_are_seen(driver: Driver) -> None:
+    old = [("nvmlDeviceGetComputeRunningProcesses_v3", -1, FUNCTION_NOT_FOUND)]
+    inventory = driver.read_inventory(machine_of(Card(processes=[Process(NO_SUCH_PID)]), failures=old))
+    assert "held by" in reasons(inventory)[0]
+
+
+def test_a_prohibited_card_is_left_out(driver: Driver) -> None:
+    inventory = driver.read_inventory(machine_of(Card(compute_mode=2), Card(compute_mode=3)))
+    assert ids(inventory) == ["GPU-b"]
+    assert "Prohibited" in reasons(inventory)[0]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "nvmlDeviceGetHandleByIndex_v2",
+        "nvmlDeviceGetUUID",
+        "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetMemoryInfo_v2",
+        "nvmlDeviceGetComputeRunningProcesses_v3",
+        "nvmlDeviceGetCudaComputeCapability",
+    ],
+)
+@pytest.mark.parametrize("code", [GPU_IS_LOST, UNKNOWN])
+def test_a_lost_card_is_left_out_in_nvmls_words(driver: Driver, function: str, code: int) -> None:
+    inventory = driver.read_inventory(machine_of(Card(), Card(), Card(), failures=[(function, 1, code)]))
+    assert ids(inventory) == ["GPU-a", "GPU-c"]
+    assert [gpu.index for gpu in inventory.gpus] == [0, 2]
+    assert reasons(inventory)[1] == f"cannot be read: {'GPU is lost' if code == GPU_IS_LOST else 'Unknown Error'}"
+
+
+@pytest.mark.parametrize(
+    ("card", "words"),
+    [
+        (Card(used_mb=9000, processes=[Process(NO_SUCH_PID)]), f"held by pid {NO_SUCH_PID}"),
+        (Card(compute_mode=2), "compute mode"),
+        (Card(mig_mode=1), "no instance"),
+    ],
+)
+def test_a_named_card_that_cannot_be_had_is_an_error(driver: Driver, card: Card, words: str) -> None:
+    with pytest.raises(InventoryError, match=words):
+        driver.read_inventory(machine_of(Card(), card), "0,GPU-b")
+
+
+# ---- claims ----
+
+
+def test_a_card_of_another_run_is_left_out_and_named(driver: Driver) -> None:
+    with Claims() as other_run:
+        assert other_run.try_claim("gpu-GPU-a")
+        inventory = driver.read_inventory(machine_of(Card(), Card()), claims=True)
+        assert ids(inventory) == ["GPU-b"]
+        assert reasons(inventory)[0] == f"leased by another rlharness run (pid {os.getpid()})"
+        with pytest.raises(InventoryError, match="another rlharness run"):
+            driver.read_inventory(machine_of(Card(), Card()), "0,", claims=True)
+    assert ids(driver.read_inventory(machine_of(Card(), Card()), claims=True)) == ["GPU-a", "GPU-b"]
+
+
+# Runs in a child, which holds what it claimed while it asks what is still free.
+CLAIMING = """
+from harness.errors import InventoryError
+from harness.machine.claims import Claims
+from harness.machine.gpus import read_inventory
+def free():
+    with Claims() as other:
+        return [n for n in ("gpu-GPU-a", "gpu-GPU-b") if other.try_claim(n)]
+mine = Claims()
+try:
+    read_inventory("3", {}, mine)
+except InventoryError:
+    print(free())
+read_inventory("1", {}, mine)
+print(free())
+read_inventory("sim:2", {}, mine)
+print(mine.try_claim("gpu-SIM-0") and Claims().try_claim("gpu-SIM-1"))
+"""
+
+
+def test_only_the_cards_of_the_run_stay_claimed(nvml_library: Path, tmp_path: Path) -> None:
+    machine_of(Card(), Card()).write(tmp_path / "machine")
+    assert run_child(CLAIMING, nvml_library.parent, tmp_path / "machine").splitlines() == [
+        "['gpu-GPU-a', 'gpu-GPU-b']",
+        "['gpu-GPU-b']",
+        "True",
+    ]
+
+
+# ---- MIG ----
+
+
+def mig_machine() -> Machine:
+    instances = [Instance("MIG-x", 1, 0), Instance("MIG-y", 2, 0, used_mb=5000, processes=[Process(NO_SUCH_PID)])]
+    return machine_of(Card(mig_mode=1, instances=instances), Card(mig_mode=0))
+
+
+def test_a_card_in_mig_mode_is_its_instances(driver: Driver) -> None:
+    inventory = driver.read_inventory(mig_machine())
+    assert [(gpu.gpu_id, gpu.index, gpu.is_mig) for gpu in inventory.gpus] == [("MIG-x", 0, True), ("GPU-b", 2, False)]
+    assert inventory.gpus[0].model == "NVIDIA Stub MIG 1g.10gb"
+    assert inventory.gpus[0].memory_gb == 10.0
+    assert inventory.gpus[0].capability == (9, 0)
+    assert "5.0 GB" in reasons(inventory)[1]
+
+
+@pytest.mark.parametrize("value", ["MIG-x", "MIG-GPU-a/1/0"])
+def test_a_mig_instance_by_its_name(driver: Driver, value: str) -> None:
+    assert ids(driver.read_inventory(mig_machine(), "auto", {"CUDA_VISIBLE_DEVICES": value})) == ["MIG-x"]
+
+
+# ---- NVLink ----
+
+
+def test_links_are_counted_between_cards(driver: Driver) -> None:
+    a, b, c = (f"00000000:{n:02X}:00.0" for n in (1, 2, 3))
+    machine = machine_of(Card(links=[b, b, c]), Card(links=[a, a, c]), Card(links=[a, b]))
+    assert driver.read_inventory(machine).num_links == {
+        frozenset({"GPU-a", "GPU-b"}): 2,
+        frozenset({"GPU-a", "GPU-c"}): 1,
+        frozenset({"GPU-b", "GPU-c"}): 1,
+    }
+    assert driver.read_inventory(machine, "0,2").num_links == {frozenset({"GPU-a", "GPU-c"}): 1}
+
+
+def test_links_to_switches_prefer_nobody(driver: Driver) -> None:
+    machine = machine_of(Card(links=["00000000:A1:00.0"] * 18), Card(links=["00000000:A1:00.0"] * 18))
+    inventory = driver.read_inventory(machine)
+    assert len(inventory.gpus) == 2
+    assert inventory.num_links == {}
+
+
+@pytest.mark.parametrize(
+    "function", ["nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemotePciInfo_v2", "nvmlDeviceGetPciInfo_v3"]
+)
+@pytest.mark.parametrize("code", [NOT_SUPPORTED, FUNCTION_NOT_FOUND, UNKNOWN])
+def test_errors_about_links_mean_none_known(driver: Driver, function: str, code: int) -> None:
+    a, b = "00000000:01:00.0", "00000000:02:00.0"
+    machine = machine_of(Card(links=[b]), Card(links=[a]), failures=[(function, -1, code)])
+    inventory = driver.read_inventory(machine)
+    assert len(inventory.gpus) == 2
+    assert inventory.num_links == {}
+
+
+# ---- no driver ----
+
+
+def run_child(code: str, library_directory: Path, file: Path) -> str:
+    root = str(Path(__file__).parents[2])
+    env = {**os.environ, "LD_LIBRARY_PATH": str(library_directory), "NVML_STUB_FILE": str(file), "PYTHONPATH": root}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+NO_DRIVER = """
+from harness.errors import InventoryError
+from harness.machine.gpus import NvmlMeter, read_inventory
+print(read_inventory("auto", {}))
+for ask in (lambda: read_inventory("2", {}), lambda: read_inventory("0,", {}), NvmlMeter):
+    try:
+        print(ask())
+    except InventoryError as error:
+        print(error.what)
+"""
+
+
+def test_without_a_library_there_are_no_cards(tmp_path: Path) -> None:
+    # An unusable file hides whatever driver this machine has.
+    (tmp_path / "libnvidia-ml.so.1").write_bytes(b"")
+    note = "no NVIDIA driver here"
+    assert run_child(NO_DRIVER, tmp_path, tmp_path).splitlines() == [
+        repr(Inventory(note=f"{note}: 0 GPUs")),
+        f"--gpus 2: {note}",
+        f"--gpus 0,: {note}",
+        note,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "note"),
+    [
+        ("nvmlInitWithFlags", DRIVER_NOT_LOADED, "no NVIDIA driver here: 0 GPUs"),
+        (
+            "nvmlInitWithFlags",
+            VERSION_MISMATCH,
+            "the NVIDIA driver does not answer (RM has detected an NVML/RM version mismatch): 0 GPUs",
+        ),
+        ("nvmlDeviceGetCount_v2", UNKNOWN, "the NVIDIA driver does not answer (Unknown Error): 0 GPUs"),
+    ],
+)
+def test_a_driver_that_does_not_start_is_said_once(driver: Driver, function: str, code: int, note: str) -> None:
+    broken = machine_of(Card(), failures=[(function, -1, code)])
+    assert driver.read_inventory(broken) == Inventory(note=note)
+    with pytest.raises(InventoryError, match="driver"):
+        driver.read_inventory(broken, "1")
+
+
+# ---- every machine ----
+
+CARDS = st.builds(
+    Card,
+    used_mb=st.sampled_from([0, 20, 5000]),
+    compute_mode=st.sampled_from([0, 0, 2, 3]),
+    mig_mode=st.sampled_from([-1, 0]),
+    processes=st.lists(st.builds(Process, st.just(NO_SUCH_PID)), max_size=1),
+)
+FAILURES = st.tuples(
+    st.sampled_from(["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetNvLinkState"]),
+    st.integers(0, 3),
+    st.sampled_from([NOT_SUPPORTED, GPU_IS_LOST, UNKNOWN]),
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.lists(CARDS, max_size=4), st.lists(FAILURES, max_size=2), st.lists(st.integers(0, 3), unique=True))
+def test_each_visible_card_is_taken_or_left_out(
+    driver: Driver, cards: list[Card], failures: list[tuple[str, int, int]], numbers: list[int]
+) -> None:
+    machine = machine_of(*cards, failures=failures)
+    visible = []
+    for number in numbers:
+        if number >= len(cards):
+            break
+        visible.append(number)
+    environ = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, numbers))}
+    inventory = driver.read_inventory(machine, "auto", environ)
+    taken = {gpu.index: gpu.gpu_id for gpu in inventory.gpus}
+    assert sorted([*taken, *reasons(inventory)]) == list(range(len(visible)))
+    for index, gpu_id in taken.items():
+        card = cards[visible[index]]
+        assert card.uuid == gpu_id
+        assert card.used_mb <= 64
+        assert not card.processes
+        assert card.compute_mode != 2
+    assert all(reasons(inventory).values())

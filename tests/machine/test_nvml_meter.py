@@ -1,0 +1,52 @@
+"""Memory and processes of cards through the real pynvml, and how they change while a meter is open."""
+
+import os
+
+from scenarios.nvml_stub.build import Card, Instance, Process, machine_of
+from scenarios.nvml_stub.driver import Driver
+
+FUNCTION_NOT_FOUND, GPU_IS_LOST = 13, 15
+NO_SUCH_PID = 2**31
+
+
+def test_memory_can_be_watched_as_it_changes(driver: Driver) -> None:
+    card = Card(used_mb=10)
+    machine = machine_of(card, Card(used_mb=20))
+    driver.show(machine)
+    assert driver.used_memory_bytes(["GPU-a", "GPU-b"]) == {"GPU-a": 10 * 10**6, "GPU-b": 20 * 10**6}
+    card.used_mb = 4000
+    card.processes.append(Process(os.getpid(), used_mb=3990))
+    driver.show(machine)
+    assert driver.used_memory_bytes(["GPU-a"]) == {"GPU-a": 4000 * 10**6}
+    (process,) = driver.processes_on("GPU-a")
+    assert (process.pid, process.used_bytes) == (os.getpid(), 3990 * 10**6)
+    assert "python" in process.command
+    assert len(process.command) <= 60
+
+
+def test_the_drivers_reserve_counts_for_nothing_where_the_driver_tells_it(driver: Driver) -> None:
+    driver.show(machine_of(Card(used_mb=10)))
+    assert driver.used_memory_bytes(["GPU-a"]) == {"GPU-a": 10 * 10**6}
+    driver.show(machine_of(Card(used_mb=10), failures=[("nvmlDeviceGetMemoryInfo_v2", -1, FUNCTION_NOT_FOUND)]))
+    assert driver.used_memory_bytes(["GPU-a"]) == {"GPU-a": 610 * 10**6}
+
+
+def test_a_card_that_cannot_be_read_has_no_reading(driver: Driver) -> None:
+    lost = [("nvmlDeviceGetHandleByUUID", 0, GPU_IS_LOST)]
+    driver.show(machine_of(Card(), Card(), failures=lost))
+    assert driver.used_memory_bytes(["GPU-a", "GPU-b", "GPU-none"]) == {"GPU-b": 0}
+    assert driver.processes_on("GPU-a") == ()
+
+
+def test_a_card_that_is_a_numa_node_has_no_reading(driver: Driver) -> None:
+    machine = machine_of(Card(used_mb=9000, numa_node=2))
+    assert driver.read_inventory(machine).gpus
+    assert driver.used_memory_bytes(["GPU-a"]) == {}
+
+
+def test_a_mig_instance_has_readings_of_its_own(driver: Driver) -> None:
+    instances = [Instance("MIG-x", 1), Instance("MIG-y", 2, used_mb=5000, processes=[Process(NO_SUCH_PID)])]
+    driver.show(machine_of(Card(mig_mode=1, instances=instances)))
+    assert driver.used_memory_bytes(["MIG-x", "MIG-y"]) == {"MIG-x": 0, "MIG-y": 5000 * 10**6}
+    assert [process.pid for process in driver.processes_on("MIG-y")] == [NO_SUCH_PID]
+    assert driver.processes_on("MIG-x") == ()

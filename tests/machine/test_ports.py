@@ -1,0 +1,112 @@
+"""Port blocks: one per slot, never shared, never where connections are numbered."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.errors import HarnessError
+from harness.machine.claims import Claims
+from harness.machine.ports import BLOCK_SIZE, PortBlocks, block_starts, is_listenable, read_ephemeral_range
+
+LINUX = (32768, 60999)
+
+
+@pytest.fixture
+def claims() -> Iterator[Claims]:
+    with Claims() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("ephemeral", "first", "end"),
+    [
+        (LINUX, 20000, 32768),
+        ((1024, 60999), 61000, 65536),
+        ((15000, 19000), 20000, 65536),
+        ((20100, 30000), 30001, 65536),
+        ((1024, 65535), 20000, 65536),
+    ],
+)
+def test_where_blocks_lie(ephemeral: tuple[int, int], first: int, end: int) -> None:
+    starts = block_starts(ephemeral)
+    assert starts[0] == first
+    assert end - BLOCK_SIZE < starts[-1] + BLOCK_SIZE <= end
+
+
+@settings(derandomize=True)
+@given(st.tuples(st.integers(1, 65535), st.integers(1, 65535)))
+def test_blocks_are_apart_from_each_other_and_from_connections(ends: tuple[int, int]) -> None:
+    low, high = sorted(ends)
+    starts = block_starts((low, high))
+    ports = [port for start in starts for port in (start, start + BLOCK_SIZE - 1)]
+    assert len(starts) >= 16
+    assert ports == sorted(set(ports))
+    assert 1024 <= ports[0] <= ports[-1] <= 65535
+    has_room_outside = low - 20000 >= 16 * BLOCK_SIZE or 65536 - max(high + 1, 20000) >= 16 * BLOCK_SIZE
+    if has_room_outside:
+        assert not any(start <= high and low <= start + BLOCK_SIZE - 1 for start in starts)
+
+
+def test_this_machines_range_is_a_range() -> None:
+    low, high = read_ephemeral_range()
+    assert 0 < low <= high <= 65535
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1", "::"])
+def test_a_port_somebody_listens_on_is_not_listenable(address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        server = socket.create_server((address, 0), family=family)
+    except OSError:
+        pytest.skip(f"this machine has no address {address}")
+    port = server.getsockname()[1]
+    with server:
+        assert not is_listenable(port)
+    assert is_listenable(port)
+
+
+def test_a_port_whose_last_connection_waits_out_its_time_is_listenable() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            accepted, _ = server.accept()
+            accepted.close()  # the end that closes first is the one that waits
+            assert client.recv(1) == b""
+    assert is_listenable(port)
+
+
+def test_a_slot_keeps_its_port_and_shares_it_with_nobody(claims: Claims) -> None:
+    with Claims() as other_claims:
+        ours, theirs = PortBlocks(claims, LINUX), PortBlocks(other_claims, LINUX)
+        ports = [ours.master_port(0), theirs.master_port(0), ours.master_port(1), theirs.master_port(1)]
+        assert len(set(ports)) == 4
+        assert all((port - 20000) % BLOCK_SIZE == 0 for port in ports)
+        assert [ours.master_port(0), theirs.master_port(0)] == ports[:2]
+
+
+def test_a_slot_moves_when_somebody_sits_on_its_port_and_its_block_is_given_back(claims: Claims) -> None:
+    blocks = PortBlocks(claims, LINUX)
+    port = blocks.master_port(0)
+    with socket.create_server(("127.0.0.1", port)):
+        assert blocks.master_port(0) != port
+    with Claims() as other_claims:
+        assert PortBlocks(other_claims, LINUX).master_port(0) <= port
+
+
+def test_a_released_block_can_be_had_by_another_run(claims: Claims) -> None:
+    blocks = PortBlocks(claims, LINUX)
+    port = blocks.master_port(3)
+    blocks.release(3)
+    blocks.release(3)
+    with Claims() as other_claims:
+        assert PortBlocks(other_claims, LINUX).master_port(0) <= port
+
+
+def test_when_no_block_is_left_it_says_so(claims: Claims) -> None:
+    blocks = PortBlocks(claims, (20000 + 16 * BLOCK_SIZE, 65535))
+    with pytest.raises(HarnessError, match="no free block of 64 ports is left for slot") as error:
+        list(map(blocks.master_port, range(17)))
+    assert "21023" in error.value.legal

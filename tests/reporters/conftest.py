@@ -1,0 +1,246 @@
+"""One hand-written run that has met everything, its directories included, for every reporter to tell."""
+
+import json
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from harness.reporters.base import Reporter
+from harness.runner.events import (
+    AttemptSlow,
+    AttemptStarted,
+    AttemptTerminating,
+    CollectionFinished,
+    CollectionProgress,
+    DumpRequested,
+    Event,
+    GpuQuarantined,
+    Heartbeat,
+    LeaseReturned,
+    RunStarted,
+    TestFinished,
+    TestStarted,
+    UnitFinished,
+)
+from harness.runner.stats import RunState, closing_figures, exit_code
+from harness.runner.units import Need, NeedSource, Outcome, TestCounts, TestOutcome, Unit, UnitResult
+
+CARDS = ("GPU-aaaa", "GPU-bbbb")
+IMPORT_ERROR = "tests/test_import.py:1: in <module>\n    import moonshine\nE   ModuleNotFoundError: moonshine\n"
+OUTPUT_OF_BAD = (
+    b"collected 2 items\r\n\x1b[31mFAILED\x1b[0m tests/test_bad.py::test_sum\n"
+    b"progress 1\rprogress 2\rbytes \xff\xfe and a title \x1b]0;owned\x07 and a cursor \x1b[2J\x1b[1;1H\n"
+    b"E   assert 1 == 2"
+)
+STACKS_OF_HANG = b"process 4711 (python)\n  test_hang.py:7 in test_waits\n"
+
+
+@dataclass(frozen=True)
+class SampleRun:
+    """The events of the run, and where its attempts left their files."""
+
+    directory: Path
+    events: list[Event]
+
+    def tell(self, *reporters: Reporter) -> RunState:
+        """Give every event to every reporter, as a dispatcher does."""
+        state = RunState()
+        with ExitStack() as closing:
+            for reporter in reversed(reporters):
+                closing.callback(reporter.close)
+            for event in self.events:
+                state.apply(event)
+                for reporter in reporters:
+                    reporter.on_event(event, state)
+        return state
+
+    def without_paths(self, text: str) -> str:
+        """`text` with the directory, which is another one each time, as RUN."""
+        return text.replace(str(self.directory), "RUN")
+
+
+def unit(name: str, gpus: int = 0, **fields: object) -> Unit:
+    return Unit(f"tests/test_{name}.py", Need(gpus=gpus), NeedSource.AST, **fields)  # type: ignore[arg-type]
+
+
+UNITS = (
+    unit("ok", 1),
+    unit("bad", 1),
+    unit("hang", 2),
+    unit("import", collect_error=IMPORT_ERROR),
+    unit("skipped"),
+    unit("wide", 16),
+    unit("leaky", 1),
+    unit("empty"),
+    unit("crash"),
+)
+OK, BAD, HANG, IMPORT, SKIPPED, WIDE, LEAKY, EMPTY, CRASH = UNITS
+
+
+def end(unit: Unit, name: str, outcome: str, reason: str = "", text: str = "") -> dict[str, object]:
+    nodeid = f"{unit.path}::{name}"
+    return {"k": "end", "id": nodeid, "outcome": outcome, "duration_s": 0.25, "reason": reason, "text": text}
+
+
+def start(unit: Unit, name: str) -> dict[str, object]:
+    return {"k": "start", "id": f"{unit.path}::{name}", "timeout_s": None}
+
+
+def attempt(root: Path, unit: Unit, names: list[str], records: list[dict[str, object]], exit: int | None) -> str:
+    """A directory as an attempt leaves it."""
+    directory = root / "units" / unit.path.removeprefix("tests/test_").removesuffix(".py")
+    directory.mkdir(parents=True)
+    nodeids = [f"{unit.path}::{name}" for name in names]
+    head: list[dict[str, object]] = [
+        {"k": "hello", "version": 1, "pid": 1},
+        {"k": "collected", "need": unit.need.to_json(), "nodeids": nodeids},
+    ]
+    tail: list[dict[str, object]] = [] if exit is None else [{"k": "finish", "exit": exit}]
+    lines = [json.dumps(record) for record in [*head, *records, *tail]]
+    (directory / "report.jsonl").write_text("\n".join(lines) + "\n")
+    (directory / "output.log").write_bytes(f"output of {unit.path}\n".encode())
+    return str(directory)
+
+
+def make_attempts(root: Path) -> dict[str, str]:
+    """The directories of all units that were started, by path."""
+    made = {
+        OK.path: attempt(
+            root,
+            OK,
+            ["test_a", "TestB::test_c[x::y]"],
+            [end(OK, "test_a", "passed"), end(OK, "TestB::test_c[x::y]", "xfailed", "known")],
+            0,
+        ),
+        BAD.path: attempt(
+            root,
+            BAD,
+            ["test_fine", "test_sum", "test_setup"],
+            [
+                end(BAD, "test_fine", "passed"),
+                end(BAD, "test_sum", "failed", "assert 1 == 2", "E   assert 1 == 2\nbell \x07 nul \x00"),
+                end(BAD, "test_setup", "error", "fixture 'gone' not found", "E   fixture 'gone' not found"),
+            ],
+            1,
+        ),
+        HANG.path: attempt(root, HANG, ["test_waits", "test_later"], [start(HANG, "test_waits")], None),
+        SKIPPED.path: attempt(
+            root,
+            SKIPPED,
+            ["test_a", "test_b"],
+            [end(SKIPPED, "test_a", "skipped", "no flash-attn"), end(SKIPPED, "test_b", "skipped", "no H100")],
+            0,
+        ),
+        LEAKY.path: attempt(root, LEAKY, ["test_a"], [end(LEAKY, "test_a", "passed")], 0),
+        EMPTY.path: attempt(root, EMPTY, [], [], 5),
+        CRASH.path: attempt(root, CRASH, ["test_a"], [end(CRASH, "test_a", "passed")], None),
+    }
+    Path(made[BAD.path], "output.log").write_bytes(OUTPUT_OF_BAD)
+    Path(made[HANG.path], "stacks.txt").write_bytes(STACKS_OF_HANG)
+    Path(made[CRASH.path], "output.log").write_bytes(b"")
+    return made
+
+
+def tests(**counts: int) -> TestCounts:
+    return TestCounts({TestOutcome[name.upper()]: number for name, number in counts.items()})
+
+
+@pytest.fixture
+def sample_run(tmp_path: Path) -> SampleRun:
+    root = tmp_path / "run"
+    at = make_attempts(root)
+
+    def done(unit: Unit, outcome: Outcome, reason: str, seconds: float, **fields: object) -> UnitResult:
+        return UnitResult(unit, outcome, reason, seconds, directory=at.get(unit.path, ""), **fields)  # type: ignore[arg-type]
+
+    first, second = CARDS
+    one, both = (first,), CARDS
+    events: list[Event] = [
+        RunStarted(
+            0.0,
+            "20260101-120000-k3f9",
+            str(root),
+            (f"0 NVIDIA H200 143 GB {first}", f"1 NVIDIA H200 143 GB {second}"),
+            ("2 NVIDIA H200: busy, 12.3 GB held by pid 4711 (python train.py)",),
+            ("TMPDIR moved to /tmp/rlh",),
+            "cgroup",
+            2,
+        ),
+        CollectionProgress(0.2, 1, 3),
+        CollectionProgress(11.0, 2, 3),
+        CollectionFinished(12.0, UNITS, (3.0, 2.0, 5.0, 0.0, 1.0, 9.0, 4.0, 1.0, 1.0), 14.0, 12.5, 12.0),
+        UnitFinished(12.0, done(IMPORT, Outcome.COLLECT_ERROR, "ModuleNotFoundError: moonshine", 0.0)),
+        UnitFinished(
+            12.0,
+            done(WIDE, Outcome.NOT_RUN, "needs 16 GPUs; here: 2 x NVIDIA H200 143 GB", 0.0, for_want_of_gpus=True),
+        ),
+        AttemptStarted(12.0, OK.path, one, 0, at[OK.path]),
+        AttemptStarted(12.0, BAD.path, (second,), 1, at[BAD.path]),
+        TestStarted(13.0, OK.path, f"{OK.path}::test_a", None),
+        TestFinished(13.5, OK.path, f"{OK.path}::test_a", "passed", 0.25),
+        UnitFinished(15.0, done(OK, Outcome.PASSED, "", 3.0, gpu_ids=one, tests=tests(passed=1, xfailed=1))),
+        LeaseReturned(15.0, OK.path, one),
+        UnitFinished(
+            16.0,
+            done(BAD, Outcome.FAILED, "exit code 1", 4.0, gpu_ids=(second,), tests=tests(passed=1, failed=1, error=1)),
+        ),
+        LeaseReturned(16.0, BAD.path, (second,)),
+        AttemptStarted(16.0, HANG.path, both, 0, at[HANG.path]),
+        TestStarted(17.0, HANG.path, f"{HANG.path}::test_waits", 30.0),
+        Heartbeat(40.0, 1, 4),
+        AttemptSlow(46.0, HANG.path, 30.0),
+        DumpRequested(46.5),
+        AttemptTerminating(47.0, HANG.path, "test_timeout"),
+        UnitFinished(
+            48.0,
+            done(
+                HANG,
+                Outcome.TIMED_OUT,
+                "test_waits ran longer than its 30 s",
+                32.0,
+                gpu_ids=both,
+                tests=tests(unfinished=1, unstarted=1),
+            ),
+        ),
+        LeaseReturned(48.5, HANG.path, both),
+        AttemptStarted(48.5, LEAKY.path, one, 0, at[LEAKY.path]),
+        AttemptStarted(48.5, SKIPPED.path, (), 1, at[SKIPPED.path]),
+        AttemptStarted(48.5, EMPTY.path, (), 2, at[EMPTY.path]),
+        UnitFinished(
+            50.0,
+            done(
+                SKIPPED,
+                Outcome.PASSED,
+                "",
+                1.5,
+                tests=tests(skipped=2),
+                skip_reasons=("no flash-attn", "no H100"),
+            ),
+        ),
+        UnitFinished(50.5, done(EMPTY, Outcome.NO_TESTS, "nothing was collected", 2.0)),
+        AttemptStarted(50.5, CRASH.path, (), 1, at[CRASH.path]),
+        UnitFinished(
+            52.5,
+            done(
+                LEAKY,
+                Outcome.PASSED,
+                "",
+                4.0,
+                gpu_ids=one,
+                tests=tests(passed=1),
+                left_behind=("812 R python server.py",),
+                collected_need=Need(gpus=2),
+            ),
+        ),
+        GpuQuarantined(54.0, LEAKY.path, first, "29.1 GB still held, by nobody that NVML shows"),
+        UnitFinished(55.0, done(CRASH, Outcome.CRASHED, "signal 11 (SIGSEGV)", 4.5, tests=tests(passed=1))),
+    ]
+    state = RunState()
+    for event in events:
+        state.apply(event)
+    state.check_sum()
+    code = exit_code(state, allow_missing_gpus=False)
+    events.append(closing_figures(state, t=55.5, exit_code=code, lower_bound_s=36.0, bounding_unit=HANG.path))
+    return SampleRun(root, events)

@@ -1,0 +1,171 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xmlschema
+from hypothesis import given
+from hypothesis import strategies as st
+from junitparser import JUnitXml, TestCase, TestSuite
+
+from harness.clock import FakeClock
+from harness.errors import UsageError
+from harness.reporters.junit import JUnitReporter
+from harness.runner.events import CollectionFinished, RunFinished, UnitFinished
+from harness.runner.stats import RunState
+from harness.runner.units import Need, NeedSource, Outcome, Unit, UnitResult
+
+SCHEMA = Path(__file__).parents[1] / "data" / "junit.xsd"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "ci" / "junit.xml"
+
+
+def suites(file: Path) -> dict[str, TestSuite]:
+    """The suites by name, of a file that is valid and whose totals are right on every level."""
+    xmlschema.XMLSchema(str(SCHEMA)).validate(str(file))
+    xml = JUnitXml.fromfile(str(file))
+    found = {suite.name: suite for suite in xml}
+    for suite in found.values():
+        cases = list(suite)
+        assert suite.tests == len(cases)
+        assert suite.failures == sum(case.is_failure for case in cases)
+        assert suite.errors == sum(case.is_error for case in cases)
+        assert suite.skipped == sum(case.is_skipped for case in cases)
+    for total in ("tests", "failures", "errors"):
+        assert getattr(xml, total) == sum(getattr(suite, total) for suite in found.values())
+    return found
+
+
+def told(case: TestCase) -> tuple[Any, ...]:
+    return tuple((result.type, result.message) for result in case.result) or (None,)
+
+
+def names(suite: TestSuite) -> list[tuple[str, str]]:
+    return [(case.name, case.classname) for case in suite]
+
+
+def test_each_test_has_its_outcome(sample_run: Any, file: Path) -> None:
+    sample_run.tell(JUnitReporter(file, FakeClock()))
+    found = suites(file)
+    assert names(found["tests/test_ok.py"]) == [
+        ("test_a", "tests.test_ok"),
+        ("test_c[x::y]", "tests.test_ok.TestB"),
+    ]
+    fine, failed, in_error = found["tests/test_bad.py"]
+    assert told(fine) == (None,)
+    assert told(failed) == (("failed", "assert 1 == 2"),)
+    assert failed.result[0].text == "E   assert 1 == 2\nbell \\x07 nul \\x00"
+    assert told(in_error) == (("error", "fixture 'gone' not found"),)
+    assert "units/bad/output.log" in failed.system_out
+    assert [told(case) for case in found["tests/test_skipped.py"]] == [
+        (("skipped", "no flash-attn"),),
+        (("skipped", "no H100"),),
+    ]
+
+
+def test_tests_that_never_wrote_their_end_are_errors(sample_run: Any, file: Path) -> None:
+    sample_run.tell(JUnitReporter(file, FakeClock()))
+    waits, later = suites(file)["tests/test_hang.py"]
+    reason = "test_waits ran longer than its 30 s"
+    assert told(waits) == (("unfinished", f"it was running when the process ended: {reason}"),)
+    assert told(later) == (("unstarted", f"the process ended before it began: {reason}"),)
+
+
+def test_a_unit_whose_outcome_no_test_explains_has_a_testcase_of_its_own(sample_run: Any, file: Path) -> None:
+    sample_run.tell(JUnitReporter(file, FakeClock()))
+    found = suites(file)
+    passed, crashed = found["tests/test_crash.py"]
+    assert told(passed) == (None,)
+    assert (crashed.name, told(crashed)) == ("[crashed]", (("crashed", "signal 11 (SIGSEGV)"),))
+    (imported,) = found["tests/test_import.py"]
+    assert told(imported) == (("collect_error", "ModuleNotFoundError: moonshine"),)
+    assert "import moonshine" in imported.result[0].text
+    (wide,) = found["tests/test_wide.py"]
+    assert wide.is_skipped
+    assert told(wide) == (("not_run", "needs 16 GPUs; here: 2 x NVIDIA H200 143 GB"),)
+    assert list(found["tests/test_empty.py"]) == []
+
+
+def test_suites_carry_time_date_and_file(sample_run: Any, file: Path) -> None:
+    sample_run.tell(JUnitReporter(file, FakeClock()))
+    suite = suites(file)["tests/test_hang.py"]
+    assert suite.time == 32.0
+    assert suite.timestamp == "2026-01-01T00:00:16.000+00:00"
+    assert suite._elem.get("file") == "tests/test_hang.py"
+
+
+def test_a_run_that_never_finished_is_written_when_it_is_closed(sample_run: Any, file: Path) -> None:
+    hang = [type(event).__name__ for event in sample_run.events].index("AttemptSlow")
+    del sample_run.events[hang:]
+    sample_run.tell(JUnitReporter(file, FakeClock()))
+    found = suites(file)
+    assert len(found) == 9
+    assert told(next(iter(found["tests/test_leaky.py"]))) == (
+        ("interrupted", "the runner stopped before this unit had an outcome"),
+    )
+
+
+def test_nothing_is_left_beside_the_file(sample_run: Any, file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text("an older report")
+    sample_run.tell(JUnitReporter(file, FakeClock()))
+    assert list(file.parent.iterdir()) == [file]
+    assert "an older report" not in file.read_text()
+
+
+def test_an_older_report_stays_when_the_new_one_cannot_be_written(sample_run: Any, file: Path) -> None:
+    reporter = JUnitReporter(file, FakeClock())
+    file.mkdir()  # os.replace cannot put a file over it
+    (file / "inside").write_text("")
+    with pytest.raises(OSError, match=r"junit\.xml"):
+        sample_run.tell(reporter)
+    assert [path.name for path in file.parent.iterdir()] == ["junit.xml"]
+
+
+def test_a_file_that_cannot_be_made_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "ci").write_text("not a directory")
+    with pytest.raises(UsageError, match=r"ci/junit\.xml"):
+        JUnitReporter(tmp_path / "ci" / "junit.xml", FakeClock())
+
+
+def test_pytest_that_stopped_by_itself_skips_what_it_did_not_begin(sample_run: Any, file: Path) -> None:
+    report = sample_run.directory / "units" / "hang" / "report.jsonl"
+    report.write_text(report.read_text() + '{"k": "finish", "exit": 1}\n')
+    sample_run.tell(JUnitReporter(file, FakeClock()))
+    _, later = suites(file)["tests/test_hang.py"]
+    assert told(later) == (("unstarted", "pytest stopped before it began"),)
+
+
+def test_a_report_of_another_version_is_said_and_the_others_are_written(sample_run: Any, file: Path) -> None:
+    (sample_run.directory / "units" / "ok" / "report.jsonl").write_text('{"k": "hello", "version": 9, "pid": 1}\n')
+    sample_run.tell(JUnitReporter(file, FakeClock()))
+    (case,) = suites(file)["tests/test_ok.py"]
+    assert case.is_skipped and "version 9" in case.result[0].message
+
+
+def test_a_failure_of_200_mb_is_shortened_and_says_so(sample_run: Any, file: Path) -> None:
+    report = sample_run.directory / "units" / "ok" / "report.jsonl"
+    line = '{"k": "end", "id": "tests/test_ok.py::test_a", "outcome": "failed", "duration_s": 1, "text": "%s"}\n'
+    report.write_text(line % ("x" * 2_000_000))
+    sample_run.tell(JUnitReporter(file, FakeClock()))
+    (case,) = suites(file)["tests/test_ok.py"]
+    text = case.result[0].text
+    assert len(text) < 201_000
+    assert "1800000 characters left out" in text
+
+
+@given(text=st.text(max_size=60), outcome=st.sampled_from(Outcome))
+def test_any_text_gives_valid_xml(tmp_path_factory: pytest.TempPathFactory, text: str, outcome: Outcome) -> None:
+    file = tmp_path_factory.getbasetemp() / "any.xml"
+    state, reporter = RunState(), JUnitReporter(file, FakeClock())
+    unit = Unit(f"tests/{text}.py", Need(), NeedSource.AST, collect_error=text)
+    for event in (
+        CollectionFinished(0.0, (unit,), (0.0,), 0.0, 0.0, 0.0),
+        UnitFinished(1.0, UnitResult(unit, outcome, text)),
+        RunFinished(1e6 + 1e-7, 0, 1.0, 0.0, 0.0, 0.0, 0.0, ""),
+    ):
+        state.apply(event)
+        reporter.on_event(event, state)
+    assert len(suites(file)) == 1

@@ -1,0 +1,244 @@
+import io
+import os
+import pty
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.clock import FakeClock
+from harness.reporters.live.frame import FrameStyle, Picture, frame
+from harness.reporters.live.reporter import LiveReporter
+from harness.reporters.live.screen import Screen
+from harness.runner.stats import Progress, Running, RunState
+from harness.runner.units import Outcome
+
+CARDS = ("0 NVIDIA H200 143 GB GPU-a", "1 NVIDIA H200 143 GB GPU-b")
+
+
+def running(path: str, slot: int = 0, **fields: Any) -> Running:
+    defaults = {"gpu_ids": (), "slot": slot, "directory": "/d", "started_t": 10.0, "expected_s": 20.0}
+    return Running(path, **{**defaults, **fields})
+
+
+def progress(*attempts: Running, **fields: Any) -> Progress:
+    return Progress(
+        **{
+            "num_units": 10,
+            "num_collect_done": 0,
+            "num_collect_total": 0,
+            "outcomes": {Outcome.PASSED: 3, Outcome.FAILED: 1},
+            "running": attempts,
+            "num_gpus": 2,
+            "num_gpus_leased": 2,
+            "first_start_t": 10.0,
+            "planned_makespan_s": 60.0,
+            "expected_total_s": 100.0,
+            "expected_done_s": 40.0,
+            "cancelled": False,
+            **fields,
+        }
+    )
+
+
+def drawn(picture: Progress, now_t: float = 72.0, width: int = 80, height: int = 24, **style: Any) -> list[str]:
+    lines = frame(Picture(picture, CARDS, now_t, 0.0), now_t, FrameStyle(width, height, **{"num_rows": 0, **style}))
+    return [line.plain for line in lines]
+
+
+HANG = running(
+    "tests/distributed/test_hang.py",
+    1,
+    gpu_ids=("GPU-a", "GPU-b"),
+    test="tests/distributed/test_hang.py::TestX::test_y[p::q]",
+    test_started_t=11.0,
+    num_tests_done=4,
+)
+ENDING = running("tests/test_b.py", 0, terminating="test_timeout")
+
+
+def test_a_frame_says_what_runs_where_since_when() -> None:
+    assert drawn(progress(HANG, ENDING)) == [
+        "",
+        " cards       file                           test                 tests    since",
+        " cpu         tests/test_b.py                terminating: test…             1:02",
+        " gpu 0-1     …sts/distributed/test_hang.py  test_y[p::q]             4     1:02",
+        "",
+        " ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━      1:12, 0:14 left",
+        " 4/10  1 failed  3 passed  2 running  4 queued  2/2 cards",
+    ]
+
+
+def test_the_bar_is_coloured_by_how_units_ended() -> None:
+    picture = Picture(progress(HANG, ENDING), CARDS, 72.0, 0.0)
+    bar = frame(picture, 72.0, FrameStyle(80, 24, 0, ascii_only=True))[-2].plain
+    assert bar.split()[0] == "#" * 17 + "!" * 5 + "=" * 12 + "." * 23
+
+
+def test_a_stream_without_box_drawing_gets_ascii() -> None:
+    assert "\n".join(drawn(progress(HANG), ascii_only=True)).isascii()
+
+
+def test_a_narrow_terminal_loses_the_test_column_first() -> None:
+    lines = drawn(progress(HANG), width=50)
+    assert lines[1].split() == ["cards", "file", "since"]
+    assert "test_y" not in "".join(lines)
+
+
+def test_more_attempts_than_lines_are_counted() -> None:
+    lines = drawn(progress(*(running(f"tests/test_{n}.py", n) for n in range(30))), height=12)
+    assert len(lines) == 11
+    assert lines[-4] == " and 25 more"
+
+
+def test_the_frame_keeps_its_height() -> None:
+    assert len(drawn(progress(HANG), num_rows=5)) == len(drawn(progress(*[HANG] * 5), num_rows=5))
+
+
+def test_a_collection_is_a_line() -> None:
+    lines = drawn(progress(num_units=0, num_collect_done=3, num_collect_total=12), now_t=4.0)
+    assert lines == [" collecting: 3 of 12 files, 0:04"]
+
+
+@given(
+    paths=st.lists(st.text(max_size=40), max_size=12),
+    width=st.integers(1, 150),
+    height=st.integers(1, 40),
+    now_t=st.floats(0, 1e6),
+)
+def test_no_frame_is_wider_or_higher_than_its_terminal(paths: list[str], width: int, height: int, now_t: float) -> None:
+    attempts = [running(path, slot, test=f"{path}::test_{path}") for slot, path in enumerate(paths)]
+    lines = frame(Picture(progress(*attempts), CARDS, now_t, 0.0), now_t, FrameStyle(width, height, 3))
+    assert len(lines) <= max(1, height - 1)
+    assert all(line.cell_len <= max(0, width - 1) for line in lines)
+    assert not any(c in line.plain for line in lines for c in "\n\r\x1b\x9b")
+
+
+class Tty:
+    """A pseudo-terminal whose other end is read into `seen`."""
+
+    def __init__(self) -> None:
+        self.master, slave = pty.openpty()
+        self.stream: TextIO = os.fdopen(slave, "w", encoding="utf-8")
+        self.seen = b""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = os.read(self.master, 1 << 16)
+            except OSError:  # the last writer closed it
+                return
+            if not data:
+                return
+            self.seen += data
+
+    def finish(self) -> str:
+        self.stream.close()
+        self._reader.join(10)
+        os.close(self.master)
+        return self.seen.decode()
+
+
+@pytest.fixture
+def tty() -> Iterator[Tty]:
+    terminal = Tty()
+    yield terminal
+    if not terminal.stream.closed:
+        terminal.finish()
+
+
+def reporter_on(stream: TextIO, said: list[str], **fields: Any) -> LiveReporter:
+    return LiveReporter(stream, FakeClock(), **{"colour": True, "say": said.append, **fields})
+
+
+def test_a_run_on_a_terminal_leaves_its_lines_and_gives_the_cursor_back(sample_run: Any, tty: Tty) -> None:
+    said: list[str] = []
+    sample_run.tell(reporter_on(tty.stream, said))
+    text = tty.finish()
+    assert said == []
+    assert text.count("\x1b[?25l") == 1 and text.rstrip().endswith("\x1b[2K")
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    for line in (
+        "FAILED tests/test_bad.py",
+        "QUARANTINED gpu 0",
+        "slow tests/test_hang.py",
+        "passed tests/test_skipped",
+    ):
+        assert re.search(line.replace(" ", " +", 1), plain)
+    assert not re.search("passed +tests/test_ok.py", plain)  # what is well is counted, not told
+
+
+def test_frames_are_drawn_while_the_run_goes_on(sample_run: Any, tty: Tty) -> None:
+    state, reporter = RunState(), reporter_on(tty.stream, [])
+    for event in sample_run.events[:18]:
+        state.apply(event)
+        reporter.on_event(event, state)
+    deadline = threading.Event()
+    for _ in range(200):
+        if b"test_waits" in tty.seen:
+            break
+        deadline.wait(0.05)
+    assert b"test_waits" in tty.seen
+    reporter.close()
+
+
+def test_no_colour_means_none(sample_run: Any, tty: Tty) -> None:
+    sample_run.tell(reporter_on(tty.stream, [], colour=False))
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7][0-9;]*m", tty.finish())
+
+
+class GoneStream(io.StringIO):
+    """A terminal that closes after the first frame."""
+
+    def write(self, text: str) -> int:
+        if self.tell() > 0:
+            raise BrokenPipeError(32, "Broken pipe")
+        return super().write(text)
+
+
+def test_a_terminal_that_goes_away_turns_the_display_off_and_nothing_else(sample_run: Any) -> None:
+    said: list[str] = []
+    reporter = reporter_on(GoneStream(), said)
+    state = sample_run.tell(reporter)
+    assert state.finished is not None
+    (line,) = said
+    assert "the live display is off" in line and "Broken pipe" in line
+
+
+class StalledStream(io.StringIO):
+    """A terminal that takes nothing until it is let go (Ctrl-S)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.go_on.wait(60)
+        return super().write(text)
+
+
+def test_a_terminal_that_takes_nothing_does_not_hold_up_the_run(sample_run: Any) -> None:
+    stream = StalledStream()
+    sample_run.tell(reporter_on(stream, [], close_s=0.05))  # this line coming to its end is the test
+    assert stream.getvalue() == ""
+    stream.go_on.set()
+
+
+def test_a_terminal_made_narrower_is_cleared_of_the_wrapped_frame() -> None:
+    stream = io.StringIO()
+    screen = Screen(stream, colour=True, size=lambda: (100, 30))
+    picture = Picture(progress(HANG, ENDING), CARDS, 72.0, 0.0)
+    wide, narrow = FrameStyle(100, 30, 0), FrameStyle(40, 30, 0)
+    screen.draw([], frame(picture, 72.0, wide), wide)
+    before = len(stream.getvalue())
+    screen.draw([], frame(picture, 72.0, narrow), narrow)
+    up = re.findall(r"\x1b\[(\d+)A", stream.getvalue()[before:])
+    # head, two rows and bar, of nearly 100 cells, take 3 lines of 40 each, the counts 2: 9 more than they had
+    assert up[0] == "9"

@@ -1,0 +1,56 @@
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from harness.clock import FakeClock
+from harness.reporters.make import ReportOptions, make_reporters
+
+
+def test_all_of_them_tell_one_run(sample_run: Any, tmp_path: Path) -> None:
+    said: list[str] = []
+    stream = io.StringIO()
+    options = ReportOptions(
+        is_terminal=False,
+        colour=False,
+        events_files=(tmp_path / "a.jsonl", tmp_path / "b.jsonl"),
+        junit_file=tmp_path / "junit.xml",
+    )
+    sample_run.tell(*make_reporters(options, stream=stream, clock=FakeClock(), say=said.append))
+    assert said == []
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+    assert (tmp_path / "junit.xml").exists()
+    display, _, summary = stream.getvalue().partition("\n\n====")
+    assert "terminating" in display and "9 units:" in summary
+
+
+def test_one_that_fails_takes_no_other_with_it(sample_run: Any, tmp_path: Path) -> None:
+    said: list[str] = []
+    stream = io.StringIO()
+    stream.close()
+    options = ReportOptions(is_terminal=False, colour=False, events_files=(tmp_path / "a.jsonl",))
+    sample_run.tell(*make_reporters(options, stream=stream, clock=FakeClock(), say=said.append))
+    assert ["the display" in line or "the summary" in line for line in said] == [True, True]
+    assert json.loads((tmp_path / "a.jsonl").read_text().splitlines()[-1])["event"] == "run_finished"
+
+
+def test_a_terminal_is_drawn_on_and_cleared_before_the_summary(sample_run: Any) -> None:
+    said: list[str] = []
+    stream = io.StringIO()
+    options = ReportOptions(is_terminal=True, colour=True)
+    sample_run.tell(*make_reporters(options, stream=stream, clock=FakeClock(), say=said.append))
+    assert said == []
+    drawn, _, summary = stream.getvalue().rpartition("\x1b[?25h")
+    assert "TIMED OUT" in drawn
+    assert "9 units:" in summary and "9 units:" not in drawn
+
+
+def test_heavy_libraries_wait_until_they_are_asked_for() -> None:
+    code = (
+        "import sys, harness.reporters.make;"
+        "print([name for name in ('rich', 'junitparser', 'xml') if name in sys.modules])"
+    )
+    out = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=Path(__file__).parents[2])
+    assert out == "[]\n"

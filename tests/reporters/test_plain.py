@@ -1,0 +1,63 @@
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.reporters.plain import PlainReporter
+from harness.runner.events import CancelRequested, CollectionFinished, UnitFinished
+from harness.runner.stats import RunState
+from harness.runner.units import Need, NeedSource, Outcome, Unit, UnitResult
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "plain_run.txt"
+
+
+def test_a_whole_run_reads_as_the_golden(sample_run: Any) -> None:
+    stream = io.StringIO()
+    sample_run.tell(PlainReporter(stream))
+    assert sample_run.without_paths(stream.getvalue()) == GOLDEN.read_text()
+
+
+def test_no_control_character_reaches_the_stream() -> None:
+    stream, state = io.StringIO(), RunState()
+    unit = Unit("tests/\x1b[2J\r.py", Need(), NeedSource.AST)
+    reporter = PlainReporter(stream)
+    for event in (
+        CollectionFinished(0.0, (unit,), (0.0,), 0.0, 0.0, 0.0),
+        UnitFinished(1.0, UnitResult(unit, Outcome.FAILED, "bad\x07\nthing", directory="/d")),
+    ):
+        state.apply(event)
+        reporter.on_event(event, state)
+    text = stream.getvalue()
+    assert "\\x1b[2J" in text and "bad\\x07 thing" in text
+    assert not [c for c in text if ord(c) < 0x20 and c != "\n"]
+
+
+def test_units_that_a_cancelled_run_does_not_start_get_no_line_each() -> None:
+    stream, state = io.StringIO(), RunState()
+    units = tuple(Unit(f"test_{index}.py", Need(), NeedSource.AST) for index in range(100))
+    reporter = PlainReporter(stream)
+    for event in (
+        CollectionFinished(0.0, units, (0.0,) * 100, 0.0, 0.0, 0.0),
+        CancelRequested(1.0, "SIGINT", kill=False),
+        *(UnitFinished(1.0, UnitResult(unit, Outcome.NOT_RUN, "cancelled")) for unit in units),
+    ):
+        state.apply(event)
+        reporter.on_event(event, state)
+    assert "SIGINT: no further unit starts" in stream.getvalue()
+    assert stream.getvalue().count("\n") == 2
+
+
+def test_every_event_is_flushed(sample_run: Any) -> None:
+    stream = io.TextIOWrapper(raw := io.BytesIO(), encoding="ascii", write_through=False)
+    state, reporter = RunState(), PlainReporter(stream)
+    state.apply(sample_run.events[0])
+    reporter.on_event(sample_run.events[0], state)
+    assert raw.getvalue().startswith(b"rlharness run")
+
+
+def test_a_stream_that_is_gone_raises(sample_run: Any) -> None:
+    stream = io.StringIO()
+    stream.close()
+    with pytest.raises(ValueError, match="closed"):
+        sample_run.tell(PlainReporter(stream))

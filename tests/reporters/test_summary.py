@@ -1,0 +1,99 @@
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.exit_codes import ExitCode
+from harness.reporters.summary import SummaryReporter, closing_line
+from harness.runner.events import CollectionFinished, Event, RunFinished, UnitFinished
+from harness.runner.stats import RunState
+from harness.runner.units import Need, NeedSource, Outcome, Unit, UnitResult
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def told(*events: Event) -> str:
+    stream, state = io.StringIO(), RunState()
+    reporter = SummaryReporter(stream, colour=False)
+    for event in events:
+        state.apply(event)
+        reporter.on_event(event, state)
+    return stream.getvalue()
+
+
+def finished(code: ExitCode) -> RunFinished:
+    return RunFinished(9.0, int(code), 9.0, 18.0, 0.0, 4.0, 8.0, "")
+
+
+def results(*units: tuple[UnitResult, ...] | UnitResult) -> list[Event]:
+    flat = [result for entry in units for result in (entry if isinstance(entry, tuple) else (entry,))]
+    collected = CollectionFinished(0.0, tuple(r.unit for r in flat), (0.0,) * len(flat), 0.0, 0.0, 0.0)
+    return [collected, *(UnitFinished(1.0, result) for result in flat)]
+
+
+def unit(name: str, source: NeedSource = NeedSource.AST) -> Unit:
+    return Unit(name, Need(gpus=1), source)
+
+
+@pytest.mark.parametrize(("name", "colour"), [("summary.txt", False), ("summary_colour.txt", True)])
+def test_a_whole_run_reads_as_the_golden(sample_run: Any, name: str, colour: bool) -> None:
+    stream = io.StringIO()
+    sample_run.tell(SummaryReporter(stream, colour=colour))
+    assert sample_run.without_paths(stream.getvalue()) == (GOLDEN / name).read_text()
+
+
+def test_a_good_run_is_a_table_and_a_line() -> None:
+    text = told(*results(UnitResult(unit("a.py"), Outcome.PASSED, duration_s=18.0)), finished(ExitCode.OK))
+    assert text == (
+        "\n  passed                 1\n  tests: no tests\n\n"
+        "1 unit: 1 passed in 9.0 s (sequential 18.0 s, 2.0x; lower bound 4.0 s)\n"
+    )
+
+
+def test_each_failing_output_is_shown_once(sample_run: Any) -> None:
+    stream = io.StringIO()
+    sample_run.tell(SummaryReporter(stream, colour=False))
+    assert stream.getvalue().count("E   assert 1 == 2") == 1
+    assert stream.getvalue().count("test_hang.py:7 in test_waits") == 1
+
+
+def test_an_output_beyond_the_cap_says_where_the_rest_is(sample_run: Any) -> None:
+    log = sample_run.directory / "units" / "bad" / "output.log"
+    log.write_bytes(b"line\n" * 100_000)
+    stream = io.StringIO()
+    sample_run.tell(SummaryReporter(stream, colour=False, cap_bytes=1000))
+    assert f"the whole output is in {log}" in stream.getvalue()
+    assert stream.getvalue().count("line\n") < 250
+
+
+def test_an_output_that_is_gone_is_said(sample_run: Any) -> None:
+    (sample_run.directory / "units" / "bad" / "output.log").unlink()
+    stream = io.StringIO()
+    sample_run.tell(SummaryReporter(stream, colour=False))
+    assert "output.log is gone" in stream.getvalue()
+
+
+def test_a_long_list_is_counted_beyond_its_first() -> None:
+    many = tuple(UnitResult(unit(f"test_{index:04}.py"), Outcome.NOT_RUN, "cancelled") for index in range(2000))
+    text = told(*results(many), finished(ExitCode.INTERRUPTED))
+    assert "not run, since the run was cancelled (2,000)\n  test_0000.py: cancelled\n" in text
+    assert "  and 1,980 more\n" in text
+    assert "exit code 2: the run was interrupted" in text
+
+
+@pytest.mark.parametrize(
+    ("source", "remedy"),
+    [(NeedSource.AST, "literals"), (NeedSource.IMPORT, "not depend on the machine"), (NeedSource.TABLE, "needs table")],
+)
+def test_a_need_that_was_planned_otherwise_says_what_to_change(source: NeedSource, remedy: str) -> None:
+    result = UnitResult(unit("a.py", source), Outcome.PASSED, collected_need=Need(gpus=2))
+    text = told(*results(result), finished(ExitCode.OK))
+    assert "planned with 1 GPU, its markers ask for 2 GPUs" in text
+    assert remedy in text
+
+
+def test_the_closing_line_of_a_run_without_units() -> None:
+    state = RunState()
+    line = closing_line(RunFinished(1.0, 5, 1.0, 0.0, 0.0, 0.0, 0.0, ""), state)
+    assert line == "0 units in 1.0 s (sequential 0.0 s; lower bound 0.0 s)"

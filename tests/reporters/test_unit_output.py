@@ -1,0 +1,110 @@
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from harness.reporters.unit_output import OutputFilter, show_file
+
+PIECES = ["text", "ü", "\n", "\r\n", "\r", "\x07", "\x00", "\x9b2J"]
+PIECES += ["\x1b", "\x1b[", "\x1b]", "\x1bc", "\x1b(B", "\x1b[31m", "\x1b[0m", "\x1b[2J", "\x1b[1;1H"]
+PIECES += ["\x1b]0;title\x07", "\x1b]8;;u\x1b\\", "\x1bP1$r\x1b\\", "\x1b]52;c;" + "A" * 5000]
+SAFE = re.compile("(?:[^\x00-\x08\x0b-\x1f\x7f-\x9f]|\x1b\\[[0-9;:]*m)*")
+
+
+def filtered(data: bytes, *, colour: bool, cuts: tuple[int, ...] = ()) -> str:
+    output = OutputFilter(colour=colour)
+    bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    fed = [output.feed(data[a:b]) for a, b in pairwise(bounds)]
+    return "".join(fed) + output.finish()
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"plain\n", "plain\n"),
+        (b"\xff\xfe", "\\xff\\xfe"),
+        ("ü".encode(), "ü"),
+        (b"\x1b[31mred\x1b[0m", "\x1b[31mred\x1b[0m\x1b[0m"),
+        (b"\x1b[2Ja\x1b[1;1Hb", "ab"),
+        (b"\x1b]0;owned\x07a\x1b]8;;http://x\x1b\\b", "ab"),
+        (b"10%\r20%\r\ndone", "10%\n20%\ndone"),
+        (b"bell\x07 back\x08", "bell\\x07 back\\x08"),
+        (b"end \x1b", "end \\x1b"),
+        (b"end \x1b]0;never closed", "end \\x1b]0;never closed"),
+        (b"\x1bc\x1b(B\x1b7x", "x"),
+    ],
+)
+def test_what_each_kind_of_output_becomes(data: bytes, expected: str) -> None:
+    assert filtered(data, colour=True) == expected
+
+
+def test_without_colour_nothing_but_text_is_left() -> None:
+    assert filtered(b"\x1b[31mred\x1b[0m\n", colour=False) == "red\n"
+
+
+@given(
+    pieces=st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=8),
+    cuts=st.lists(st.integers(0, 200), max_size=5).map(tuple),
+    colour=st.booleans(),
+)
+@example(pieces=["\x1b]0;a\x1b\\b"], cuts=(6,), colour=True)
+@example(pieces=["\x1b[31m", "\r\n"], cuts=(3, 6), colour=True)
+def test_where_the_output_is_cut_changes_nothing_and_all_of_it_is_safe(
+    pieces: list[str], cuts: tuple[int, ...], colour: bool
+) -> None:
+    data = "".join(pieces).encode("utf-8", "surrogatepass")
+    whole = filtered(data, colour=colour)
+    assert filtered(data, colour=colour, cuts=cuts) == whole
+    assert SAFE.fullmatch(whole)
+
+
+@given(data=st.binary(max_size=300), cuts=st.lists(st.integers(0, 300), max_size=5).map(tuple))
+def test_any_bytes_become_safe_text(data: bytes, cuts: tuple[int, ...]) -> None:
+    whole = filtered(data, colour=True)
+    assert SAFE.fullmatch(whole)
+    assert filtered(data, colour=True, cuts=cuts) == whole
+
+
+def shown(path: Path, cap_bytes: int) -> str:
+    parts: list[str] = []
+    show_file(path, parts.append, colour=False, cap_bytes=cap_bytes)
+    return "".join(parts)
+
+
+def test_a_file_up_to_the_cap_is_shown_whole_and_ends_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "output.log"
+    path.write_bytes(b"a" * 200_000)
+    assert shown(path, 200_000) == "a" * 200_000 + "\n"
+    path.write_bytes(b"")
+    assert shown(path, 10) == ""
+
+
+def test_beyond_the_cap_both_ends_are_shown_whole_lines_each(tmp_path: Path) -> None:
+    path = tmp_path / "output.log"
+    lines = [f"line {number}" for number in range(20_000)]
+    path.write_text("\n".join(lines) + "\n")
+    head, _, tail = shown(path, 10_000).partition("\n[... ")
+    assert head.splitlines() == lines[: len(head.splitlines())]
+    note, _, tail = tail.partition(" ...]\n\n")
+    assert tail.splitlines() == lines[-len(tail.splitlines()) :]
+    assert str(path) in note and "0.2 MB" in note
+    assert 9_000 < len(head) + len(tail) <= 10_000
+
+
+def test_one_endless_line_is_cut_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "output.log"
+    path.write_bytes(b"x" * 50_000 + b"y" * 50_000)
+    first, *_, last = shown(path, 20_000).splitlines()
+    assert (first, last) == ("x" * 10_000, "y" * 10_000)
+
+
+def test_memory_holds_a_piece_of_the_file_only(tmp_path: Path) -> None:
+    path = tmp_path / "output.log"
+    path.write_bytes(b"line of output\n" * 100_000)
+    sizes: list[int] = []
+    show_file(path, lambda text: sizes.append(len(text)), colour=False)
+    assert sum(sizes) == 1_500_000
+    assert max(sizes) <= 1 << 16

@@ -1,0 +1,230 @@
+"""What may go wrong around an attempt: its supervisor killed, its runner killed, a process that SIGKILL does not end,
+and orders at random moments. Afterwards nobody lives."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from harness.runner.attempt import AttemptEnd, AttemptSpec, Supervisors
+from harness.runner.supervisor import process_tree
+from harness.runner.supervisor.process_tree import Process
+
+MakeSpec = Callable[..., AttemptSpec]
+Living = Callable[..., list[Process]]
+Eventually = Callable[[Callable[[], object], str], Awaitable[None]]
+
+ROOT = Path(__file__).parents[2]
+FREEZER = Path("/sys/fs/cgroup/freezer")
+TREE = """
+import os, sys, time
+def become(env):  # the marker stays in the arguments alone
+    os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)", sys.argv[1]], env)
+if os.fork() == 0:  # a child, as multiprocessing makes it
+    become(os.environ)
+if os.fork() == 0:  # a daemon that nothing leads back to
+    os.setsid()
+    if os.fork() == 0:
+        become({})
+    os._exit(0)
+time.sleep(60)
+"""
+TREE_SIZE = 3
+RUNNER = """
+import asyncio, json, sys
+from harness.runner.attempt import AttemptSpec, Supervisors
+tier, run_id, fields = json.load(sys.stdin)
+asyncio.run(Supervisors(tier, run_id).run(AttemptSpec(**fields)))
+"""
+
+
+def supervisor_pids(*specs: AttemptSpec) -> list[int]:
+    """Living supervisors of these attempts: our children whose complaints go to their supervisor.log."""
+    logs = {os.path.join(spec.directory, "supervisor.log") for spec in specs}
+    found = []
+    for process in process_tree.children(os.getpid()):
+        with suppress(OSError):  # it has ended
+            if os.readlink(f"/proc/{process.pid}/fd/2") in logs:
+                found.append(process.pid)
+    return found
+
+
+async def whole_tree(living: Living, eventually: Eventually, spec: AttemptSpec) -> None:
+    await eventually(lambda: len(living(spec.marker)) == TREE_SIZE, "the whole tree runs")
+
+
+@pytest.mark.parametrize("then", ["nothing", "orders", "cancel"])
+def test_a_killed_supervisor_leaves_nobody(
+    then: str, supervisors: Supervisors, spec: MakeSpec, living: Living, eventually: Eventually
+) -> None:
+    one = spec(TREE)
+
+    async def scenario() -> AttemptEnd | None:
+        attempt = asyncio.ensure_future(supervisors.run(one))
+        await whole_tree(living, eventually, one)
+        [pid] = supervisor_pids(one)
+        os.kill(pid, signal.SIGKILL)
+        if then == "orders":  # into a pipe that nobody reads any more
+            supervisors.cancel(one.marker)
+            supervisors.kill(one.marker)
+        if then == "cancel":
+            attempt.cancel()
+        try:
+            return await attempt
+        except asyncio.CancelledError:
+            return None
+        finally:
+            assert living(one.marker) == []
+
+    end = asyncio.run(scenario())
+    if then == "cancel":
+        assert end is None
+    else:
+        assert end is not None
+        assert (end.exit_code, end.signal, end.reason, end.unkillable) == (None, None, "supervisor_lost", ())
+    assert process_tree.children(os.getpid()) == [], "orphans have been reaped as well"
+
+
+def test_the_loss_of_one_supervisor_touches_nobody_else(
+    supervisors: Supervisors, spec: MakeSpec, living: Living, eventually: Eventually
+) -> None:
+    bystander, lost = spec(TREE), spec(TREE)
+    with subprocess.Popen(["/bin/sleep", "60"]) as inherited:  # a child that the runner had before
+
+        async def scenario() -> AttemptEnd:
+            attempts = [asyncio.ensure_future(supervisors.run(bystander))]
+            await whole_tree(living, eventually, bystander)
+            attempts.append(asyncio.ensure_future(supervisors.run(lost)))
+            await whole_tree(living, eventually, lost)
+            [pid] = supervisor_pids(lost)
+            os.kill(pid, signal.SIGKILL)
+            assert (await attempts[1]).reason == "supervisor_lost"
+            assert len(living(bystander.marker)) == TREE_SIZE
+            supervisors.kill(bystander.marker)
+            return await attempts[0]
+
+        assert asyncio.run(scenario()).reason == "killed"
+        assert inherited.poll() is None
+        inherited.kill()
+
+
+def test_a_killed_runner_leaves_nobody(
+    tier: str, spec: MakeSpec, living: Living, eventually: Eventually, supervisors: Supervisors
+) -> None:
+    one = spec(TREE)
+    given = json.dumps([tier, f"child-{one.marker}", dataclasses.asdict(one)])
+
+    async def scenario() -> None:
+        command, env = [sys.executable, "-c", RUNNER], {**os.environ, "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(command, stdin=subprocess.PIPE, env=env, text=True) as runner:
+            assert runner.stdin is not None
+            runner.stdin.write(given)
+            runner.stdin.close()
+            await whole_tree(living, eventually, one)
+            runner.kill()
+        await eventually(lambda: not living(one.marker), "nobody lives")
+        await eventually(lambda: not supervisor_pids(one), "the supervisor, an orphan that came to us, has gone")
+
+    asyncio.run(scenario())
+    while process_tree.children(os.getpid()):
+        os.waitpid(-1, 0)
+
+
+@contextmanager
+def frozen(pid: int, name: str) -> Iterator[None]:
+    """Put a process beyond the reach of SIGKILL, as a driver call that never returns does."""
+    group = FREEZER / name
+    group.mkdir()
+    try:
+        (group / "cgroup.procs").write_text(str(pid))
+        (group / "freezer.state").write_text("FROZEN")
+        yield
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+        while (group / "cgroup.procs").read_text():
+            signal.sigtimedwait([], 0.01)
+        group.rmdir()
+
+
+def test_an_unkillable_process_is_an_outcome_and_keeps_its_supervisor(
+    supervisors: Supervisors, spec: MakeSpec, living: Living, eventually: Eventually
+) -> None:
+    if not os.access(FREEZER / "cgroup.procs", os.W_OK):
+        pytest.skip(f"no {FREEZER} that may be written (a v1 hierarchy, as root): nothing can be made unkillable")
+    stuck, other = spec(TREE, unkillable_after_s=0.3), spec(TREE)
+
+    async def scenario() -> AttemptEnd:
+        attempt = asyncio.ensure_future(supervisors.run(stuck))
+        await whole_tree(living, eventually, stuck)
+        [staying] = supervisor_pids(stuck)
+        [daemon] = [p for p in living(stuck.marker) if p not in process_tree.bearing(stuck.marker)]
+        with frozen(daemon.pid, stuck.marker):
+            supervisors.kill(stuck.marker)
+            end = await attempt
+            assert [p.pid for p in living(stuck.marker)] == [daemon.pid], "all others have been killed"
+
+            lost = asyncio.ensure_future(supervisors.run(other))
+            await whole_tree(living, eventually, other)
+            [pid] = supervisor_pids(other)
+            os.kill(pid, signal.SIGKILL)
+            assert (await lost).reason == "supervisor_lost"
+            assert supervisor_pids(stuck) == [staying], "it stays, even while the orphans of another are ended"
+        await eventually(lambda: not living(stuck.marker), "it goes once it can")
+        await eventually(lambda: process_tree.children(os.getpid()) == [], "its supervisor goes with it, and is reaped")
+        return end
+
+    end = asyncio.run(scenario())
+    assert end.reason == "killed"
+    assert len(end.unkillable) == 1
+    assert stuck.marker in end.unkillable[0]
+
+
+def test_orders_and_losses_at_random_moments(supervisors: Supervisors, spec: MakeSpec, living: Living) -> None:
+    """Whatever is done to an attempt, and whenever: exactly one end, one word of terminating at most, nobody alive."""
+    num_attempts, at_once = 34, 6  # a hundred with all three tiers
+    moments = random.Random(20260301)
+
+    async def one_attempt() -> tuple[str, str]:
+        one, reasons = spec(TREE), list[str]()
+        attempt = asyncio.ensure_future(supervisors.run(one, reasons.append))
+        act = moments.choice(["cancel", "kill", "task", "task twice", "supervisor"])
+        await asyncio.sleep(moments.random() * 0.15)
+        match act:
+            case "cancel":
+                supervisors.cancel(one.marker)
+            case "kill":
+                supervisors.kill(one.marker)
+            case "supervisor":
+                [pid] = supervisor_pids(one)
+                os.kill(pid, signal.SIGKILL)
+            case _:
+                attempt.cancel()
+        if act == "task twice":
+            await asyncio.sleep(moments.random() * 0.05)
+            attempt.cancel()
+        try:
+            reason = (await attempt).reason
+        except asyncio.CancelledError:
+            reason = "task"
+        assert living(one.marker) == []
+        assert len(reasons) <= 1
+        return act, reason
+
+    async def scenario() -> set[tuple[str, str]]:
+        seen: set[tuple[str, str]] = set()
+        for _ in range(0, num_attempts, at_once):
+            seen |= set(await asyncio.gather(*(one_attempt() for _ in range(at_once))))
+        return seen
+
+    expected = {"cancel": "cancelled", "kill": "killed", "supervisor": "supervisor_lost"}
+    assert {(act, expected.get(act, "task")) for act in [*expected, "task", "task twice"]} == asyncio.run(scenario())
+    assert process_tree.children(os.getpid()) == []

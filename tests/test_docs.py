@@ -1,0 +1,228 @@
+"""What the documents say is what the code does: commands, options, exit codes, tables, the map of the house."""
+
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from harness.cli import cli
+from harness.exit_codes import ExitCode
+from harness.machine import child_env
+from harness.machine.inventory import Gpu
+from harness.plugin import need_of_mark
+from harness.runner.supervisor.containment import TIERS
+from harness.runner.units import Need, Outcome
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+RUN_OURSELVES = "pip install -c constraints.txt -e '.[engine]' && rlharness run --gpus auto"
+WORK_ON_IT = "pip install -c constraints.txt -e '.[dev]' && python -m pytest"
+
+
+def tracked() -> list[str]:
+    """Paths of every file of the repository, or nothing where this is no checkout of it."""
+    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+def documents() -> list[Path]:
+    return [ROOT / path for path in tracked() if path.endswith(".md") and (ROOT / path).exists()] or [
+        ROOT / "README.md"
+    ]
+
+
+def section(title: str, text: str = README) -> str:
+    """The text below a heading, up to the next of its level or above."""
+    match = re.search(rf"^(#+) {re.escape(title)}\n(.*?)(?=^#{{1,2}} |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert match, f"no section {title!r}"
+    return match[2]
+
+
+def table(text: str) -> dict[str, str]:
+    """First column -> second, without the heads of the tables; backticks kept."""
+    rows = re.findall(r"^\| (.+?) \| (.+) \|$", text, re.MULTILINE)
+    heads = re.findall(r"^\| (.+?) \| .+ \|\n\|---", text, re.MULTILINE)
+    return {first: second for first, second in rows if first not in heads}
+
+
+def fenced(language: str, text: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def long_options(command: click.Command) -> set[str]:
+    options = [p for p in command.params if isinstance(p, click.Option)]
+    return {name for option in options for name in (*option.opts, *option.secondary_opts)}
+
+
+def commands_of(console: str) -> Iterator[list[str]]:
+    """The words of every `rlharness` line that a console example types."""
+    for line in re.findall(r"^\$ (.+)$", console, re.MULTILINE):
+        for part in re.split(r"&&|;|\|", line):
+            words = part.split()
+            if words[:1] == ["rlharness"]:
+                yield words[1:]
+
+
+def unknown_words(words: list[str]) -> list[str]:
+    """What of a typed command line the command line does not know."""
+    name, *rest = words or [""]
+    command = cli.commands.get(name)
+    if command is None:
+        return [] if name in ("--help", "--version") else [name]
+    own = rest[: rest.index("--")] if "--" in rest else rest
+    known = long_options(command) | {"--help", "-h"}
+    return [word for word in own if word.startswith("-") and word.partition("=")[0] not in known]
+
+
+# -------------------------------------------------------------------------------------------------------- the README
+
+
+def test_the_two_commands_are_what_ci_and_packaging_provide() -> None:
+    assert [line for text in fenced("console", section("Two commands")) for line in text.splitlines()] == [
+        f"$ {RUN_OURSELVES}",
+        f"$ {WORK_ON_IT}",
+    ]
+    script = (ROOT / ".ci" / "run").read_text("utf-8")
+    for part in WORK_ON_IT.split(" && "):
+        assert re.sub("^pip install", r"pip install --quiet --disable-pip-version-check", part) in script
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    assert {"engine", "ray", "vllm", "dev"} <= extras.keys()
+    assert "rlharness[engine,ray,tests]" in extras["dev"]
+    assert "rlharness[tests]" in extras["engine"], "command one runs the tests with the engine extra alone"
+    assert PYPROJECT["project"]["scripts"] == {"rlharness": "harness.cli:main"}
+
+
+def test_a_version_is_written_once() -> None:
+    project = PYPROJECT["project"]
+    requirements = [*project["dependencies"], *(r for rs in project["optional-dependencies"].values() for r in rs)]
+    versioned = [re.split(r"[<>=!~]", r)[0] for r in requirements if re.search(r"[<>=!~]", r)]
+    assert len(versioned) == len(set(versioned))
+    pinned = re.findall(r"^([^#=\s]+)==", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE)
+    unpinned = {name.lower() for name in versioned} - {name.lower().replace("_", "-") for name in pinned}
+    assert unpinned == {"vllm"}, "what CI installs is pinned; vllm it never installs"
+
+
+def test_every_command_and_option_is_documented() -> None:
+    words = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", section("Commands")))
+    for name, command in cli.commands.items():
+        assert f"`rlharness {name} " in README
+        assert long_options(command) - words == set()
+    assert words - {"-k", "-USR"} <= set[str]().union(*map(long_options, cli.commands.values()))
+
+
+def test_exit_codes_are_those_of_the_code() -> None:
+    told = {int(code): text for code, text in table(section("Exit codes")).items()}
+    assert told.keys() == {int(code) for code in ExitCode}
+    for code in ExitCode:
+        if code is not ExitCode.OK:
+            words = code.name.replace("_ERROR", "").replace("_FAILED", "").lower().split("_")
+            assert all(word in told[code].lower() for word in words), (code.name, told[code])
+
+
+def test_outcomes_and_containments_are_those_of_the_code() -> None:
+    assert list(table(section("Outcomes"))) == [f"`{outcome}`" for outcome in Outcome]
+    assert list(table(section("How a process tree is ended"))) == [f"`{tier}`" for tier in TIERS]
+
+
+def test_the_marker_is_what_the_plugin_takes() -> None:
+    (spelled,) = [row for row in table(section("What a file needs")) if "mark.gpus" in row]
+    names = set(re.findall(r"(\w+)=", spelled))
+    assert names == set(Need.__dataclass_fields__) - {"gpus"}
+    assert need_of_mark((2,), {"memory_gb": 40})["memory_gb"] == 40
+
+
+def test_the_childs_environment_is_as_the_table_says() -> None:
+    told = table(section("What a child is given"))
+    assert told == table(child_env.__doc__ or "")
+    names = {name for row in told for name in re.findall(r"`([A-Z_]+)`", row)}
+    parent = {"HOME": "/home/a", "PATH": "/bin", "TMP": "/x", "TEMP": "/y", "LD_LIBRARY_PATH": ""} | dict.fromkeys(
+        names, "p"
+    )
+    gpus = (Gpu("GPU-1", 0, "A", 80.0),)
+    child = child_env.child_env(parent, gpus=gpus, tmpdir="/t", marker="m", master_port=20000)
+    assert {name for name in parent | child if parent.get(name) != child.get(name)} == names
+    removed = {name for row, text in told.items() if text.startswith("removed") for name in re.findall(r"`(\w+)`", row)}
+    assert names - child.keys() == removed
+
+
+def test_the_needs_example_names_real_keys() -> None:
+    (example,) = fenced("toml", section("What a file needs"))
+    needs = tomllib.loads(example)["tool"]["rlharness"]["needs"]
+    assert {key for need in needs.values() for key in need} <= {*Need.__dataclass_fields__, "timeout"}
+
+
+def test_the_map_of_the_house_is_the_top_level() -> None:
+    paths = tracked()
+    if not paths:
+        pytest.skip("not a git checkout: what belongs to the repository cannot be told")
+    top = {f"`{path.partition('/')[0]}/`" if "/" in path else f"`{path}`" for path in paths}
+    assert set(table(section("The house"))) == top
+
+
+# ------------------------------------------------------------------------------------------------------ all documents
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_examples_are_real(path: Path) -> None:
+    text = path.read_text("utf-8")
+    for example in fenced("python", text):
+        compile(example, str(path), "exec")
+    assert [
+        word for console in fenced("console", text) for words in commands_of(console) for word in unknown_words(words)
+    ] == []
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
+        assert (path.parent / target).exists(), f"{path} links to {target}"
+
+
+@pytest.mark.parametrize("room", [room for room in ("harness", "rlcore") if (ROOT / room).is_dir()])
+def test_a_package_says_why_it_is_as_it_is(room: str) -> None:
+    assert (ROOT / room / "DESIGN.md").is_file()
+
+
+OUT_OF_PLACE = {
+    "a package index": re.compile(r"\b(pypi\.org|files\.pythonhosted|--(extra-)?index-url|/simple\b)"),
+    "a path of one machine": re.compile(r"(?<![\w.])/(home|root|Users|work|mnt|opt)/\w+"),
+    "how the work is organised": re.compile(
+        r"\b(issue \d+|(this|next|previous|earlier) session|sub-?agent|TODO|FIXME)\b"
+    ),
+}
+HOLDS_THE_WORDS = {"tests/test_docs.py"}
+HARMLESS = re.compile(r"/home/a\b|/opt/(amazon|rocm)\b")
+
+
+def out_of_place(text: str) -> list[str]:
+    """Each thing that does not belong in the repository, with what it is."""
+    text = HARMLESS.sub("", text)
+    return [f"{what}: {match[0]}" for what, pattern in OUT_OF_PLACE.items() for match in pattern.finditer(text)]
+
+
+def test_nothing_of_one_machine_or_of_the_way_of_working_is_kept() -> None:
+    kept = [path for path in tracked() if path not in HOLDS_THE_WORDS and (ROOT / path).is_file()]
+    texts = {path: (ROOT / path).read_text("utf-8", errors="replace") for path in kept}
+    assert {path: found for path, text in texts.items() if (found := out_of_place(text))} == {}
+
+
+# ------------------------------------------------------------------------------------------- each check finds a breach
+
+
+def test_what_is_out_of_place_is_found() -> None:
+    assert len(out_of_place("see /home/somebody/x\npip --index-url https://pypi.org/simple\nas issue 2 says")) >= 4
+    assert out_of_place("pytest-xdist #760, a Ray session, /tmp/x, /proc/self, tests/work/a.py") == []
+
+
+def test_unknown_commands_and_options_are_found() -> None:
+    console = "$ rlharness run --gpus sim:4 --frobnicate=1 -- --lf\n12 passed\n$ rlharness frob && rlharness plan a"
+    assert [unknown_words(words) for words in commands_of(console)] == [["--frobnicate=1"], ["frob"], []]
+
+
+def test_tables_and_sections_are_read() -> None:
+    text = "# T\n## A\n| x | y |\n|---|---|\n| `1` | a | b |\n### B\n| 2 | c |\n## C\n| 3 | d |\n"
+    assert table(section("A", text)) == {"`1`": "a | b", "2": "c"}
+    assert table(section("B", text)) == {"2": "c"}
