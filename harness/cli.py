@@ -84,7 +84,7 @@ def cli() -> None:
 @click.option("--keep-tmp", is_flag=True, help="Keep the temporary directories of files that failed.")
 @click.option("--plain", is_flag=True, help="Lines instead of the live display.")
 @click.pass_obj
-def run(invocation: Invocation, **arguments: Any) -> int:
+def run(invocation: Invocation, /, **arguments: Any) -> int:
     """Collect test files, pack them by what they need, run and report them."""
     from harness.runner.run import run_suite
 
@@ -95,24 +95,27 @@ def run(invocation: Invocation, **arguments: Any) -> int:
 @_shared_options
 @click.option("--width", type=click.IntRange(40), help="Columns of the chart.  [default: the terminal's]")
 @click.pass_obj
-def plan(invocation: Invocation, **arguments: Any) -> int:
+def plan(invocation: Invocation, /, **arguments: Any) -> int:
     """Show the schedule that `run` would follow, with its makespan and the lower bound."""
     from harness.runner.run import plan_suite
 
     return int(plan_suite(invocation, arguments))
 
 
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words before and after `--`."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. User errors are printed, never raised."""
     words = list(sys.argv[1:] if argv is None else argv)
-    own, pytest_args = words, ()
-    if "--" in words:
-        at = words.index("--")
-        own, pytest_args = words[:at], tuple(words[at + 1 :])
+    own, pytest_args = _split(words)
     invocation = Invocation(
         cwd=Path(os.getcwd()),
         environ=dict(os.environ),
-        pytest_args=pytest_args,
+        pytest_args=tuple(pytest_args),
         is_terminal=sys.stdout.isatty() and os.environ.get("TERM") != "dumb",
     )
     try:
@@ -128,6 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         click.echo("interrupted", err=True)
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush at exit complains
         return ExitCode.INTERNAL_ERROR
     except Exception:  # the last stop: our own bug, and the only one that shows a traceback
         traceback.print_exc()

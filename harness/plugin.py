@@ -109,7 +109,7 @@ def need_of_mark(args: Sequence[object], kwargs: Mapping[str, object]) -> NeedJs
         "gpus": num_gpus,
         "memory_gb": _memory_gb(given.pop("memory_gb", 0.0)),
         "model": _model(given.pop("model", None)),
-        "min_capability": _capability(given.pop("min_capability", None)),
+        "min_capability": capability(given.pop("min_capability", None)),
         "exclusive": _exclusive(given.pop("exclusive", False)),
     }
     if given:
@@ -193,7 +193,8 @@ def _model(value: Any) -> str | None:
     return value
 
 
-def _capability(value: Any) -> list[int] | None:
+def capability(value: Any) -> list[int] | None:
+    """A CUDA compute capability spelt 9.0, "9.0" or (9, 0), as [9, 0]; None as None. Raises MarkError for the rest."""
     if value is None:
         return None
     if isinstance(value, (tuple, list)) and len(value) == 2 and all(_is_int(part) and part >= 0 for part in value):

@@ -42,7 +42,7 @@ class Guarded:
     def _try(self, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception as error:  # a full disk, a closed terminal, our own bug: none is worth the run's results
+        except Exception as error:  # a full disk, our own bug: none is worth the run's results
             first = self.failure is None
             self.failure = self.failure or error
             if first:

@@ -36,7 +36,7 @@ def make_reporters(
     ]
     reporters.append(Guarded(_display(options, stream, clock, say), "the display", say))
     if options.junit_file is not None:
-        from harness.reporters.junit import JUnitReporter  # noqa: PLC0415 - its library is loaded when asked for
+        from harness.reporters.junit import JUnitReporter
 
         junit = JUnitReporter(options.junit_file, clock)
         reporters.append(Guarded(junit, f"the JUnit XML in {options.junit_file}", say))
@@ -47,6 +47,6 @@ def make_reporters(
 def _display(options: ReportOptions, stream: TextIO, clock: Clock, say: Callable[[str], None]) -> Reporter:
     if not options.is_terminal:
         return PlainReporter(stream)
-    from harness.reporters.live.reporter import LiveReporter  # noqa: PLC0415 - rich is loaded only where there is a terminal
+    from harness.reporters.live.reporter import LiveReporter
 
     return LiveReporter(stream, clock, colour=options.colour, say=say)

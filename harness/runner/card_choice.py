@@ -37,8 +37,11 @@ class CardChoice:
         self.mix_models = mix_models
         self.all_cards = (1 << len(self.gpus)) - 1
         self._bit_of = {gpu.gpu_id: 1 << place for place, gpu in enumerate(self.gpus)}
-        self._links = [[inventory.num_links.get(frozenset((a.gpu_id, b.gpu_id)), 0) for b in self.gpus] for a in self.gpus]
+        self._links = [
+            [inventory.num_links.get(frozenset((a.gpu_id, b.gpu_id)), 0) for b in self.gpus] for a in self.gpus
+        ]
         self._options: dict[Need, _Options] = {}
+        self._gpus_in: dict[int, tuple[Gpu, ...]] = {}
 
     def bit_of(self, gpu_id: str) -> int:
         """The mask of the one card `gpu_id`; KeyError where this run does not have it."""
@@ -46,7 +49,10 @@ class CardChoice:
 
     def gpus_in(self, mask: int) -> tuple[Gpu, ...]:
         """The cards of `mask`, by index."""
-        return tuple(gpu for place, gpu in enumerate(self.gpus) if mask >> place & 1)
+        gpus = self._gpus_in.get(mask)
+        if gpus is None:
+            gpus = self._gpus_in[mask] = tuple(gpu for place, gpu in enumerate(self.gpus) if mask >> place & 1)
+        return gpus
 
     def eligible(self, need: Need) -> int:
         """Every card that some lease for `need` could hold if all were free; 0 for a need of no cards."""
@@ -90,7 +96,7 @@ class CardChoice:
         ):
             kept = tuple(gpu for gpu in cards if adequate(gpu, need))
             if len(kept) < need.gpus:
-                return name.format(f"{len(kept)} of {len(cards)} such cards" if cards != self.gpus else len(kept))
+                return name.format(f"{len(kept)} of {len(cards)}")
             cards = kept
         num_whole = sum(not gpu.is_mig for gpu in cards)
         if num_whole < need.gpus:
@@ -149,9 +155,7 @@ class CardChoice:
         members = [seed]
         while len(members) < num_gpus:
             outside = [place for place in places if place not in members]
-            members.append(
-                max(outside, key=lambda p: (sum(self._links[p][m] for m in members), -abs(p - seed), -p))  # noqa: B023
-            )
+            members.append(max(outside, key=lambda p: (sum(self._links[p][m] for m in members), -abs(p - seed), -p)))
         return tuple(sorted(members))
 
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from harness.clock import Clock
 from harness.reporters.base import Reporter
 from harness.runner import events
+from harness.runner.first_fit import Queue
 from harness.runner.leases import Lease, LeaseTable
-from harness.runner.packing import Queue
 from harness.runner.stats import RunState
-from harness.runner.unit_run import UnitRunner
+from harness.runner.unit_run import UnitRunner, last_line
 from harness.runner.units import Outcome, Unit, UnitResult
 
 TICK_S = 0.5
@@ -34,11 +34,15 @@ class Recorder:
 
     def __init__(self, state: RunState, reporters: Sequence[Reporter], clock: Clock) -> None:
         self.state = state
-        self._reporters = reporters
+        self._reporters = list(reporters)
         self._clock = clock
         self._started_s = clock.monotonic_s()
         self.last_said_t = 0.0
         """When something last happened that a person would see."""
+
+    def add(self, reporter: Reporter) -> None:
+        """Show everything from now on to `reporter` too."""
+        self._reporters.append(reporter)
 
     def t(self) -> float:
         """Seconds since the run began."""
@@ -72,7 +76,8 @@ class _Running:
 class Dispatcher:
     """Runs the queue of units to the end: every unit gets exactly one UnitFinished.
 
-    `units` in the order of their numbers, which are the jobs' indexes in `queue`.
+    `units` in the order of their numbers, which are the jobs' indexes in `queue`; those that could not be collected
+    are not in it.
     """
 
     def __init__(
@@ -144,8 +149,8 @@ class Dispatcher:
 
     def _on_cancel(self, event: events.CancelRequested) -> None:
         self._cancelled = self._cancelled or f"the run was cancelled by {event.reason}"
-        for index in self._queue.drain():
-            self._post_not_run(self._units[index], self._cancelled)
+        for job in self._queue.drain():
+            self._post_not_run(self._units[job.index], self._cancelled)
         if not event.interrupt:
             return  # --maxfail: what runs may end
         for running in self._running.values():
@@ -163,19 +168,16 @@ class Dispatcher:
 
     def _finish_uncollected(self) -> None:
         """Files that could not be collected have their outcome already."""
-        for index, unit in enumerate(self._units):
-            if unit.collect_error or unit.collect_timed_out:
-                self._queue.remove(index)
+        for unit in self._units:
+            if not unit.can_run:
                 outcome = Outcome.COLLECT_TIMEOUT if unit.collect_timed_out else Outcome.COLLECT_ERROR
-                reason = _last_line(unit.collect_error) or "it hung at import"
+                reason = last_line(unit.collect_error) or "it hung at import"
                 self.post(events.UnitFinished(self._recorder.t(), UnitResult(unit, outcome, reason)))
 
     def _finish_impossible(self) -> None:
         """What no set of this run's cards can ever hold is not run."""
-        for index in self._queue.waiting():
-            if reason := self._table.why_never(self._units[index].need):
-                self._queue.remove(index)
-                self._post_not_run(self._units[index], reason, for_want_of_gpus=True)
+        for job, reason in self._queue.drop(self._table.why_never):
+            self._post_not_run(self._units[job.index], reason, for_want_of_gpus=True)
 
     def _post_not_run(self, unit: Unit, reason: str, for_want_of_gpus: bool = False) -> None:
         result = UnitResult(unit, Outcome.NOT_RUN, reason, for_want_of_gpus=for_want_of_gpus)

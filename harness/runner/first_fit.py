@@ -13,7 +13,7 @@ drained for them.
 import heapq
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -66,16 +66,23 @@ class Queue:
 
     def next(self, table: Table[L]) -> tuple[Job, L] | None:
         """The first queued unit that `table` can serve now, with its lease; None where none fits."""
-        for place, (_, need, line) in enumerate(self._heads):
+        return next(self.fitting(table), None)
+
+    def fitting(self, table: Table[L]) -> Iterator[tuple[Job, L]]:
+        """Every queued unit that `table` can serve now, one after the other, each with its lease."""
+        place = 0
+        while place < len(self._heads):
+            _, need, line = self._heads[place]
             lease = table.lease(need)
-            if lease is not None:
-                _, job = line.popleft()
-                del self._heads[place]
-                if line:
-                    insort(self._heads, (line[0][0], need, line), key=_position)
-                self._num_waiting -= 1
-                return job, lease
-        return None
+            if lease is None:
+                place += 1  # and refused it stays: nothing is given back while we look
+                continue
+            _, job = line.popleft()
+            del self._heads[place]
+            if line:
+                insort(self._heads, (line[0][0], need, line), key=_position)
+            self._num_waiting -= 1
+            yield job, lease
 
     def drop(self, why: Callable[[Need], str]) -> list[tuple[Job, str]]:
         """Take out every unit whose need `why` gives a reason against (`LeaseTable.why_never`), in order."""
@@ -125,18 +132,27 @@ def simulate(order: Iterable[Job], table: Table[L], seconds: Sequence[float] | N
     `seconds` gives the duration of the unit at each `Job.index`; without it, each lasts as long as expected.
     """
     queue = Queue(order)
+    starts = tuple(Start(*start) for start in _starts(queue, table, seconds))
+    return Schedule(starts, max((start.end_s for start in starts), default=0.0), tuple(queue.drain()))
+
+
+def makespan_s(order: Iterable[Job], table: Table[L], seconds: Sequence[float] | None = None) -> float:
+    """Seconds from the first start to the last end in `simulate`, without the schedule."""
+    return max((end_s for _, _, _, end_s in _starts(Queue(order), table, seconds)), default=0.0)
+
+
+def _starts(queue: Queue, table: Table[L], seconds: Sequence[float] | None) -> Iterator[tuple[Job, L, float, float]]:
     running: list[tuple[float, int, L]] = []
-    starts: list[Start[L]] = []
-    now_s = makespan_s = 0.0
+    num_started = 0
+    now_s = 0.0
     while True:
-        while (found := queue.next(table)) is not None:
-            job, lease = found
+        for job, lease in queue.fitting(table):
             end_s = now_s + (job.expected_s if seconds is None else seconds[job.index])
-            makespan_s = max(makespan_s, end_s)
-            heapq.heappush(running, (end_s, len(starts), lease))  # the count keeps leases from being compared
-            starts.append(Start(job, lease, now_s, end_s))
+            heapq.heappush(running, (end_s, num_started, lease))  # the count keeps leases from being compared
+            num_started += 1
+            yield job, lease, now_s, end_s
         if not running:
-            return Schedule(tuple(starts), makespan_s, tuple(queue.drain()))
+            return
         now_s = running[0][0]
         while running and running[0][0] == now_s:
             table.give_back(heapq.heappop(running)[2])

@@ -45,7 +45,8 @@ class LeaseTable:
         self._free = self.choice.all_cards
         self._quarantined = 0
         self._num_cpu_free = self.cpu_units
-        self._out: dict[int, Lease] = {}
+        self._out: dict[int, tuple[Lease, int]] = {}  # by slot, with the mask of its cards
+        self._has_exclusive = False
 
     def fresh(self) -> "LeaseTable":
         """A table over the same cards with everything free and nothing quarantined."""
@@ -55,7 +56,7 @@ class LeaseTable:
 
     def lease(self, need: Need) -> Lease | None:
         """The best cards (or the CPU place) `need` can have now; None where it has to wait."""
-        if self._out and (need.exclusive or self.has_exclusive):
+        if self._out and (need.exclusive or self._has_exclusive):
             return None
         if need.gpus == 0:
             if self._num_cpu_free == 0:
@@ -69,9 +70,12 @@ class LeaseTable:
         return self._hand_out(need, cards)
 
     def _hand_out(self, need: Need, cards: int) -> Lease:
-        slot = next(number for number in range(len(self._out) + 1) if number not in self._out)
+        slot = 0
+        while slot in self._out:
+            slot += 1
         lease = Lease(self.choice.gpus_in(cards), slot, need.exclusive, is_cpu=need.gpus == 0)
-        self._out[slot] = lease
+        self._out[slot] = (lease, cards)
+        self._has_exclusive = need.exclusive
         return lease
 
     def give_back(self, lease: Lease) -> None:
@@ -79,12 +83,13 @@ class LeaseTable:
 
         Giving back what is not out is a bug of ours: AssertionError.
         """
-        assert self._out.get(lease.slot) is lease, f"given back, but not out: {lease}"
+        out, cards = self._out.get(lease.slot, (None, 0))
+        assert out is lease, f"given back, but not out: {lease}"
         del self._out[lease.slot]
+        self._has_exclusive = False  # an exclusive lease was the only one out
         if lease.is_cpu:
             self._num_cpu_free += 1
-        for gpu in lease.gpus:
-            self._free |= self.choice.bit_of(gpu.gpu_id) & ~self._quarantined
+        self._free |= cards & ~self._quarantined
 
     def quarantine(self, gpu_id: str) -> None:
         """Never lease this card again, be it free or out now. A lease that holds it is still to be given back."""
@@ -101,7 +106,7 @@ class LeaseTable:
     @property
     def leases(self) -> tuple[Lease, ...]:
         """The leases that are out, by slot."""
-        return tuple(self._out[slot] for slot in sorted(self._out))
+        return tuple(self._out[slot][0] for slot in sorted(self._out))
 
     @property
     def free_gpus(self) -> tuple[Gpu, ...]:
@@ -118,4 +123,4 @@ class LeaseTable:
     @property
     def has_exclusive(self) -> bool:
         """Whether an exclusive lease is out: nothing can start until it is given back."""
-        return any(lease.exclusive for lease in self._out.values())
+        return self._has_exclusive

@@ -25,10 +25,11 @@ OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 class CannotTell(Exception):
-    """The source does not say what a file needs: why, and on which line."""
+    """The source does not say what a file needs: why, and on which line where it is one line."""
 
-    def __init__(self, reason: str, node: ast.AST) -> None:
-        super().__init__(f"line {getattr(node, 'lineno', 1)}: {reason}")
+    def __init__(self, reason: str, node: ast.AST | None = None) -> None:
+        line = getattr(node, "lineno", None)
+        super().__init__(f"line {line}: {reason}" if line else reason)
 
 
 class Kind(Enum):
@@ -113,11 +114,13 @@ def carries_marker(value: Value) -> bool:
 def closest(value: Value, node: ast.AST) -> NeedJson | None:
     """The need of the first `gpus` marker in `value`, a marker or a list of markers; None where there is none.
 
-    Raises CannotTell for one without arguments, which pytest will refuse.
+    Raises CannotTell for one without arguments, which the plugin refuses, and for parameters of other tests.
     """
     match value:
         case Kind.GPUS:
             raise CannotTell("a gpus marker without a number", node)
+        case Parametrized() | Param():
+            raise CannotTell("parameter sets that are not those of one test function", node)
         case GpusMark(need):
             return need
         case Items(values):
@@ -253,7 +256,7 @@ def mentions(tree: ast.AST, names: Set[str] = frozenset(), attributes: Set[str] 
 
     def is_mark(node: ast.AST) -> bool:
         return (isinstance(node, ast.Attribute) and node.attr == "mark") or (
-            isinstance(node, ast.Name) and node.id in marks
+            isinstance(node, ast.Name) and (node.id == "mark" or node.id in marks)
         )
 
     for node in ast.walk(tree):

@@ -69,10 +69,12 @@ def judge(end: AttemptEnd, reported: Reported, timeout_s: float) -> tuple[Outcom
     if end.exit_code != reported.pytest_exit:
         why = f"pytest announced exit {reported.pytest_exit}, the process exited with {end.exit_code}"
         return (Outcome.FAILED if reported.pytest_exit == 1 else Outcome.CRASHED), why
+    if end.exit_code in (0, 5) and reported.num_failed:  # a plugin or an exit hook rewrote pytest's status
+        return Outcome.FAILED, f"pytest exited with {end.exit_code} although {reported.num_failed} tests had failed"
+    if end.exit_code in (0, 5) and reported.running:  # pytest.exit() with a status that sounds well
+        return Outcome.EXITED_EARLY, f"pytest ended with {end.exit_code}{during}"
     if end.exit_code == 5 and reported.num_ended:  # the whole file skipped itself
         return Outcome.PASSED, ""
-    if end.exit_code == 0 and reported.num_failed:  # a plugin or an exit hook rewrote pytest's status
-        return Outcome.FAILED, f"pytest exited with 0 although {reported.num_failed} tests had failed"
     return PYTEST_EXITS.get(end.exit_code, (Outcome.PYTEST_ERROR, f"unknown exit {end.exit_code}"))
 
 

@@ -11,14 +11,17 @@ import json
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, TextIO
 
 from harness.clock import Clock, SystemClock
 from harness.exit_codes import ExitCode
+from harness.machine.child_env import child_env
 from harness.machine.claims import Claims
 from harness.machine.gpus import NvmlMeter, read_inventory
 from harness.machine.inventory import Inventory
@@ -26,20 +29,22 @@ from harness.machine.meter import MemoryMeter, NoMeter
 from harness.machine.ports import PortBlocks, read_ephemeral_range
 from harness.machine.scratch import make_scratch_root, remove_tree
 from harness.reporters.json_summary import summary_json
+from harness.reporters.base import Guarded
+from harness.reporters.chart import chart, plan_json
 from harness.reporters.make import ReportOptions, make_reporters
-from harness.runner import events
-from harness.runner.attempt import Supervisors, Tiers, probe_tiers
-from harness.runner.bounds import lower_bound
-from harness.runner.collect import Collected, collect
+from harness.runner import events, packing
+from harness.runner.attempt import AttemptSpec, Supervisors, Tiers, probe_tiers
+from harness.runner.bounds import Bound, lower_bound
+from harness.runner.collect import Collected, CollectOptions, collect
 from harness.runner.dispatcher import CANCEL_SIGNALS, Dispatcher, Recorder
+from harness.runner.first_fit import Job, Queue
 from harness.runner.history import History
 from harness.runner.leases import LeaseTable
-from harness.runner.options import Invocation, RunOptions, make_options
-from harness.runner.packing import Job, Plan, Queue, make_plan
+from harness.runner.options import Invocation, RunOptions, make_options, terminal_columns
 from harness.runner.run_directory import make_run_directory
 from harness.runner.stats import RunState, closing_figures, exit_code
-from harness.runner.unit_run import Suite, UnitRunner
-from harness.runner.units import Unit
+from harness.runner.unit_run import UnitRunner, pytest_command
+from harness.runner.units import Unit, UnitResult
 
 
 @dataclass(slots=True)
@@ -55,7 +60,9 @@ class Stage:
     inventory: Inventory
     supervisors: Supervisors
     claims: Claims
+    ports: PortBlocks
     history: History
+    history_notes: tuple[str, ...]
     notes: tuple[str, ...]
 
 
@@ -69,6 +76,15 @@ def plan_suite(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode
     return asyncio.run(_show_plan(make_options(invocation, arguments), arguments.get("width")))
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What collection found and packing made of it."""
+
+    collected: Collected
+    table: LeaseTable
+    plan: packing.Plan
+
+
 class _Run:
     """One run."""
 
@@ -76,7 +92,7 @@ class _Run:
         self.options = options
         self.clock = SystemClock()
         self.state = RunState()
-        self.collecting: asyncio.Task[tuple[Collected, Plan]] | None = None
+        self.collecting: asyncio.Task[Planned] | None = None
         self.dispatcher: Dispatcher | None = None
 
     async def carry_out(self) -> ExitCode:
@@ -84,8 +100,8 @@ class _Run:
             recorder = self._recorder(stage)
             try:
                 recorder.take(_started(stage, recorder.t()))
-                plan = await self._collect_and_dispatch(stage, recorder)
-                finished = self._finish(recorder, stage, plan)
+                await self._collect_and_dispatch(stage, recorder)
+                finished = self._finish(recorder, stage)
             finally:
                 recorder.close()
         if self.options.json:
@@ -102,33 +118,33 @@ class _Run:
         elif self.collecting is not None and signum is not signal.SIGUSR1:
             self.collecting.cancel(signum.name)
 
-    async def _collect_and_dispatch(self, stage: Stage, recorder: Recorder) -> Plan | None:
-        """Everything between RunStarted and RunFinished; None when collection was interrupted."""
-        self.collecting = asyncio.create_task(collect_and_plan(stage, recorder.t, recorder.take))
+    async def _collect_and_dispatch(self, stage: Stage, recorder: Recorder) -> None:
+        """Everything between RunStarted and RunFinished; an interrupted collection dispatches nothing."""
+        self.collecting = asyncio.create_task(collect_and_plan(stage, recorder))
         try:
-            collected, plan = await self.collecting
+            planned = await self.collecting
         except asyncio.CancelledError as cancelled:
-            reason = str(cancelled.args[0]) if cancelled.args else "the event loop"
-            recorder.take(events.CancelRequested(recorder.t(), f"{reason}, during collection", kill=False))
-            return None
-        recorder.take(_collection_finished(stage, collected.units, plan, recorder.t()))
-        runner = self._unit_runner(stage, collected, recorder)
-        table = _lease_table(stage)
-        self.dispatcher = Dispatcher(collected.units, Queue(plan), table, runner, recorder)
+            reason = str(cancelled.args[0]) if cancelled.args else "cancellation"
+            recorder.take(events.CancelRequested(recorder.t(), f"{reason} during collection", kill=False))
+            return
+        units = planned.collected.units
+        keeper = _HistoryKeeper(stage.history, planned.collected.sizes_bytes)
+        recorder.add(Guarded(keeper, "the history of durations", _say))
+        recorder.take(_collection_finished(units, planned.plan, recorder.t()))
+        runner = self._unit_runner(stage, planned.collected, recorder)
+        self.dispatcher = Dispatcher(units, Queue(planned.plan.order), planned.table, runner, recorder)
         await self.dispatcher.run()
-        for note in runner.notes:
-            print(f"rlharness: {note}", file=sys.stderr)
         self.state.check_sum()
-        return plan
+        for note in (*runner.notes, *stage.history.notes[len(stage.history_notes) :]):
+            _say(note)
 
     def _unit_runner(self, stage: Stage, collected: Collected, recorder: Recorder) -> UnitRunner:
         return UnitRunner(
             options=self.options,
-            suite=Suite(collected.rootdir, collected.inifile),
+            collected=collected,
             supervisors=stage.supervisors,
             meter=_meter(stage.inventory),
-            ports=PortBlocks(stage.claims, read_ephemeral_range()),
-            history=stage.history,
+            ports=stage.ports,
             clock=self.clock,
             run_id=stage.run_id,
             run_directory=stage.directory,
@@ -141,33 +157,106 @@ class _Run:
         stream: TextIO = sys.stderr if self.options.json else sys.stdout
         files = (stage.directory / "events.jsonl", *([self.options.events_file] if self.options.events_file else []))
         wanted = ReportOptions(self.options.live, self.options.colour, files, self.options.junit_file)
-        reporters = make_reporters(
-            wanted, stream=stream, clock=self.clock, say=lambda text: print(text, file=sys.stderr, flush=True)
-        )
-        return Recorder(self.state, reporters, self.clock)
+        return Recorder(self.state, make_reporters(wanted, stream=stream, clock=self.clock, say=_say), self.clock)
 
-    def _finish(self, recorder: Recorder, stage: Stage, plan: Plan | None) -> events.RunFinished:
+    def _finish(self, recorder: Recorder, stage: Stage) -> events.RunFinished:
         """Compute the closing figures from the durations as measured, and record the last event."""
         code = exit_code(self.state, allow_missing_gpus=self.options.allow_missing_gpus)
-        measured = [result for result in self.state.results.values() if result.duration_s]
-        jobs = [Job(number, result.unit.need, result.duration_s) for number, result in enumerate(measured)]
-        bound = lower_bound(jobs, stage.inventory, stage.options.cpu_units)
-        unit = measured[bound.bounding_unit].unit.path if bound.bounding_unit is not None else ""
+        ran = [result for result in self.state.results.values() if result.duration_s]
+        bound = _measured_bound(ran, stage)
         finished = closing_figures(
-            self.state, t=recorder.t(), exit_code=code, lower_bound_s=bound.value_s, bounding_unit=unit
+            self.state,
+            t=recorder.t(),
+            exit_code=code,
+            lower_bound_s=bound.value_s,
+            bounding_unit=ran[bound.unit].unit.path if bound.unit is not None else "",
         )
         recorder.take(finished)
         return finished
 
 
-async def collect_and_plan(
-    stage: Stage, t: Callable[[], float], take: Callable[[events.Event], None]
-) -> tuple[Collected, Plan]:
+class _HistoryKeeper:
+    """Records each unit's duration as its outcome comes: an interrupted run has taught something too."""
+
+    def __init__(self, history: History, sizes: Mapping[str, int]) -> None:
+        self._history = history
+        self._sizes_bytes = sizes
+
+    def on_event(self, event: events.Event, state: RunState) -> None:
+        if isinstance(event, events.UnitFinished) and event.result.duration_s:
+            self._history.record(event.result, self._sizes_bytes.get(event.result.unit.path, 0))
+
+    def close(self) -> None:
+        """The stage closes the history."""
+
+
+async def collect_and_plan(stage: Stage, recorder: Recorder) -> Planned:
     """Find the units, expect their durations, pack them."""
-    collected = await collect(stage, on_progress=lambda done, total: take(events.CollectionProgress(t(), done, total)))
-    expected = stage.history.expected_s(collected.units)
-    jobs = [Job(number, unit.need, expected[unit.path]) for number, unit in enumerate(collected.units)]
-    return collected, make_plan(jobs, stage.inventory, stage.options.cpu_units, mix_models=stage.options.mix_models)
+    options = stage.options
+    wanted = CollectOptions(
+        cwd=options.invocation.cwd,
+        directory=stage.directory / "collection",
+        timeout_s=options.collect_timeout_s,
+        limit=options.cpu_units,
+        pytest_args=options.invocation.pytest_args,
+        needs=options.needs,
+        distrusted=stage.history.to_import(options.root),
+    )
+    collected = await collect(
+        options.paths,
+        wanted,
+        stage.supervisors,
+        partial(_collection_spec, stage),
+        on_progress=lambda done, total: recorder.take(events.CollectionProgress(recorder.t(), done, total)),
+    )
+    sizes = {unit.path: collected.sizes_bytes.get(unit.path, 0) for unit in collected.units}
+    expected = stage.history.expectations(sizes)
+    jobs = [
+        Job(number, unit.need, expected[unit.path].seconds, expected[unit.path].spread)
+        for number, unit in enumerate(collected.units)
+        if unit.can_run
+    ]
+    table = LeaseTable(stage.inventory, stage.options.cpu_units, stage.options.mix_models)
+    return Planned(collected, table, packing.plan(jobs, table))
+
+
+def _collection_spec(stage: Stage, pytest_args: tuple[str, ...], directory: Path, timeout_s: float) -> AttemptSpec:
+    """A pytest process that only collects; its cards are the ones this process sees."""
+    options = stage.options
+    tmpdir = stage.scratch / "c"
+    tmpdir.mkdir(exist_ok=True)
+    marker = f"{stage.run_id}-c{directory.name}"
+    return AttemptSpec(
+        argv=(*pytest_command(options), *pytest_args),
+        cwd=str(options.invocation.cwd),
+        env=child_env(
+            options.invocation.environ,
+            gpus=None,
+            tmpdir=str(tmpdir),
+            marker=marker,
+            master_port=stage.ports.master_port(0),
+        ),
+        directory=str(directory),
+        marker=marker,
+        timeout_s=timeout_s,
+        startup_timeout_s=inf,
+        grace_s=options.grace_s,
+    )
+
+
+async def _show_plan(options: RunOptions, width: int | None) -> ExitCode:
+    clock = SystemClock()
+    with set_stage(options, clock) as stage:
+        recorder = Recorder(RunState(), [], clock)
+        planned = await collect_and_plan(stage, recorder)
+    names = [unit.path for unit in planned.collected.units]
+    for note in (*stage.notes, *planned.collected.notes):
+        _say(note)
+    if options.json:
+        print(json.dumps(plan_json(planned.plan, names)))
+    else:
+        print(chart(planned.plan, names, width=width or terminal_columns(), colour=options.colour))
+    return ExitCode.OK
 
 
 @contextmanager
@@ -180,7 +269,8 @@ def set_stage(options: RunOptions, clock: Clock) -> Iterator[Stage]:
         scratch, scratch_note = make_scratch_root(options.invocation.environ)
         stack.callback(remove_tree, scratch)
         run_id, directory = make_run_directory(options.root, clock.wall())
-        history = stack.enter_context(History.open(options.root / ".rlharness" / "history.sqlite"))
+        home = options.root / ".rlharness"
+        history = stack.enter_context(History() if options.history_free else History.open(home / "history.sqlite"))
         yield Stage(
             options=options,
             clock=clock,
@@ -191,8 +281,10 @@ def set_stage(options: RunOptions, clock: Clock) -> Iterator[Stage]:
             inventory=inventory,
             supervisors=Supervisors(tiers.chosen, run_id, _py_spy()),
             claims=claims,
+            ports=PortBlocks(claims, read_ephemeral_range()),
             history=history,
-            notes=tuple(note for note in (inventory.note, scratch_note, history.note) if note),
+            history_notes=history.notes,
+            notes=tuple(note for note in (inventory.note, scratch_note, *history.notes) if note),
         )
 
 
@@ -224,6 +316,23 @@ def _started(stage: Stage, t: float) -> events.RunStarted:
     )
 
 
+def _collection_finished(units: Sequence[Unit], plan: packing.Plan, t: float) -> events.CollectionFinished:
+    expected = {job.index: job.expected_s for job in plan.order}
+    return events.CollectionFinished(
+        t=t,
+        units=tuple(units),
+        expected_s=tuple(expected.get(number, 0.0) for number in range(len(units))),
+        planned_makespan_s=plan.makespan_s,
+        lower_bound_s=plan.bound.value_s,
+        duration_s=t,
+    )
+
+
+def _measured_bound(ran: Sequence[UnitResult], stage: Stage) -> Bound:
+    table = LeaseTable(stage.inventory, stage.options.cpu_units, stage.options.mix_models)
+    return lower_bound([Job(n, result.unit.need, result.duration_s) for n, result in enumerate(ran)], table)
+
+
 def _meter(inventory: Inventory) -> MemoryMeter:
     return NoMeter() if inventory.pretended or not inventory.gpus else NvmlMeter()
 
@@ -232,3 +341,7 @@ def _py_spy() -> str:
     """The py-spy of this environment, else one on the path; empty without any."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.exists() else shutil.which("py-spy") or ""
+
+
+def _say(text: str) -> None:
+    print(f"rlharness: {text.removeprefix('rlharness: ')}", file=sys.stderr, flush=True)

@@ -22,6 +22,7 @@ from harness.machine.ports import PortBlocks
 from harness.machine.scratch import remove_tree
 from harness.runner import events
 from harness.runner.attempt import AttemptEnd, AttemptSpec, Supervisors
+from harness.runner.collect import Collected
 from harness.runner.leases import Lease
 from harness.runner.options import RunOptions
 from harness.runner.outcomes import Reported, judge
@@ -35,21 +36,12 @@ MAX_RAY_LOGS_BYTES = 64 * 2**20
 Post = Callable[[events.Event], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """What collection found out that every pytest process of the run must be told alike."""
-
-    rootdir: str
-    inifile: str
-    """Empty where the suite has none."""
-
-
 @dataclass(slots=True)
 class UnitRunner:
     """What the attempts of one run share; the side effects of one attempt are all here."""
 
     options: RunOptions
-    suite: Suite
+    collected: Collected
     supervisors: Supervisors
     meter: MemoryMeter
     ports: PortBlocks
@@ -58,9 +50,10 @@ class UnitRunner:
     run_directory: Path
     scratch: Path
     """Short and local; each attempt's TMPDIR is a directory in it."""
-    post: Post
     t: Callable[[], float]
     """Seconds since the run began."""
+    post: Post = lambda event: None  # noqa: E731
+    """Where events go; the dispatcher puts its queue here."""
     followed: dict[int, tuple[str, ReportTail]] = field(default_factory=dict)
     """Running units: path and report, by number."""
     notes: list[str] = field(default_factory=list)
@@ -123,14 +116,14 @@ class UnitRunner:
     def _spec(self, number: int, unit: Unit, lease: Lease) -> AttemptSpec:
         directory, tmpdir = self.directory(number), self.scratch / f"{number:04d}"
         invocation = self.options.invocation
-        file = os.path.relpath(os.path.join(self.suite.rootdir, unit.path), invocation.cwd)
         return AttemptSpec(
             argv=(
-                *pytest_command(self.options, self.suite),
-                f"--rlharness-report={directory / 'report.jsonl'}",
+                *pytest_command(self.options),
+                *("-p", "harness.plugin", f"--rlharness-report={directory / 'report.jsonl'}"),
                 f"--basetemp={tmpdir / 'pytest'}",
+                *self.collected.pytest_args,
                 *invocation.pytest_args,
-                *(unit.selection or (file,)),
+                *(self._from_cwd(path) for path in unit.selection or (unit.path,)),
             ),
             cwd=str(invocation.cwd),
             env=child_env(
@@ -146,6 +139,10 @@ class UnitRunner:
             startup_timeout_s=self.options.collect_timeout_s,
             grace_s=self.options.grace_s,
         )
+
+    def _from_cwd(self, path: str) -> str:
+        """A path or node id below the root directory, as pytest is to be given it in the working directory."""
+        return os.path.relpath(self.collected.rootdir / path, self.options.invocation.cwd)
 
     async def _return_cards(
         self, path: str, end: AttemptEnd, gpu_ids: tuple[str, ...], baseline: dict[str, int]
@@ -185,20 +182,14 @@ class UnitRunner:
             if self.options.keep_tmp:
                 self.notes.append(f"kept {tmpdir}")
                 return
-        if complaint := remove_tree(tmpdir):
+        if complaint := remove_tree(str(tmpdir)):
             self.notes.append(complaint)
 
 
-def pytest_command(options: RunOptions, suite: Suite | None = None) -> tuple[str, ...]:
-    """How every pytest process of a run begins; `suite` once collection has told its root and its ini-file."""
-    command = [sys.executable, *(["-P"] if options.safe_path else []), "-m", "pytest", "-p", "harness.plugin"]
-    if options.colour:
-        command.append("--color=yes")
-    if suite is not None:
-        command.append(f"--rootdir={suite.rootdir}")
-        if suite.inifile:
-            command += ["-c", suite.inifile]
-    return tuple(command)
+def pytest_command(options: RunOptions) -> tuple[str, ...]:
+    """How every pytest process of a run begins."""
+    command = [sys.executable, *(["-P"] if options.safe_path else []), "-m", "pytest"]
+    return (*command, "--color=yes") if options.colour else tuple(command)
 
 
 def keep_ray_logs(ray: Path, destination: Path, limit_bytes: int = MAX_RAY_LOGS_BYTES) -> None:
@@ -245,8 +236,13 @@ def _result(unit: Unit, end: AttemptEnd, directory: Path, gpu_ids: tuple[str, ..
     )
 
 
+def last_line(text: str) -> str:
+    """The last line of a traceback, which names the error; "" for no text."""
+    return text.strip().rpartition("\n")[2].strip()
+
+
 def _reported(report: TestReport) -> Reported:
-    errors = [text.strip().splitlines()[-1] if text.strip() else nodeid for nodeid, text in report.collect_errors]
+    errors = [last_line(text) or nodeid for nodeid, text in report.collect_errors]
     return Reported(
         pytest_exit=report.finished_exit,
         running=report.running[0] if report.running else "",

@@ -79,6 +79,11 @@ class Unit:
     """Why the file cannot be run (it failed or hung at import), the whole text; empty where it can."""
     collect_timed_out: bool = False
 
+    @property
+    def can_run(self) -> bool:
+        """Whether collection found nothing that keeps it from running."""
+        return not self.collect_error and not self.collect_timed_out
+
 
 class Outcome(StrEnum):
     """How a unit ended: the whole failure space, one value per unit."""

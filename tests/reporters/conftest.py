@@ -2,7 +2,7 @@
 
 import json
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -147,96 +147,92 @@ def tests(**counts: int) -> TestCounts:
     return TestCounts({TestOutcome[name.upper()]: number for name, number in counts.items()})
 
 
-@pytest.fixture
-def sample_run(tmp_path: Path) -> SampleRun:
-    root = tmp_path / "run"
-    at = make_attempts(root)
+FIRST, SECOND = CARDS
+ENDS = {
+    OK: UnitResult(OK, Outcome.PASSED, "", 3.0, (FIRST,), tests(passed=1, xfailed=1)),
+    BAD: UnitResult(BAD, Outcome.FAILED, "exit code 1", 4.0, (SECOND,), tests(passed=1, failed=1, error=1)),
+    HANG: UnitResult(
+        HANG,
+        Outcome.TIMED_OUT,
+        "test_waits ran longer than its 30 s",
+        32.0,
+        CARDS,
+        tests(unfinished=1, unstarted=1),
+    ),
+    IMPORT: UnitResult(IMPORT, Outcome.COLLECT_ERROR, "ModuleNotFoundError: moonshine"),
+    SKIPPED: UnitResult(
+        SKIPPED, Outcome.PASSED, "", 1.5, (), tests(skipped=2), skip_reasons=("no flash-attn", "no H100")
+    ),
+    WIDE: UnitResult(WIDE, Outcome.NOT_RUN, "needs 16 GPUs; here: 2 x NVIDIA H200 143 GB", for_want_of_gpus=True),
+    LEAKY: UnitResult(
+        LEAKY,
+        Outcome.PASSED,
+        "",
+        4.0,
+        (FIRST,),
+        tests(passed=1),
+        left_behind=("812 R python server.py",),
+        collected_need=Need(gpus=2),
+    ),
+    EMPTY: UnitResult(EMPTY, Outcome.NO_TESTS, "nothing was collected", 2.0),
+    CRASH: UnitResult(CRASH, Outcome.CRASHED, "signal 11 (SIGSEGV)", 4.5, (), tests(passed=1)),
+}
 
-    def done(unit: Unit, outcome: Outcome, reason: str, seconds: float, **fields: object) -> UnitResult:
-        return UnitResult(unit, outcome, reason, seconds, directory=at.get(unit.path, ""), **fields)  # type: ignore[arg-type]
 
-    first, second = CARDS
-    one, both = (first,), CARDS
-    events: list[Event] = [
-        RunStarted(
-            0.0,
-            "20260101-120000-k3f9",
-            str(root),
-            (f"0 NVIDIA H200 143 GB {first}", f"1 NVIDIA H200 143 GB {second}"),
-            ("2 NVIDIA H200: busy, 12.3 GB held by pid 4711 (python train.py)",),
-            ("TMPDIR moved to /tmp/rlh",),
-            "cgroup",
-            2,
-        ),
+def beginning(root: Path) -> list[Event]:
+    """The run's head and its collection, whose second line of progress comes late enough to be said."""
+    gpus = tuple(f"{index} NVIDIA H200 143 GB {gpu_id}" for index, gpu_id in enumerate(CARDS))
+    busy = ("2 NVIDIA H200: busy, 12.3 GB held by pid 4711 (python train.py)",)
+    expected_s = (3.0, 2.0, 5.0, 0.0, 1.0, 9.0, 4.0, 1.0, 1.0)
+    return [
+        RunStarted(0.0, "20260101-120000-k3f9", str(root), gpus, busy, ("TMPDIR moved to /tmp/rlh",), "cgroup", 2),
         CollectionProgress(0.2, 1, 3),
         CollectionProgress(11.0, 2, 3),
-        CollectionFinished(12.0, UNITS, (3.0, 2.0, 5.0, 0.0, 1.0, 9.0, 4.0, 1.0, 1.0), 14.0, 12.5, 12.0),
-        UnitFinished(12.0, done(IMPORT, Outcome.COLLECT_ERROR, "ModuleNotFoundError: moonshine", 0.0)),
-        UnitFinished(
-            12.0,
-            done(WIDE, Outcome.NOT_RUN, "needs 16 GPUs; here: 2 x NVIDIA H200 143 GB", 0.0, for_want_of_gpus=True),
-        ),
-        AttemptStarted(12.0, OK.path, one, 0, at[OK.path]),
-        AttemptStarted(12.0, BAD.path, (second,), 1, at[BAD.path]),
+        CollectionFinished(12.0, UNITS, expected_s, 14.0, 12.5, 12.0),
+    ]
+
+
+def attempts(at: dict[str, str]) -> list[Event]:
+    """What became of the units, each with its attempt in the directory that `at` gives."""
+
+    def ended(t: float, unit: Unit) -> UnitFinished:
+        return UnitFinished(t, replace(ENDS[unit], directory=at.get(unit.path, "")))
+
+    return [
+        ended(12.0, IMPORT),
+        ended(12.0, WIDE),
+        AttemptStarted(12.0, OK.path, (FIRST,), 0, at[OK.path]),
+        AttemptStarted(12.0, BAD.path, (SECOND,), 1, at[BAD.path]),
         TestStarted(13.0, OK.path, f"{OK.path}::test_a", None),
         TestFinished(13.5, OK.path, f"{OK.path}::test_a", "passed", 0.25),
-        UnitFinished(15.0, done(OK, Outcome.PASSED, "", 3.0, gpu_ids=one, tests=tests(passed=1, xfailed=1))),
-        LeaseReturned(15.0, OK.path, one),
-        UnitFinished(
-            16.0,
-            done(BAD, Outcome.FAILED, "exit code 1", 4.0, gpu_ids=(second,), tests=tests(passed=1, failed=1, error=1)),
-        ),
-        LeaseReturned(16.0, BAD.path, (second,)),
-        AttemptStarted(16.0, HANG.path, both, 0, at[HANG.path]),
+        ended(15.0, OK),
+        LeaseReturned(15.0, OK.path, (FIRST,)),
+        ended(16.0, BAD),
+        LeaseReturned(16.0, BAD.path, (SECOND,)),
+        AttemptStarted(16.0, HANG.path, CARDS, 0, at[HANG.path]),
         TestStarted(17.0, HANG.path, f"{HANG.path}::test_waits", 30.0),
         Heartbeat(40.0, 1, 4),
         AttemptSlow(46.0, HANG.path, 30.0),
         DumpRequested(46.5),
         AttemptTerminating(47.0, HANG.path, "test_timeout"),
-        UnitFinished(
-            48.0,
-            done(
-                HANG,
-                Outcome.TIMED_OUT,
-                "test_waits ran longer than its 30 s",
-                32.0,
-                gpu_ids=both,
-                tests=tests(unfinished=1, unstarted=1),
-            ),
-        ),
-        LeaseReturned(48.5, HANG.path, both),
-        AttemptStarted(48.5, LEAKY.path, one, 0, at[LEAKY.path]),
+        ended(48.0, HANG),
+        LeaseReturned(48.5, HANG.path, CARDS),
+        AttemptStarted(48.5, LEAKY.path, (FIRST,), 0, at[LEAKY.path]),
         AttemptStarted(48.5, SKIPPED.path, (), 1, at[SKIPPED.path]),
         AttemptStarted(48.5, EMPTY.path, (), 2, at[EMPTY.path]),
-        UnitFinished(
-            50.0,
-            done(
-                SKIPPED,
-                Outcome.PASSED,
-                "",
-                1.5,
-                tests=tests(skipped=2),
-                skip_reasons=("no flash-attn", "no H100"),
-            ),
-        ),
-        UnitFinished(50.5, done(EMPTY, Outcome.NO_TESTS, "nothing was collected", 2.0)),
+        ended(50.0, SKIPPED),
+        ended(50.5, EMPTY),
         AttemptStarted(50.5, CRASH.path, (), 1, at[CRASH.path]),
-        UnitFinished(
-            52.5,
-            done(
-                LEAKY,
-                Outcome.PASSED,
-                "",
-                4.0,
-                gpu_ids=one,
-                tests=tests(passed=1),
-                left_behind=("812 R python server.py",),
-                collected_need=Need(gpus=2),
-            ),
-        ),
-        GpuQuarantined(54.0, LEAKY.path, first, "29.1 GB still held, by nobody that NVML shows"),
-        UnitFinished(55.0, done(CRASH, Outcome.CRASHED, "signal 11 (SIGSEGV)", 4.5, tests=tests(passed=1))),
+        ended(52.5, LEAKY),
+        GpuQuarantined(54.0, LEAKY.path, FIRST, "29.1 GB still held, by nobody that NVML shows"),
+        ended(55.0, CRASH),
     ]
+
+
+@pytest.fixture
+def sample_run(tmp_path: Path) -> SampleRun:
+    root = tmp_path / "run"
+    events = beginning(root) + attempts(make_attempts(root))
     state = RunState()
     for event in events:
         state.apply(event)

@@ -35,7 +35,8 @@ def test_the_first_failure_is_said_once_and_the_reporter_left_alone() -> None:
     guarded.close()
     assert (inner.num_calls, inner.num_closed) == (2, 1)
     (line,) = said
-    assert "the record is off" in line and "No space left on device" in line
+    assert "the record is off" in line
+    assert "No space left on device" in line
     assert isinstance(guarded.failure, OSError)
 
 

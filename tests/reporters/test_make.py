@@ -23,7 +23,8 @@ def test_all_of_them_tell_one_run(sample_run: Any, tmp_path: Path) -> None:
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
     assert (tmp_path / "junit.xml").exists()
     display, _, summary = stream.getvalue().partition("\n\n====")
-    assert "terminating" in display and "9 units:" in summary
+    assert "terminating" in display
+    assert "9 units:" in summary
 
 
 def test_one_that_fails_takes_no_other_with_it(sample_run: Any, tmp_path: Path) -> None:
@@ -44,7 +45,8 @@ def test_a_terminal_is_drawn_on_and_cleared_before_the_summary(sample_run: Any) 
     assert said == []
     drawn, _, summary = stream.getvalue().rpartition("\x1b[?25h")
     assert "TIMED OUT" in drawn
-    assert "9 units:" in summary and "9 units:" not in drawn
+    assert "9 units:" in summary
+    assert "9 units:" not in drawn
 
 
 def test_heavy_libraries_wait_until_they_are_asked_for() -> None:

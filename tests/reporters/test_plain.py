@@ -29,7 +29,8 @@ def test_no_control_character_reaches_the_stream() -> None:
         state.apply(event)
         reporter.on_event(event, state)
     text = stream.getvalue()
-    assert "\\x1b[2J" in text and "bad\\x07 thing" in text
+    assert "\\x1b[2J" in text
+    assert "bad\\x07 thing" in text
     assert not [c for c in text if ord(c) < 0x20 and c != "\n"]
 
 

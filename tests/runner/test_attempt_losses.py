@@ -58,8 +58,16 @@ def supervisor_pids(*specs: AttemptSpec) -> list[int]:
     return found
 
 
+def daemons(living: Living, spec: AttemptSpec) -> list[int]:
+    """Those of an attempt's processes that have not its environment."""
+    bearing = {process.pid for process in process_tree.bearing(spec.marker)}
+    return [process.pid for process in living(spec.marker) if process.pid not in bearing]
+
+
 async def whole_tree(living: Living, eventually: Eventually, spec: AttemptSpec) -> None:
-    await eventually(lambda: len(living(spec.marker)) == TREE_SIZE, "the whole tree runs")
+    await eventually(
+        lambda: len(daemons(living, spec)) == 1 and len(living(spec.marker)) == TREE_SIZE, "the whole tree runs"
+    )
 
 
 @pytest.mark.parametrize("then", ["nothing", "orders", "cancel"])
@@ -166,11 +174,11 @@ def test_an_unkillable_process_is_an_outcome_and_keeps_its_supervisor(
         attempt = asyncio.ensure_future(supervisors.run(stuck))
         await whole_tree(living, eventually, stuck)
         [staying] = supervisor_pids(stuck)
-        [daemon] = [p for p in living(stuck.marker) if p not in process_tree.bearing(stuck.marker)]
-        with frozen(daemon.pid, stuck.marker):
+        [daemon] = daemons(living, stuck)
+        with frozen(daemon, stuck.marker):
             supervisors.kill(stuck.marker)
             end = await attempt
-            assert [p.pid for p in living(stuck.marker)] == [daemon.pid], "all others have been killed"
+            assert [p.pid for p in living(stuck.marker)] == [daemon], "all others have been killed"
 
             lost = asyncio.ensure_future(supervisors.run(other))
             await whole_tree(living, eventually, other)

@@ -69,7 +69,8 @@ def test_an_attempt_is_followed_from_start_to_outcome() -> None:
     result = UnitResult(unit("a.py", 2), Outcome.TIMED_OUT, duration_s=4.0, tests=TestCounts({TestOutcome.PASSED: 1}))
     state.apply(UnitFinished(6.0, result))
     state.apply(LeaseReturned(7.0, "a.py", GPUS[:2]))
-    assert state.running == {} and state.leases == {}
+    assert state.running == {}
+    assert state.leases == {}
     assert state.with_outcome(Outcome.TIMED_OUT) == [result]
     assert state.tests[TestOutcome.PASSED] == 1
     assert state.leased_card_s == 10.0
@@ -125,10 +126,8 @@ def test_a_card_that_never_came_back_counts_up_to_the_last_end() -> None:
     ],
 )
 def test_what_cannot_happen_raises(events: list[Event], message: str) -> None:
-    state = folded(begin(), collected(unit("a.py"), unit("b.py")))
     with pytest.raises(AssertionError, match=message):
-        for event in events:
-            state.apply(event)
+        folded(begin(), collected(unit("a.py"), unit("b.py")), *events)
 
 
 def test_the_sum_is_checked() -> None:
@@ -197,6 +196,7 @@ def test_remaining_time_follows_the_plan_first_and_the_pace_later() -> None:
     assert state.progress().remaining_s(2.0) is None
     state.apply(AttemptStarted(2.0, A, (), 0, "/d"))
     assert state.progress().remaining_s(2.0) == 20.0  # the planned makespan
+    assert state.progress().remaining_s(32.0) == 0.5 * (30.0 + 0.5 * 20.0)  # late: done as far as was expected
     state.apply(UnitFinished(42.0, UnitResult(unit(A), Outcome.PASSED, duration_s=40.0)))
     assert state.progress().remaining_s(42.0) == 0.5 * (40.0 + 0.5 * 20.0)
     state.apply(STOP)
@@ -279,7 +279,8 @@ def test_any_sound_run_adds_up(seed: int) -> None:
     assert sum(state.tests.values()) == sum(r.tests.total for r in state.results.values())
     code = exit_code(state, allow_missing_gpus=False)
     if code is ExitCode.OK:
-        assert set(state.outcomes) <= {Outcome.PASSED, Outcome.NO_TESTS} and not state.quarantined
+        assert set(state.outcomes) <= {Outcome.PASSED, Outcome.NO_TESTS}
+        assert not state.quarantined
     figures = closing_figures(state, t=run.t, exit_code=code, lower_bound_s=1.0, bounding_unit="")
     assert figures.makespan_s <= figures.wall_s
     assert (figures.exit_code, figures.utilisation) == (int(code), state.utilisation)

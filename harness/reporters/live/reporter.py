@@ -90,7 +90,7 @@ class LiveReporter:
                 self._stop.wait(MIN_REDRAW_S)
             self._draw()
             self._screen.leave()
-        except Exception as error:  # a closed terminal or our own bug: neither is worth the run's results
+        except Exception as error:  # a closed terminal, our own bug: none is worth the run's results
             self._off = True
             with suppress(OSError, ValueError):
                 self._screen.show_cursor()

@@ -58,7 +58,8 @@ class Screen:
         )
         self._shown: list[Text] = []
         self.size = size
-        self.ascii_only = not (stream.encoding or "utf-8").lower().startswith("utf")
+        # Without colour the parts of the bar are told apart by their characters.
+        self.ascii_only = not colour or not (stream.encoding or "utf-8").lower().startswith("utf")
 
     def draw(self, lines: list[Line], frame_lines: list[Text], style: FrameStyle) -> None:
         """Print `lines` for good, and the frame below them in place of the one before."""

@@ -88,15 +88,14 @@ class Attempt:
             elif reason := self.deadlines.expired(now_s):
                 self.terminate(reason)
         elif self.phase is Phase.SETTLING and now_s >= self.phase_since_s + SETTLE_S:
-            self.left_behind = [process_tree.describe(p) for p in self.containment.alive()]
+            self.left_behind = self.name_the_living()
             self.enter(Phase.KILLING)
         elif self.phase is Phase.TERMINATING:
             self.escalate(now_s)
         if self.phase in (Phase.KILLING, Phase.UNKILLABLE):
             self.containment.kill()
             if self.phase is Phase.KILLING and now_s >= self.phase_since_s + self.order["unkillable_after_s"]:
-                left = [process_tree.describe(p) for p in self.containment.alive()]
-                self.say_finished(unkillable=left or ["a process that /proc does not show"])
+                self.say_finished(unkillable=self.name_the_living())
                 self.enter(Phase.UNKILLABLE)
         return False
 
@@ -137,6 +136,10 @@ class Attempt:
         if self.phase not in (Phase.KILLING, Phase.UNKILLABLE):
             self.reason = self.reason or "killed"
             self.enter(Phase.KILLING)
+
+    def name_the_living(self) -> list[str]:
+        """Who is alive while the tree is not gone: never empty, though some come and go faster than one can look."""
+        return [process_tree.describe(p) for p in self.containment.alive()] or ["a process that /proc did not show"]
 
     def wait(self, wake_fd: int) -> None:
         """Sleep until something happens: an order, an ended child, or the next moment to look."""

@@ -1,0 +1,327 @@
+"""From paths on a command line to units: which files there are, and what each of them needs.
+
+    paths ──▶ discovery child: pytest walks the suite, imports conftest files, reads needs from source (`discovery`)
+                │  one conftest that hangs or ends the process: again without it, its files are units that failed
+                ▼
+              files ──▶ a pattern of the needs table? ──▶ its need
+                        readable from source?         ──▶ that
+                        else                          ──▶ import child, one per file, some at a time
+
+Every child is an attempt like any other: supervised, limited in time, its tree ended for certain. What cannot be
+collected is a unit with the reason, never a hole; no file of the children is left behind.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from harness.config import NeedRule, NeedsTable
+from harness.errors import CollectionError, UsageError
+from harness.fan_out import fan_out
+from harness.runner.attempt import AttemptEnd, AttemptSpec, Supervisor
+from harness.runner.outcomes import signal_name
+from harness.runner.report_file import TestReport, read_report
+from harness.runner.units import Need, NeedSource, Unit
+
+CHILD = ("--collect-only", "-q", "-p", "harness.plugin", "-p", "harness.runner.discovery")
+MAX_OUTPUT_BYTES = 1 << 16
+USAGE = 4
+CONTINUED = 1
+"""What a collecting pytest exits with under --continue-on-collection-errors; without it, with 2."""
+
+
+class MakeSpec(Protocol):
+    """Makes the attempt of one collection child: the interpreter before `pytest_args`, its environment, its marker."""
+
+    def __call__(self, pytest_args: tuple[str, ...], directory: Path, timeout_s: float) -> AttemptSpec:
+        """`directory` exists and is the child's own; a TMPDIR in it goes with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectOptions:
+    """What shapes a collection, beside the paths."""
+
+    cwd: Path
+    """The working directory of every child: paths are relative to it."""
+    directory: Path
+    """Made for the children, and removed with all that is in it."""
+    timeout_s: float
+    """Limit of each child."""
+    limit: int
+    """Number of import children at a time."""
+    pytest_args: tuple[str, ...] = ()
+    needs: tuple[NeedRule, ...] = ()
+    distrusted: frozenset[str] = frozenset()
+    """Files whose source told another need than they turned out to have: imported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The units of a run."""
+
+    units: tuple[Unit, ...]
+    rootdir: Path
+    pytest_args: tuple[str, ...]
+    """What every pytest process of this run is given before its file, so that it sees the suite as this session did:
+    the same root directory and configuration file, and no distribution by xdist."""
+    sizes_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Size of each file, by the path of its unit."""
+    why_imported: Mapping[str, str] = field(default_factory=dict)
+    """Why a file's source did not tell its need, for those that were imported."""
+    notes: tuple[str, ...] = ()
+    """What a person should know once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Broken:
+    text: str
+    timed_out: bool = False
+
+
+@dataclass(slots=True)
+class _Suite:
+    """What discovery children have found out so far."""
+
+    found: dict[str, Any] | None = None
+    broken: dict[str, _Broken] = field(default_factory=dict)
+    """conftest files that cannot be imported, by their path."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Directories that skip themselves, with the reason."""
+    errors: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+async def collect(
+    paths: Sequence[str],
+    options: CollectOptions,
+    supervisor: Supervisor,
+    make_spec: MakeSpec,
+    on_progress: Callable[[int, int], None] = lambda num_done, num_total: None,
+) -> Collected:
+    """The units below `paths` (files, directories, node ids; the suite's own `testpaths` for none).
+
+    `on_progress` hears how many of the files that have to be imported are done. Raises UsageError where pytest refuses
+    its arguments, CollectionError where no list of files came back.
+    """
+    options.directory.mkdir(parents=True, exist_ok=True)
+    collector = _Collector(options, supervisor, make_spec)
+    try:
+        collected = await collector.collect(paths, on_progress)
+    finally:
+        shutil.rmtree(options.directory, ignore_errors=True)
+    if options.directory.exists():
+        return replace(collected, notes=(*collected.notes, f"{options.directory} could not be removed"))
+    return collected
+
+
+@dataclass(slots=True)
+class _Collector:
+    options: CollectOptions
+    supervisor: Supervisor
+    make_spec: MakeSpec
+    num_children: int = 0
+
+    async def collect(self, paths: Sequence[str], on_progress: Callable[[int, int], None]) -> Collected:
+        selections = split_selections(paths, self.options.cwd)
+        suite = await self._discover([each.path for each in selections])
+        assert suite.found is not None
+        rootdir = Path(suite.found["rootdir"])
+        inifile = suite.found["inifile"]
+        args = ("--rootdir", str(rootdir), *(("-c", inifile) if inifile else ()))
+        units, to_import = self._planned(suite, selections)
+        num_done = 0
+
+        async def imported(unit: Unit) -> Unit:
+            nonlocal num_done
+            known = await self._imported(unit, rootdir, args)
+            num_done += 1
+            on_progress(num_done, len(to_import))
+            return known
+
+        for unit in await fan_out(imported, to_import, limit=self.options.limit):
+            units[unit.path] = unit
+        files = [file for file in suite.found["files"] if file[0] in units]
+        why = {path: reason or "its source told another need before" for path, _, _, reason in files}
+        return Collected(
+            units=tuple(units.values()),
+            rootdir=rootdir,
+            pytest_args=(*args, "-n0") if suite.found["has_xdist"] else args,
+            sizes_bytes={path: size_bytes for path, size_bytes, _, _ in files},
+            why_imported={unit.path: why[unit.path] for unit in to_import},
+            notes=tuple(suite.notes),
+        )
+
+    async def _child(self, args: tuple[str, ...], directory: Path) -> AttemptEnd:
+        return await self.supervisor.run(self.make_spec(args, directory, self.options.timeout_s))
+
+    def _directory(self) -> Path:
+        self.num_children += 1
+        directory = self.options.directory / f"{self.num_children:04}"
+        directory.mkdir()
+        return directory
+
+    async def _discover(self, paths: list[str]) -> _Suite:
+        suite = _Suite()
+        own_args = self.options.pytest_args
+        while True:
+            directory = self._directory()
+            out = directory / "found.jsonl"
+            marks = [f"--rlharness-broken={path}" for path in suite.broken]
+            end = await self._child((*own_args, *CHILD, f"--rlharness-discover={out}", *marks, *paths), directory)
+            num_broken = len(suite.broken)
+            self._take_over(suite, out, end, directory)
+            if suite.found is not None:
+                return suite
+            if len(suite.broken) > num_broken:
+                continue
+            if end.exit_code == USAGE and suite.broken and own_args != ("-o", "addopts="):
+                # Options that a broken conftest would have defined are unknown now; its files fail in any case.
+                suite.notes.append("pytest's arguments and addopts were left out to find the files: a conftest failed")
+                own_args = ("-o", "addopts=")
+                continue
+            raise self._failure(end, directory)
+
+    def _take_over(self, suite: _Suite, out: Path, end: AttemptEnd, directory: Path) -> None:
+        """Learn what a discovery child has written, and the conftest in which it hung or died."""
+        suite.errors.clear()
+        importing = ""
+        for line in _lines(out):
+            match line:
+                case {"k": "conftest", "path": path}:
+                    importing = path
+                case {"k": "imported"}:
+                    importing = ""
+                case {"k": "broken", "path": path, "text": text}:
+                    suite.broken[path] = _Broken(text)
+                    importing = ""
+                case {"k": "skipped", "path": path, "reason": reason}:
+                    suite.skipped[path] = reason
+                    importing = ""
+                case {"k": "error", "id": nodeid, "text": text}:
+                    suite.errors.append((nodeid, text))
+                case {"k": "found"}:
+                    suite.found = line
+        if importing and suite.found is None and end.reason in ("", "timeout"):
+            how = f"{importing} was being imported when pytest {self._ending(end)}"
+            suite.broken[importing] = _Broken(f"{how}\n{output_of(directory)}".rstrip(), end.reason == "timeout")
+
+    def _ending(self, end: AttemptEnd) -> str:
+        if end.reason == "timeout":
+            return f"had run for {self.options.timeout_s:g} s"
+        if end.reason:
+            return f"was ended: {end.reason}"
+        return f"died of {signal_name(end.signal)}" if end.signal is not None else f"exited with {end.exit_code}"
+
+    def _failure(self, end: AttemptEnd, directory: Path) -> CollectionError | UsageError:
+        output = output_of(directory)
+        if end.exit_code == USAGE and not end.reason:
+            said = [line for line in output.splitlines() if line.startswith("ERROR: ")]
+            return UsageError("\n".join(said) or output, remedy="change the paths, or what follows --")
+        what = f"no list of test files: pytest {self._ending(end)}"
+        remedy = "raise --collect-timeout, or give paths" if end.reason == "timeout" else "see what pytest said"
+        return CollectionError(f"{what}\n{output}".rstrip(), remedy=remedy)
+
+    def _planned(self, suite: _Suite, selections: list["Selection"]) -> tuple[dict[str, Unit], list[Unit]]:
+        """Every unit by its path, and those among them that have to be imported."""
+        assert suite.found is not None
+        rootdir = Path(suite.found["rootdir"])
+        table = NeedsTable(self.options.needs)
+        units: dict[str, Unit] = {}
+        to_import: list[Unit] = []
+        for path, _, need, _ in suite.found["files"]:
+            absolute = Path(os.path.abspath(rootdir / path))
+            if any(Path(skipped) in absolute.parents for skipped in suite.skipped):
+                continue
+            unit = Unit(path, Need(), NeedSource.AST, table.timeout_s(path), selected(selections, absolute, path))
+            broken = next((suite.broken[each] for each in suite.broken if Path(each).parent in absolute.parents), None)
+            if broken is not None:
+                unit = replace(unit, collect_error=broken.text, collect_timed_out=broken.timed_out)
+            elif (given := table.need(path)) is not None:
+                unit = replace(unit, need=given, source=NeedSource.TABLE)
+            elif need is None or path in self.options.distrusted:
+                unit = replace(unit, source=NeedSource.IMPORT)
+                to_import.append(unit)
+            else:
+                unit = replace(unit, need=Need.from_json(need))
+            units[path] = unit
+        for nodeid, text in suite.errors:
+            if not nodeid:
+                raise CollectionError(f"no list of test files\n{text}", remedy="see what pytest said")
+            units[nodeid] = Unit(nodeid, Need(), NeedSource.AST, collect_error=text)
+        for skipped, reason in suite.skipped.items():
+            suite.notes.append(f"{os.path.relpath(skipped, rootdir)} skips itself: {reason}")
+        suite.notes += [f"the pattern {glob!r} of the needs table matches no file" for glob in table.idle(list(units))]
+        return units, to_import
+
+    async def _imported(self, unit: Unit, rootdir: Path, args: tuple[str, ...]) -> Unit:
+        """The unit with the need that its file, imported, turns out to have."""
+        directory = self._directory()
+        report_args = ("--rlharness-report", str(directory / "report.jsonl"))
+        end = await self._child(
+            (*self.options.pytest_args, *args, *CHILD, *report_args, os.path.abspath(rootdir / unit.path)), directory
+        )
+        report = read_report(directory / "report.jsonl")
+        error = self._import_error(end, report, directory)
+        if not error and report.collected_need is not None:
+            return replace(unit, need=report.collected_need)
+        return replace(unit, collect_error=error, collect_timed_out=end.reason == "timeout")
+
+    def _import_error(self, end: AttemptEnd, report: TestReport, directory: Path) -> str:
+        if report.collect_errors and end.exit_code != CONTINUED:
+            return "\n\n".join(text for _, text in report.collect_errors)
+        if report.collected:
+            return ""
+        return f"it was being imported when pytest {self._ending(end)}\n{output_of(directory)}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A path as it was given, and what followed it: `TestA::test_x[1]`, empty for all of it."""
+
+    path: str
+    absolute: Path
+    rest: str
+
+
+def split_selections(paths: Sequence[str], cwd: Path) -> list[Selection]:
+    """Each of `paths` apart from the node id in it; a `::` inside the brackets of a parameter set is none."""
+    selections = []
+    for path in paths:
+        file, colons, _ = path.partition("[")[0].partition("::")
+        rest = path[len(file) + 2 :] if colons else ""
+        file = file if colons else path
+        selections.append(Selection(file, Path(os.path.abspath(cwd / file)), rest))
+    return selections
+
+
+def selected(selections: Sequence[Selection], file: Path, path: str) -> tuple[str, ...]:
+    """Node ids asked for in `file`, whose unit is `path`; none where all of it was asked for as well."""
+    if any(not each.rest and (each.absolute == file or each.absolute in file.parents) for each in selections):
+        return ()
+    return tuple(dict.fromkeys(f"{path}::{each.rest}" for each in selections if each.rest and each.absolute == file))
+
+
+def output_of(directory: Path) -> str:
+    """The end of what a child printed, and where its threads stood if its time ran out."""
+    texts = []
+    for name in ("output.log", "stacks.txt"):
+        try:
+            with open(directory / name, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_OUTPUT_BYTES))
+                texts.append(file.read().decode(errors="replace").strip())
+        except FileNotFoundError:
+            pass
+    return "\n".join(text for text in texts if text)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of what a discovery child wrote, which may have been killed at any byte."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

@@ -1,0 +1,201 @@
+"""A pytest plugin for the child that finds the test files: pytest walks the suite, and no test module is imported.
+
+With `--rlharness-discover=FILE` every file that pytest would collect from is noted in the place where pytest would
+make its collector, and its need read from the source. conftest files are imported, as their options, ignore lists and
+hooks decide what is found. One that fails is replaced by an empty one, so that the other directories go on; one that
+hangs or ends the process is found by the note made before its import, and named in `--rlharness-broken` the next time.
+
+FILE holds JSON lines: `conftest` (path) before an import and `imported` (path) or `broken` (path, text) after it,
+`skipped` (path, reason) for a directory that skips itself, `error` (id, text) for what cannot be collected, and at the
+end one `found` with everything else.
+
+Without the option, the plugin only keeps a collecting child from writing: caches, reports, coverage.
+"""
+
+import json
+import os
+import sys
+import types
+from collections.abc import Callable, Generator, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.plugin import NOTHING
+from harness.runner.declarations import Patterns
+from harness.runner.static_needs import StaticNeed, StaticNeeds
+
+SILENCED: dict[str, Any] = {
+    "xmlpath": None,  # --junitxml
+    "report_log": None,  # pytest-reportlog
+    "htmlpath": None,  # pytest-html
+    "cov_source": [],  # pytest-cov
+    "cacheclear": False,
+    "lf": False,
+    "failedfirst": False,
+    "newfirst": False,
+}
+"""Options under which a session writes or deletes files, or leaves files out by what an earlier one wrote."""
+CACHE_WRITERS = ("lfplugin", "nfplugin")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the two options."""
+    group = parser.getgroup("rlharness")
+    group.addoption("--rlharness-discover", metavar="FILE", default=None, help="Note the test files in FILE.")
+    group.addoption(
+        "--rlharness-broken", metavar="PATH", action="append", default=[], help="A conftest.py not to import."
+    )
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
+    """Stand between pytest and the conftest files before the first one is imported."""
+    options = early_config.known_args_namespace
+    _silence(options)
+    if options.rlharness_discover:
+        manager = early_config.pluginmanager
+        finder = Finder(Path(options.rlharness_discover), options.rlharness_broken, manager, early_config.rootpath)
+        manager.register(finder, "rlharness-finder")
+    return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """The options are parsed a second time after the conftest files."""
+    _silence(config.option)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Take out what would write into the cache."""
+    for name in CACHE_WRITERS:
+        if session.config.pluginmanager.hasplugin(name):
+            session.config.pluginmanager.unregister(name=name)
+
+
+def _silence(options: Any) -> None:
+    for name, value in SILENCED.items():
+        if hasattr(options, name):
+            setattr(options, name, value)
+
+
+class Seen(pytest.File):
+    """Stands where pytest would have put the collector of a file."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        """Nothing: the file is not opened."""
+        return []
+
+
+class Finder:
+    """Notes what pytest finds."""
+
+    def __init__(self, out: Path, broken: list[str], manager: pytest.PytestPluginManager, rootdir: Path) -> None:
+        self._out = out
+        self._manager = manager
+        self._rootdir = rootdir
+        self._sizes_bytes: dict[Path, int] = {}
+        self._conftests: dict[str, types.ModuleType | None] = dict.fromkeys(broken)
+        # pytest has no hook around the import of a conftest, and stops altogether where one fails that it imports
+        # early (pytest-dev/pytest#12690). Until it goes on, its one method that imports them is wrapped.
+        self._import: Callable[..., types.ModuleType] = manager._importconftest
+        manager._importconftest = self._import_conftest  # type: ignore[assignment]
+
+    def _note(self, kind: str, **fields: object) -> None:
+        with self._out.open("a") as file:
+            file.write(json.dumps({"k": kind, **fields}) + "\n")
+
+    def _import_conftest(self, path: Path, *args: Any, **kwargs: Any) -> types.ModuleType:
+        known = self._conftests.get(str(path))
+        if known is not None:
+            return known
+        if str(path) in self._conftests:
+            return self._replaced(path)
+        self._note("conftest", path=str(path))
+        try:
+            module = self._import(path, *args, **kwargs)
+        except KeyboardInterrupt:
+            raise
+        except pytest.skip.Exception as skipped:
+            self._note("skipped", path=str(path.parent), reason=str(skipped))
+            return self._replaced(path)
+        except BaseException as error:  # whatever it is, SystemExit too: that conftest's, not ours
+            self._note("broken", path=str(path), text=_conftest_text(path, error))
+            return self._replaced(path)
+        self._note("imported", path=str(path))
+        self._conftests[str(path)] = module
+        return module
+
+    def _replaced(self, path: Path) -> types.ModuleType:
+        if self._manager.hasplugin(str(path)):  # it failed in what it loads, after it was registered itself
+            self._manager.unregister(name=str(path))
+        module = self._conftests[str(path)] = types.ModuleType("conftest")
+        return module
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collect_file(
+        self, file_path: Path, parent: pytest.Collector
+    ) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+        """Note a file that somebody collects from; its collectors have been made, and are never asked."""
+        collectors = yield
+        if not collectors:
+            return collectors
+        self._sizes_bytes[file_path] = file_path.stat().st_size
+        return [Seen.from_parent(parent, path=file_path)]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a directory that cannot be read, or skips itself."""
+        if report.failed:
+            self._note("error", id=report.nodeid, text=report.longreprtext)
+        elif report.skipped:
+            self._note("skipped", path=str(self._rootdir / report.nodeid), reason=report.longreprtext)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Read the needs once all files are known; not where pytest refuses its arguments."""
+        result = yield
+        config = session.config
+        self._note(
+            "found",
+            rootdir=str(self._rootdir),
+            inifile=str(config.inipath) if config.inipath else None,
+            has_xdist=config.pluginmanager.hasplugin("xdist"),
+            files=[
+                (self._relative(path), self._sizes_bytes[path], need.need, need.why_import)
+                for path, need in self._needs(config)
+            ],
+        )
+        return result
+
+    def _needs(self, config: pytest.Config) -> Iterator[tuple[Path, StaticNeed]]:
+        patterns = Patterns(tuple(config.getini("python_functions")), tuple(config.getini("python_classes")))
+        reader = StaticNeeds(patterns, sys.path)
+        marking = self._marking(reader)
+        for path in self._sizes_bytes:
+            above = next((plugin for plugin, scope in marking if scope in path.parents), None)
+            if above is not None:
+                yield path, StaticNeed(None, f"{self._relative(above)} uses the gpus marker and may apply it")
+            else:
+                yield path, reader.of_file(path) if path.suffix == ".py" else StaticNeed(NOTHING)
+
+    def _marking(self, reader: StaticNeeds) -> list[tuple[Path, Path]]:
+        """Plugins whose source uses the marker, each with the directory below which it may apply it."""
+        marking: list[tuple[Path, Path]] = []
+        for plugin in self._manager.get_plugins():
+            file = getattr(plugin, "__file__", None)
+            if isinstance(file, str) and file.endswith(".py") and reader.uses_marker(file):
+                path = Path(file)
+                marking.append((path, path.parent if file in self._conftests else Path(path.anchor)))
+        return marking
+
+    def _relative(self, path: Path) -> str:
+        return Path(os.path.relpath(path, self._rootdir)).as_posix()
+
+
+def _conftest_text(path: Path, error: BaseException) -> str:
+    """The failure as pytest shows one of a conftest: its own frames, without those of pytest above them."""
+    cause = error.__cause__ if type(error).__name__ == "ConftestImportFailure" else None
+    info = pytest.ExceptionInfo.from_exception(cause or error)
+    info.traceback = info.traceback.cut(path=path)
+    return f"{type(info.value).__name__} while loading conftest '{path}'.\n{info.getrepr(style='short')}"

@@ -1,0 +1,127 @@
+"""The runner on real cards; one command on a machine that has some: `rlharness run tests/gpu --gpus auto`.
+
+Each test starts a runner of its own inside the lease it was given, on files it writes. Without a card each skips,
+saying so.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+HOLDS_MEMORY = """
+import os, signal, subprocess, sys, time
+import pytest, torch
+
+HOLDER = (
+    "import os, sys, time, torch\\n"
+    "os.setsid()\\n"
+    "held = torch.zeros(2**31, dtype=torch.uint8, device='cuda')\\n"
+    "torch.cuda.synchronize()\\n"
+    "open(sys.argv[1], 'w').write(str(os.getpid()))\\n"
+    "time.sleep(600)\\n"
+)
+
+@pytest.mark.gpus(1)
+def test_is_killed_while_a_child_holds_two_gigabytes(tmp_path):
+    ready = tmp_path / "ready"
+    subprocess.Popen([sys.executable, "-c", HOLDER, str(ready)])
+    while not ready.exists():
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+SEES_AN_EMPTY_CARD = """
+import pytest, torch
+
+@pytest.mark.gpus(1)
+def test_the_card_is_empty():
+    free, total = torch.cuda.mem_get_info()
+    assert total - free < 2**30
+"""
+
+HANGS_IN_A_KERNEL = """
+import pytest, torch
+
+@pytest.mark.gpus(1)
+@pytest.mark.timeout(5)
+def test_waits_for_a_kernel_that_does_not_end():
+    torch.ones(1, device="cuda").sum().item()
+    for _ in range(64):
+        torch.cuda._sleep(2**40)
+    torch.cuda.synchronize()
+"""
+
+WRITES_ITS_CARD = """
+import os, pytest, torch
+
+@pytest.mark.gpus(1)
+def test_sees_one_card(pytestconfig):
+    assert torch.cuda.device_count() == 1
+    identity = str(torch.cuda.get_device_properties(0).uuid)
+    (pytestconfig.rootpath / os.path.basename(__file__)).with_suffix(".card").write_text(identity)
+"""
+
+
+def run_inside(tmp_path: Path, files: dict[str, str], *options: str) -> tuple[int, dict[str, Any]]:
+    """Run a runner of its own on `files`, which this test writes; its exit code and its JSON summary."""
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "run", "--gpus", "auto", "--json", *options],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=300,
+    )
+    return done.returncode, json.loads(done.stdout)
+
+
+def need_cards(count: int) -> None:
+    """Skip on a machine, or within a lease, of fewer cards."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device is visible")
+    if torch.cuda.device_count() < count:
+        pytest.skip(f"{count} CUDA devices are needed, {torch.cuda.device_count()} visible")
+
+
+@pytest.mark.gpus(1)
+def test_memory_left_by_a_killed_test_is_given_back_before_the_next_lease(tmp_path: Path) -> None:
+    need_cards(1)
+    files = {"test_a_holds.py": HOLDS_MEMORY, "test_b_sees.py": SEES_AN_EMPTY_CARD}
+    code, summary = run_inside(tmp_path, files)
+    outcomes = {unit["path"]: unit["outcome"] for unit in summary["units"]}
+    assert outcomes == {"test_a_holds.py": "crashed", "test_b_sees.py": "passed"}
+    assert summary["quarantined"] == []
+    assert code == 1
+
+
+@pytest.mark.gpus(1)
+def test_a_kernel_that_hangs_is_ended_and_the_card_is_usable_again(tmp_path: Path) -> None:
+    need_cards(1)
+    files = {"test_a_hangs.py": HANGS_IN_A_KERNEL, "test_b_sees.py": SEES_AN_EMPTY_CARD}
+    code, summary = run_inside(tmp_path, files, "--grace", "2")
+    units = {unit["path"]: unit for unit in summary["units"]}
+    assert units["test_a_hangs.py"]["outcome"] == "timed_out"
+    stacks = Path(units["test_a_hangs.py"]["directory"], "stacks.txt").read_text()
+    assert "synchronize" in stacks
+    assert units["test_b_sees.py"]["outcome"] == "passed"
+    assert code == 1
+
+
+@pytest.mark.gpus(2)
+def test_two_units_run_on_two_halves_of_a_lease(tmp_path: Path) -> None:
+    need_cards(2)
+    code, summary = run_inside(tmp_path, {"test_a.py": WRITES_ITS_CARD, "test_b.py": WRITES_ITS_CARD}, "--gpus", "2")
+    assert code == 0, summary
+    cards = {path.read_text() for path in tmp_path.glob("*.card")}
+    assert len(cards) == 2
+    inherited = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    assert all(card in inherited for card in cards) or not inherited

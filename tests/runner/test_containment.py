@@ -1,0 +1,243 @@
+"""What each means of holding a tree catches, and what goes free where it is missing."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from harness.runner.attempt import AttemptSpec, Supervisors
+from harness.runner.supervisor import containment, process_tree
+from harness.runner.supervisor.containment import TIERS, cgroup_home
+from harness.runner.supervisor.process_tree import Process
+
+MakeSpec = Callable[..., AttemptSpec]
+Living = Callable[..., list[Process]]
+Eventually = Callable[[Callable[[], object], str], Awaitable[None]]
+
+ROOT = Path(__file__).parents[2]
+DAEMON = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)", sys.argv[1]], {})
+    os._exit(0)
+time.sleep(60)
+"""
+HOLD_AND_KILL = """
+import os, select, signal, sys
+from harness.runner.supervisor.containment import make_containment
+
+class KillGroup:
+    "What a process group and killpg can do: the usual way, and no more."
+    is_gone = False
+    def spawn(self, start):
+        self.pid = os.fork()
+        if self.pid == 0:
+            start()
+    def kill(self):
+        os.killpg(self.pid, signal.SIGKILL)
+    def reap(self):
+        self.is_gone = os.waitpid(self.pid, os.WNOHANG) != (0, 0)
+    def close(self):
+        pass
+
+def start():
+    os.setsid()
+    os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", program, marker])
+
+means, group, program, marker = sys.argv[1:]
+held = KillGroup() if means == "killpg" else make_containment(means, group)
+held.spawn(start)
+sys.stdin.readline()
+while not held.is_gone:
+    held.kill()
+    select.select([], [], [], 0.005)
+    held.reap()
+held.close()
+"""
+
+
+def control_group(name: str) -> str:
+    try:
+        return f"{cgroup_home()}/rlharness-{name}"
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize(("means", "num_survivors"), [("killpg", 1), ("cgroup", 0), ("pidns", 0), ("subreaper", 0)])
+def test_a_daemon_escapes_killpg_and_nothing_else(
+    means: str, num_survivors: int, refusals: dict[str, str], living: Living, eventually: Eventually
+) -> None:
+    if refusals.get(means):
+        pytest.skip(refusals[means])
+    marker = f"{means}-{uuid.uuid4().hex}"
+    command = [sys.executable, "-c", HOLD_AND_KILL, means, control_group(marker), DAEMON, marker]
+
+    async def scenario() -> None:
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(command, stdin=subprocess.PIPE, env=env) as holder:
+            daemon = ["-I", "-S", "-c", "import time; time.sleep(60)", marker]
+            shown = " ".join(daemon)
+            await eventually(
+                lambda: any(shown in process_tree.command_line(p.pid, 9999) for p in living(marker)), "the daemon runs"
+            )
+            holder.communicate(b"\n")
+        assert holder.returncode == 0
+        survivors = living(marker)
+        for process in survivors:
+            process_tree.send_signal(process, signal.SIGKILL)
+        await eventually(lambda: not living(marker), "the survivors of the test end with it")
+        assert len(survivors) == num_survivors
+
+    asyncio.run(scenario())
+
+
+ENDLESS_CHAIN = """
+import os, time
+until_s = time.monotonic() + 5
+while time.monotonic() < until_s:  # a process is never there for long, its child always is
+    if os.fork():
+        os._exit(0)
+"""
+
+
+def test_a_chain_of_forks_is_cut(tier: str, supervisors: Supervisors, spec: MakeSpec) -> None:
+    end = asyncio.run(supervisors.run(spec(ENDLESS_CHAIN)))
+    assert (end.exit_code, end.reason, end.unkillable) == (0, "", ())
+    assert end.left_behind, "named, although nobody is there for long"
+    assert end.duration_s < 4 or tier == "subreaper", "signalling one after the other, it catches up by luck"
+
+
+@pytest.mark.parametrize("tier", ["cgroup"], indirect=True)
+@pytest.mark.parametrize("where", ["below", "threaded", "above, its own removed"])
+def test_moving_to_another_control_group_does_not_help(
+    where: str, supervisors: Supervisors, spec: MakeSpec, tmp_path: Path
+) -> None:
+    program = f"""
+import os, sys, time
+home, own = {cgroup_home()!r}, None
+for line in open("/proc/self/cgroup"):
+    if line.startswith("0::"):
+        own = os.path.join(home, os.path.basename(line.strip()))
+if os.fork() == 0:
+    os.setsid()
+    if {where!r} == "above, its own removed":
+        open(home + "/cgroup.procs", "w").write("0")
+        while os.path.exists(own):
+            try:
+                os.rmdir(own)
+            except OSError:  # the leader has not moved yet
+                time.sleep(0.01)
+    else:
+        os.mkdir(own + "/below")
+        if {where!r} == "threaded":
+            open(own + "/below/cgroup.type", "w").write("threaded")
+        open(own + "/below/cgroup.procs", "w").write("0")
+    print("moved", flush=True)
+    time.sleep(60)
+if {where!r} == "above, its own removed":
+    open(home + "/cgroup.procs", "w").write("0")
+time.sleep(60)
+"""
+    one = spec(program, timeout_s=0.6)
+    end = asyncio.run(supervisors.run(one))
+    assert Path(one.directory, "output.log").read_text().startswith("moved\n")
+    assert (end.reason, end.unkillable) == ("timeout", ())
+
+
+@pytest.mark.parametrize(("tier", "num_survivors"), [("pidns", 0), ("subreaper", 1)], indirect=["tier"])
+def test_only_a_namespace_outlasts_the_loss_of_runner_and_supervisor(
+    num_survivors: int, tier: str, spec: MakeSpec, living: Living, eventually: Eventually
+) -> None:
+    runner_program = """
+import asyncio, json, sys
+from harness.runner.attempt import AttemptSpec, Supervisors
+tier, fields = json.load(sys.stdin)
+asyncio.run(Supervisors(tier, "lost").run(AttemptSpec(**fields)))
+"""
+    one = spec(DAEMON)
+    fields = {name: getattr(one, name) for name in one.__slots__}
+
+    async def scenario() -> None:
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen([sys.executable, "-c", runner_program], stdin=subprocess.PIPE, env=env) as runner:
+            assert runner.stdin is not None
+            runner.stdin.write(json.dumps([tier, fields]).encode())
+            runner.stdin.close()
+            await eventually(lambda: len(living(one.marker)) == 2, "leader and daemon run")
+            [supervisor] = process_tree.children(runner.pid)
+            runner.send_signal(signal.SIGSTOP)  # or it would come to the rescue
+            process_tree.send_signal(supervisor, signal.SIGKILL)
+            await eventually(
+                lambda: process_tree.read_process(supervisor.pid) == supervisor._replace(state="Z"), "dead"
+            )
+            runner.kill()
+        await eventually(lambda: len(living(one.marker)) <= 1, "the leader has died with its parent")
+        if num_survivors == 0:
+            await eventually(lambda: not living(one.marker), "all have died with their namespace")
+        survivors = living(one.marker)
+        for process in survivors:
+            process_tree.send_signal(process, signal.SIGKILL)
+        await eventually(lambda: not living(one.marker), "the survivors of the test end with it")
+        assert len(survivors) == num_survivors
+
+    asyncio.run(scenario())
+
+
+PROBE = """
+import os, sys
+from harness.runner.supervisor.main import probe
+if sys.argv[2] == "unprivileged":
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+probe(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("case", ["no cgroup v2", "unprivileged"])
+def test_the_probe_says_why_a_tier_is_refused(case: str, refusals: dict[str, str], run_id: str) -> None:
+    if case == "unprivileged" and os.geteuid() != 0:
+        pytest.skip("only root can give its rights up")
+    home = "/nonexistent" if case == "no cgroup v2" else os.path.dirname(control_group(run_id)) or "/nonexistent"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", PROBE, home, case], env=env, capture_output=True, check=True)
+    answers = {answer["tier"]: answer["error"] for answer in map(json.loads, done.stdout.splitlines())}
+    assert sorted(answers) == sorted(TIERS)
+    assert answers["subreaper"] == refusals["subreaper"]
+    if case == "no cgroup v2":
+        assert (
+            answers["cgroup"]
+            == "[Errno 2] No such file or directory: '/nonexistent/rlharness-probe-"
+            + (answers["cgroup"].rpartition("-")[2])
+        )
+        assert answers["pidns"] == refusals["pidns"]
+    else:
+        assert "denied" in answers["cgroup"] or "No such file" in answers["cgroup"]
+        assert "not permitted" in answers["pidns"]
+
+
+def test_a_group_without_a_kill_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"no cgroup\.kill here"):
+        containment.make_containment("cgroup", str(tmp_path / "group"))
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_is_left_of_a_group_is_removed_and_what_is_gone_holds_nobody(tmp_path: Path) -> None:
+    group = tmp_path / "group"
+    (group / "a" / "b").mkdir(parents=True)
+    (group / "c").mkdir()
+    assert containment.group_members(str(group)) == []
+    containment.remove_group(str(group))
+    assert not group.exists()
+    containment.remove_group(str(group))
+    containment.kill_group(str(group))
+    assert containment.group_members(str(group)) == []

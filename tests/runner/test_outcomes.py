@@ -1,0 +1,157 @@
+"""The judgement over the whole space of ends and reports."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.runner.attempt import AttemptEnd
+from harness.runner.outcomes import Reported, judge
+from harness.runner.units import Outcome
+
+REASONS = ("", "timeout", "test_timeout", "collect_timeout", "cancelled", "killed", "supervisor_lost")
+TESTS = st.sampled_from(["", "tests/test_a.py::test_x"])
+CODES = st.sampled_from([0, 0, 1, 2, 3, 4, 5, 5, 7, 255])
+
+
+@st.composite
+def ends(draw: st.DrawFn) -> AttemptEnd:
+    """Every end a supervisor can tell of: an exit code, a signal, or neither where it was lost."""
+    reason = draw(st.just("") | st.sampled_from(REASONS))
+    code, signal = draw(st.tuples(CODES, st.none()) | st.tuples(st.none(), st.integers(1, 64)))
+    if reason == "supervisor_lost":
+        code = signal = None
+    left, unkillable = (draw(st.sampled_from([(), (), (), ("7 D python", "8 D python")])) for _ in range(2))
+    return AttemptEnd(code, signal, reason, left, unkillable, duration_s=1.0)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[AttemptEnd, Reported]:
+    """An end and a report; every second time pytest had announced that very exit status."""
+    end = draw(ends())
+    announced = draw(st.sampled_from([end.exit_code, draw(st.none() | CODES)]))
+    error = draw(st.sampled_from(["", "", "ImportError: no module named x"]))
+    return end, Reported(announced, draw(TESTS), draw(st.integers(0, 3)), error, draw(st.integers(0, 3)))
+
+
+@settings(max_examples=500)
+@given(cases())
+def test_every_end_has_one_outcome_and_says_why(case: tuple[AttemptEnd, Reported]) -> None:
+    end, reported = case
+    outcome, why = judge(end, reported, 60.0)
+    assert isinstance(outcome, Outcome)
+    assert "\n" not in why
+    assert why or outcome in (Outcome.PASSED, Outcome.FAILED, Outcome.NO_TESTS)
+    assert outcome is not Outcome.NOT_RUN, "it did run"
+
+
+@settings(max_examples=500)
+@given(cases())
+def test_a_pass_needs_everything_to_be_right(case: tuple[AttemptEnd, Reported]) -> None:
+    end, reported = case
+    outcome, _ = judge(end, reported, 60.0)
+    if outcome in (Outcome.PASSED, Outcome.NO_TESTS):
+        assert (end.reason, end.signal, end.unkillable) == ("", None, ())
+        assert end.exit_code == reported.pytest_exit
+        assert end.exit_code in (0, 5)
+        assert (reported.collect_error, reported.num_failed, reported.running) == ("", 0, "")
+
+
+@settings(max_examples=500)
+@given(cases())
+def test_what_was_ended_from_outside_is_told_so(case: tuple[AttemptEnd, Reported]) -> None:
+    end, reported = case
+    outcome, _ = judge(end, reported, 60.0)
+    assert (outcome is Outcome.UNKILLABLE) == bool(end.unkillable)
+    if end.unkillable:
+        return
+    expected = {
+        "timeout": Outcome.TIMED_OUT,
+        "test_timeout": Outcome.TIMED_OUT,
+        "collect_timeout": Outcome.COLLECT_TIMEOUT,
+        "cancelled": Outcome.INTERRUPTED,
+        "killed": Outcome.INTERRUPTED,
+        "supervisor_lost": Outcome.SUPERVISOR_LOST,
+    }
+    if end.reason:
+        assert outcome is expected[end.reason]
+    else:
+        assert outcome not in expected.values()
+        assert end.signal is None or outcome is Outcome.CRASHED
+
+
+def ended(exit_code: int | None = None, signal: int | None = None, reason: str = "") -> AttemptEnd:
+    return AttemptEnd(exit_code, signal, reason, (), (), duration_s=1.0)
+
+
+def said(
+    pytest_exit: int | None, running: str = "", num_ended: int = 1, error: str = "", num_failed: int = 0
+) -> Reported:
+    return Reported(pytest_exit, running, num_ended, error, num_failed)
+
+
+@pytest.mark.parametrize(
+    ("end", "reported", "outcome", "why"),
+    [
+        (ended(0), said(0), Outcome.PASSED, ""),
+        (ended(1), said(1, num_failed=1), Outcome.FAILED, ""),
+        (ended(2), said(2), Outcome.FAILED, "pytest was interrupted from within (exit 2)"),
+        (ended(2), said(2, error="ImportError: x"), Outcome.COLLECT_ERROR, "ImportError: x"),
+        (ended(3), said(3), Outcome.PYTEST_ERROR, "pytest had an internal error (exit 3)"),
+        (
+            ended(4),
+            said(None, num_ended=0),
+            Outcome.PYTEST_ERROR,
+            "pytest refused its arguments or a conftest (exit 4)",
+        ),
+        (ended(5), said(5, num_ended=0), Outcome.NO_TESTS, ""),
+        (ended(5), said(5, num_ended=1), Outcome.PASSED, ""),
+        (ended(99), said(99), Outcome.PYTEST_ERROR, "unknown exit 99"),
+        (ended(0), said(0, num_failed=2), Outcome.FAILED, "pytest exited with 0 although 2 tests had failed"),
+        (
+            ended(0),
+            said(0, running="a::x"),
+            Outcome.EXITED_EARLY,
+            "pytest ended with 0 while a::x ran",
+        ),
+        (ended(0), said(None), Outcome.EXITED_EARLY, "the process exited with 0 before pytest had finished"),
+        (
+            ended(0),
+            said(None, running="a::x"),
+            Outcome.EXITED_EARLY,
+            "the process exited with 0 before pytest had finished while a::x ran",
+        ),
+        (
+            ended(3),
+            said(None, running="a::x"),
+            Outcome.CRASHED,
+            "the process exited with 3 before pytest had finished while a::x ran",
+        ),
+        (ended(7), said(0), Outcome.CRASHED, "pytest announced exit 0, the process exited with 7"),
+        (ended(0), said(1, num_failed=1), Outcome.FAILED, "pytest announced exit 1, the process exited with 0"),
+        (ended(signal=11), said(None, running="a::x"), Outcome.CRASHED, "SIGSEGV while a::x ran"),
+        (ended(signal=9), said(0), Outcome.CRASHED, "SIGKILL after pytest had finished"),
+        (ended(signal=40), said(None), Outcome.CRASHED, "signal 40"),
+        (ended(2, reason="timeout"), said(2, "a::x"), Outcome.TIMED_OUT, "the file ran longer than 60 s"),
+        (ended(2, reason="test_timeout"), said(None, "a::x"), Outcome.TIMED_OUT, "a::x ran longer than its own limit"),
+        (
+            ended(signal=9, reason="killed"),
+            said(None, "a::x"),
+            Outcome.INTERRUPTED,
+            "the run was killed while a::x ran",
+        ),
+    ],
+)
+def test_examples(end: AttemptEnd, reported: Reported, outcome: Outcome, why: str) -> None:
+    judged, reason = judge(end, reported, 60.0)
+    assert judged is outcome
+    assert reason.startswith(why) if "longer than 60 s" in why else reason == why
+
+
+def test_a_timeout_after_pytest_had_finished_says_so() -> None:
+    _, why = judge(ended(signal=9, reason="timeout"), said(0), 90.0)
+    assert why == "the file ran longer than 90 s; pytest had finished, the process had not"
+
+
+def test_unkillable_processes_are_named() -> None:
+    end = AttemptEnd(0, None, "", (), ("7 D python", "8 D python"), 1.0)
+    assert judge(end, said(0), 60.0) == (Outcome.UNKILLABLE, "SIGKILL did not end 7 D python, 8 D python")

@@ -1,0 +1,244 @@
+"""The configuration: what is read, and what a wrong value is told."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.config import Config, NeedRule, NeedsTable, load_config, load_needs_file, shadowing
+from harness.errors import UsageError
+from harness.runner.units import Need
+
+ROOT = Path(__file__).parents[1]
+
+
+def configured(tmp_path: Path, text: str) -> Config:
+    (tmp_path / "pyproject.toml").write_text(text)
+    return load_config(tmp_path)
+
+
+def refused(tmp_path: Path, text: str) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        configured(tmp_path, f"[tool.rlharness]\n{text}")
+    return caught.value
+
+
+def test_every_key_is_read(tmp_path: Path) -> None:
+    config = configured(
+        tmp_path,
+        """
+        [tool.rlharness]
+        timeout = 60
+        grace = 0.0
+        slow = 1.5
+        collect-timeout = 30.0
+        cpu-units = 4
+        maxfail = 0
+        allow-missing-gpus = true
+        mix-models = false
+        history-free = true
+        [tool.rlharness.needs]
+        "tests/gpu/**" = 2
+        "*_big.py" = { gpus = 8, memory-gb = 80, model = "H100", min-capability = 9.0, exclusive = true, timeout = 9 }
+        "tests/slow/" = { timeout = 7200 }
+        """,
+    )
+    assert config == Config(
+        timeout_s=60.0,
+        grace_s=0.0,
+        slow_s=1.5,
+        collect_timeout_s=30.0,
+        cpu_units=4,
+        maxfail=0,
+        allow_missing_gpus=True,
+        mix_models=False,
+        history_free=True,
+        needs=(
+            NeedRule("tests/gpu/**", Need(gpus=2)),
+            NeedRule("*_big.py", Need(8, 80.0, "H100", (9, 0), True), timeout_s=9.0),
+            NeedRule("tests/slow/", None, timeout_s=7200.0),
+        ),
+        path=tmp_path / "pyproject.toml",
+    )
+
+
+def test_without_a_table_nothing_is_set(tmp_path: Path) -> None:
+    assert configured(tmp_path, "[project]\nname = 'x'") == load_config(tmp_path / "deep" / "down") == Config()
+
+
+def test_the_nearest_file_with_a_table_counts(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.rlharness]\ntimeout = 1\n")
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    assert load_config(package).timeout_s == 1.0
+    (package / "pyproject.toml").write_text("[tool.rlharness]\ntimeout = 2\n")
+    assert load_config(package).timeout_s == 2.0
+    assert load_config(package).path == package / "pyproject.toml"
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "legal"),
+    [
+        ("timeout = 'long'", "timeout = 'long'", "seconds, above 0"),
+        ("timeout = 0", "timeout = 0", "seconds, above 0"),
+        ("timeout = inf", "timeout = inf", "seconds, above 0"),
+        ("timeout = true", "timeout = True", "seconds, above 0"),
+        ("grace = -1", "grace = -1", "seconds, 0 or more"),
+        ("cpu-units = 0", "cpu-units = 0", "a whole number, 1 or more"),
+        ("cpu-units = 1.5", "cpu-units = 1.5", "a whole number, 1 or more"),
+        ("maxfail = true", "maxfail = True", "a whole number, 0 or more"),
+        ("mix-models = 1", "mix-models = 1", "true or false"),
+        ("needs = 2", "needs is 2", "a table of patterns"),
+        ("needs.'a*' = 'two'", "'a*' gpus = 'two'", "a whole number, 0 or more"),
+        ("needs.'a*' = -1", "'a*' gpus = -1", "a whole number, 0 or more"),
+        ("needs.'a*' = true", "'a*' gpus = True", "a whole number, 0 or more"),
+        ("needs.'a*' = {gpus = 1, memory-gb = 'x'}", "'a*' memory-gb = 'x'", "GB per card, 0 or more"),
+        ("needs.'a*' = {gpus = 1, model = ''}", "'a*' model = ''", "a part of the card's name, such as 'H100'"),
+        ("needs.'a*' = {gpus = 1, min-capability = 'x'}", "'a*' min-capability = 'x'", "9.0, '9.0' or [9, 0]"),
+        ("needs.'a*' = {gpus = 1, min-capability = true}", "'a*' min-capability = True", "9.0, '9.0' or [9, 0]"),
+        ("needs.'a*' = {memory-gb = 40}", "'a*' asks for a kind of card", "gpus = 1 or more"),
+        ("needs.'!a*' = 1", "'!a*' matches nothing", "a pattern as in .gitignore"),
+        ("needs.'# a' = 1", "'# a' matches nothing", "a pattern as in .gitignore"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_legal(tmp_path: Path, text: str, what: str, legal: str) -> None:
+    error = refused(tmp_path, text)
+    assert what in error.what
+    assert str(tmp_path / "pyproject.toml") in error.what
+    assert error.legal.startswith(legal)
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown", "near"),
+    [
+        ("time-out = 5", "'time-out'", "'timeout'"),
+        ("allow_missing_gpus = true", "'allow_missing_gpus'", "'allow-missing-gpus'"),
+        ("need = 5", "'need'", "'needs'"),
+        ("needs.'a*' = {gpu = 1}", "'gpu'", "'gpus'"),
+        ("path = 'x'", "'path'", ""),
+    ],
+)
+def test_an_unknown_key_is_told_the_nearest_one(tmp_path: Path, text: str, unknown: str, near: str) -> None:
+    error = refused(tmp_path, text)
+    assert f"has no key {unknown}" in error.what
+    assert near in error.remedy
+    assert near.strip("'") in error.legal
+
+
+@pytest.mark.parametrize("text", ["timeout = ", "[tool.rlharness", "\x00"])
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError, match=r"pyproject\.toml is no TOML"):
+        configured(tmp_path, text)
+
+
+def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"\[tool\.rlharness\] is 3"):
+        configured(tmp_path, "tool.rlharness = 3")
+
+
+def test_values_of_the_command_line_go_over_the_configuration(tmp_path: Path) -> None:
+    config = configured(tmp_path, "[tool.rlharness]\ntimeout = 60\nmaxfail = 3\nmix-models = true")
+    changed = config.overridden(timeout_s=5.0, maxfail=None, mix_models=False, slow_s=None)
+    assert (changed.timeout_s, changed.maxfail, changed.mix_models, changed.slow_s) == (5.0, 3, False, None)
+    assert changed.path == config.path
+
+
+def test_a_needs_file_is_the_table_itself(tmp_path: Path) -> None:
+    path = tmp_path / "needs.toml"
+    path.write_text('"tests/a*" = 2\n"tests/b*" = { gpus = 1, min-capability = [8, 6] }')
+    assert load_needs_file(path) == (
+        NeedRule("tests/a*", Need(gpus=2)),
+        NeedRule("tests/b*", Need(gpus=1, min_capability=(8, 6))),
+    )
+
+
+def test_a_needs_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"gone\.toml: No such file"):
+        load_needs_file(tmp_path / "gone.toml")
+
+
+def rule(glob: str, gpus: int | None = None, timeout_s: float | None = None) -> NeedRule:
+    return NeedRule(glob, None if gpus is None else Need(gpus=gpus), timeout_s)
+
+
+@pytest.mark.parametrize(
+    ("glob", "matched"),
+    [
+        ("tests/gpu/**", {"tests/gpu/a.py", "tests/gpu/deep/b.py"}),
+        ("tests/gpu/", {"tests/gpu/a.py", "tests/gpu/deep/b.py"}),
+        ("tests/*.py", {"tests/c.py"}),
+        ("**/a.py", {"a.py", "tests/gpu/a.py"}),
+        ("a.py", {"a.py", "tests/gpu/a.py"}),
+        ("/a.py", {"a.py"}),
+        ("[bc].py", {"tests/gpu/deep/b.py", "tests/c.py"}),
+    ],
+)
+def test_patterns_are_those_of_gitignore(glob: str, matched: set[str]) -> None:
+    table = NeedsTable([rule(glob, gpus=1)])
+    paths = {"a.py", "tests/gpu/a.py", "tests/gpu/deep/b.py", "tests/c.py"}
+    assert {path for path in paths if table.need(path)} == matched
+
+
+def test_a_need_of_nothing_wins_over_markers() -> None:
+    assert NeedsTable([rule("*", gpus=0)]).need("a.py") == Need()
+    assert NeedsTable([rule("*", timeout_s=5.0)]).need("a.py") is None
+
+
+rules = st.lists(
+    st.builds(
+        rule,
+        st.sampled_from(["*", "a/", "a/b.py", "c*", "**/d.py"]),
+        st.none() | st.integers(0, 8),
+        st.none() | st.floats(1, 9),
+    )
+)
+
+
+@given(rules, st.sampled_from(["a/b.py", "c.py", "a/d.py", "d.py", "e.py"]))
+def test_the_last_match_wins_for_need_and_timeout_by_itself(given_rules: list[NeedRule], path: str) -> None:
+    table = NeedsTable(given_rules)
+    matching = [each for each in given_rules if not NeedsTable([each]).idle([path])]
+    needs = [each.need for each in matching if each.need is not None]
+    timeouts_s = [each.timeout_s for each in matching if each.timeout_s is not None]
+    assert table.need(path) == (needs[-1] if needs else None)
+    assert table.timeout_s(path) == (timeouts_s[-1] if timeouts_s else None)
+
+
+def test_patterns_that_match_nothing_are_named() -> None:
+    table = NeedsTable([rule("tests/*", 1), rule("test/*", 1)])
+    assert table.idle(["tests/a.py"]) == ["test/*"]
+
+
+def test_another_harness_in_the_working_directory_is_found(tmp_path: Path) -> None:
+    assert shadowing(tmp_path) == ""
+    assert shadowing(ROOT) == ""
+    (tmp_path / "harness").mkdir()
+    assert shadowing(tmp_path) == ""  # no package: ours is imported
+    (tmp_path / "harness" / "__init__.py").touch()
+    assert shadowing(tmp_path) == str(tmp_path / "harness" / "__init__.py")
+
+
+def test_a_module_called_harness_is_found(tmp_path: Path) -> None:
+    (tmp_path / "harness.py").touch()
+    assert shadowing(tmp_path) == str(tmp_path / "harness.py")
+    command = [sys.executable, "-m", "harness"]
+    result = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, check=False, capture_output=True)
+    assert result.returncode == 0  # what the check is for: Python runs the other one
+    assert not result.stdout
+
+
+def test_nothing_heavy_is_imported_before_there_is_a_table(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'")
+    code = f"""
+import sys
+from pathlib import Path
+import harness.config
+harness.config.load_config(Path({str(tmp_path)!r}))
+print([name for name in ("pydantic", "pytest", "pathspec") if name in sys.modules])
+"""
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout == "[]\n"

@@ -1,0 +1,232 @@
+"""The bounded map over asyncio_pool: a test for each thing the library does not do."""
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.fan_out import fan_out
+
+LATE_S = 20.0
+
+
+def run(make: Callable[[], Awaitable[Any]]) -> tuple[Any, list[str]]:
+    """The result of a coroutine within a deadline, and what asyncio complained about."""
+    complaints: list[str] = []
+
+    async def within() -> Any:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+        async with asyncio.timeout(LATE_S):
+            return await make()
+
+    result = asyncio.run(within())
+    gc.collect()  # futures whose failure nobody saw complain when they are collected
+    return result, complaints
+
+
+class Children:
+    """Coroutines that report what happens to them and end when they are told to."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.ended: list[int] = []
+        self.cancelled: list[int] = []
+        self.most = 0
+        self.may_end = asyncio.Event()
+
+    async def __call__(self, number: int) -> int:
+        self.begun.append(number)
+        self.most = max(self.most, len(self.begun) - len(self.ended))
+        try:
+            await self.may_end.wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(number)
+            raise
+        finally:
+            self.ended.append(number)
+        return number
+
+
+async def reached(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0)
+
+
+def test_no_items_give_no_results() -> None:
+    async def never(item: object) -> None:
+        raise AssertionError(item)
+
+    assert run(lambda: fan_out(never, [], limit=3)) == ([], [])
+
+
+@given(st.lists(st.integers(0, 5), max_size=30), st.integers(1, 8))
+def test_results_come_in_the_order_of_the_items(turns: list[int], limit: int) -> None:
+    async def after(item: tuple[int, int]) -> int:
+        for _ in range(item[1]):
+            await asyncio.sleep(0)
+        return item[0]
+
+    results, complaints = run(lambda: fan_out(after, enumerate(turns), limit=limit))
+    assert results == list(range(len(turns)))
+    assert not complaints
+
+
+@given(st.integers(1, 20), st.integers(1, 6))
+def test_no_more_than_the_limit_run_and_no_fewer_where_there_is_work(num_items: int, limit: int) -> None:
+    async def main() -> Children:
+        children = Children()
+        whole = asyncio.create_task(fan_out(children, range(num_items), limit=limit))
+        await reached(lambda: len(children.begun) == min(limit, num_items))
+        children.may_end.set()
+        await whole
+        return children
+
+    children, _ = run(main)
+    assert children.most == min(limit, num_items)
+    assert sorted(children.ended) == list(range(num_items))
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_below_one_is_refused(limit: int) -> None:
+    async def never(item: object) -> None:
+        raise AssertionError(item)
+
+    with pytest.raises(ValueError, match="at least 1"):
+        run(lambda: fan_out(never, [1], limit=limit))
+
+
+@pytest.mark.parametrize("num_items", [2, 3, 20])
+def test_a_failure_is_raised_and_ends_the_others(num_items: int) -> None:
+    async def main() -> Children:
+        children = Children()
+
+        async def first_fails(number: int) -> int:
+            if number == 0:
+                raise RuntimeError("first")
+            return await children(number)
+
+        with pytest.raises(RuntimeError, match="first"):
+            await fan_out(first_fails, range(num_items), limit=3)
+        return children
+
+    children, complaints = run(main)
+    assert children.cancelled == children.begun == children.ended
+    assert len(children.begun) <= 3  # the failure was noticed, not waited for behind the others
+    assert not complaints
+
+
+def test_two_failures_at_once_raise_one_and_log_none() -> None:
+    async def fails(number: int) -> None:
+        raise RuntimeError(str(number))
+
+    async def main() -> None:
+        with pytest.raises(RuntimeError, match=r"^[01]$"):
+            await fan_out(fails, range(2), limit=2)
+
+    assert run(main) == (None, [])
+
+
+@pytest.mark.parametrize("num_items", [1, 2, 3, 50])
+def test_cancelling_ends_every_child_at_once(num_items: int) -> None:
+    async def main() -> Children:
+        children = Children()
+        whole = asyncio.create_task(fan_out(children, range(num_items), limit=2))
+        await reached(lambda: len(children.begun) == min(2, num_items))
+        whole.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await whole
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return children
+
+    children, complaints = run(main)
+    assert children.cancelled == children.ended == children.begun
+    assert len(children.begun) == min(2, num_items)
+    assert not complaints
+
+
+@pytest.mark.parametrize("num_turns", range(6))
+def test_cancelling_at_any_moment_of_its_start_hangs_nothing(num_turns: int) -> None:
+    async def main() -> Children:
+        children = Children()
+        whole = asyncio.create_task(fan_out(children, range(5), limit=2))
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        whole.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await whole
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return children
+
+    children, complaints = run(main)
+    assert children.cancelled == children.ended == children.begun
+    assert not complaints
+
+
+def test_a_timeout_around_it_is_a_timeout() -> None:
+    async def main() -> Children:
+        children = Children()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await fan_out(children, range(5), limit=2)
+        return children
+
+    children, complaints = run(main)
+    assert children.cancelled == [0, 1]
+    assert not complaints
+
+
+def test_a_second_cancellation_does_not_leave_children_behind() -> None:
+    async def main() -> None:
+        cleaning, cleaned = asyncio.Event(), asyncio.Event()
+        may_finish = asyncio.Event()
+
+        async def cleans_up(number: int) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cleaning.set()
+                await may_finish.wait()
+                cleaned.set()
+
+        whole = asyncio.create_task(fan_out(cleans_up, [0], limit=1))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        whole.cancel()
+        await cleaning.wait()
+        whole.cancel()
+        await asyncio.sleep(0)
+        assert not whole.done()
+        may_finish.set()
+        with pytest.raises(asyncio.CancelledError):
+            await whole
+        assert cleaned.is_set()
+
+    assert run(main) == (None, [])
+
+
+def test_a_cancellation_while_a_failure_is_cleaned_up_wins() -> None:
+    async def main() -> None:
+        cleaning, may_finish = asyncio.Event(), asyncio.Event()
+
+        async def one_fails(number: int) -> None:
+            if number == 0:
+                raise RuntimeError("failure")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cleaning.set()
+                await may_finish.wait()
+
+        whole = asyncio.create_task(fan_out(one_fails, range(2), limit=2))
+        await cleaning.wait()
+        whole.cancel()
+        await asyncio.sleep(0)
+        may_finish.set()
+        with pytest.raises(asyncio.CancelledError):
+            await whole
+
+    assert run(main) == (None, [])
