@@ -81,6 +81,11 @@ def cli() -> None:
 )
 @click.option("--events", "events_file", type=click.Path(path_type=Path), help="Write every event, a JSON line each.")
 @click.option("--junit", "junit_file", type=click.Path(path_type=Path), help="Write a JUnit XML report.")
+@click.option(
+    "--device-ids",
+    type=click.Choice(["uuid", "number"]),
+    help="How CUDA_VISIBLE_DEVICES names leased cards; vLLM wants numbers.  [default: uuid]",
+)
 @click.option("--keep-tmp", is_flag=True, help="Keep the temporary directories of files that failed.")
 @click.option("--plain", is_flag=True, help="Lines instead of the live display.")
 @click.pass_obj

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from annotated_types import Ge, Gt, MinLen
 
@@ -59,6 +59,7 @@ class Keys:
     maxfail: CountOrZero | None = None
     allow_missing_gpus: Flag | None = None
     mix_models: Flag | None = None
+    device_ids: Annotated[Literal["uuid", "number"], "'uuid' or 'number'"] | None = None
     history_free: Flag | None = None
     """Neither read nor keep how long files take."""
 

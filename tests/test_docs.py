@@ -145,8 +145,8 @@ def test_the_childs_environment_is_as_the_table_says() -> None:
     parent = {"HOME": "/home/a", "PATH": "/bin", "TMP": "/x", "TEMP": "/y", "LD_LIBRARY_PATH": ""} | dict.fromkeys(
         names, "p"
     )
-    gpus = (Gpu("GPU-1", 0, "A", 80.0),)
-    child = child_env.child_env(parent, gpus=gpus, tmpdir="/t", marker="m", master_port=20000)
+    gpus = (Gpu("GPU-1", 0, "A", 80.0, number=0),)
+    child = child_env.child_env(parent, gpus=gpus, tmpdir="/t", marker="m", master_port=20000, by_number=True)
     assert {name for name in parent | child if parent.get(name) != child.get(name)} == names
     removed = {name for row, text in told.items() if text.startswith("removed") for name in re.findall(r"`(\w+)`", row)}
     assert names - child.keys() == removed

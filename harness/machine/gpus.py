@@ -197,6 +197,7 @@ def _examine(nvml: Any, card: _Card, index: int) -> Gpu | LeftOut:
             memory_gb=memory[0] / 1e9 if memory else 0.0,
             capability=_ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, card.card_handle) or (0, 0),
             is_mig=bool(device.old_mig_name),
+            number=None if device.old_mig_name else device.ordinal,
         )
     except nvml.NVMLError as error:
         return LeftOut(device.uuid, index, device.model, _unreadable(error))

@@ -20,6 +20,8 @@ class Gpu:
     """CUDA compute capability; (0, 0) when unknown, which satisfies no capability need."""
     is_mig: bool = False
     """A MIG instance: a process can use one only, so it never joins a lease of several."""
+    number: int | None = None
+    """NVML's number, which is CUDA's under CUDA_DEVICE_ORDER=PCI_BUS_ID; None for a MIG instance or a pretended card."""
 
     def __str__(self) -> str:
         return f"{self.index} {self.model} {self.memory_gb:.0f} GB {self.gpu_id}"

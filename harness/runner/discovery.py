@@ -1,7 +1,7 @@
 """A pytest plugin for the child that finds the test files: pytest walks the suite, and no test module is imported.
 
-With `--rlharness-discover=FILE` every file that pytest would collect from is noted in the place where pytest would
-make its collector, and its need read from the source. conftest files are imported, as their options, ignore lists and
+With `--rlharness-discover=FILE` every file that pytest would collect from gets a collector that only notes it, and its
+need is read from the source. conftest files are imported, as their options, ignore lists and
 hooks decide what is found. One that fails is replaced by an empty one, so that the other directories go on; one that
 hangs or ends the process is found by the note made before its import, and named in `--rlharness-broken` the next time.
 
@@ -80,11 +80,14 @@ def _silence(options: Any) -> None:
             setattr(options, name, value)
 
 
-class Seen(pytest.File):
-    """Stands where pytest would have put the collector of a file."""
+class Found(pytest.File):
+    """Stands where pytest would have put the collector of a file. Only those that were asked for are collected."""
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        """Nothing: the file is not opened."""
+        """Note the file, which is not opened."""
+        finder = self.config.pluginmanager.get_plugin("rlharness-finder")
+        assert isinstance(finder, Finder)
+        finder.sizes_bytes[self.path] = self.path.stat().st_size
         return []
 
 
@@ -95,7 +98,8 @@ class Finder:
         self._out = out
         self._manager = manager
         self._rootdir = rootdir
-        self._sizes_bytes: dict[Path, int] = {}
+        self.sizes_bytes: dict[Path, int] = {}
+        """Size of each file found so far, in the order pytest collects them."""
         self._conftests: dict[str, types.ModuleType | None] = dict.fromkeys(broken)
         # pytest has no hook around the import of a conftest, and stops altogether where one fails that it imports
         # early (pytest-dev/pytest#12690). Until it goes on, its one method that imports them is wrapped.
@@ -137,12 +141,11 @@ class Finder:
     def pytest_collect_file(
         self, file_path: Path, parent: pytest.Collector
     ) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
-        """Note a file that somebody collects from; its collectors have been made, and are never asked."""
+        """Replace the collectors of a file: they have been made, and are never asked."""
         collectors = yield
         if not collectors:
             return collectors
-        self._sizes_bytes[file_path] = file_path.stat().st_size
-        return [Seen.from_parent(parent, path=file_path)]
+        return [Found.from_parent(parent, path=file_path)]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Note a directory that cannot be read, or skips itself."""
@@ -162,7 +165,7 @@ class Finder:
             inifile=str(config.inipath) if config.inipath else None,
             has_xdist=config.pluginmanager.hasplugin("xdist"),
             files=[
-                (self._relative(path), self._sizes_bytes[path], need.need, need.why_import)
+                (self._relative(path), self.sizes_bytes[path], need.need, need.why_import)
                 for path, need in self._needs(config)
             ],
         )
@@ -172,7 +175,7 @@ class Finder:
         patterns = Patterns(tuple(config.getini("python_functions")), tuple(config.getini("python_classes")))
         reader = StaticNeeds(patterns, sys.path)
         marking = self._marking(reader)
-        for path in self._sizes_bytes:
+        for path in self.sizes_bytes:
             above = next((plugin for plugin, scope in marking if scope in path.parents), None)
             if above is not None:
                 yield path, StaticNeed(None, f"{self._relative(above)} uses the gpus marker and may apply it")
@@ -197,5 +200,9 @@ def _conftest_text(path: Path, error: BaseException) -> str:
     """The failure as pytest shows one of a conftest: its own frames, without those of pytest above them."""
     cause = error.__cause__ if type(error).__name__ == "ConftestImportFailure" else None
     info = pytest.ExceptionInfo.from_exception(cause or error)
-    info.traceback = info.traceback.cut(path=path)
-    return f"{type(info.value).__name__} while loading conftest '{path}'.\n{info.getrepr(style='short')}"
+    own = info.traceback.cut(path=path)
+    head = f"{type(info.value).__name__} while loading conftest '{path}'."
+    if len(own) == len(info.traceback):  # none of its lines was run
+        return f"{head}\n{info.exconly()}"
+    info.traceback = own
+    return f"{head}\n{info.getrepr(style='short')}"

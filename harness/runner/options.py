@@ -50,6 +50,8 @@ class RunOptions:
     """Of the configuration, then of `--needs`: the last match wins."""
     allow_missing_gpus: bool = False
     mix_models: bool = False
+    by_number: bool = False
+    """Name cards in CUDA_VISIBLE_DEVICES by NVML's numbers, not by UUIDs."""
     history_free: bool = False
     containment: str = "auto"
     events_file: Path | None = None
@@ -110,8 +112,13 @@ def _layered(config: "Config", given: Mapping[str, Any]) -> dict[str, Any]:
         "maxfail": (given.get("maxfail"), config.maxfail, 0),
         "allow_missing_gpus": (given.get("allow_missing_gpus"), config.allow_missing_gpus, False),
         "mix_models": (given["mix_models"], config.mix_models, False),
+        "by_number": (_by_number(given.get("device_ids")), _by_number(config.device_ids), False),
     }
     return {name: next(v for v in values if v is not None) for name, values in defaults.items()}
+
+
+def _by_number(device_ids: str | None) -> bool | None:
+    return None if device_ids is None else device_ids == "number"
 
 
 def num_cores() -> int:

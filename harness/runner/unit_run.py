@@ -132,6 +132,7 @@ class UnitRunner:
                 tmpdir=str(tmpdir),
                 marker=self.marker(number),
                 master_port=self.ports.master_port(lease.slot),
+                by_number=self.options.by_number,
             ),
             directory=str(directory),
             marker=self.marker(number),

@@ -56,7 +56,7 @@ SUITE = {
     "tests/b_test.py": TELLING,
     "tests/helper.py": TELLING,
     "tests/check_c.py": TELLING,
-    "tests/pkg/__init__.py": "",
+    "tests/pkg/__init__.py": TELLING,
     "tests/pkg/test_d.py": TELLING,
     "tests/pkg/deep/__init__.py": TELLING,
     "tests/pkg/deep/test_e.py": TELLING,
@@ -176,7 +176,7 @@ def test_every_file_is_to_be_imported_where_a_plugin_uses_the_marker(tmp_path: P
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("def broken(:", "SyntaxError"),
         ("import pytest\npytest.exit('enough')", "enough"),
-        ("pytest_plugins = ['surely_not_there']", "surely_not_there"),
+        ("pytest_plugins = ['surely_not_there']", "plugin"),
     ],
 )
 @pytest.mark.parametrize("place", ["tests_early", "other"])
