@@ -124,21 +124,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_terminal=sys.stdout.isatty() and os.environ.get("TERM") != "dumb",
     )
     try:
-        return int(cli.main(args=own, prog_name="rlharness", obj=invocation, standalone_mode=False) or 0)
+        code = int(cli.main(args=own, prog_name="rlharness", obj=invocation, standalone_mode=False) or 0)
     except click.ClickException as error:
         error.show()
-        return ExitCode.USAGE_ERROR
+        code = ExitCode.USAGE_ERROR
     except HarnessError as error:
-        click.secho("error: ", fg="red", bold=True, nl=False, err=True)
-        click.echo(str(error), err=True)
-        return ExitCode.USAGE_ERROR
+        click.echo(f"error: {error}", err=True)
+        code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
-        return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush at exit complains
-        return ExitCode.INTERNAL_ERROR
+        code = ExitCode.INTERRUPTED
+    except BrokenPipeError:  # `--help | head -1`: the reader wants no more
+        code = ExitCode.OK
     except Exception:  # the last stop: our own bug, and the only one that shows a traceback
         traceback.print_exc()
         click.echo("error: this is a bug in rlharness; the traceback above names the place", err=True)
-        return ExitCode.INTERNAL_ERROR
+        code = ExitCode.INTERNAL_ERROR
+    _flush()
+    return code
+
+
+def _flush() -> None:
+    """Write out what was printed; where nobody reads it any more, the interpreter must not complain at its exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,17 +3,22 @@
 HarnessError            base of all: says the value, what is legal, and the remedy
 ├── UsageError          a command line or configuration value (also a ValueError)
 ├── InventoryError      the machine's cards cannot be read as asked (also a LookupError)
-├── CollectionError     the suite as a whole could not be collected
+├── CollectionError     the suite as a whole could not be collected; a failure of the tests, as that of one file is
 ├── HistoryError        the duration history cannot be used (a run goes on without it)
 └── ReportError         an attempt's report was written by another version (also a ValueError)
 """
+
+from harness.exit_codes import ExitCode
 
 
 class HarnessError(Exception):
     """A failure that is the user's to mend; printed as three lines, never as a traceback.
 
-    `what` names the value at fault, `legal` what would be accepted, `remedy` what to type or change.
+    `what` names the value at fault, `legal` what would be accepted, `remedy` what to type or change. `exit_code` is
+    that of a command it ends.
     """
+
+    exit_code = ExitCode.USAGE_ERROR
 
     def __init__(self, what: str, *, legal: str = "", remedy: str = "") -> None:
         super().__init__(what)
@@ -40,6 +45,8 @@ class InventoryError(HarnessError, LookupError):
 
 class CollectionError(HarnessError):
     """The suite as a whole could not be collected: no file list came back."""
+
+    exit_code = ExitCode.TESTS_FAILED
 
 
 class HistoryError(HarnessError):

@@ -4,12 +4,14 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import click
 import pytest
 
 from harness.cli import cli
+from harness.config import Keys, load_config
 from harness.exit_codes import ExitCode
 from harness.machine import child_env
 from harness.machine.inventory import Gpu
@@ -152,10 +154,15 @@ def test_the_childs_environment_is_as_the_table_says() -> None:
     assert names - child.keys() == removed
 
 
-def test_the_needs_example_names_real_keys() -> None:
+def test_the_configuration_example_is_accepted(tmp_path: Path) -> None:
     (example,) = fenced("toml", section("What a file needs"))
-    needs = tomllib.loads(example)["tool"]["rlharness"]["needs"]
-    assert {key for need in needs.values() for key in need} <= {*Need.__dataclass_fields__, "timeout"}
+    (tmp_path / "pyproject.toml").write_text(example, encoding="utf-8")
+    config = load_config(tmp_path)
+    assert [rule.need.gpus if rule.need else None for rule in config.needs] == [1, 8, None]
+    told = re.findall(
+        r"`([a-z-]+)`", " ".join(row for row in table(section("What a file needs")) if "mark." not in row)
+    )
+    assert set(told) == {field.name.removesuffix("_s").replace("_", "-") for field in fields(Keys)}
 
 
 def test_the_map_of_the_house_is_the_top_level() -> None:
@@ -189,9 +196,7 @@ def test_a_package_says_why_it_is_as_it_is(room: str) -> None:
 OUT_OF_PLACE = {
     "a package index": re.compile(r"\b(pypi\.org|files\.pythonhosted|--(extra-)?index-url|/simple\b)"),
     "a path of one machine": re.compile(r"(?<![\w.])/(home|root|Users|work|mnt|opt)/\w+"),
-    "how the work is organised": re.compile(
-        r"\b(issue \d+|(this|next|previous|earlier) session|sub-?agent|TODO|FIXME)\b"
-    ),
+    "how the work is organised": re.compile(r"\b(issue \d+|(next|previous|earlier) session|sub-?agent|TODO|FIXME)\b"),
 }
 HOLDS_THE_WORDS = {"tests/test_docs.py"}
 HARMLESS = re.compile(r"/home/a\b|/opt/(amazon|rocm)\b")

@@ -229,7 +229,12 @@ def test_a_test_interrupted_in_its_teardown_ends_as_pytest_counts_it(pytester: p
 
 
 def test_the_exit_code_is_the_one_the_process_ends_with(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest("def pytest_sessionfinish(session):\n    session.exitstatus = 43")
+    pytester.makeconftest("""
+        def pytest_sessionstart(session):
+            session.config.kept = session
+        def pytest_unconfigure(config):
+            config.kept.exitstatus = 43
+    """)
     pytester.makepyfile("def test_a(): pass")
     result, records = run(pytester)
     assert result.ret == 43

@@ -4,6 +4,7 @@ The decision is pure; `MemoryMeter` is the seam it is fed through: `gpus.NvmlMet
 pretended ones, `FakeMeter` for tests.
 """
 
+import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -48,7 +49,7 @@ class StillHeld:
 
 
 class MemoryMeter(Protocol):
-    """Reads cards. Calls are synchronous and take milliseconds, unless the driver itself hangs."""
+    """Reads cards. Calls are synchronous and take milliseconds, unless the driver itself hangs; any thread may call."""
 
     def used_memory_bytes(self, gpu_ids: Sequence[str]) -> dict[str, int]:
         """Memory in use on each card, without the driver's reserve; a card that cannot be read is left out."""
@@ -82,8 +83,12 @@ class FakeMeter:
 
     used_bytes: dict[str, int] = field(default_factory=dict)
     processes: dict[str, tuple[GpuProcess, ...]] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
+    """Cards on which the driver hangs: a question about one of them never comes back."""
 
     def used_memory_bytes(self, gpu_ids: Sequence[str]) -> dict[str, int]:
+        if self.silent.intersection(gpu_ids):
+            threading.Event().wait()
         return {gpu_id: self.used_bytes[gpu_id] for gpu_id in gpu_ids if gpu_id in self.used_bytes}
 
     def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:

@@ -1,5 +1,6 @@
 """What a reporter is, and the guard that keeps a broken one from costing a run its results."""
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
@@ -53,3 +54,15 @@ def complain(say: Callable[[str], None], name: str, error: BaseException) -> Non
     """Say once that `name` is off; silence where there is nobody left to say it to."""
     with suppress(OSError, ValueError):  # stderr may be the same closed terminal
         say(f"rlharness: {name} is off for the rest of this run ({type(error).__name__}: {error}); the run goes on")
+
+
+def say(text: str) -> None:
+    """A line on stderr, for what no reporter says; silence where stderr is gone."""
+    with suppress(OSError, ValueError):
+        print(f"rlharness: {text.removeprefix('rlharness: ')}", file=sys.stderr, flush=True)
+
+
+def show(result: str) -> None:
+    """What was asked for, on stdout; a reader that has gone wants no more of it."""
+    with suppress(BrokenPipeError):
+        print(result, flush=True)

@@ -5,6 +5,7 @@ for that is `|`, and one shorter than half a column leaves no mark. `~` is a car
 """
 
 from collections.abc import Iterable, Sequence
+from math import ceil
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -80,7 +81,7 @@ class _Scale:
     def axis(self) -> str:
         """A mark and a label at every round number of seconds that leaves room for it."""
         least_s = self.makespan_s * MIN_TICK / self.num_columns
-        step_s = next((step for step in ROUND_S if step >= least_s), least_s)
+        step_s = next((step for step in ROUND_S if step >= least_s), ceil(least_s / ROUND_S[-1]) * ROUND_S[-1])
         cells = [" "] * (self.num_columns + 1)
         for number in range(int(self.makespan_s / step_s) + 1):
             at = self.column(number * step_s)

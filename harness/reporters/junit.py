@@ -11,6 +11,8 @@ How an outcome is told:
     a failed unit without a failed test (crash, timeout, collection, exit code), and an interrupted one:
                         a testcase named after the outcome, with <error>
     a unit not run      a testcase named after the outcome, with <skipped> and the reason
+    what ended the run  before its time (a suite that cannot be collected, a bug of ours): a testsuite "rlharness" of
+                        one testcase, with <error>
 
 The shape is what the strictest consumer known takes, the schema of Jenkins' xUnit plugin: it refuses `file` on a
 testcase and `skipped` on testsuites, so the file stands on the testsuite, and in every classname.
@@ -86,12 +88,21 @@ class JUnitReporter:
         self._state = None
         with TemporaryFile(dir=self._path.parent) as suites:
             totals = Counter[str]()
-            for unit in sorted(state.units.values(), key=lambda unit: unit.path):
-                suite = self._suite(unit, state.results.get(unit.path))
+            for suite in self._suites(state):
                 totals += Counter(tests=suite.tests, failures=suite.failures, errors=suite.errors)
                 suites.write(suite.tostring() + b"\n")  # type: ignore[no-untyped-call]
             suites.seek(0)
             self._assemble(suites, totals, state.t)
+
+    def _suites(self, state: RunState) -> Iterator[TestSuite]:
+        if state.finished is not None and state.finished.error:
+            case = TestCase("[run]", "rlharness", 0.0)
+            case.result = _with_text(Error(_message(state.finished.error), "run"), state.finished.error)
+            suite = TestSuite("rlharness")
+            suite.add_testcases([case])
+            yield suite
+        for unit in sorted(state.units.values(), key=lambda unit: unit.path):
+            yield self._suite(unit, state.results.get(unit.path))
 
     def _assemble(self, suites: BinaryIO, totals: Counter[str], seconds: float) -> None:
         """Put the root around the suites, in a file of its own that takes the name only when it is whole."""

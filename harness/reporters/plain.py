@@ -2,7 +2,7 @@
 
 from typing import TextIO
 
-from harness.reporters.sentences import head_lines, running_line, sentence
+from harness.reporters.sentences import alive, head_lines, running_line, sentences
 from harness.reporters.text import put
 from harness.runner.events import (
     CollectionProgress,
@@ -38,23 +38,19 @@ class PlainReporter:
                     self._last_progress_t = event.t
                     self._line(event.t, "collecting", f"{event.num_done} of {event.num_total} files imported")
             case Heartbeat():
-                self._line(event.t, "running", self._alive(state))
+                self._line(event.t, "running", alive(state))
                 self._running(event.t, state)
             case DumpRequested():
-                self._line(event.t, "dump", self._alive(state))
+                self._line(event.t, "dump", alive(state))
                 self._running(event.t, state)
             case _:
-                said = sentence(event, state)
-                if said is not None:
-                    progress = self._progress(state) if isinstance(event, UnitFinished) else ""
+                progress = self._progress(state) if isinstance(event, UnitFinished) else ""
+                for said in sentences(event, state):
                     self._line(event.t, said.label, progress + said.text)
         self._stream.flush()
 
     def close(self) -> None:
         """Nothing is held."""
-
-    def _alive(self, state: RunState) -> str:
-        return f"{len(state.running)} now, {state.num_queued} queued, {len(state.results)} of {len(state.units)} done"
 
     def _running(self, t: float, state: RunState) -> None:
         for attempt in state.running.values():

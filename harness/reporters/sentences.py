@@ -1,4 +1,4 @@
-"""What is said about an event while a run goes on: one sentence, shared by the plain and the live display."""
+"""What is said about an event while a run goes on: a sentence or two, shared by the plain and the live display."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -48,27 +48,36 @@ def head_lines(event: RunStarted) -> list[str]:
     return [first, *gpus, *left_out, *notes, f"  output: {one_line(event.directory)}"]
 
 
-def sentence(event: Event, state: RunState) -> Sentence | None:
-    """What to say about `event`, None for what is not worth a line."""
-    said: Sentence | None = None
+def sentences(event: Event, state: RunState) -> list[Sentence]:
+    """What to say about `event`; nothing about what is not worth a line."""
     match event:
         case CollectionFinished():
-            said = Sentence(Tone.QUIET, "collected", _plan(event))
+            notes = [Sentence(Tone.WARNING, "note", one_line(note)) for note in event.notes]
+            return [Sentence(Tone.QUIET, "collected", _plan(event)), *notes]
         case UnitFinished():
-            said = _unit_sentence(event.result, state)
+            return _unit_sentences(event.result, state)
         case AttemptSlow():
             attempt = state.running.get(event.path)
             where = running_line(attempt, event.t, state) if attempt else one_line(event.path)
-            said = Sentence(Tone.WARNING, "slow", where)
+            return [Sentence(Tone.WARNING, "slow", where)]
         case AttemptTerminating():
-            said = Sentence(Tone.WARNING, "terminating", f"{one_line(event.path)}: {words(event.reason)}")
+            return [Sentence(Tone.WARNING, "terminating", f"{one_line(event.path)}: {words(event.reason)}")]
         case GpuQuarantined():
             text = f"{cards([event.gpu_id], state)} after {one_line(event.path)}: {one_line(event.reason)}"
-            said = Sentence(Tone.BAD, "QUARANTINED", text)
+            return [Sentence(Tone.BAD, "QUARANTINED", text)]
         case CancelRequested():
             doing = "what runs is killed" if event.kill else "no further unit starts"
-            said = Sentence(Tone.WARNING, "cancelled", f"{one_line(event.reason)}: {doing}")
-    return said
+            return [Sentence(Tone.WARNING, "cancelled", f"{one_line(event.reason)}: {doing}")]
+    return []
+
+
+def alive(state: RunState) -> str:
+    """How far the run is, in counts."""
+    if state.units:
+        now = f"{len(state.running)} now, {state.num_queued} queued"
+        return f"{now}, {len(state.results)} of {len(state.units)} done"
+    total = state.num_collect_total
+    return "collecting" + (f", {state.num_collect_done} of {total} files imported" if total else "")
 
 
 def running_line(attempt: Running, now_t: float, state: RunState) -> str:
@@ -98,17 +107,17 @@ def _plan(event: CollectionFinished) -> str:
     )
 
 
-def _unit_sentence(result: UnitResult, state: RunState) -> Sentence | None:
-    """A unit's outcome; None for one of possibly thousands that a cancelled run did not start."""
+def _unit_sentences(result: UnitResult, state: RunState) -> list[Sentence]:
+    """A unit's outcome; nothing of one of possibly thousands that a cancelled run did not start."""
     outcome = result.outcome
     if outcome is Outcome.NOT_RUN and not result.for_want_of_gpus:
-        return None
+        return []
     text = ", ".join([one_line(result.unit.path), *facts(result, state)])
     if result.left_behind:
         text += f", {count(len(result.left_behind), 'process', 'processes')} left behind and killed"
     if result.reason:
         text += f": {one_line(result.reason)}"
-    return Sentence(_tone(result), label(outcome), text)
+    return [Sentence(_tone(result), label(outcome), text)]
 
 
 def _tone(result: UnitResult) -> Tone:

@@ -48,9 +48,10 @@ class SummaryReporter:
         for result in state.with_outcome(*Outcome):
             if result.outcome.is_failure:
                 self._failure(result, state)
-        for head, tone, lines in _sections(state):
+        for head, tone, lines in _sections(event, state):
             self._list(head, tone, lines)
-        self._figures(event, state)
+        if state.units or not event.error:  # else nothing was counted, and the command line says why
+            self._figures(event, state)
         self._stream.flush()
 
     def close(self) -> None:
@@ -127,7 +128,7 @@ def closing_line(event: RunFinished, state: RunState) -> str:
     return f"{units} in {event.wall_s:.1f} s ({'; '.join(facts)})"
 
 
-def _sections(state: RunState) -> Iterator[tuple[str, str, list[str]]]:
+def _sections(event: RunFinished, state: RunState) -> Iterator[tuple[str, str, list[str]]]:
     """(head, colour, lines) of each list, empty ones included."""
     results = state.with_outcome(*Outcome)
     not_run = [result for result in results if result.outcome is Outcome.NOT_RUN]
@@ -141,6 +142,7 @@ def _sections(state: RunState) -> Iterator[tuple[str, str, list[str]]]:
     held = state.quarantined.values()
     quarantined = [f"{cards([e.gpu_id], state)} after {one_line(e.path)}: {one_line(e.reason)}" for e in held]
     yield "GPUs in quarantine, not leased again", RED, quarantined
+    yield "notes", YELLOW, [one_line(note, 1000) for note in event.notes]
 
 
 def _with_reason(result: UnitResult) -> str:

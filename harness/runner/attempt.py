@@ -1,6 +1,6 @@
 """The runner's side of an attempt: starts its supervisor, gives it orders, hears how it ended.
 
-    run() ──Popen──▶ supervisor ("started", "terminating", "finished" as JSON lines on its stdout)
+    run() ──fork server──▶ supervisor ("started", "terminating", "finished" as JSON lines on its stdout)
       │ cancel(), kill(): a word on its stdin. The pipe closing (this process died) makes it kill the tree.
       ├─ the supervisor's stdout closing without "finished": it was killed, and the tree is ended from here.
       └─ "finished" with somebody unkillable: the supervisor stays with them, and is reaped when it goes.
@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,9 @@ from typing import Any, Protocol
 from harness.errors import HarnessError
 from harness.runner.supervisor import process_tree, rescue, syscalls
 from harness.runner.supervisor.containment import TIERS, cgroup_home
+from harness.runner.supervisor.fork_server import ForkServer, start_python
 
-BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from harness.runner.supervisor.main import main; main()"
+PROBE_S = 30.0
 RESCUE_S = 5.0
 RESCUE_ROUND_S = 0.05
 
@@ -67,8 +67,6 @@ class AttemptEnd:
     unkillable: tuple[str, ...]
     """Processes that SIGKILL did not end; their supervisor stays with them."""
     duration_s: float
-    own_cpu_s: float = 0.0
-    """Processor time of the supervisor itself."""
 
 
 class Supervisor(Protocol):
@@ -100,7 +98,11 @@ class Supervisors:
         self._py_spy = py_spy
         self._live: dict[str, _Attempt] = {}
         self._staying: set[_Attempt] = set()
-        self.own_cpu_s = 0.0
+        self._fork_server = ForkServer()
+
+    def close(self) -> None:
+        """Make no more supervisors; those that stay with the unkillable are left to it."""
+        self._fork_server.close()
 
     async def run(self, spec: AttemptSpec, on_terminating: Callable[[str], None] = lambda reason: None) -> AttemptEnd:
         """Carry out one attempt; `on_terminating` hears the reason when its tree begins to be ended.
@@ -112,7 +114,7 @@ class Supervisors:
         self._live[spec.marker] = attempt
         cancelled: asyncio.CancelledError | None = None
         try:
-            attempt.start()
+            attempt.start(self._fork_server)
             while not attempt.ended.done():
                 try:
                     await asyncio.shield(attempt.ended)
@@ -120,7 +122,6 @@ class Supervisors:
                     cancelled = error
                     attempt.order("kill")
             end = attempt.ended.result()
-            self.own_cpu_s += end.own_cpu_s
         finally:
             del self._live[spec.marker]
             if attempt.is_open:
@@ -141,8 +142,9 @@ class Supervisors:
             attempt.order("kill")
 
     def _spare_pids(self) -> frozenset[int]:
-        """Supervisors that live: no orphans of a lost one."""
-        return frozenset(attempt.pid for attempt in (*self._live.values(), *self._staying) if attempt.is_open)
+        """The fork server and the supervisors that live: no orphans of a lost one."""
+        open_ones = (attempt.pid for attempt in (*self._live.values(), *self._staying) if attempt.is_open)
+        return frozenset((self._fork_server.pid, *open_ones))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +179,12 @@ class _Attempt:
         """Whether the supervisor has been started and not been reaped."""
         self.on_closed: Callable[[_Attempt], None] = lambda attempt: None
         self.pid = 0
+        self._stdin = self._stdout = -1
         self._start_ticks = 0
         self._heard = b""
         self._finished: AttemptEnd | None = None
-        self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def start(self, fork_server: ForkServer) -> None:
         """Start the supervisor and give it its order."""
         spec = self.spec
         order = {
@@ -199,28 +201,26 @@ class _Attempt:
             "py_spy": self._means.py_spy,
         }
         with open(os.path.join(spec.directory, "supervisor.log"), "wb") as log:
-            process = self._process = _spawn([], log.fileno())
-        assert process.stdout is not None
+            self.pid, self._stdin, self._stdout = fork_server.fork(log.fileno())
         self.is_open = True
-        self.pid = process.pid
-        supervisor = process_tree.read_process(process.pid)  # cannot be gone: nobody has reaped it
+        supervisor = process_tree.read_process(self.pid)  # cannot be gone: nobody has reaped it
         self._start_ticks = supervisor.start_ticks if supervisor else 0
-        self._loop.add_reader(process.stdout.fileno(), self._on_readable, process, process.stdout.fileno())
+        self._loop.add_reader(self._stdout, self._on_readable)
         self.order(json.dumps(order))
 
     def order(self, text: str) -> None:
         """Tell the supervisor; one that is gone is noticed by its stdout closing."""
-        if not self.is_open or self._process is None or self._process.stdin is None:
+        if not self.is_open:
             return
         unsent = memoryview(text.encode() + b"\n")
         with contextlib.suppress(BrokenPipeError):
             while unsent:
-                unsent = unsent[os.write(self._process.stdin.fileno(), unsent) :]
+                unsent = unsent[os.write(self._stdin, unsent) :]
 
-    def _on_readable(self, process: subprocess.Popen[bytes], stdout: int) -> None:
-        chunk = os.read(stdout, 1 << 16)
+    def _on_readable(self) -> None:
+        chunk = os.read(self._stdout, 1 << 16)
         if not chunk:
-            self._close(process, stdout)
+            self._close()
             if self._finished is not None:
                 self._settle(self._finished)
             else:
@@ -242,7 +242,6 @@ class _Attempt:
                 tuple(message["left_behind"]),
                 tuple(message["unkillable"]),
                 message["duration_s"],
-                message["own_cpu_s"],
             )
             if self._finished.unkillable:  # its supervisor stays; nobody waits for it
                 self._settle(self._finished)
@@ -261,27 +260,17 @@ class _Attempt:
         if not self.ended.done():
             self.ended.set_result(end)
 
-    def _close(self, process: subprocess.Popen[bytes], stdout: int) -> None:
+    def _close(self) -> None:
         """Reap the supervisor, let go of its pipes; an empty supervisor.log is removed."""
-        self._loop.remove_reader(stdout)
-        with process:  # closes its pipes, then waits: its stdout has closed, so it is going
-            self.is_open = False
+        self._loop.remove_reader(self._stdout)
+        os.close(self._stdin)
+        os.close(self._stdout)
+        self.is_open = False
+        os.waitpid(self.pid, 0)  # its stdout has closed, so it is going
         self.on_closed(self)
         log = Path(self.spec.directory, "supervisor.log")
         if log.exists() and log.stat().st_size == 0:
             log.unlink()
-
-
-def _spawn(arguments: list[str], stderr: int) -> subprocess.Popen[bytes]:
-    root = str(Path(__file__).parents[2])
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", BOOT, root, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        bufsize=0,
-        start_new_session=True,
-    )
 
 
 def probe_tiers(wanted: str = "auto") -> Tiers:
@@ -289,8 +278,9 @@ def probe_tiers(wanted: str = "auto") -> Tiers:
 
     Raises HarnessError when the wanted tier, or every tier, is refused.
     """
-    process = _spawn(["--probe"], subprocess.DEVNULL)
-    out, _ = process.communicate(timeout=30)
+    null = subprocess.DEVNULL
+    with start_python("--probe", stdin=null, stdout=subprocess.PIPE, stderr=null) as process:
+        out, _ = process.communicate(timeout=PROBE_S)
     refused = dict.fromkeys(TIERS, "its probe gave no answer")
     for line in out.splitlines():
         answer = json.loads(line)

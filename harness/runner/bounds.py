@@ -8,7 +8,7 @@ nowhere else; q is a unit's width in places, p its seconds:
     one at a time   sum of p over the units with q > m/2, no two of which fit together
     beside          p_j + sum of p_i over the i with q_i > m/2 and q_i > m - q_j, for the worst j
     dual feasible   sum of p f(q/m) for functions f with sum f(x) <= 1 wherever sum x <= 1 (Fekete and Schepers 2001)
-    chain           r + 1 of the k longest units must follow each other if all k could only overlap in more than r heaps
+    chain           r + 1 of the k longest units follow one another if r heaps that fit side by side cannot hold all k
     preemptive      the least makespan if units could be interrupted (`preemptive_bound`): dearer, so only if asked for
 
 Units that can run beside no other of their set are set aside first: whatever the schedule, their seconds add to those
@@ -101,13 +101,17 @@ def places_bound(seconds: Sequence[float], widths: Sequence[int], num_places: in
     """
     alone = run_alone(widths, num_places)
     alone_s = sum(seconds[i] for i in alone)
-    if len(alone) == len(seconds):
+    if not seconds:
+        best = Bound(0.0, Term.NOTHING, num_places=num_places)
+    elif len(alone) == len(seconds):
         best = Bound(0.0, Term.LONGEST if len(alone) == 1 else Term.ONE_AT_A_TIME, num_places=num_places)
         if len(alone) == 1 and 2 * widths[0] <= num_places:
             best = replace(best, unit=0)
     else:
         rest = sorted(set(range(len(seconds))) - set(alone), key=lambda i: -seconds[i])
         best = _best_term([_Piece(seconds[i], widths[i], i) for i in rest], num_places, enough_s - alone_s)
+        if alone and best.term is Term.LONGEST:
+            best = replace(best, term=Term.BESIDE)
     return replace(best, value_s=best.value_s + alone_s)
 
 

@@ -219,8 +219,8 @@ class _Collector:
     def _failure(self, end: AttemptEnd, directory: Path) -> CollectionError | UsageError:
         output = output_of(directory)
         if end.exit_code == USAGE and not end.reason:
-            said = [line for line in output.splitlines() if line.startswith("ERROR: ")]
-            return UsageError("\n".join(said) or output, remedy="change the paths, or what follows --")
+            _, error, said = output.partition("ERROR: ")
+            return UsageError(said.strip() if error else output, remedy="change the paths, or what follows --")
         what = f"no list of test files: pytest {self._ending(end)}"
         remedy = "raise --collect-timeout, or give paths" if end.reason == "timeout" else "see what pytest said"
         return CollectionError(f"{what}\n{output}".rstrip(), remedy=remedy)

@@ -37,7 +37,7 @@ SILENCED: dict[str, Any] = {
     "newfirst": False,
 }
 """Options under which a session writes or deletes files, or leaves files out by what an earlier one wrote."""
-CACHE_WRITERS = ("lfplugin", "nfplugin")
+CACHE_WRITERS = ("lfplugin", "nfplugin", "stepwise", "stepwiseplugin")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -5,15 +5,21 @@
     units ───┼──▶ one queue ──▶ take ┼─▶ reporters (they only read)
     tails ───┘                       └─▶ act: lease, start, cancel, kill
 
-Everything that happens is an event put on the queue; only `_act` starts or ends anything, on one thread, so no
-two decisions race. A unit is one asyncio task (`UnitRunner.run`) that owns its lease until its UnitFinished is put
-on the queue; the queue's order is the order of the record.
+Everything that happens is an event put on the queue; only this loop starts or ends anything, on one thread, so no
+two decisions race, and it starts nothing while there is news it has not taken. A unit is one asyncio task
+(`UnitRunner.run`) that owns its lease until its UnitFinished is put on the queue; the queue's order is the order of
+the record.
+
+A bug of ours costs the run, never its results. In a unit's task: that unit has an outcome, its cards are quarantined,
+the others are killed as by a second Ctrl-C, and the exception is raised when all have their outcomes. In this loop
+itself: every tree is killed, what the units had still said is taken, and what has no outcome gets one.
 """
 
 import asyncio
-import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from harness.clock import Clock
 from harness.reporters.base import Reporter
@@ -21,12 +27,11 @@ from harness.runner import events
 from harness.runner.first_fit import Queue
 from harness.runner.leases import Lease, LeaseTable
 from harness.runner.stats import RunState
-from harness.runner.unit_run import UnitRunner, last_line
+from harness.runner.unit_run import UnitRunner, why_uncollected
 from harness.runner.units import Outcome, Unit, UnitResult
 
 TICK_S = 0.5
 HEARTBEAT_S = 30.0
-CANCEL_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Recorder:
@@ -94,6 +99,7 @@ class Dispatcher:
         self._num_failed = 0
         self._num_requests = 0
         self._cancelled = ""
+        self._bug: Exception | None = None
         runner.post = self.post
 
     def post(self, event: events.Event) -> None:
@@ -110,24 +116,26 @@ class Dispatcher:
         self.post(events.DumpRequested(self._recorder.t()))
 
     async def run(self) -> None:
-        """Start what fits and take events until every unit has its outcome."""
-        ticker = asyncio.create_task(self._tick())
+        """Start what fits and take events until every unit has its outcome; raises what is our own bug after that."""
+        ticker = asyncio.create_task(self._guarded(self._tick))
         try:
             self._finish_uncollected()
             self._finish_impossible()
-            self._start_what_fits()
             while self._num_left:
-                event = await self._inbox.get()
-                self._recorder.take(event)
-                self._act(event)
+                if self._inbox.empty():
+                    self._start_what_fits()
+                self._take(await self._inbox.get())
         finally:
-            ticker.cancel()
-            tasks = [running.task for running in self._running.values()]
-            for task in tasks:  # only where the loop above broke: no process may outlive it
+            tasks = [ticker, *(running.task for running in self._running.values())]
+            for task in tasks:  # units only where the loop above broke: no process may outlive it
                 task.cancel()
-            await asyncio.gather(ticker, *tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._settle()
+        if self._bug is not None:
+            raise self._bug
 
-    def _act(self, event: events.Event) -> None:
+    def _take(self, event: events.Event) -> None:
+        self._recorder.take(event)
         if isinstance(event, events.UnitFinished):
             self._on_finished(event.result)
         elif isinstance(event, events.GpuQuarantined):
@@ -139,31 +147,39 @@ class Dispatcher:
         self._num_left -= 1
         if running := self._running.pop(result.unit.path, None):
             self._table.give_back(running.lease)
+            self._quarantine_unproven(running)
             self._finish_impossible()  # a card of this lease may have been the last that fitted somebody
         self._num_failed += result.outcome.is_failure
         limit = self._runner.options.maxfail
         if limit and self._num_failed >= limit and not self._cancelled:
             self._cancelled = f"--maxfail {limit} was reached"
             self.post(events.CancelRequested(self._recorder.t(), self._cancelled, kill=False, interrupt=False))
-        self._start_what_fits()
+
+    def _quarantine_unproven(self, running: _Running) -> None:
+        """Cards of whose return nobody has said anything: only where the unit's task broke."""
+        for gpu_id in running.lease.gpu_ids:
+            if gpu_id in self._recorder.state.leases:
+                self._table.quarantine(gpu_id)
+                reason = "rlharness failed before it had looked at this card"
+                self._recorder.take(
+                    events.GpuQuarantined(self._recorder.t(), self._units[running.number].path, gpu_id, reason)
+                )
 
     def _on_cancel(self, event: events.CancelRequested) -> None:
         self._cancelled = self._cancelled or f"the run was cancelled by {event.reason}"
         for job in self._queue.drain():
             self._post_not_run(self._units[job.index], self._cancelled)
-        if not event.interrupt:
-            return  # --maxfail: what runs may end
         for running in self._running.values():
             if event.kill:
                 self._runner.kill(running.number)
-            else:
+            elif event.interrupt:  # and not --maxfail, where what runs may end
                 self._runner.cancel(running.number)
 
     def _start_what_fits(self) -> None:
         while not self._cancelled and (chosen := self._queue.next(self._table)):
             job, lease = chosen
             unit = self._units[job.index]
-            task = asyncio.create_task(self._runner.run(job.index, unit, lease))
+            task = asyncio.create_task(self._run_unit(job.index, unit, lease))
             self._running[unit.path] = _Running(job.index, lease, task, self._recorder.t())
 
     def _finish_uncollected(self) -> None:
@@ -171,8 +187,8 @@ class Dispatcher:
         for unit in self._units:
             if not unit.can_run:
                 outcome = Outcome.COLLECT_TIMEOUT if unit.collect_timed_out else Outcome.COLLECT_ERROR
-                reason = last_line(unit.collect_error) or "it hung at import"
-                self.post(events.UnitFinished(self._recorder.t(), UnitResult(unit, outcome, reason)))
+                result = UnitResult(unit, outcome, why_uncollected(unit))
+                self.post(events.UnitFinished(self._recorder.t(), result))
 
     def _finish_impossible(self) -> None:
         """What no set of this run's cards can ever hold is not run."""
@@ -182,6 +198,36 @@ class Dispatcher:
     def _post_not_run(self, unit: Unit, reason: str, for_want_of_gpus: bool = False) -> None:
         result = UnitResult(unit, Outcome.NOT_RUN, reason, for_want_of_gpus=for_want_of_gpus)
         self.post(events.UnitFinished(self._recorder.t(), result))
+
+    async def _run_unit(self, number: int, unit: Unit, lease: Lease) -> None:
+        if error := await self._guarded(partial(self._runner.run, number, unit, lease)):
+            reason = f"rlharness itself failed: {_named(error)}"
+            result = UnitResult(unit, Outcome.SUPERVISOR_LOST, reason, gpu_ids=lease.gpu_ids)
+            self.post(events.UnitFinished(self._recorder.t(), result))
+
+    async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> Exception | None:
+        """Have the run end if `work` fails; its exception then."""
+        try:
+            await work()
+        except Exception as error:  # our own bug: raised by `run`, once everything has its outcome
+            self._bug = self._bug or error
+            reason = f"an internal error ({_named(error)})"
+            self.post(events.CancelRequested(self._recorder.t(), reason, kill=True, interrupt=False))
+            return error
+        return None
+
+    def _settle(self) -> None:
+        """Where the loop broke: what the units had still said, and an outcome for those that have none."""
+        if not self._num_left:
+            return
+        while not self._inbox.empty():
+            self._recorder.take(self._inbox.get_nowait())
+        state = self._recorder.state
+        for unit in self._units:
+            if unit.path not in state.results:
+                outcome = Outcome.INTERRUPTED if unit.path in state.running else Outcome.NOT_RUN
+                result = UnitResult(unit, outcome, "rlharness itself failed")
+                self._recorder.take(events.UnitFinished(self._recorder.t(), result))
 
     async def _tick(self) -> None:
         """Follow the reports, notice slow units, break long silences."""
@@ -195,3 +241,8 @@ class Dispatcher:
                     self.post(events.AttemptSlow(t, path, t - running.started_t))
             if t - self._recorder.last_said_t >= HEARTBEAT_S:
                 self.post(events.Heartbeat(t, len(self._running), self._recorder.state.num_queued))
+
+
+def _named(error: Exception) -> str:
+    """Kind and text of an exception, on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

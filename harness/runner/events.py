@@ -57,6 +57,8 @@ class CollectionFinished(Event):
     planned_makespan_s: float
     lower_bound_s: float
     duration_s: float
+    notes: tuple[str, ...] = ()
+    """What a person should know once: a directory that skips itself, a pattern of the needs table that fits no file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,10 @@ class RunFinished(Event):
     """From the first start to the last end."""
     bounding_unit: str
     """The file whose own duration sets the bound, and so is worth splitting; empty if none does."""
+    error: str = ""
+    """What ended the run before its time: a suite that cannot be collected, a bug of ours; empty if nothing did."""
+    notes: tuple[str, ...] = ()
+    """What went wrong beside the tests, or was kept: a temporary directory, a history that could not be written."""
 
 
 def event_name(event: Event) -> str:

@@ -67,8 +67,9 @@ class Found:
 
 
 class OrderSearch:
-    """Looks for the order of `jobs` (at least one) with the least makespan, by at most `num_simulations` simulations.
+    """Looks for the order of `jobs` (at least one) with the least makespan.
 
+    Every rule is simulated, then trials until `num_simulations` are spent; the last may spend NUM_SCENARIOS more.
     `make_table` gives a table with everything free. The same arguments find the same order.
     """
 

@@ -83,7 +83,8 @@ def _why_ended(reason: str, reported: Reported, timeout_s: float) -> str:
     if reason == "test_timeout":
         return f"{reported.running or 'a test'} ran longer than its own limit"
     if reason == "timeout":
-        late = "; pytest had finished, the process had not" if reported.pytest_exit is not None else during
+        hung_after = not reported.running and reported.pytest_exit not in (None, 2)  # 2: it heeded our SIGINT
+        late = "; pytest had finished, the process had not" if hung_after else during
         return f"the file ran longer than {timeout_s:g} s{late}"
     if reason == "collect_timeout":
         return "the file was still being imported when its limit passed"

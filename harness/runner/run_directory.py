@@ -8,18 +8,24 @@ from pathlib import Path
 from harness.errors import HarnessError
 from harness.machine.scratch import remove_tree
 
+HOME = ".rlharness"
+HISTORY = "history.sqlite"
 NUM_RUNS_KEPT = 20
 
 
-def make_run_directory(root: Path, date: datetime) -> tuple[str, Path]:
-    """Make the directory of a new run below `root`; its id and its path.
+def new_run_id(date: datetime) -> str:
+    """An id of its own for each run; ids sort by date, to the second."""
+    return f"{date:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
-    Ids sort by date. `latest` becomes a link to it, older runs beyond the last twenty are removed. Raises
-    HarnessError where nothing can be written there.
+
+def make_run_directory(root: Path, run_id: str) -> Path:
+    """Make the directory of a new run below `root`; its path.
+
+    `latest` becomes a link to it, older runs beyond the last twenty are removed. Raises HarnessError where nothing can
+    be written there.
     """
-    home = root / ".rlharness"
+    home = root / HOME
     runs = home / "runs"
-    run_id = f"{date:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
     directory = runs / run_id
     try:
         directory.mkdir(parents=True)
@@ -27,15 +33,16 @@ def make_run_directory(root: Path, date: datetime) -> tuple[str, Path]:
         if not ignore.exists():
             ignore.write_text("*\n", encoding="utf-8")
         _point_latest(runs, run_id)
+        old = sorted(path for path in runs.iterdir() if path.is_dir() and not path.is_symlink())[:-NUM_RUNS_KEPT]
     except OSError as error:
         raise HarnessError(
             f"no run directory can be made in {runs}: {error.strerror}",
             legal="a directory in which results and outputs can be kept",
             remedy="make it writable, or start from another directory",
         ) from error
-    for old in sorted(path for path in runs.iterdir() if path.is_dir() and not path.is_symlink())[:-NUM_RUNS_KEPT]:
-        remove_tree(str(old))  # one that cannot go now is tried again by the next run
-    return run_id, directory
+    for directory_of_old in old:
+        remove_tree(str(directory_of_old))  # one that cannot go now is tried again by the next run
+    return directory
 
 
 def _point_latest(runs: Path, run_id: str) -> None:

@@ -284,15 +284,16 @@ def closing_figures(
 def exit_code(state: RunState, *, allow_missing_gpus: bool, internal_error: bool = False) -> ExitCode:
     """The exit code of a run; what stands higher here wins over what stands lower.
 
-    A unit that did not run to its end, with neither a failure nor a lack of cards to explain it, makes the run an
-    interrupted one: nothing that was left out may end as 0.
+    A bug of ours wins: nothing else that is said of such a run can be relied on. A unit that did not run to its end,
+    with neither a failure nor a lack of cards to explain it, makes the run an interrupted one: nothing that was left
+    out may end as 0.
     """
     outcomes = state.outcomes
     not_run = state.with_outcome(Outcome.NOT_RUN)
     num_wanting = sum(result.for_want_of_gpus for result in not_run)
     ladder = (
-        (state.interrupted, ExitCode.INTERRUPTED),
         (internal_error, ExitCode.INTERNAL_ERROR),
+        (state.interrupted, ExitCode.INTERRUPTED),
         (any(outcome.is_failure for outcome in outcomes), ExitCode.TESTS_FAILED),
         (outcomes[Outcome.INTERRUPTED] or len(not_run) > num_wanting, ExitCode.INTERRUPTED),
         (outcomes[Outcome.NO_TESTS] == len(state.units), ExitCode.NOTHING_COLLECTED),

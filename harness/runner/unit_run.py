@@ -3,25 +3,27 @@
     lease ─▶ directories, environment ─▶ supervisor ─▶ (tree proven gone) ─▶ report, outcome
           ─▶ Ray's logs kept, TMPDIR removed ─▶ cards back at their baseline? LeaseReturned or GpuQuarantined
           ─▶ UnitFinished
+
+An order to end it is remembered, since it may come before there is a supervisor to give it to.
 """
 
 import asyncio
+import math
 import os
 import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from harness.clock import Clock
 from harness.errors import HarnessError, ReportError
+from harness.machine.card_watch import CardWatch
 from harness.machine.child_env import child_env
-from harness.machine.meter import MemoryMeter, return_to_baseline
 from harness.machine.ports import PortBlocks
 from harness.machine.scratch import remove_tree
 from harness.runner import events
-from harness.runner.attempt import AttemptEnd, AttemptSpec, Supervisors
+from harness.runner.attempt import AttemptEnd, AttemptSpec
 from harness.runner.collect import Collected
 from harness.runner.leases import Lease
 from harness.runner.options import RunOptions
@@ -29,11 +31,23 @@ from harness.runner.outcomes import Reported, judge
 from harness.runner.report_file import ReportTail, TestReport, read_report
 from harness.runner.units import Outcome, TestOutcome, Unit, UnitResult
 
-MEMORY_POLL_S = 0.25
-MEMORY_WAIT_S = 20.0
 MAX_RAY_LOGS_BYTES = 64 * 2**20
+TEST_OUTCOMES = frozenset(TestOutcome)
 
 Post = Callable[[events.Event], None]
+
+
+class Attempts(Protocol):
+    """Carries out attempts, and takes orders about them: `attempt.Supervisors`, or `PlayedAttempts` in tests."""
+
+    async def run(self, spec: AttemptSpec, on_terminating: Callable[[str], None] = ...) -> AttemptEnd:
+        """Carry one out to its proven end."""
+
+    def cancel(self, marker: str) -> None:
+        """End one in order."""
+
+    def kill(self, marker: str) -> None:
+        """End one at once."""
 
 
 @dataclass(slots=True)
@@ -42,20 +56,22 @@ class UnitRunner:
 
     options: RunOptions
     collected: Collected
-    supervisors: Supervisors
-    meter: MemoryMeter
+    attempts: Attempts
+    watch: CardWatch
     ports: PortBlocks
-    clock: Clock
     run_id: str
     run_directory: Path
     scratch: Path
     """Short and local; each attempt's TMPDIR is a directory in it."""
     t: Callable[[], float]
     """Seconds since the run began."""
-    post: Post = lambda event: None  # noqa: E731
+    post: Post = lambda event: None
     """Where events go; the dispatcher puts its queue here."""
     followed: dict[int, tuple[str, ReportTail]] = field(default_factory=dict)
     """Running units: path and report, by number."""
+    cancelled: set[int] = field(default_factory=set)
+    killed: set[int] = field(default_factory=set)
+    """Units whose end was asked for, and those of them that are to end at once."""
     notes: list[str] = field(default_factory=list)
     """What went wrong beside the tests: a temporary directory that could not be removed."""
 
@@ -67,54 +83,71 @@ class UnitRunner:
         """Where the attempt of unit `number` keeps its files."""
         return self.run_directory / "units" / f"{number:04d}"
 
+    def tmpdir(self, number: int) -> Path:
+        """The TMPDIR of unit `number`."""
+        return self.scratch / f"{number:04d}"
+
     async def run(self, number: int, unit: Unit, lease: Lease) -> None:
         """Run `unit`; its last event is its UnitFinished, after the fate of its cards."""
-        directory = self.directory(number)
-        gpu_ids = tuple(gpu.gpu_id for gpu in lease.gpus)
+        directory, gpu_ids = self.directory(number), lease.gpu_ids
         self.post(events.AttemptStarted(self.t(), unit.path, gpu_ids, lease.slot, str(directory)))
+        baseline = await self.watch.baseline(gpu_ids)
+        unkillable: tuple[str, ...] = ()
         try:
-            result = await self._attempt(number, unit, lease, gpu_ids)
+            end, timeout_s = await self._attempt(number, unit, lease)
         except (OSError, HarnessError) as error:  # a full disk, no port left: this unit's failure, not the run's
-            if gpu_ids:
-                self.post(events.LeaseReturned(self.t(), unit.path, gpu_ids))
-            result = UnitResult(unit, Outcome.SUPERVISOR_LOST, f"the attempt could not be started: {error}")
+            why = " ".join(f"the attempt could not be started: {error}".split())
+            result = UnitResult(unit, Outcome.SUPERVISOR_LOST, why)
+        else:
+            unkillable = end.unkillable
+            result = _result(unit, end, directory, gpu_ids, timeout_s)
+        await asyncio.to_thread(self._clean_up, number, result)
+        await self._return_cards(number, unit.path, unkillable, gpu_ids, baseline)
         self.post(events.UnitFinished(self.t(), result))
 
-    async def _attempt(self, number: int, unit: Unit, lease: Lease, gpu_ids: tuple[str, ...]) -> UnitResult:
-        directory, tmpdir = self.directory(number), self.scratch / f"{number:04d}"
-        directory.mkdir(parents=True)
-        tmpdir.mkdir(mode=0o700)
-        baseline = self.meter.used_memory_bytes(gpu_ids)
+    async def _attempt(self, number: int, unit: Unit, lease: Lease) -> tuple[AttemptEnd, float]:
+        """How the attempt ended, and the limit it had; OSError or HarnessError where it could not be started."""
+        self.directory(number).mkdir(parents=True)
+        self.tmpdir(number).mkdir(mode=0o700, parents=True)  # parents: a test may have deleted them
         spec = self._spec(number, unit, lease)
-        self.followed[number] = (unit.path, ReportTail(directory / "report.jsonl"))
-        end = await self.supervisors.run(
-            spec, lambda reason: self.post(events.AttemptTerminating(self.t(), unit.path, reason))
-        )
-        self.follow(number)
-        del self.followed[number]
-        result = _result(unit, end, directory, gpu_ids, spec.timeout_s)
-        await asyncio.to_thread(self._clean_up, tmpdir, directory, result.outcome)
-        await self._return_cards(unit.path, end, gpu_ids, baseline)
-        return result
+        if number in self.cancelled:  # while the driver was asked
+            return AttemptEnd(None, None, "cancelled", (), (), 0.0), spec.timeout_s
+        self.followed[number] = (unit.path, ReportTail(self.directory(number) / "report.jsonl"))
+        try:
+            end = await self.attempts.run(
+                spec, lambda reason: self.post(events.AttemptTerminating(self.t(), unit.path, reason))
+            )
+            self.follow(number)
+        finally:
+            self.followed.pop(number, None)
+        return end, spec.timeout_s
 
     def follow(self, number: int) -> None:
         """Post what the tests of unit `number` have done since the last time."""
         if followed := self.followed.get(number):
             path, tail = followed
-            for record in tail.poll():
+            try:
+                records = tail.poll()
+            except OSError:  # the tests did something to their report; the judgement says what
+                del self.followed[number]
+                return
+            for record in records:
                 if event := _test_event(self.t(), path, record):
                     self.post(event)
 
     def cancel(self, number: int) -> None:
         """End the attempt of unit `number` in order."""
-        self.supervisors.cancel(self.marker(number))
+        self.cancelled.add(number)
+        self.attempts.cancel(self.marker(number))
 
     def kill(self, number: int) -> None:
         """End the attempt of unit `number` at once."""
-        self.supervisors.kill(self.marker(number))
+        self.cancelled.add(number)
+        self.killed.add(number)
+        self.attempts.kill(self.marker(number))
 
     def _spec(self, number: int, unit: Unit, lease: Lease) -> AttemptSpec:
-        directory, tmpdir = self.directory(number), self.scratch / f"{number:04d}"
+        directory, tmpdir = self.directory(number), self.tmpdir(number)
         invocation = self.options.invocation
         return AttemptSpec(
             argv=(
@@ -143,45 +176,32 @@ class UnitRunner:
 
     def _from_cwd(self, path: str) -> str:
         """A path or node id below the root directory, as pytest is to be given it in the working directory."""
-        return os.path.relpath(self.collected.rootdir / path, self.options.invocation.cwd)
+        file, colons, rest = path.partition("::")  # what follows is no path, though it may hold slashes
+        return os.path.relpath(self.collected.rootdir / file, self.options.invocation.cwd) + colons + rest
 
     async def _return_cards(
-        self, path: str, end: AttemptEnd, gpu_ids: tuple[str, ...], baseline: dict[str, int]
+        self, number: int, path: str, unkillable: tuple[str, ...], gpu_ids: tuple[str, ...], baseline: dict[str, int]
     ) -> None:
         """Wait until the cards' memory is back; a card on which it does not come back is quarantined."""
-        if end.unkillable:
-            for gpu_id in gpu_ids:
-                self._quarantine(path, gpu_id, f"a process that SIGKILL does not end: {end.unkillable[0]}")
-            return
-        held = self._held(gpu_ids, baseline)
-        until_s = self.clock.monotonic_s() + MEMORY_WAIT_S
-        while held and self.clock.monotonic_s() < until_s:
-            await asyncio.sleep(MEMORY_POLL_S)
-            held = self._held(gpu_ids, baseline)
+        if unkillable:
+            held = dict.fromkeys(gpu_ids, f"a process that SIGKILL does not end: {unkillable[0]}")
+        else:
+            held = await self.watch.not_back(gpu_ids, baseline, hurry=lambda: number in self.killed)
         for gpu_id, reason in held.items():
-            self._quarantine(path, gpu_id, reason)
+            self.post(events.GpuQuarantined(self.t(), path, gpu_id, reason))
         if free := tuple(gpu_id for gpu_id in gpu_ids if gpu_id not in held):
             self.post(events.LeaseReturned(self.t(), path, free))
 
-    def _held(self, gpu_ids: tuple[str, ...], baseline: dict[str, int]) -> dict[str, str]:
-        """Cards that are not back, and who holds each."""
-        now = self.meter.used_memory_bytes(gpu_ids)
-        held: dict[str, str] = {}
-        for gpu_id in gpu_ids:
-            processes = self.meter.processes_on(gpu_id)
-            still = return_to_baseline(baseline.get(gpu_id), now.get(gpu_id), processes, our_pids=())
-            if still is not None:
-                held[gpu_id] = still.reason
-        return held
-
-    def _quarantine(self, path: str, gpu_id: str, reason: str) -> None:
-        self.post(events.GpuQuarantined(self.t(), path, gpu_id, reason))
-
-    def _clean_up(self, tmpdir: Path, directory: Path, outcome: Outcome) -> None:
-        if outcome.is_failure or outcome is Outcome.INTERRUPTED:
-            keep_ray_logs(tmpdir / "ray", directory / "ray_logs")
-            if self.options.keep_tmp:
-                self.notes.append(f"kept {tmpdir}")
+    def _clean_up(self, number: int, result: UnitResult) -> None:
+        """Remove the attempt's TMPDIR, after Ray's logs where something went wrong. In a thread: it may be large."""
+        tmpdir = self.tmpdir(number)
+        if result.outcome.is_failure or result.outcome is Outcome.INTERRUPTED:
+            try:
+                keep_ray_logs(tmpdir / "ray", self.directory(number) / "ray_logs")
+            except OSError as error:
+                self.notes.append(f"not all of Ray's logs of {result.unit.path} could be kept: {error}")
+            if self.options.keep_tmp and tmpdir.exists():
+                self.notes.append(f"kept the temporary directory of {result.unit.path}: {tmpdir}")
                 return
         if complaint := remove_tree(str(tmpdir)):
             self.notes.append(complaint)
@@ -194,13 +214,16 @@ def pytest_command(options: RunOptions) -> tuple[str, ...]:
 
 
 def keep_ray_logs(ray: Path, destination: Path, limit_bytes: int = MAX_RAY_LOGS_BYTES) -> None:
-    """Copy the logs of the Ray clusters under `ray` to `destination`, smallest files first, up to a limit."""
-    found = [p for p in ray.glob("session_*/logs/**/*") if p.is_file() and not p.is_symlink()]
-    sized = sorted((path.stat().st_size, path) for path in found)
-    total = 0
-    for size, path in sized:
-        total += size
-        if total > limit_bytes:
+    """Copy the logs of the Ray clusters under `ray` to `destination`, smallest files first, up to a limit.
+
+    Links are not followed: `session_latest` is one, and a test may have made others. Raises OSError for a full disk.
+    """
+    sessions = [path for path in ray.glob("session_*/logs") if not path.parent.is_symlink() and not path.is_symlink()]
+    found = [path for logs in sessions for path in logs.rglob("*") if path.is_file() and not path.is_symlink()]
+    total_bytes = 0
+    for size_bytes, path in sorted((path.stat().st_size, path) for path in found):
+        total_bytes += size_bytes
+        if total_bytes > limit_bytes:
             break
         target = destination / path.relative_to(ray)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -208,11 +231,14 @@ def keep_ray_logs(ray: Path, destination: Path, limit_bytes: int = MAX_RAY_LOGS_
 
 
 def _test_event(t: float, path: str, record: dict[str, Any]) -> events.Event | None:
-    nodeid = str(record.get("id", ""))
-    if record.get("k") == "start":
-        return events.TestStarted(t, path, nodeid, record.get("timeout_s"))
-    if record.get("k") == "end":
-        return events.TestFinished(t, path, nodeid, str(record.get("outcome")), float(record.get("duration_s", 0)))
+    """What a line of a report says about a test; None for any other line, and for what a test itself wrote there."""
+    match record:
+        case {"k": "start", "id": str(nodeid), "timeout_s": None | int() | float() as timeout_s}:
+            if timeout_s is None or math.isfinite(timeout_s):
+                return events.TestStarted(t, path, nodeid, timeout_s)
+        case {"k": "end", "id": str(nodeid), "outcome": str(outcome), "duration_s": int() | float() as duration_s}:
+            if outcome in TEST_OUTCOMES and math.isfinite(duration_s):
+                return events.TestFinished(t, path, nodeid, outcome, duration_s)
     return None
 
 
@@ -235,6 +261,13 @@ def _result(unit: Unit, end: AttemptEnd, directory: Path, gpu_ids: tuple[str, ..
         collected_need=report.collected_need,
         directory=str(directory),
     )
+
+
+def why_uncollected(unit: Unit) -> str:
+    """One line on why a unit cannot be run; of one that hung, the text ends with its stacks."""
+    if unit.collect_timed_out:
+        return "the file was still being imported when its limit passed"
+    return last_line(unit.collect_error)
 
 
 def last_line(text: str) -> str:

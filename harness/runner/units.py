@@ -165,7 +165,7 @@ class UnitResult:
     directory: str = ""
     """The attempt's directory: output.log, report.jsonl, stacks.txt, ray_logs/; empty if never started."""
     for_want_of_gpus: bool = False
-    """NOT_RUN because the cards it needs do not exist here or are all quarantined; False where the run was cancelled."""
+    """NOT_RUN as the cards it needs do not exist here or are all quarantined; False where the run was cancelled."""
 
     @property
     def need_disagrees(self) -> bool:

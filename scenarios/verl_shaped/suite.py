@@ -30,6 +30,7 @@ class Deed(StrEnum):
     DIES = "dies"  # of a segmentation fault, in one of its tests
     HANGS = "hangs"  # in one of its tests, which has a limit of its own
     CANNOT_BE_IMPORTED = "cannot_be_imported"
+    IS_MISMARKED = "is_mismarked"  # asks for "two" GPUs
     LEAVES_CHILD = "leaves_child"  # a process in a session of its own that holds the cards' locks
     WANTS_TOO_MUCH = "wants_too_much"  # twice the cards there are
 
@@ -42,7 +43,7 @@ class Marking(StrEnum):
     FUNCTION = "function"  # each test its own; the last the most
     CLASS = "class"
     COMPUTED = "computed"  # a value that only an import can tell
-    WRONG = "wrong"  # says 1, and the conftest makes it 2 while tests are collected
+    WRONG = "wrong"  # says 1 where a base class, two imports away, says 2: the source alone cannot tell
 
 
 SHARES = {
@@ -52,9 +53,27 @@ SHARES = {
     Deed.DIES: 0.03,
     Deed.HANGS: 0.03,
     Deed.CANNOT_BE_IMPORTED: 0.02,
+    Deed.IS_MISMARKED: 0.01,
     Deed.LEAVES_CHILD: 0.03,
 }
+HOLDS_CARDS = {
+    # Without a test nothing is marked, and what is computed cannot be known where the import fails.
+    Deed.HAS_NO_TESTS: (False,),
+    Deed.CANNOT_BE_IMPORTED: (False,),
+    Deed.IS_MISMARKED: (False,),
+    # The cards of these must come back.
+    Deed.DIES: (True,),
+    Deed.HANGS: (True,),
+    Deed.LEAVES_CHILD: (True,),
+}
 SHARE_WRONG = 0.1  # of the files that need cards
+IN_CLASS = (Marking.CLASS, Marking.WRONG)
+SHARED = {
+    "pytest.ini": "[pytest]\naddopts = --import-mode=importlib\npythonpath = .\n",
+    "marks.py": "import pytest\n\ntwo = pytest.mark.gpus(2)\n",
+    "wide.py": "from marks import two\n\n\n@two\nclass Two:\n    pass\n",
+}
+"""What stands beside the test files, but for conftest.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +98,7 @@ class ShapedFile:
             Deed.DIES: Outcome.CRASHED,
             Deed.HANGS: Outcome.TIMED_OUT,
             Deed.CANNOT_BE_IMPORTED: Outcome.COLLECT_ERROR,
+            Deed.IS_MISMARKED: Outcome.COLLECT_ERROR,
             Deed.WANTS_TOO_MUCH: Outcome.NOT_RUN,
         }.get(self.deed, Outcome.PASSED)
 
@@ -94,6 +114,7 @@ class ShapedFile:
             Deed.HANGS: cut_short,
             Deed.HAS_NO_TESTS: {},
             Deed.CANNOT_BE_IMPORTED: {},
+            Deed.IS_MISMARKED: {},
             Deed.WANTS_TOO_MUCH: {},
         }.get(self.deed, {"passed": num_tests})
         return {outcome: count for outcome, count in counts.items() if count}
@@ -101,7 +122,7 @@ class ShapedFile:
     @property
     def is_collected(self) -> bool:
         """Whether its tests get as far as being collected by a run."""
-        return self.deed not in (Deed.CANNOT_BE_IMPORTED, Deed.WANTS_TOO_MUCH)
+        return self.outcome not in (Outcome.COLLECT_ERROR, Outcome.NOT_RUN)
 
 
 def draw_suite(
@@ -127,9 +148,7 @@ def draw_suite(
     files[greedy] = replace(files[greedy], gpus=2 * num_gpus, deed=Deed.WANTS_TOO_MUCH)
     honest.remove(greedy)
     for deed, share in SHARES.items():
-        # Without a test nothing is marked, and what is computed cannot be known where the import fails.
-        unneeding = deed in (Deed.HAS_NO_TESTS, Deed.CANNOT_BE_IMPORTED)
-        fitting = [i for i in honest if not (unneeding and files[i].gpus)]
+        fitting = [i for i in honest if bool(files[i].gpus) in HOLDS_CARDS.get(deed, (True, False))]
         for i in rng.sample(fitting, max(1, round(share * num_files))):
             files[i] = replace(files[i], deed=deed, at=rng.randrange(len(files[i].durations_s)))
             honest.remove(i)
@@ -146,14 +165,12 @@ def _draw_file(row: Mapping[str, Any], scale: float, rng: random.Random) -> Shap
 def write_suite(files: Sequence[ShapedFile], directory: Path) -> None:
     """Write `files`, their conftest.py and pytest.ini into `directory`, which is made and must be empty."""
     (directory / "locks").mkdir(parents=True)
-    (directory / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n", encoding="utf-8")
-    more_gpus = {file.path: file.gpus for file in files if file.marking is Marking.WRONG}
     conftest = (Path(__file__).parent / "conftest.txt").read_text("utf-8")
-    (directory / "conftest.py").write_text(conftest.replace("{{MORE_GPUS}}", repr(more_gpus)), encoding="utf-8")
-    for file in files:
-        path = directory / file.path
+    texts = SHARED | {"conftest.py": conftest} | {file.path: source_of(file) for file in files}
+    for name, text in texts.items():
+        path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(source_of(file), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
 
 
 def source_of(file: ShapedFile) -> str:
@@ -161,10 +178,17 @@ def source_of(file: ShapedFile) -> str:
     lines = ["import os", "import signal", "import time", "", "import pytest"]
     if file.deed is Deed.CANNOT_BE_IMPORTED:
         lines += ["import a_module_nobody_has"]
+    if file.deed is Deed.IS_MISMARKED:
+        lines += ["", "pytestmark = pytest.mark.gpus('two')"]
     lines += ["", *_module_marking(file), ""]
     tests = [] if file.deed is Deed.HAS_NO_TESTS else [_test(file, i) for i in range(len(file.durations_s))]
-    if file.marking is Marking.CLASS and tests:
-        lines += [f"@pytest.mark.gpus({file.gpus})", "class TestAll:", indent("\n\n".join(tests), "    ")]
+    if file.marking in IN_CLASS and tests:
+        head = (
+            f"@pytest.mark.gpus({file.gpus})\nclass TestAll:"
+            if file.marking is Marking.CLASS
+            else "class TestAll(Two):"
+        )
+        lines += [head, indent("\n\n".join(tests), "    ")]
     else:
         lines += ["\n\n".join(tests)]
     return "\n".join(lines) + "\n"
@@ -175,7 +199,7 @@ def _module_marking(file: ShapedFile) -> list[str]:
         case Marking.MODULE:
             return [f"pytestmark = pytest.mark.gpus({file.gpus})"]
         case Marking.WRONG:
-            return ["pytestmark = pytest.mark.gpus(1)"]
+            return ["from wide import Two", "", "pytestmark = pytest.mark.gpus(1)"]
         case Marking.COMPUTED:
             return [f"pytestmark = pytest.mark.gpus(int('{file.gpus}'))"]
     return []
@@ -186,7 +210,7 @@ def _test(file: ShapedFile, i: int) -> str:
     head = []
     if file.marking is Marking.FUNCTION:
         head += [f"@pytest.mark.gpus({file.gpus if i == last else 1})"]
-    arguments = ["self"] if file.marking is Marking.CLASS else []
+    arguments = ["self"] if file.marking in IN_CLASS else []
     body = [f"time.sleep({file.durations_s[i]})"]
     is_the_one = i == file.at
     match file.deed:

@@ -1,6 +1,6 @@
 """Test suites nobody here wrote, run by pytest, by `pytest -n 2` and by rlharness: the same outcomes? In what time?
 
-    python tests/benchmarks/real_suites.py [--only click] [--work DIR]
+    python tests/benchmarks/real_suites.py [--only attrs] [--work DIR]
 
 Downloads the source distributions and installs each into an environment of its own, so it needs a package registry and
 some minutes; it is no part of the test run. Exit status 1 where rlharness tells a test's outcome otherwise than pytest.
@@ -42,7 +42,7 @@ class Suite:
 
 
 SUITES = (
-    Suite("click", "8.5.1", ("tests",)),
+    Suite("attrs", "26.1.0", ("tests",), ("hypothesis", "cloudpickle", "pympler")),
     Suite("astroid", "4.3.4", ("tests",)),
     Suite("networkx", "3.6.1", ("networkx",), ("numpy",)),
 )

@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--files", type=int, default=211)
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--cpu-units", type=int, default=4)
-    parser.add_argument("--scale", type=float, default=0.08, help="seconds of sleep per second of the original")
+    parser.add_argument("--scale", type=float, default=0.06, help="seconds of sleep per second of the original")
     parser.add_argument("--seed", type=int, default=20260301)
     parser.add_argument("--directory", type=Path, help="where to write and keep the suite; must not exist")
     args = parser.parse_args()

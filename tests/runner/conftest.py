@@ -54,7 +54,8 @@ def run_id() -> str:
 @pytest.fixture(scope="module")
 def supervisors(tier: str, run_id: str) -> Iterator[Supervisors]:
     """Supervisors of the tier; at the end it has left no control group behind."""
-    yield Supervisors(tier, run_id)
+    with contextlib.closing(Supervisors(tier, run_id)) as supervisors:
+        yield supervisors
     if tier == "cgroup":
         assert [name for name in os.listdir(cgroup_home()) if run_id in name] == []
 
@@ -98,6 +99,13 @@ def module_spec(
 ) -> Iterator[Callable[..., AttemptSpec]]:
     """As `spec`, for fixtures of a whole module."""
     yield from make_specs(tmp_path_factory.mktemp("attempts"), living)
+
+
+@pytest.fixture
+def new_children() -> Callable[[], list[Process]]:
+    """Our children, zombies included, that were not there when the test began."""
+    before = {process.pid for process in process_tree.children(os.getpid())}
+    return lambda: [process for process in process_tree.children(os.getpid()) if process.pid not in before]
 
 
 @pytest.fixture

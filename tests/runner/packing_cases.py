@@ -40,15 +40,17 @@ NEEDS = st.builds(
     exclusive=st.sampled_from([False, False, False, False, True]),
 )
 SHARED_NEEDS = NEEDS.filter(lambda need: not need.exclusive)
-SECONDS = st.one_of(st.integers(0, 20).map(float), st.floats(0.01, 1000.0))
+SECONDS = st.one_of(st.integers(1, 20).map(float), st.floats(0.01, 1000.0))
 
 
 @st.composite
-def jobs_of(draw: st.DrawFn, needs: st.SearchStrategy[Need], max_size: int = 25) -> list[Job]:
+def jobs_of(
+    draw: st.DrawFn, needs: st.SearchStrategy[Need], max_size: int = 25, seconds: st.SearchStrategy[float] = SECONDS
+) -> list[Job]:
     """Jobs whose indexes are not their positions."""
-    drawn = draw(st.lists(st.tuples(needs, SECONDS), max_size=max_size))
+    drawn = draw(st.lists(st.tuples(needs, seconds), max_size=max_size))
     indexes = draw(st.permutations(range(len(drawn))))
-    return [Job(index, need, seconds) for index, (need, seconds) in zip(indexes, drawn, strict=True)]
+    return [Job(index, need, expected_s) for index, (need, expected_s) in zip(indexes, drawn, strict=True)]
 
 
 def widths(max_width: int) -> st.SearchStrategy[Need]:

@@ -22,6 +22,7 @@ from harness.runner.supervisor.process_tree import Process
 MakeSpec = Callable[..., AttemptSpec]
 Living = Callable[..., list[Process]]
 Eventually = Callable[[Callable[[], object], str], Awaitable[None]]
+WholeTree = Callable[[AttemptSpec], Awaitable[None]]
 
 ROOT = Path(__file__).parents[2]
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -64,21 +65,32 @@ def daemons(living: Living, spec: AttemptSpec) -> list[int]:
     return [process.pid for process in living(spec.marker) if process.pid not in bearing]
 
 
-async def whole_tree(living: Living, eventually: Eventually, spec: AttemptSpec) -> None:
-    await eventually(
-        lambda: len(daemons(living, spec)) == 1 and len(living(spec.marker)) == TREE_SIZE, "the whole tree runs"
-    )
+@pytest.fixture
+def whole_tree(living: Living, eventually: Eventually) -> Callable[[AttemptSpec], Awaitable[None]]:
+    """Waits until all of an attempt's tree runs."""
+
+    def runs(spec: AttemptSpec) -> bool:
+        return len(daemons(living, spec)) == 1 and len(living(spec.marker)) == TREE_SIZE
+
+    return lambda spec: eventually(lambda: runs(spec), "the whole tree runs")
+
+
+@pytest.fixture(autouse=True)
+def everybody_is_reaped(new_children: Callable[[], list[Process]]) -> Iterator[None]:
+    """No supervisor and no orphan stays, not even as a zombie."""
+    yield
+    assert new_children() == []
 
 
 @pytest.mark.parametrize("then", ["nothing", "orders", "cancel"])
 def test_a_killed_supervisor_leaves_nobody(
-    then: str, supervisors: Supervisors, spec: MakeSpec, living: Living, eventually: Eventually
+    then: str, supervisors: Supervisors, spec: MakeSpec, living: Living, whole_tree: WholeTree
 ) -> None:
     one = spec(TREE)
 
     async def scenario() -> AttemptEnd | None:
         attempt = asyncio.ensure_future(supervisors.run(one))
-        await whole_tree(living, eventually, one)
+        await whole_tree(one)
         [pid] = supervisor_pids(one)
         os.kill(pid, signal.SIGKILL)
         if then == "orders":  # into a pipe that nobody reads any more
@@ -99,20 +111,19 @@ def test_a_killed_supervisor_leaves_nobody(
     else:
         assert end is not None
         assert (end.exit_code, end.signal, end.reason, end.unkillable) == (None, None, "supervisor_lost", ())
-    assert process_tree.children(os.getpid()) == [], "orphans have been reaped as well"
 
 
 def test_the_loss_of_one_supervisor_touches_nobody_else(
-    supervisors: Supervisors, spec: MakeSpec, living: Living, eventually: Eventually
+    supervisors: Supervisors, spec: MakeSpec, living: Living, whole_tree: WholeTree
 ) -> None:
     bystander, lost = spec(TREE), spec(TREE)
     with subprocess.Popen(["/bin/sleep", "60"]) as inherited:  # a child that the runner had before
 
         async def scenario() -> AttemptEnd:
             attempts = [asyncio.ensure_future(supervisors.run(bystander))]
-            await whole_tree(living, eventually, bystander)
+            await whole_tree(bystander)
             attempts.append(asyncio.ensure_future(supervisors.run(lost)))
-            await whole_tree(living, eventually, lost)
+            await whole_tree(lost)
             [pid] = supervisor_pids(lost)
             os.kill(pid, signal.SIGKILL)
             assert (await attempts[1]).reason == "supervisor_lost"
@@ -125,8 +136,15 @@ def test_the_loss_of_one_supervisor_touches_nobody_else(
         inherited.kill()
 
 
+@pytest.mark.usefixtures("supervisors")
 def test_a_killed_runner_leaves_nobody(
-    tier: str, spec: MakeSpec, living: Living, eventually: Eventually, supervisors: Supervisors
+    *,
+    tier: str,
+    spec: MakeSpec,
+    living: Living,
+    eventually: Eventually,
+    whole_tree: WholeTree,
+    new_children: Callable[[], list[Process]],
 ) -> None:
     one = spec(TREE)
     given = json.dumps([tier, f"child-{one.marker}", dataclasses.asdict(one)])
@@ -137,14 +155,14 @@ def test_a_killed_runner_leaves_nobody(
             assert runner.stdin is not None
             runner.stdin.write(given)
             runner.stdin.close()
-            await whole_tree(living, eventually, one)
+            await whole_tree(one)
             runner.kill()
         await eventually(lambda: not living(one.marker), "nobody lives")
         await eventually(lambda: not supervisor_pids(one), "the supervisor, an orphan that came to us, has gone")
 
     asyncio.run(scenario())
-    while process_tree.children(os.getpid()):
-        os.waitpid(-1, 0)
+    for orphan in new_children():
+        os.waitpid(orphan.pid, 0)
 
 
 @contextmanager
@@ -164,7 +182,13 @@ def frozen(pid: int, name: str) -> Iterator[None]:
 
 
 def test_an_unkillable_process_is_an_outcome_and_keeps_its_supervisor(
-    supervisors: Supervisors, spec: MakeSpec, living: Living, eventually: Eventually
+    *,
+    supervisors: Supervisors,
+    spec: MakeSpec,
+    living: Living,
+    eventually: Eventually,
+    whole_tree: WholeTree,
+    new_children: Callable[[], list[Process]],
 ) -> None:
     if not os.access(FREEZER / "cgroup.procs", os.W_OK):
         pytest.skip(f"no {FREEZER} that may be written (a v1 hierarchy, as root): nothing can be made unkillable")
@@ -172,7 +196,7 @@ def test_an_unkillable_process_is_an_outcome_and_keeps_its_supervisor(
 
     async def scenario() -> AttemptEnd:
         attempt = asyncio.ensure_future(supervisors.run(stuck))
-        await whole_tree(living, eventually, stuck)
+        await whole_tree(stuck)
         [staying] = supervisor_pids(stuck)
         [daemon] = daemons(living, stuck)
         with frozen(daemon, stuck.marker):
@@ -181,13 +205,13 @@ def test_an_unkillable_process_is_an_outcome_and_keeps_its_supervisor(
             assert [p.pid for p in living(stuck.marker)] == [daemon], "all others have been killed"
 
             lost = asyncio.ensure_future(supervisors.run(other))
-            await whole_tree(living, eventually, other)
+            await whole_tree(other)
             [pid] = supervisor_pids(other)
             os.kill(pid, signal.SIGKILL)
             assert (await lost).reason == "supervisor_lost"
             assert supervisor_pids(stuck) == [staying], "it stays, even while the orphans of another are ended"
         await eventually(lambda: not living(stuck.marker), "it goes once it can")
-        await eventually(lambda: process_tree.children(os.getpid()) == [], "its supervisor goes with it, and is reaped")
+        await eventually(lambda: not new_children(), "its supervisor goes with it, and is reaped")
         return end
 
     end = asyncio.run(scenario())
@@ -235,4 +259,3 @@ def test_orders_and_losses_at_random_moments(supervisors: Supervisors, spec: Mak
 
     expected = {"cancel": "cancelled", "kill": "killed", "supervisor": "supervisor_lost"}
     assert {(act, expected.get(act, "task")) for act in [*expected, "task", "task twice"]} == asyncio.run(scenario())
-    assert process_tree.children(os.getpid()) == []

@@ -173,7 +173,7 @@ asyncio.run(Supervisors(tier, "lost").run(AttemptSpec(**fields)))
             runner.stdin.write(json.dumps([tier, fields]).encode())
             runner.stdin.close()
             await eventually(lambda: len(living(one.marker)) == 2, "leader and daemon run")
-            [supervisor] = process_tree.children(runner.pid)
+            [_, supervisor] = sorted(process_tree.children(runner.pid), key=lambda p: (p.start_ticks, p.pid))
             runner.send_signal(signal.SIGSTOP)  # or it would come to the rescue
             process_tree.send_signal(supervisor, signal.SIGKILL)
             await eventually(

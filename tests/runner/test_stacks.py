@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -34,15 +35,22 @@ def tree() -> Iterator[list[Process]]:
     """A Python process and its child that is none."""
     program = "import os, subprocess, time; subprocess.Popen(['/bin/sleep', '60']); os.write(1, b'x'); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", program], stdout=subprocess.PIPE) as top:
-        assert top.stdout is not None
-        top.stdout.read(1)
-        both = process_tree.descendants(os.getpid())
-        while [process.state for process in both] != ["S", "S"]:
-            signal.sigtimedwait([], 0.01)
-            both = process_tree.descendants(os.getpid())
-        yield both
-        for process in both:
-            process_tree.send_signal(process, signal.SIGKILL)
+
+        def both() -> list[Process]:
+            found = [
+                process_tree.read_process(pid) for pid in (top.pid, *(p.pid for p in process_tree.children(top.pid)))
+            ]
+            return [process for process in found if process]
+
+        try:
+            assert top.stdout is not None
+            top.stdout.read(1)
+            while [process.state for process in both()] != ["S", "S"]:
+                signal.sigtimedwait([], 0.01)
+            yield both()
+        finally:
+            for process in reversed(both()):
+                process_tree.send_signal(process, signal.SIGKILL)
 
 
 def dump(processes: list[Process], path: Path, py_spy: str = "") -> tuple[int, str]:
@@ -67,7 +75,8 @@ def test_stacks_of_a_hung_tree_are_python_stacks(tier: str, run_id: str, spec: C
     if not PY_SPY.exists():
         pytest.skip(f"no {PY_SPY}")
     one = spec(HANGS, timeout_s=0.6)
-    end = asyncio.run(Supervisors(tier, run_id, str(PY_SPY)).run(one))
+    with closing(Supervisors(tier, run_id, str(PY_SPY))) as supervisors:
+        end = asyncio.run(supervisors.run(one))
     text = Path(one.directory, "stacks.txt").read_text()
     if "Permission Denied" in text or "Operation not permitted" in text:
         pytest.skip("this machine does not let a process look at its sibling")

@@ -172,11 +172,12 @@ def test_exit_codes_by_precedence(events: list[Event], expected: ExitCode) -> No
     assert exit_code(state, allow_missing_gpus=False) is expected
 
 
-def test_an_internal_error_stands_between_interrupted_and_failed() -> None:
+def test_an_internal_error_stands_above_everything() -> None:
     failed = folded(begin(), collected(unit(A)), ended(A, Outcome.FAILED))
     assert exit_code(failed, allow_missing_gpus=False, internal_error=True) is ExitCode.INTERNAL_ERROR
     failed.apply(STOP)
-    assert exit_code(failed, allow_missing_gpus=False, internal_error=True) is ExitCode.INTERRUPTED
+    assert exit_code(failed, allow_missing_gpus=False, internal_error=True) is ExitCode.INTERNAL_ERROR
+    assert exit_code(failed, allow_missing_gpus=False) is ExitCode.INTERRUPTED
 
 
 def test_missing_cards_can_be_allowed_and_quarantine_still_shows() -> None:

@@ -18,7 +18,7 @@ from harness.clock import Clock
 from harness.reporters.base import complain
 from harness.reporters.live.frame import FrameStyle, Picture, frame
 from harness.reporters.live.screen import Line, Screen, terminal_size
-from harness.reporters.sentences import Sentence, Tone, head_lines, running_line, sentence
+from harness.reporters.sentences import Sentence, Tone, alive, head_lines, running_line, sentences
 from harness.runner.events import DumpRequested, Event, RunFinished, RunStarted
 from harness.runner.stats import RunState
 
@@ -113,6 +113,5 @@ def _lines(event: Event, state: RunState) -> list[Line]:
         return [Text(line, style="bold" if index == 0 else "dim") for index, line in enumerate(head_lines(event))]
     if isinstance(event, DumpRequested):
         running = [running_line(attempt, event.t, state) for attempt in state.running.values()]
-        return [Sentence(Tone.QUIET, "running", text) for text in running or ["nothing"]]
-    said = sentence(event, state)
-    return [said] if said is not None and said.tone is not Tone.GOOD else []
+        return [Sentence(Tone.QUIET, "running", text) for text in running or [alive(state)]]
+    return [said for said in sentences(event, state) if said.tone is not Tone.GOOD]

@@ -140,7 +140,7 @@ class ControlGroup(Subreaper):
             raise OSError(errno.ENOSYS, f"control groups have no {KILL_FILE} here (Linux 5.14 and later have it)")
 
     def hold(self, pid: int) -> None:
-        with open(os.path.join(self.directory, "cgroup.procs"), "w", encoding="ascii") as file:
+        with open(os.path.join(self.directory, "cgroup.procs"), "w", encoding="utf-8") as file:
             file.write(str(pid))
 
     def nobody_outside_the_tree(self) -> bool:
@@ -159,7 +159,7 @@ class ControlGroup(Subreaper):
 
     def _populated(self) -> bool:
         try:
-            with open(os.path.join(self.directory, "cgroup.events"), encoding="ascii") as file:
+            with open(os.path.join(self.directory, "cgroup.events"), encoding="utf-8") as file:
                 return "populated 1" in file.read()
         except FileNotFoundError:  # the tree removed it, as root may; a group with a process in it cannot be removed
             return False
@@ -228,7 +228,7 @@ def group_members(directory: str) -> list[Process]:
     found = []
     for below, _, _ in os.walk(directory):
         try:
-            with open(os.path.join(below, "cgroup.procs"), encoding="ascii") as file:
+            with open(os.path.join(below, "cgroup.procs"), encoding="utf-8") as file:
                 pids = [int(line) for line in file]
         except OSError:  # removed meanwhile, or a group of threads, whose processes its parent lists
             continue

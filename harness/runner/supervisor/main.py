@@ -28,6 +28,7 @@ from harness.runner.supervisor.containment import (
     restore_signals,
 )
 from harness.runner.supervisor.deadlines import Deadlines
+from harness.runner.supervisor.fork_server import serve
 
 POLL_S = 0.2  # how often the report is read and limits are looked at
 KILL_ROUND_S = 0.05
@@ -210,7 +211,6 @@ class Attempt:
             return
         status = self.containment.leader_status
         code = os.waitstatus_to_exitcode(status) if status is not None else None
-        times = os.times()
         say(
             {
                 "e": "finished",
@@ -220,7 +220,6 @@ class Attempt:
                 "left_behind": self.left_behind,
                 "unkillable": unkillable or [],
                 "duration_s": self.clock.monotonic_s() - self.started_s,
-                "own_cpu_s": times.user + times.system,
             }
         )
 
@@ -298,15 +297,20 @@ def sleep_for_ever() -> NoReturn:
 
 
 def main() -> None:
-    """Read one order from stdin, carry it out, exit."""
+    """Be the fork server, or, with --probe, say which tiers this machine allows."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    if len(sys.argv) > 1 and sys.argv[1] == "--probe":
-        try:
-            home = cgroup_home()
-        except OSError:
-            home = "/nonexistent"
-        probe(home)
+    if "--probe" not in sys.argv:
+        serve(supervise)
         return
+    try:
+        home = cgroup_home()
+    except OSError:
+        home = "/nonexistent"
+    probe(home)
+
+
+def supervise() -> None:
+    """The life of a supervisor: read one order from stdin, carry it out."""
     line = b""
     while not line.endswith(b"\n"):
         chunk = os.read(0, 1 << 16)

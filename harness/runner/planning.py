@@ -1,0 +1,87 @@
+"""From a stage to a plan: find the units, expect their durations, pack them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from pathlib import Path
+
+from harness.machine.child_env import child_env
+from harness.runner import packing
+from harness.runner.attempt import AttemptSpec
+from harness.runner.collect import Collected, CollectOptions, collect
+from harness.runner.first_fit import Job
+from harness.runner.leases import LeaseTable
+from harness.runner.stage import Stage
+from harness.runner.unit_run import pytest_command
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What collection found and packing made of it."""
+
+    collected: Collected
+    table: LeaseTable
+    plan: packing.Plan
+
+    def expected_s(self) -> tuple[float, ...]:
+        """Expected seconds of each unit, in their order; 0 for one that cannot run."""
+        expected = {job.index: job.expected_s for job in self.plan.order}
+        return tuple(expected.get(number, 0.0) for number in range(len(self.collected.units)))
+
+
+async def collect_and_plan(stage: Stage, on_progress: Callable[[int, int], None]) -> Planned:
+    """Find the units, expect their durations, pack them.
+
+    `on_progress` hears how many of the files that have to be imported are done. Raises CollectionError, UsageError.
+    """
+    options = stage.options
+    wanted = CollectOptions(
+        cwd=options.invocation.cwd,
+        directory=stage.scratch / "collection",
+        timeout_s=options.collect_timeout_s,
+        limit=options.cpu_units,
+        pytest_args=options.invocation.pytest_args,
+        needs=options.needs,
+        distrusted=stage.history.to_import(options.root),
+    )
+    make_spec = partial(_collection_spec, stage)
+    collected = await collect(options.paths, wanted, stage.supervisors, make_spec, on_progress)
+    sizes = {unit.path: collected.sizes_bytes.get(unit.path, 0) for unit in collected.units}
+    expected = stage.history.expectations(sizes)
+    jobs = [
+        Job(number, unit.need, expected[unit.path].seconds, expected[unit.path].spread)
+        for number, unit in enumerate(collected.units)
+        if unit.can_run
+    ]
+    table = new_table(stage)
+    return Planned(collected, table, packing.plan(jobs, table))
+
+
+def new_table(stage: Stage) -> LeaseTable:
+    """A table of this run's cards and CPU places, everything free."""
+    return LeaseTable(stage.cards.inventory, stage.options.cpu_units, stage.options.mix_models)
+
+
+def _collection_spec(stage: Stage, pytest_args: tuple[str, ...], directory: Path, timeout_s: float) -> AttemptSpec:
+    """A pytest process that only collects; its cards are the ones this process sees."""
+    options = stage.options
+    tmpdir = stage.scratch / "c"
+    tmpdir.mkdir(exist_ok=True)
+    marker = f"{stage.run_id}-c{directory.name}"
+    return AttemptSpec(
+        argv=(*pytest_command(options), *pytest_args),
+        cwd=str(options.invocation.cwd),
+        env=child_env(
+            options.invocation.environ,
+            gpus=None,
+            tmpdir=str(tmpdir),
+            marker=marker,
+            master_port=stage.ports.master_port(0),
+        ),
+        directory=str(directory),
+        marker=marker,
+        timeout_s=timeout_s,
+        startup_timeout_s=inf,
+        grace_s=options.grace_s,
+    )

@@ -1,0 +1,101 @@
+"""Attempts that are played, not run: the seam for tests of what stands above a supervisor.
+
+Time is a number of steps, each one turn of the event loop, so a test may have hundreds of attempts and wait for none.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.runner.attempt import AttemptEnd, AttemptSpec
+
+PASSING: tuple[dict[str, Any], ...] = (
+    {"k": "hello", "version": 1, "pid": 1},
+    {"k": "start", "id": "test_x.py::test_x", "timeout_s": None},
+    {"k": "end", "id": "test_x.py::test_x", "outcome": "passed", "duration_s": 0.5},
+    {"k": "finish", "exit": 0},
+)
+FAILING = (*PASSING[:2], {**PASSING[2], "outcome": "failed"}, {"k": "finish", "exit": 1})
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """What one attempt does."""
+
+    num_steps: int = 1
+    """Until it ends by itself."""
+    grace_steps: int = 0
+    """How long it goes on after it was told to end in order."""
+    report: tuple[dict[str, Any], ...] = PASSING
+    """Lines of its report, of which the last is written when it ends by itself."""
+    exit_code: int | None = 0
+    unkillable: tuple[str, ...] = ()
+    error: Exception | None = None
+    """Raised in place of an end."""
+    on_begin: Callable[[AttemptSpec], None] = lambda spec: None
+    """What its tests would do first."""
+
+
+class PlayedAttempts:
+    """Plays what `script` says of each attempt's number.
+
+    `log` tells what began and ended, in order; `specs` with what each was started, by its number.
+    """
+
+    def __init__(self, script: Callable[[int], Play]) -> None:
+        self._script = script
+        self._orders: dict[str, str] = {}
+        self.log: list[tuple[str, int]] = []
+        self.specs: dict[int, AttemptSpec] = {}
+
+    async def run(self, spec: AttemptSpec, on_terminating: Callable[[str], None] = lambda reason: None) -> AttemptEnd:
+        """Play one attempt, of the number at the end of its marker; `Play.on_begin` first."""
+        number = int(spec.marker.rpartition("-")[2])
+        play = self._script(number)
+        self.specs[number] = spec
+        self.log.append(("begins", number))
+        self._orders[spec.marker] = ""
+        play.on_begin(spec)
+        try:
+            return await self._play(play, spec, on_terminating)
+        finally:
+            self.log.append(("ends", number))
+            del self._orders[spec.marker]
+
+    async def _play(self, play: Play, spec: AttemptSpec, on_terminating: Callable[[str], None]) -> AttemptEnd:
+        _append(spec, play.report[:-1])
+        left, order = play.num_steps, ""
+        while left > 0 and self._orders[spec.marker] != "killed":
+            await asyncio.sleep(0)
+            left -= 1
+            if self._orders[spec.marker] == "cancelled" and not order:
+                order = "cancelled"
+                on_terminating(order)
+                left = min(left, play.grace_steps)
+        if play.error is not None:
+            raise play.error
+        order = self._orders[spec.marker] or order
+        if order:
+            return AttemptEnd(None, 9, order, (), play.unkillable, float(play.num_steps - left))
+        _append(spec, play.report[-1:])
+        return AttemptEnd(play.exit_code, None, "", (), play.unkillable, float(play.num_steps))
+
+    def cancel(self, marker: str) -> None:
+        """Have it end in order."""
+        if marker in self._orders:
+            self._orders[marker] = self._orders[marker] or "cancelled"
+
+    def kill(self, marker: str) -> None:
+        """Have it end at once."""
+        if marker in self._orders:
+            self._orders[marker] = "killed"
+
+
+def _append(spec: AttemptSpec, lines: tuple[dict[str, Any], ...]) -> None:
+    if not lines:
+        return
+    with open(Path(spec.directory, "report.jsonl"), "a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)

@@ -1,0 +1,115 @@
+"""What one run or plan stands on: the machine as it was read, and the things that must be given back in the end."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.clock import Clock
+from harness.errors import InventoryError
+from harness.machine.claims import Claims
+from harness.machine.daemon_thread import in_daemon_thread
+from harness.machine.gpus import NvmlMeter, read_inventory
+from harness.machine.inventory import Inventory
+from harness.machine.meter import MemoryMeter, NoMeter
+from harness.machine.ports import PortBlocks, read_ephemeral_range
+from harness.machine.scratch import make_scratch_root, remove_tree
+from harness.reporters.base import say
+from harness.runner.attempt import Supervisors, Tiers, probe_tiers
+from harness.runner.history import History
+from harness.runner.options import RunOptions
+from harness.runner.run_directory import HISTORY, HOME, new_run_id
+
+INVENTORY_S = 60.0
+"""Eight cards without persistence mode take up to half of that to wake."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cards:
+    """The cards of a run, and what reads them."""
+
+    inventory: Inventory
+    meter: MemoryMeter
+    """Never closed: a driver that hangs would hang in that too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Everything a run or plan needs of this machine."""
+
+    options: RunOptions
+    clock: Clock
+    run_id: str
+    scratch: Path
+    """Short and local; for TMPDIRs and what need not be kept."""
+    tiers: Tiers
+    cards: Cards
+    supervisors: Supervisors
+    ports: PortBlocks
+    history: History
+    notes: tuple[str, ...]
+    """What a person should know once about how the machine was read."""
+
+
+async def read_cards(options: RunOptions, claims: Claims) -> Cards:
+    """The cards that `options` ask for, each claimed; InventoryError where they cannot be had or read."""
+
+    def read() -> Cards:
+        inventory = read_inventory(options.gpus, options.invocation.environ, claims)
+        has_driver = inventory.gpus and not inventory.pretended
+        return Cards(inventory, NvmlMeter() if has_driver else NoMeter())
+
+    try:
+        return await in_daemon_thread(read, limit_s=INVENTORY_S)
+    except TimeoutError:
+        raise InventoryError(
+            f"--gpus {options.gpus}: the NVIDIA driver did not answer within {INVENTORY_S:g} s",
+            legal="cards whose driver answers",
+            remedy="see what dmesg says of the driver; --gpus none runs what needs no card",
+        ) from None
+
+
+@contextmanager
+def set_stage(options: RunOptions, clock: Clock, cards: Cards, claims: Claims, *, is_run: bool) -> Iterator[Stage]:
+    """Find the means and make the places; everything is given back in the end. A plan leaves nothing behind."""
+    with ExitStack() as stack:
+        tiers = probe_tiers(options.containment)
+        scratch, scratch_note = make_scratch_root(options.invocation.environ)
+        stack.callback(_clear_scratch, Path(scratch), keep_tmp=options.keep_tmp)
+        run_id = new_run_id(clock.wall())
+        path = options.root / HOME / HISTORY
+        has_history = not options.history_free and (is_run or path.exists())
+        history = stack.enter_context(History.open(path) if has_history else History())
+        yield Stage(
+            options=options,
+            clock=clock,
+            run_id=run_id,
+            scratch=Path(scratch),
+            tiers=tiers,
+            cards=cards,
+            supervisors=stack.enter_context(closing(Supervisors(tiers.chosen, run_id, _py_spy()))),
+            ports=PortBlocks(claims, read_ephemeral_range()),
+            history=history,
+            notes=tuple(note for note in (cards.inventory.note, scratch_note, *history.notes) if note),
+        )
+
+
+def _clear_scratch(scratch: Path, *, keep_tmp: bool) -> None:
+    """Remove the scratch root; with `keep_tmp` only what no failed unit left in it."""
+    kept = sorted(path for path in scratch.iterdir() if path.name.isdigit()) if keep_tmp and scratch.is_dir() else []
+    if not kept:
+        complaint = remove_tree(str(scratch))
+        if complaint:
+            say(complaint)
+        return
+    for path in scratch.iterdir():
+        if path not in kept:
+            remove_tree(str(path))
+
+
+def _py_spy() -> str:
+    """The py-spy of this environment, else one on the path; empty without any."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if beside.exists() else shutil.which("py-spy") or ""

@@ -1,0 +1,6 @@
+"""Hangs when it is imported."""
+
+import time
+
+while True:
+    time.sleep(1)

@@ -1,0 +1,5 @@
+"""Has no tests: NO_TESTS."""
+
+
+def helper() -> None:
+    pass

@@ -1,0 +1,133 @@
+"""The picture of a plan, whole against a golden, and its edges."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.reporters.chart import chart, plan_json
+from harness.runner.leases import LeaseTable
+from harness.runner.packing import Job, Plan, plan
+from harness.runner.units import Need
+from tests.runner.packing_cases import EIGHT, NEEDS, QUICK, inventory, jobs_of
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+ANSI = re.compile("\x1b\\[[0-9;]*m")
+UNITS = [
+    ("tests/rl/test_grpo_end_to_end.py", Need(gpus=8), 240.0),
+    ("tests/rl/test_ppo.py", Need(gpus=4), 300.0),
+    ("tests/rl/test_weight_sync.py", Need(gpus=2), 420.0),
+    ("tests/rl/test_rollout_server_with_a_long_name.py", Need(gpus=2), 100.0),
+    ("tests/sampler/test_paged_attention.py", Need(gpus=1), 900.0),
+    ("tests/sampler/test_sampling.py", Need(gpus=1), 60.0),
+    ("tests/sampler/test_stop.py", Need(gpus=1), 9.0),
+    ("tests/sampler/test_tiny.py", Need(gpus=1), 1.0),
+    ("tests/test_numa.py", Need(exclusive=True), 45.0),
+    ("tests/test_config.py", Need(), 30.0),
+    ("tests/test_metrics.py", Need(), 20.0),
+    ("tests/test_docs.py", Need(), 15.0),
+    ("tests/test_cluster.py", Need(gpus=16), 600.0),
+]
+PATHS = [path for path, _, _ in UNITS]
+
+
+def sample() -> Plan:
+    jobs = [Job(i, need, seconds) for i, (_, need, seconds) in enumerate(UNITS)]
+    return plan(jobs, LeaseTable(EIGHT, 2))
+
+
+def test_a_plan_looks_as_the_golden() -> None:
+    drawn = chart(sample(), PATHS, width=100)
+    assert drawn == (GOLDEN / "plan.txt").read_text("utf-8")
+
+
+def test_colour_adds_nothing_but_colour() -> None:
+    plain, coloured = (chart(sample(), PATHS, width=100, colour=colour) for colour in (False, True))
+    assert "\x1b" not in plain
+    assert plain != coloured
+    assert ANSI.sub("", coloured) == plain
+    assert all(line.count("\x1b[0m") == len(ANSI.findall(line)) / 2 for line in coloured.splitlines())
+
+
+def test_the_json_is_the_plan() -> None:
+    made = sample()
+    told = json.loads(json.dumps(plan_json(made, PATHS)))
+    assert told["makespan_s"] == made.makespan_s
+    assert (told["lower_bound_s"], told["lower_bound_term"]) == (made.bound.value_s, "beside")
+    assert told["bounding_unit"] == "tests/sampler/test_paged_attention.py"
+    assert told["lower_bound_exclusive_s"] == 45.0
+    assert sorted(told["order"]) == sorted(PATHS)
+    assert len(told["units"]) == len(UNITS) - 1
+    assert told["units"][0] == {
+        "path": "tests/test_numa.py",
+        "gpu_ids": [],
+        "start_s": 0.0,
+        "end_s": 45.0,
+        "exclusive": True,
+    }
+    assert told["never"] == [{"path": "tests/test_cluster.py", "reason": "needs 16 GPUs; this run has 8 x H200 143 GB"}]
+
+
+def test_a_plan_of_nothing_says_so() -> None:
+    assert chart(plan([], LeaseTable(EIGHT, 2)), []) == "nothing to run\n"
+    never = plan([Job(0, Need(gpus=16), 1.0)], LeaseTable(EIGHT, 2))
+    assert chart(never, ["tests/test_x.py"]).splitlines() == [
+        "nothing to run",
+        "cannot run   1 file",
+        "  tests/test_x.py: needs 16 GPUs; this run has 8 x H200 143 GB",
+    ]
+
+
+def test_units_that_cannot_run_are_counted_where_they_are_many() -> None:
+    never = plan([Job(i, Need(gpus=16), 1.0) for i in range(30)], LeaseTable(EIGHT, 2))
+    lines = chart(never, [f"tests/test_{i}.py" for i in range(30)]).splitlines()
+    assert len(lines) == 23
+    assert lines[-1] == "  and 10 more"
+
+
+def test_names_from_strangers_cannot_break_the_picture() -> None:
+    jobs = [Job(0, Need(gpus=8), 10.0)]
+    drawn = chart(plan(jobs, LeaseTable(EIGHT, 1)), ["tests/te\x1b[31mst\n_\u202e漢.py"], width=60)
+    assert "\x1b" not in drawn
+    rows = [line for line in drawn.splitlines() if line.startswith("gpu")]
+    assert {len(row) for row in rows} == {60}
+    assert all(row.isascii() for row in rows), "a character may be two columns wide"
+
+
+def test_every_card_has_a_row_and_no_machine_without_cards_has_any() -> None:
+    jobs = [Job(0, Need(), 10.0), Job(1, Need(), 5.0)]
+    with_cards = chart(plan(jobs, LeaseTable(inventory((3, "A", 8.0)), 2)), PATHS, width=60).splitlines()
+    assert [line[:5] for line in with_cards[:5]] == ["gpu 0", "gpu 1", "gpu 2", "cpu 0", "cpu 1"]
+    without = chart(plan(jobs, LeaseTable(inventory(), 2)), PATHS, width=60).splitlines()
+    assert [line[:5] for line in without[:2]] == ["cpu 0", "cpu 1"]
+    assert "leased" not in "".join(without)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "labels"),
+    [
+        (0.5, ["0 s", "0.1 s", "0.2 s", "0.3 s", "0.4 s"]),
+        (50.0, ["0 s", "10 s", "20 s", "30 s", "40 s"]),
+        (3600.0, ["0 min", "10 min", "20 min", "30 min", "40 min", "50 min", ""]),
+        (20_000.0, ["0 h", "1 h", "2 h", "3 h", "4 h", "5 h"]),
+        (10_000_000.0, ["0 h", "408 h"]),
+    ],
+)
+def test_the_axis_is_marked_at_round_times(seconds: float, labels: list[str]) -> None:
+    drawn = chart(plan([Job(0, Need(), seconds)], LeaseTable(inventory(), 1)), PATHS, width=78)
+    axis = drawn.splitlines()[1]
+    assert [label.strip() for label in axis.split("|")[1:]][: len(labels)] == labels
+
+
+@QUICK
+@given(jobs_of(NEEDS), st.integers(40, 200))
+def test_every_line_of_the_picture_fits(jobs: list[Job], width: int) -> None:
+    paths = [f"tests/test_{i}.py" for i in range(len(jobs))]
+    drawn = chart(plan(jobs, LeaseTable(EIGHT, 2), num_simulations=10), paths, width=width)
+    rows = [line for line in drawn.splitlines() if line.startswith(("gpu", "cpu"))]
+    assert {len(row) for row in rows} <= {width}
+    assert drawn.endswith("\n")
+    assert not any(line.endswith(" ") for line in drawn.splitlines())

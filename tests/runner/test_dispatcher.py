@@ -1,0 +1,287 @@
+"""Decisions of a run: who starts, who ends, and one outcome each whatever happens. Attempts are played."""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.machine.meter import FakeMeter
+from harness.runner import events
+from harness.runner.dispatcher import Dispatcher
+from harness.runner.played_attempts import FAILING, Play
+from harness.runner.units import Need, NeedSource, Outcome, Unit
+from tests.runner.played_run import GPU_0, GPU_1, PlayedRun, after, begun, told
+
+FOREVER = 10**6
+HELD = 5 * 10**9
+
+
+def cancel(dispatcher: Dispatcher) -> None:
+    dispatcher.request_cancel("SIGINT")
+
+
+def test_every_unit_is_run_and_every_lease_comes_back(tmp_path: Path) -> None:
+    run = PlayedRun(tmp_path, [0, 1, 2, 1, 0, 2]).run()
+    run.assert_sound()
+    assert run.outcomes == [Outcome.PASSED] * 6
+    kinds = [type(event).__name__ for event in run.kept.events if getattr(event, "path", "") == "test_1.py"]
+    assert kinds == ["AttemptStarted", "TestStarted", "TestFinished", "LeaseReturned"]
+    last = [event for event in run.kept.events if isinstance(event, events.UnitFinished)][-1]
+    assert run.kept.events[-1] is last
+
+
+def test_nothing_is_started_while_there_is_news_that_was_not_taken(tmp_path: Path) -> None:
+    broken = Unit("test_broken.py", Need(), NeedSource.AST, collect_error="E   SyntaxError: no")
+    run = PlayedRun(tmp_path, [broken, 0, 0], options={"maxfail": 1}).run()
+    run.assert_sound()
+    assert run.outcomes == [Outcome.COLLECT_ERROR, Outcome.NOT_RUN, Outcome.NOT_RUN]
+    assert run.results[0].reason == "E   SyntaxError: no"
+    assert run.attempts.log == []
+
+
+def test_a_file_that_hung_at_import_has_its_own_outcome(tmp_path: Path) -> None:
+    hung = Unit("test_hung.py", Need(), NeedSource.IMPORT, collect_timed_out=True)
+    run = PlayedRun(tmp_path, [hung]).run()
+    assert (run.outcomes, run.results[0].reason) == ([Outcome.COLLECT_TIMEOUT], "it hung at import")
+
+
+def test_maxfail_starts_no_further_unit_and_lets_what_runs_end(tmp_path: Path) -> None:
+    failing = Play(report=FAILING, exit_code=1)
+    run = PlayedRun(
+        tmp_path, [0, 0, 0, 0], {0: failing, 1: Play(num_steps=10_000)}, cpu_units=2, options={"maxfail": 1}
+    ).run()
+    run.assert_sound()
+    assert run.outcomes == [Outcome.FAILED, Outcome.PASSED, Outcome.NOT_RUN, Outcome.NOT_RUN]
+    assert run.results[2].reason == "--maxfail 1 was reached"
+    assert not run.state.interrupted
+
+
+def test_maxfail_counts_files_and_zero_is_no_limit(tmp_path: Path) -> None:
+    failing = Play(report=FAILING, exit_code=1)
+    plays = dict.fromkeys(range(5), failing)
+    two = PlayedRun(tmp_path / "two", [0] * 5, plays, cpu_units=1, options={"maxfail": 2}).run()
+    assert [outcome is Outcome.FAILED for outcome in two.outcomes] == [True, True, False, False, False]
+    none = PlayedRun(tmp_path / "none", [0] * 5, plays, cpu_units=1, options={"maxfail": 0}).run()
+    assert none.outcomes == [Outcome.FAILED] * 5
+
+
+def test_a_cancelled_run_keeps_what_ended_and_ends_what_runs(tmp_path: Path) -> None:
+    long = Play(num_steps=FOREVER, grace_steps=3)
+    run = PlayedRun(tmp_path, [0, 0, 0], {1: long}, cpu_units=1, acts=[(begun(1), cancel)]).run()
+    run.assert_sound()
+    assert run.outcomes == [Outcome.PASSED, Outcome.INTERRUPTED, Outcome.NOT_RUN]
+    assert run.state.interrupted
+    assert [event.reason for event in run.of(events.AttemptTerminating)] == ["cancelled"]
+    assert run.results[2].reason == "the run was cancelled by SIGINT"
+
+
+def test_a_second_request_kills(tmp_path: Path) -> None:
+    deaf = Play(num_steps=FOREVER, grace_steps=FOREVER)
+    run = PlayedRun(
+        tmp_path, [0, 1], {0: deaf, 1: deaf}, acts=[(begun(1), cancel), (told(events.AttemptTerminating), cancel)]
+    ).run()
+    run.assert_sound()
+    assert run.outcomes == [Outcome.INTERRUPTED] * 2
+    assert [event.kill for event in run.of(events.CancelRequested)] == [False, True]
+
+
+def test_a_request_after_maxfail_is_the_first(tmp_path: Path) -> None:
+    plays = {0: Play(report=FAILING, exit_code=1), 1: Play(num_steps=FOREVER)}
+    run = PlayedRun(
+        tmp_path, [0, 0, 0], plays, options={"maxfail": 1}, acts=[(told(events.CancelRequested), cancel)]
+    ).run()
+    run.assert_sound()
+    assert run.outcomes == [Outcome.FAILED, Outcome.INTERRUPTED, Outcome.NOT_RUN]
+    assert [event.kill for event in run.of(events.CancelRequested)] == [False, False]
+
+
+@pytest.mark.parametrize("turn", range(12))
+def test_a_cancel_reaches_a_unit_that_has_only_just_begun(tmp_path: Path, turn: int) -> None:
+    run = PlayedRun(tmp_path, [1], {0: Play(num_steps=FOREVER)}, acts=[(after(turn), cancel)]).run()
+    run.assert_sound()
+    assert run.outcomes[0] in (Outcome.INTERRUPTED, Outcome.NOT_RUN)
+
+
+def test_what_no_card_here_can_hold_is_not_run(tmp_path: Path) -> None:
+    run = PlayedRun(tmp_path, [3, 1], num_gpus=2).run()
+    run.assert_sound()
+    assert run.outcomes == [Outcome.NOT_RUN, Outcome.PASSED]
+    assert run.results[0].for_want_of_gpus
+    assert "3 GPUs" in run.results[0].reason
+
+
+def test_when_the_last_card_is_quarantined_those_who_wait_for_it_are_not_run(tmp_path: Path) -> None:
+    meter = FakeMeter({GPU_0: 0})
+
+    def leak(dispatcher: Dispatcher) -> None:
+        meter.used_bytes[GPU_0] = HELD
+
+    run = PlayedRun(
+        tmp_path, [1, 1, 0], {0: Play(num_steps=50)}, num_gpus=1, cpu_units=1, meter=meter, acts=[(begun(0), leak)]
+    ).run()
+    run.assert_sound()
+    assert run.outcomes == [Outcome.PASSED, Outcome.NOT_RUN, Outcome.PASSED]
+    assert run.results[1].for_want_of_gpus
+    assert "quarantine" in run.results[1].reason
+    (held,) = run.of(events.GpuQuarantined)
+    assert (held.gpu_id, held.path) == (GPU_0, "test_0.py")
+    assert "5.0 GB above its baseline" in held.reason
+
+
+def test_a_card_whose_driver_hangs_is_quarantined_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    meter = FakeMeter({GPU_0: 0, GPU_1: 0}, silent={GPU_1})
+    limits = {"poll_s": 0.0, "wait_s": 0.0, "answer_s": 0.05}
+    run = PlayedRun(tmp_path, [2, 1, 1, 2], meter=meter, card_limits=limits).run()
+    run.assert_sound()
+    assert run.outcomes == [Outcome.PASSED, Outcome.PASSED, Outcome.PASSED, Outcome.NOT_RUN]
+    (held,) = run.of(events.GpuQuarantined)
+    assert held.gpu_id == GPU_1
+    assert "did not answer within 0.05 s" in held.reason
+    assert run.of(events.LeaseReturned)[0].gpu_ids == (GPU_0,)
+
+
+def test_an_unkillable_process_keeps_its_cards(tmp_path: Path) -> None:
+    run = PlayedRun(tmp_path, [2, 1], {0: Play(unkillable=("7 D python",))}).run()
+    run.assert_sound()
+    assert run.outcomes == [Outcome.UNKILLABLE, Outcome.NOT_RUN]
+    assert {event.gpu_id for event in run.of(events.GpuQuarantined)} == {GPU_0, GPU_1}
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("ours")])
+def test_an_attempt_that_could_not_be_started_has_an_outcome(tmp_path: Path, error: Exception) -> None:
+    run = PlayedRun(tmp_path, [1, 0, 1], {0: Play(num_steps=0, error=error)}, num_gpus=1, cpu_units=1)
+    if isinstance(error, OSError):
+        run.run().assert_sound()
+        assert run.outcomes == [Outcome.SUPERVISOR_LOST, Outcome.PASSED, Outcome.PASSED]
+        assert "could not be started: [Errno 28] No space left" in run.results[0].reason
+        assert run.table.quarantined_gpus == ()
+    else:
+        with pytest.raises(ValueError, match="ours"):
+            run.run()
+
+
+def test_a_bug_in_a_units_task_ends_the_run_and_loses_no_other_result(tmp_path: Path) -> None:
+    plays = {1: Play(num_steps=50, error=RuntimeError("ours")), 2: Play(num_steps=FOREVER)}
+    run = PlayedRun(tmp_path, [0, 1, 1, 1, 0], plays, cpu_units=1)
+    with pytest.raises(RuntimeError, match="ours"):
+        run.run()
+    run.state.check_sum()
+    assert run.outcomes[:4] == [Outcome.PASSED, Outcome.SUPERVISOR_LOST, Outcome.INTERRUPTED, Outcome.NOT_RUN]
+    assert run.results[1].reason == "rlharness itself failed: RuntimeError: ours"
+    assert "RuntimeError: ours" in run.results[3].reason
+    assert run.tasks_left == []
+    assert [event.gpu_id for event in run.of(events.GpuQuarantined)] == [GPU_0], "nobody had looked at it"
+    assert not run.state.interrupted
+
+
+def test_a_bug_in_the_loop_itself_ends_every_attempt_and_settles_every_unit(tmp_path: Path) -> None:
+    def post_nonsense(dispatcher: Dispatcher) -> None:
+        dispatcher.post(events.LeaseReturned(0.0, "test_9.py", ("ID-9",)))
+
+    plays = dict.fromkeys(range(2), Play(num_steps=FOREVER))
+    run = PlayedRun(tmp_path, [0, 0, 0], plays, cpu_units=2, acts=[(begun(1), post_nonsense)])
+    with pytest.raises(AssertionError, match="gave ID-9 back"):
+        run.run()
+    run.state.check_sum()
+    assert run.outcomes == [Outcome.INTERRUPTED, Outcome.INTERRUPTED, Outcome.NOT_RUN]
+    assert [end for end in run.attempts.log if end[0] == "ends"] == [("ends", 0), ("ends", 1)]
+    assert run.tasks_left == []
+
+
+def test_a_dump_is_an_event(tmp_path: Path) -> None:
+    run = PlayedRun(tmp_path, [0], {0: Play(num_steps=100)}, acts=[(begun(0), Dispatcher.request_dump)]).run()
+    assert len(run.of(events.DumpRequested)) == 1
+
+
+def test_an_exclusive_unit_runs_alone(tmp_path: Path) -> None:
+    run = PlayedRun(tmp_path, [0, Need(exclusive=True), 1], dict.fromkeys(range(3), Play(num_steps=50))).run()
+    run.assert_sound()
+    log = run.attempts.log
+    at = log.index(("begins", 1))
+    assert log[at + 1] == ("ends", 1)
+    assert sorted(log[:at]) in ([], sorted([(word, n) for word in ("begins", "ends") for n in (0, 2)]))
+
+
+def leases_at_most(run: PlayedRun) -> int:
+    """The most cards that were out at once, by the record."""
+    out: dict[str, str] = {}
+    most = 0
+    for event in run.kept.events:
+        if isinstance(event, events.AttemptStarted):
+            assert not out.keys() & set(event.gpu_ids), "a card was leased twice"
+            out |= dict.fromkeys(event.gpu_ids, event.path)
+        elif isinstance(event, events.LeaseReturned):
+            for gpu_id in event.gpu_ids:
+                assert out.pop(gpu_id) == event.path
+        elif isinstance(event, events.GpuQuarantined):
+            del out[event.gpu_id]
+        most = max(most, len(out))
+    return most
+
+
+plays = st.builds(
+    Play,
+    num_steps=st.integers(0, 60),
+    grace_steps=st.integers(0, 30),
+    unkillable=st.sampled_from([(), (), (), ("7 D python",)]),
+    error=st.sampled_from([None, None, None, OSError("no")]),
+)
+needs = st.one_of(st.integers(0, 4), st.builds(Need, gpus=st.integers(0, 2), exclusive=st.just(True)))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a random run has, beside its units."""
+
+    num_gpus: int
+    cpu_units: int
+    maxfail: int
+    held: frozenset[int]
+    """Cards whose memory does not come back."""
+
+
+machines = st.builds(Machine, st.integers(0, 3), st.integers(1, 3), st.integers(0, 3), st.frozensets(st.integers(0, 2)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    units=st.lists(st.tuples(needs, plays), min_size=1, max_size=7),
+    machine=machines,
+    cancels=st.lists(st.integers(0, 250), max_size=3),
+)
+def test_whatever_happens_each_unit_has_one_outcome_and_no_card_is_leased_twice(
+    units: list[tuple[int | Need, Play]], machine: Machine, cancels: list[int]
+) -> None:
+    num_gpus, maxfail = machine.num_gpus, machine.maxfail
+    meter = FakeMeter({f"ID-{index}": 0 for index in range(num_gpus)})
+
+    def leak(dispatcher: Dispatcher) -> None:
+        meter.used_bytes.update({f"ID-{index}": HELD for index in machine.held if index < num_gpus})
+
+    acts = sorted([(100, leak), *((turn, cancel) for turn in cancels)], key=lambda act: act[0])
+    with tempfile.TemporaryDirectory() as directory:
+        run = PlayedRun(
+            Path(directory),
+            [need for need, _ in units],
+            {number: play for number, (_, play) in enumerate(units)},
+            num_gpus=num_gpus,
+            cpu_units=machine.cpu_units,
+            meter=meter,
+            acts=[(after(turn), act) for turn, act in acts],
+            options={"maxfail": maxfail},
+        ).run()
+        run.assert_sound()
+    assert leases_at_most(run) <= num_gpus
+    begun = [number for word, number in run.attempts.log if word == "begins"]
+    assert len(begun) == len(set(begun))
+    for number, result in run.results.items():
+        if result.outcome is Outcome.NOT_RUN:
+            assert number not in begun
+        if result.outcome is Outcome.PASSED:
+            assert run.attempts.log.count(("ends", number)) == 1
+    if not cancels and not maxfail:
+        wanting = [result for result in run.results.values() if result.outcome is Outcome.NOT_RUN]
+        assert all(result.for_want_of_gpus for result in wanting)
