@@ -107,7 +107,7 @@ def main_run(tmp_path_factory: pytest.TempPathFactory, tmpdir_root: Path) -> Ite
     """All that need nothing of the machine."""
     limits = ("--timeout", str(TIMEOUT_S), "--collect-timeout", str(COLLECT_TIMEOUT_S), "--grace", str(GRACE_S))
     directory = tmp_path_factory.mktemp("main")
-    run = start(directory, tmpdir_root, EXPECTED, "--gpus", "sim:2", "--cpu-units", "6", *limits)
+    run = start(directory, tmpdir_root, EXPECTED, "--gpus", "sim:2", "--cpu-units", "10", *limits)
     yield run
     run.process.kill()
     run.process.wait()

@@ -109,7 +109,7 @@ def _of_test(
         verdicts.add(True)
     if True in verdicts:
         sure = test.certain and False not in verdicts
-        for param in test.params if test.own is None else NO_PARAMS:
+        for param in test.params:
             yield from _given(test.own or param or enclosing, sure)
 
 

@@ -4,7 +4,7 @@
 
 Each trial starts `rlharness run` on files that sleep, fork, leave daemons behind and ignore signals, waits for a
 random moment from the first import to past the end, and sends one of: SIGINT, SIGINT twice, SIGTERM, SIGHUP, SIGKILL to
-the runner, SIGKILL to a supervisor. Exit status 0 when every trial held.
+the runner, SIGKILL to a supervisor or to what forks them. Exit status 0 when every trial held.
 """
 
 import argparse
@@ -77,7 +77,9 @@ def belongs(pid: int, token: str) -> bool:
         if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
             return False
         needle = token.encode()
-        return needle in Path(f"/proc/{pid}/environ").read_bytes() or needle in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return (
+            needle in Path(f"/proc/{pid}/environ").read_bytes() or needle in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
     return False
 
 
@@ -87,7 +89,7 @@ def living(token: str) -> list[int]:
 
 
 def supervisors_of(pid: int) -> list[int]:
-    """Direct children of the runner."""
+    """Direct children of the runner: supervisors, and the process they are forked from."""
     found = []
     for name in os.listdir("/proc"):
         with contextlib.suppress(OSError):
@@ -180,7 +182,9 @@ def main() -> int:
     kinds = collections.Counter(t.kind for t in trials)
     codes = collections.Counter(t.exit_code for t in trials)
     today = datetime.datetime.now(datetime.UTC).date()
-    print(f"{today}, Python {platform.python_version()}, {platform.system()} {platform.release()}, {os.cpu_count()} cores")
+    print(
+        f"{today}, Python {platform.python_version()}, {platform.system()} {platform.release()}, {os.cpu_count()} cores"
+    )
     print(f"containment {arguments.containment}, seed {arguments.seed}, {time.monotonic() - began:.0f} s")
     print("sent: " + ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())))
     print("exit codes: " + ", ".join(f"{code}: {count}" for code, count in sorted(codes.items())))

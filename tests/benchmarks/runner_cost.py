@@ -4,13 +4,13 @@
     python tests/benchmarks/runner_cost.py --units 200 --tier pidns
 
 The real runner runs a suite of small files in which a stand-in takes the place of pytest (stand_in/pytest.py): it
-says how much processor time it has used, and that is taken off. All the rest is the runner's: its own process, every
-supervisor from its fork to its last page, and what the kernel does for them. What is charged to the stand-in and should
-not be is the supervisor's part between the fork and the exec of the leader, a few tenths of a millisecond.
+says how much processor time it has used, and that is taken off. All the rest is the runner's: its own process, the
+fork server, every supervisor from its fork to its last page, and what the kernel does for them. What is charged to the
+stand-in and should not be is the supervisor's part between the fork and the exec of the leader, about a millisecond.
 
 Peers in the same run: `subprocess.run` per file with the same stand-in and the same accounting; and the controller of
-`pytest -n 2` with real pytest, where pytest-xdist is installed. Last, a few of the files are run by real pytest, bare
-and under the runner, whole process trees compared: a check from outside on the accounting above.
+`pytest -n 2` with real pytest, where pytest-xdist is installed. Last, some of the files are run by real pytest, one
+after another, bare and under the runner, and whole process trees compared: a check on the accounting from outside.
 """
 
 import argparse
@@ -36,8 +36,9 @@ ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = Path(__file__).with_name("stand_in")
 SAMPLE_S = 0.5
 NUM_GPUS = 8
+NUM_WIDTHS = 3
 SUPERVISOR = "harness.runner.supervisor"
-"""Text in the arguments of every supervisor."""
+"""Text in the arguments of the fork server, and so of every supervisor."""
 
 # Runs a module as `python -m` would, then writes what its process has used.
 MEASURED = """
@@ -72,11 +73,12 @@ class Used:
 
 @dataclass(slots=True)
 class Supervisors:
-    """What a sampler saw of the runner's supervisors."""
+    """What a sampler saw of the runner's supervisors and their fork server."""
 
     peak_pss_bytes: int = 0
     """The most that all of them held at once, shared pages divided among their sharers."""
     num_at_peak: int = 0
+    """Processes there were then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +117,13 @@ class Suite:
 
 
 def write_suite(directory: Path, num_units: int, num_tests: int, leader_s: float) -> Suite:
-    """Small files in rooms of a hundred: a third of them needs no card, a third one, a third two."""
+    """Small files in rooms of a hundred: every third needs no card, the next one, the next two."""
     tests = "".join(f"def test_{number}():\n    pass\n\n\n" for number in range(num_tests))
     for number in range(num_units):
         room = directory / f"tests/room_{number // 100:02}"
         room.mkdir(parents=True, exist_ok=True)
-        mark = f"import pytest\n\npytestmark = pytest.mark.gpus({number % 3})\n\n\n" if number % 3 else ""
+        gpus = number % NUM_WIDTHS
+        mark = f"import pytest\n\npytestmark = pytest.mark.gpus({gpus})\n\n\n" if gpus else ""
         (room / f"test_file_{number:04}.py").write_text(mark + tests, "utf-8")
     (directory / "pyproject.toml").write_text(
         "[tool.pytest.ini_options]\naddopts = ['--import-mode=importlib']\nmarkers = ['gpus']\n", "utf-8"
@@ -196,7 +199,11 @@ def bare(suite: Suite, environment: Mapping[str, str], files: list[Path]) -> Use
         report = f"--rlharness-report={suite.directory / 'bare.jsonl'}"
         command = [sys.executable, "-m", "pytest", "-p", "harness.plugin", report, str(file)]
         subprocess.run(
-            command, cwd=suite.directory, env={**environment, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, check=True
+            command,
+            cwd=suite.directory,
+            env={**environment, "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            check=True,
         )
     wall_s = time.monotonic() - start_s
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -233,7 +240,7 @@ def figures(suite: Suite, args: argparse.Namespace) -> Iterator[str]:
     peak_mb, pss_mb = runner.peak_bytes / 1e6, supervisors.peak_pss_bytes / 1e6
     yield (
         f"memory: {peak_mb + pss_mb:.1f} MB (runner's peak {peak_mb:.1f} MB,"
-        f" {supervisors.num_at_peak} supervisors at once {pss_mb:.1f} MB)"
+        f" fork server and supervisors, {supervisors.num_at_peak} processes at once, {pss_mb:.1f} MB)"
     )
     files = sorted(suite.directory.glob("tests/*/*.py"))
     peer = bare(suite, environment, files[: args.peer_units])
@@ -243,7 +250,7 @@ def figures(suite: Suite, args: argparse.Namespace) -> Iterator[str]:
         f" the runner's cost is {(own_ms + supervisors_ms) / peer_ms:.1f} times that"
     )
     yield xdist_line(suite, own_ms)
-    yield real_line(suite, args, files[: args.real_units])
+    yield real_line(suite, files[::NUM_WIDTHS][: args.real_units])
 
 
 def xdist_line(suite: Suite, own_ms: float) -> str:
@@ -261,19 +268,19 @@ def xdist_line(suite: Suite, own_ms: float) -> str:
     )
 
 
-def real_line(suite: Suite, args: argparse.Namespace, files: list[Path]) -> str:
+def real_line(suite: Suite, files: list[Path]) -> str:
     """Whole process trees with real pytest: what the runner adds, by subtraction."""
     environment = suite.environment(stand_in=False)
     alone = bare(suite, environment, files)
     names = [str(file) for file in files]
-    under, _ = measured(
-        suite, "harness", *run_options(args, suite.directory / "real.xml"), *names, environment=environment
-    )
+    options = ["run", "--gpus", "none", "--cpu-units", "1", "--plain"]
+    under, _ = measured(suite, "harness", *options, *names, environment=environment)
     alone_ms = 1e3 * (alone.own_s + alone.children_s) / len(files)
     under_ms = 1e3 * (under.own_s + under.children_s) / len(files)
     return (
         f"real pytest, {len(files)} files, whole trees: {alone_ms:.0f} ms per file bare, {under_ms:.0f} ms under the"
-        f" runner, its start and collection included: {under_ms - alone_ms:+.0f} ms"
+        f" runner; of the {under_ms - alone_ms:.0f} ms between, its start and its collection take a share that falls"
+        " with the number of files"
     )
 
 

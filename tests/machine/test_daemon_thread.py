@@ -33,32 +33,42 @@ def test_what_it_raises_comes_back(error: BaseException) -> None:
     assert asyncio.run(ask()) is error
 
 
+class Hanging:
+    """A call that ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+
+    def __call__(self) -> None:
+        self.thread = threading.current_thread()
+        self.release.wait()
+
+
 def test_nobody_waits_longer_than_the_limit_and_a_late_answer_harms_nobody() -> None:
-    release = threading.Event()
+    call = Hanging()
 
     async def ask() -> None:
         with pytest.raises(TimeoutError):
-            await in_daemon_thread(release.wait, limit_s=0.05)
-        release.set()  # the answer now comes for a question nobody asks any more
-        while any(thread.name == "a call that may hang" for thread in threading.enumerate()):
-            await asyncio.sleep(0)
+            await in_daemon_thread(call, limit_s=0.05)
+        call.release.set()  # the answer now comes for a question nobody asks any more
+        call.thread.join(5)
+        await asyncio.sleep(0)
         await asyncio.sleep(0)
 
     asyncio.run(ask())
 
 
 def test_an_answer_after_the_loop_has_closed_harms_nobody() -> None:
-    release = threading.Event()
+    call = Hanging()
 
     async def ask() -> None:
         with pytest.raises(TimeoutError):
-            await in_daemon_thread(release.wait, limit_s=0.01)
+            await in_daemon_thread(call, limit_s=0.01)
 
     asyncio.run(ask())
-    release.set()
-    for thread in threading.enumerate():
-        if thread.name == "a call that may hang":
-            thread.join(5)
+    call.release.set()
+    call.thread.join(5)
+    assert not call.thread.is_alive()
 
 
 HANGS = """

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
@@ -19,6 +20,7 @@ from harness.runner.supervisor.containment import TIERS, cgroup_home
 from harness.runner.supervisor.process_tree import Process
 
 INTERPRETER = (sys.executable, "-I", "-S", "-c")
+GIVE_UP_ROOT = "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)"
 EVENTUALLY_S = 10.0
 EVENTUALLY_ROUND_S = 0.01
 
@@ -43,6 +45,14 @@ def tier(request: pytest.FixtureRequest, refusals: dict[str, str]) -> str:
     if refusals[name]:
         pytest.skip(refusals[name])
     return name
+
+
+@pytest.fixture(scope="session")
+def give_up_root() -> str:
+    """Python code after which a process is nobody's in particular."""
+    if subprocess.run([*INTERPRETER, GIVE_UP_ROOT], check=False, capture_output=True).returncode != 0:
+        pytest.skip("only root can become another user")
+    return GIVE_UP_ROOT
 
 
 @pytest.fixture(scope="module")

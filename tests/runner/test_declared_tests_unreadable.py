@@ -59,6 +59,27 @@ UNREADABLE = {
             def test_b(): pass
         """,
     ),
+    "marked test replaced under a condition": (
+        "test_a is bound more than once, or under a condition",
+        """
+        import os, pytest
+        @pytest.mark.gpus(8)
+        def test_a(): pass
+        if "SMALL" in os.environ:
+            def test_a(): pass
+        """,
+    ),
+    "alias replaced under a condition": (
+        "big is bound more than once, or under a condition",
+        """
+        import os, pytest
+        big = pytest.mark.gpus(8)
+        if "SMALL" in os.environ:
+            big = pytest.mark.slow
+        @big
+        def test_a(): pass
+        """,
+    ),
     "imported test of a marked module": (
         "only importing it shows which",
         """

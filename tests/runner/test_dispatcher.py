@@ -45,7 +45,10 @@ def test_nothing_is_started_while_there_is_news_that_was_not_taken(tmp_path: Pat
 def test_a_file_that_hung_at_import_has_its_own_outcome(tmp_path: Path) -> None:
     hung = Unit("test_hung.py", Need(), NeedSource.IMPORT, collect_timed_out=True)
     run = PlayedRun(tmp_path, [hung]).run()
-    assert (run.outcomes, run.results[0].reason) == ([Outcome.COLLECT_TIMEOUT], "it hung at import")
+    assert (run.outcomes, run.results[0].reason) == (
+        [Outcome.COLLECT_TIMEOUT],
+        "the file was still being imported when its limit passed",
+    )
 
 
 def test_maxfail_starts_no_further_unit_and_lets_what_runs_end(tmp_path: Path) -> None:

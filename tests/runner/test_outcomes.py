@@ -131,7 +131,12 @@ def said(
         (ended(signal=11), said(None, running="a::x"), Outcome.CRASHED, "SIGSEGV while a::x ran"),
         (ended(signal=9), said(0), Outcome.CRASHED, "SIGKILL after pytest had finished"),
         (ended(signal=40), said(None), Outcome.CRASHED, "signal 40"),
-        (ended(2, reason="timeout"), said(2, "a::x"), Outcome.TIMED_OUT, "the file ran longer than 60 s while a::x ran"),
+        (
+            ended(2, reason="timeout"),
+            said(2, "a::x"),
+            Outcome.TIMED_OUT,
+            "the file ran longer than 60 s while a::x ran",
+        ),
         (ended(2, reason="timeout"), said(2), Outcome.TIMED_OUT, "the file ran longer than 60 s"),
         (ended(2, reason="test_timeout"), said(None, "a::x"), Outcome.TIMED_OUT, "a::x ran longer than its own limit"),
         (

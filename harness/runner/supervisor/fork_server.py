@@ -8,6 +8,7 @@ So whoever was forked is the runner's own child and needs this process no more. 
 end of the socket closes, it ends.
 """
 
+import contextlib
 import errno
 import gc
 import os
@@ -45,9 +46,13 @@ def start_python(*arguments: str, stdin: int, stdout: int, stderr: int | None = 
 
 
 class ForkServer:
-    """The runner's side. The runner must be a subreaper already."""
+    """The runner's side. The runner must be a subreaper already.
 
-    def __init__(self) -> None:
+    One that gives no answer for `answer_s` seconds counts as lost.
+    """
+
+    def __init__(self, answer_s: float = ANSWER_S) -> None:
+        self._answer_s = answer_s
         self._start()
 
     @property
@@ -71,7 +76,7 @@ class ForkServer:
         """End the fork server; supervisors stay."""
         self._socket.close()
         try:
-            self._process.wait(ANSWER_S)
+            self._process.wait(self._answer_s)
         except subprocess.TimeoutExpired:  # it was stopped
             self._process.kill()
             self._process.wait()
@@ -80,7 +85,7 @@ class ForkServer:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
             self._process = start_python(stdin=its.fileno(), stdout=subprocess.DEVNULL)
-        ours.settimeout(ANSWER_S)
+        ours.settimeout(self._answer_s)
         self._socket = ours
 
     def _fork(self, stderr: int) -> Forked:
@@ -104,13 +109,14 @@ class ForkServer:
 
 
 def serve(supervise: Callable[[], None]) -> None:
-    """The life of the fork server, whose socket is its stdin: fork children that call `supervise`, till the runner goes.
+    """The life of the fork server, whose socket is its stdin: until the runner goes, fork children to call `supervise`.
 
     It answers with the child's number, or with an error's number below zero.
     """
     gc.collect()
     gc.freeze()  # a collection in a supervisor would touch, and so copy, the pages that all of them share
-    with socket.socket(fileno=0) as server:
+    # A runner that is killed between its question and the answer closes the socket as well.
+    with socket.socket(fileno=0) as server, contextlib.suppress(ConnectionError):
         while True:
             request, files, _, _ = socket.recv_fds(server, 1, NUM_FILES)
             if not request:
@@ -125,7 +131,7 @@ def serve(supervise: Callable[[], None]) -> None:
 
 
 def _fork_orphan(files: list[int], supervise: Callable[[], None]) -> int:
-    """Fork a supervisor by way of a go-between; by the time its number is returned it is the runner's child."""
+    """Fork a supervisor by way of a go-between; its number, once it is the runner's child and has its own files."""
     if len(files) < NUM_FILES:
         raise OSError(errno.EMFILE, "the kernel leaves out what a process has no room for")
     number_read, number_write = os.pipe()
@@ -134,28 +140,27 @@ def _fork_orphan(files: list[int], supervise: Callable[[], None]) -> int:
         if go_between == 0:
             _be_go_between(files, supervise, answer.fileno())
         os.waitpid(go_between, 0)
-        answer.close()  # if nobody has written, this reads as the end
+        answer.close()  # so that the other end reads as closed if they die without a word
         return int(number.read(64) or -errno.EAGAIN)
 
 
 def _be_go_between(files: list[int], supervise: Callable[[], None], answer: int) -> NoReturn:
     try:
-        pid = os.fork()
+        if os.fork() == 0:
+            _be_supervisor(files, supervise, answer)
     except OSError as error:
-        pid = -(error.errno or errno.EAGAIN)
-    if pid == 0:
-        _be_supervisor(files, supervise)
-    os.write(answer, b"%d" % pid)
+        os.write(answer, b"%d" % -(error.errno or errno.EAGAIN))
     os._exit(0)
 
 
-def _be_supervisor(files: list[int], supervise: Callable[[], None]) -> NoReturn:
+def _be_supervisor(files: list[int], supervise: Callable[[], None], answer: int) -> NoReturn:
     """A session and files of its own, then its work; then an end without the interpreter's, which takes 5 ms."""
     status = 1
     try:
         os.setsid()
         for fd, file in enumerate(files):
             os.dup2(file, fd)
+        os.write(answer, b"%d" % os.getpid())
         os.closerange(NUM_FILES, LAST_FD)
         supervise()
         status = 0

@@ -1,0 +1,125 @@
+"""Signals before, while and after something is awaited, and those that were ignored all along."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.runner.interruption import CANCEL_SIGNALS, Interruption
+
+ROOT = Path(__file__).parents[2]
+
+
+def deliver(signum: int) -> None:
+    os.kill(os.getpid(), signum)
+
+
+@pytest.mark.parametrize("signum", CANCEL_SIGNALS)
+def test_what_is_awaited_is_cancelled(signum: signal.Signals) -> None:
+    async def scenario() -> str:
+        with Interruption() as interruption:
+            asyncio.get_running_loop().call_soon(deliver, signum)
+            assert await interruption.unless_interrupted(asyncio.sleep(60, "slept")) is None
+            return interruption.by
+
+    assert asyncio.run(scenario()) == signum.name
+
+
+def test_without_a_signal_the_result_comes_back() -> None:
+    async def scenario() -> tuple[str | None, str]:
+        with Interruption() as interruption:
+            return await interruption.unless_interrupted(asyncio.sleep(0, "slept")), interruption.by
+
+    assert asyncio.run(scenario()) == ("slept", "")
+
+
+def test_a_signal_that_came_before_or_with_the_result_counts() -> None:
+    async def scenario() -> list[object]:
+        with Interruption() as interruption:
+            deliver(signal.SIGTERM)
+            early = await interruption.unless_interrupted(asyncio.sleep(0, "slept"))
+
+            async def and_then_a_signal() -> str:
+                interruption.on_signal(signal.SIGINT)
+                return "done all the same"
+
+            late = await interruption.unless_interrupted(and_then_a_signal())
+            return [early, late, interruption.by]
+
+    assert asyncio.run(scenario()) == [None, None, "SIGTERM"]
+
+
+def test_an_error_of_the_work_is_raised_and_a_cancellation_by_others_goes_through() -> None:
+    async def fail() -> None:
+        raise ValueError("no")
+
+    async def scenario() -> None:
+        with Interruption() as interruption:
+            with pytest.raises(ValueError, match="no"):
+                await interruption.unless_interrupted(fail())
+            waiting = asyncio.create_task(interruption.unless_interrupted(asyncio.sleep(60)))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+    asyncio.run(scenario())
+
+
+def test_whoever_listens_decides() -> None:
+    heard: list[str] = []
+
+    async def scenario() -> None:
+        with Interruption() as interruption:
+            interruption.on_cancel = heard.append
+            interruption.on_dump = lambda: heard.append("dump")
+            for signum in (signal.SIGUSR1, signal.SIGINT, signal.SIGINT, signal.SIGHUP):
+                deliver(signum)
+                before = len(heard)
+                while len(heard) == before:
+                    await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    assert heard == ["dump", "SIGINT", "SIGINT", "SIGHUP"]
+
+
+def handlers() -> list[object]:
+    return [signal.getsignal(signum) for signum in (*CANCEL_SIGNALS, signal.SIGUSR1)]
+
+
+def test_handlers_are_given_back() -> None:
+    async def scenario() -> None:
+        with Interruption():
+            pass
+
+    before = handlers()
+    asyncio.run(scenario())
+    assert handlers() == before
+
+
+IGNORES = """
+import asyncio, os, signal, sys
+from harness.runner.interruption import Interruption
+async def main():
+    with Interruption() as interruption:
+        os.kill(os.getpid(), signal.SIGHUP)
+        print(await interruption.unless_interrupted(asyncio.sleep(0.05, "slept on")), repr(interruption.by))
+asyncio.run(main())
+"""
+
+
+def ignore_sighup() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize(("prepare", "said"), [(ignore_sighup, "slept on ''\n"), (None, "None 'SIGHUP'\n")])
+def test_a_signal_that_was_ignored_stays_ignored(prepare: Callable[[], None] | None, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IGNORES], cwd=ROOT, capture_output=True, text=True, check=True, preexec_fn=prepare
+    )
+    assert done.stdout == said

@@ -1,0 +1,271 @@
+"""Whole runs: what a mixed suite ends as, what is recorded and reported of it, and every exit code."""
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.exit_codes import ExitCode
+from scenarios.nvml_stub.build import Card, build, compiler, machine_of, stub_env
+from tests.runner.whole_run import QUICK, Done, run, write_suite
+
+LOOK = """
+import json, os, pytest
+{mark}
+def test_look(tmp_path):
+    names = ("CUDA_VISIBLE_DEVICES", "TMPDIR", "MASTER_PORT", "RLHARNESS_ATTEMPT", "RAY_ADDRESS", "RAY_TMPDIR", "MINE")
+    seen = {{name: os.environ.get(name) for name in names}} | {{"tmp_path": str(tmp_path), "cwd": os.getcwd()}}
+    open("seen_{name}.json", "w").write(json.dumps(seen))
+    waits = {{"seen_a.json", "seen_b.json"}}
+    while {meets} and not waits <= set(os.listdir()):
+        pass
+"""
+GPU = "pytestmark = pytest.mark.gpus({})"
+MIXED = {
+    "test_a.py": LOOK.format(mark=GPU.format(1), name="a", meets=True),
+    "test_b.py": LOOK.format(mark=GPU.format(1), name="b", meets=True),
+    "test_cpu.py": LOOK.format(mark="", name="cpu", meets=False),
+    "test_fail.py": """
+import os
+def test_good(): pass
+def test_bad():
+    logs = os.path.join(os.environ["TMPDIR"], "ray", "session_1", "logs")
+    os.makedirs(logs)
+    open(os.path.join(logs, "raylet.out"), "w").write("fell over")
+    assert 1 == 2, "the reason"
+""",
+    "test_skipped.py": "import pytest\n@pytest.mark.skip(reason='needs the moon')\ndef test_no(): pass\n",
+    "test_secret_need.py": "import pytest\nglobals()['pytest' + 'mark'] = getattr(pytest.mark, 'gp' + 'us')(1)\n"
+    + QUICK,
+    "test_wide.py": "import pytest\n@pytest.mark.gpus(9)\n" + QUICK,
+    "test_import_error.py": "import no_such_module\n" + QUICK,
+    "test_no_tests.py": "def helper(): pass\n",
+    "test_crash.py": "import os, signal\ndef test_die(): os.kill(os.getpid(), signal.SIGSEGV)\n",
+    "test_exits.py": "import os\ndef test_leave(): os._exit(0)\n",
+}
+OUTCOMES = {
+    "test_a.py": "passed",
+    "test_b.py": "passed",
+    "test_cpu.py": "passed",
+    "test_fail.py": "failed",
+    "test_skipped.py": "passed",
+    "test_secret_need.py": "passed",
+    "test_wide.py": "not_run",
+    "test_import_error.py": "collect_error",
+    "test_no_tests.py": "no_tests",
+    "test_crash.py": "crashed",
+    "test_exits.py": "exited_early",
+}
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """One run of files that end in every way, with every report."""
+    directory = write_suite(tmp_path_factory.mktemp("mixed"), MIXED)
+    reports = ("--json", "--junit", "out/junit.xml", "--events", "out/events.jsonl")
+    env = {"RAY_ADDRESS": "auto", "RAY_TMPDIR": "/x", "MINE": "kept"}
+    return run(directory, "run", "--gpus", "sim:4", "--cpu-units", "3", *reports, env=env)
+
+
+def seen(done: Done, name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((done.directory / f"seen_{name}.json").read_text())
+    return content
+
+
+def test_every_unit_ends_as_it_must_and_the_record_is_whole(mixed: Done) -> None:
+    assert mixed.outcomes == OUTCOMES
+    mixed.assert_sound()
+    assert mixed.code == ExitCode.TESTS_FAILED
+    assert (mixed.directory / "out" / "events.jsonl").read_bytes() == (mixed.record / "events.jsonl").read_bytes()
+
+
+def of_unit(done: Done, path: str) -> list[str]:
+    """Names of the events about one unit, in order."""
+    return [e["event"] for e in done.events if path in (e.get("path"), e.get("result", {}).get("unit", {}).get("path"))]
+
+
+def test_what_a_unit_did_is_recorded_before_its_end(mixed: Done) -> None:
+    tests = ("test_started", "test_finished")
+    assert of_unit(mixed, "test_fail.py") == ["attempt_started", *tests, *tests, "unit_finished"]
+    assert of_unit(mixed, "test_a.py") == ["attempt_started", *tests, "lease_returned", "unit_finished"]
+    assert of_unit(mixed, "test_crash.py") == ["attempt_started", "test_started", "unit_finished"]
+    assert of_unit(mixed, "test_wide.py") == ["unit_finished"]
+    finished = [(e["nodeid"], e["outcome"]) for e in mixed.of("test_finished") if e["path"] == "test_fail.py"]
+    assert finished == [("test_fail.py::test_good", "passed"), ("test_fail.py::test_bad", "failed")]
+
+
+def test_reasons_are_told(mixed: Done) -> None:
+    reasons = {path: result["reason"] for path, result in mixed.results.items()}
+    assert "no_such_module" in reasons["test_import_error.py"]
+    assert reasons["test_crash.py"] == "SIGSEGV while test_crash.py::test_die ran"
+    assert reasons["test_exits.py"].startswith("the process exited with 0 before pytest had finished")
+    assert "9 GPUs" in reasons["test_wide.py"]
+    assert "4 x sim" in reasons["test_wide.py"]
+    assert mixed.results["test_wide.py"]["for_want_of_gpus"] is True
+
+
+def test_a_child_sees_its_own_cards_port_and_places(mixed: Done) -> None:
+    a, b, cpu = (seen(mixed, name) for name in ("a", "b", "cpu"))
+    assert {a["CUDA_VISIBLE_DEVICES"], b["CUDA_VISIBLE_DEVICES"]} <= {f"SIM-{number}" for number in range(4)}
+    assert a["CUDA_VISIBLE_DEVICES"] != b["CUDA_VISIBLE_DEVICES"]
+    assert abs(int(a["MASTER_PORT"]) - int(b["MASTER_PORT"])) >= 64, "they ran at the same time"
+    assert len({a["TMPDIR"], b["TMPDIR"], cpu["TMPDIR"]}) == 3
+    assert cpu["CUDA_VISIBLE_DEVICES"] == ""
+    for one in (a, b, cpu):
+        assert (one["RAY_ADDRESS"], one["RAY_TMPDIR"], one["MINE"]) == (None, None, "kept")
+        assert one["tmp_path"].startswith(f"{one['TMPDIR']}/pytest")
+        assert one["cwd"] == str(mixed.directory)
+        assert not Path(one["TMPDIR"]).exists()
+        assert not Path(one["TMPDIR"]).parent.exists(), "the run's scratch root"
+        assert one["RLHARNESS_ATTEMPT"].startswith(mixed.events[0]["run_id"])
+
+
+def test_rays_logs_of_the_failed_unit_are_kept(mixed: Done) -> None:
+    (log,) = mixed.record.glob("units/*/ray_logs/session_1/logs/raylet.out")
+    assert log.read_text() == "fell over"
+    assert log.resolve().is_relative_to(mixed.results["test_fail.py"]["directory"])
+
+
+def test_json_stands_alone_on_stdout_and_says_what_happened(mixed: Done) -> None:
+    told = json.loads(mixed.stdout)
+    assert {unit["path"]: unit["outcome"] for unit in told["units"]} == OUTCOMES
+    assert told["exit_code"] == mixed.code
+    assert (told["error"], told["notes"]) == ("", [])
+    assert told["num_units"] == sum(told["outcomes"].values()) == len(OUTCOMES)
+
+
+def test_the_summary_shows_each_failure_once_and_lists_what_needs_attention(mixed: Done) -> None:
+    text = mixed.stderr
+    assert text.count("E       AssertionError: the reason") == 1
+    assert "every test skipped (1)\n  test_skipped.py: needs the moon\n" in text
+    assert "needs other than planned (1)\n  test_secret_need.py: planned with 0 GPUs, its markers ask for 1 GPU" in text
+    assert "not run for want of GPUs (1)\n  test_wide.py: " in text
+    assert "no tests (1)\n  test_no_tests.py\n" in text
+    assert text.splitlines()[-1].startswith("11 units: 5 passed, 1 failed, 1 no tests, ")
+    assert "lower bound" in text.splitlines()[-1]
+
+
+def test_junit_has_every_unit_and_every_test(mixed: Done) -> None:
+    suites = {suite.get("name"): suite for suite in ET.parse(mixed.directory / "out" / "junit.xml").getroot()}
+    assert set(suites) == set(OUTCOMES)
+    failed = suites["test_fail.py"]
+    assert [(case.get("name"), [child.tag for child in case][:1]) for case in failed] == [
+        ("test_good", []),
+        ("test_bad", ["failure"]),
+    ]
+    assert suites["test_crash.py"].get("errors") == "1"
+    assert suites["test_wide.py"].get("skipped") == "1"
+
+
+def test_a_need_that_was_misread_is_imported_the_next_time(mixed: Done) -> None:
+    again = run(mixed.directory, "run", "--gpus", "sim:4", "test_secret_need.py")
+    again.assert_sound()
+    assert again.code == ExitCode.OK
+    (unit,) = again.of("collection_finished")[0]["units"]
+    assert (unit["source"], unit["need"]["gpus"]) == ("import", 1)
+    assert again.results["test_secret_need.py"]["gpu_ids"] == ["SIM-0"]
+    assert "needs other than planned" not in again.stdout
+    assert [(e["num_done"], e["num_total"]) for e in again.of("collection_progress")] == [(1, 1)]
+
+
+# ------------------------------------------------------------------------------------------------------- exit codes
+
+
+NEEDS_FOUR = "import pytest\npytestmark = pytest.mark.gpus(4)\n" + QUICK
+REFUSES = "def pytest_sessionstart(session):\n    import os\n    os.kill(os.getpid(), 9)\n"
+CODES: list[tuple[dict[str, str], tuple[str, ...], ExitCode]] = [
+    ({"test_a.py": QUICK}, (), ExitCode.OK),
+    ({"test_a.py": QUICK, "test_b.py": "def helper(): pass\n"}, (), ExitCode.OK),
+    ({"test_a.py": QUICK, "test_b.py": "import nothing_there\n"}, (), ExitCode.TESTS_FAILED),
+    ({"test_a.py": QUICK, "conftest.py": REFUSES}, (), ExitCode.TESTS_FAILED),
+    ({"test_a.py": QUICK}, ("test_nowhere.py",), ExitCode.USAGE_ERROR),
+    ({"test_a.py": QUICK}, ("--", "--no-such-option"), ExitCode.USAGE_ERROR),
+    ({"readme.txt": "no test here"}, (), ExitCode.NOTHING_COLLECTED),
+    ({"test_a.py": QUICK}, ("--", "-k", "nothing_of_that_name"), ExitCode.NOTHING_COLLECTED),
+    ({"test_a.py": QUICK, "test_b.py": NEEDS_FOUR}, (), ExitCode.UNITS_NOT_RUN),
+    ({"test_a.py": QUICK, "test_b.py": NEEDS_FOUR}, ("--allow-missing-gpus",), ExitCode.OK),
+]
+
+
+@pytest.mark.parametrize(("files", "arguments", "code"), CODES)
+def test_exit_codes(tmp_path: Path, files: dict[str, str], arguments: tuple[str, ...], code: ExitCode) -> None:
+    done = run(write_suite(tmp_path, files), "run", "--gpus", "sim:2", *arguments)
+    assert done.code == code, done.stderr
+    done.assert_sound()
+
+
+def test_a_suite_that_cannot_be_collected_is_a_failure_with_its_reason_in_every_report(tmp_path: Path) -> None:
+    write_suite(tmp_path, {"test_a.py": QUICK, "conftest.py": REFUSES})
+    done = run(tmp_path, "run", "--gpus", "none", "--json", "--junit", "junit.xml")
+    done.assert_sound()
+    assert done.code == ExitCode.TESTS_FAILED
+    assert "error: no list of test files: pytest died of SIGKILL" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "no list of test files" in json.loads(done.stdout)["error"]
+    assert "no list of test files" in done.events[-1]["error"]
+    (suite,) = ET.parse(tmp_path / "junit.xml").getroot()
+    assert suite.get("errors") == "1"
+
+
+LEAKS = """
+import os, pytest
+@pytest.mark.gpus(1)
+def test_leaves_memory():
+    path = os.environ["NVML_STUB_FILE"]
+    text = open(path).read().replace(" 80000 0 ", " 80000 5000 ")
+    open(path + ".new", "w").write(text)
+    os.replace(path + ".new", path)
+"""
+
+
+def test_a_card_whose_memory_does_not_come_back_is_quarantined(tmp_path: Path) -> None:
+    if compiler() is None:
+        pytest.skip("no C compiler here: the pretended NVIDIA driver cannot be built")
+    library = build(tmp_path)
+    stub_file = tmp_path / "machine.txt"
+    machine_of(Card(used_mb=0)).write(stub_file)
+    suite = write_suite(tmp_path / "suite", {"test_leaks.py": LEAKS, "test_z.py": NEEDS_FOUR.replace("4", "1")})
+    done = run(suite, "run", "--gpus", "auto", "--allow-missing-gpus", env=stub_env(library, stub_file))
+    assert done.code == ExitCode.GPU_QUARANTINED, done.stdout + done.stderr
+    done.assert_sound()
+    outcomes = sorted(done.outcomes.values())
+    assert outcomes in (["not_run", "passed"], ["passed", "passed"]), "the other file may have been first"
+    (held,) = done.of("gpu_quarantined")
+    assert "5.0 GB above its baseline" in held["reason"]
+    assert "GPUs in quarantine, not leased again (1)" in done.stdout
+
+
+# ------------------------------------------------------------------------------------------------------------- plan
+
+
+COMPUTED = "import pytest\nimport no_such_module\npytestmark = pytest.mark.gpus(no_such_module.NUMBER)\n" + QUICK
+
+
+def test_plan_shows_the_schedule_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    files = {"test_a.py": QUICK, "test_b.py": NEEDS_FOUR, "test_c.py": COMPUTED}
+    done = run(write_suite(tmp_path, files), "plan", "--gpus", "sim:2", "--width", "60")
+    assert (done.code, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert [line[:7] for line in lines[:3]] == ["gpu 0 .", "gpu 1 .", "cpu 0 ["]
+    assert {len(line) for line in lines[:3]} == {60}
+    assert any(line.startswith("lower bound") for line in lines)
+    assert "  test_b.py: needs 4 GPUs; this run has 2 x sim 80 GB" in lines
+    assert any(line.startswith("  test_c.py: it cannot be collected: ") for line in lines)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(files)
+
+
+def test_plan_as_json_names_what_cannot_run(tmp_path: Path) -> None:
+    write_suite(tmp_path, {"test_a.py": QUICK, "test_b.py": NEEDS_FOUR, "test_c.py": COMPUTED})
+    told = json.loads(run(tmp_path, "plan", "--gpus", "sim:2", "--json").stdout)
+    assert told["makespan_s"] == told["lower_bound_s"] > 0
+    assert [unit["path"] for unit in told["units"]] == ["test_a.py"]
+    assert [entry["path"] for entry in told["never"]] == ["test_b.py", "test_c.py"]
+    assert "No module named 'no_such_module'" in told["never"][1]["reason"]
+
+
+def test_plan_of_a_suite_that_cannot_be_collected(tmp_path: Path) -> None:
+    done = run(write_suite(tmp_path, {"test_a.py": QUICK, "conftest.py": REFUSES}), "plan", "--gpus", "none")
+    assert (done.code, done.stdout) == (ExitCode.TESTS_FAILED, "")
+    assert done.stderr.startswith("error: no list of test files: ")

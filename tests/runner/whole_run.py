@@ -1,0 +1,153 @@
+"""Whole runs of small suites as a user has them: a process, its exit status, what it printed and what it recorded."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+HARNESS = (sys.executable, "-m", "harness")
+QUICK = "def test_quick(): pass\n"
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Done:
+    """A run that is over."""
+
+    directory: Path
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def record(self) -> Path:
+        """The directory of the latest run."""
+        return self.directory / ".rlharness" / "runs" / "latest"
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return read_events(self.record / "events.jsonl")
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        """Events of one name, in order."""
+        return [event for event in self.events if event["event"] == name]
+
+    @property
+    def results(self) -> dict[str, dict[str, Any]]:
+        """Results by the path of the unit; a second one of a unit fails the test."""
+        results: dict[str, dict[str, Any]] = {}
+        for event in self.of("unit_finished"):
+            path = event["result"]["unit"]["path"]
+            assert path not in results, f"{path} has two outcomes"
+            results[path] = event["result"]
+        return results
+
+    @property
+    def outcomes(self) -> dict[str, str]:
+        return {path: result["outcome"] for path, result in self.results.items()}
+
+    def assert_sound(self) -> None:
+        """The record begins and ends as it must, each unit has one outcome, no lease is left."""
+        events = self.events
+        assert events[0]["event"] == "run_started"
+        assert events[-1]["event"] == "run_finished"
+        assert events[-1]["exit_code"] == self.code
+        units = [unit["path"] for event in self.of("collection_finished") for unit in event["units"]]
+        assert sorted(self.results) == sorted(units)
+        assert [event["t"] for event in events] == sorted(event["t"] for event in events)
+        out: set[tuple[str, str]] = set()
+        for event in events:
+            if event["event"] == "attempt_started":
+                out |= {(event["path"], gpu_id) for gpu_id in event["gpu_ids"]}
+            elif event["event"] == "lease_returned":
+                out -= {(event["path"], gpu_id) for gpu_id in event["gpu_ids"]}
+            elif event["event"] == "gpu_quarantined":
+                out.discard((event["path"], event["gpu_id"]))
+        assert out == set()
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Every line of a record, each of which must be JSON as the standard has it."""
+
+    def refuse(constant: str) -> float:
+        raise ValueError(f"{constant} is no JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text("utf-8").splitlines()]
+
+
+def write_suite(directory: Path, files: Mapping[str, str]) -> Path:
+    """Write the files, by their paths; the directory."""
+    for name, text in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    return directory
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The variables of this process, without what pytest has set and with no plugin that costs time."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "RLHARNESS"))}
+    return {**kept, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **more}
+
+
+def run(directory: Path, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Done:
+    """`rlharness arguments` in `directory`, to its end."""
+    with started(directory, *arguments, env=env, cwd=cwd) as process:
+        return ended(process, directory)
+
+
+@contextmanager
+def started(
+    directory: Path, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Iterator["subprocess.Popen[str]"]:
+    """`rlharness arguments`, running; killed at the end where it still does."""
+    process = subprocess.Popen(
+        [*HARNESS, *arguments],
+        cwd=cwd or directory,
+        env=environment(**(env or {})),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def ended(process: "subprocess.Popen[str]", directory: Path) -> Done:
+    """What became of a started run."""
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    return Done(directory, process.returncode, stdout, stderr)
+
+
+def interrupted(
+    directory: Path, *arguments: str, ready: Callable[[], object], signums: tuple[int, ...] = (signal.SIGINT,)
+) -> Done:
+    """A run that is sent signals, one after the other, once `ready` says so."""
+    with started(directory, *arguments) as process:
+        until(ready, process)
+        for signum in signums:
+            process.send_signal(signum)
+        return ended(process, directory)
+
+
+def until(ready: Callable[[], object], process: "subprocess.Popen[str]") -> None:
+    """Wait for a condition; fail where the run ends first, or time does."""
+    until_s = time.monotonic() + PATIENCE_S
+    while not ready():
+        assert process.poll() is None, f"ended too early: {process.communicate()}"
+        assert time.monotonic() < until_s, "the moment never came"
+        time.sleep(0.01)
