@@ -134,8 +134,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         code = ExitCode.INTERRUPTED
-    except BrokenPipeError:  # `--help | head -1`: the reader wants no more
-        code = ExitCode.OK
     except Exception:  # the last stop: our own bug, and the only one that shows a traceback
         traceback.print_exc()
         click.echo("error: this is a bug in rlharness; the traceback above names the place", err=True)

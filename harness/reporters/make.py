@@ -1,6 +1,7 @@
 """Which reporters a run has, each behind its guard."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -31,16 +32,22 @@ def make_reporters(
     The record comes first, the summary last: on the last event the display has left `stream` before it is written.
     `say` is given one line when a reporter has to be switched off. Raises UsageError for a file that cannot be made.
     """
-    reporters: list[Reporter] = [
-        Guarded(JsonlReporter(path), f"the record of events in {path}", say) for path in options.events_files
-    ]
-    reporters.append(Guarded(_display(options, stream, clock, say), "the display", say))
-    if options.junit_file is not None:
-        from harness.reporters.junit import JUnitReporter
+    reporters: list[Reporter] = []
+    with ExitStack() as stack:  # one that cannot be made leaves none open
 
-        junit = JUnitReporter(options.junit_file, clock)
-        reporters.append(Guarded(junit, f"the JUnit XML in {options.junit_file}", say))
-    reporters.append(Guarded(SummaryReporter(stream, colour=options.colour), "the summary", say))
+        def add(reporter: Reporter, name: str) -> None:
+            reporters.append(Guarded(reporter, name, say))
+            stack.callback(reporter.close)
+
+        for path in options.events_files:
+            add(JsonlReporter(path), f"the record of events in {path}")
+        add(_display(options, stream, clock, say), "the display")
+        if options.junit_file is not None:
+            from harness.reporters.junit import JUnitReporter
+
+            add(JUnitReporter(options.junit_file, clock), f"the JUnit XML in {options.junit_file}")
+        add(SummaryReporter(stream, colour=options.colour), "the summary")
+        stack.pop_all()
     return reporters
 
 

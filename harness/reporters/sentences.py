@@ -40,7 +40,7 @@ def head_lines(event: RunStarted) -> list[str]:
     """The run's first lines: its name, the cards it may use and those it may not, and where its output is kept."""
     first = (
         f"rlharness run {one_line(event.run_id)}: {count(len(event.gpus), 'GPU')}, "
-        f"{count(event.cpu_units, 'unit')} without one at a time, process trees ended by {one_line(event.containment)}"
+        f"{count(event.cpu_units, 'CPU place')}, containment {one_line(event.containment)}"
     )
     gpus = [f"  gpu {one_line(gpu)}" for gpu in event.gpus]
     left_out = [f"  not used: {one_line(gpu)}" for gpu in event.left_out]
@@ -66,9 +66,15 @@ def sentences(event: Event, state: RunState) -> list[Sentence]:
             text = f"{cards([event.gpu_id], state)} after {one_line(event.path)}: {one_line(event.reason)}"
             return [Sentence(Tone.BAD, "QUARANTINED", text)]
         case CancelRequested():
-            doing = "what runs is killed" if event.kill else "no further unit starts"
-            return [Sentence(Tone.WARNING, "cancelled", f"{one_line(event.reason)}: {doing}")]
+            return [Sentence(Tone.WARNING, "cancelled", f"{one_line(event.reason)}: {_doing(event, state)}")]
     return []
+
+
+def _doing(event: CancelRequested, state: RunState) -> str:
+    if event.kill:
+        return "what runs is killed"
+    hint = ", what runs is ended; once more kills it" if event.interrupt and state.running else ""
+    return f"no further unit starts{hint}"
 
 
 def alive(state: RunState) -> str:

@@ -183,6 +183,7 @@ class _Attempt:
         self._start_ticks = 0
         self._heard = b""
         self._finished: AttemptEnd | None = None
+        self._bug: Exception | None = None
 
     def start(self, fork_server: ForkServer) -> None:
         """Start the supervisor and give it its order."""
@@ -205,7 +206,7 @@ class _Attempt:
         self.is_open = True
         supervisor = process_tree.read_process(self.pid)  # cannot be gone: nobody has reaped it
         self._start_ticks = supervisor.start_ticks if supervisor else 0
-        self._loop.add_reader(self._stdout, self._on_readable)
+        self._loop.add_reader(self._stdout, self._guarded, self._on_readable)
         self.order(json.dumps(order))
 
     def order(self, text: str) -> None:
@@ -216,6 +217,16 @@ class _Attempt:
         with contextlib.suppress(BrokenPipeError):
             while unsent:
                 unsent = unsent[os.write(self._stdin, unsent) :]
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Take a step that the event loop calls; what it raises is raised by `ended`, once the tree has been killed."""
+        try:
+            step()
+        except Exception as error:  # our own bug: left to the event loop, the end would be waited for for ever
+            self._bug = self._bug or error
+            self.order("kill")
+            if not self.is_open and not self.ended.done():  # no step will follow
+                self.ended.set_exception(self._bug)
 
     def _on_readable(self) -> None:
         chunk = os.read(self._stdout, 1 << 16)
@@ -251,13 +262,17 @@ class _Attempt:
         left = rescue.rescue_round(self._means.cgroup, self.spec.marker, self._start_ticks, self._spare_pids())
         now_s = self._loop.time()
         if left and now_s < self._rescue_until_s:
-            self._loop.call_later(RESCUE_ROUND_S, self._rescue)
+            self._loop.call_later(RESCUE_ROUND_S, self._guarded, self._rescue)
             return
         unkillable = tuple(process_tree.describe(process) for process in left)
         self._settle(AttemptEnd(None, None, "supervisor_lost", (), unkillable, now_s - self._started_s))
 
     def _settle(self, end: AttemptEnd) -> None:
-        if not self.ended.done():
+        if self.ended.done():
+            return
+        if self._bug is not None:
+            self.ended.set_exception(self._bug)
+        else:
             self.ended.set_result(end)
 
     def _close(self) -> None:

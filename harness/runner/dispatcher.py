@@ -233,12 +233,13 @@ class Dispatcher:
         """Follow the reports, notice slow units, break long silences."""
         while True:
             await asyncio.sleep(TICK_S)
-            t = self._recorder.t()
             for path, running in self._running.items():
                 self._runner.follow(running.number)
+                t = self._recorder.t()
                 if not running.is_slow and t - running.started_t >= self._runner.options.slow_s:
                     running.is_slow = True
                     self.post(events.AttemptSlow(t, path, t - running.started_t))
+            t = self._recorder.t()
             if t - self._recorder.last_said_t >= HEARTBEAT_S:
                 self.post(events.Heartbeat(t, len(self._running), self._recorder.state.num_queued))
 

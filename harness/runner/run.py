@@ -28,7 +28,7 @@ from harness.runner.bounds import lower_bound
 from harness.runner.collect import Collected
 from harness.runner.dispatcher import Dispatcher, Recorder
 from harness.runner.first_fit import Job, Queue
-from harness.runner.history import History
+from harness.runner.history import RAN_TO_THE_END, History
 from harness.runner.interruption import Interruption
 from harness.runner.options import Invocation, RunOptions, make_options, terminal_columns
 from harness.runner.planning import Planned, collect_and_plan, new_table
@@ -36,6 +36,7 @@ from harness.runner.run_directory import make_run_directory
 from harness.runner.stage import Stage, read_cards, set_stage
 from harness.runner.stats import RunState, closing_figures, exit_code
 from harness.runner.unit_run import UnitRunner, why_uncollected
+from harness.runner.units import UnitResult
 
 
 def run_suite(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
@@ -209,10 +210,15 @@ class _Run:
             t=self.recorder.t(),
             exit_code=failure.exit_code if isinstance(failure, HarnessError) else code,
             lower_bound_s=bound.value_s,
-            bounding_unit=ran[bound.unit].unit.path if bound.unit is not None else "",
+            bounding_unit=ran[bound.unit].unit.path if bound.unit is not None and _is_whole(ran[bound.unit]) else "",
         )
         error = "" if failure is None else str(failure) if is_users else f"{type(failure).__name__}: {failure}"
         return replace(figures, error=error, notes=self.notes)
+
+
+def _is_whole(result: UnitResult) -> bool:
+    """Whether the unit's duration is its own: of one that was ended nobody knows it, and splitting it helps nobody."""
+    return result.outcome in RAN_TO_THE_END
 
 
 class _HistoryKeeper:

@@ -1,4 +1,5 @@
-"""Interrupt real runs at random moments: afterwards no process of the run lives, and the outcomes add up.
+"""Interrupt real runs at random moments: afterwards no process of the run lives, no temporary directory is left, and
+the outcomes add up.
 
     python tests/benchmarks/interrupts.py --count 1000 --seed 1
 
@@ -125,19 +126,31 @@ def wrong_in_record(directory: Path) -> str:
     return ""
 
 
+def left_in(scratch: Path) -> str:
+    """What is left of temporary directories; empty where nothing is."""
+    left = [path.name for path in scratch.iterdir() if path.name.startswith("rlh-")]
+    return f"temporary directories are left: {left}" if left else ""
+
+
+def kind_of(number: int, seed: int) -> str:
+    """What trial `number` will send."""
+    return random.Random(f"{seed}/{number}").choice(KINDS)
+
+
 def trial(number: int, seed: int, containment: str) -> Trial:
     """Run one trial; everything random in it follows from `seed` and `number`."""
     draw = random.Random(f"{seed}/{number}")
     token = f"98765{seed:04d}{number:06d}"
     kind, delay_s = draw.choice(KINDS), draw.uniform(0.05, 4.0)
-    with tempfile.TemporaryDirectory(prefix="rlh-soak-", ignore_cleanup_errors=True) as name:
+    # The path is short: the runner makes its own temporary directories in it.
+    with tempfile.TemporaryDirectory(prefix="s", dir="/tmp", ignore_cleanup_errors=True) as name:
         directory = Path(name)
         write_suite(directory, draw, token)
         command = [sys.executable, "-m", "harness", "run", "--gpus", "sim:2", "--cpu-units", "2", "--grace", "1"]
         runner = subprocess.Popen(
             [*command, "--containment", containment],
             cwd=directory,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "RLH_TRIAL": token},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "RLH_TRIAL": token, "TMPDIR": name},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -157,7 +170,7 @@ def trial(number: int, seed: int, containment: str) -> Trial:
             time.sleep(0.05)
         wrong = f"still alive: {left}" if left else ""
         if not wrong and kind != "SIGKILL":
-            wrong = wrong_in_record(directory)
+            wrong = wrong_in_record(directory) or left_in(directory)
         if not wrong and b"Traceback" in stderr and b"KeyboardInterrupt" not in stderr:
             wrong = stderr.decode(errors="replace")[-2000:]
         return Trial(number, kind, delay_s, runner.returncode, wrong)

@@ -297,7 +297,8 @@ def main() -> int:
     args = parser.parse_args()
     print(
         f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, pytest {version('pytest')},"
-        f" {platform.system()} {platform.release()}, {os.cpu_count()} cores; {args.units} units of {args.tests} tests,"
+        f" {platform.system()} {platform.release()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f};"
+        f" {args.units} units of {args.tests} tests,"
         f" {NUM_GPUS} pretended cards, containment {args.tier}",
         flush=True,
     )

@@ -4,7 +4,8 @@
 
 Every file of the suite imports torch and has literal markers. A module in torch's place notes being imported: nothing
 may. Exit status 1 where something did, or where a need was read wrongly. Beside it, where torch is installed: how long
-one `import torch` takes, which is what each file would cost if it were imported in a process of its own.
+one `import torch` takes, which is what each file would cost if it were imported in a process of its own. Seconds are
+waited ones, with the processor time beside them: on a busy machine the two differ.
 """
 
 import argparse
@@ -12,11 +13,13 @@ import importlib.util
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -45,20 +48,34 @@ def write_suite(directory: Path, num_files: int) -> None:
     (directory / "pyproject.toml").write_text("[tool.pytest.ini_options]\npythonpath = ['.']\n", "utf-8")
 
 
-def timed(*command: str, cwd: Path, num_runs: int = 1) -> tuple[float, str]:
-    """Median seconds of a command, and what its last run printed."""
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Medians over the runs of a command, and what its last run printed."""
+
+    wall_s: float
+    cpu_s: float
+    printed: str
+
+    def __str__(self) -> str:
+        return f"{self.wall_s:.2f} s (processor time {self.cpu_s:.2f} s)"
+
+
+def timed(*command: str, cwd: Path, num_runs: int = 1) -> Timed:
+    """Run a command; RuntimeError with its output where it fails."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     environment["PYTHONPATH"] = str(ROOT)
-    seconds = []
+    wall_s, cpu_s = [], []
     for _ in range(num_runs):
-        start_s = time.monotonic()
+        start_s, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
             [sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
         )
-        seconds.append(time.monotonic() - start_s)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        wall_s.append(time.monotonic() - start_s)
+        cpu_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(command)} exited with {done.returncode}:\n{done.stdout}{done.stderr}")
-    return statistics.median(seconds), done.stdout
+    return Timed(statistics.median(wall_s), statistics.median(cpu_s), done.stdout)
 
 
 def wrong_in(planned: str, directory: Path, num_files: int) -> str:
@@ -78,20 +95,20 @@ def main() -> int:
     args = parser.parse_args()
     print(
         f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, pytest {version('pytest')},"
-        f" {platform.system()} {platform.release()}, {os.cpu_count()} cores",
+        f" {platform.system()} {platform.release()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
     with tempfile.TemporaryDirectory(prefix="rlh-start-") as scratch:
         directory = Path(scratch)
         write_suite(directory, args.files)
-        help_s, _ = timed("-m", "harness", "--help", cwd=directory, num_runs=args.runs)
-        print(f"rlharness --help: {help_s:.2f} s (median of {args.runs})", flush=True)
-        plan_s, planned = timed("-m", "harness", "plan", "--gpus", "sim:8", "--json", cwd=directory)
-        wrong = wrong_in(planned, directory, args.files)
-        print(f"rlharness plan, {args.files} files that import torch: {plan_s:.1f} s; {wrong or 'torch not imported'}")
+        helped = timed("-m", "harness", "--help", cwd=directory, num_runs=args.runs)
+        print(f"rlharness --help, median of {args.runs}: {helped}", flush=True)
+        planned = timed("-m", "harness", "plan", "--gpus", "sim:8", "--json", cwd=directory)
+        wrong = wrong_in(planned.printed, directory, args.files)
+        print(f"rlharness plan, {args.files} files that import torch: {planned}; {wrong or 'torch not imported'}")
     if importlib.util.find_spec("torch"):
-        import_s, _ = timed("-c", "import torch", cwd=ROOT)
-        print(f"import torch {version('torch')}: {import_s:.1f} s; a process per file: {import_s * args.files:.0f} s")
+        imported = timed("-c", "import torch", cwd=ROOT)
+        print(f"import torch {version('torch')}: {imported}, times {args.files} in a process per file")
     return 1 if wrong else 0
 
 

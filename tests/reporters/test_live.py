@@ -65,7 +65,7 @@ def test_a_frame_says_what_runs_where_since_when() -> None:
     assert drawn(progress(HANG, ENDING)) == [
         "",
         " cards       file                           test                 tests    since",
-        " cpu         tests/test_b.py                terminating: test…             1:02",
+        " cpu         tests/test_b.py                terminating                    1:02",
         " gpu 0-1     …sts/distributed/test_hang.py  test_y[p::q]             4     1:02",
         "",
         " ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━      1:12, 0:14 left",

@@ -105,7 +105,7 @@ def test_a_leader_that_heeds_sigint_ends_at_once(supervisors: Supervisors, spec:
 
 
 def test_limits_follow_the_report(supervisors: Supervisors, spec: MakeSpec) -> None:
-    garbage = '["start"]\n{"k":"start","timeout_s":"x"}\n"start" {\n["start"' + ",[" * 5000 + "\n"
+    garbage = '["start"]\n{"k":"start","timeout_s":"x"}\n"start" {\n["start",' + "[" * 5000 + "\n"
     cases: list[tuple[str, dict[str, float], str]] = [
         ("", {"startup_timeout_s": 0.5}, "collect_timeout"),
         ('{"k":"collected"}\n', {"startup_timeout_s": 0.5, "timeout_s": 0.8}, "timeout"),

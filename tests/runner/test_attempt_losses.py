@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import harness
 from harness.runner.attempt import AttemptEnd, AttemptSpec, Supervisors
 from harness.runner.supervisor import process_tree
 from harness.runner.supervisor.process_tree import Process
@@ -24,7 +25,7 @@ Living = Callable[..., list[Process]]
 Eventually = Callable[[Callable[[], object], str], Awaitable[None]]
 WholeTree = Callable[[AttemptSpec], Awaitable[None]]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(harness.__file__).parents[1]
 FREEZER = Path("/sys/fs/cgroup/freezer")
 TREE = """
 import os, sys, time
@@ -190,14 +191,16 @@ def test_an_unkillable_process_is_an_outcome_and_keeps_its_supervisor(
     whole_tree: WholeTree,
     new_children: Callable[[], list[Process]],
 ) -> None:
+    older, stuck = spec(TREE), spec(TREE, unkillable_after_s=0.3)
     try:
-        (FREEZER / "probe").mkdir()
-        (FREEZER / "probe").rmdir()
+        (FREEZER / stuck.marker).mkdir()
+        (FREEZER / stuck.marker).rmdir()
     except OSError as error:
         pytest.skip(f"nothing can be made unkillable here, which takes cgroup v1's freezer and root: {error}")
-    stuck, other = spec(TREE, unkillable_after_s=0.3), spec(TREE)
 
     async def scenario() -> AttemptEnd:
+        lost = asyncio.ensure_future(supervisors.run(older))
+        await whole_tree(older)
         attempt = asyncio.ensure_future(supervisors.run(stuck))
         await whole_tree(stuck)
         [staying] = supervisor_pids(stuck)
@@ -207,9 +210,7 @@ def test_an_unkillable_process_is_an_outcome_and_keeps_its_supervisor(
             end = await attempt
             assert [p.pid for p in living(stuck.marker)] == [daemon], "all others have been killed"
 
-            lost = asyncio.ensure_future(supervisors.run(other))
-            await whole_tree(other)
-            [pid] = supervisor_pids(other)
+            [pid] = supervisor_pids(older)
             os.kill(pid, signal.SIGKILL)
             assert (await lost).reason == "supervisor_lost"
             assert supervisor_pids(stuck) == [staying], "it stays, even while the orphans of another are ended"
@@ -221,6 +222,21 @@ def test_an_unkillable_process_is_an_outcome_and_keeps_its_supervisor(
     assert end.reason == "killed"
     assert len(end.unkillable) == 1
     assert stuck.marker in end.unkillable[0]
+
+
+def test_a_bug_in_whoever_listens_is_raised_and_ends_the_tree(
+    supervisors: Supervisors, spec: MakeSpec, living: Living
+) -> None:
+    def listener(reason: str) -> None:
+        raise RuntimeError(f"not prepared for {reason}")
+
+    async def scenario() -> None:
+        one = spec(TREE, timeout_s=0.3, grace_s=30.0)
+        with pytest.raises(RuntimeError, match="not prepared for timeout"):
+            await supervisors.run(one, listener)
+        assert living(one.marker) == []
+
+    asyncio.run(scenario())
 
 
 def test_orders_and_losses_at_random_moments(supervisors: Supervisors, spec: MakeSpec, living: Living) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import harness
 from harness.runner.attempt import AttemptSpec, Supervisors
 from harness.runner.supervisor import containment, process_tree
 from harness.runner.supervisor.containment import TIERS, cgroup_home
@@ -21,7 +22,7 @@ MakeSpec = Callable[..., AttemptSpec]
 Living = Callable[..., list[Process]]
 Eventually = Callable[[Callable[[], object], str], Awaitable[None]]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(harness.__file__).parents[1]
 DAEMON = """
 import os, sys, time
 if os.fork() == 0:

@@ -258,7 +258,7 @@ def test_nothing_is_written_into_the_suite(tmp_path: Path) -> None:
 def test_files_that_failed_last_time_are_not_the_only_ones(tmp_path: Path) -> None:
     write(
         tmp_path,
-        {"pytest.ini": "[pytest]", "test_a.py": "def test_a(): assert False", "test_b.py": "def test_b(): pass"},
+        {"pytest.ini": "[pytest]", "test_a.py": "import surely_not_there", "test_b.py": "def test_b(): pass"},
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd=tmp_path, env=env, check=False, capture_output=True)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import harness
 from harness.runner.supervisor import process_tree
 from harness.runner.supervisor.process_tree import Process
 
@@ -122,7 +123,7 @@ def test_why_a_signal_could_not_be_sent_is_told(child: subprocess.Popen[bytes], 
         f"{give_up_root}\n"
         f"print(process_tree.send_signal(process_tree.read_process({child.pid}), 0))"
     )
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    env = {**os.environ, "PYTHONPATH": str(Path(harness.__file__).parents[1])}
     assert subprocess.check_output([sys.executable, "-c", program], env=env) == b"Operation not permitted\n"
 
 

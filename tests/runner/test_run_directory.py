@@ -60,7 +60,7 @@ def test_runs_that_begin_together_do_not_disturb_each_other(tmp_path: Path) -> N
     def begin(run_id: str) -> None:
         try:
             make_run_directory(tmp_path, run_id)
-        except BaseException as error:
+        except BaseException as error:  # shown by the test's own thread
             failures.append(error)
 
     threads = [threading.Thread(target=begin, args=(run_id,)) for run_id in ids]

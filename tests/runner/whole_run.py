@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,10 @@ def started(
     finally:
         if process.poll() is None:
             process.kill()
-        process.communicate()
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
 
 
 def ended(process: "subprocess.Popen[str]", directory: Path) -> Done:
@@ -136,12 +140,19 @@ def ended(process: "subprocess.Popen[str]", directory: Path) -> Done:
 def interrupted(
     directory: Path, *arguments: str, ready: Callable[[], object], signums: tuple[int, ...] = (signal.SIGINT,)
 ) -> Done:
-    """A run that is sent signals, one after the other, once `ready` says so."""
+    """A run that is sent signals once `ready` says so, each after what the one before has brought into the record."""
+    record = Done(directory, 0, "", "").record / "events.jsonl"
     with started(directory, *arguments) as process:
         until(ready, process)
-        for signum in signums:
+        for number, signum in enumerate(signums, 1):
             process.send_signal(signum)
+            if number < len(signums):
+                until(partial(_has_taken, record, number), process)
         return ended(process, directory)
+
+
+def _has_taken(record: Path, num_requests: int) -> bool:
+    return record.read_text("utf-8").count("_requested") == num_requests
 
 
 def until(ready: Callable[[], object], process: "subprocess.Popen[str]") -> None:

@@ -71,6 +71,10 @@ class _Columns:
     widths: tuple[int, int, int, int, int]
     ellipsis: str
 
+    @property
+    def test_width(self) -> int:
+        return self.widths[2]
+
     @classmethod
     def for_width(cls, space: int, ellipsis: str) -> "_Columns":
         rest = space - 1 - CARDS_WIDTH - DONE_WIDTH - SINCE_WIDTH - 4 * GAP
@@ -108,6 +112,8 @@ def _row(attempt: Running, now_t: float, names: dict[str, str], columns: _Column
     ran_s = now_t - attempt.started_t
     slow = ran_s > max(SLOW_AT_LEAST_S, SLOW_FACTOR * attempt.expected_s)
     ending = f"terminating: {words(attempt.terminating)}" if attempt.terminating else ""
+    if len(ending) > columns.test_width:
+        ending = "terminating"
     texts = (
         f"gpu {cards}" if cards else "cpu",
         one_line(attempt.path),

@@ -18,7 +18,7 @@ from harness.reporters.sentences import Sentence, Tone
 from harness.reporters.text import put
 
 FALLBACK_SIZE = (80, 24)
-LABEL_WIDTH = 12
+LABEL_WIDTH = 15
 MIN_WRAP_WIDTH = 20
 
 BEGIN_SYNC, END_SYNC = "\x1b[?2026h", "\x1b[?2026l"
@@ -70,9 +70,8 @@ class Screen:
         self._live.update(Group(*frame_lines))
         if lines:
             texts = [text for line in lines for text in _wrapped(line, self._console)]
-            self._console.print(*texts, sep="\n", soft_wrap=True)
-        else:
-            self._live.refresh()
+            self._console.print(*texts, sep="\n", soft_wrap=True)  # and below them the frame before, once more
+        self._live.refresh()
         # A terminal made narrower has wrapped the old frame: rich goes up by its lines as they were drawn.
         up = f"\x1b[{num_wrapped}A" if num_wrapped > 0 else ""
         self._write(BEGIN_SYNC + up + self._take() + ERASE_BELOW + END_SYNC)
