@@ -17,7 +17,7 @@ line's values go over these, its defaults under them.
 import difflib
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
@@ -93,10 +93,6 @@ class Config(Keys):
     needs: tuple[NeedRule, ...] = ()
     path: Path | None = None
     """The file it was read from; None where there is none."""
-
-    def overridden(self, **values: Any) -> "Config":
-        """This configuration with those of `values` that are not None, named as the fields, in their place."""
-        return replace(self, **{name: value for name, value in values.items() if value is not None})
 
 
 class NeedsTable:

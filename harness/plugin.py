@@ -30,6 +30,8 @@ import pytest
 VERSION = 1
 MAX_TEXT_CHARS = 1_000_000
 MAX_REASON_CHARS = 500
+RERUN = "rerun"
+"""What the plugins that run failed tests again call such a failure."""
 MOST_TELLING_FIRST = ("error", "failed", "xpassed", "xfailed", "passed", "skipped")
 
 NeedJson = dict[str, Any]
@@ -276,8 +278,8 @@ class Reporter:
             self._end(report.nodeid, ["skipped"], 0.0, _reason(report), "")
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """A test begins."""
-        self._reports[nodeid] = []
+        """A test begins, or is run again."""
+        self._reports.setdefault(nodeid, [])
         self.write("start", id=nodeid, timeout_s=self._timeouts_s.get(nodeid))
 
     @pytest.hookimpl(trylast=True)
@@ -289,14 +291,16 @@ class Reporter:
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """A test has ended."""
-        self._fold(nodeid, self._reports.pop(nodeid, []))
+        """A test has ended, unless it will be run again."""
+        counted = [category for category, _ in self._reports.get(nodeid, []) if category]
+        if counted[-1:] != [RERUN]:
+            self._fold(nodeid, self._reports.pop(nodeid, []))
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
         """Nothing follows. A test that was cut short is ended only where pytest counts it already."""
         for nodeid, reports in self._reports.items():
-            if any(category for category, _ in reports):
+            if any(category in MOST_TELLING_FIRST for category, _ in reports):
                 self._fold(nodeid, reports)
         if self._session is not None:
             self.write("finish", exit=int(self._session.exitstatus))

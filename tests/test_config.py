@@ -140,13 +140,6 @@ def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
         configured(tmp_path, "tool.rlharness = 3")
 
 
-def test_values_of_the_command_line_go_over_the_configuration(tmp_path: Path) -> None:
-    config = configured(tmp_path, "[tool.rlharness]\ntimeout = 60\nmaxfail = 3\nmix-models = true")
-    changed = config.overridden(timeout_s=5.0, maxfail=None, mix_models=False, slow_s=None)
-    assert (changed.timeout_s, changed.maxfail, changed.mix_models, changed.slow_s) == (5.0, 3, False, None)
-    assert changed.path == config.path
-
-
 def test_a_needs_file_is_the_table_itself(tmp_path: Path) -> None:
     path = tmp_path / "needs.toml"
     path.write_text('"tests/a*" = 2\n"tests/b*" = { gpus = 1, min-capability = [8, 6] }')

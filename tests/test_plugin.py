@@ -178,32 +178,51 @@ def test_a_file_that_cannot_be_imported_is_a_collect_error(pytester: pytest.Pyte
     assert of_kind(records, "finish") == [{"k": "finish", "exit": 2}]
 
 
-def test_reruns_are_one_test(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest("""
-        import pytest
-        from _pytest.runner import runtestprotocol
+RERUNNING = """
+import pytest
+from _pytest.runner import runtestprotocol
 
-        @pytest.hookimpl(tryfirst=True)
-        def pytest_runtest_protocol(item, nextitem):
-            item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-            for attempt in range(2):
-                for report in runtestprotocol(item, nextitem=nextitem, log=False):
-                    if report.failed and attempt == 0:
-                        report.outcome = "rerun"
-                    item.ihook.pytest_runtest_logreport(report=report)
-            item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-            return True
+EACH = {each}
 
-        def pytest_report_teststatus(report):
-            if report.outcome == "rerun":
-                return "rerun", "R", ("RERUN", {"yellow": True})
-    """)
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    told = dict(nodeid=item.nodeid, location=item.location)
+    for attempt in range(2):
+        if attempt == 0 or EACH:
+            item.ihook.pytest_runtest_logstart(**told)
+        for report in runtestprotocol(item, nextitem=nextitem, log=False):
+            if report.failed and attempt == 0:
+                report.outcome = "rerun"
+            item.ihook.pytest_runtest_logreport(report=report)
+        if attempt == 1 or EACH:
+            item.ihook.pytest_runtest_logfinish(**told)
+    return True
+
+def pytest_report_teststatus(report):
+    if report.outcome == "rerun":
+        return "rerun", "R", ("RERUN", {{"yellow": True}})
+"""
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_reruns_are_one_test(pytester: pytest.Pytester, each: bool) -> None:
+    """Whether the plugin that reruns begins and ends the test once or with each try."""
+    pytester.makeconftest(RERUNNING.format(each=each))
     pytester.makepyfile("tries = []\ndef test_flaky():\n    tries.append(1)\n    assert len(tries) == 2")
     result, records = run(pytester)
     [end] = of_kind(records, "end")
     assert end["counted"] == ["rerun", "passed"]
     assert (end["outcome"], end["reason"], end["text"]) == ("passed", "", "")
     assert result.ret == 0
+
+
+def test_a_test_that_dies_while_it_is_run_again_has_no_end(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(RERUNNING.format(each=True))
+    dying = "tries = []\ndef test_flaky():\n    tries.append(1)\n    assert len(tries) == 2\n    {}"
+    for last_word in ("__import__('os')._exit(0)", "raise KeyboardInterrupt"):
+        pytester.makepyfile(dying.format(last_word))
+        _, records = run(pytester)
+        assert not of_kind(records, "end")
 
 
 def test_a_test_that_leaves_by_ctrl_c_has_no_end_and_pytest_finishes(pytester: pytest.Pytester) -> None:

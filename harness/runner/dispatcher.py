@@ -176,7 +176,7 @@ class Dispatcher:
                 self._runner.cancel(running.number)
 
     def _start_what_fits(self) -> None:
-        while not self._cancelled and (chosen := self._queue.next(self._table)):
+        while chosen := self._queue.next(self._table):
             job, lease = chosen
             unit = self._units[job.index]
             task = asyncio.create_task(self._run_unit(job.index, unit, lease))

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,10 @@ DEFAULT_TIMEOUT_S = 1800.0
 DEFAULT_GRACE_S = 10.0
 DEFAULT_SLOW_S = 60.0
 DEFAULT_COLLECT_TIMEOUT_S = 120.0
+SELECTING = frozenset(
+    ("--deselect", "--lf", "--last-failed", "-x", "--exitfirst", "--maxfail", "--sw", "--stepwise", "--collect-only")
+)
+"""Options of pytest under which a file is not run whole; -k and -m are too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,12 @@ def _layered(config: "Config", given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _by_number(device_ids: str | None) -> bool | None:
     return None if device_ids is None else device_ids == "number"
+
+
+def runs_parts_of_files(pytest_args: Sequence[str]) -> bool:
+    """Whether pytest is told to run some tests of a file only, so that its duration is not the file's."""
+    names = {arg.partition("=")[0] for arg in pytest_args}
+    return bool(names & SELECTING) or any(arg[:2] in ("-k", "-m") for arg in pytest_args)
 
 
 def num_cores() -> int:

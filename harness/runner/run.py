@@ -30,7 +30,7 @@ from harness.runner.dispatcher import Dispatcher, Recorder
 from harness.runner.first_fit import Job, Queue
 from harness.runner.history import RAN_TO_THE_END, History
 from harness.runner.interruption import Interruption
-from harness.runner.options import Invocation, RunOptions, make_options, terminal_columns
+from harness.runner.options import Invocation, RunOptions, make_options, runs_parts_of_files, terminal_columns
 from harness.runner.planning import Planned, collect_and_plan, new_table
 from harness.runner.run_directory import make_run_directory
 from harness.runner.stage import Stage, read_cards, set_stage
@@ -133,7 +133,8 @@ class _Run:
             recorder.take(events.CancelRequested(recorder.t(), reason, kill=False))
             return
         units = planned.collected.units
-        recorder.add(Guarded(_HistoryKeeper(stage.history, planned.collected), "the history of durations", say))
+        if not runs_parts_of_files(self.options.invocation.pytest_args):
+            recorder.add(Guarded(_HistoryKeeper(stage.history, planned.collected), "the history of durations", say))
         recorder.take(self._collected(planned))
         runner = self._unit_runner(planned.collected)
         dispatcher = Dispatcher(units, Queue(planned.plan.order), planned.table, runner, recorder)

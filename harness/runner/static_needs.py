@@ -5,8 +5,9 @@ A literal `gpus` marker is understood wherever pytest takes one: as a decorator 
 Whatever else there is (a computed argument, a condition, a helper that applies the marker, a module of the suite that
 uses it and is imported here) cannot be read so: the answer says why, and the file has to be imported.
 
-A file without the word needs nothing. What this cannot see, a marker that reaches the file through two
-imports, or is made by an installed plugin at run time, shows after the real run, where plan and truth are compared.
+A file without the word needs nothing; of one that skips itself while it is imported, what it would need is told. What
+this cannot see, a marker that reaches the file through two imports, or is made by an installed plugin at run time,
+shows after the real run, where plan and truth are compared.
 """
 
 import ast

@@ -56,13 +56,11 @@ def run_and_check(files: tuple[ShapedFile, ...], directory: Path, *, num_gpus: i
         command, cwd=directory, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     events = read_jsonl(events_file)
+    if done.returncode != ExitCode.TESTS_FAILED or not events or events[-1]["event"] != "run_finished":
+        return [f"exit status {done.returncode}, made to be 1:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"]
+    print(figures(files, events))
     found = problems(files, events, read_jsonl(directory / "leases.jsonl"), num_gpus=num_gpus)
-    found += [f"{name}: a process of the run still lives" for name in held_locks(directory)]
-    if done.returncode != ExitCode.TESTS_FAILED:
-        found.append(f"exit status {done.returncode}, made to be 1:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    if events and events[-1]["event"] == "run_finished":
-        print(figures(files, events))
-    return found
+    return found + [f"{name}: a process of the run still lives" for name in held_locks(directory)]
 
 
 def figures(files: tuple[ShapedFile, ...], events: list[Record]) -> str:

@@ -46,8 +46,10 @@ class Hanging:
 
 def test_nobody_waits_longer_than_the_limit_and_a_late_answer_harms_nobody() -> None:
     call = Hanging()
+    complaints: list[object] = []
 
     async def ask() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
         with pytest.raises(TimeoutError):
             await in_daemon_thread(call, limit_s=0.05)
         call.release.set()  # the answer now comes for a question nobody asks any more
@@ -56,6 +58,7 @@ def test_nobody_waits_longer_than_the_limit_and_a_late_answer_harms_nobody() -> 
         await asyncio.sleep(0)
 
     asyncio.run(ask())
+    assert complaints == []
 
 
 def test_an_answer_after_the_loop_has_closed_harms_nobody() -> None:

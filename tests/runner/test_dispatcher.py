@@ -67,6 +67,8 @@ def test_maxfail_counts_files_and_zero_is_no_limit(tmp_path: Path) -> None:
     plays = dict.fromkeys(range(5), failing)
     two = PlayedRun(tmp_path / "two", [0] * 5, plays, cpu_units=1, options={"maxfail": 2}).run()
     assert [outcome is Outcome.FAILED for outcome in two.outcomes] == [True, True, False, False, False]
+    one = PlayedRun(tmp_path / "one", [0] * 4, {2: failing}, cpu_units=1, options={"maxfail": 1}).run()
+    assert one.outcomes == [Outcome.PASSED, Outcome.PASSED, Outcome.FAILED, Outcome.NOT_RUN]
     none = PlayedRun(tmp_path / "none", [0] * 5, plays, cpu_units=1, options={"maxfail": 0}).run()
     assert none.outcomes == [Outcome.FAILED] * 5
 
@@ -89,6 +91,20 @@ def test_a_second_request_kills(tmp_path: Path) -> None:
     run.assert_sound()
     assert run.outcomes == [Outcome.INTERRUPTED] * 2
     assert [event.kill for event in run.of(events.CancelRequested)] == [False, True]
+
+
+def test_who_is_killed_does_not_wait_long_for_memory(tmp_path: Path) -> None:
+    meter = FakeMeter({GPU_0: 0})
+    limits = {"poll_s": 0.0, "wait_s": 20.0, "answer_s": 5.0}
+    run = PlayedRun(tmp_path, [1], {0: Play(num_steps=FOREVER)}, num_gpus=1, meter=meter, card_limits=limits)
+    run.acts = [
+        (begun(0), lambda dispatcher: meter.used_bytes.update({GPU_0: HELD})),
+        (begun(0), cancel),
+        (told(events.AttemptTerminating), cancel),
+        (lambda run, _: ("ends", 0) in run.attempts.log, lambda dispatcher: run.clock.advance(3.0)),
+    ]
+    run.run().assert_sound()
+    assert len(run.of(events.GpuQuarantined)) == 1
 
 
 def test_a_request_after_maxfail_is_the_first(tmp_path: Path) -> None:

@@ -93,13 +93,13 @@ def handlers() -> list[object]:
 
 
 def test_handlers_are_given_back() -> None:
-    async def scenario() -> None:
+    async def scenario() -> list[object]:
         with Interruption():
-            pass
+            assert handlers() != before
+        return handlers()
 
     before = handlers()
-    asyncio.run(scenario())
-    assert handlers() == before
+    assert asyncio.run(scenario()) == before
 
 
 IGNORES = """

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from harness.errors import UsageError
-from harness.runner.options import Invocation, RunOptions, make_options, num_cores, wants_colour
+from harness.runner.options import (
+    Invocation,
+    RunOptions,
+    make_options,
+    num_cores,
+    runs_parts_of_files,
+    wants_colour,
+)
 from harness.runner.units import Need
 
 GIVEN: dict[str, Any] = {
@@ -108,3 +115,20 @@ def test_the_live_display_wants_a_terminal_of_its_own(
 )
 def test_colours(choice: str, environ: dict[str, str], is_terminal: bool, colour: bool) -> None:
     assert wants_colour(choice, Invocation(Path("/"), environ, is_terminal=is_terminal)) is colour
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        ((), False),
+        (("-q", "--tb=short", "-p", "no:randomly"), False),
+        (("-k", "fast"), True),
+        (("-kfast",), True),
+        (("-m", "slow"), True),
+        (("--deselect=tests/test_a.py::test_x",), True),
+        (("--lf",), True),
+        (("-x",), True),
+    ],
+)
+def test_a_selection_by_pytest_teaches_no_durations(args: tuple[str, ...], parts: bool) -> None:
+    assert runs_parts_of_files(args) is parts
