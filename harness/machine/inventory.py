@@ -21,7 +21,7 @@ class Gpu:
     is_mig: bool = False
     """A MIG instance: a process can use one only, so it never joins a lease of several."""
     number: int | None = None
-    """NVML's number, which is CUDA's under CUDA_DEVICE_ORDER=PCI_BUS_ID; None for a MIG instance or a pretended card."""
+    """NVML's number, CUDA's under CUDA_DEVICE_ORDER=PCI_BUS_ID; None for a MIG instance or a pretended card."""
 
     def __str__(self) -> str:
         return f"{self.index} {self.model} {self.memory_gb:.0f} GB {self.gpu_id}"

@@ -55,8 +55,8 @@ class CollectOptions:
     """Number of import children at a time."""
     pytest_args: tuple[str, ...] = ()
     needs: tuple[NeedRule, ...] = ()
-    distrusted: frozenset[str] = frozenset()
-    """Files whose source told another need than they turned out to have: imported."""
+    distrusted: Callable[[Path], frozenset[str]] = lambda rootdir: frozenset()
+    """Files, relative to the root directory, whose source told another need than they turned out to have: imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +230,7 @@ class _Collector:
         assert suite.found is not None
         rootdir = Path(suite.found["rootdir"])
         table = NeedsTable(self.options.needs)
+        distrusted = self.options.distrusted(rootdir)
         units: dict[str, Unit] = {}
         to_import: list[Unit] = []
         for path, _, need, _ in suite.found["files"]:
@@ -242,7 +243,7 @@ class _Collector:
                 unit = replace(unit, collect_error=broken.text, collect_timed_out=broken.timed_out)
             elif (given := table.need(path)) is not None:
                 unit = replace(unit, need=given, source=NeedSource.TABLE)
-            elif need is None or path in self.options.distrusted:
+            elif need is None or path in distrusted:
                 unit = replace(unit, source=NeedSource.IMPORT)
                 to_import.append(unit)
             else:

@@ -43,7 +43,7 @@ async def collect_and_plan(stage: Stage, on_progress: Callable[[int, int], None]
         limit=options.cpu_units,
         pytest_args=options.invocation.pytest_args,
         needs=options.needs,
-        distrusted=stage.history.to_import(options.root),
+        distrusted=stage.history.to_import,
     )
     make_spec = partial(_collection_spec, stage)
     collected = await collect(options.paths, wanted, stage.supervisors, make_spec, on_progress)

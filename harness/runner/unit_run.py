@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,7 +26,7 @@ from harness.runner import events
 from harness.runner.attempt import AttemptEnd, AttemptSpec
 from harness.runner.collect import Collected
 from harness.runner.leases import Lease
-from harness.runner.options import RunOptions
+from harness.runner.options import RunOptions, runs_parts_of_files
 from harness.runner.outcomes import Reported, judge
 from harness.runner.report_file import ReportTail, TestReport, read_report
 from harness.runner.units import Outcome, TestOutcome, Unit, UnitResult
@@ -101,6 +101,8 @@ class UnitRunner:
         else:
             unkillable = end.unkillable
             result = _result(unit, end, directory, gpu_ids, timeout_s)
+            if unit.selection or runs_parts_of_files(self.options.invocation.pytest_args):
+                result = replace(result, collected_need=None)  # of some tests, where the plan holds that of all
         await asyncio.to_thread(self._clean_up, number, result)
         await self._return_cards(number, unit.path, unkillable, gpu_ids, baseline)
         self.post(events.UnitFinished(self.t(), result))
@@ -154,8 +156,8 @@ class UnitRunner:
                 *pytest_command(self.options),
                 *("-p", "harness.plugin", f"--rlharness-report={directory / 'report.jsonl'}"),
                 f"--basetemp={tmpdir / 'pytest'}",
-                *self.collected.pytest_args,
                 *invocation.pytest_args,
+                *self.collected.pytest_args,
                 *(self._from_cwd(path) for path in unit.selection or (unit.path,)),
             ),
             cwd=str(invocation.cwd),
@@ -258,7 +260,7 @@ def _result(unit: Unit, end: AttemptEnd, directory: Path, gpu_ids: tuple[str, ..
         tests=report.counts(),
         skip_reasons=report.skip_reasons(),
         left_behind=end.left_behind,
-        collected_need=report.collected_need,
+        collected_need=report.collected_need if report.nodeids else None,
         directory=str(directory),
     )
 

@@ -161,7 +161,7 @@ class UnitResult:
     left_behind: tuple[str, ...] = ()
     """Processes that outlived the test process and had to be killed, as "pid command"."""
     collected_need: Need | None = None
-    """What the markers asked for once the file was really collected; None if it never was."""
+    """What the markers of all its tests asked for once it was really collected; None where that was not seen."""
     directory: str = ""
     """The attempt's directory: output.log, report.jsonl, stacks.txt, ray_logs/; empty if never started."""
     for_want_of_gpus: bool = False

@@ -77,6 +77,7 @@ def run_inside(tmp_path: Path, files: dict[str, str], *options: str) -> tuple[in
     done = subprocess.run(
         [sys.executable, "-m", "harness", "run", "--gpus", "auto", "--json", *options],
         cwd=tmp_path,
+        check=False,
         stdout=subprocess.PIPE,
         text=True,
         timeout=300,

@@ -1,6 +1,7 @@
 """Decisions of a run: who starts, who ends, and one outcome each whatever happens. Attempts are played."""
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,18 +94,23 @@ def test_a_second_request_kills(tmp_path: Path) -> None:
     assert [event.kill for event in run.of(events.CancelRequested)] == [False, True]
 
 
-def test_who_is_killed_does_not_wait_long_for_memory(tmp_path: Path) -> None:
-    meter = FakeMeter({GPU_0: 0})
+@pytest.mark.parametrize(("num_requests", "waited_s"), [(1, 20.0), (2, 2.0)])
+def test_who_is_killed_does_not_wait_long_for_memory(tmp_path: Path, num_requests: int, waited_s: float) -> None:
+    class Held(FakeMeter):
+        """The card of a unit that does not give its memory back; a question takes a second."""
+
+        def used_memory_bytes(self, gpu_ids: Sequence[str]) -> dict[str, int]:
+            run.clock.advance(1.0)
+            return {GPU_0: HELD if ("begins", 0) in run.attempts.log else 0}
+
     limits = {"poll_s": 0.0, "wait_s": 20.0, "answer_s": 5.0}
-    run = PlayedRun(tmp_path, [1], {0: Play(num_steps=FOREVER)}, num_gpus=1, meter=meter, card_limits=limits)
-    run.acts = [
-        (begun(0), lambda dispatcher: meter.used_bytes.update({GPU_0: HELD})),
-        (begun(0), cancel),
-        (told(events.AttemptTerminating), cancel),
-        (lambda run, _: ("ends", 0) in run.attempts.log, lambda dispatcher: run.clock.advance(3.0)),
-    ]
+    deaf = Play(num_steps=FOREVER, grace_steps=0 if num_requests == 1 else FOREVER)
+    acts = [(begun(0), cancel), (told(events.AttemptTerminating), cancel)]
+    run = PlayedRun(tmp_path, [1], {0: deaf}, meter=Held(), card_limits=limits, acts=acts[:num_requests])
     run.run().assert_sound()
-    assert len(run.of(events.GpuQuarantined)) == 1
+    (held,) = run.of(events.GpuQuarantined)
+    (ended,) = run.of(events.AttemptTerminating)
+    assert waited_s <= held.t - ended.t <= waited_s + 2
 
 
 def test_a_request_after_maxfail_is_the_first(tmp_path: Path) -> None:

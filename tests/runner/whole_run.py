@@ -155,7 +155,7 @@ def _has_taken(record: Path, num_requests: int) -> bool:
     return record.read_text("utf-8").count("_requested") == num_requests
 
 
-def until(ready: Callable[[], object], process: "subprocess.Popen[str]") -> None:
+def until(ready: Callable[[], object], process: "subprocess.Popen[Any]") -> None:
     """Wait for a condition; fail where the run ends first, or time does."""
     until_s = time.monotonic() + PATIENCE_S
     while not ready():
