@@ -100,6 +100,7 @@ class JUnitReporter:
             case.result = _with_text(Error(_message(state.finished.error), "run"), state.finished.error)
             suite = TestSuite("rlharness")
             suite.add_testcases([case])
+            suite._elem.set("file", ".")  # the suite as a whole
             yield suite
         for unit in sorted(state.units.values(), key=lambda unit: unit.path):
             yield self._suite(unit, state.results.get(unit.path))

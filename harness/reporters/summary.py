@@ -116,15 +116,17 @@ class SummaryReporter:
 def closing_line(event: RunFinished, state: RunState) -> str:
     """The run in one line: counts, wall time against sequential time, how well the cards were used, the bound."""
     outcomes = ", ".join(f"{state.outcomes[o]:,} {o.value.replace('_', ' ')}" for o in Outcome if state.outcomes[o])
+    units = count(len(state.units), "unit") + (f": {outcomes}" if outcomes else "")
+    if event.sequential_s <= 0:  # nothing ran
+        return f"{units} in {event.wall_s:.1f} s"
     facts = [f"sequential {event.sequential_s:.1f} s"]
-    if event.wall_s > 0 and event.sequential_s > 0:
+    if event.wall_s > 0:
         facts[0] += f", {event.sequential_s / event.wall_s:.1f}x"
     if state.gpus:
         facts.append(f"cards {event.utilisation:.0%} leased")
     facts.append(f"lower bound {event.lower_bound_s:.1f} s")
     if event.bounding_unit:
         facts.append(f"{one_line(event.bounding_unit)} sets the bound: split it")
-    units = count(len(state.units), "unit") + (f": {outcomes}" if outcomes else "")
     return f"{units} in {event.wall_s:.1f} s ({'; '.join(facts)})"
 
 

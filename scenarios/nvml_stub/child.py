@@ -38,7 +38,7 @@ def main() -> None:
             return
         try:
             answer = FUNCTIONS[function](*arguments)
-        except Exception as error:
+        except Exception as error:  # whatever it is, it is for the asker
             answer = error
         pickle.dump(answer, sys.stdout.buffer)
         sys.stdout.buffer.flush()

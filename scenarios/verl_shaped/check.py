@@ -66,7 +66,7 @@ def _result_problems(file: ShapedFile, result: Record) -> Iterable[str]:
         yield f"planned with {planned} GPUs, needs {file.gpus}"
     if len(result["gpu_ids"]) != (0 if file.outcome is Outcome.NOT_RUN else planned):
         yield f"planned with {planned} GPUs, given {result['gpu_ids']}"
-    if file.is_collected:
+    if file.is_collected and file.outcome is not Outcome.NO_TESTS:
         collected = (result["collected_need"] or {"gpus": None})["gpus"]
         if collected != file.gpus:
             yield f"collected with {collected} GPUs, needs {file.gpus}"

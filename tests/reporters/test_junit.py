@@ -171,3 +171,14 @@ def test_any_text_gives_valid_xml(tmp_path_factory: pytest.TempPathFactory, text
         state.apply(event)
         reporter.on_event(event, state)
     assert len(suites(file)) == 1
+
+
+def test_what_ended_the_run_early_is_an_error_of_its_own(tmp_path: Path) -> None:
+    state, reporter = RunState(), JUnitReporter(tmp_path / "j.xml", FakeClock())
+    event = RunFinished(1.0, 1, 1.0, 0.0, 0.0, 0.0, 0.0, "", error="no list of test files\nas pytest died")
+    state.apply(event)
+    reporter.on_event(event, state)
+    (case,) = suites(tmp_path / "j.xml")["rlharness"]
+    assert (case.name, case.classname) == ("[run]", "rlharness")
+    assert case.result[0].message == "no list of test files as pytest died"
+    assert case.result[0].text == "no list of test files\nas pytest died"

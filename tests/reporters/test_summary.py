@@ -1,4 +1,5 @@
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,4 +97,13 @@ def test_a_need_that_was_planned_otherwise_says_what_to_change(source: NeedSourc
 def test_the_closing_line_of_a_run_without_units() -> None:
     state = RunState()
     line = closing_line(RunFinished(1.0, 5, 1.0, 0.0, 0.0, 0.0, 0.0, ""), state)
-    assert line == "0 units in 1.0 s (sequential 0.0 s; lower bound 0.0 s)"
+    assert line == "0 units in 1.0 s"
+
+
+def test_what_ended_the_run_early_stands_with_what_it_has_and_notes_are_listed() -> None:
+    one = UnitResult(unit("a.py"), Outcome.PASSED, duration_s=18.0)
+    broken = replace(finished(ExitCode.INTERNAL_ERROR), error="KeyError: 'x'", notes=("kept /tmp/a", "and /tmp/b"))
+    text = told(*results(one), broken)
+    assert "notes (2)\n  kept /tmp/a\n  and /tmp/b\n" in text
+    assert "exit code 3: rlharness itself failed" in text
+    assert told(replace(broken, notes=())) == "", "nothing was counted"

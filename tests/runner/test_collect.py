@@ -175,7 +175,7 @@ def test_a_file_that_cannot_be_imported_is_a_unit_that_says_why(suite: Suite, so
 
 def test_the_output_of_a_file_that_died_is_in_its_error(suite: Suite) -> None:
     suite.write({"test_a.py": "import os, sys\nos.write(1, b'caf\\xe9 ' * 100_000 + b'last words')\nos._exit(3)"})
-    error = suite.units(distrusted=lambda rootdir: frozenset({"test_a.py"}), pytest_args=("-s",))["test_a.py"].collect_error
+    error = suite.units(distrusted=lambda _: frozenset({"test_a.py"}), pytest_args=("-s",))["test_a.py"].collect_error
     assert error.endswith("last words")
     assert "caf\ufffd" in error
     assert len(error) < 70_000

@@ -216,6 +216,15 @@ def test_a_bug_in_the_loop_itself_ends_every_attempt_and_settles_every_unit(tmp_
     assert run.tasks_left == []
 
 
+def test_a_bug_in_the_ticker_is_not_silent(tmp_path: Path) -> None:
+    no_limit = {"slow_s": None}
+    run = PlayedRun(tmp_path, [0, 0], {0: Play(num_steps=FOREVER)}, cpu_units=1, options=no_limit)
+    with pytest.raises(TypeError):
+        run.run()
+    run.state.check_sum()
+    assert run.outcomes == [Outcome.INTERRUPTED, Outcome.NOT_RUN]
+
+
 def test_a_dump_is_an_event(tmp_path: Path) -> None:
     run = PlayedRun(tmp_path, [0], {0: Play(num_steps=100)}, acts=[(begun(0), Dispatcher.request_dump)]).run()
     assert len(run.of(events.DumpRequested)) == 1

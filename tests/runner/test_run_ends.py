@@ -1,20 +1,22 @@
 """How runs end before their time: signals, limits, failures enough, and what is kept and said then."""
 
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.exit_codes import ExitCode
+from scenarios.nvml_stub.build import compiler, stub_env
 from tests.runner.whole_run import QUICK, Done, ended, interrupted, run, started, until, write_suite
 
 SLEEPS = "import time\ndef test_first(): pass\ndef test_sleeps():\n    open('asleep', 'w')\n    time.sleep(60)\n"
 GRACEFUL = """
 import time
 def test_takes_its_time():
-    open('asleep', 'w')
     try:
+        open('asleep', 'w')
         time.sleep(60)
     except KeyboardInterrupt:
         time.sleep(0.2)
@@ -94,6 +96,33 @@ def test_an_interrupted_plan_says_so(tmp_path: Path) -> None:
     done = interrupted(tmp_path, "plan", "--gpus", "none", ready=lambda: asleep(tmp_path), signums=(signal.SIGTERM,))
     assert (done.code, done.stdout) == (ExitCode.INTERRUPTED, "")
     assert done.stderr == "rlharness: interrupted by SIGTERM before anything was run\n"
+
+
+HANGING_DRIVER = """
+#include <stdio.h>
+#include <unistd.h>
+int nvmlInitWithFlags(unsigned int flags) {
+    fclose(fopen("asleep", "w"));
+    for (;;) pause();
+}
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+"""
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_a_driver_that_hangs_does_not_hold_back_an_interrupt(tmp_path: Path, command: str) -> None:
+    if compiler() is None:
+        pytest.skip("no C compiler here: the hanging NVIDIA driver cannot be built")
+    write_suite(tmp_path, {"test_a.py": QUICK, "driver.c": HANGING_DRIVER})
+    library = tmp_path / "libnvidia-ml.so.1"
+    subprocess.run([str(compiler()), "-shared", "-fPIC", "-o", library, tmp_path / "driver.c"], check=True)
+    with started(tmp_path, command, "--gpus", "auto", env=stub_env(library, library)) as process:
+        until(lambda: asleep(tmp_path), process)
+        process.send_signal(signal.SIGINT)
+        done = ended(process, tmp_path)
+    assert (done.code, done.stdout) == (ExitCode.INTERRUPTED, "")
+    assert done.stderr == "rlharness: interrupted by SIGINT before anything was run\n"
+    assert not (tmp_path / ".rlharness").exists()
 
 
 def test_a_terminal_that_hangs_up_costs_no_record(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 HARNESS = (sys.executable, "-m", "harness")
 QUICK = "def test_quick(): pass\n"
 PATIENCE_S = 60.0
+SET_BY_OTHERS = ("PYTEST_", "RLHARNESS", "CUDA_", "TMPDIR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,8 @@ def write_suite(directory: Path, files: Mapping[str, str]) -> Path:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The variables of this process, without what pytest has set and with no plugin that costs time."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "RLHARNESS"))}
+    """The variables of this process, without what pytest or a runner around it has set, and with no slow plugin."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(SET_BY_OTHERS)}
     return {**kept, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **more}
 
 
