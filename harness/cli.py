@@ -3,6 +3,7 @@
 Nothing heavy is imported to parse arguments: each command imports its room when it runs.
 """
 
+import math
 import os
 import sys
 import traceback
@@ -19,6 +20,18 @@ from harness.runner.options import Invocation
 
 Command = Callable[..., Any]
 
+
+class Seconds(click.FloatRange):
+    """Seconds, which nan is not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The value as a float; fails for what is no number, out of range or nan."""
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is no number of seconds.", param, ctx)
+        return seconds
+
+
 _SHARED_OPTIONS: tuple[Callable[[Command], Command], ...] = (
     click.argument("paths", nargs=-1, type=click.Path()),
     click.option(
@@ -32,7 +45,7 @@ _SHARED_OPTIONS: tuple[Callable[[Command], Command], ...] = (
     click.option("--mix-models/--no-mix-models", default=None, help="Allow cards of different models in one lease."),
     click.option(
         "--collect-timeout",
-        type=click.FloatRange(0, min_open=True),
+        type=Seconds(0, min_open=True),
         metavar="S",
         help="Limit on importing one file.  [default: 120]",
     ),
@@ -67,11 +80,9 @@ def cli() -> None:
 
 @cli.command(epilog="Everything after -- goes to every pytest process:  rlharness run tests -- -k fast -q")
 @_shared_options
-@click.option(
-    "--timeout", type=click.FloatRange(0, min_open=True), metavar="S", help="Limit on one file.  [default: 1800]"
-)
-@click.option("--grace", type=click.FloatRange(0), metavar="S", help="From SIGINT to SIGKILL.  [default: 10]")
-@click.option("--slow", type=click.FloatRange(0), metavar="S", help="Say that a file is slow after S.  [default: 60]")
+@click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Limit on one file.  [default: 1800]")
+@click.option("--grace", type=Seconds(0), metavar="S", help="From SIGINT to SIGKILL.  [default: 10]")
+@click.option("--slow", type=Seconds(0), metavar="S", help="Say that a file is slow after S.  [default: 60]")
 @click.option("--maxfail", type=click.IntRange(0), metavar="N", help="Start no file after N have failed; 0: no limit.")
 @click.option("-x", "maxfail", flag_value=1, type=int, help="Same as --maxfail 1.")
 @click.option(

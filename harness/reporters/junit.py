@@ -54,7 +54,9 @@ class JUnitReporter:
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
-        self._path = path
+        if path.is_dir():
+            raise UsageError(f"JUnit XML cannot be written to {path}: it is a directory", legal="a file")
+        self._path = path = path.resolve()  # through a link, not in its place
         self._clock = clock
         self._began: datetime | None = None
         self._started_t: dict[str, float] = {}
@@ -106,8 +108,12 @@ class JUnitReporter:
             yield self._suite(unit, state.results.get(unit.path))
 
     def _assemble(self, suites: BinaryIO, totals: Counter[str], seconds: float) -> None:
-        """Put the root around the suites, in a file of its own that takes the name only when it is whole."""
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
+        """Put the root around the suites, in a file of its own that takes the name only when it is whole.
+
+        What is there and is no plain file (a device, a pipe) is written to as it is.
+        """
+        is_plain = self._path.is_file() or not self._path.exists()
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp") if is_plain else self._path
         try:
             with open(temporary, "wb") as file:
                 xml = XMLGenerator(file, encoding="utf-8")
@@ -119,10 +125,13 @@ class JUnitReporter:
                 shutil.copyfileobj(suites, file)
                 xml.endElement("testsuites")
                 file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self._path)
+                if is_plain:
+                    os.fsync(file.fileno())
+            if is_plain:
+                os.replace(temporary, self._path)
         finally:
-            temporary.unlink(missing_ok=True)
+            if is_plain:
+                temporary.unlink(missing_ok=True)
 
     def _suite(self, unit: Unit, result: UnitResult | None) -> TestSuite:
         result = result or UnitResult(unit, Outcome.INTERRUPTED, "the runner stopped before this unit had an outcome")

@@ -134,6 +134,9 @@ def _sections(event: RunFinished, state: RunState) -> Iterator[tuple[str, str, l
     """(head, colour, lines) of each list, empty ones included."""
     results = state.with_outcome(*Outcome)
     not_run = [result for result in results if result.outcome is Outcome.NOT_RUN]
+    failures = [result for result in results if result.outcome.is_failure]
+    failed = [f"{label(r.outcome)} {', '.join([one_line(r.unit.path), *facts(r, state)])}" for r in failures]
+    yield "failed, shown above", RED, failed
     yield "interrupted", YELLOW, [_with_reason(r) for r in results if r.outcome is Outcome.INTERRUPTED]
     yield "not run, since the run was cancelled", YELLOW, [_with_reason(r) for r in not_run if not r.for_want_of_gpus]
     yield "not run for want of GPUs", YELLOW, [_with_reason(r) for r in not_run if r.for_want_of_gpus]

@@ -9,7 +9,7 @@ the dispatcher's. Once there is a RunStarted there is a RunFinished, whatever en
 import asyncio
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -211,15 +211,21 @@ class _Run:
             t=self.recorder.t(),
             exit_code=failure.exit_code if isinstance(failure, HarnessError) else code,
             lower_bound_s=bound.value_s,
-            bounding_unit=ran[bound.unit].unit.path if bound.unit is not None and _is_whole(ran[bound.unit]) else "",
+            bounding_unit=_worth_splitting(ran, bound.unit),
         )
         error = "" if failure is None else str(failure) if is_users else f"{type(failure).__name__}: {failure}"
         return replace(figures, error=error, notes=self.notes)
 
 
-def _is_whole(result: UnitResult) -> bool:
-    """Whether the unit's duration is its own: of one that was ended nobody knows it, and splitting it helps nobody."""
-    return result.outcome in RAN_TO_THE_END
+def _worth_splitting(ran: Sequence[UnitResult], number: int | None) -> str:
+    """The path of the unit that sets the bound, where splitting it helps: others ran too, and it has several tests.
+
+    Of one that was ended nobody knows the duration.
+    """
+    if number is None or len(ran) == 1:
+        return ""
+    result = ran[number]
+    return result.unit.path if result.tests.total > 1 and result.outcome in RAN_TO_THE_END else ""
 
 
 class _HistoryKeeper:

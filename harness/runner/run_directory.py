@@ -33,7 +33,10 @@ def make_run_directory(root: Path, run_id: str) -> Path:
         if not ignore.exists():
             ignore.write_text("*\n", encoding="utf-8")
         _point_latest(runs, run_id)
-        old = sorted(path for path in runs.iterdir() if path.is_dir() and not path.is_symlink())[:-NUM_RUNS_KEPT]
+        so_far = sorted(path for path in runs.iterdir() if path.is_dir() and not path.is_symlink())
+        fruitful = [path for path in so_far if path == directory or (path / "units").is_dir()]
+        fruitless = [path for path in so_far if path not in fruitful]  # mistyped paths push no results out
+        old = fruitful[:-NUM_RUNS_KEPT] + fruitless[:-NUM_RUNS_KEPT]
     except OSError as error:
         raise HarnessError(
             f"no run directory can be made in {runs}: {error.strerror}",

@@ -179,7 +179,8 @@ class UnitRunner:
     def _from_cwd(self, path: str) -> str:
         """A path or node id below the root directory, as pytest is to be given it in the working directory."""
         file, colons, rest = path.partition("::")  # what follows is no path, though it may hold slashes
-        return os.path.relpath(self.collected.rootdir / file, self.options.invocation.cwd) + colons + rest
+        relative = os.path.relpath(self.collected.rootdir / file, self.options.invocation.cwd)
+        return ("./" if relative.startswith("-") else "") + relative + colons + rest
 
     async def _return_cards(
         self, number: int, path: str, unkillable: tuple[str, ...], gpu_ids: tuple[str, ...], baseline: dict[str, int]
@@ -274,7 +275,7 @@ def why_uncollected(unit: Unit) -> str:
 
 def last_line(text: str) -> str:
     """The last line of a traceback, which names the error; "" for no text."""
-    return text.strip().rpartition("\n")[2].strip()
+    return text.strip().rpartition("\n")[2].removeprefix("E ").strip()
 
 
 def _reported(report: TestReport) -> Reported:

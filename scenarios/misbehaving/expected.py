@@ -6,7 +6,7 @@ machine of their own. A file that its process tree cannot be rid of, or that has
 
 from dataclasses import dataclass, field
 
-TIMEOUT_S, COLLECT_TIMEOUT_S, GRACE_S = 6, 6, 1
+TIMEOUT_S, COLLECT_TIMEOUT_S, GRACE_S = 25, 25, 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,30 @@ def test_a_file_that_cannot_be_made_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "ci").write_text("not a directory")
     with pytest.raises(UsageError, match=r"ci/junit\.xml"):
         JUnitReporter(tmp_path / "ci" / "junit.xml", FakeClock())
+
+
+def test_a_directory_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="it is a directory"):
+        JUnitReporter(tmp_path, FakeClock())
+
+
+def test_a_link_is_followed(sample_run: Any, file: Path) -> None:
+    file.parent.mkdir()
+    link = file.with_name("link.xml")
+    link.symlink_to(file)
+    sample_run.tell(JUnitReporter(link, FakeClock()))
+    assert link.is_symlink()
+    assert "testsuites" in file.read_text()
+
+
+def test_a_pipe_is_written_to_and_not_replaced(sample_run: Any, file: Path) -> None:
+    file.parent.mkdir()
+    os.mkfifo(file)
+    reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    sample_run.tell(JUnitReporter(file, FakeClock()))
+    assert b"testsuites" in os.read(reader, 1 << 16)
+    os.close(reader)
+    assert file.is_fifo()
 
 
 def test_pytest_that_stopped_by_itself_skips_what_it_did_not_begin(sample_run: Any, file: Path) -> None:

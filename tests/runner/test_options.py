@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from harness.cli import main
 from harness.errors import UsageError
+from harness.exit_codes import ExitCode
 from harness.runner.options import (
     Invocation,
     RunOptions,
@@ -115,6 +117,11 @@ def test_the_live_display_wants_a_terminal_of_its_own(
 )
 def test_colours(choice: str, environ: dict[str, str], is_terminal: bool, colour: bool) -> None:
     assert wants_colour(choice, Invocation(Path("/"), environ, is_terminal=is_terminal)) is colour
+
+
+def test_nan_is_no_number_of_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--timeout", "nan"]) == ExitCode.USAGE_ERROR
+    assert "'nan' is no number of seconds" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,14 @@ def test_the_oldest_runs_go(tmp_path: Path) -> None:
     assert runs_in(tmp_path) == ids[3:]
 
 
+def test_runs_that_ran_nothing_push_no_results_out(tmp_path: Path) -> None:
+    (make_run_directory(tmp_path, "a") / "units").mkdir()
+    for number in range(NUM_RUNS_KEPT + 5):
+        make_run_directory(tmp_path, f"b{number:03}")
+    assert "a" in runs_in(tmp_path)
+    assert len(runs_in(tmp_path)) == NUM_RUNS_KEPT + 2, "mistyped ones go by themselves, the newest stays in any case"
+
+
 def test_runs_that_begin_together_do_not_disturb_each_other(tmp_path: Path) -> None:
     for number in range(NUM_RUNS_KEPT):
         make_run_directory(tmp_path, f"a{number:03}")
@@ -70,7 +78,7 @@ def test_runs_that_begin_together_do_not_disturb_each_other(tmp_path: Path) -> N
         thread.join()
     assert failures == []
     assert set(ids) <= set(runs_in(tmp_path))
-    assert len(runs_in(tmp_path)) == NUM_RUNS_KEPT
+    assert len(runs_in(tmp_path)) <= NUM_RUNS_KEPT + 1
     assert (tmp_path / ".rlharness" / "runs" / "latest").resolve().name in ids
 
 

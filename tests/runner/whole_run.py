@@ -58,6 +58,7 @@ class Done:
 
     def assert_sound(self) -> None:
         """The record begins and ends as it must, each unit has one outcome, no lease is left."""
+        assert (self.record / "events.jsonl").exists(), f"exit {self.code}, no record: {self.stderr}"
         events = self.events
         assert events[0]["event"] == "run_started"
         assert events[-1]["event"] == "run_finished"
