@@ -23,6 +23,8 @@ import math
 import os
 import re
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,9 +58,15 @@ class BadMarker(ValueError):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the one option."""
-    parser.getgroup("rlharness").addoption(
+    """Add the options."""
+    group = parser.getgroup("rlharness")
+    group.addoption(
         "--rlharness-report", metavar="FILE", default=None, help="Append what the tests do to FILE, a JSON line each."
+    )
+    group.addoption(
+        "--rlharness-as-found",
+        action="store_true",
+        help="Take from a file what pytest takes when it comes upon it, though the file is named.",
     )
 
 
@@ -75,6 +83,25 @@ def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("rlharness_report")
     if path and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Reporter(os.path.abspath(path), config), "rlharness-reporter")
+
+
+class NoTestModule(pytest.File):
+    """A file in which pytest would not have looked for test functions (its doctests have a collector of their own)."""
+
+    def collect(self) -> Iterable[pytest.Item]:
+        """Nothing."""
+        return ()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.File | None:
+    """pytest holds a file against python_files only where the file was not named, and the runner names every file."""
+    if not parent.config.getoption("rlharness_as_found"):
+        return None
+    patterns = parent.config.getini("python_files")
+    if any(fnmatch(str(module_path) if "/" in pattern else module_path.name, pattern) for pattern in patterns):
+        return None
+    return NoTestModule.from_parent(parent, path=module_path)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -370,3 +370,13 @@ def test_under_xdist_only_the_controller_writes(pytester: pytest.Pytester) -> No
         "test_b": "failed",
         "test_c": "passed",
     }
+
+
+def test_a_file_that_is_only_found_gives_its_doctests_and_no_functions(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(tool='def test_connection(host):\n    """\n    >>> 1 + 1\n    2\n    """\n')
+    pytester.makepyfile(test_tool="def test_tool(): pass\n")
+    _, named = run(pytester, "--doctest-modules", "tool.py")
+    (pytester.path / "report.jsonl").unlink()
+    _, found = run(pytester, "--doctest-modules", "--rlharness-as-found", "tool.py", "test_tool.py")
+    assert sorted(ends(named)) == ["test_connection", "tool.test_connection"]
+    assert sorted(ends(found)) == ["test_tool", "tool.test_connection"]

@@ -156,6 +156,7 @@ class UnitRunner:
                 *pytest_command(self.options),
                 *("-p", "harness.plugin", f"--rlharness-report={directory / 'report.jsonl'}"),
                 f"--basetemp={tmpdir / 'pytest'}",
+                *(() if self._is_named(unit) else ("--rlharness-as-found",)),
                 *invocation.pytest_args,
                 *self.collected.pytest_args,
                 *(self._from_cwd(path) for path in unit.selection or (unit.path,)),
@@ -175,6 +176,11 @@ class UnitRunner:
             startup_timeout_s=self.options.collect_timeout_s,
             grace_s=self.options.grace_s,
         )
+
+    def _is_named(self, unit: Unit) -> bool:
+        """Whether the command line names this very file, which pytest then takes whatever it is called."""
+        cwd, file = self.options.invocation.cwd, os.path.abspath(self.collected.rootdir / unit.path)
+        return any(os.path.abspath(cwd / path.partition("::")[0]) == file for path in self.options.paths)
 
     def _from_cwd(self, path: str) -> str:
         """A path or node id below the root directory, as pytest is to be given it in the working directory."""
