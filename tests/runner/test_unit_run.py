@@ -35,7 +35,7 @@ def test_a_child_is_given_its_cards_a_port_and_places_of_its_own(tmp_path: Path)
     assert int(on_cpu.env["MASTER_PORT"]) != int(on_cards.env["MASTER_PORT"])
     assert on_cards.argv[1:] == (
         *("-m", "pytest", "-p", "harness.plugin", f"--rlharness-report={tmp_path}/run/units/0000/report.jsonl"),
-        *(f"--basetemp={run.scratch}/0000/pytest", "--rootdir", "/r", "test_0.py"),
+        *(f"--basetemp={run.scratch}/0000/pytest", "--rlharness-as-found", "--rootdir", "/r", "test_0.py"),
     )
     assert on_cards.marker == "run-0000"
 
