@@ -42,10 +42,12 @@ EXPECTED = {
     "test_forks_without_end.py": Expected("timed_out", "::test_forks ran", HANGS),
     "test_grandchild_keeps_stdout.py": Expected("passed", "", PASSES, "still here"),
     "test_hangs_at_import.py": Expected("collect_timeout", "import"),
-    "test_hangs_in_c.py": Expected("timed_out", "longer than 6 s while test_hangs_in_c.py::test_hangs ran", HANGS),
-    "test_hangs_in_python.py": Expected("timed_out", "longer than 6 s", MIDWAY),
+    "test_hangs_in_c.py": Expected(
+        "timed_out", f"longer than {TIMEOUT_S} s while test_hangs_in_c.py::test_hangs ran", HANGS
+    ),
+    "test_hangs_in_python.py": Expected("timed_out", f"longer than {TIMEOUT_S} s", MIDWAY),
     "test_has_no_tests.py": Expected("no_tests"),
-    "test_ignores_sigterm.py": Expected("timed_out", "longer than 6 s", HANGS),
+    "test_ignores_sigterm.py": Expected("timed_out", f"longer than {TIMEOUT_S} s", HANGS),
     "test_is_killed_from_outside.py": Expected("crashed", "SIGKILL while ", HANGS),
     "test_one_test_hangs.py": Expected("timed_out", "::test_hangs ran longer than its own limit", MIDWAY),
     "test_prints_200_mb.py": Expected("failed", "", {"failed": 1}),
