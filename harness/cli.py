@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from harness import __version__
-from harness.errors import HarnessError
+from harness.errors import HarnessError, UsageError
 from harness.exit_codes import ExitCode
 from harness.runner.options import Invocation
 
@@ -124,38 +124,43 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     return words[:at], words[at + 1 :]
 
 
+def _invocation(pytest_args: Sequence[str]) -> Invocation:
+    """What this process inherited; UsageError where its working directory has been deleted."""
+    try:
+        cwd = Path(os.getcwd())
+    except FileNotFoundError:
+        raise UsageError("the working directory does not exist any more", remedy="change into one that does") from None
+    is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    return Invocation(cwd, dict(os.environ), tuple(pytest_args), is_terminal)
+
+
+def _open_closed_files() -> None:
+    """Open what a shell's `>&-` has closed: the next file to be opened would be taken for it."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            setattr(sys, name, os.fdopen(fd, "r" if fd == 0 else "w", encoding="utf-8", closefd=False))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. User errors are printed, never raised."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    own, pytest_args = _split(words)
-    invocation = Invocation(
-        cwd=Path(os.getcwd()),
-        environ=dict(os.environ),
-        pytest_args=tuple(pytest_args),
-        is_terminal=sys.stdout.isatty() and os.environ.get("TERM") != "dumb",
-    )
+    _open_closed_files()
+    own, pytest_args = _split(list(sys.argv[1:] if argv is None else argv))
     try:
-        code = int(cli.main(args=own, prog_name="rlharness", obj=invocation, standalone_mode=False) or 0)
+        invocation = _invocation(pytest_args)
+        return int(cli.main(args=own, prog_name="rlharness", obj=invocation, standalone_mode=False) or 0)
     except click.ClickException as error:
         error.show()
-        code = ExitCode.USAGE_ERROR
+        return ExitCode.USAGE_ERROR
     except HarnessError as error:
         click.echo(f"error: {error}", err=True)
-        code = error.exit_code
+        return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
-        code = ExitCode.INTERRUPTED
+        return ExitCode.INTERRUPTED
     except Exception:  # the last stop: our own bug, and the only one that shows a traceback
         traceback.print_exc()
         click.echo("error: this is a bug in rlharness; the traceback above names the place", err=True)
-        code = ExitCode.INTERNAL_ERROR
-    _flush()
-    return code
-
-
-def _flush() -> None:
-    """Write out what was printed; where nobody reads it any more, the interpreter must not complain at its exit."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.INTERNAL_ERROR

@@ -232,6 +232,33 @@ def test_a_reader_that_goes_away_changes_nothing(suite: Path, command: str) -> N
         assert '"exit_code": 0' in (suite / ".rlharness/runs/latest/events.jsonl").read_text()
 
 
+@pytest.mark.parametrize(("command", "code"), [("run", 0), ("run --json", 4), ("plan", 4), ("plan --json", 4)])
+def test_a_standard_output_that_takes_nothing(suite: Path, command: str, code: int) -> None:
+    with open("/dev/full", "wb") as full:
+        words = [*HARNESS, *command.split(), "--gpus", "none"]
+        done = subprocess.run(words, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == code
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_closed_standard_files_are_no_trouble(suite: Path) -> None:
+    words = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *HARNESS, "run", "--gpus", "none"]
+    assert subprocess.run(words, env=environment(), check=False).returncode == ExitCode.OK
+    events = (suite / ".rlharness/runs/latest/events.jsonl").read_text()
+    assert '"outcome": "passed"' in events
+    assert [path.name for path in (suite / ".rlharness/runs/latest/units/0000").iterdir() if path.suffix == ".log"] == [
+        "output.log"
+    ], "no supervisor complained"
+
+
+def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
+    words = ["sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "sh", *HARNESS, "run"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == ExitCode.USAGE_ERROR
+    assert done.stderr.startswith("error: the working directory does not exist any more\n  remedy: ")
+
+
 def test_without_a_terminal_the_display_is_lines(suite: Path) -> None:
     done = run(suite, "run", "--gpus", "none")
     assert "[1/1] test_a.py, " in done.stdout

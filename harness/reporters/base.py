@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
+from harness.errors import UsageError
 from harness.runner.events import Event
 from harness.runner.stats import RunState
 
@@ -63,6 +64,12 @@ def say(text: str) -> None:
 
 
 def show(result: str) -> None:
-    """What was asked for, on stdout; a reader that has gone wants no more of it."""
-    with suppress(BrokenPipeError):
-        print(result, flush=True)
+    """What was asked for, on stdout; a reader that has gone wants no more of it.
+
+    Raises UsageError where it cannot be written.
+    """
+    try:
+        with suppress(BrokenPipeError):
+            print(result, flush=True)
+    except OSError as error:
+        raise UsageError(f"the result cannot be written to standard output: {error.strerror}") from None
