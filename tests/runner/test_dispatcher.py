@@ -39,7 +39,7 @@ def test_nothing_is_started_while_there_is_news_that_was_not_taken(tmp_path: Pat
     run = PlayedRun(tmp_path, [broken, 0, 0], options={"maxfail": 1}).run()
     run.assert_sound()
     assert run.outcomes == [Outcome.COLLECT_ERROR, Outcome.NOT_RUN, Outcome.NOT_RUN]
-    assert run.results[0].reason == "E   SyntaxError: no"
+    assert run.results[0].reason == "SyntaxError: no"
     assert run.attempts.log == []
 
 
