@@ -70,10 +70,15 @@ _SHARED_OPTIONS: tuple[Callable[[Command], Command], ...] = (
 )
 
 
-def _shared_options(command: Command) -> Command:
-    for option in reversed(_SHARED_OPTIONS):
-        command = option(command)
-    return command
+def _all_of(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
+    """These options as one decorator, in their order."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -83,7 +88,7 @@ def cli() -> None:
 
 
 @cli.command(epilog="Everything after -- goes to every pytest process:  rlharness run tests -- -k fast -q")
-@_shared_options
+@_all_of(_SHARED_OPTIONS)
 @click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Limit on one file.  [default: 1800]")
 @click.option("--grace", type=Seconds(0), metavar="S", help="From SIGINT to SIGKILL.  [default: 10]")
 @click.option("--slow", type=Seconds(0), metavar="S", help="Say that a file is slow after S.  [default: 60]")
@@ -112,7 +117,7 @@ def run(invocation: Invocation, /, **arguments: Any) -> int:
 
 
 @cli.command()
-@_shared_options
+@_all_of(_SHARED_OPTIONS)
 @click.option("--width", type=click.IntRange(40), help="Columns of the chart.  [default: the terminal's]")
 @click.pass_obj
 def plan(invocation: Invocation, /, **arguments: Any) -> int:
@@ -125,6 +130,7 @@ def plan(invocation: Invocation, /, **arguments: Any) -> int:
 @cli.command()
 @click.option("--json", "json", is_flag=True, help="Print the findings as JSON on standard output.")
 @click.option("--fix", is_flag=True, help="Print the lines of a shell that mend what variables can mend, for eval.")
+@click.option("--numerics", is_flag=True, help="Look too at which operations of torch keep their bits; takes seconds.")
 @click.option(
     "--distributed",
     type=click.IntRange(2),
@@ -172,35 +178,84 @@ _RECORDING_OPTIONS: tuple[Callable[[Command], Command], ...] = (
     ),
     click.option(
         "--level",
-        type=click.Choice(["off", "rerun", "invariant"]),  # the last is refused, with the reason
-        metavar="off|rerun",
-        default="off",
-        help="What is done for determinism before the program starts.  [default: off, nothing]",
+        type=click.Choice(["off", "rerun", "invariant"]),  # the last is refused for commands, with the reason
+        metavar="off|rerun|invariant",
+        help="What is held of determinism; invariant by scenarios only.  [default: a scenario's own, else off]",
     ),
 )
 
 
-def _recording_options(command: Command) -> Command:
-    for option in reversed(_RECORDING_OPTIONS):
-        command = option(command)
-    return command
+_KEPT_OPTIONS: tuple[Callable[[Command], Command], ...] = (
+    click.option(
+        "--keep", multiple=True, metavar="STEPS", help="Keep the tensors of these steps: 3, or 3,7, or 10-12."
+    ),
+    click.option("--op-step", type=click.IntRange(0), metavar="K", help="Record every operation of step K."),
+)
 
 
-@cli.command(epilog="Everything after -- is the program:  rlharness replay -- python train.py --seed 7")
-@click.option("--runs", type=click.IntRange(1), metavar="N", help="How many runs.  [default: 2; 1 with --against]")
+_SCENARIO_OPTIONS: tuple[Callable[[Command], Command], ...] = (
+    click.option("--size", metavar="NAME", help="One of the scenario's sizes.  [default: full; smoke to replay]"),
+    click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Override a dotted key of its configuration; may be given several times.",
+    ),
+)
+
+
+@cli.command()
+@click.option("--json", "json", is_flag=True, help="Print them as JSON on standard output.")
+@click.pass_obj
+def scenarios(invocation: Invocation, /, **arguments: Any) -> int:
+    """List what can be trained and replayed by name."""
+    from harness.lab.scenario_list import run_scenarios
+
+    return int(run_scenarios(invocation, arguments))
+
+
+@cli.command(epilog="SCENARIO is a name that `rlharness scenarios` shows, or a YAML file.")
+@click.argument("scenario")
+@click.option("--out", type=click.Path(), required=True, metavar="DIR", help="Where the run goes; new or empty.")
+@_all_of(_SCENARIO_OPTIONS)
+@_all_of(_RECORDING_OPTIONS)
+@_all_of(_KEPT_OPTIONS)
+@click.option("--json", "json", is_flag=True, help="Print the result as JSON on standard output.")
+@click.pass_obj
+def train(invocation: Invocation, /, **arguments: Any) -> int:
+    """Run a scenario once, recorded and in this terminal."""
+    from harness.lab.train import run_train
+
+    return int(run_train(invocation, arguments))
+
+
+@cli.command(
+    epilog="SCENARIO is a name that `rlharness scenarios` shows, or a YAML file. Without one, everything after -- is"
+    " the program:  rlharness replay -- python train.py --seed 7"
+)
+@click.argument("scenario", required=False)
+@_all_of(_SCENARIO_OPTIONS)
+@click.option(
+    "--vary",
+    multiple=True,
+    metavar="KEY=V1,V2",
+    help="Give each run another value of what must not matter; may be given several times.",
+)
+@click.option("--runs", type=click.IntRange(1), metavar="N", help="How many.  [default: 2; 1 with --against]")
 @click.option("--against", type=click.Path(), metavar="DIR", help="Compare with this trace, not with the first run.")
 @click.option(
     "--out", type=click.Path(), metavar="DIR", help="Where the traces go; new or empty.  [default: .rlharness/replays]"
 )
 @click.option("--step", type=click.IntRange(0), metavar="K", help="Keep the tensors of step K.")
 @click.option("--op", is_flag=True, help="Record every operation of that step too, in runs of their own.")
-@_recording_options
+@_all_of(_RECORDING_OPTIONS)
 @click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Limit on each run.  [default: none]")
 @click.option("--json", "json", is_flag=True, help="Print the result as JSON on standard output.")
 @_color_option
 @click.pass_obj
 def replay(invocation: Invocation, /, **arguments: Any) -> int:
-    """Run a PyTorch program several times and compare the runs bit by bit; exits with 0, 10, 11 or 12."""
+    """Run a scenario or a PyTorch program several times, compare the runs bit by bit; exits with 0, 10, 11 or 12."""
     from harness.lab.replay import run_replay
 
     return int(run_replay(invocation, arguments))
@@ -208,9 +263,8 @@ def replay(invocation: Invocation, /, **arguments: Any) -> int:
 
 @cli.command(epilog="Everything after -- is the program:  rlharness trace --out DIR -- python train.py --seed 7")
 @click.option("--out", type=click.Path(), required=True, metavar="DIR", help="Where the trace goes; new or empty.")
-@_recording_options
-@click.option("--keep", multiple=True, metavar="STEPS", help="Keep the tensors of these steps: 3, or 3,7, or 10-12.")
-@click.option("--op-step", type=click.IntRange(0), metavar="K", help="Record every operation of step K.")
+@_all_of(_RECORDING_OPTIONS)
+@_all_of(_KEPT_OPTIONS)
 @click.pass_obj
 def trace(invocation: Invocation, /, **arguments: Any) -> int:
     """Record a PyTorch program, unchanged and in this terminal; exits with the program's own exit code."""

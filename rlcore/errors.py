@@ -6,7 +6,9 @@ EngineError             base of all: says the value, what is legal, and the reme
 ├── EmptyMaskError      a sample, or a batch, without anything to learn from (also a ValueError)
 ├── NonFiniteError      NaN or infinity where it would spread to other samples (also a ValueError)
 ├── LevelError          a level of determinism that is not at work, or cannot be held here (also a ValueError)
-└── CheckpointError     a checkpoint that is not whole, or of another model (also a ValueError)
+├── CheckpointError     a checkpoint that is not whole, or of another model (also a ValueError)
+├── WeightSyncError     weights that are not in the sampler as the trainer has them (also a RuntimeError)
+└── RewardError         a reward function that failed, or returned what is no reward (also a RuntimeError)
 """
 
 
@@ -53,3 +55,17 @@ class LevelError(EngineError, ValueError):
 
 class CheckpointError(EngineError, ValueError):
     """A checkpoint that is not whole, or not of the model its config.json describes."""
+
+
+class WeightSyncError(EngineError, RuntimeError):
+    """Weights that did not reach the sampler as the trainer has them, or were changed there."""
+
+    def __init__(self, what: str, *, check: str = "", parameter: str = "", legal: str = "", remedy: str = "") -> None:
+        told = " ".join(filter(None, (parameter, what)))
+        super().__init__(f"{check}: {told}" if check else told, legal=legal, remedy=remedy)
+        self.check = check
+        self.parameter = parameter
+
+
+class RewardError(EngineError, RuntimeError):
+    """A reward function that failed, took too long, or returned what is no reward."""

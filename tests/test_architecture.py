@@ -38,6 +38,7 @@ ROOMS = ("harness", "rlcore", "scenarios", "tests")
 CHILD_ROOMS = (  # entered by child processes only; the ones that do not exist yet are named by the design
     "harness/fixtures/",
     "harness/inject/",
+    "harness/lab/scenario_main.py",
     "harness/machine/distributed_probe.py",
     "harness/machine/doctor/torch_facts.py",
     "harness/runner/launch_ray.py",
@@ -67,7 +68,13 @@ OWNED = (
     # A rank leaves past torch's own exit, which aborts now and then.
     # A process without its level's variables does not start.
     Owned("harness/", ("os._exit", "os.abort"), (*SUPERVISOR, "harness/fixtures/rank_main.py", "harness/inject/boot/")),
-    Owned("harness/", ("sys.exit", "builtins.SystemExit", "builtins.exit", "builtins.quit"), ("harness/__main__.py",)),
+    # The process of an entry has an exit status of its own.
+    Owned(
+        "harness/",
+        ("sys.exit", "builtins.SystemExit", "builtins.exit", "builtins.quit"),
+        ("harness/__main__.py", "harness/lab/scenario_main.py"),
+    ),
+    Owned("harness/", ("yaml",), ("harness/lab/plain_yaml.py",)),
     Owned("harness/", ("pynvml",), ("harness/machine/nvml.py",)),
     Owned("harness/", ("rich",), ("harness/reporters/live/",)),
     Owned("harness/", ("asyncio_pool",), ("harness/fan_out.py",)),
@@ -88,8 +95,12 @@ PEERS = {
     "tokenizers",
     "datasets",
     "tiny-language",
+    "verl",
 }  # of programs with an environment of their own
-HEAVY = ("torch", "numpy", "ray", "pydantic", "rich", "pynvml", "psutil", "sqlite3", "asyncio", "junitparser", "pytest")
+HEAVY = (
+    *("torch", "numpy", "ray", "pydantic", "yaml", "rich", "pynvml", "psutil", "sqlite3", "asyncio", "junitparser"),
+    "pytest",
+)
 
 
 def house() -> list[Source]:
@@ -157,7 +168,7 @@ def test_the_plugin_needs_nothing_but_pytest() -> None:
 
 def test_imports_are_declared() -> None:
     base = declared()
-    everything = declared("engine", "ray", "cuda", "tests")
+    everything = declared("engine", "parquet", "plots", "ray", "cuda", "tests")
     undeclared = {
         source.path: missing
         for source in SOURCES
@@ -170,7 +181,7 @@ def allowed_distributions(path: str, base: set[str], everything: set[str]) -> se
     """What a file may import: tests everything but Ray, which they ask for with importorskip."""
     if path.startswith("harness/"):
         return everything if is_among(path, CHILD_ROOMS) else base
-    if path.startswith("scenarios/programs/"):
+    if path.startswith(("scenarios/programs/", "tests/rlcore/peers/")):
         return everything | PEERS
     return everything if path.startswith("scenarios/") else everything - {"ray"}
 

@@ -15,6 +15,7 @@ from harness import fixtures
 from harness.cli import cli
 from harness.config import Keys, load_config
 from harness.exit_codes import ExitCode
+from harness.lab.scenario import Scenario, parse_scenario
 from harness.machine import child_env
 from harness.machine.inventory import Gpu
 from harness.plugin import need_of_mark
@@ -98,7 +99,7 @@ def test_the_two_commands_are_what_ci_and_packaging_provide() -> None:
         assert re.sub("^pip install", r"pip install --quiet --disable-pip-version-check", part) in script
     extras = PYPROJECT["project"]["optional-dependencies"]
     assert {"engine", "ray", "vllm", "dev"} <= extras.keys()
-    assert "rlharness[engine,ray,tests]" in extras["dev"]
+    assert "rlharness[engine,parquet,plots,ray,tests]" in extras["dev"]
     assert "rlharness[tests]" in extras["engine"], "command one runs the tests with the engine extra alone"
     assert PYPROJECT["project"]["scripts"] == {"rlharness": "harness.__main__:run"}
 
@@ -178,6 +179,12 @@ def test_the_configuration_example_is_accepted(tmp_path: Path) -> None:
         r"`([a-z-]+)`", " ".join(row for row in table(section("What a file needs")) if "mark." not in row)
     )
     assert set(told) == {field.name.removesuffix("_s").replace("_", "-") for field in fields(Keys)}
+
+
+def test_the_example_of_a_scenario_is_one_and_its_keys_are_told() -> None:
+    (example,) = fenced("yaml", section("Scenarios"))
+    assert parse_scenario(example, "README").payload("smoke", {})["num_steps"] == 3
+    assert list(table(section("Scenarios"))) == [f"`{key}`" for key in Scenario.model_fields]
 
 
 def test_the_map_of_the_house_is_the_top_level() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from harness.inject.foreign import ForeignRecorder
 from harness.inject.metrics import PrintedMetrics
+from harness.inject.op_mode import OpMode
 from harness.inject.orders import Orders
 from harness.inject.process import ProcessLog
 from harness.inject.recorder import NullRecorder, Recorder
@@ -28,7 +29,8 @@ def start_recording(orders: Orders) -> None:
         log.give_up(f"the level {orders.level} had no effect on {', '.join(without_effect)}")
     _active.log, _active.foreign = log, ForeignRecorder(log)
     _active.foreign.install()
-    PrintedMetrics(orders.metrics, log.log_values, log.note_metrics).watch_streams()
+    metrics = PrintedMetrics(orders.metrics, log.log_values, log.note_metrics)
+    metrics.watch_streams(has_json=not orders.has_entry)
 
 
 def open_recorder() -> Recorder | NullRecorder:
@@ -36,12 +38,19 @@ def open_recorder() -> Recorder | NullRecorder:
 
     The hooks in torch record nothing from then on.
     """
-    if _active.log is None:
+    log, foreign = _active.log, _active.foreign
+    if log is None:
         return NullRecorder()
-    if _active.foreign is not None:
-        _active.foreign.rest()
+    begun = None
+    if foreign is not None:
+        begun = foreign.hand_over()
         _active.foreign = None
-    return Recorder(_active.log, keeps=frozenset(_active.log.orders.keep).__contains__)
+    orders = log.orders
+
+    def operations(step: int) -> OpMode | None:
+        return (begun or log.operations(step)) if step == orders.op_step else None
+
+    return Recorder(log, keeps=frozenset(orders.keep).__contains__, operations=operations)
 
 
 def see_rollout(phase: str, name: str, value: Any) -> None:

@@ -67,7 +67,7 @@ class ForeignRecorder:
         torch.autograd.backward = self._around_backward(torch.autograd.backward)
         loader = torch.utils.data.dataloader._BaseDataLoaderIter
         loader.__next__ = self._around_next(loader.__next__)  # type: ignore[method-assign]
-        if self._log.orders.op_step == 0:
+        if self._log.orders.op_step == 0 and not self._log.orders.has_entry:
             self._begin()  # nothing announces the first forward, and weights are made before it
 
     def meet_generators(self) -> None:
@@ -77,6 +77,12 @@ class ForeignRecorder:
     def rest(self, is_resting: bool = True) -> None:
         """Record nothing, or go on: a program that records itself has no use for the hooks."""
         self._is_resting = is_resting
+
+    def hand_over(self) -> OpMode | None:
+        """Rest for good; what records operations since torch was imported, if step 0 was asked for, is the caller's."""
+        self.rest()
+        operations, self._operations = self._operations, None
+        return operations
 
     def guarded(self, what: Callable[..., None], *arguments: Any) -> None:
         """Call one of the hooks; a mistake in it ends the recording."""

@@ -47,9 +47,9 @@ class PrintedMetrics:
         self._log_values = log_values
         self._on_found = on_found
 
-    def watch_streams(self) -> None:
-        """Look at what goes through sys.stdout and sys.stderr from here on."""
-        self._watch(sys.stdout, has_json=True)
+    def watch_streams(self, *, has_json: bool = True) -> None:
+        """Look at what goes through sys.stdout and sys.stderr from here on; `has_json`: at JSON objects too."""
+        self._watch(sys.stdout, has_json=has_json)
         self._watch(sys.stderr, has_json=False)
 
     def read_line(self, line: str, *, has_json: bool) -> None:

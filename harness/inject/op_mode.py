@@ -85,8 +85,11 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def start(self) -> None:
         """Record from here on; in hooks, where no `with` can stand.
 
-        Not where the program has a mode of its own on: leaving that one would take off ours in its place.
+        Once is enough. Not where the program has a mode of its own on: leaving that one would take off ours in its
+        place.
         """
+        if self._is_on:
+            return
         if (other := _get_current_dispatch_mode()) is not None:
             self._log.give_up(f"the program has a dispatch mode of its own on, {type(other).__name__}")
             return

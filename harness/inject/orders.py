@@ -34,6 +34,10 @@ class Orders:
     level: str = "off"
     level_env: dict[str, str] = field(default_factory=dict)
     """Variables that the level has set before the interpreter started."""
+    perturbation: dict[str, str] = field(default_factory=dict)
+    """What of the program's configuration must not matter; goes into the fingerprint."""
+    has_entry: bool = False
+    """Whether it is the entry of a scenario, which says its curve itself: nothing is taken from what it logs."""
 
     def to_text(self) -> str:
         """As it stands in its file."""

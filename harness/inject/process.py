@@ -149,6 +149,8 @@ class ProcessLog:
                 checkout=Path.cwd(),
                 world_size=world_size,
             )
+            told = redact_fields(self.orders.perturbation)
+            found = replace(found, perturbation={**found.perturbation, **told})
         return Manifest(found, self.orders.argv, world_size, self.orders.level)
 
     def _close_with_worker(self) -> None:

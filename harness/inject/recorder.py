@@ -46,15 +46,34 @@ class Sink(Protocol):
         """Values of the curve, of the step that was appended last."""
 
 
+class Operations(Protocol):
+    """Records the operations of a step."""
+
+    def start(self) -> None:
+        """From here on."""
+
+    def stop(self) -> None:
+        """No more."""
+
+
 class Recorder:
     """Records the steps of one process into a sink.
 
-    `keeps` tells for a step whether all of its tensors are kept, not only their digests. One thread at a time.
+    `keeps` tells for a step whether all of its tensors are kept, not only their digests; `operations` gives what
+    records the operations of a step, or None. One thread at a time.
     """
 
-    def __init__(self, sink: Sink, *, keeps: Callable[[int], bool] = lambda step: False) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        keeps: Callable[[int], bool] = lambda step: False,
+        operations: Callable[[int], Operations | None] = lambda step: None,
+    ) -> None:
         self._sink = sink
         self._keeps = keeps
+        self._operations_of = operations
+        self._operations: Operations | None = None
         self._step: int | None = None
         self._leaves: list[Leaf] = []
         self._tensors: list[Kept] = []
@@ -72,8 +91,12 @@ class Recorder:
 
     def begin_step(self, step: int) -> None:
         """Begin a step; what was recorded of one that was not ended is dropped."""
+        self._stop_operations()
         self._step = step
         self._leaves, self._tensors, self._counts = [], [], {}
+        if (operations := self._operations_of(step)) is not None:
+            self._operations = operations
+            operations.start()
 
     def record(self, phase: str, name: str, value: Any, *, scope: Scope = Scope.LOGICAL) -> None:
         """Record one value: a tensor, a NumPy array, a number, text, bytes, or a list of numbers.
@@ -102,10 +125,16 @@ class Recorder:
         """
         if self._step is None:
             raise TraceError("a step ended that had not begun", remedy="call begin_step(step) first")
+        self._stop_operations()
         step, leaves, tensors = self._step, self._leaves, self._tensors
         self._step, self._leaves, self._tensors, self._counts = None, [], [], {}
         self._sink.append(step, leaves, tensors)
         self._sink.log_values({name: as_float(value) for name, value in values.items() if value is not None})
+
+    def _stop_operations(self) -> None:
+        operations, self._operations = self._operations, None
+        if operations is not None:
+            operations.stop()
 
 
 class NullRecorder:

@@ -1,16 +1,20 @@
 """What is run and under which conditions, and how a recording of it begins. The program itself is opaque.
 
-A foreign command line is an anonymous envelope: no sizes, no entry of ours, an identity that is its own words.
+A foreign command line is an anonymous envelope: no sizes, no entry, an identity that is its own words. That of a
+scenario calls an entry, in a process of this package's own (`scenario_main`).
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.errors import HarnessError, UsageError
-from harness.inject.orders import ORDERS, ORDERS_VARIABLE, Orders, boot_directory
+from harness.inject.orders import ORDERS, ORDERS_VARIABLE, PROCESSES, Orders, boot_directory
+from harness.lab.entry_call import CALL, REFUSAL, EntryCall
 from harness.machine.levels import OFF, level_variables
 from harness.machine.recorded_env import recorded_env
+from harness.machine.scratch import remove_tree
 from harness.trace.redaction import redact_argv
 
 
@@ -28,6 +32,21 @@ class Envelope:
     """Steps whose tensors are kept."""
     op_step: int | None = None
     """The step whose operations are recorded."""
+    call: EntryCall | None = None
+    """Of the entry of a scenario; None of a foreign program."""
+    perturbation: Mapping[str, str] = field(default_factory=dict)
+    """What of the configuration must not matter: told, and no part of the identity."""
+    typed: tuple[str, ...] = ()
+    """The words by which a scenario is named after `rlharness train`; of a foreign program none."""
+
+    @property
+    def told_argv(self) -> tuple[str, ...]:
+        """The command line as a person would type it, without secrets."""
+        return redact_argv(("rlharness", "train", *self.typed) if self.typed else self.argv)
+
+    def level_env(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The variables of its level; UsageError where the user has set what excludes it."""
+        return level_variables(self.level, environ, is_held_by_entry=self.call is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +66,27 @@ def prepare(envelope: Envelope, directory: Path, environ: Mapping[str, str], mar
     nothing is changed then.
     """
     directory = directory.absolute()
-    level_env = level_variables(envelope.level, environ)
+    level_env = envelope.level_env(environ)
     orders = Orders(
         directory=str(directory),
-        argv=redact_argv(envelope.argv),
+        argv=envelope.told_argv,
         identity=dict(envelope.identity),
         metrics=envelope.metrics,
         keep=envelope.keep,
         op_step=envelope.op_step,
         level=envelope.level,
         level_env=level_env,
+        perturbation=dict(envelope.perturbation),
+        has_entry=envelope.call is not None,
     )
     path = directory / ORDERS
     _make_empty(directory)
     try:
         path.write_text(orders.to_text(), "utf-8")
+        if envelope.call is not None:
+            envelope.call.write(directory)
     except OSError as error:
-        raise HarnessError(f"{path} cannot be written: {error.strerror}") from None
+        raise HarnessError(f"{error.filename or path} cannot be written: {error.strerror}") from None
     env = recorded_env(environ, orders=(ORDERS_VARIABLE, path), boot=boot_directory(), level=level_env, marker=marker)
     return Prepared(directory, env)
 
@@ -76,9 +99,15 @@ def notes_on(environ: Mapping[str, str]) -> list[str]:
 
 
 def abandon(prepared: Prepared) -> None:
-    """Take back what `prepare` has made: nothing was started."""
-    (prepared.directory / ORDERS).unlink()
-    prepared.directory.rmdir()
+    """Take back what `prepare` has made, and what a process that did not begin has reported.
+
+    What an entry has written itself stays.
+    """
+    for name in (ORDERS, CALL, REFUSAL):
+        (prepared.directory / name).unlink(missing_ok=True)
+    remove_tree(str(prepared.directory / PROCESSES))
+    with suppress(OSError):  # there is something of the entry's in it
+        prepared.directory.rmdir()
 
 
 def _make_empty(directory: Path) -> None:

@@ -8,10 +8,13 @@ from typing import Any
 from harness.errors import UsageError
 from harness.inject.metrics import parse_pattern
 from harness.lab.envelope import Envelope
+from harness.machine.levels import OFF
 from harness.runner.options import Invocation
 from harness.trace.redaction import redact_argv
 
 MAX_STEPS = 10_000
+FOR_SCENARIOS = {"size": "size", "set": "overrides", "vary": "vary"}
+"""Options of which a foreign program knows nothing, and the argument that holds each."""
 _STEPS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -24,10 +27,16 @@ def foreign_envelope(invocation: Invocation, arguments: Mapping[str, Any]) -> En
             legal="a command after --",
             remedy="put it behind --, as in: -- python train.py",
         )
+    if given := [f"--{name}" for name, value in FOR_SCENARIOS.items() if arguments.get(value)]:
+        raise UsageError(
+            f"{', '.join(given)} without a scenario",
+            legal="options of a command are typed behind it",
+            remedy="rlharness scenarios shows what they go with",
+        )
     return Envelope(
         argv=argv,
         identity=foreign_identity(argv),
-        level=arguments["level"],
+        level=arguments["level"] or OFF,
         metrics=tuple(map(checked_metric, arguments["metric"])),
         keep=parse_steps(arguments["keep"]),
         op_step=arguments["op_step"],

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from harness.exit_codes import ExitCode
 from harness.lab.replay_plan import ReplayPlan
 from harness.lab.supervised import Run
-from harness.machine.levels import OFF
+from harness.machine.levels import OFF, RERUN
 from harness.trace.command import EXIT_CODES
 from harness.trace.diff import diff
 from harness.trace.ops import OpVerdict, compare_ops, is_faithful, read_ops, recorded_steps
@@ -160,11 +160,11 @@ def _begins_before_backward(verdict: Verdict) -> bool:
 
 
 def _hash_seeds(plan: ReplayPlan, runs: Sequence[Run], *, may_be_why: bool) -> Iterator[str]:
-    """That texts were hashed otherwise in some process: it may be why runs differ, and no level allows it but `off`."""
+    """That texts were hashed otherwise in some process: `rerun` does not allow it; else it may be why runs differ."""
     hashes = {report.string_hash for run in runs for report in run.recording.reports if report.string_hash}
     if len(hashes) < 2:
         return
-    if plan.envelope.level != OFF:
+    if plan.envelope.level == RERUN:
         yield "PYTHONHASHSEED took no effect in some process: sets of texts were ordered otherwise there"
     elif may_be_why:
         yield (

@@ -92,7 +92,7 @@ def finish(
         num_steps=len(trace.steps) if trace else 0,
         ranks=tuple(trace.ranks) if trace else (),
         size_bytes=sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()),
-        problems=tuple(_problems(trace, reports, envelope.argv, [*problems, *unreadable])),
+        problems=tuple(_problems(trace, reports, envelope, [*problems, *unreadable])),
         notes=tuple(notes),
         reports=reports,
     )
@@ -179,14 +179,14 @@ def _may_be_closed(log: RankLog) -> bool:
 
 
 def _problems(
-    trace: Trace | None, reports: Sequence[Report], argv: Sequence[str], of_its_end: Sequence[Problem]
+    trace: Trace | None, reports: Sequence[Report], envelope: Envelope, of_its_end: Sequence[Problem]
 ) -> list[Problem]:
     """Why the recording is not whole; nothing where it is."""
     told = [Problem(f"{_name(report)}: {report.problem}") for report in reports if report.problem]
     told += [Problem(f"process {pid} still records", "have the program wait for it") for pid in _living(reports)]
     told += of_its_end
     if trace is None:
-        return told or [_why_nothing(reports, argv)]
+        return told or [_why_nothing(reports, envelope)]
     if of_its_end and trace.manifest is not None:  # that it did not end in order is told
         trace = replace(trace, manifest=replace(trace.manifest, complete=True))
     if not of_its_end:
@@ -215,15 +215,20 @@ def how_it_ended(exit_code: int) -> str:
         return f"exit code {exit_code}"
 
 
-def _why_nothing(reports: Sequence[Report], argv: Sequence[str]) -> Problem:
+def _why_nothing(reports: Sequence[Report], envelope: Envelope) -> Problem:
     """Why a program left no log at all."""
+    if reports and envelope.call is not None:
+        return Problem(
+            f"{envelope.call.entry} has returned and recorded no step",
+            "have it call the recorder that it is given: begin_step, record, end_step",
+        )
     if reports:
         processes = f"{len(reports)} processes" if len(reports) > 1 else "the one process"
         return Problem(
             f"no optimizer's step was seen in {processes} with torch",
             "where it steps without torch.optim, have it call the recorder itself (harness.inject.open_recorder)",
         )
-    if word := deaf_word(argv):
+    if word := deaf_word(envelope.argv):
         return Problem(f"{word}: this Python does not read PYTHONPATH, which starts the recording", f"leave out {word}")
     return Problem(
         "no Python process with torch was seen",

@@ -6,17 +6,20 @@ plan ─▶ run 1, run 2, ... (with --op each once more, its operations recorded
 import asyncio
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from harness.clock import SystemClock
+from harness.errors import UsageError
 from harness.exit_codes import ExitCode
+from harness.lab.entry_call import Refusal, read_refusal
 from harness.lab.envelope import Envelope
 from harness.lab.judgement import judge
 from harness.lab.program_input import read_input
 from harness.lab.replay_plan import ReplayPlan, make_plan
 from harness.lab.supervised import Display, Place, Run, SupervisedRuns
+from harness.machine.scratch import remove_tree
 from harness.reporters.base import say, show
 from harness.reporters.replay import replay_json, replay_text, run_line
 from harness.reporters.replay_progress import make_display
@@ -55,6 +58,8 @@ async def _record_all(plan: ReplayPlan, place: Place, display: Display) -> tuple
         recorder = SupervisedRuns(supervisors, place, display, SystemClock(), interruption)
         for number, envelope in _wanted(plan):
             run = await recorder.record(envelope, plan.directory, number)
+            if refusal := read_refusal(run.recording.directory):
+                _refuse(plan, run, refusal)
             runs.append(run)
             display.end(run_line(run))
             if interruption.by or not run.recording.num_steps:
@@ -65,6 +70,15 @@ async def _record_all(plan: ReplayPlan, place: Place, display: Display) -> tuple
 def _wanted(plan: ReplayPlan) -> Iterator[tuple[int, Envelope]]:
     """(number, envelope) of each run, in the order in which they are started."""
     for number in range(1, plan.num_runs + 1):
-        yield number, plan.envelope
+        envelope = plan.envelope_of(number)
+        yield number, envelope
         if plan.op_step is not None:
-            yield number, replace(plan.envelope, op_step=plan.op_step)
+            yield number, replace(envelope, op_step=plan.op_step)
+
+
+def _refuse(plan: ReplayPlan, run: Run, refusal: Refusal) -> NoReturn:
+    """UsageError, as an entry has said it before it began; of its run nothing is left."""
+    remove_tree(str(run.recording.directory))
+    with suppress(OSError):  # runs before it are kept
+        plan.directory.rmdir()
+    raise UsageError(refusal.what, legal=refusal.legal, remedy=refusal.remedy)

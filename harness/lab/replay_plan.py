@@ -12,7 +12,8 @@ from harness.errors import HarnessError, UsageError
 from harness.lab.envelope import Envelope
 from harness.lab.foreign_program import foreign_envelope
 from harness.lab.program_input import keep_input
-from harness.machine.levels import level_variables
+from harness.lab.scenario import SMOKE
+from harness.lab.scenario_envelope import asked_scenario, scenario_envelope
 from harness.machine.scratch import remove_tree
 from harness.runner.options import Invocation
 from harness.runner.run_directory import HOME
@@ -27,6 +28,7 @@ class ReplayPlan:
     """A replay that can begin."""
 
     envelope: Envelope
+    """Of the first run."""
     program: str
     """The path of the program."""
     directory: Path
@@ -41,6 +43,14 @@ class ReplayPlan:
     timeout_s: float = inf
     stdin: Path = Path(os.devnull)
     """What every run reads as its standard input."""
+    variants: tuple[Envelope, ...] = ()
+    """Of a scenario whose runs differ in what must not matter: theirs, one after the other, around and around."""
+    typed: tuple[str, ...] = ()
+    """The words by which a scenario is named after `rlharness replay`; of a foreign program none."""
+
+    def envelope_of(self, number: int) -> Envelope:
+        """That of a run; they count from 1."""
+        return self.variants[(number - 1) % len(self.variants)] if self.variants else self.envelope
 
 
 def make_plan(
@@ -50,8 +60,9 @@ def make_plan(
 
     UsageError and TraceError for what cannot be used; nothing is made then.
     """
-    envelope = foreign_envelope(invocation, {**arguments, "keep": _steps_to_keep(arguments), "op_step": None})
-    level_env = level_variables(envelope.level, invocation.environ)
+    envelopes, typed = _envelopes(invocation, {**arguments, "keep": _steps_to_keep(arguments), "op_step": None})
+    envelope = envelopes[0]
+    level_env = envelope.level_env(invocation.environ)
     program = shutil.which(envelope.argv[0], path=invocation.environ.get("PATH"))
     if program is None:
         raise UsageError(
@@ -63,8 +74,8 @@ def make_plan(
         raise UsageError("--op without --step", legal="--step K --op", remedy="name the step that diverged")
     against = arguments["against"]
     trace = read_trace(invocation.cwd / against) if against else None
-    num_runs = _num_runs(arguments)
-    data = given()  # the last that may take long or be refused before anything is made
+    num_runs = _num_runs(arguments, len(envelopes))
+    data = b"" if typed else given()  # the last that may take long or be refused before anything is made
     directory = _make_directory(invocation.cwd, arguments["out"], replay_id)
     return ReplayPlan(
         envelope=envelope,
@@ -76,7 +87,23 @@ def make_plan(
         timeout_s=arguments["timeout"] or inf,
         directory=directory,
         stdin=_keep(data, directory),
+        variants=envelopes if len(envelopes) > 1 else (),
+        typed=typed,
     )
+
+
+def _envelopes(invocation: Invocation, arguments: Mapping[str, Any]) -> tuple[tuple[Envelope, ...], tuple[str, ...]]:
+    """(an envelope for each run that differs from the others, the words that name the scenario, if it is one)."""
+    if arguments.get("scenario") is None:
+        return (foreign_envelope(invocation, arguments),), ()
+    if invocation.trailing:
+        raise UsageError(
+            f"the scenario {arguments['scenario']} and a command",
+            legal="one of the two: a scenario, or a command after --",
+            remedy="what a scenario does is changed with --set KEY=VALUE",
+        )
+    asked = asked_scenario(invocation, arguments, SMOKE)
+    return tuple(scenario_envelope(asked, arguments, variant) for variant in range(asked.num_variants)), asked.typed
 
 
 def _keep(data: bytes, directory: Path) -> Path:
@@ -90,16 +117,19 @@ def _steps_to_keep(arguments: Mapping[str, Any]) -> tuple[str, ...]:
     return () if arguments["step"] is None else (str(arguments["step"]),)
 
 
-def _num_runs(arguments: Mapping[str, Any]) -> int:
-    """As many as it takes to compare one with another; UsageError for one run that is compared with nothing."""
+def _num_runs(arguments: Mapping[str, Any], num_variants: int) -> int:
+    """As many as it takes to compare one with another, and each with its own values, unless told otherwise.
+
+    UsageError for one run that is compared with nothing.
+    """
     num_runs, against = arguments["runs"], arguments["against"]
     if num_runs == 1 and not against:
         raise UsageError(
             "--runs 1: a run that is compared with nothing",
             legal="2 runs or more, or --against DIR",
-            remedy="rlharness trace --out DIR -- COMMAND records a run alone",
+            remedy="rlharness trace --out DIR -- COMMAND, or rlharness train SCENARIO --out DIR, records a run alone",
         )
-    return int(num_runs or (1 if against else 2))
+    return int(num_runs or max(num_variants, 1 if against else 2))
 
 
 def _make_directory(cwd: Path, out: str | None, replay_id: str) -> Path:

@@ -5,7 +5,10 @@ and the seeds, which wait for torch, are `inject/switches.py`. A value that the 
 and is refused if it does not: nothing is overridden.
 
 `invariant`, bits that depend on the configuration alone, is no matter of variables: only the program itself can hold
-it. What `rerun` cannot hold is what a program takes from elsewhere: the time, os.urandom, the order in which threads
+it, as the entry of a scenario says that it does. Its variables are those of `rerun` that settle how something is
+computed. Those that settle how work is spread, the hash seed among them, are left alone: they must not matter.
+
+What `rerun` cannot hold is what a program takes from elsewhere: the time, os.urandom, the order in which threads
 or servers answer.
 """
 
@@ -30,6 +33,8 @@ class Setting:
     """What of a user's own values serves as well, as a regular expression; empty: `value` alone."""
     others: str = ""
     """The same in words."""
+    is_of_spreading: bool = False
+    """Whether it settles how work is spread, not how it is computed: of no matter at `invariant`."""
 
     @property
     def legal(self) -> str:
@@ -45,10 +50,22 @@ class Setting:
 # MKL, cuBLAS, NCCL, Transformer Engine and HCCL; what each of them reads is in doctor/bit_variables.py.
 SETTINGS = (
     Setting(
-        "PYTHONHASHSEED", "0", "sets of texts are ordered by it, and batches made of them", r"\d+", "another number"
+        "PYTHONHASHSEED",
+        "0",
+        "sets of texts are ordered by it, and batches made of them",
+        r"\d+",
+        "another number",
+        is_of_spreading=True,
     ),
-    Setting("OMP_DYNAMIC", "FALSE", "OpenMP must not change the number of threads, and sums with it", FALSE, "0"),
-    Setting("MKL_DYNAMIC", "FALSE", "MKL must not either", FALSE, "0"),
+    Setting(
+        "OMP_DYNAMIC",
+        "FALSE",
+        "OpenMP must not change the number of threads, and sums with it",
+        FALSE,
+        "0",
+        is_of_spreading=True,
+    ),
+    Setting("MKL_DYNAMIC", "FALSE", "MKL must not either", FALSE, "0", is_of_spreading=True),
     Setting(
         "MKL_CBWR",
         "AUTO",
@@ -86,24 +103,26 @@ SETTINGS = (
 )
 
 
-def level_variables(level: str, environ: Mapping[str, str]) -> dict[str, str]:
+def level_variables(level: str, environ: Mapping[str, str], *, is_held_by_entry: bool = False) -> dict[str, str]:
     """Every variable of the level as the program shall have it: the user's value where it serves, else the level's.
 
-    UsageError, which names them all, where the user has set what excludes the level; where nobody can hold the level
-    from outside the program; where there is no such level.
+    `is_held_by_entry`: the program is the entry of a scenario, which holds `invariant` itself. UsageError, which names
+    them all, where the user has set what excludes the level; where nobody can hold the level from outside the program;
+    where there is no such level.
     """
     if level == OFF:
         return {}
-    if level == INVARIANT:
+    if level == INVARIANT and not is_held_by_entry:
         raise UsageError(
             f"the level {INVARIANT!r} for a program that is not ours: nobody can promise from outside that its bits do"
             " not depend on threads, batches and the order of arrival",
             legal=f"{OFF}, {RERUN}",
             remedy=f"--level {RERUN} holds what variables and torch's switches can",
         )
-    if level != RERUN:
-        raise UsageError(f"the level {level!r}", legal=f"{OFF}, {RERUN}")
-    conflicts = [s for s in SETTINGS if environ.get(s.name) and not s.allows(environ[s.name])]
+    if level not in (RERUN, INVARIANT):
+        raise UsageError(f"the level {level!r}", legal=f"{OFF}, {RERUN}, {INVARIANT}")
+    settings = [setting for setting in SETTINGS if level == RERUN or not setting.is_of_spreading]
+    conflicts = [s for s in settings if environ.get(s.name) and not s.allows(environ[s.name])]
     if conflicts:
         raise UsageError(
             f"the level {level!r} excludes what is set: "
@@ -111,4 +130,4 @@ def level_variables(level: str, environ: Mapping[str, str]) -> dict[str, str]:
             legal="; ".join(s.legal for s in conflicts),
             remedy="unset " + " ".join(s.name for s in conflicts),
         )
-    return {s.name: environ.get(s.name) or s.value for s in SETTINGS}
+    return {s.name: environ.get(s.name) or s.value for s in settings}

@@ -111,13 +111,13 @@ def _step_to_open(replay: Replay) -> tuple[int, ...]:
 def closer_command(plan: ReplayPlan, step: int) -> str:
     """The command that records the operations of one step, of the same program under the same conditions."""
     envelope = plan.envelope
-    words = ["rlharness", "replay", "--step", str(step), "--op"]
-    if envelope.level != OFF:
+    words = ["rlharness", "replay", *plan.typed, "--step", str(step), "--op"]
+    if envelope.level != OFF and not plan.typed:
         words += ["--level", envelope.level]
     words += [word for metric in envelope.metrics for word in ("--metric", metric)]
     if isfinite(plan.timeout_s):
         words += ["--timeout", f"{plan.timeout_s:g}"]
-    command = shlex.join([*words, "--", *envelope.argv])
+    command = shlex.join(words if plan.typed else [*words, "--", *envelope.argv])
     return command if plan.stdin == Path(os.devnull) else f"{command} < {shlex.quote(str(plan.stdin))}"
 
 
@@ -128,7 +128,7 @@ def replay_json(replay: Replay) -> dict[str, Any]:
         "version": VERSION,
         "exit_code": int(replay.exit_code),
         "interrupted_by": replay.interrupted_by,
-        "command": list(redact_argv(plan.envelope.argv)),
+        "command": list(redact_argv(("rlharness", "replay", *plan.typed) if plan.typed else plan.envelope.argv)),
         "level": plan.envelope.level,
         "directory": str(plan.directory),
         "runs": [

@@ -23,8 +23,8 @@ from harness.exit_codes import ExitCode
 from harness.machine.child_env import child_env
 from harness.machine.doctor.bootstrap import Bootstrap, find_layer
 from harness.machine.doctor.cards import check_cards_for
-from harness.machine.doctor.checks import CHECKS
-from harness.machine.doctor.examination import examine, in_order
+from harness.machine.doctor.checks import CHECKS, NUMERICS
+from harness.machine.doctor.examination import Check, examine, in_order
 from harness.machine.doctor.host import Answer, Host
 from harness.machine.findings import Finding, Severity
 from harness.machine.network.among_hosts import WAIT_S, join_hosts, listen_for_hosts
@@ -80,6 +80,12 @@ def _check_together(arguments: Mapping[str, Any]) -> None:
             legal="one of them",
             remedy="first the hosts, then each by itself",
         )
+    if arguments["numerics"] and (arguments["distributed"] is not None or _meets_others(arguments)):
+        raise UsageError(
+            "--numerics beside --distributed, --listen or --peer",
+            legal="one of them",
+            remedy="rlharness doctor --numerics looks at this host alone",
+        )
     for option, other in (("backend", "distributed"), ("hosts", "listen")):
         if arguments[option] is not None and arguments[other] is None:
             raise UsageError(f"--{option} without --{other}", legal=f"--{option} beside --{other}")
@@ -133,8 +139,12 @@ async def _find(invocation: Invocation, arguments: Mapping[str, Any]) -> tuple[F
         return in_order(await join_hosts(invocation.environ, arguments["peer"], wait_s=wait_s))
     if arguments["distributed"] is not None:
         return await _walk_layers(invocation, arguments["distributed"], arguments["backend"] or "gloo")
+    checks: Sequence[Check] = CHECKS
+    if arguments["numerics"]:
+        say("looking at torch's operations, which takes some seconds")
+        checks = (*CHECKS, NUMERICS)
     with host_of(invocation) as host:
-        return await examine(host, CHECKS)
+        return await examine(host, checks)
 
 
 async def _walk_layers(invocation: Invocation, num_ranks: int, backend: str) -> tuple[Finding, ...]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from rlcore.errors import InvalidValueError
 from rlcore.models.config import DecoderConfig
@@ -45,10 +46,20 @@ class KeyValueCache:
         """Slots first to last - 1, the same memory."""
         return KeyValueCache(self.keys[:, first:last], self.values[:, first:last])
 
-    def move(self, source: int, target: int) -> None:
-        """Copy one slot over another: a batch stays dense when a sequence in its middle ends."""
-        self.keys[:, target] = self.keys[:, source]
-        self.values[:, target] = self.values[:, source]
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy slots over others: a batch stays dense when sequences in its middle end."""
+        for held in (self.keys, self.values):
+            held[:, list(targets)] = held[:, list(sources)]
+
+    def spread(self, first: int, which: Tensor, length: int) -> None:
+        """Slot first + i takes `length` positions of slot first + which[i]: int64 [slots]."""
+        for held in (self.keys, self.values):
+            held[:, first : first + len(which), :, :length] = held[:, first + which, :, :length]
+
+    def grown(self, capacity: int) -> "KeyValueCache":
+        """The same sequences with more room behind each; the capacity is rounded up to a multiple of 16."""
+        missing = capacity + -capacity % KEYS_AT_ONCE - self.capacity
+        return KeyValueCache(F.pad(self.keys, (0, 0, 0, missing)), F.pad(self.values, (0, 0, 0, missing)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +68,10 @@ class Reach:
 
     starts: Tensor
     """[batch]: the position of each sample's first token."""
-    rows: Tensor
-    """[batch, 1]: its slot."""
     positions: Tensor
     """[batch, length]."""
+    places: Tensor
+    """[batch * kv_heads * length]: where each new key lies among all keys of a layer, and each value alike."""
     num_keys: int
     """How much of the cache is read."""
     is_fresh: bool
@@ -69,22 +80,35 @@ class Reach:
     @classmethod
     def of(cls, starts: Sequence[int], length: int, cache: KeyValueCache) -> "Reach":
         """Raises InvalidValueError where the tokens do not fit."""
-        end = max(starts) + length
-        if len(starts) > cache.num_slots or end > cache.capacity or min(starts) < 0:
+        if min(starts) < 0:
+            raise InvalidValueError(f"a sequence that starts at {min(starts)}", legal="0 or more")
+        return cls.at(torch.tensor(starts, device=cache.keys.device), length, cache, longest=max(starts))
+
+    @classmethod
+    def at(cls, starts: Tensor, length: int, cache: KeyValueCache, *, longest: int) -> "Reach":
+        """The same for starts [batch] that are at most `longest`: nothing waits for the device.
+
+        Raises InvalidValueError where the tokens do not fit.
+        """
+        end = longest + length
+        if len(starts) > cache.num_slots or end > cache.capacity:
             raise InvalidValueError(
                 f"{len(starts)} sequences up to position {end}",
                 legal=f"up to {cache.num_slots} slots of {cache.capacity} positions",
                 remedy="a larger cache, or slots that are free again",
             )
-        first = torch.tensor(starts, device=cache.keys.device)
-        positions = first[:, None] + torch.arange(length, device=first.device)
-        rows = torch.arange(len(starts), device=first.device)[:, None]
-        return cls(first, rows, positions, end + -end % KEYS_AT_ONCE, max(starts) == 0)
+        positions = starts.unsqueeze(1)
+        if length > 1:
+            positions = positions + torch.arange(length, device=starts.device)
+        num_heads = cache.keys.shape[2]
+        firsts = torch.arange(0, len(starts) * num_heads * cache.capacity, cache.capacity, device=starts.device)
+        places = firsts.view(-1, num_heads, 1) + positions.unsqueeze(1)
+        return cls(starts, positions, places.view(-1), end + -end % KEYS_AT_ONCE, longest == 0)
 
     def put(self, cache: KeyValueCache, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values [batch, kv_heads, length, width], and give those of the whole sequences so far."""
-        batch = k.shape[0]
+        batch, width = k.shape[0], k.shape[-1]
         whole = cache.keys[layer], cache.values[layer]
         for stored, new in zip(whole, (k, v), strict=True):
-            stored[self.rows, :, self.positions] = new.transpose(1, 2)
+            stored.view(-1, width).index_copy_(0, self.places, new.reshape(-1, width))
         return whole[0][:batch, :, : self.num_keys], whole[1][:batch, :, : self.num_keys]

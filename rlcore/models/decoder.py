@@ -8,7 +8,7 @@ At level invariant both give the same bits for a position. Samples are padded be
 follows it. Queries, keys and values are one product, gate and up another, which is where decoding's time goes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -62,20 +62,25 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, where: _Where) -> Tensor:
         """The stream [batch, length, width] after this layer."""
         x = x + self._attended(rms_norm(x, self.attention_norm, self.config.norm_eps), where)
-        gate, up = linear(rms_norm(x, self.mlp_norm, self.config.norm_eps), self.gate_up).chunk(2, dim=-1)
-        return x + linear(swiglu(gate, up), self.down)
+        gate_up = linear(rms_norm(x, self.mlp_norm, self.config.norm_eps), self.gate_up)
+        return x + linear(swiglu(gate_up), self.down)
 
     def _attended(self, x: Tensor, where: _Where) -> Tensor:
         config = self.config
         heads = linear(x, self.qkv, self.qkv_bias).view(*x.shape[:2], config.num_qkv_heads, config.head_width)
         qk, v = torch.split(heads, [config.num_heads + config.num_kv_heads, config.num_kv_heads], dim=2)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = torch.split(qk, [config.num_heads, config.num_kv_heads], dim=2)
-            qk = torch.cat((rms_norm(q, self.q_norm, config.norm_eps), rms_norm(k, self.k_norm, config.norm_eps)), 2)
+            qk = self._normed(qk, self.q_norm, self.k_norm)
         qk = rotate(qk, where.cosines, where.sines)
         q, k = torch.split(qk.transpose(1, 2), [config.num_heads, config.num_kv_heads], dim=1)
         mixed = where.attend(self.number, q, k, v.transpose(1, 2))
         return linear(mixed.transpose(1, 2).flatten(2), self.out)
+
+    def _normed(self, qk: Tensor, q_norm: Tensor, k_norm: Tensor) -> Tensor:
+        """Each head by itself, all in one call: a norm takes rows one by one."""
+        counts = self.config.num_heads, self.config.num_kv_heads
+        weights = [norm.expand(count, -1) for norm, count in zip((q_norm, k_norm), counts, strict=True)]
+        return rms_norm(qk, torch.cat(weights), self.config.norm_eps)
 
 
 class Decoder(nn.Module):
@@ -89,7 +94,7 @@ class Decoder(nn.Module):
         self.norm = _parameter(config.width)
         self.head = None if config.is_tied else _parameter(config.vocab_size, config.width)
         # Not buffers: a conversion of the model to bf16 would convert them too.
-        self._rotations = rotation_table(config)
+        self._rotations = torch.cat(rotation_table(config), -1)
 
     def initialise(self, seed: int) -> "Decoder":
         """Draw the weights, the same for a seed whatever the machine's threads; biases 0, norms 1."""
@@ -104,7 +109,7 @@ class Decoder(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """One pass, without a cache: tokens [batch, length] -> the last stream, normalised [batch, length, width]."""
-        cosines, sines = (table[: tokens.shape[1], None] for table in self._tables())
+        cosines, sines = self._table()[: tokens.shape[1], None].chunk(2, dim=-1)
         return self._through(tokens, _Where(cosines, sines, None, None))
 
     def extend(self, tokens: Tensor, cache: KeyValueCache, starts: Sequence[int]) -> Tensor:
@@ -113,8 +118,11 @@ class Decoder(nn.Module):
         `starts[b]` is how long sample b, in slot b, was before; its length afterwards is the caller's to know. Where
         samples are of different lengths, tokens behind an end are written too, and overwritten by what comes there.
         """
-        reach = Reach.of(starts, tokens.shape[1], cache)
-        cosines, sines = (table[reach.positions].unsqueeze(2) for table in self._tables())
+        return self.read(tokens, cache, Reach.of(starts, tokens.shape[1], cache))
+
+    def read(self, tokens: Tensor, cache: KeyValueCache, reach: Reach) -> Tensor:
+        """The same, where it has been worked out what they reach."""
+        cosines, sines = embedding(reach.positions, self._table()).unsqueeze(2).chunk(2, dim=-1)
         return self._through(tokens, _Where(cosines, sines, cache, reach))
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -125,11 +133,11 @@ class Decoder(nn.Module):
         """tokens [batch, length] -> logits [batch, length, vocabulary]."""
         return self.logits(self.hidden(tokens))
 
-    def _tables(self) -> Iterator[Tensor]:
-        device = self.embedding.device
-        if self._rotations[0].device != device:
-            self._rotations = (self._rotations[0].to(device), self._rotations[1].to(device))
-        yield from self._rotations
+    def _table(self) -> Tensor:
+        """Cosines and sines of every position, where the weights are."""
+        if self._rotations.device != self.embedding.device:
+            self._rotations = self._rotations.to(self.embedding.device)
+        return self._rotations
 
     def _through(self, tokens: Tensor, where: _Where) -> Tensor:
         x = embedding(tokens, self.embedding)

@@ -29,17 +29,19 @@ def _stretched(rates: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def rotation_table(config: DecoderConfig) -> tuple[Tensor, Tensor]:
-    """(cosines, sines) of every position: fp32 [max_length, head_width / 2] each."""
+    """(cosines, sines) of every position, as `rotate` takes them: fp32 [max_length, head_width] each."""
     rates = frequencies(config)
     rows = max(1, ELEMENTS_AT_ONCE // len(rates))
     angles = [part.float()[:, None] * rates for part in torch.split(torch.arange(config.max_length), rows)]
-    return torch.cat([part.cos() for part in angles]), torch.cat([part.sin() for part in angles])
+    cosines, sines = torch.cat([part.cos() for part in angles]), torch.cat([part.sin() for part in angles])
+    return torch.cat((cosines, cosines), -1), torch.cat((-sines, sines), -1)
 
 
 def _rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Products and sums stay apart: a fused one rounds once where the other rounds twice."""
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1).to(x.dtype)
+    wide = x.float()
+    crossed = wide.roll(wide.shape[-1] // 2, -1).mul_(sines)
+    return (wide * cosines).add_(crossed).to(x.dtype)
 
 
 class _Rotate(torch.autograd.Function):
@@ -56,7 +58,10 @@ class _Rotate(torch.autograd.Function):
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turn each pair by its position: x [batch, length, heads, width], the others [..., length, 1, width / 2]."""
+    """Turn each pair by its position: x [batch, length, heads, width], the others [..., length, 1, width].
+
+    A pair is (i, i + width / 2); the first half of the sines is negative, and -sines turn back.
+    """
     if not torch.is_grad_enabled():
         return _rotated(x, cosines, sines)
     result: Tensor = _Rotate.apply(x, cosines, sines)  # type: ignore[no-untyped-call]

@@ -1,16 +1,35 @@
-"""A tokenizer of single characters, made here: nothing is downloaded, and transformers and vLLM load what is saved."""
+"""Tokenizers: of single characters, made here, which transformers and vLLM load; and those of users' checkpoints.
+
+Nothing is downloaded.
+"""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from rlcore.errors import InvalidValueError
+from rlcore.errors import CheckpointError, InvalidValueError
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 SPECIAL = (PAD, BOS, EOS)
 """Tokens 0, 1 and 2."""
+FILE = "tokenizer.json"
+GENERATION = "generation_config.json"
+CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", GENERATION, "config.json")
+"""Where special tokens are named; the first that names one is right."""
+FILES = (
+    FILE,
+    *CONFIGS[:-1],
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "merges.txt",
+    "tokenizer.model",
+    "vocab.json",
+)
+"""What belongs to a checkpoint's tokenizer."""
 
 
 class CharacterTokenizer:
@@ -47,6 +66,11 @@ class CharacterTokenizer:
         """What a completion ends with."""
         return SPECIAL.index(EOS)
 
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """None beside it."""
+        return ()
+
     def encode(self, text: str) -> list[int]:
         """Never a special token. Raises InvalidValueError for a character that is not of the alphabet."""
         if unknown := sorted(set(text) - self.alphabet):
@@ -63,7 +87,7 @@ class CharacterTokenizer:
     def save(self, directory: Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, as AutoTokenizer reads them."""
         directory.mkdir(parents=True, exist_ok=True)
-        self.backend.save(str(directory / "tokenizer.json"))
+        self.backend.save(str(directory / FILE))
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "pad_token": PAD,
@@ -71,19 +95,133 @@ class CharacterTokenizer:
             "eos_token": EOS,
             "clean_up_tokenization_spaces": False,
         }
-        (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+        (directory / CONFIGS[0]).write_text(json.dumps(config, indent=2), encoding="utf-8")
 
     @classmethod
     def load(cls, directory: Path) -> "CharacterTokenizer":
-        """Read one that `save` wrote. Raises InvalidValueError for any other."""
-        path = directory / "tokenizer.json"
-        vocabulary = Tokenizer.from_file(str(path)).get_vocab()
+        """Read one that `save` wrote. Raises InvalidValueError for any other, CheckpointError where there is none."""
+        vocabulary = (backend := _backend(directory)).get_vocab()
         characters = sorted(set(vocabulary) - set(SPECIAL))
-        if any(len(character) != 1 for character in characters):
-            raise InvalidValueError(f"{path} is not of single characters", remedy="load it with the library tokenizers")
-        made = cls(characters)
-        if made.backend.get_vocab() != vocabulary:
+        if all(len(character) == 1 for character in characters):
+            made = cls(characters)
+            if made.backend.to_str() == backend.to_str():
+                return made
+        raise InvalidValueError(f"{directory / FILE} is not of single characters", remedy="load it as a HubTokenizer")
+
+
+class HubTokenizer:
+    """The tokenizer of a checkpoint, as its files say: byte-pair or another, by the library tokenizers.
+
+    A special token that stands in a text, as chat templates write them, is read as that token. None is added: a prompt
+    that has to begin with one says so.
+    """
+
+    def __init__(self, files: Mapping[str, bytes], *, eos_id: int, pad_id: int, stop_ids: Sequence[int] = ()) -> None:
+        backend = Tokenizer.from_buffer(files[FILE])
+        numbers = backend.get_vocab(with_added_tokens=True).values()
+        for name, number in (("eos", eos_id), ("pad", pad_id), *(("stop", each) for each in stop_ids)):
+            if number < 0 or backend.id_to_token(number) is None:
+                raise InvalidValueError(f"{name} token {number}", legal=f"a token, 0 to {max(numbers)}")
+        self.files = dict(files)
+        """Those of its checkpoint, by name."""
+        self.backend = backend
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        # Decoding leaves out what is marked so, and not every tokenizer.json marks its end.
+        self.backend.add_special_tokens([backend.id_to_token(number) for number in (eos_id, pad_id)])
+        self.vocab_size = max(numbers) + 1
+        self.eos_id = eos_id
+        self.pad_id = pad_id
+        self.stop_ids = tuple(stop_ids)
+        """Other tokens that one of its files names as an end: for SamplingParams.stop_ids."""
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens that are in the text, none added."""
+        return list(self.backend.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text, without special tokens."""
+        return self.backend.decode(list(tokens), skip_special_tokens=True)
+
+    def save(self, directory: Path) -> None:
+        """Write the files it was loaded from, chat template and all, and what ends a completion where they do not say.
+
+        config.json is the model's, and is not written: an end that stood there alone goes to generation_config.json.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        ends = {"eos_token_id": [self.eos_id, *self.stop_ids], "pad_token_id": self.pad_id}
+        for name, content in {GENERATION: json.dumps(ends, indent=2).encode(), **self.files}.items():
+            (directory / name).write_bytes(content)
+
+    @classmethod
+    def load(cls, directory: Path) -> "HubTokenizer":
+        """Read tokenizer.json, and which tokens end and fill up from the files beside it.
+
+        The end is what tokenizer_config.json, special_tokens_map.json, generation_config.json or config.json names, the
+        first that does; so is the padding, which is the end where nobody names one. Raises CheckpointError for a file
+        that is missing or broken, InvalidValueError where no end is named or a token is not in the vocabulary.
+        """
+        backend = _backend(directory)
+        ends = _named(directory, backend, "eos")
+        if not ends:
             raise InvalidValueError(
-                f"{path} numbers its tokens otherwise", remedy="load it with the library tokenizers"
+                f"{directory} names no token that ends a completion",
+                legal=f"eos_token in {CONFIGS[0]}, or eos_token_id in {CONFIGS[-1]}",
             )
-        return made
+        pads = _named(directory, backend, "pad") or ends
+        files = {name: (directory / name).read_bytes() for name in FILES if (directory / name).is_file()}
+        return cls(files, eos_id=ends[0], pad_id=pads[0], stop_ids=ends[1:])
+
+
+def load_tokenizer(directory: Path) -> CharacterTokenizer | HubTokenizer:
+    """The tokenizer of a checkpoint, ours or any other.
+
+    Raises CheckpointError and InvalidValueError, as HubTokenizer.load does.
+    """
+    try:
+        return CharacterTokenizer.load(directory)
+    except InvalidValueError:
+        return HubTokenizer.load(directory)
+
+
+def _backend(directory: Path) -> Tokenizer:
+    path = directory / FILE
+    if not path.is_file():
+        raise CheckpointError(
+            f"{directory} holds no {FILE}",
+            remedy="write one: transformers.AutoTokenizer.from_pretrained(...).save_pretrained(directory)",
+        )
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(f"{path} cannot be read: {error}", remedy="copy the checkpoint again") from error
+
+
+def _named(directory: Path, backend: Tokenizer, role: str) -> list[int]:
+    """The tokens that have this role, without repeats, those of the file that is asked first in front."""
+    found: dict[int, None] = {}
+    for name in CONFIGS:
+        for token in _tokens(_config(directory / name), role):
+            number = backend.token_to_id(token) if isinstance(token, str) else token
+            if number is None:
+                raise InvalidValueError(f"{role}_token {token!r} of {directory / name}", legal=f"a token of {FILE}")
+            found[number] = None
+    return list(found)
+
+
+def _tokens(config: Mapping[str, Any], role: str) -> Iterator[str | int]:
+    """Texts of tokens, or their numbers: one or several, a text also as {"content": text}."""
+    for value in (config.get(f"{role}_token"), config.get(f"{role}_token_id")):
+        for token in value if isinstance(value, list) else [value]:
+            if token not in (None, -1):  # as older checkpoints say that there is none
+                yield token["content"] if isinstance(token, dict) else token
+
+
+def _config(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}", remedy="copy the checkpoint again") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is no JSON object", remedy="copy the checkpoint again")
+    return found

@@ -1,9 +1,12 @@
-"""SiLU and SwiGLU from operations whose bits do not depend on where in a tensor an element lies.
+"""SwiGLU whose bits do not depend on where in a tensor an element lies.
 
-torch's own silu and sigmoid use other code for the last elements of a block, so that an element's bits change with
-the size of the tensor; exp and division do not (the probe looks).
+torch's own silu uses other code for the last elements of a loop, so that an element's bits change with the size of the
+tensor. Here a loop is a row, whose last elements are the same ones in any batch: gates lie beside what they open, so
+that rows are no single piece of memory, and few enough are handed over at once that threads do not divide them. It also
+keeps what is worked on in a core's cache. (exp and division, of which it could be made, cost three times as much.)
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,61 +16,60 @@ from torch.nn import functional as F
 
 from rlcore.numerics.level import is_invariant
 
-
-def _sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x)) of an fp32 tensor."""
-    return x.neg().exp_().add_(1.0).reciprocal_()
+ELEMENTS_AT_ONCE = 32_767
+"""Of torch's loops over elements, one less than what it divides among threads."""
 
 
-def _silu(x: Tensor) -> Tensor:
-    """x / (1 + exp(-x)) of an fp32 tensor."""
-    return x / x.neg().exp_().add_(1.0)
+def _blocks(num_rows: int, width: int) -> Iterator[tuple[slice, slice]]:
+    """(rows, columns) that are computed together; which columns does not depend on how many rows there are."""
+    columns = min(width, ELEMENTS_AT_ONCE)
+    rows = ELEMENTS_AT_ONCE // columns
+    for first in range(0, num_rows, rows):
+        for left in range(0, width, columns):
+            yield slice(first, first + rows), slice(left, min(left + columns, width))
 
 
-def _silu_slope(x: Tensor) -> Tensor:
-    """The derivative: s * (1 + x * (1 - s)) with s the sigmoid."""
-    sigmoid = _sigmoid(x)
-    return (1.0 - sigmoid).mul_(x).add_(1.0).mul_(sigmoid)
+def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Gates and what they open, of x [rows, 2 * width]: views [rows, width]."""
+    width = x.shape[1] // 2
+    return x[:, :width], x[:, width:]
 
 
-def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    return _silu(gate.float()).to(gate.dtype) * up
+def _swiglu(gate_up: Tensor) -> Tensor:
+    """[rows, 2 * width] -> [rows, width]."""
+    gate, up = _halves(gate_up)
+    y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    for block in _blocks(*gate.shape):
+        torch.mul(F.silu(gate[block]), up[block], out=y[block])
+    return y
 
 
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        return _swiglu(gate, up)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        gate, up = ctx.saved_tensors
-        wide = gate.float()
-        return (grad * up).float().mul_(_silu_slope(wide)).to(gate.dtype), grad * _silu(wide).to(gate.dtype)
-
-
-class _SiLU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return _silu(x.float()).to(x.dtype)
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        return _swiglu(gate_up)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return (grad.float() * _silu_slope(x.float())).to(x.dtype)
+        (gate_up,) = ctx.saved_tensors
+        inner = torch.empty_like(gate_up)
+        (gate, up), (to_gate, to_up) = _halves(gate_up), _halves(inner)
+        for block in _blocks(*gate.shape):
+            torch.mul(F.silu(gate[block]), grad[block], out=to_up[block])
+            torch.ops.aten.silu_backward(grad[block] * up[block], gate[block], grad_input=to_gate[block])
+        return inner
 
 
-def silu(x: Tensor) -> Tensor:
-    """x * sigmoid(x), any shape; computed in fp32."""
-    return _SiLU.apply(x) if is_invariant() else F.silu(x)  # type: ignore[no-untyped-call]
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of [..., gates, then as many ups] -> [..., half of it].
 
-
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, both of one shape (Shazeer 2020, "GLU Variants Improve Transformer")."""
+    Shazeer 2020, "GLU Variants Improve Transformer".
+    """
     if not is_invariant():
+        gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
-    return _SwiGLU.apply(gate, up) if torch.is_grad_enabled() else _swiglu(gate, up)  # type: ignore[no-untyped-call]
+    rows = gate_up.reshape(-1, gate_up.shape[-1])
+    y: Tensor = _SwiGLU.apply(rows) if torch.is_grad_enabled() else _swiglu(rows)  # type: ignore[no-untyped-call]
+    return y.view(*gate_up.shape[:-1], y.shape[-1])

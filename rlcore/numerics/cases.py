@@ -137,6 +137,6 @@ def _row_operations(weight: Tensor, x: Tensor, other: Tensor, grad: Tensor) -> l
     """What each gives for these rows, and the gradient of each with respect to them."""
     return [
         *with_gradients(_norm, grad, x, weight)[:2],
-        *with_gradients(swiglu, grad, x, other),
+        *with_gradients(swiglu, grad, torch.cat((x, other), -1)),
         *with_gradients(_logprobs, grad, x),
     ]

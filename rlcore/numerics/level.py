@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.utils import deterministic
 
 from rlcore.errors import LevelError
 
@@ -50,14 +51,17 @@ def following(recipe: Recipe | None, *, longest: int | None = None) -> Iterator[
     """Follow a recipe, or none, without looking whether it holds here: for the probe, and for what is measured.
 
     Attention over more than `longest` keys, where one is given, is refused. fp32 products are products of fp32 numbers
-    inside, as torch's own default has it. All is undone however it ends.
+    inside, as torch's own default has it. New memory is not filled with NaN first, which torch's deterministic
+    algorithms do: nothing here reads what it has not written. All is undone however it ends.
     """
-    precision = torch.get_float32_matmul_precision()
+    precision, fills = torch.get_float32_matmul_precision(), deterministic.fill_uninitialized_memory
     tokens = _active.set(recipe), _longest.set(longest)
     try:
         torch.set_float32_matmul_precision("highest")
+        deterministic.fill_uninitialized_memory = False
         yield
     finally:
+        deterministic.fill_uninitialized_memory = fills
         torch.set_float32_matmul_precision(precision)
         _active.reset(tokens[0])
         _longest.reset(tokens[1])

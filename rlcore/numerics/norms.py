@@ -11,42 +11,44 @@ from rlcore.numerics.row_sum import row_sum
 
 
 def _inverse_norm(x: Tensor, eps: float) -> Tensor:
-    """[..., width] fp32 -> [..., 1]; a mean over the last, contiguous dimension is taken row by row."""
-    return (x * x).mean(-1, keepdim=True).add_(eps).sqrt_().reciprocal_()
+    """[..., width] fp32 -> [..., 1]; a norm over the last, contiguous dimension is taken row by row, in one pass."""
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norm.square_().div_(x.shape[-1]).add_(eps).sqrt_().reciprocal_()
 
 
-def _normalised(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(the norm of contiguous rows, what they were multiplied with)."""
-    wide = x.float()
+def _normalised(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(rows of norm 1 in fp32, what they were multiplied with)."""
+    wide = x.float().contiguous()
     inverse = _inverse_norm(wide, eps)
-    return (wide * inverse).to(x.dtype) * weight, inverse
+    return wide * inverse, inverse
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        x = x.contiguous()
-        y, inverse = _normalised(x, weight, eps)
-        ctx.save_for_backward(x, weight, inverse)
-        return y
+        normal, inverse = _normalised(x, eps)
+        ctx.save_for_backward(normal, weight, inverse)
+        return normal.to(x.dtype) * weight
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight, inverse = ctx.saved_tensors
-        normal = x.float() * inverse
+        normal, weight, inverse = ctx.saved_tensors
+        outer = row_sum((grad * normal.to(grad.dtype)).flatten(0, -1 - weight.dim()))
         through = (grad * weight).float()
         along = (through * normal).mean(-1, keepdim=True)
         inner = through.sub_(normal * along).mul_(inverse)
-        outer = row_sum((grad.float() * normal.to(x.dtype).float()).flatten(0, -2))
-        return inner.to(x.dtype), outer.to(weight.dtype), None
+        return inner.to(grad.dtype), outer.to(weight.dtype), None
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, [..., width] and [width]; fp32 inside."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; fp32 inside.
+
+    x [..., width]; weight [width], or of the last dimensions of x: [heads, width].
+    """
     if is_invariant():
         if not torch.is_grad_enabled():
-            return _normalised(x.contiguous(), weight, eps)[0]
+            return _normalised(x, eps)[0].to(x.dtype) * weight
         return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call,no-any-return]
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.inject.boot_hooks import import_hooks
 from harness.inject.orders import ORDERS, ORDERS_VARIABLE, PROCESSES, Orders, boot_directory
 from harness.trace import read_trace
+from harness.trace.ops import read_ops
 from tests.inject.programs import ROOT, Ran, program, record, run
 
 
@@ -34,8 +36,16 @@ def problems(directory: Path) -> list[str]:
 
 
 def test_orders_and_reports_survive_their_files() -> None:
-    orders = Orders("/d", ("a", "b"), {"c": "d"}, ("x=(.)",), (1, 2), 3, "rerun", {"PYTHONHASHSEED": "0"})
+    orders = Orders(
+        "/d", ("a", "b"), {"c": "d"}, ("x=(.)",), (1, 2), 3, "rerun", {"PYTHONHASHSEED": "0"}, {"threads": "2"}, True
+    )
     assert Orders.parse(orders.to_text()) == orders
+
+
+def test_of_an_entry_nothing_is_watched_that_logs() -> None:
+    watched = [import_hooks({"level": "off", "has_entry": each}, lambda: True).keys() for each in (True, False)]
+    assert watched[0] == {"torch", "numpy.random"}
+    assert watched[0] < watched[1]
 
 
 def test_a_process_without_torch_leaves_nothing(tmp_path: Path) -> None:
@@ -87,7 +97,7 @@ def test_a_program_that_names_its_own_steps(is_recorded: bool, tmp_path: Path) -
     if not is_recorded:
         assert run(*program("plain_loop")).exit_code == 0
         return
-    record(tmp_path / "trace", program("plain_loop"))
+    record(tmp_path / "trace", program("plain_loop"), "--op-step", "0")
     trace = read_trace(tmp_path / "trace")
     assert (trace.gaps, trace.steps) == ((), (0, 1, 2, 3, 4))
     assert [(leaf.phase, leaf.name) for leaf in trace.ranks[0].columns(4).leaves()] == [
@@ -99,3 +109,7 @@ def test_a_program_that_names_its_own_steps(is_recorded: bool, tmp_path: Path) -
     ]
     assert [point.values["reward_mean"].dtype for point in trace.curve] == ["f32"] * 5
     assert len(list((tmp_path / "trace" / "tensors").iterdir())) == 5
+    recorded = read_ops(tmp_path / "trace", 0, 0)
+    assert recorded is not None
+    assert [each.name for each in recorded.operations].count("aten.multinomial.default") == 1, "of one step alone"
+    assert recorded.problem == ""

@@ -86,11 +86,13 @@ def test_values_of_every_kind() -> None:
 
 
 class TestStreams:
-    def watched(self, monkeypatch: pytest.MonkeyPatch, *patterns: str) -> tuple[Logged, io.StringIO, io.StringIO]:
+    def watched(
+        self, monkeypatch: pytest.MonkeyPatch, *patterns: str, has_json: bool = True
+    ) -> tuple[Logged, io.StringIO, io.StringIO]:
         out, err, logged = io.StringIO(), io.StringIO(), Logged()
         monkeypatch.setattr("sys.stdout", out)
         monkeypatch.setattr("sys.stderr", err)
-        PrintedMetrics(patterns, logged).watch_streams()
+        PrintedMetrics(patterns, logged).watch_streams(has_json=has_json)
         return logged, out, err
 
     def test_lines_come_in_any_pieces(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +101,15 @@ class TestStreams:
             print(piece, end="")
         assert logged == {"loss": 1.0}
         assert out.getvalue() == '{"loss": 1}\n{"loss": 2}'
+
+    def test_objects_of_a_program_that_says_its_curve_itself_are_left_alone(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        logged, _, _ = self.watched(monkeypatch, r"kl=kl (\S+)", has_json=False)
+        print('{"loss": 1}')
+        assert logged == {}
+        print("kl 2")
+        assert logged == {"kl": 2.0}, "what was asked for is taken"
 
     def test_both_streams_are_read_for_patterns(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import sys

@@ -67,6 +67,19 @@ def test_the_log_is_opened_by_the_first_step(tmp_path: Path, log: ProcessLog) ->
     assert trace.manifest.fingerprint.identity == {"command": "x"}
 
 
+def test_what_must_not_matter_is_told_in_the_fingerprint_and_no_secret(tmp_path: Path) -> None:
+    told = {"perturbation.threads": "2", "output.hub_token": '"verysecret"'}
+    made = ProcessLog(Orders(str(tmp_path), identity={"seed": "7"}, perturbation=told))
+    record(made)
+    made.close()
+    manifest = read_trace(tmp_path).manifest
+    assert manifest is not None
+    assert manifest.fingerprint.identity == {"seed": "7"}
+    assert manifest.fingerprint.perturbation["perturbation.threads"] == "2"
+    assert manifest.fingerprint.perturbation["output.hub_token"] == "<redacted>"
+    assert "world size" in manifest.fingerprint.perturbation
+
+
 def test_a_rank_that_is_taken_gives_the_next_number_and_the_same_start_of_the_chain(
     tmp_path: Path, log: ProcessLog
 ) -> None:

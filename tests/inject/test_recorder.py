@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import TraceError
+from harness.inject.op_log import OpLog
+from harness.inject.op_mode import OpMode
 from harness.inject.recorder import MAX_KEPT_BYTES, Kept, NullRecorder, Recorder, as_float
 from harness.trace.chain import Leaf, Scope
 from harness.trace.digests import digest
+from harness.trace.ops import read_ops
 from harness.trace.values import Float
 
 
@@ -54,6 +58,47 @@ def test_a_step_holds_what_was_recorded_in_its_order() -> None:
         (step, [("rollout", "tokens", 0), ("loss", "loss", 0), ("loss", "loss", 1)]) for step in (3, 5)
     ]
     assert sink.values == {"loss": Float.of(0.25)}
+
+
+class Switched:
+    """Operations that say when they are on."""
+
+    def __init__(self, said: list[str], step: int) -> None:
+        self._said, self._step = said, step
+
+    def start(self) -> None:
+        self._said.append(f"start {self._step}")
+
+    def stop(self) -> None:
+        self._said.append(f"stop {self._step}")
+
+
+def test_the_operations_of_a_step_are_those_between_its_beginning_and_its_end() -> None:
+    said: list[str] = []
+    recorder = Recorder(Steps(), operations=lambda step: Switched(said, step) if step != 4 else None)
+    for step in (3, 4, 5, 5):
+        recorder.begin_step(step)
+        said.append(f"in {step}")
+        recorder.record("loss", "loss", 1.0)
+    recorder.end_step()
+    said.append("after")
+    of_5 = ["start 5", "in 5", "stop 5"]
+    assert said == ["start 3", "in 3", "stop 3", "in 4", *of_5, *of_5, "after"]
+
+
+def test_looking_at_a_value_is_no_operation_of_the_program(tmp_path: Path) -> None:
+    mode = OpMode(OpLog(tmp_path, rank=0, step=0, say=print))
+    recorder = Recorder(Steps(), operations=lambda step: mode)
+    strided = torch.arange(6.0).reshape(2, 3).t()
+    recorder.begin_step(0)
+    recorder.record("rollout", "strided", strided)
+    total = strided.exp()
+    recorder.record("reward", "rewards", [0.5, 1.0])  # made a tensor of, in order to be looked at
+    recorder.record("loss", "total", total.t())
+    recorder.end_step(total=total.sum())
+    recorded_ops = read_ops(tmp_path, 0, 0)
+    assert recorded_ops is not None
+    assert [each.name for each in recorded_ops.operations] == ["aten.exp.default", "aten.sum.default"]
 
 
 def test_a_step_that_was_begun_again_is_dropped() -> None:

@@ -112,6 +112,8 @@ def test_processes_without_the_level_are_named(tmp_path: Path) -> None:
         ("off", ("a", "b"), SAME, ""),
         ("rerun", ("a", "b"), SAME, "PYTHONHASHSEED took no effect"),
         ("rerun", ("a", "a"), OTHER_BATCH, ""),
+        ("invariant", ("a", "b"), SAME, ""),
+        ("invariant", ("a", "b"), OTHER_BATCH, "PYTHONHASHSEED is not set"),
     ],
 )
 def test_other_orders_of_sets_are_told_where_they_may_be_why(

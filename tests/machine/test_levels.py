@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from harness.errors import UsageError
 from harness.machine.doctor.bit_variables import LOWERED, MOVE_BITS, WORKSPACES
 from harness.machine.levels import INVARIANT, OFF, RERUN, SETTINGS, level_variables
+from harness.trace.fingerprint import perturbation
 from harness.trace.manifest import LEVELS
 
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
@@ -91,6 +92,20 @@ def test_what_cannot_be_held_from_outside_is_refused_with_the_reason() -> None:
     assert "--level rerun" in refused.value.remedy
     with pytest.raises(UsageError, match="'full'"):
         level_variables("full", {})
+
+
+def test_an_entry_that_holds_invariant_is_given_what_settles_how_something_is_computed() -> None:
+    rerun, invariant = level_variables(RERUN, {}), level_variables(INVARIANT, {}, is_held_by_entry=True)
+    free = {"PYTHONHASHSEED", "OMP_DYNAMIC", "MKL_DYNAMIC"}
+    assert invariant == {name: value for name, value in rerun.items() if name not in free}
+    assert level_variables(RERUN, {}, is_held_by_entry=True) == rerun
+    told = perturbation(rerun, 1)
+    assert {f"variable {name}" for name in free} == told.keys() & {f"variable {name}" for name in rerun}, (
+        "what is of no matter is what the fingerprint tells as such"
+    )
+    assert level_variables(INVARIANT, {"PYTHONHASHSEED": "random"}, is_held_by_entry=True) == invariant
+    with pytest.raises(UsageError, match="the level 'invariant' excludes what is set: NCCL_NVLS_ENABLE=1"):
+        level_variables(INVARIANT, {"NCCL_NVLS_ENABLE": "1"}, is_held_by_entry=True)
 
 
 def test_every_variable_of_a_level_is_part_of_the_fingerprint() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 
 from harness.cli import main
 from harness.exit_codes import ExitCode
-from harness.machine.doctor.checks import CHECKS
+from harness.machine.doctor.checks import CHECKS, NUMERICS
 from harness.runner.doctor import fix_command, host_of
 from harness.runner.options import Invocation
 from tests.runner.whole_run import HARNESS, environment
@@ -61,6 +62,19 @@ def test_this_machine(plain_environment: Path, capsys: pytest.CaptureFixture[str
     assert "the check failed" not in str(value)
     assert "the wrong pip" not in str(value)
     assert list(plain_environment.iterdir()) == [wrong_pip], "it leaves nothing"
+
+
+def test_which_operations_keep_their_bits_is_told_where_it_is_asked_for(
+    plain_environment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    plain_environment.joinpath("torch.py").write_text("raise SystemExit('the wrong torch')")
+    assert main(["doctor", "--json", "--numerics"]) in (ExitCode.OK, ExitCode.TESTS_FAILED)
+    captured = capsys.readouterr()
+    assert "looking at torch's operations" in captured.err
+    (numerics,) = [each for each in json.loads(captured.out)["findings"] if each["check"] == "numerics"]
+    assert numerics["severity"] == "fine", numerics
+    assert re.match(r"\w+ holds for float32, \w+ holds for bfloat16 on \w+ \(looked at for ", numerics["measured"])
 
 
 def test_what_is_wrong_is_found_and_what_mends_it_mends_it(
@@ -115,6 +129,8 @@ def test_the_text_is_coloured_where_that_is_asked_for(
         (["--hosts", "3"], "--hosts without --listen"),
         (["--backend", "nccl"], "--backend without --distributed"),
         (["--distributed", "2", "--listen", "29400"], "--distributed beside --listen"),
+        (["--numerics", "--distributed", "2"], "--numerics beside --distributed"),
+        (["--numerics", "--peer", "a:1"], "--numerics beside --distributed, --listen or --peer"),
     ],
 )
 def test_what_is_refused(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
@@ -185,8 +201,9 @@ def test_a_host_without_loopback(plain_environment: Path) -> None:
 
 
 def test_every_check_has_a_name_of_its_own_and_a_limit() -> None:
-    assert len({check.name for check in CHECKS}) == len(CHECKS)
-    assert all(0 < check.limit_s < 120 for check in CHECKS)
+    checks = (*CHECKS, NUMERICS)
+    assert len({check.name for check in checks}) == len(checks)
+    assert all(0 < check.limit_s < 120 for check in checks)
 
 
 # ---- children ----

@@ -1,8 +1,10 @@
-"""The rule of packing, in simulated time and against a clock: what is planned is what is run."""
+"""The rule of packing, in simulated time and against a clock: what is planned is what is run, at a counted cost."""
 
 import heapq
-import time
-from collections.abc import Sequence
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +25,10 @@ from tests.runner.packing_cases import (
     jobs_of,
     widths,
 )
+
+WIDTHS = (0, 1, 2, 4, 8)
+MAX_CALLS_PER_UNIT = 80
+"""62 in Python 3.11: what five needs ask of eight cards."""
 
 
 def first_fit_by_hand(jobs: Sequence[Job], table: LeaseTable) -> list[tuple[int, float, tuple[str, ...]]]:
@@ -163,8 +169,50 @@ def test_what_can_never_run_is_dropped_in_order() -> None:
     assert queue.next(table) is None
 
 
-def test_two_thousand_units_are_simulated_well_under_a_second() -> None:
-    jobs = [Job(i, Need(gpus=(0, 1, 2, 4, 8)[i % 5]), 1.0 + i * 7 % 101) for i in range(2000)]
-    started_s = time.process_time()
-    simulate(jobs, LeaseTable(EIGHT, 4))
-    assert time.process_time() - started_s < 0.7
+class CountingTable(LeaseTable):
+    """A table that counts what it is asked."""
+
+    num_asked = 0
+    num_given_back = 0
+
+    def lease(self, need: Need) -> Lease | None:
+        self.num_asked += 1
+        return super().lease(need)
+
+    def give_back(self, lease: Lease) -> None:
+        self.num_given_back += 1
+        super().give_back(lease)
+
+
+def many_units(num_units: int) -> list[Job]:
+    return [Job(i, Need(gpus=WIDTHS[i % len(WIDTHS)]), 1.0 + i * 7 % 101) for i in range(num_units)]
+
+
+def num_calls_of(work: Callable[[], object]) -> int:
+    """Calls of functions, Python's own included: a cost that is the same on every machine, however busy."""
+    calls = Counter[str]()
+
+    def count(frame: object, event: str, argument: object) -> None:
+        calls[event] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return calls["call"] + calls["c_call"]
+
+
+def test_a_start_costs_as_many_tries_as_there_are_distinct_needs() -> None:
+    table = CountingTable(EIGHT, 4)
+    assert len(simulate(many_units(2000), table).starts) == table.num_given_back == 2000
+    # each unit is given once, and at each of at most so many ends each need is refused once
+    assert 2000 < table.num_asked <= 2000 + (1 + table.num_given_back) * len(WIDTHS)
+
+
+def test_the_cost_of_a_simulation_grows_with_its_units_and_no_faster() -> None:
+    """How long it takes is measured by tests/benchmarks/simulation.py."""
+    few, many = (num_calls_of(partial(simulate, many_units(n), LeaseTable(EIGHT, 4))) for n in (500, 2000))
+    assert many < 4.4 * few
+    assert many < 2000 * MAX_CALLS_PER_UNIT

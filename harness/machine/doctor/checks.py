@@ -1,6 +1,6 @@
 """Everything `rlharness doctor` looks at, in the order in which it is shown, each with the longest it may take."""
 
-from harness.machine.doctor import cards, containers, environment, network, packages, places, rank_variables
+from harness.machine.doctor import cards, containers, environment, network, numerics, packages, places, rank_variables
 from harness.machine.doctor.examination import Check
 
 CHECKS = (
@@ -19,3 +19,5 @@ CHECKS = (
     Check("declared ranges", packages.look_at_declared, packages.READ_S + 2),
     Check("pip check", packages.look_at_pip, packages.PIP_S + 5),
 )
+NUMERICS = Check("numerics", numerics.look_at_numerics, numerics.SURVEY_S + 5)
+"""Only where it is asked for: it keeps two cores busy for seconds, and a run that needs it looks by itself."""

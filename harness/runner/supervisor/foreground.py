@@ -19,17 +19,22 @@ PASSED_ON = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQ
 
 
 def run_in_foreground(
-    argv: Sequence[str], env: Mapping[str, str], on_start: Callable[[int], None] = lambda pid: None
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    on_start: Callable[[int], None] = lambda pid: None,
+    *,
+    stdout: int | None = None,
 ) -> int:
     """Run a program to its end; its exit code, or the negative number of the signal that ended it.
 
     `argv[0]` is looked for on the path of `env`. UsageError where it cannot be started. `on_start` is told its
-    pid. For a process with one thread only: a signal for it must find that one.
+    pid; `stdout` is a descriptor that it gets in the place of this process's standard output. For a process with one
+    thread only: a signal for it must find that one.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody's status can be waited for
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*PASSED_ON, signal.SIGCHLD})
     try:
-        process = _start(argv, env, before)
+        process = _start(argv, env, before, stdout)
         on_start(process.pid)
         return _wait(process)
     finally:
@@ -38,7 +43,9 @@ def run_in_foreground(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start(argv: Sequence[str], env: Mapping[str, str], mask: Iterable[int]) -> "subprocess.Popen[bytes]":
+def _start(
+    argv: Sequence[str], env: Mapping[str, str], mask: Iterable[int], stdout: int | None
+) -> "subprocess.Popen[bytes]":
     """Start a program with a signal mask; UsageError where it cannot be started."""
 
     def unblock() -> None:
@@ -46,7 +53,7 @@ def _start(argv: Sequence[str], env: Mapping[str, str], mask: Iterable[int]) -> 
 
     try:
         # Not posix_spawn: glibc leaves two signals ignored that the program would not have ignored without us.
-        return subprocess.Popen(argv, env=env, close_fds=False, preexec_fn=unblock)  # noqa: PLW1509
+        return subprocess.Popen(argv, env=env, stdout=stdout, close_fds=False, preexec_fn=unblock)  # noqa: PLW1509
     except OSError as error:
         found = shutil.which(argv[0], path=env.get("PATH"))
         raise UsageError(

@@ -77,6 +77,18 @@ def test_decoding_gives_the_bits_of_a_pass(
             assert torch.equal(logits, whole[sample, : len(logits)])
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_pass_without_gradients_has_the_bits_of_one_with_them(recipe: Recipe, family: str) -> None:
+    """Operations take a shorter way where nobody asks for gradients."""
+    decoder, generator = decoder_of(family), torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn(parameter.shape, generator=generator))
+        without = decoder(TOKENS)
+    assert torch.equal(decoder(TOKENS).detach(), without)
+
+
 def test_decoding_naively_gives_other_bits() -> None:
     decoder = decoder_of("llama")
     with torch.no_grad():
@@ -130,7 +142,7 @@ def test_a_slot_that_is_moved_goes_on() -> None:
     with torch.no_grad(), following(RECIPES[0]):
         cache = KeyValueCache.empty(CONFIG, 3, LENGTH, like=decoder.embedding)
         decoder.extend(TOKENS[:3, :10], cache, [0, 0, 0])
-        cache.move(2, 0)
+        cache.move([2], [0])
         moved = decoder.extend(TOKENS[2:3, 10:11], cache, [10])
         decoder.extend(TOKENS[4:5, :7], cache.slots(1, 2), [0])
         again = decoder.extend(TOKENS[4:5, 7:9], cache.slots(1, 2), [7])
@@ -183,7 +195,7 @@ def test_rotations_do_not_depend_on_threads() -> None:
     with num_threads(2):
         two = rotation_table(config)
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
-    assert one[0].shape == (20_000, 4)
+    assert one[0].shape == (20_000, 8)
 
 
 def _turned_apart(a: torch.Tensor, b: torch.Tensor, distance: int) -> torch.Tensor:

@@ -1,0 +1,72 @@
+"""What passes between `train` or `replay` and the process that calls an entry: the call there, a refusal back.
+
+launcher ──call.json──▶ scenario_main ──refusal.json──▶ launcher
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.trace.redaction import REDACTED, is_secret_name, redact_text
+
+CALL = "call.json"
+REFUSAL = "refusal.json"
+INTERRUPTED = 130
+"""With what the process of an entry ends that was interrupted: 128 and the number of SIGINT, as a shell has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryCall:
+    """An entry, and what it is called with beside the level, a directory and a recorder."""
+
+    entry: str
+    """module:function"""
+    config: Mapping[str, Any]
+    """The payload; plain values."""
+
+    def write(self, directory: Path) -> None:
+        """Into the directory of a trace, for its own process; OSError where that cannot be done."""
+        path = directory / CALL
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", "utf-8")
+
+
+def take_call(directory: Path) -> EntryCall:
+    """Read the call, and leave it there without secrets: traces travel. OSError, ValueError where it is not there."""
+    path = directory / CALL
+    fields = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(_without_secrets(fields), indent=1) + "\n", "utf-8")
+    return EntryCall(**fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why an entry did not begin: an error that the user can mend."""
+
+    what: str
+    legal: str
+    remedy: str
+
+    def write(self, directory: Path) -> None:
+        """Into the directory of a trace, for the launcher; OSError where that cannot be done."""
+        (directory / REFUSAL).write_text(json.dumps(asdict(self)) + "\n", "utf-8")
+
+
+def read_refusal(directory: Path) -> Refusal | None:
+    """The refusal in a directory; None where there is none, or not all of it."""
+    try:
+        return Refusal(**json.loads((directory / REFUSAL).read_text("utf-8")))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _without_secrets(value: Any, name: str = "") -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_secrets(inner, key) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(inner, name) for inner in value]
+    if not isinstance(value, str):
+        return value
+    return REDACTED if value and is_secret_name(name) else redact_text(value)

@@ -1,0 +1,105 @@
+"""A scenario: an envelope, which is checked here, and a payload, which is checked by the entry that is named.
+
+about: GRPO learns to reverse short texts
+entry: rlcore.training.run:run
+determinism: invariant
+sizes:
+  smoke: {training.num_steps: 4}
+  full: {}
+free: [perturbation, output]
+config:
+  training: {num_steps: 100}
+  perturbation: {concurrency: 16}
+"""
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from harness.errors import UsageError
+from harness.lab.payload import keys_with_dots, overridden
+from harness.lab.plain_yaml import read_yaml
+
+SMOKE, FULL = "smoke", "full"
+ENTRY = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+
+Line = Annotated[str, Field(min_length=1, pattern=r"^[^\n]*$")]
+SectionName = Annotated[str, Field(pattern=r"^[^.\s]+$")]
+
+
+class Scenario(BaseModel):
+    """What a scenario's file says."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    about: Line
+    """One line for a person."""
+    entry: Annotated[str, Field(pattern=ENTRY)]
+    """module:function, called in a process of its own."""
+    determinism: Literal["off", "rerun", "invariant"]
+    """The level that the entry holds, unless told otherwise."""
+    gpus: Annotated[int, Field(ge=0)] = 0
+    """Cards that it needs."""
+    sizes: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """By name, what is other than in `config`, by dotted key."""
+    free: list[SectionName] = Field(default_factory=list)
+    """Sections of the payload that are no part of what a run is: how work is spread, what is shown."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """The payload."""
+
+    @model_validator(mode="after")
+    def _is_one_tree(self) -> Self:
+        if dotted := next(keys_with_dots(self.config), ""):
+            raise ValueError(
+                f"config: the key {dotted!r} is empty or has a dot of its own; dots stand between sections"
+            )
+        return self
+
+    def payload(self, size: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The payload in a size, with other values at dotted keys; UsageError for keys that cannot be followed."""
+        return overridden(overridden(self.config, self.sizes.get(size, {}), f"the size {size}"), values, "--set")
+
+    def chosen_size(self, asked: str | None, default: str) -> str:
+        """The name of the size to run: what was asked for, else the default, which a scenario need not have."""
+        if asked is not None and asked not in self.sizes:
+            raise UsageError(
+                f"there is no size {asked!r}", legal=", ".join(self.sizes) or "none: this scenario has one size only"
+            )
+        return asked or default
+
+
+def parse_scenario(text: str, where: str) -> Scenario:
+    """A scenario from the text of its file; UsageError, which begins with `where`, for whatever is wrong in it."""
+    fields = read_yaml(text, where)
+    if not isinstance(fields, dict):
+        raise UsageError(f"{where} is no mapping", legal=f"the keys {_keys()}", remedy="see rlharness scenarios")
+    try:
+        return Scenario.model_validate(fields)
+    except ValidationError as error:
+        faults = [_fault(dict(fault)) for fault in error.errors()]
+    raise UsageError(
+        f"{where}: " + "; ".join(what for what, _ in faults),
+        legal="; ".join(dict.fromkeys(legal for _, legal in faults if legal)),
+        remedy="mend the file",
+    )
+
+
+def _fault(fault: Mapping[str, Any]) -> tuple[str, str]:
+    """What is wrong, and what would be right."""
+    place = ".".join(map(str, fault["loc"]))
+    if fault["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(place, Scenario.model_fields, n=1, cutoff=0.5)
+        return f"unknown key {place!r}" + (f", did you mean {near[0]!r}?" if near else ""), f"the keys {_keys()}"
+    if fault["type"] == "missing":
+        return f"{place} is missing", f"the keys {_keys()}"
+    if place == "entry":
+        return f"entry is {fault['input']!r}", "module:function"
+    if not place:
+        return str(fault["msg"]).removeprefix("Value error, "), ""
+    return f"{place} is {fault['input']!r}", str(fault["msg"])
+
+
+def _keys() -> str:
+    return ", ".join(Scenario.model_fields)

@@ -1,0 +1,96 @@
+"""The process of a scenario's run: calls the entry that the scenario names, with a recorder.
+
+    orders.json, call.json ─▶ entry(config, level=, directory=, recorder=) ─▶ exit code
+
+An error with `what`, `legal` and `remedy` is the user's to mend. Before the first step it is handed to the launcher,
+which tells it as its own; afterwards it is printed here, and what was recorded stays. Any other error is a bug, and
+shows its traceback. What the entry takes from elsewhere is not watched.
+"""
+
+import difflib
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness.errors import TraceError, UsageError
+from harness.exit_codes import ExitCode
+from harness.inject import open_recorder
+from harness.lab.entry_call import INTERRUPTED, Refusal, take_call
+
+FAILED = 1
+
+
+def main() -> int:
+    """Call the entry; the exit code of this process."""
+    try:
+        return _recorded()
+    except KeyboardInterrupt:
+        print("rlharness: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _recorded() -> int:
+    recorder = open_recorder()
+    from harness.inject.active import active_log  # not before torch, with whose import a recording begins
+
+    log = active_log()
+    if log is None:
+        print("rlharness: nothing records here: rlharness train and rlharness replay start this", file=sys.stderr)
+        return ExitCode.USAGE_ERROR
+    orders = log.orders
+
+    def has_begun() -> bool:
+        return log.rank is not None or not log.is_recording
+
+    return call_entry(Path(orders.directory), orders.level, recorder, has_begun=has_begun)
+
+
+def call_entry(directory: Path, level: str, recorder: Any, *, has_begun: Callable[[], bool]) -> int:
+    """Call the entry of the call in a directory; the exit code. `has_begun` says whether a step was recorded."""
+    try:
+        call = take_call(directory)
+        load_entry(call.entry)(call.config, level=level, directory=directory, recorder=recorder)
+    except Exception as error:  # whatever an entry raises: by its attributes it is told from a bug
+        if (refusal := as_refusal(error)) is None:
+            raise
+        if not has_begun():
+            refusal.write(directory)
+            return ExitCode.USAGE_ERROR
+        print(f"error: {UsageError(refusal.what, legal=refusal.legal, remedy=refusal.remedy)}", file=sys.stderr)
+        return FAILED
+    return ExitCode.OK
+
+
+def load_entry(name: str) -> Callable[..., Any]:
+    """The function of "module:function"; UsageError where there is none."""
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        is_own = module_name == error.name or module_name.startswith(f"{error.name}.")
+        raise UsageError(
+            f"entry {name}: there is no module {error.name}",
+            legal="a module that can be imported from the working directory, or is installed",
+            remedy="check how it is spelled" if is_own else "install what brings it: pip install 'rlharness[engine]'",
+        ) from None
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        near = difflib.get_close_matches(function_name, dir(module), n=3)
+        raise UsageError(
+            f"entry {name}: {module_name} has no function {function_name}", legal=", ".join(near) or "one that it has"
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def as_refusal(error: Exception) -> Refusal | None:
+    """What an error says that is the user's to mend; None for a bug, and for a recorder that was called wrongly."""
+    told = [getattr(error, name, None) for name in ("what", "legal", "remedy")]
+    if isinstance(error, TraceError) or not all(isinstance(text, str) for text in told):
+        return None
+    return Refusal(*map(str, told))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

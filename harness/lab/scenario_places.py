@@ -1,0 +1,63 @@
+"""Where scenarios are: a file that is named, the directory `scenarios` of the user's project, those of the package."""
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from harness.errors import UsageError
+from harness.lab.scenario import Scenario, parse_scenario
+
+PACKAGE = "scenarios"
+ENDINGS = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioFile:
+    """A file that should hold a scenario."""
+
+    name: str
+    """What a person types."""
+    file: Traversable
+
+    def read(self) -> Scenario:
+        """The scenario in it; UsageError where it cannot be read, or is none."""
+        try:
+            text = self.file.read_text("utf-8")
+        except OSError as error:
+            raise UsageError(f"{self.file}: {error.strerror}", remedy="name a file that can be read") from None
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{self.file} is no text: {error.reason}", legal="YAML in UTF-8") from None
+        return parse_scenario(text, str(self.file))
+
+
+def all_scenarios(cwd: Path) -> list[ScenarioFile]:
+    """Every one that has a name, by name; of two with one name that of the user's project."""
+    found = {each.name: each for place in (resources.files(PACKAGE), cwd / PACKAGE) for each in _in(place)}
+    return [found[name] for name in sorted(found)]
+
+
+def find_scenario(name: str, cwd: Path) -> ScenarioFile:
+    """The scenario of a name, or in a file; UsageError, with the nearest names, where there is none."""
+    if name.endswith(ENDINGS) or "/" in name:
+        if not (cwd / name).is_file():
+            raise UsageError(f"there is no file {name}", legal="a YAML file, or a name that rlharness scenarios shows")
+        return ScenarioFile(name, cwd / name)
+    known = {each.name: each for each in all_scenarios(cwd)}
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        raise UsageError(
+            f"there is no scenario {name!r}",
+            legal=f"{', '.join(known)}, or a YAML file; of replay, also a command after --",
+            remedy=f"did you mean {' or '.join(near)}?" if near else "rlharness scenarios tells what each is",
+        )
+    return known[name]
+
+
+def _in(place: Traversable) -> Iterator[ScenarioFile]:
+    if place.is_dir():
+        for file in place.iterdir():
+            if file.name.endswith(ENDINGS) and file.is_file():
+                yield ScenarioFile(file.name.rpartition(".")[0], file)

@@ -1,0 +1,281 @@
+"""What a run is: one frozen tree, checked when it is made. No torch.
+
+`perturbation` and `output` are what must not matter: every bit of a run follows from the other sections (its identity).
+An unknown key is an error that names the nearest legal one.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rlcore.errors import InvalidValueError
+
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Level = Literal["off", "rerun", "invariant"]
+LEVELS: tuple[str, ...] = get_args(Level)
+
+
+class Section(BaseModel):
+    """A part of a configuration."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ModelSection(Section):
+    """A decoder made here, or a checkpoint."""
+
+    path: str = ""
+    """A directory with config.json, safetensors and tokenizer; the sizes below are then its own."""
+    family: Literal["llama", "qwen2", "qwen3"] = "qwen3"
+    width: Positive = 64
+    num_layers: Positive = 2
+    num_heads: Positive = 4
+    num_kv_heads: Positive = 2
+    head_width: Positive = 16
+    ffn_width: Positive = 192
+    is_tied: bool = True
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "cpu"
+
+
+class TaskSection(Section):
+    """What is to be learned."""
+
+    name: Literal["reverse_text", "arithmetic", "sorting", "file"]
+    path: str = ""
+    """Of the prompts, JSON lines or parquet, for `file`: a column `prompt`, the others go to the reward functions."""
+    num_prompts: Positive = 512
+    """To train on."""
+    num_heldout: Positive = 128
+    """To evaluate on; none of them is trained on."""
+    min_length: Positive = 3
+    max_length: Positive = 4
+    """Letters, digits or items: what a task counts stands in it."""
+    rewards: tuple[str, ...] = ()
+    """module:function, in TRL's signature; with verl: or openrlhf: before it, in theirs; empty: the task's own."""
+    reward_weights: tuple[float, ...] = ()
+    """One for each of the rewards; empty: all 1."""
+    reward_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    """What an async reward function may take for a batch; more is an error, and never a reward."""
+    shuffles_rewards: bool = False
+    """Each reward goes to another sample of the batch: a control, which must learn nothing."""
+
+
+class WarmStartSection(Section):
+    """Supervised steps on the task's own answers before the first rollout: random weights do not learn by reward."""
+
+    num_steps: Annotated[int, Field(ge=0)] = 100
+    """The most of them."""
+    batch_size: Positive = 32
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-3
+    """Falls to a tenth, in a line."""
+    target_reward: Fraction | None = None
+    """Ends as soon as training prompts are answered so well; None: after num_steps."""
+    check_every: Positive = 20
+    """Steps between two looks at it."""
+
+
+class SamplingSection(Section):
+    """How completions are drawn while training."""
+
+    max_tokens: Positive = 32
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    stop_strings: tuple[str, ...] = ()
+
+
+class GrpoSection(Section):
+    """Rewards relative to those of the same prompt; no critic."""
+
+    name: Literal["grpo"] = "grpo"
+    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"] = "grpo"
+    loss: Literal["ppo_clip", "gspo", "cispo"] = "ppo_clip"
+    clip_eps_low: Annotated[float, Field(ge=0, le=1)] = 0.2
+    clip_eps_high: Annotated[float, Field(ge=0)] = 0.2
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    aggregation: Literal[
+        "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"
+    ] = "token-mean"
+    kl_coef: Annotated[float, Field(ge=0)] = 0.0
+    """In the loss, towards the reference policy; 0 does without one."""
+    kl_estimator: Literal["k2", "k1+", "abs+", "k3", "k3+"] = "k3"
+    entropy_coef: float = 0.0
+
+
+class PpoSection(Section):
+    """A critic, and generalised advantage estimation."""
+
+    name: Literal["ppo"] = "ppo"
+    gamma: Fraction = 1.0
+    lam: Fraction = 1.0
+    clip_eps_low: Annotated[float, Field(ge=0, le=1)] = 0.2
+    clip_eps_high: Annotated[float, Field(ge=0)] = 0.2
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    value_clip_eps: Annotated[float, Field(gt=0)] | None = 0.2
+    critic_learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    num_critic_warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps in which the critic alone learns."""
+    whitens_advantages: bool = True
+    aggregation: Literal[
+        "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"
+    ] = "token-mean"
+    kl_coef: Annotated[float, Field(ge=0)] = 0.0
+    """In the rewards, towards the reference policy; 0 does without one."""
+    kl_target: Annotated[float, Field(gt=0)] | None = None
+    """Moves kl_coef so that the divergence comes near it; None leaves it fixed."""
+    kl_horizon: Positive = 10_000
+    """Samples over which kl_coef would move by its own size."""
+    entropy_coef: float = 0.0
+
+
+class OptimizerSection(Section):
+    """AdamW, torch's foreach implementation, and a schedule that is a function of the step."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    max_gradient_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    num_warmup_steps: Annotated[int, Field(ge=0)] = 0
+    final_ratio: Fraction = 0.0
+
+
+class TrainingSection(Section):
+    """How much of it, and what is one sum."""
+
+    num_steps: Positive = 100
+    prompts_per_step: Positive = 8
+    group_size: Positive = 8
+    """Completions a prompt."""
+    num_epochs: Positive = 1
+    """Passes over a step's samples."""
+    num_minibatches: Positive = 1
+    """Optimizer steps a pass."""
+    lane_width: Positive = 8
+    """Samples whose gradients are one product: a part of what a run is, like the seed."""
+
+
+class PerturbationSection(Section):
+    """What may be changed without changing a bit, at level invariant."""
+
+    arrival_seed: Annotated[int, Field(ge=0)] = 0
+    """In which order requests reach the sampler; 0 is their own."""
+    concurrency: Positive = 64
+    """Completions that are decoded together."""
+    preempt_every: Annotated[int, Field(ge=0)] = 0
+    """Decoding steps after which the youngest running completion has to begin again; 0: never."""
+    sampling_threads: Positive = 1
+    training_threads: Positive = 1
+    microbatch_tokens: Positive = 16_384
+    """The most tokens, padding included, that are in one pass through the model."""
+    world_size: Positive = 1
+    """Workers among whom lanes are divided, in this process."""
+
+
+class OutputSection(Section):
+    """What is written and shown."""
+
+    evaluate_every: Annotated[int, Field(ge=0)] = 0
+    """Steps; 0: only at the end."""
+    checkpoint_every: Annotated[int, Field(ge=0)] = 0
+    """Steps; 0: only at the end."""
+    keep_checkpoints: Positive = 2
+    resume: str = ""
+    """A directory of an earlier run, whose newest whole checkpoint is gone on from."""
+    num_shown: Annotated[int, Field(ge=0)] = 4
+    """Completions shown at each evaluation."""
+    tensorboard: bool = True
+    shows_progress: bool = True
+
+
+FREE = ("perturbation", "output")
+"""Sections that are no part of a run's identity."""
+
+
+class RunConfig(Section):
+    """A whole run."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    model: ModelSection = ModelSection()
+    task: TaskSection
+    warm_start: WarmStartSection = WarmStartSection()
+    sampling: SamplingSection = SamplingSection()
+    algorithm: GrpoSection | PpoSection = Field(discriminator="name")
+    optimizer: OptimizerSection = OptimizerSection()
+    training: TrainingSection = TrainingSection()
+    perturbation: PerturbationSection = PerturbationSection()
+    output: OutputSection = OutputSection()
+
+    @model_validator(mode="after")
+    def _fits(self) -> "RunConfig":
+        num_samples = self.training.prompts_per_step * self.training.group_size
+        num_lanes, left = divmod(num_samples, self.training.lane_width)
+        if left:
+            raise ValueError(
+                f"training.lane_width {self.training.lane_width} does not divide the {num_samples} samples"
+            )
+        if num_lanes % self.training.num_minibatches:
+            raise ValueError(
+                f"training.num_minibatches {self.training.num_minibatches} does not divide the {num_lanes} lanes"
+            )
+        if (self.task.name == "file") != bool(self.task.path):
+            raise ValueError("task.path goes with task.name file, and with no other")
+        if len(self.task.reward_weights) not in (0, len(self.task.rewards)):
+            raise ValueError("task.reward_weights wants one number for each of task.rewards")
+        if self.task.min_length > self.task.max_length:
+            raise ValueError("task.min_length is above task.max_length")
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """What the bits of this run follow from."""
+        return self.model_dump(mode="json", exclude=set(FREE))
+
+
+def read_config(payload: Mapping[str, Any]) -> RunConfig:
+    """A configuration from plain values; raises InvalidValueError, which names every fault by its dotted key."""
+    try:
+        return RunConfig.model_validate(payload)
+    except ValidationError as error:
+        faults = list(_faults(error))
+        raise InvalidValueError(
+            "; ".join(what for what, _ in faults), legal="; ".join(legal for _, legal in faults if legal)
+        ) from None
+
+
+def _faults(error: ValidationError) -> Iterator[tuple[str, str]]:
+    """What is wrong, and what would be right, of each fault."""
+    for fault in error.errors():
+        # A discriminated union puts the name of the chosen model into the place: algorithm.grpo.clip.
+        place = [
+            str(part) for part in fault["loc"] if (fault["loc"][:1] != ("algorithm",) or part not in ("grpo", "ppo"))
+        ]
+        dotted = ".".join(place)
+        if fault["type"] == "extra_forbidden":
+            yield f"unknown key {dotted}", _nearest(fault["loc"])
+        elif dotted:
+            yield f"{dotted} is {fault.get('input')!r}", fault["msg"]
+        else:
+            yield fault["msg"].removeprefix("Value error, "), ""
+
+
+def _nearest(loc: tuple[int | str, ...]) -> str:
+    """The legal keys at an unknown one's place, the nearest first."""
+    model: Any = RunConfig
+    for part in loc[:-1]:
+        if model is RunConfig and part == "algorithm":
+            continue
+        if part in ("grpo", "ppo"):
+            model = GrpoSection if part == "grpo" else PpoSection
+            continue
+        model = model.model_fields[str(part)].annotation
+    names = list(model.model_fields)
+    near = difflib.get_close_matches(str(loc[-1]), names, n=1, cutoff=0.5)
+    told = ", ".join(names)
+    return f"{near[0]}? All: {told}" if near else told

@@ -1,0 +1,71 @@
+"""The level of a run: entered once, around all of it, and its effect looked at.
+
+off         nothing is promised
+rerun       two runs of one configuration on one machine agree: torch's deterministic algorithms
+invariant   bits follow from the configuration alone: the operations of rlcore.numerics, certified for this model
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache
+
+import torch
+
+from rlcore.config import LEVELS
+from rlcore.errors import InvalidValueError, LevelError
+from rlcore.models.config import DecoderConfig
+from rlcore.numerics.certificate import Certificate, invariant
+from rlcore.numerics.level import is_invariant
+from rlcore.numerics.probe import certify
+
+
+@contextmanager
+def at_level(
+    level: str, config: DecoderConfig, *, dtype: torch.dtype = torch.float32, device: str = "cpu", length: int
+) -> Iterator[Certificate | None]:
+    """Hold a level for what runs inside, up to sequences of `length`; gives the certificate at level invariant.
+
+    Raises LevelError where this machine cannot hold it, and InvalidValueError where there is no such level.
+    """
+    if level not in LEVELS:
+        raise InvalidValueError(f"the level {level!r}", legal=", ".join(LEVELS))
+    certificate = None
+    if level == "invariant":
+        certificate = _certified(config, dtype, device, length)
+    with _deterministic_algorithms(level), invariant(certificate) if certificate else nullcontext():
+        yield certificate
+
+
+def check_level(level: str) -> None:
+    """See that a level is at work here. Raises LevelError."""
+    if level == "invariant" and not is_invariant():
+        raise LevelError("the level invariant is not at work here", remedy="enter it: with at_level(...)")
+    if level != "off" and not torch.are_deterministic_algorithms_enabled():
+        raise LevelError(
+            "torch's deterministic algorithms are off", remedy="leave torch.use_deterministic_algorithms alone"
+        )
+
+
+@cache
+def _certified(config: DecoderConfig, dtype: torch.dtype, device: str, length: int) -> Certificate:
+    """Looked at once a process; that it still holds is seen whenever the level is entered."""
+    return certify(dtype, device, shapes=config.product_shapes, heads=(config.head_shape,), length=length)
+
+
+@contextmanager
+def _deterministic_algorithms(level: str) -> Iterator[None]:
+    """torch refuses what it cannot do twice alike; as it was before, however this ends.
+
+    It would also fill memory that is not written yet, for who reads it: nobody here does, and it takes a twentieth of a
+    decoded token's time.
+    """
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        if level != "off":
+            torch.use_deterministic_algorithms(True)
+            torch.utils.deterministic.fill_uninitialized_memory = False
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = fills

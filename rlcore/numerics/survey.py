@@ -1,0 +1,70 @@
+"""Run as a program: looks at this machine's operations and prints what was certified, for `rlharness doctor`.
+
+A JSON line for each type: {"dtype", "device", "machine"} and either {"problem"} or {"recipe", "length", "duration_s",
+"naive"}, the last being what torch's own operations do: [{"operation", "num_cases", "num_different", "first"}]. One
+line {"missing": module} where the engine's extra is not installed. Widths and lengths are the probe's own: a run looks
+again, at those of its model.
+"""
+
+import json
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+NEEDS = ("torch", "numpy")
+
+
+def told() -> Iterator[dict[str, Any]]:
+    """The lines, each as soon as it is known."""
+    missing = [name for name in NEEDS if find_spec(name) is None]
+    if missing:
+        yield {"missing": missing[0]}
+        return
+    import torch
+
+    from rlcore.numerics.certificate import machine
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for dtype in (torch.float32, torch.bfloat16):
+        yield {
+            "dtype": str(dtype).removeprefix("torch."),
+            "device": device,
+            "machine": machine(),
+            **_certified(dtype, device),
+        }
+
+
+def _certified(dtype: Any, device: str) -> dict[str, Any]:
+    from rlcore.errors import LevelError
+    from rlcore.numerics.probe import certify
+
+    try:
+        certificate = certify(dtype, device)
+    except LevelError as error:
+        return {"problem": error.what}
+    naive = [
+        {
+            "operation": each.operation,
+            "num_cases": each.num_cases,
+            "num_different": each.num_different,
+            "first": each.first,
+        }
+        for each in certificate.measurements
+        if each.recipe == "off"
+    ]
+    return {
+        "recipe": certificate.recipe.name,
+        "length": certificate.length,
+        "duration_s": certificate.duration_s,
+        "naive": naive,
+    }
+
+
+def main() -> None:
+    """Print the lines."""
+    for line in told():
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Samplers: what draws completions, with weights of its own that the trainer writes."""

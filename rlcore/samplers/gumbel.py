@@ -1,0 +1,83 @@
+"""Noise that belongs to a completion's key, a position and a token: no generator, so nothing to lose or to share.
+
+The token with the largest log-probability plus Gumbel noise is a draw from the distribution (Gumbel 1954; Maddison,
+Tarlow and Minka 2014). Here the noise is a hash, so that a token's is the same in whatever batch, at whatever place and
+time it is asked for, and whatever was filtered before: it is never moved to a rank.
+
+Whole numbers are mixed with splitmix64's finaliser (Steele, Lea and Flood 2014) in int64, which wraps, and whose bits
+are those of uint64; only shifts to the right have to be told. The same on any device, up to the last bit of log.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BITS = 52
+"""Of a uniform number. With 24, no noise is above 17.4, and what is less probable than that is never drawn."""
+ELEMENTS_AT_ONCE = 1 << 16
+"""Mixed together: half a megabyte, which stays in a core's cache."""
+
+
+def signed(number: int) -> int:
+    """The int64 of the same 64 bits, such as of a key."""
+    number &= (1 << 64) - 1
+    return number - (1 << 64) if number >> 63 else number
+
+
+GOLDEN = signed(0x9E3779B97F4A7C15)
+_FACTORS = signed(0xBF58476D1CE4E5B9), signed(0x94D049BB133111EB)
+_SHIFTS = 30, 27, 31
+_ONE = 0x3FF << BITS
+"""The bits of 1.0, to which a fraction is added."""
+
+
+def _shifted(x: Tensor, count: int) -> Tensor:
+    """x >> count with zeros from the left."""
+    return (x >> count).bitwise_and_((1 << (64 - count)) - 1)
+
+
+def mixed_(x: Tensor) -> Tensor:
+    """splitmix64's finaliser, in place: int64 of any shape, every bit of the result of every bit of x."""
+    for shift, factor in zip(_SHIFTS, _FACTORS, strict=False):
+        x.bitwise_xor_(_shifted(x, shift)).mul_(factor)
+    return x.bitwise_xor_(_shifted(x, _SHIFTS[-1]))
+
+
+def uniforms(bits: Tensor) -> Tensor:
+    """The upper 52 bits n of each int64 -> (n + 1/2) / 2^52 in fp64, exact: never 0, never 1."""
+    fractions = _shifted(bits, 64 - BITS).bitwise_or_(_ONE).view(torch.float64)
+    return fractions.sub_(1.0 - 0.5 ** (BITS + 1))
+
+
+def gumbels_(bits: Tensor) -> Tensor:
+    """-log(-log(u)) of uniform numbers, fp64."""
+    return uniforms(bits).log_().neg_().log_().neg_()
+
+
+def states(keys: Tensor, positions: Tensor) -> Tensor:
+    """What the noise of each position begins with: int64 of any shapes that go together -> int64.
+
+    Positions count a completion's tokens from 0. A key begins a splitmix64 sequence of positions, and each number of it
+    one of tokens.
+    """
+    return mixed_((positions + 1) * GOLDEN + keys)
+
+
+@dataclass(frozen=True, slots=True)
+class GumbelNoise:
+    """Noise for each token of a vocabulary."""
+
+    ids: Tensor
+    """int64 [vocabulary]: what each token's number adds to a state."""
+
+    @classmethod
+    def of(cls, vocab_size: int, device: torch.device) -> "GumbelNoise":
+        """A token's noise does not depend on how many others there are."""
+        return cls(torch.arange(1, vocab_size + 1, device=device) * GOLDEN)
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """States int64 [rows] -> fp64 [rows, vocabulary]."""
+        rows = max(1, ELEMENTS_AT_ONCE // len(self.ids))
+        parts = [gumbels_(mixed_(part.unsqueeze(1) + self.ids)) for part in torch.split(states, rows)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)

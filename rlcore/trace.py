@@ -1,0 +1,40 @@
+"""How the engine tells what it computes: three calls, and nobody has to listen.
+
+    recorder.begin_step(7)
+    recorder.record("backward", "layers.0.qkv", gradient)
+    recorder.end_step(loss=loss, reward_mean=reward)
+
+The engine knows this protocol and no recorder: the harness brings one, tests bring their own. Values are recorded in
+canonical order (samples by prompt and number, lanes by number, parameters as the model names them), whoever computed
+them and when: what is recorded twice under one phase and name counts as its first and second occurrence.
+
+Phases: rollout, reward, reference, advantage, forward, loss, backward, optimizer, sync.
+"""
+
+from typing import Any, Protocol
+
+
+class Recorder(Protocol):
+    """Takes the steps of one process."""
+
+    def begin_step(self, step: int) -> None:
+        """Begin a step."""
+
+    def record(self, phase: str, name: str, value: Any) -> None:
+        """A tensor, a number, text, bytes, or a list of numbers or texts; looked at now, left as it is."""
+
+    def end_step(self, **values: Any) -> None:
+        """End the step; `values` are those of the curve."""
+
+
+class NullRecorder:
+    """Nobody listens."""
+
+    def begin_step(self, step: int) -> None:
+        """Nothing."""
+
+    def record(self, phase: str, name: str, value: Any) -> None:
+        """Nothing."""
+
+    def end_step(self, **values: Any) -> None:
+        """Nothing."""

@@ -1,0 +1,53 @@
+"""What a step works with: made once by `run.py`, handed to the algorithm's step. It holds, and does nothing."""
+
+from dataclasses import dataclass, field
+
+from rlcore.config import RunConfig
+from rlcore.models.decoder import Decoder
+from rlcore.models.value_head import Critic
+from rlcore.samplers.base import Sampler
+from rlcore.tasks.base import Task
+from rlcore.trace import Recorder
+from rlcore.training.phases import Phases
+from rlcore.training.update import Learner
+from rlcore.types import Tokenizer
+from rlcore.weights.receipts import Receipt
+
+
+@dataclass(slots=True)
+class Engine:
+    """The parts of one run."""
+
+    config: RunConfig
+    level: str
+    task: Task
+    tokenizer: Tokenizer
+    policy: Learner
+    sampler: Sampler
+    recorder: Recorder
+    critic: Learner | None = None
+    """PPO's."""
+    reference: Decoder | None = None
+    """The policy as it was after the warm start, where a KL coefficient asks for it."""
+    kl_coef: float = 0.0
+    """Moves where it is adaptive."""
+    receipt: Receipt | None = None
+    """Of the weights that the sampler has."""
+    phases: Phases = field(default_factory=Phases)
+
+    @property
+    def decoder(self) -> Decoder:
+        """The policy's model."""
+        assert isinstance(self.policy.model, Decoder)
+        return self.policy.model
+
+    @property
+    def value_model(self) -> Critic:
+        """The critic's model; only where there is one."""
+        assert self.critic is not None and isinstance(self.critic.model, Critic)
+        return self.critic.model
+
+    @property
+    def learners(self) -> tuple[Learner, ...]:
+        """Those that there are."""
+        return (self.policy,) if self.critic is None else (self.policy, self.critic)

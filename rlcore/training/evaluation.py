@@ -1,0 +1,40 @@
+"""Prompts, held-out ones as a rule, one completion each, drawn with the same noise at every evaluation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlcore.keys import key
+from rlcore.metrics import mean
+from rlcore.rewards.score import Scores, score
+from rlcore.training.engine import Engine
+from rlcore.training.rollouts import collect, sampling_params
+from rlcore.types import Completion, Prompt, SampleRequest, StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What the policy makes of some prompts."""
+
+    completions: tuple[Completion, ...]
+    scores: Scores
+    reward_mean: float
+    """Of the completions that could be judged."""
+    completion_length: float
+    truncated: float
+    """Share of completions that were cut at max_tokens."""
+
+
+def evaluate(engine: Engine, prompts: Sequence[Prompt], *, step: int) -> Evaluation:
+    """Sample these prompts as in training: with the weights that the sampler has now, at the same temperature."""
+    params = sampling_params(engine)
+    wanted = [SampleRequest(prompt, 0, key("evaluation", engine.config.seed, prompt.id), params) for prompt in prompts]
+    with engine.phases("evaluation"):
+        completions = collect(engine.sampler, wanted, engine.config.perturbation)
+        scores = score(engine.task.rewards, completions, step=step)
+    return Evaluation(
+        completions=tuple(completions),
+        scores=scores,
+        reward_mean=mean([reward for reward in scores.rewards if reward is not None]),
+        completion_length=mean([float(len(completion.tokens)) for completion in completions]),
+        truncated=mean([float(completion.stop_reason is StopReason.LENGTH) for completion in completions]),
+    )

@@ -1,0 +1,86 @@
+"""What a run needs to go on to the bit: weights, the optimizers' state, an adaptive coefficient. All else follows from
+the configuration and the number of the step: order, noise and learning rate have no state.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlcore.errors import CheckpointError
+from rlcore.models.checkpoints import load as load_decoder
+from rlcore.models.checkpoints import save as save_decoder
+from rlcore.training.checkpoint import Checkpoint, load_newest, save
+from rlcore.training.engine import Engine
+from rlcore.training.optimizer_state import optimizer_tensors, restore_optimizer
+
+DIRECTORY = "checkpoints"
+"""Below a run's."""
+
+
+def save_checkpoint(engine: Engine, directory: Path, step: int) -> Path:
+    """Write what the run needs to begin with `step`; the policy as Hugging Face's tools load it."""
+    tensors = {}
+    for learner in engine.learners:
+        named = list(learner.model.named_parameters())
+        tensors[f"{learner.name}_optimizer"] = optimizer_tensors(learner.optimizer, named)
+        if learner is not engine.policy:
+            tensors[learner.name] = {name: parameter.detach() for name, parameter in named}
+    if engine.reference is not None:
+        tensors["reference"] = {name: p.detach() for name, p in engine.reference.named_parameters()}
+
+    def write_policy(path: Path) -> None:
+        save_decoder(engine.decoder, path)
+        engine.tokenizer.save(path)
+
+    values = {"identity": engine.config.identity(), "level": engine.level, "kl_coef": engine.kl_coef}
+    keep = engine.config.output.keep_checkpoints
+    return save(directory, step, tensors, values, keep=keep, writers={"policy": write_policy})
+
+
+def resume(engine: Engine, run: Path) -> Checkpoint:
+    """Put the newest whole checkpoint of an earlier run into the engine; its `step` is the one to begin with.
+
+    Raises CheckpointError where there is none, or it is of a run of another meaning.
+    """
+    found = load_newest(run / DIRECTORY if (run / DIRECTORY).is_dir() else run)
+    if found is None:
+        raise CheckpointError(f"{run} has no whole checkpoint", remedy="begin anew, without output.resume")
+    _check_identity(found, engine)
+    engine.decoder.load_state_dict(
+        load_decoder(found.path / "policy", dtype=engine.decoder.embedding.dtype).state_dict()
+    )
+    for learner in engine.learners:
+        if learner is not engine.policy:
+            learner.model.load_state_dict(found.tensors[learner.name])
+        state = found.tensors[f"{learner.name}_optimizer"]
+        restore_optimizer(learner.optimizer, learner.model.named_parameters(), state)
+    if engine.reference is not None:
+        engine.reference.load_state_dict(found.tensors["reference"])
+    engine.kl_coef = found.values["kl_coef"]
+    return found
+
+
+def _check_identity(found: Checkpoint, engine: Engine) -> None:
+    """With a constant learning rate a run may be made longer; else its length is part of what it is."""
+    theirs, ours = _flat(found.values["identity"]), _flat(engine.config.identity())
+    if engine.config.optimizer.schedule == "constant":
+        theirs.pop("training.num_steps", None)
+        ours.pop("training.num_steps", None)
+    theirs["level"], ours["level"] = found.values["level"], engine.level
+    if differing := sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name)):
+        name = differing[0]
+        raise CheckpointError(
+            f"{found.path} is of another run: {', '.join(differing)} differ"
+            f" ({name} was {theirs.get(name)!r}, and is {ours.get(name)!r})",
+            remedy="the settings it was written with, or a run of its own from its weights: model.path",
+        )
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat

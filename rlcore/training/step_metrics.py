@@ -1,0 +1,50 @@
+"""What a step tells of itself: numbers, in whose sums no order is left."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from rlcore.metrics import mean, merge, of_completions
+from rlcore.rewards.score import Scores
+from rlcore.training.policy_update import Updated
+from rlcore.types import Completion, StopReason
+
+
+class StepMetrics:
+    """Collects a step's numbers; those of several updates of one learner are averaged."""
+
+    def __init__(self, completions: Sequence[Completion], scores: Scores, **others: float) -> None:
+        self.has_learned = False
+        """Whether the policy has had a gradient that is not 0."""
+        self._of_rollout = others | of_completions(
+            [len(completion.tokens) for completion in completions],
+            [completion.stop_reason is StopReason.LENGTH for completion in completions],
+            scores.rewards,
+            scores.by_function if len(scores.by_function) > 1 else {},
+        )
+        self._updates: dict[str, list[dict[str, float]]] = {}
+
+    def add(self, updated: Updated) -> None:
+        """Take in an optimizer step."""
+        self.has_learned |= updated.learner == "policy" and updated.norm > 0.0
+        masks = torch.cat([part.loss_mask.reshape(-1) for part in updated.parts])
+        told = {
+            "loss": math.fsum(float(part.loss) for part in updated.parts),
+            "grad_norm": updated.norm,
+            "learning_rate": updated.learning_rate,
+        }
+        for name in updated.parts[0].seen:
+            if name != "logprobs":
+                column = torch.cat([part.seen[name].reshape(-1) for part in updated.parts])
+                told[name] = mean(column[masks].tolist())
+        self._updates.setdefault(updated.learner, []).append(told)
+
+    def told(self) -> dict[str, float]:
+        """By name; the critic's begin with critic_."""
+        told = dict(self._of_rollout)
+        for learner, updates in self._updates.items():
+            prefix = "" if learner == "policy" else f"{learner}_"
+            merged = merge(updates, dict.fromkeys(updates[0], "mean"))
+            told |= {prefix + name: value for name, value in merged.items()}
+        return told

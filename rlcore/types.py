@@ -1,0 +1,125 @@
+"""What passes between the parts of the engine: prompts, requests, completions. One frozen dataclass a boundary.
+
+task ──Prompt──▶ trainer ──SampleRequest──▶ sampler ──Completion──▶ rewards ──▶ batch
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from rlcore.errors import InvalidValueError
+
+
+class Tokenizer(Protocol):
+    """What the engine needs of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens, special ones included."""
+
+    @property
+    def eos_id(self) -> int:
+        """What ends a completion."""
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """What ends a completion beside eos_id."""
+
+    @property
+    def pad_id(self) -> int:
+        """What stands behind a sample's end; may be eos_id: nothing is told from a pad's number."""
+
+    def encode(self, text: str) -> list[int]:
+        """Text to tokens, none added."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Tokens to text, without special tokens."""
+
+    def save(self, directory: Path) -> None:
+        """Write what transformers and vLLM load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What completions are asked for."""
+
+    id: str
+    """Of its content and occurrence: `rlcore.keys.prompt_ids`."""
+    text: str
+    tokens: tuple[int, ...]
+    """As the model reads them; nothing is tokenised again later."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """What reward functions are given beside the completion: {"answer": "olleh"}."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a token is drawn. Log-probabilities are of the whole vocabulary at this temperature, filters or not."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0 takes the most probable token; its log-probability is then that at temperature 1."""
+    top_k: int = 0
+    """0 is all."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    stop_ids: tuple[int, ...] = ()
+    """Beside the end of sequence, which always stops. The token that stops belongs to the completion."""
+    stop_strings: tuple[str, ...] = ()
+    """The token that completes one of them belongs to the completion."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidValueError."""
+        for name, is_legal, legal in (
+            ("max_tokens", self.max_tokens >= 1, "1 or more"),
+            ("temperature", 0.0 <= self.temperature < float("inf"), "0 or more, finite"),
+            ("top_k", self.top_k >= 0, "0 (all) or more"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "above 0, up to 1"),
+            ("min_p", 0.0 <= self.min_p < 1.0, "0 up to, not including, 1"),
+            ("stop_strings", all(self.stop_strings), "texts that are not empty"),
+        ):
+            if not is_legal:
+                raise InvalidValueError(f"{name} {getattr(self, name)!r}", legal=legal)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One completion that is wanted."""
+
+    prompt: Prompt
+    sample_index: int
+    """Which of the prompt's completions, from 0."""
+    key: int
+    """Of its noise: `rlcore.keys.completion_key`."""
+    params: SamplingParams
+
+
+class StopReason(StrEnum):
+    """Why a completion ended."""
+
+    EOS = "eos"
+    STOP_ID = "stop_id"
+    STOP_STRING = "stop_string"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a sampler has made of a request."""
+
+    request: SampleRequest
+    tokens: tuple[int, ...]
+    """At least one."""
+    logprobs: Tensor
+    """fp32 [tokens], on the CPU: of each token when it was drawn, at the request's temperature."""
+    text: str
+    """Without special tokens."""
+    stop_reason: StopReason
+    policy_version: int
+    """Of the weights that drew it."""
+    weights_digest: str
+    """The same, by their bits."""

@@ -1,0 +1,184 @@
+"""What any sampler has to hold to, whatever draws: subclass it, and say how one is made.
+
+    class TestOurs(SamplerConformance):
+        @pytest.fixture
+        def make(self) -> MakeSampler: ...
+
+`make(concurrency)` gives a sampler with fresh, equal weights each time, at the level at which it promises bits. Prompts
+are of tokens 3 to 20, which its vocabulary has to have.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rlcore.errors import EngineError, InvalidValueError
+from rlcore.keys import completion_key
+from rlcore.samplers.base import Sampler
+from rlcore.types import Completion, Prompt, SampleRequest, SamplingParams, StopReason
+
+MakeSampler = Callable[[int], Sampler]
+PROMPTS = tuple(
+    Prompt(f"prompt-{length}", "", tuple(3 + (7 * at) % 17 for at in range(length))) for length in (1, 4, 9)
+)
+MANY = 1 << 20
+
+
+def wanted(
+    prompt: Prompt = PROMPTS[1], sample_index: int = 0, params: SamplingParams | None = None, step: int = 0
+) -> SampleRequest:
+    """One completion."""
+    key = completion_key(seed=3, step=step, prompt_id=prompt.id, sample_index=sample_index)
+    return SampleRequest(prompt, sample_index, key, params or SamplingParams(max_tokens=12))
+
+
+def all_wanted(params: SamplingParams | None = None) -> list[SampleRequest]:
+    """Four completions of each prompt."""
+    return [wanted(prompt, index, params) for prompt in PROMPTS for index in range(4)]
+
+
+def bits(completions: Sequence[Completion]) -> list[tuple[object, ...]]:
+    """What has to be the same."""
+    return [
+        (each.tokens, each.text, each.stop_reason, *each.logprobs.view(torch.int32).tolist()) for each in completions
+    ]
+
+
+class SamplerConformance:
+    """The contract of `rlcore.samplers.base.Sampler`."""
+
+    @pytest.fixture
+    def make(self) -> MakeSampler:
+        raise AssertionError("a subclass says how a sampler is made")
+
+    # ------------------------------------------------------------------------------------------------------ completions
+
+    def test_nothing_is_drawn_for_no_request(self, make: MakeSampler) -> None:
+        assert make(4).sample([]) == []
+
+    def test_completions_come_in_the_order_of_their_requests(self, make: MakeSampler) -> None:
+        requests = all_wanted()
+        for order in (requests, requests[::-1]):
+            assert [each.request for each in make(3).sample(order)] == order
+
+    def test_a_completion_is_whole(self, make: MakeSampler) -> None:
+        for each in make(4).sample(all_wanted()):
+            assert 1 <= len(each.tokens) <= each.request.params.max_tokens
+            assert each.logprobs.shape == (len(each.tokens),) and each.logprobs.dtype == torch.float32
+            assert each.logprobs.device.type == "cpu" and not each.logprobs.requires_grad
+            assert bool((each.logprobs <= 0).all()), "log-probabilities"
+            assert (each.stop_reason == StopReason.LENGTH) <= (len(each.tokens) == each.request.params.max_tokens)
+
+    def test_completions_do_not_depend_on_order_or_company(self, make: MakeSampler) -> None:
+        requests = all_wanted()
+        together = bits(make(16).sample(requests))
+        assert bits(make(16).sample(requests[::-1]))[::-1] == together
+        assert bits(make(3).sample(requests)) == together
+        sampler = make(1)
+        assert [bits(sampler.sample([request]))[0] for request in requests] == together
+
+    def test_the_same_request_is_drawn_the_same_again(self, make: MakeSampler) -> None:
+        sampler = make(4)
+        assert bits(sampler.sample([wanted(), wanted()])) == bits(sampler.sample([wanted()])) * 2
+
+    def test_samples_and_steps_draw_their_own(self, make: MakeSampler) -> None:
+        requests = [wanted(sample_index=index, step=step) for index in range(4) for step in range(4)]
+        drawn = [each.tokens for each in make(4).sample([replace(each, params=_hot()) for each in requests])]
+        assert len(set(drawn)) == len(drawn)
+
+    def test_temperature_0_needs_no_noise(self, make: MakeSampler) -> None:
+        params = SamplingParams(max_tokens=8, temperature=0.0)
+        one, *others = bits(make(4).sample([wanted(sample_index=index, params=params) for index in range(4)]))
+        assert all(other == one for other in others)
+
+    def test_one_token_left_is_drawn(self, make: MakeSampler) -> None:
+        greedy = SamplingParams(max_tokens=8, temperature=0.0)
+        for filtered in (SamplingParams(8, top_k=1), SamplingParams(8, top_p=1e-6), SamplingParams(8, min_p=0.999999)):
+            first, best = make(4).sample([wanted(params=filtered), wanted(params=greedy)])
+            assert first.tokens == best.tokens
+
+    # ------------------------------------------------------------------------------------------------------------- ends
+
+    def test_a_stop_id_ends_and_belongs_to_the_completion(self, make: MakeSampler) -> None:
+        (whole,) = make(4).sample([wanted()])
+        stop = whole.tokens[len(whole.tokens) // 2]
+        params = SamplingParams(max_tokens=12, stop_ids=(stop, MANY))
+        (ended,) = make(4).sample([wanted(params=params)])
+        assert ended.tokens == whole.tokens[: whole.tokens.index(stop) + 1]
+        assert ended.stop_reason in (StopReason.STOP_ID, StopReason.EOS)
+
+    def test_a_stop_string_ends_with_the_token_that_completes_it(self, make: MakeSampler) -> None:
+        whole = next(each for each in make(4).sample(all_wanted(_hot())) if len(each.text) >= 4)
+        stop = whole.text[1:3]
+        params = replace(_hot(), stop_strings=(stop,))
+        (ended,) = make(4).sample([replace(whole.request, params=params)])
+        assert stop in ended.text and ended.stop_reason == StopReason.STOP_STRING
+        assert ended.tokens == whole.tokens[: len(ended.tokens)]
+
+    def test_the_length_ends(self, make: MakeSampler) -> None:
+        (whole,) = make(4).sample([wanted()])
+        (ended,) = make(4).sample([wanted(params=SamplingParams(max_tokens=1))])
+        assert ended.tokens == whole.tokens[:1]
+        assert ended.stop_reason in (StopReason.LENGTH, StopReason.EOS)
+
+    # --------------------------------------------------------------------------------------------------------- refusals
+
+    @pytest.mark.parametrize(
+        "prompt", [Prompt("nothing", "", ()), Prompt("unknown", "", (MANY,))], ids=["no tokens", "an unknown token"]
+    )
+    def test_a_request_that_cannot_be_done_is_named(self, make: MakeSampler, prompt: Prompt) -> None:
+        with pytest.raises(InvalidValueError, match=prompt.id):
+            make(4).sample([wanted(), wanted(prompt)])
+
+    def test_a_request_that_is_too_long_is_named(self, make: MakeSampler) -> None:
+        with pytest.raises(InvalidValueError, match="prompt-9"):
+            make(4).sample([wanted(), wanted(PROMPTS[2], params=SamplingParams(max_tokens=MANY))])
+
+    # ---------------------------------------------------------------------------------------------------------- weights
+
+    def test_completions_carry_the_weights_that_drew_them(self, make: MakeSampler) -> None:
+        sampler = make(4)
+        (before,) = sampler.sample([wanted()])
+        assert (before.policy_version, before.weights_digest) == (sampler.policy_version, sampler.weights_digest)
+        sampler.loaded(9, "ninth")
+        (after,) = sampler.sample([wanted()])
+        assert (after.policy_version, after.weights_digest) == (9, "ninth")
+
+    def test_what_is_written_is_sampled_with(self, make: MakeSampler) -> None:
+        sampler = make(4)
+        tokens = torch.tensor(PROMPTS[2].tokens)
+        before, canary = bits(sampler.sample(all_wanted())), sampler.canary(tokens)
+        with torch.no_grad():
+            for parameter in sampler.parameters().values():
+                parameter.mul_(0.5)
+        sampler.loaded(1, "halved")
+        assert bits(sampler.sample(all_wanted())) != before
+        assert not torch.equal(sampler.canary(tokens), canary)
+
+    def test_loading_while_it_samples_is_refused(self, make: MakeSampler) -> None:
+        sampler = make(2)
+        refused: list[EngineError] = []
+
+        def load(num_done: int, num_total: int) -> None:
+            try:
+                sampler.loaded(1, "meanwhile")
+            except EngineError as error:
+                refused.append(error)
+
+        completions = sampler.sample(all_wanted(), progress=load)
+        assert refused and {each.policy_version for each in completions} == {sampler.policy_version}
+
+    def test_the_canary_is_of_each_token_but_the_first(self, make: MakeSampler) -> None:
+        canary = make(4).canary(torch.tensor(PROMPTS[2].tokens))
+        assert canary.shape == (8,) and canary.dtype == torch.float32 and bool((canary < 0).all())
+
+    def test_progress_is_told(self, make: MakeSampler) -> None:
+        told: list[tuple[int, int]] = []
+        make(2).sample(all_wanted(), progress=lambda num_done, num_total: told.append((num_done, num_total)))
+        assert told[-1] == (12, 12) and told == sorted(set(told))
+
+
+def _hot() -> SamplingParams:
+    return SamplingParams(max_tokens=16, temperature=3.0)

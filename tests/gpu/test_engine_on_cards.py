@@ -1,0 +1,72 @@
+"""The engine on a card: it learns, its bits stay under perturbation, and what each level costs.
+
+All of it through the commands a user types, whose environment is set before the interpreter starts.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.gpus(1),
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible"),
+]
+ON_CARD = ("--set", "model.device=cuda")
+
+
+def rlharness(*words: str | Path, expected: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *map(str, words)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == expected, done.stdout + done.stderr
+    return done.stdout
+
+
+def steps_of(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("scenario", ["grpo_reverse_text", "ppo_arithmetic"])
+def test_perturbations_move_no_bit_on_a_card(scenario: str, tmp_path: Path) -> None:
+    varied = ("perturbation.concurrency=1,16", "perturbation.world_size=1,2", "perturbation.preempt_every=0,3")
+    words = [word for each in varied for word in ("--vary", each)]
+    rlharness("replay", scenario, "--size", "smoke", "--out", tmp_path / "replay", *ON_CARD, *words)
+
+
+def test_without_the_level_concurrency_moves_bits_on_a_card(tmp_path: Path) -> None:
+    """At level off a card's products depend on the batch: 10 is the exit code of a divergence."""
+    words = ("--level", "off", "--vary", "perturbation.concurrency=1,16", "--size", "smoke")
+    rlharness("replay", "grpo_reverse_text", "--out", tmp_path / "replay", *ON_CARD, *words, expected=10)
+
+
+def test_it_learns_on_a_card(tmp_path: Path) -> None:
+    rlharness("train", "grpo_reverse_text", "--out", tmp_path / "run", *ON_CARD)
+    rewards = [
+        line["evaluation/reward_mean"] for line in steps_of(tmp_path / "run") if "evaluation/reward_mean" in line
+    ]
+    assert rewards[0] >= 0.6
+    assert rewards[-1] - rewards[0] >= 0.15
+
+
+def test_what_each_level_costs_on_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Printed, for the documents; that both levels come to an end is all that is asserted."""
+    told = {}
+    for level in ("off", "invariant"):
+        rlharness(
+            "train", "grpo_reverse_text", "--size", "smoke", "--level", level, "--out", tmp_path / level, *ON_CARD
+        )
+        steps = [line for line in steps_of(tmp_path / level) if "loss" in line][1:]
+        phases = ("rollout", "update", "optimizer", "sync")
+        told[level] = {name: statistics.median(line[f"seconds/{name}"] for line in steps) for name in phases}
+    with capsys.disabled():
+        for name, off in told["off"].items():
+            print(f"{name}: off {off * 1e3:.1f} ms, invariant {told['invariant'][name] / off:.2f} times that")
+    assert all(seconds > 0 for level in told.values() for seconds in level.values())

@@ -1,0 +1,43 @@
+"""What passes between the launcher and the process of an entry."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.lab.entry_call import CALL, EntryCall, Refusal, read_refusal, take_call
+
+KEY = "sk-0123456789abcdef0123"
+CONFIG = {
+    "seed": 7,
+    "max_tokens": "eight",
+    "judge": {"api_key": "abc", "url": "https://a:b@c/d", "retries": 3, "passwords": ["x"]},
+    "prompts": [f"use {KEY}", {"hf_token": "abc"}],
+    "output": {"wandb_api_key": ""},
+}
+
+
+def test_a_call_arrives_whole_and_stays_without_secrets(tmp_path: Path) -> None:
+    call = EntryCall("a:b", CONFIG)
+    call.write(tmp_path)
+    path = tmp_path / CALL
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert take_call(tmp_path) == call
+    left = json.loads(path.read_text("utf-8"))
+    assert left["config"] == {
+        **CONFIG,
+        "judge": {"api_key": "<redacted>", "url": "https://<redacted>@c/d", "retries": 3, "passwords": ["x"]},
+        "prompts": ["use <redacted>", {"hf_token": "<redacted>"}],
+    }
+
+
+def test_a_refusal_arrives(tmp_path: Path) -> None:
+    assert read_refusal(tmp_path) is None
+    refusal = Refusal("seed is 'x'", "a number", "")
+    refusal.write(tmp_path)
+    assert read_refusal(tmp_path) == refusal
+
+
+def test_a_call_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        take_call(tmp_path)

@@ -1,0 +1,93 @@
+"""YAML that selects and never computes: what its words mean, and what is refused with its place."""
+
+import json
+import math
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.errors import UsageError
+from harness.lab.plain_yaml import read_yaml
+
+SEEDED = settings(derandomize=True, max_examples=100, deadline=None)
+texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=8)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@SEEDED
+@given(plain)
+def test_what_is_written_as_json_is_read_with_its_types(value: object) -> None:
+    """JSON is YAML 1.2, but for numbers that are written with an E and no dot in YAML 1.1."""
+    assert read_yaml(json.dumps(value, ensure_ascii=False).replace("Infinity", ".inf"), "x") == value
+
+
+@SEEDED
+@given(plain)
+def test_what_another_writer_has_written_is_read(value: object) -> None:
+    assert read_yaml(yaml.safe_dump(value, allow_unicode=True), "x") == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("off", "off"),
+        ("no", "no"),
+        ("true", True),
+        ("True", True),
+        ("~", None),
+        ("", None),
+        ("3e-4", 3e-4),
+        ("1.5", 1.5),
+        (".5", 0.5),
+        ("-.inf", -math.inf),
+        ("010", 10),
+        ("0o17", 15),
+        ("0x1f", 31),
+        ("1:30", "1:30"),
+        ("2026-11-20", "2026-11-20"),
+        ("1_000", "1_000"),
+        ("a.b:c", "a.b:c"),
+        ("[1, 16]", [1, 16]),
+        ("{a: 1}", {"a": 1}),
+        ("'3'", "3"),
+    ],
+)
+def test_plain_words(text: str, value: object) -> None:
+    found = read_yaml(text, "x")
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_what_is_no_number_is_nan() -> None:
+    assert math.isnan(read_yaml(".nan", "x"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: 1\nb: 2\na: 3", "x, line 3, column 1: the key 'a' is there twice"),
+        ("a:\n  b: 1\n  b: 2", "x, line 3, column 3: the key 'b' is there twice"),
+        ("1: a", "x, line 1, column 1: the key 1 is no text: put it in quotes"),
+        ("a: !!python/object/apply:os.system [ls]", "x, line 1, column 4: the tag 'tag:yaml.org,2002:python/"),
+        ("a: !!binary aGVsbG8=", "x, line 1, column 4: the tag "),
+        ("a: &x 1\nb: *x", "x, line 2, column 4: an alias is not read here"),
+        ("a: !!float b", "x, line 1, column 4: the tag "),
+        ("a: !own {}", "x, line 1, column 4: the tag '!own' is not read here"),
+        ("a: [1", "x, line 1, column 6: "),
+        ("a: b: c", "x, line 1, column 5: "),
+        ("a: 1\n--- \nb: 2", "x, line 2, column 1: "),
+        ("\x00", "x: "),
+        ("[" * 3000, "x: nested too deep"),
+        ("9" * 5000, "x, line 1, column 1: 99999999999999999999... is too long"),
+    ],
+)
+def test_what_is_refused_is_told_with_its_place(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        read_yaml(text, "x")
+    assert refused.value.what.startswith(said)
+    assert refused.value.legal

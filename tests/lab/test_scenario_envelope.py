@@ -1,0 +1,151 @@
+"""Envelopes of scenarios: what of a payload is identity, what is only told, what is refused."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness.errors import UsageError
+from harness.lab.envelope import Envelope, abandon, prepare
+from harness.lab.scenario_envelope import asked_scenario, scenario_envelope
+from harness.runner.options import Invocation
+from tests.lab.scenario_texts import TINY, write_tiny
+
+SEEDED = settings(
+    derandomize=True,
+    max_examples=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+def arguments(*, vary: tuple[str, ...] = (), **given_ones: Any) -> dict[str, Any]:
+    """Of a command line that gives nothing but these."""
+    none = {"scenario": "tiny", "size": None, "overrides": (), "level": None, "metric": (), "keep": (), "op_step": None}
+    return {**none, "vary": vary, **given_ones}
+
+
+def envelope(cwd: Path, variant: int = 0, environ: Mapping[str, str] = os.environ, **given_ones: Any) -> Envelope:
+    write_tiny(cwd)
+    told = arguments(**given_ones)
+    return scenario_envelope(asked_scenario(Invocation(cwd, environ), told, "smoke"), told, variant)
+
+
+def test_the_identity_is_the_payload_without_what_is_free(tmp_path: Path) -> None:
+    found = envelope(tmp_path)
+    assert found.identity == {
+        "(entry)": "tests.lab.tiny_entry:run",
+        "(level)": "invariant",
+        "seed": "1",
+        "num_steps": "3",
+        "leaks": "false",
+    }
+    assert found.perturbation == {"perturbation.num_parts": "4", "output": "{}"}
+    assert found.call is not None
+    assert found.call.config["num_steps"] == 3
+    assert (found.level, found.typed) == ("invariant", ("tiny", "--size", "smoke"))
+
+
+@SEEDED
+@given(st.sampled_from(["seed", "num_steps", "leaks", "new.key", "output.x", "perturbation.num_parts"]), st.integers(5))
+def test_an_override_is_in_the_identity_or_told_beside_it(tmp_path: Path, key: str, value: int) -> None:
+    plain, other = envelope(tmp_path), envelope(tmp_path, overrides=(f"{key}={value}",))
+    is_free = key.partition(".")[0] in ("perturbation", "output")
+    assert (plain.identity == other.identity) == is_free
+    assert (plain.perturbation == other.perturbation) != is_free
+    if not is_free:
+        names = {*plain.identity, *other.identity}
+        assert {name for name in names if plain.identity.get(name) != other.identity.get(name)} == {key}
+    assert other.typed == (*plain.typed, "--set", f"{key}={value}"), "what was overridden is recorded"
+
+
+def test_sizes_levels_and_entries_count_by_what_they_do(tmp_path: Path) -> None:
+    smoke, full = envelope(tmp_path), envelope(tmp_path, size="full")
+    assert (smoke.identity["num_steps"], full.identity["num_steps"]) == ("3", "5")
+    assert envelope(tmp_path, size="full", overrides=("num_steps=3",)).identity == smoke.identity
+    other = envelope(tmp_path, level="rerun")
+    assert (other.level, other.identity["(level)"]) == ("rerun", "rerun")
+    assert other.typed[-2:] == ("--level", "rerun")
+
+
+def test_secrets_are_in_what_the_entry_gets_and_nowhere_else(tmp_path: Path) -> None:
+    found = envelope(tmp_path, overrides=("api_key=verysecret", "output.hub_token=verysecret"))
+    assert found.call is not None
+    assert found.call.config["api_key"] == "verysecret"
+    told = (found.identity, found.perturbation, found.told_argv)
+    assert "verysecret" not in repr(told)
+    assert repr(told).count("<redacted>") == 4
+
+
+def test_what_varies_is_another_value_for_each_run(tmp_path: Path) -> None:
+    vary = ("perturbation.num_parts=1, 7, 16", "output.name=a,b")
+    runs = [envelope(tmp_path, variant, vary=vary) for variant in range(4)]
+    assert [run.perturbation["perturbation.num_parts"] for run in runs] == ["1", "7", "16", "1"]
+    assert [run.perturbation["output.name"] for run in runs] == ['"a"', '"b"', '"a"', '"b"']
+    assert len({tuple(run.identity.items()) for run in runs}) == 1
+    asked = asked_scenario(Invocation(tmp_path, os.environ), arguments(vary=vary), "smoke")
+    assert asked.num_variants == 3
+    assert asked.typed[-4:] == ("--vary", vary[0], "--vary", vary[1])
+    alone = ("tiny", "--size", "smoke", "--set", "perturbation.num_parts=7", "--set", 'output.name="b"')
+    assert runs[1].typed == alone, "each run says how it is had alone"
+    words = dict(word.split("=", 1) for word in alone if "=" in word)
+    again = envelope(tmp_path, overrides=tuple(f"{key}={value}" for key, value in words.items()))
+    assert (again.call, again.identity) == (runs[1].call, runs[1].identity)
+
+
+@pytest.mark.parametrize(
+    ("given_ones", "said"),
+    [
+        ({"overrides": ("seed",)}, "--set seed"),
+        ({"overrides": ("=3",)}, "--set =3"),
+        ({"overrides": ("seed=[1",)}, "--set seed=[1, line 1, column "),
+        ({"overrides": ("seed.x=1",)}, "--set: seed.x leads through seed, which is 1 and no section"),
+        ({"vary": ("perturbation.num_parts",)}, "--vary perturbation.num_parts"),
+        ({"vary": ("perturbation.num_parts=",)}, "--vary perturbation.num_parts="),
+        ({"vary": ("seed=1,2",)}, "--vary seed: runs that differ in it are not comparable"),
+        ({"size": "huge"}, "there is no size 'huge'"),
+        ({"scenario": "tinny"}, "there is no scenario 'tinny'"),
+        ({"metric": ("loss",)}, "--metric loss"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(tmp_path: Path, given_ones: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        envelope(tmp_path, **given_ones)
+    assert refused.value.what.startswith(said)
+    assert refused.value.legal
+
+
+def test_without_its_cards_or_beside_another_harness_nothing_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny(tmp_path)
+    path.write_text(TINY.replace("free:", "gpus: 64\nfree:"), encoding="utf-8")
+    invocation = Invocation(tmp_path, {**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    with pytest.raises(UsageError, match="needs 64 GPUs, and here are 0 free"):
+        asked_scenario(invocation, arguments(), "smoke")
+    write_tiny(tmp_path)
+    monkeypatch.setattr("harness.lab.scenario_envelope.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="torch is not installed"):
+        asked_scenario(invocation, arguments(), "smoke")
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "harness" / "__init__.py").touch()
+    with pytest.raises(UsageError, match=r"harness/__init__\.py would be imported"):
+        asked_scenario(invocation, arguments(), "smoke")
+
+
+def test_what_was_prepared_can_be_taken_back(tmp_path: Path) -> None:
+    prepared = prepare(envelope(tmp_path), tmp_path / "t", {})
+    names = sorted(path.name for path in (tmp_path / "t").iterdir())
+    assert names == ["call.json", "orders.json"]
+    assert not {"PYTHONHASHSEED", "OMP_DYNAMIC"} & prepared.env.keys(), "free at level invariant"
+    assert prepared.env["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+    abandon(prepared)
+    assert not (tmp_path / "t").exists()
+    prepared = prepare(envelope(tmp_path), tmp_path / "t", {})
+    (tmp_path / "t" / "metrics.jsonl").touch()
+    abandon(prepared)
+    assert [path.name for path in (tmp_path / "t").iterdir()] == ["metrics.jsonl"], "what an entry has written stays"

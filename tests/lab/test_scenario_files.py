@@ -1,0 +1,36 @@
+"""The scenarios of the package: each is one that its entry takes, in every size."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.lab.scenario import FULL, SMOKE
+from harness.lab.scenario_places import ScenarioFile, all_scenarios
+from rlcore.config import FREE, LEVELS, read_config
+from rlcore.errors import InvalidValueError
+
+FILES = all_scenarios(Path("/"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_an_entry_takes_its_payload_in_every_size(file: ScenarioFile) -> None:
+    scenario = file.read()
+    assert scenario.entry == "rlcore.training.run:run"
+    assert scenario.determinism in LEVELS
+    assert tuple(scenario.free) == FREE
+    assert set(scenario.sizes) == {SMOKE, FULL}
+    sizes = {size: read_config(scenario.payload(size, {})) for size in scenario.sizes}
+    assert sizes[SMOKE].training.num_steps < sizes[FULL].training.num_steps
+    assert sizes[SMOKE].model == sizes[FULL].model
+
+
+def test_all_are_there_and_keys_that_are_none_of_their_entrys_are_found() -> None:
+    scenarios = {file.name: file.read() for file in FILES}
+    assert set(scenarios) == {"grpo_reverse_text", "ppo_arithmetic", "grpo_sorting"}
+    names = {name: read_config(scenario.config) for name, scenario in scenarios.items()}
+    told = {name: f"{config.algorithm.name}_{config.task.name}" for name, config in names.items()}
+    assert told == {name: name for name in scenarios}
+    payload = scenarios["grpo_sorting"].payload(SMOKE, {"training.num_stepz": 3})
+    with pytest.raises(InvalidValueError, match=r"training\.num_stepz") as refused:
+        read_config(payload)
+    assert refused.value.legal.startswith("num_steps?")

@@ -1,0 +1,94 @@
+"""How an entry is found and called, and which of its errors are the user's to mend."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.errors import TraceError, UsageError
+from harness.inject.recorder import NullRecorder
+from harness.lab import scenario_main
+from harness.lab.entry_call import INTERRUPTED, EntryCall, Refusal, read_refusal
+from harness.lab.scenario_main import as_refusal, call_entry, load_entry
+from tests.lab.tiny_entry import MendableError, run
+
+
+def test_an_entry_is_found() -> None:
+    assert load_entry("tests.lab.tiny_entry:run") is run
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "remedy"),
+    [
+        ("frobnicate.x:run", "entry frobnicate.x:run: there is no module frobnicate", "spelled"),
+        ("tests.lab.frobnicate:run", "there is no module tests.lab.frobnicate", "spelled"),
+        ("entry_without_its_engine:run", "there is no module frobnicate_engine", "pip install"),
+        ("tests.lab.tiny_entry:runn", "tests.lab.tiny_entry has no function runn", ""),
+        ("tests.lab.tiny_entry:KEYS", "has no function KEYS", ""),
+    ],
+)
+def test_an_entry_that_is_not_there_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, what: str, remedy: str
+) -> None:
+    (tmp_path / "entry_without_its_engine.py").write_text("import frobnicate_engine\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError) as refused:
+        load_entry(name)
+    assert what in refused.value.what
+    assert remedy in refused.value.remedy
+    if name.endswith(":runn"):
+        assert refused.value.legal.startswith("run")
+
+
+def test_errors_that_say_what_is_legal_are_the_users_and_others_are_bugs() -> None:
+    assert as_refusal(MendableError("a", "b", "c")) == Refusal("a", "b", "c")
+    assert as_refusal(UsageError("a")) == Refusal("a", "", "")
+    assert as_refusal(ValueError("a")) is None
+    assert as_refusal(TraceError("outside a step")) is None, "the entry calls the recorder wrongly"
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "said"),
+    [
+        ("whole", 0, ""),
+        ("refused", 4, ""),
+        ("failed", 1, "error: step 2 is not finite\n  legal:  finite numbers\n  remedy: lower the learning rate\n"),
+    ],
+)
+def test_exit_codes_of_its_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ends: str, code: int, said: str
+) -> None:
+    assert call_tiny(tmp_path, ends, has_begun=ends != "refused") == code
+    assert capsys.readouterr().err == said
+    assert (read_refusal(tmp_path) is not None) == (ends == "refused")
+
+
+def test_an_interruption_is_told_in_a_line_whenever_it_comes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scenario_main, "open_recorder", interrupted)
+    assert scenario_main.main() == INTERRUPTED
+    assert capsys.readouterr().err == "rlharness: interrupted\n"
+
+
+def test_where_nothing_records_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert scenario_main.main() == 4
+    assert "nothing records here" in capsys.readouterr().err
+
+
+def test_a_bug_of_an_entry_shows_its_traceback(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="a bug of the entry"):
+        call_tiny(tmp_path, "broken", has_begun=True)
+
+
+def test_before_its_first_step_an_error_that_can_be_mended_is_a_refusal(tmp_path: Path) -> None:
+    assert call_tiny(tmp_path, "failed", has_begun=False) == 4
+    assert read_refusal(tmp_path) == Refusal("step 2 is not finite", "finite numbers", "lower the learning rate")
+
+
+def call_tiny(directory: Path, ends: str, *, has_begun: bool) -> int:
+    config = {"seed": 1, "num_steps": 3, "leaks": False, "ends": ends, "perturbation": {"num_parts": 2}}
+    EntryCall("tests.lab.tiny_entry:run", config).write(directory)
+    return call_entry(directory, "off", NullRecorder(), has_begun=lambda: has_begun)

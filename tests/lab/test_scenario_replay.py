@@ -1,0 +1,113 @@
+"""`rlharness replay SCENARIO`: other values of what must not matter, the same bits; and a plan for each run."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import UsageError
+from harness.exit_codes import ExitCode
+from harness.lab.replay_plan import ReplayPlan, make_plan
+from harness.reporters.replay import closer_command
+from harness.runner.options import Invocation
+from tests.lab.lab_run import Done, type_command
+from tests.lab.scenario_texts import write_tiny
+
+pytest.importorskip("torch")
+VARY = ("--vary", "perturbation.num_parts=1,7")
+
+
+def replay(directory: Path, *words: str, **env: str) -> Done:
+    write_tiny(directory)
+    return type_command(directory, "replay", "tiny", *VARY, *words, **env)
+
+
+@pytest.mark.timeout(120)
+def test_what_must_not_matter_does_not_and_where_it_does_that_is_shown(tmp_path: Path) -> None:
+    holds = replay(tmp_path, "--out", "holds")
+    assert holds.code == ExitCode.OK, holds.stdout + holds.stderr
+    assert holds.stdout.startswith("A: run 1  B: run 2\nEQUAL  3 steps, every bit\n")
+    assert "    perturbation.num_parts  A 1  B 7\n" in holds.stdout, "it is told that they were not alike"
+    seen = [json.loads((tmp_path / "holds" / f"run-{run}" / "seen.json").read_text("utf-8")) for run in (1, 2)]
+    assert [each["config"]["perturbation"]["num_parts"] for each in seen] == [1, 7]
+    assert len({each["hash"] for each in seen}) == 2, "the hash seed is free too at level invariant"
+    assert "PYTHONHASHSEED" not in holds.stdout
+
+    leaks = replay(tmp_path, "--out", "leaks", "--set", "leaks=true", "--json")
+    assert leaks.code == ExitCode.DIVERGED
+    told = json.loads(leaks.stdout)
+    (comparison,) = told["comparisons"]
+    assert (comparison["first"]["a"]["phase"], comparison["first"]["a"]["name"]) == ("loss", "loss")
+    words = ["rlharness", "replay", "tiny", "--size", "smoke", "--set", "leaks=true", *VARY]
+    assert (told["command"], told["level"]) == (words, "invariant")
+
+    other = type_command(tmp_path, "diff", "holds/run-1", "leaks/run-1")
+    assert other.code == ExitCode.NOT_COMPARABLE
+    assert "identity differs: leaks" in other.stdout
+
+
+def test_what_an_entry_refuses_ends_the_replay_and_leaves_nothing(tmp_path: Path) -> None:
+    done = replay(tmp_path, "--set", "frobnicate=1")
+    assert done.code == ExitCode.USAGE_ERROR
+    assert "error: unknown key frobnicate\n  legal:  the keys of this entry\n" in done.stderr
+    assert done.stdout == ""
+    assert list((tmp_path / ".rlharness" / "replays").iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------------------------ plans
+
+
+def plan(cwd: Path, *, trailing: tuple[str, ...] = (), **given_ones: Any) -> ReplayPlan:
+    write_tiny(cwd)
+    none = {"scenario": "tiny", "size": None, "overrides": (), "vary": (), "level": None, "metric": (), "against": None}
+    rest = {"runs": None, "step": None, "op": False, "out": "r", "timeout": None}
+    return make_plan(Invocation(cwd, os.environ, trailing), {**none, **rest, **given_ones}, "id", lambda: b"input")
+
+
+def test_a_scenario_is_replayed_in_its_small_size_and_reads_no_input(tmp_path: Path) -> None:
+    found = plan(tmp_path)
+    assert (found.num_runs, found.variants, found.stdin) == (2, (), Path(os.devnull))
+    assert found.envelope_of(1) == found.envelope_of(2) == found.envelope
+    assert found.envelope.identity["num_steps"] == "3"
+    assert found.level_env == found.envelope.level_env(os.environ)
+    assert "PYTHONHASHSEED" not in found.level_env
+
+
+def test_each_run_has_its_own_value_and_there_are_as_many_runs_as_values(tmp_path: Path) -> None:
+    found = plan(tmp_path, vary=("perturbation.num_parts=1,2,3",))
+    assert found.num_runs == 3
+    told = [found.envelope_of(number).perturbation["perturbation.num_parts"] for number in range(1, 6)]
+    assert told == ["1", "2", "3", "1", "2"]
+    assert len({tuple(found.envelope_of(number).identity.items()) for number in range(1, 6)}) == 1
+
+
+def test_the_command_that_looks_closer_names_the_scenario(tmp_path: Path) -> None:
+    found = plan(tmp_path, vary=("perturbation.num_parts=1,2",), overrides=("seed=3",), level="rerun", step=1, op=True)
+    assert closer_command(found, 2) == (
+        "rlharness replay tiny --size smoke --set seed=3 --vary perturbation.num_parts=1,2 --level rerun --step 2 --op"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given_ones", "said"),
+    [
+        ({"trailing": ("python", "train.py")}, "the scenario tiny and a command"),
+        ({"scenario": None, "overrides": ("a=1",), "trailing": ("ls",)}, "--set without a scenario"),
+        (
+            {"scenario": None, "vary": ("a=1",), "size": "full", "trailing": ("ls",)},
+            "--size, --vary without a scenario",
+        ),
+        ({"scenario": None, "level": "invariant", "trailing": ("ls",)}, "the level 'invariant' for a program that is"),
+        ({"runs": 1}, "--runs 1: a run that is compared with nothing"),
+        ({"vary": ("seed=1,2",)}, "--vary seed: runs that differ in it are not comparable"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_made(
+    tmp_path: Path, given_ones: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        plan(tmp_path, **given_ones)
+    assert refused.value.what.startswith(said)
+    assert not (tmp_path / "r").exists()

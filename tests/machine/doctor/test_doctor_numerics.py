@@ -1,0 +1,77 @@
+"""What the engine's probe said, as a finding: recipes that hold, types without one, children without an answer."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.machine.doctor.host import Answer, Host
+from harness.machine.doctor.numerics import SURVEY, judge_numerics, look_at_numerics
+from harness.machine.findings import Finding, Severity
+from tests.machine.doctor.soundness import sound
+
+NAIVE = [
+    {"operation": "linear", "num_cases": 22, "num_different": 9, "first": "1 rows of 64 to 64, threads 1"},
+    {"operation": "attention", "num_cases": 64, "num_different": 48, "first": "position 1"},
+]
+FP32 = {"dtype": "float32", "device": "cpu", "machine": "torch 2.13.0", "recipe": "pad16", "length": 128}
+HELD = FP32 | {"duration_s": 1.25, "naive": NAIVE}
+ALSO = HELD | {"dtype": "bfloat16", "recipe": "tile32", "length": 64, "naive": [NAIVE[0] | {"num_different": 0}]}
+LACKING = {"dtype": "bfloat16", "device": "cpu", "machine": "torch 2.13.0", "problem": "no recipe keeps the bits"}
+
+
+def judged(*lines: dict[str, Any], **answer: Any) -> Finding:
+    (finding,) = sound([judge_numerics(Answer("\n".join(["a warning", *map(json.dumps, lines)]), **answer))])
+    return finding
+
+
+def test_what_holds_is_told_with_what_it_is_for() -> None:
+    finding = judged(HELD, ALSO)
+    assert (finding.check, finding.severity) == ("numerics", Severity.FINE)
+    assert finding.measured == (
+        "pad16 holds for float32, tile32 holds for bfloat16 on cpu (looked at for 2.5 s, up to 64 positions); "
+        "torch's own operations give a row other bits than it has alone: "
+        "linear of float32 in 9 of 22 cases, attention of float32 in 48 of 64 cases"
+    )
+    assert judged(ALSO).measured.endswith("; torch's own operations were seen to hold too")
+
+
+def test_a_type_without_a_recipe_is_broken() -> None:
+    finding = judged(HELD, LACKING)
+    assert (finding.severity, finding.measured) == (Severity.BROKEN, "bfloat16: no recipe keeps the bits")
+    assert "invariant" in finding.breaks
+    assert "determinism: rerun" in finding.remedy
+
+
+def test_an_environment_without_the_engine_is_not_looked_at() -> None:
+    finding = judged({"missing": "torch"})
+    assert finding.severity is Severity.FINE
+    assert finding.measured == "not looked at: torch is not installed (pip install 'rlharness[engine]')"
+
+
+def test_no_whole_answer_is_a_warning() -> None:
+    assert judged(HELD, problem="no answer within 110 s", exit_code=None).measured == "no answer within 110 s"
+    died = judged(HELD, exit_code=1)
+    assert died.severity is Severity.WARNING
+    assert died.measured.startswith("the probe failed: a warning")
+    assert judged().severity is Severity.WARNING, "nothing was said"
+
+
+def test_the_child_is_the_engines_own_program() -> None:
+    """Started as a check starts it; where torch is not to be found it says so, and imports nothing."""
+    asked: list[Sequence[str]] = []
+
+    async def ask(argv: Sequence[str], *, limit_s: float) -> Answer:
+        asked.append(argv)
+        hide = "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n: None if n == 'torch' else f(n); "
+        command = [*argv[:-1], hide + argv[-1]]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return Answer(done.stdout + done.stderr, done.returncode)
+
+    (finding,) = sound(asyncio.run(look_at_numerics(Host({}, Path("/"), ask))))
+    assert finding.measured.startswith("not looked at: torch is not installed")
+    assert asked[0][0] == sys.executable
+    assert SURVEY in asked[0][-1]

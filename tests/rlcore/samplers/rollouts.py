@@ -1,0 +1,66 @@
+"""Requests, decoders and samplers for tests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from rlcore.keys import completion_key
+from rlcore.models.config import DecoderConfig
+from rlcore.models.decoder import Decoder
+from rlcore.models.tokenizer import CharacterTokenizer
+from rlcore.samplers.torch_sampler import TorchSampler
+from rlcore.types import Completion, Prompt, SampleRequest, SamplingParams
+
+TOKENIZER = CharacterTokenizer("abcdefghijklmnopqrstuvwxyz")
+CONFIG = DecoderConfig("llama", TOKENIZER.vocab_size, 32, 2, 4, 2, 8, 44, max_length=96)
+TEXTS = ("a", "hello", "world", "reversethis", "bb", "sampler", "xyzxyzxyzxyzxyzxyz", "gumbel")
+
+
+def decoder_of(family: str = "llama", dtype: torch.dtype = torch.float32, *, spread: float = 20.0) -> Decoder:
+    """Random weights whose distributions are far from uniform: the more so, the larger `spread`."""
+    decoder = Decoder(replace(CONFIG, family=family)).initialise(5)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(spread / 4)
+    return decoder.to(dtype)
+
+
+def request_of(
+    text: str = "hello", sample_index: int = 0, *, params: SamplingParams | None = None, seed: int = 1
+) -> SampleRequest:
+    """One completion of a text."""
+    prompt = Prompt(text, text, tuple(TOKENIZER.encode(text)))
+    key = completion_key(seed=seed, step=0, prompt_id=text, sample_index=sample_index)
+    return SampleRequest(prompt, sample_index, key, params or SamplingParams(max_tokens=24))
+
+
+def requests_of(num_samples: int = 2, params: SamplingParams | None = None) -> list[SampleRequest]:
+    """Some completions of each text."""
+    return [request_of(text, sample, params=params) for text in TEXTS for sample in range(num_samples)]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A completion to the bit; NaN equals itself."""
+
+    tokens: tuple[int, ...]
+    logprob_bits: tuple[int, ...]
+    reason: str
+
+    @classmethod
+    def of(cls, completion: Completion) -> "Said":
+        """What must not change."""
+        bits = completion.logprobs.view(torch.int32).tolist()
+        return cls(completion.tokens, tuple(bits), completion.stop_reason)
+
+
+def said(completions: Sequence[Completion]) -> list[Said]:
+    """Each to the bit."""
+    return [Said.of(completion) for completion in completions]
+
+
+def sampler_of(decoder: Decoder, *, concurrency: int = 64, preempt_every: int = 0) -> TorchSampler:
+    """A sampler of the tests' tokenizer."""
+    return TorchSampler(decoder, TOKENIZER, concurrency=concurrency, preempt_every=preempt_every)

@@ -1,0 +1,330 @@
+"""Completions follow from requests and weights alone, to the bit; each mechanism that holds it is taken away once."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlcore.determinism import at_level
+from rlcore.errors import InvalidValueError, NonFiniteError
+from rlcore.models.config import FAMILIES
+from rlcore.models.decoder import Decoder
+from rlcore.numerics.level import Recipe, following
+from rlcore.numerics.log_softmax import token_logprobs
+from rlcore.numerics.probe import RECIPES, num_threads
+from rlcore.samplers import batching
+from rlcore.samplers.rows import Draft, Rows
+from rlcore.samplers.torch_sampler import TorchSampler
+from rlcore.types import Completion, SampleRequest, SamplingParams, StopReason
+from tests.rlcore.samplers.rollouts import (
+    CONFIG,
+    TOKENIZER,
+    Said,
+    decoder_of,
+    request_of,
+    requests_of,
+    said,
+    sampler_of,
+)
+
+few = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+PARAMS = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(1, 30),
+    temperature=st.sampled_from([0.0, 0.7, 1.0, 1.3]),
+    top_k=st.sampled_from([0, 3]),
+    top_p=st.sampled_from([1.0, 0.8]),
+    stop_ids=st.sampled_from([(), (5,), (7, 8, 9)]),
+    stop_strings=st.sampled_from([(), ("ab", "q")]),
+)
+
+
+@pytest.fixture
+def invariant() -> Iterator[Recipe]:
+    with following(RECIPES[0]):
+        yield RECIPES[0]
+
+
+@dataclass(frozen=True)
+class Company:
+    """What completions must not depend on."""
+
+    concurrency: int
+    preempt_every: int
+    num_threads: int
+
+
+COMPANY = st.builds(Company, st.integers(1, 16), st.integers(0, 5), st.sampled_from([1, 2]))
+
+
+def of_trainer(decoder: Decoder, completion: Completion) -> Tensor:
+    """The log-probabilities of a completion's tokens in one pass over prompt and completion."""
+    prompt = completion.request.prompt.tokens
+    tokens = torch.tensor([*prompt, *completion.tokens])
+    temperature = completion.request.params.temperature or 1.0
+    with torch.no_grad():
+        logits = decoder(tokens[None, :-1])[0, len(prompt) - 1 :]
+        return token_logprobs(logits / temperature, tokens[len(prompt) :])
+
+
+@few
+@given(
+    family=st.sampled_from(FAMILIES),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    params=st.lists(PARAMS, min_size=1, max_size=3),
+    company=COMPANY,
+)
+def test_logprobs_are_the_trainers_bits(
+    invariant: Recipe, family: str, dtype: torch.dtype, params: list[SamplingParams], company: Company
+) -> None:
+    decoder = decoder_of(family, dtype)
+    completions = drawn(decoder, mixed(params), company)
+    with num_threads(1):
+        for completion in completions:
+            assert torch.equal(completion.logprobs, of_trainer(decoder, completion))
+
+
+@few
+@given(
+    family=st.sampled_from(FAMILIES),
+    params=st.lists(PARAMS, min_size=1, max_size=3),
+    order=st.permutations(range(16)),
+    company=COMPANY,
+)
+def test_completions_do_not_depend_on_company(
+    invariant: Recipe, family: str, params: list[SamplingParams], order: list[int], company: Company
+) -> None:
+    decoder, requests = decoder_of(family), mixed(params)
+    sampler = sampler_of(decoder)
+    with num_threads(1):
+        alone = [said(sampler.sample([request]))[0] for request in requests]
+    found = said(drawn(decoder, [requests[number] for number in order], company))
+    assert found == [alone[number] for number in order]
+
+
+def mixed(params: list[SamplingParams]) -> list[SampleRequest]:
+    """Requests that take turns with these."""
+    return [replace(each, params=params[number % len(params)]) for number, each in enumerate(requests_of(2))]
+
+
+def drawn(decoder: Decoder, requests: list[SampleRequest], company: Company) -> list[Completion]:
+    """In this company."""
+    with num_threads(company.num_threads):
+        sampler = sampler_of(decoder, concurrency=company.concurrency, preempt_every=company.preempt_every)
+        return sampler.sample(requests)
+
+
+@pytest.mark.parametrize("recipe", RECIPES[1:], ids=lambda recipe: recipe.name)
+def test_every_recipe_gives_the_trainers_bits(recipe: Recipe) -> None:
+    decoder = decoder_of("qwen3")
+    with following(recipe):
+        for completion in sampler_of(decoder, concurrency=3, preempt_every=4).sample(requests_of(1)):
+            assert torch.equal(completion.logprobs, of_trainer(decoder, completion))
+
+
+def test_a_run_at_level_invariant_gives_the_trainers_bits() -> None:
+    """As a run enters it: certified, with torch's deterministic algorithms."""
+    decoder = decoder_of("qwen3")
+    filtered = SamplingParams(max_tokens=20, temperature=0.8, top_k=9, top_p=0.9, min_p=0.01)
+    requests = [*requests_of(1), *requests_of(1, filtered)]
+    with at_level("invariant", decoder.config, length=64):
+        for completion in sampler_of(decoder, concurrency=5, preempt_every=3).sample(requests):
+            assert torch.equal(completion.logprobs, of_trainer(decoder, completion))
+
+
+# ------------------------------------------------------------------------------- the same, with one mechanism taken out
+
+
+def everywhere(decoder: Decoder, requests: list[SampleRequest]) -> list[list[Said]]:
+    """Under different concurrency and preemption."""
+    samplers = [
+        sampler_of(decoder, concurrency=concurrency, preempt_every=preempt_every)
+        for concurrency, preempt_every in ((1, 0), (2, 3), (5, 0), (16, 1))
+    ]
+    return [said(sampler.sample(requests)) for sampler in samplers]
+
+
+def test_completions_agree_everywhere(invariant: Recipe) -> None:
+    one, *others = everywhere(decoder_of(), requests_of(2))
+    assert all(other == one for other in others)
+
+
+def test_without_the_level_logprobs_have_other_bits() -> None:
+    one, *others = everywhere(decoder_of(), requests_of(2))
+    if all(other == one for other in others):
+        pytest.skip("torch's own operations hold on this machine: what the level is for is not to be seen here")
+
+
+def test_noise_that_goes_by_arrival_gives_other_completions(invariant: Recipe) -> None:
+    """What a stateful generator, or a key made of the place in the batch, would do."""
+    sampler, requests = sampler_of(decoder_of()), requests_of(2)
+
+    def by_arrival(given: list[SampleRequest]) -> list[Said]:
+        return said(sampler.sample([replace(request, key=number) for number, request in enumerate(given)]))
+
+    assert by_arrival(requests) == by_arrival(requests)
+    assert by_arrival(requests[::-1])[::-1] != by_arrival(requests)
+
+
+def test_noise_that_begins_again_after_preemption_gives_other_completions(
+    invariant: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positions have to count the tokens of the completion, not those since it was admitted."""
+    requests, decoder = requests_of(1), decoder_of()
+    whole = said(sampler_of(decoder).sample(requests))
+    assert said(sampler_of(decoder, preempt_every=2).sample(requests)) == whole
+    admit = Rows.admit
+
+    def forgetful(rows: Rows, drafts: Sequence[Draft], eos_id: int) -> None:
+        first = len(rows)
+        admit(rows, drafts, eos_id)
+        for row, draft in enumerate(drafts, first):
+            rows._states[row] = rows._states[row].roll(len(draft.tokens))
+
+    monkeypatch.setattr(Rows, "admit", forgetful)
+    assert said(sampler_of(decoder, preempt_every=2).sample(requests)) != whole
+
+
+def test_siblings_and_steps_draw_their_own(invariant: Recipe) -> None:
+    sampler = sampler_of(decoder_of(spread=4.0))
+    requests = [request_of(sample_index=index, seed=seed) for index in range(4) for seed in range(4)]
+    assert len({completion.tokens for completion in sampler.sample(requests)}) == 16
+
+
+# -------------------------------------------------------------------------------------------------------------- drawing
+
+
+def test_tokens_have_their_distribution() -> None:
+    """The first token of 4,000 completions of one prompt: chi-square against the decoder's own probabilities."""
+    decoder = decoder_of(spread=8.0)
+    params = SamplingParams(max_tokens=1, temperature=1.5)
+    requests = [request_of(sample_index=index, params=params) for index in range(4000)]
+    tokens = torch.tensor([each.tokens[0] for each in sampler_of(decoder, concurrency=512).sample(requests)])
+    with torch.no_grad():
+        expected = (decoder(torch.tensor([TOKENIZER.encode("hello")]))[0, -1] / 1.5).softmax(-1) * 4000
+    counts = torch.bincount(tokens, minlength=len(expected))
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    assert chi_square < 56.9, "28 degrees of freedom: above it once in 1,000"
+
+
+def test_temperature_0_takes_the_best_and_says_its_logprob_at_1(invariant: Recipe) -> None:
+    decoder = decoder_of()
+    params = SamplingParams(max_tokens=12, temperature=0.0)
+    completions = sampler_of(decoder).sample([request_of(text, params=params) for text in ("a", "hello")])
+    for completion in completions:
+        prompt = completion.request.prompt.tokens
+        tokens = torch.tensor([[*prompt, *completion.tokens]])
+        with torch.no_grad():
+            logits = decoder(tokens)[0, len(prompt) - 1 : -1]
+        assert logits.argmax(-1).tolist() == list(completion.tokens)
+        assert torch.equal(completion.logprobs, token_logprobs(logits, torch.tensor(completion.tokens)))
+
+
+def test_equal_logits_give_the_lowest_token() -> None:
+    """A decoder of zeros."""
+    decoder = Decoder(CONFIG)
+    (completion,) = sampler_of(decoder).sample([request_of(params=SamplingParams(max_tokens=3, temperature=0.0))])
+    assert completion.tokens == (0, 0, 0)
+
+
+def test_filters_hold_for_the_rows_that_have_them() -> None:
+    decoder = decoder_of(spread=4.0)
+    plain, first = SamplingParams(max_tokens=20), SamplingParams(max_tokens=20, top_k=1)
+    greedy = SamplingParams(max_tokens=20, temperature=0.0)
+    requests = [request_of(sample_index=index, params=(plain, first, greedy)[index % 3]) for index in range(9)]
+    told = [completion.tokens for completion in sampler_of(decoder).sample(requests)]
+    assert len({*told[1::3], *told[2::3]}) == 1 and len({*told[::3]}) == 3
+
+
+# ----------------------------------------------------------------------------------------------------------------- ends
+
+
+def test_a_completion_ends_for_its_reason() -> None:
+    decoder = decoder_of(spread=4.0)
+    free = SamplingParams(max_tokens=40)
+    whole = [each for each in sampler_of(decoder).sample(requests_of(4, free)) if len(each.tokens) > 12]
+    assert whole
+    for completion in whole:
+        tokens = completion.tokens
+        stopped = replace(completion.request, params=replace(free, stop_ids=(tokens[7],)))
+        told = replace(completion.request, params=replace(free, stop_strings=(TOKENIZER.decode(tokens[4:6]),)))
+        short = replace(completion.request, params=replace(free, max_tokens=5))
+        by_id, by_text, by_length = sampler_of(decoder).sample([stopped, told, short])
+        assert by_id.stop_reason == StopReason.STOP_ID and by_id.tokens == tokens[: tokens.index(tokens[7]) + 1]
+        assert by_length.stop_reason == StopReason.LENGTH and by_length.tokens == tokens[:5]
+        if TOKENIZER.decode(tokens[4:6]):
+            (stop,) = told.params.stop_strings
+            assert by_text.stop_reason == StopReason.STOP_STRING and by_text.text.endswith(stop)
+            assert by_text.tokens == tokens[: len(by_text.tokens)] and stop not in TOKENIZER.decode(by_text.tokens[:-1])
+
+
+def test_the_end_of_sequence_ends_and_belongs_to_the_completion() -> None:
+    ended = [
+        completion
+        for completion in sampler_of(decoder_of(spread=4.0)).sample(requests_of(6, SamplingParams(max_tokens=60)))
+        if completion.stop_reason == StopReason.EOS
+    ]
+    assert ended
+    for completion in ended:
+        assert completion.tokens.index(TOKENIZER.eos_id) == len(completion.tokens) - 1
+        assert completion.text == TOKENIZER.decode(completion.tokens)
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("request_", "told"),
+    [
+        (replace(request_of(), prompt=replace(request_of().prompt, tokens=())), "sample 0 of prompt hello has no"),
+        (request_of("hello", 3, params=SamplingParams(max_tokens=92)), "sample 3 of prompt hello has 5 tokens and"),
+        (replace(request_of(), prompt=replace(request_of().prompt, tokens=(3, 29))), "token 29"),
+        (replace(request_of(), prompt=replace(request_of().prompt, tokens=(3, -1))), "token -1"),
+    ],
+)
+def test_a_request_that_cannot_be_done_is_refused_before_anything_is_drawn(request_: SampleRequest, told: str) -> None:
+    done: list[int] = []
+    with pytest.raises(InvalidValueError, match=told):
+        sampler_of(decoder_of()).sample([request_of(), request_], progress=lambda count, _: done.append(count))
+    assert not done
+
+
+def test_a_request_may_fill_the_decoder() -> None:
+    params = SamplingParams(max_tokens=CONFIG.max_length - 5, stop_ids=())
+    found = sampler_of(decoder_of()).sample([request_of(params=params, sample_index=index) for index in range(4)])
+    assert {each.stop_reason for each in found} <= {StopReason.LENGTH, StopReason.EOS}
+
+
+def test_arguments_that_make_no_sampler_are_refused() -> None:
+    with pytest.raises(InvalidValueError, match="concurrency 0"):
+        sampler_of(decoder_of(), concurrency=0)
+    with pytest.raises(InvalidValueError, match="preempt_every -1"):
+        sampler_of(decoder_of(), preempt_every=-1)
+    with pytest.raises(InvalidValueError, match="a tokenizer of 29 tokens"):
+        TorchSampler(Decoder(replace(CONFIG, vocab_size=20)), TOKENIZER)
+
+
+def test_logits_that_are_nan_are_told() -> None:
+    sampler = sampler_of(decoder_of())
+    with torch.no_grad():
+        sampler.parameters()["norm"][3] = torch.nan
+    sampler.loaded(1, "of NaN")
+    with pytest.raises(NonFiniteError, match=r"token 0 of sample 2 of prompt hello has log-probability nan"):
+        sampler.sample([request_of(sample_index=2)])
+    with pytest.raises(NonFiniteError):
+        sampler.sample([request_of(sample_index=2)])
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+def test_a_cache_that_grows_changes_nothing(invariant: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = requests_of(1, SamplingParams(max_tokens=60))
+    roomy = said(sampler_of(decoder_of(spread=4.0)).sample(requests))
+    monkeypatch.setattr(batching, "TOKENS_AHEAD", 1)
+    monkeypatch.setattr(batching, "PREFILL_TOKENS", 20)
+    assert said(sampler_of(decoder_of(spread=4.0)).sample(requests)) == roomy

@@ -1,0 +1,174 @@
+"""Drawn tasks: right answers, no prompt twice, nothing held out is trained on, the same anywhere."""
+
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlcore.config import TaskSection
+from rlcore.errors import InvalidValueError
+from rlcore.models.tokenizer import CharacterTokenizer
+from rlcore.tasks.generated import EXERCISES, draw
+from rlcore.tasks.make import alphabet, make_task
+
+NAMES = tuple(EXERCISES)
+LENGTHS = st.tuples(st.integers(1, 20), st.integers(0, 3)).map(lambda pair: (pair[0], sum(pair)))
+few = settings(max_examples=25, deadline=None)
+every_name = pytest.mark.parametrize("name", NAMES)
+
+
+def right_answer(name: str, prompt: str) -> str:
+    match name:
+        case "reverse_text":
+            return "".join(reversed(prompt.removesuffix(">")))
+        case "sorting":
+            return "".join(sorted(prompt.removesuffix("|")))
+    body = prompt.removesuffix("=")
+    one, sign, two = body.partition("+") if "+" in body else body.partition("-")
+    assert (one, two) == (str(int(one)), str(int(two))), "no leading zeros"
+    return str(int(one) + int(two) if sign == "+" else int(one) - int(two))
+
+
+def sizes(name: str, prompt: str) -> list[int]:
+    separators = {"arithmetic": "+-="}.get(name, prompt[-1])
+    for separator in separators:
+        prompt = prompt.replace(separator, " ")
+    return [len(part) for part in prompt.split()]
+
+
+@every_name
+@few
+@given(lengths=LENGTHS, seed=st.integers(0, 2**64))
+def test_examples_are_right_and_different(name: str, lengths: tuple[int, int], seed: int) -> None:
+    drawn = draw(name, lengths, 24, seed)
+    assert len({example.prompt for example in drawn}) == 24
+    for example in drawn:
+        assert example.answer == right_answer(name, example.prompt)
+        assert all(lengths[0] <= size <= lengths[1] for size in sizes(name, example.prompt))
+        assert {*example.prompt, *example.answer} <= {*alphabet(name)}
+
+
+@every_name
+@few
+@given(seed=st.integers(0, 99), num=st.integers(0, 40))
+def test_a_longer_draw_begins_with_the_shorter(name: str, seed: int, num: int) -> None:
+    assert draw(name, (2, 3), 40, seed)[:num] == draw(name, (2, 3), num, seed)
+
+
+@every_name
+def test_all_there_is_can_be_drawn(name: str) -> None:
+    num = {"arithmetic": 200}.get(name, 26)
+    assert len({example.prompt for example in draw(name, (1, 1), num, 0)}) == num
+
+
+@every_name
+def test_lengths_are_drawn_alike(name: str) -> None:
+    drawn = draw(name, (3, 4), 400, 0)
+    num_long = sum(sizes(name, example.prompt)[0] == 4 for example in drawn)
+    assert 150 < num_long < 250
+
+
+def test_a_short_length_is_drawn_until_there_is_no_more() -> None:
+    drawn = draw("reverse_text", (1, 2), 400, 0)
+    assert sum(len(example.answer) == 1 for example in drawn) == 26
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "remedy"),
+    [
+        ("reverse_text", "lengths 1 to 1 has 26 prompts, and 640 are wanted", "task.max_length 2 makes 702"),
+        ("sorting", "lengths 1 to 1 has 26 prompts, and 640 are wanted", "task.max_length 2 makes 702"),
+        ("arithmetic", "lengths 1 to 1 has 200 prompts, and 640 are wanted", "task.max_length 2 makes 20000"),
+    ],
+)
+def test_too_few_prompts_are_counted(name: str, told: str, remedy: str) -> None:
+    section = TaskSection.model_validate({"name": name, "min_length": 1, "max_length": 1})
+    with pytest.raises(InvalidValueError, match=told) as raised:
+        make_task(section, CharacterTokenizer(alphabet(name)), 0)
+    assert raised.value.remedy == remedy
+
+
+# ------------------------------------------------------------------------------------------------------- whole tasks
+
+
+@every_name
+@few
+@given(num_prompts=st.integers(1, 60), num_heldout=st.integers(1, 60), seed=st.integers(0, 9))
+def test_nothing_held_out_is_trained_on(name: str, num_prompts: int, num_heldout: int, seed: int) -> None:
+    section = TaskSection.model_validate(
+        {"name": name, "min_length": 1, "max_length": 2, "num_prompts": num_prompts, "num_heldout": num_heldout}
+    )
+    tokenizer = CharacterTokenizer(alphabet(name))
+    task = make_task(section, tokenizer, seed)
+    assert (len(task.train), len(task.heldout)) == (num_prompts, num_heldout)
+    prompts = [*task.train, *task.heldout]
+    assert len({prompt.text for prompt in prompts}) == len({prompt.id for prompt in prompts}) == len(prompts)
+    for prompt in prompts:
+        assert tokenizer.decode(prompt.tokens) == prompt.text
+        assert prompt.columns == {"answer": right_answer(name, prompt.text), "data_source": name}
+
+
+@every_name
+def test_more_prompts_leave_the_others_as_they_are(name: str) -> None:
+    tokenizer = CharacterTokenizer(alphabet(name))
+    small, large = (
+        make_task(TaskSection.model_validate({"name": name, "num_prompts": num}), tokenizer, 3) for num in (10, 100)
+    )
+    assert large.heldout == small.heldout
+    assert large.train[:10] == small.train
+
+
+def test_the_seed_decides() -> None:
+    one, same, other = (draw("sorting", (3, 4), 20, seed) for seed in (1, 1, 2))
+    assert one == same != other
+
+
+@every_name
+def test_no_global_state_is_read_or_changed(name: str) -> None:
+    random.seed(1)
+    before = random.getstate()
+    drawn = draw(name, (3, 4), 20, 0)
+    assert random.getstate() == before
+    random.seed(2)
+    assert draw(name, (3, 4), 20, 0) == drawn
+
+
+def test_other_processes_and_hash_seeds_make_the_same_tasks() -> None:
+    code = (
+        "from rlcore.config import TaskSection as S\n"
+        "from rlcore.models.tokenizer import CharacterTokenizer as T\n"
+        "from rlcore.tasks.make import alphabet, make_task\n"
+        f"for name in {NAMES!r}:\n"
+        "    task = make_task(S(name=name), T(alphabet(name)), 5)\n"
+        "    print([(p.id, p.text, p.tokens, dict(p.columns)) for p in (*task.train, *task.heldout)])\n"
+    )
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(texts) == 1
+    first = texts.pop().splitlines()[0]
+    assert first.startswith("[('")
+
+
+@pytest.mark.parametrize(
+    ("name", "prompts"),
+    [
+        ("reverse_text", ["uxl>", "ujoc>", "zao>", "wdvj>"]),
+        ("arithmetic", ["9097-497=", "9858-100=", "598-997=", "545-535="]),
+        ("sorting", ["xvcu|", "kcp|", "tig|", "zeu|"]),
+    ],
+)
+def test_prompts_are_those_of_earlier_versions(name: str, prompts: list[str]) -> None:
+    """Others would change every run that is known by its configuration."""
+    assert [example.prompt for example in draw(name, (3, 4), len(prompts), 0)] == prompts

@@ -1,0 +1,284 @@
+"""A checkpoint comes back to the bit or not at all: damaged, cut and killed at any byte, the last good one is used."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlcore.errors import CheckpointError, InvalidValueError
+from rlcore.models import checkpoints
+from rlcore.models.decoder import Decoder
+from rlcore.training.checkpoint import load, load_newest, save
+from rlcore.training.checkpoint_files import CHECKSUMS, Checksums
+from rlcore.weights.digests import tensor_digest, weights_digest
+from tests.rlcore.training.small_checkpoints import CONFIG, names, saved, small, step_read
+
+ROOT = Path(__file__).resolve().parents[3]
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
+some = settings(max_examples=40, deadline=None)
+
+
+# ------------------------------------------------------------------------------------------------ what comes back
+
+
+@st.composite
+def tensors_of_any_bits(draw: st.DrawFn) -> Tensor:
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.lists(st.integers(0, 4), max_size=3))
+    num_bytes = torch.Size(shape).numel() * dtype.itemsize
+    content = draw(st.binary(min_size=num_bytes, max_size=num_bytes))
+    if not num_bytes:
+        return torch.zeros(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(content), dtype=dtype).reshape(shape)
+
+
+values_of_any_kind = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@some
+@given(
+    tensors=st.dictionaries(st.sampled_from(["a", "b.c", "layers.0.qkv.exp_avg"]), tensors_of_any_bits()),
+    values=st.dictionaries(st.text(), values_of_any_kind, max_size=3),
+)
+def test_every_bit_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, Tensor], values: dict[str, Any]
+) -> None:
+    directory = tmp_path_factory.mktemp("any")
+    found = load(save(directory, 3, {"policy": tensors, "none": {}}, values, keep=1))
+    assert {name: tensor_digest(t) for name, t in found.tensors["policy"].items()} == {
+        name: tensor_digest(t) for name, t in tensors.items()
+    }
+    assert found.tensors["none"] == {}
+    assert repr(found.values) == repr(values)  # -0.0 is not 0.0, nor 1 True
+    assert (found.step, found.skipped) == (3, ())
+
+
+def test_what_is_hard_to_write_comes_back(tmp_path: Path) -> None:
+    bits = torch.tensor([0x7FC00001, 0x7F800001, -0x3FFFFF, -(2**31), 1], dtype=torch.int32)
+    both = torch.arange(12.0).reshape(3, 4)
+    tensors = {
+        "payloads": bits.view(torch.float32),
+        "transposed": both.T,
+        "first_rows": both[:2],
+        "all_rows": both,
+        "parameter": torch.nn.Parameter(both),
+        "scalar": torch.tensor(-0.0, dtype=torch.bfloat16),
+        "empty": torch.empty(0, 3),
+    }
+    found = load(save(tmp_path, 0, {"policy": tensors}, {}, keep=1)).tensors["policy"]
+    assert weights_digest(found) == weights_digest(tensors)
+    found["all_rows"][0] = 9.0  # in memory of its own: neither its neighbour's nor the file's
+    assert torch.equal(found["first_rows"], both[:2])
+    assert torch.equal(load(tmp_path / "step-000000").tensors["policy"]["all_rows"], both)
+
+
+def test_infinities_come_back_and_nan_as_some_nan(tmp_path: Path) -> None:
+    values = {"best": float("-inf"), "worst": float("inf"), "tiny": 5e-324, "tenth": 0.1, "none": float("nan")}
+    assert repr(load(save(tmp_path, 0, {}, values, keep=1)).values) == repr(values)
+
+
+def test_what_writers_write_is_covered(tmp_path: Path) -> None:
+    path = saved(tmp_path, 3)
+    assert weights_digest(checkpoints.load(path / "policy").state_dict()) == weights_digest(
+        Decoder(CONFIG).initialise(3).state_dict()
+    )
+    assert set(json.loads((path / CHECKSUMS).read_text())["files"]) == {
+        "critic.safetensors",
+        "optimizer.safetensors",
+        "policy/config.json",
+        "policy/model.safetensors",
+        "values.json",
+    }
+
+
+@pytest.mark.parametrize(("values", "told"), [
+    ({"a": (1, 2)}, "values.a is a tuple"), ({"a": [{"b": {1}}]}, r"values.a\[0\].b is a set"),
+    ({"a": {1: 2}}, "values.a has the key 1"), ({"a": torch.tensor(1)}, "values.a is a Tensor"),
+])  # fmt: skip
+def test_values_that_would_come_back_otherwise_are_refused(tmp_path: Path, values: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidValueError, match=told):
+        save(tmp_path, 1, {}, values, keep=1)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("arguments", [
+    {"step": -1}, {"keep": 0}, {"tensors": {"../up": {}}}, {"tensors": {"policy": {}}}, {"tensors": {"A": {}}},
+])  # fmt: skip
+def test_steps_and_names_that_cannot_be_are_refused(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    whole: dict[str, Any] = {"step": 1, "tensors": {}, "keep": 1, "writers": {"policy": lambda path: None}}
+    whole |= arguments
+    with pytest.raises(InvalidValueError):
+        save(tmp_path, whole["step"], whole["tensors"], {}, keep=whole["keep"], writers=whole["writers"])
+
+
+@pytest.mark.parametrize(("name", "tensor"), [
+    ("a", torch.zeros(2, device="meta")), ("a", torch.zeros(2).to_sparse()), ("a", torch.zeros(2).to(torch.complex128)),
+    ("__metadata__", torch.zeros(2)),
+])  # fmt: skip
+def test_tensors_that_cannot_be_written_are_refused(tmp_path: Path, name: str, tensor: Tensor) -> None:
+    with pytest.raises(InvalidValueError, match=f"{name} of policy is torch"):
+        save(tmp_path, 1, {"policy": {name: tensor}}, {}, keep=1)
+    assert names(tmp_path) == []
+
+
+# ------------------------------------------------------------------------------------------------ damage
+
+
+@pytest.fixture(scope="module")
+def two_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("two")
+    saved(directory, 1)
+    saved(directory, 2)
+    return directory
+
+
+@contextmanager
+def changed(path: Path, content: bytes | None) -> Iterator[None]:
+    """A file with other content, or gone; as it was afterwards."""
+    before = path.read_bytes()
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    try:
+        yield
+    finally:
+        path.write_bytes(before)
+
+
+def check_falls_back(directory: Path, name: str) -> None:
+    found = load_newest(directory)
+    assert found is not None and found.step == 1
+    assert len(found.skipped) == 1 and str(directory / "step-000002" / name) in found.skipped[0]
+    with pytest.raises(CheckpointError):
+        load(directory / "step-000002")
+
+
+FILES = ("critic.safetensors", "values.json", "policy/model.safetensors", "policy/config.json", CHECKSUMS)
+
+
+@some
+@given(name=st.sampled_from(FILES), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_any_flipped_bit_is_found(two_steps: Path, name: str, place: float, bit: int) -> None:
+    path = two_steps / "step-000002" / name
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 1 << bit
+    with changed(path, bytes(content)):
+        check_falls_back(two_steps, name)
+    assert step_read(two_steps) == 2
+
+
+@some
+@given(name=st.sampled_from(FILES), share=st.floats(0, 1, exclude_max=True), tail=st.binary(max_size=3))
+def test_any_cut_is_found(two_steps: Path, name: str, share: float, tail: bytes) -> None:
+    path = two_steps / "step-000002" / name
+    content = path.read_bytes()
+    cut = content[: int(share * len(content))] + tail
+    with changed(path, cut if cut != content else content + b"\n"):
+        check_falls_back(two_steps, name)
+    assert step_read(two_steps) == 2
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_found(two_steps: Path, name: str) -> None:
+    with changed(two_steps / "step-000002" / name, None):
+        check_falls_back(two_steps, name)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'"text"', b'{"step": 2, "files": 3}', b"\xff", b"null"])
+def test_checksums_that_are_none_are_found(two_steps: Path, content: bytes) -> None:
+    with changed(two_steps / "step-000002" / CHECKSUMS, content):
+        check_falls_back(two_steps, CHECKSUMS)
+
+
+def test_bytes_of_the_checksums_count_spaces_too(two_steps: Path) -> None:
+    path = two_steps / "step-000002" / CHECKSUMS
+    content = path.read_bytes()
+    for place in range(0, len(content), 7):
+        other = content[:place] + bytes([content[place] ^ 0x20]) + content[place + 1 :]
+        with changed(path, other), pytest.raises(CheckpointError):
+            Checksums.read(path.parent)
+    spaces = content.replace(b" ", b"\t", 1)
+    with changed(path, spaces), pytest.raises(CheckpointError, match="is damaged"):
+        Checksums.read(path.parent)
+
+
+def test_a_checkpoint_under_another_steps_name_is_found(tmp_path: Path) -> None:
+    saved(tmp_path, 1).rename(tmp_path / "step-000007")
+    with pytest.raises(CheckpointError, match="holds step 1"):
+        load(tmp_path / "step-000007")
+    copied = (tmp_path / "step-000007").rename(tmp_path / "best")
+    assert load(copied).step == 1
+
+
+def test_none_is_none_and_none_that_is_whole_is_an_error(tmp_path: Path) -> None:
+    assert load_newest(tmp_path) is None
+    assert load_newest(tmp_path / "missing") is None
+    for step in (1, 2):
+        (saved(tmp_path, step) / "values.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no checkpoint of .* is whole: .*step-000002.*step-000001"):
+        load_newest(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------ what is kept
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 9, 10, 1_000_000):
+        saved(tmp_path, step, keep=2)
+    assert names(tmp_path) == ["step-000010", "step-1000000"]
+    assert step_read(tmp_path) == 1_000_000
+
+
+def test_damaged_ones_are_not_counted(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        saved(tmp_path, step)
+    (tmp_path / "step-000003" / "values.json").write_bytes(b"{}")
+    saved(tmp_path, 4, keep=2)
+    assert names(tmp_path) == ["step-000002", "step-000003", "step-000004"]
+    saved(tmp_path, 5, keep=2)
+    assert names(tmp_path) == ["step-000004", "step-000005"]
+
+
+def test_what_was_just_written_is_kept_though_later_steps_are_there(tmp_path: Path) -> None:
+    saved(tmp_path, 9)
+    saved(tmp_path, 3, keep=1)
+    assert names(tmp_path) == ["step-000003", "step-000009"]
+
+
+def test_a_step_may_be_written_again(tmp_path: Path) -> None:
+    for content in (1, 2):
+        save(tmp_path, 7, small(content), {"content": content}, keep=2)
+        assert names(tmp_path) == ["step-000007"]
+        assert load(tmp_path / "step-000007").values == {"content": content}
+    (tmp_path / "step-000007" / CHECKSUMS).unlink()
+    save(tmp_path, 7, small(3), {"content": 3}, keep=2)
+    assert names(tmp_path) == ["step-000007"]
+    assert load(tmp_path / "step-000007").values == {"content": 3}
+
+
+def test_one_that_was_to_be_replaced_is_read_until_it_is(tmp_path: Path) -> None:
+    """As a kill between the two renames leaves it."""
+    saved(tmp_path, 7).rename(tmp_path / "step-000007.replaced")
+    assert step_read(tmp_path) == 7
+    saved(tmp_path, 7, keep=1)
+    assert names(tmp_path) == ["step-000007"]
+
+
+def test_leftovers_are_removed_and_other_files_are_not(tmp_path: Path) -> None:
+    (tmp_path / "step-000001.partial" / "policy").mkdir(parents=True)
+    (tmp_path / "notes.txt").write_text("mine")
+    assert load_newest(tmp_path) is None
+    saved(tmp_path, 2)
+    assert names(tmp_path) == ["notes.txt", "step-000002"]

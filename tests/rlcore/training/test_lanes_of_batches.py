@@ -1,0 +1,77 @@
+"""Lanes: which samples, how long, and what a budget does to them."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from rlcore.errors import InvalidValueError
+from rlcore.training.batch import collate, pad
+from rlcore.training.lanes import LENGTH_MULTIPLE, lane_of, lanes_by_budget, lanes_in_order, of_workers
+
+lengths = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 40)), min_size=1, max_size=12)
+
+
+def batch_of(sizes: list[tuple[int, int]]) -> TensorDict:
+    """Prompts and completions of these lengths; token t of sample s is 100 s + t."""
+    tokens = [torch.arange(prompt + drawn) + 100 * number for number, (prompt, drawn) in enumerate(sizes)]
+    mask = [torch.tensor([False] * prompt + [True] * drawn) for prompt, drawn in sizes]
+    prompts = torch.tensor([prompt for prompt, _ in sizes])
+    return pad(collate(sequences={"tokens": tokens, "loss_mask": mask}, numbers={"prompt_lengths": prompts}))
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=lengths, width=st.integers(1, 5))
+def test_lanes_hold_every_sample_once_in_order(sizes: list[tuple[int, int]], width: int) -> None:
+    batch = batch_of(sizes)
+    lanes = lanes_in_order(batch, range(len(sizes)), width, microbatch_tokens=10**6)
+    assert [sample for lane in lanes for sample in lane.samples] == list(range(len(sizes)))
+    assert [lane.number for lane in lanes] == list(range(len(lanes)))
+    assert all(len(lane.samples) == width for lane in lanes[:-1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=lengths, more=lengths)
+def test_a_lane_is_of_its_members_alone(sizes: list[tuple[int, int]], more: list[tuple[int, int]]) -> None:
+    """Whatever else is in the batch: its length and its tokens stay."""
+    alone, among = batch_of(sizes), batch_of([*sizes, *more])
+    rows = range(len(sizes))
+    one, other = lane_of(alone, rows, 0), lane_of(among, rows, 0)
+    assert torch.equal(one.tokens, other.tokens)
+    assert one.first == other.first == max(1, min(prompt for prompt, _ in sizes))
+    assert torch.equal(one.of(alone["loss_mask"]), other.of(among["loss_mask"]))
+    assert one.num_tokens % (LENGTH_MULTIPLE * len(sizes)) == 0
+    assert 0 <= one.tokens.shape[1] - max(p + d for p, d in sizes) < LENGTH_MULTIPLE
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=lengths, budget=st.integers(64, 400))
+def test_no_pass_is_above_its_budget(sizes: list[tuple[int, int]], budget: int) -> None:
+    passes = lanes_by_budget(batch_of(sizes), range(len(sizes)), microbatch_tokens=budget)
+    assert sorted(sample for each in passes for sample in each.samples) == list(range(len(sizes)))
+    assert all(each.num_tokens <= budget for each in passes)
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes=lengths, width=st.integers(1, 4), world_size=st.integers(1, 5))
+def test_workers_share_whole_lanes(sizes: list[tuple[int, int]], width: int, world_size: int) -> None:
+    lanes = lanes_in_order(batch_of(sizes), range(len(sizes)), width, microbatch_tokens=10**6)
+    workers = of_workers(lanes, world_size)
+    assert len(workers) == world_size
+    assert sorted(lane.number for worker in workers for lane in worker) == list(range(len(lanes)))
+
+
+def test_a_lane_is_never_divided() -> None:
+    batch = batch_of([(4, 10)] * 4)
+    assert len(lanes_in_order(batch, range(4), 4, microbatch_tokens=64)) == 1
+    with pytest.raises(InvalidValueError, match=r"microbatch_tokens 63(.|\n)*at least 64"):
+        lanes_in_order(batch, range(4), 4, microbatch_tokens=63)
+
+
+def test_what_stands_in_a_lane_is_what_stands_in_the_batch() -> None:
+    batch = batch_of([(2, 5), (4, 3), (3, 20)])
+    lane = lane_of(batch, [2, 0], 0)
+    assert lane.first == 2
+    assert lane.of(batch["tokens"])[:, :3].tolist() == [[202, 203, 204], [2, 3, 4]]
+    assert lane.of(torch.tensor([7.0, 8.0, 9.0])).tolist() == [9.0, 7.0]

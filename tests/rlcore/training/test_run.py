@@ -1,0 +1,189 @@
+"""Whole runs: what they write, what stops them, what they go on from."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlcore.errors import CheckpointError, InvalidValueError, NonFiniteError, RewardError
+from rlcore.models.checkpoints import load
+from rlcore.training.run import run, train
+from tests.rlcore.training.recorded import Digests, Lost, config, first_difference, recorded, trained
+from tests.rlcore.training.test_invariance import with_section
+
+SHORT = with_section(config(), "training", {"num_steps": 3})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+# ----------------------------------------------------------------------------------------------------- what it writes
+
+
+def test_a_run_writes_metrics_completions_a_board_and_a_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of = with_section(SHORT, "output", {"tensorboard": True, "num_shown": 2, "evaluate_every": 2})
+    digests = recorded(of, tmp_path)
+    steps = [line for line in lines(tmp_path / "metrics.jsonl") if "loss" in line]
+    assert [line["step"] for line in steps] == [0, 1, 2]
+    for name in ("reward_mean", "grad_norm", "entropy", "completion_length", "learning_rate"):
+        assert all(isinstance(line[name], float) for line in steps)
+    for phase in ("rollout", "reward", "update", "optimizer", "sync"):
+        assert all(line[f"seconds/{phase}"] > 0 and line[f"memory_gb/{phase}"] > 0.01 for line in steps)
+    evaluated = [line["step"] for line in lines(tmp_path / "metrics.jsonl") if "evaluation/reward_mean" in line]
+    assert evaluated == [0, 2, 3]
+    shown = lines(tmp_path / "completions.jsonl")
+    assert len(shown) == 2 * 3
+    assert shown[0].keys() == {"step", "prompt", "completion", "answer", "reward", "stop_reason"}
+    assert list((tmp_path / "tensorboard").glob("events.*"))
+    assert load(tmp_path / "checkpoints" / "step-000003" / "policy").config.width == 32
+    assert digests.curve[2].keys() == {
+        "reward_mean", "loss", "gradient_norm", "kl", "entropy", "completion_length"
+    }  # fmt: skip
+    told = capsys.readouterr().err
+    assert "held-out reward" in told
+    assert "prompt" in told
+
+
+def test_a_ppo_run_tells_of_its_critic(tmp_path: Path) -> None:
+    of = with_section(config("ppo"), "training", {"num_steps": 3})
+    recorded(with_section(of, "algorithm", {"num_critic_warmup_steps": 1}), tmp_path)
+    steps = [line for line in lines(tmp_path / "metrics.jsonl") if "critic_loss" in line]
+    assert len(steps) == 3
+    assert ["loss" in line for line in steps] == [False, True, True], "the critic learns alone at first"
+
+
+def test_a_checkpoint_of_a_run_is_a_model_to_begin_with(tmp_path: Path) -> None:
+    recorded(SHORT, tmp_path / "first")
+    path = tmp_path / "first" / "checkpoints" / "step-000003" / "policy"
+    of = with_section(with_section(SHORT, "model", {"path": str(path)}), "warm_start", {"num_steps": 0})
+    engine = trained(of, tmp_path / "second")
+    assert engine.decoder.config == load(path).config
+    assert not torch.equal(engine.decoder.embedding, load(path).embedding), "it has learned on"
+
+
+def test_bfloat16_holds_the_level_too(tmp_path: Path) -> None:
+    of = with_section(SHORT, "model", {"dtype": "bfloat16"})
+    one = recorded(of, tmp_path / "one")
+    other = recorded(with_section(of, "perturbation", {"concurrency": 3, "world_size": 2}), tmp_path / "other")
+    assert one.leaves
+    assert first_difference(one, other) is None
+
+
+def test_shuffled_rewards_are_another_run(tmp_path: Path) -> None:
+    own = recorded(SHORT, tmp_path / "own")
+    control = recorded(with_section(SHORT, "task", {"shuffles_rewards": True}), tmp_path / "control")
+    leaf = first_difference(own, control)
+    assert leaf is not None
+    assert leaf[:2] == (0, "reward")
+
+
+# ------------------------------------------------------------------------------------------------------ what stops it
+
+
+def test_a_configuration_that_cannot_be_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    payload = {"task": {"name": "sorting"}, "algorithm": {"name": "grpo", "clip_eps": 0.1}}
+    with pytest.raises(InvalidValueError, match=r"unknown key algorithm\.clip_eps(.|\n)*clip_eps_low\?"):
+        run(payload, level="invariant", directory=tmp_path / "out", recorder=Digests())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_level_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match="the level 'exact'"):
+        train(SHORT, level="exact", directory=tmp_path / "out", recorder=Digests())
+
+
+def test_a_loss_that_explodes_stops_at_the_tensor(tmp_path: Path) -> None:
+    of = with_section(SHORT, "optimizer", {"learning_rate": 1e30, "max_gradient_norm": None})
+    with pytest.raises(NonFiniteError, match=r"is (nan|-?inf)"):
+        recorded(of, tmp_path)
+
+
+def not_a_number(completions: list[str], **_: Any) -> list[float]:
+    return [float("nan")] * len(completions)
+
+
+def test_a_reward_that_is_no_number_stops_it(tmp_path: Path) -> None:
+    of = with_section(SHORT, "task", {"rewards": (f"{__name__}:not_a_number",)})
+    sys.modules.setdefault(__name__, sys.modules[not_a_number.__module__])
+    with pytest.raises(RewardError, match="not_a_number"):
+        recorded(of, tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------- what it goes on from
+
+
+def test_another_configuration_is_not_gone_on_with(tmp_path: Path) -> None:
+    recorded(SHORT, tmp_path / "first")
+    of = with_section(with_section(SHORT, "output", {"resume": str(tmp_path / "first")}), "training", {"group_size": 8})
+    with pytest.raises(CheckpointError, match=r"another run: training\.group_size differ"):
+        recorded(of, tmp_path / "second")
+    with pytest.raises(CheckpointError, match="another run: level differ"):
+        recorded(with_section(SHORT, "output", {"resume": str(tmp_path / "first")}), tmp_path / "third", level="off")
+    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+        recorded(with_section(SHORT, "output", {"resume": str(tmp_path)}), tmp_path / "fourth")
+
+
+def test_a_run_may_be_made_longer(tmp_path: Path) -> None:
+    whole = recorded(with_section(SHORT, "training", {"num_steps": 5}), tmp_path / "whole")
+    recorded(SHORT, tmp_path / "short")
+    of = with_section(with_section(SHORT, "training", {"num_steps": 5}), "output", {"resume": str(tmp_path / "short")})
+    longer = recorded(of, tmp_path / "longer")
+    assert sorted(longer.curve) == [3, 4]
+    assert first_difference(whole, longer) is None
+    scheduled = with_section(of, "optimizer", {"schedule": "linear"})
+    with pytest.raises(CheckpointError, match=r"optimizer\.schedule"):
+        recorded(scheduled, tmp_path / "scheduled")
+
+
+def test_a_process_that_is_killed_is_gone_on_with(tmp_path: Path) -> None:
+    """SIGKILL from outside at a step's end, then another process."""
+    code = (
+        "import os, pathlib, signal, sys, torch; torch.set_num_threads(1)\n"
+        "from tests.rlcore.training.recorded import Digests, Lost, config\n"
+        "from tests.rlcore.training.test_invariance import with_section\n"
+        "from rlcore.training.run import train\n"
+        "of = with_section(config(), 'output', {'checkpoint_every': 2})\n"
+        "try: train(of, level='invariant', directory=pathlib.Path(sys.argv[1]), recorder=Digests(stop_after=7))\n"
+        "except Lost: os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "lost")], check=False, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    whole = recorded(config(), tmp_path / "whole")
+    found = recorded(with_section(config(), "output", {"resume": str(tmp_path / "lost")}), tmp_path / "resumed")
+    assert sorted(found.curve) == list(range(6, 20))
+    assert first_difference(whole, found) is None
+
+
+def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of = with_section(SHORT, "output", {"checkpoint_every": 1, "keep_checkpoints": 3})
+    with pytest.raises(Lost):
+        recorded(with_section(of, "training", {"num_steps": 6}), tmp_path / "lost", stop_after=3)
+    newest = tmp_path / "lost" / "checkpoints" / "step-000003" / "policy_optimizer.safetensors"
+    damaged = bytearray(newest.read_bytes())
+    damaged[-1] ^= 1
+    newest.write_bytes(damaged)
+    again = with_section(with_section(of, "training", {"num_steps": 6}), "output", {"resume": str(tmp_path / "lost")})
+    found = recorded(again, tmp_path / "resumed")
+    assert min(found.curve) == 2
+    told = capsys.readouterr().err
+    assert "step-000003" in told
+    assert "step 2 from" in told

@@ -1,0 +1,82 @@
+"""Syncs to the engine's own sampler: completions carry what the receipt says; it is not written while it works."""
+
+import pytest
+import torch
+
+from rlcore.errors import WeightSyncError
+from rlcore.models.config import DecoderConfig
+from rlcore.models.decoder import Decoder
+from rlcore.models.tokenizer import CharacterTokenizer
+from rlcore.numerics.level import following
+from rlcore.numerics.padding import Padding
+from rlcore.samplers.torch_sampler import TorchSampler
+from rlcore.types import Completion, Prompt, SampleRequest, SamplingParams
+from rlcore.weights.digests import weights_digest
+from rlcore.weights.receipts import Check
+from rlcore.weights.sync import sync, verify
+from tests.rlcore.weights.holders import learn
+
+TOKENIZER = CharacterTokenizer("abcdefgh")
+REQUESTS = [
+    SampleRequest(Prompt("p", "abc", tuple(TOKENIZER.encode("abc"))), index, index, SamplingParams(max_tokens=4))
+    for index in range(3)
+]
+
+
+def made() -> tuple[Decoder, TorchSampler]:
+    config = DecoderConfig("qwen3", TOKENIZER.vocab_size, 32, 2, 4, 2, 8, 48, max_length=64)
+    decoder = Decoder(config).initialise(1)
+    return decoder, TorchSampler(decoder, TOKENIZER, concurrency=2)
+
+
+def drawn(completions: list[Completion]) -> list[tuple[object, ...]]:
+    return [(each.tokens, each.logprobs.tolist()) for each in completions]
+
+
+def test_completions_carry_version_and_digest_of_the_receipt() -> None:
+    with following(Padding()):
+        decoder, sampler = made()
+        first = sync(decoder, sampler, 1, None)
+        before = sampler.sample(REQUESTS)
+        learn(decoder, size=0.5)
+        second = sync(decoder, sampler, 2, first, has_learned=True)
+        after = sampler.sample(REQUESTS)
+        verify(decoder, sampler, second)
+        fresh = TorchSampler(decoder, TOKENIZER).sample(REQUESTS)
+    for receipt, completions in ((first, before), (second, after)):
+        assert {each.policy_version for each in completions} == {receipt.policy_version}
+        assert {each.weights_digest for each in completions} == {receipt.weights_digest}
+    assert second.weights_digest == weights_digest(dict(decoder.named_parameters()))
+    assert second.canary_distance == 0.0
+    assert drawn(after) == drawn(fresh) != drawn(before)
+
+
+def test_a_sync_amid_sampling_is_refused_before_anything_is_written() -> None:
+    decoder, sampler = made()
+    first = sync(decoder, sampler, 1, None)
+    learn(decoder)
+    refusals = []
+
+    def interfere(num_done: int, num_wanted: int) -> None:
+        with pytest.raises(WeightSyncError) as caught:
+            sync(decoder, sampler, 2, first)
+        refusals.append(caught.value.check)
+
+    undisturbed = drawn(sampler.sample(REQUESTS))
+    assert drawn(sampler.sample(REQUESTS, progress=interfere)) == undisturbed
+    assert refusals and set(refusals) == {Check.FENCE}
+    assert sync(decoder, sampler, 2, first).policy_version == 2
+
+
+def test_without_the_fence_the_weights_change_under_it() -> None:
+    decoder, sampler = made()
+    first = sync(decoder, sampler, 1, None)
+    learn(decoder)
+
+    def interfere(num_done: int, num_wanted: int) -> None:
+        with pytest.raises(WeightSyncError):  # when it is too late: by the sampler, once it is told
+            sync(decoder, sampler, 2, first, checks=frozenset(Check) - {Check.FENCE})
+
+    with pytest.raises(WeightSyncError, match="were written"):
+        sampler.sample(REQUESTS, progress=interfere)
+    assert torch.equal(sampler.parameters()["embedding"], decoder.embedding)

@@ -1,0 +1,254 @@
+"""A sync leaves the policy's bits in the sampler and says so; what it says is what is there."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlcore.errors import WeightSyncError
+from rlcore.models.config import DecoderConfig
+from rlcore.numerics.level import following
+from rlcore.numerics.padding import Padding
+from rlcore.weights.canary import TOLERANCES, canary_distance, canary_tokens
+from rlcore.weights.coverage import tied_names
+from rlcore.weights.digests import weights_digest
+from rlcore.weights.receipts import ALL_CHECKS, Check, Receipt
+from rlcore.weights.sync import copy_into, sync, verify
+from tests.rlcore.weights.holders import (
+    CONFIG,
+    UNTIED,
+    Converting,
+    Holder,
+    PrefixCaching,
+    Sleeping,
+    learn,
+    policy,
+)
+
+some = settings(max_examples=40, deadline=None)
+
+
+def is_equal(a: torch.nn.Module, b: torch.nn.Module) -> bool:
+    pairs = zip(a.parameters(), b.parameters(), strict=True)
+    return all(torch.equal(x, y) for x, y in pairs)
+
+
+@pytest.mark.parametrize("config", [CONFIG, UNTIED], ids=["tied", "untied"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_three_syncs_and_their_receipts(config: DecoderConfig, dtype: torch.dtype) -> None:
+    decoder = policy(config).to(dtype)
+    holder = Holder(decoder)
+    receipts: list[Receipt] = []
+    num_parameters = len(list(decoder.named_parameters()))
+    for version in (1, 2, 5):
+        previous = receipts[-1] if receipts else None
+        receipts.append(sync(decoder, holder, version, previous, has_learned=previous is not None))
+        assert is_equal(decoder, holder.decoder)
+        learn(decoder)
+    assert [receipt.policy_version for receipt in receipts] == [1, 2, 5]
+    assert [receipt.num_changed for receipt in receipts] == [None, num_parameters - 1, num_parameters - 1]
+    assert len({receipt.weights_digest for receipt in receipts}) == 3
+    last = receipts[-1]
+    assert last.weights_digest == holder.weights_digest == weights_digest(holder.parameters())
+    assert (holder.policy_version, last.canary_distance, last.tied) == (5, 0.0, ())
+    assert last.num_bytes == sum(parameter.nbytes for parameter in decoder.parameters())
+    assert set(last.checks) == ALL_CHECKS
+    assert Receipt(**json.loads(json.dumps(asdict(last)))).parameters == last.parameters
+
+
+def test_the_policy_is_left_as_it_is() -> None:
+    decoder = policy()
+    before = weights_digest(dict(decoder.named_parameters()))
+    state = torch.get_rng_state()
+    sync(decoder, Holder(decoder), 1, None)
+    assert weights_digest(dict(decoder.named_parameters())) == before
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in decoder.parameters())
+
+
+def test_a_head_that_is_the_embedding_is_told_and_written_once() -> None:
+    decoder = policy(UNTIED)
+    decoder.head = decoder.embedding
+    assert tied_names(decoder) == (("embedding", "head"),)
+    holder = Holder(decoder)
+    first = sync(decoder, holder, 1, None)
+    assert first.tied == (("embedding", "head"),)
+    learn(decoder)
+    assert sync(decoder, holder, 2, first).weights_digest == weights_digest(holder.parameters())
+    assert is_equal(decoder, holder.decoder)
+
+
+def test_a_sampler_may_keep_all_of_it_in_one_buffer() -> None:
+    decoder = policy()
+    holder = Holder(decoder)
+    flat = torch.cat([parameter.detach().flatten() for parameter in holder.decoder.parameters()])
+    first = 0
+    for parameter in holder.decoder.parameters():
+        parameter.data = flat[first : first + parameter.numel()].view(parameter.shape)
+        first += parameter.numel()
+    sync(decoder, holder, 1, None)
+    assert is_equal(decoder, holder.decoder)
+
+
+def test_a_sampler_may_keep_a_tied_head_for_itself() -> None:
+    decoder = policy(UNTIED)
+    decoder.head = decoder.embedding
+    holder = Holder(decoder)
+    holder.decoder.head = torch.nn.Parameter(torch.zeros_like(decoder.embedding), requires_grad=False)
+    first = sync(decoder, holder, 1, None)
+    assert torch.equal(holder.decoder.head, decoder.embedding)
+    assert torch.equal(holder.decoder.embedding, decoder.embedding)
+    assert first.weights_digest == weights_digest(dict(decoder.named_parameters()))
+
+
+def test_a_head_in_the_embeddings_memory_is_told_too() -> None:
+    decoder = policy(UNTIED)
+    decoder.head = torch.nn.Parameter(decoder.embedding.data)
+    holder = Holder(decoder)
+    assert sync(decoder, holder, 1, None).tied == (("embedding", "head"),)
+    assert holder.decoder.head is not None
+    assert torch.equal(holder.decoder.head, decoder.embedding)
+
+
+@some
+@given(
+    name=st.sampled_from([name for name, _ in policy().named_parameters()]),
+    place=st.floats(0, 1, exclude_max=True),
+    bit=st.integers(0, 31),
+)
+def test_any_bit_of_any_parameter_is_found_and_named(name: str, place: float, bit: int) -> None:
+    def flip(source: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> list[str]:
+        written = copy_into(source, targets)
+        words = targets[name].detach().view(-1).view(torch.int32)
+        words[int(place * len(words))] ^= 1 << bit if bit < 31 else -(1 << 31)
+        return written
+
+    decoder = policy()
+    with pytest.raises(WeightSyncError) as caught:
+        sync(decoder, Holder(decoder), 1, None, transport=flip)
+    assert (caught.value.check, caught.value.parameter) == (Check.READ_BACK, name)
+    assert "1 of" in caught.value.what
+
+
+def test_after_a_failure_it_may_be_done_again() -> None:
+    decoder, transports = policy(), [lambda source, targets: list(targets), copy_into]
+    holder = Holder(decoder)
+    first = sync(decoder, holder, 1, None)
+    learn(decoder)
+    with pytest.raises(WeightSyncError, match="coverage: embedding was not written: 1280 of its 1280"):
+        sync(decoder, holder, 2, first, transport=transports[0])
+    assert holder.policy_version == 1, "nobody told it of weights that did not arrive"
+    assert holder.decoder.embedding.isnan().all(), "and what it would sample with is loud"
+    with pytest.raises(WeightSyncError, match="held"):
+        sync(decoder, holder, 2, first)
+    assert sync(decoder, holder, 2, None).policy_version == 2
+    assert is_equal(decoder, holder.decoder)
+
+
+@pytest.mark.parametrize(("held", "given", "is_first", "is_legal"), [
+    (3, 3, True, True), (3, 2, True, False), (3, 3, False, False), (3, 4, False, True), (3, 9, False, True),
+])  # fmt: skip
+def test_versions_rise(held: int, given: int, is_first: bool, is_legal: bool) -> None:
+    decoder = policy()
+    holder = Holder(decoder)
+    receipt = sync(decoder, holder, held, None)
+    if is_legal:
+        sync(decoder, holder, given, None if is_first else receipt)
+        return
+    with pytest.raises(WeightSyncError, match=f"version {given} for a sampler that has version 3"):
+        sync(decoder, holder, given, None if is_first else receipt)
+
+
+def test_another_samplers_receipt_is_refused() -> None:
+    decoder = policy()
+    holder, other = Holder(decoder), Holder(decoder)
+    receipt = sync(decoder, holder, 1, None)
+    sync(decoder, other, 2, None)
+    with pytest.raises(WeightSyncError, match="held: the sampler says version 2"):
+        sync(decoder, other, 3, receipt)
+
+
+@pytest.mark.parametrize(("change", "told"), [
+    (lambda d: d.to(torch.bfloat16), "embedding is bfloat16"),
+    (lambda d: d.register_parameter("extra", torch.nn.Parameter(torch.zeros(2))), "extra of the sampler is no"),
+    (lambda d: setattr(d, "norm", None), "norm is missing"),
+    (lambda d: setattr(d, "norm", torch.nn.Parameter(torch.zeros(3))), r"norm is float32 \[3\] in the sampler"),
+    (lambda d: setattr(d, "norm", torch.nn.Parameter(torch.zeros(32, dtype=torch.int8), requires_grad=False)),
+     r"norm is int8 \[32\]"),
+])  # fmt: skip
+def test_a_sampler_of_another_model_is_refused(change: object, told: str) -> None:
+    decoder = policy()
+    holder = Holder(decoder)
+    change(holder.decoder)  # type: ignore[operator]  # one of the functions above
+    with pytest.raises(WeightSyncError, match=told) as caught:
+        sync(decoder, holder, 1, None)
+    assert caught.value.check == Check.COVERAGE
+
+
+def test_verify_finds_what_was_lost_since() -> None:
+    decoder = policy()
+    holder = Sleeping(decoder)
+    learn(decoder)
+    receipt = sync(decoder, holder, 1, None)
+    verify(decoder, holder, receipt)
+    holder.sleep()
+    with pytest.raises(WeightSyncError, match="held: embedding of the sampler was changed since the sync of version 1"):
+        verify(decoder, holder, receipt)
+
+
+def test_verify_asks_the_canary_too() -> None:
+    decoder = policy()
+    holder = Converting(decoder)
+    receipt = sync(decoder, holder, 1, None)
+    verify(decoder, holder, receipt)
+    learn(holder.converted)
+    with pytest.raises(WeightSyncError, match="canary: 16 of 16"):
+        verify(decoder, holder, receipt)
+    verify(decoder, holder, replace(receipt, canary=()))
+
+
+def test_a_salted_prefix_is_right_to_the_bit() -> None:
+    decoder = policy()
+    with following(Padding()):
+        holder = PrefixCaching(decoder, is_salted=True)
+        first = sync(decoder, holder, 1, None)
+        learn(decoder)
+        second = sync(decoder, holder, 2, first)
+    assert second.canary_distance == 0.0
+    assert second.canary != first.canary
+
+
+def test_the_canary_is_bitwise_at_level_invariant_alone() -> None:
+    expected = torch.tensor([-1.0, -2.0])
+    near = expected + torch.tensor([0.0, 3e-7])
+    assert 0 < canary_distance(expected, near, torch.float32) < TOLERANCES[torch.float32]
+    with (
+        following(Padding()),
+        pytest.raises(WeightSyncError, match="1 of 2 log-probabilities differ, the first at token 2"),
+    ):
+        canary_distance(expected, near, torch.float32)
+    with pytest.raises(WeightSyncError, match="canary"):
+        canary_distance(expected, expected - 1e-3, torch.float32)
+    canary_distance(expected, expected - 1e-3, torch.bfloat16)
+
+
+@pytest.mark.parametrize("given", [
+    torch.tensor([float("nan"), -2.0]), torch.tensor([-1.0]), torch.tensor([-1.0, -2.0]).double(),
+])  # fmt: skip
+def test_a_canary_that_is_no_number_or_of_another_shape_fails(given: Tensor) -> None:
+    with pytest.raises(WeightSyncError, match="canary"):
+        canary_distance(torch.tensor([-1.0, -2.0]), given, torch.float32)
+
+
+def test_the_canary_fits_the_model() -> None:
+    tokens = canary_tokens(CONFIG)
+    assert tokens.tolist() == canary_tokens(CONFIG).tolist()
+    assert len(tokens) == 17 and int(tokens.max()) < CONFIG.vocab_size and len(set(tokens.tolist())) > 8
+    assert len(canary_tokens(replace(CONFIG, max_length=5))) == 5
+    decoder = policy(replace(CONFIG, max_length=1))
+    assert sync(decoder, Holder(decoder), 1, None).canary == ()
