@@ -1,6 +1,5 @@
 """Loads the plugin into this repository's own tests, seeds every test, and gives them signals that are heard."""
 
-import gc
 import random
 import signal
 import sys
@@ -17,12 +16,6 @@ def pytest_configure() -> None:
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, signal.default_int_handler if signum is signal.SIGINT else signal.SIG_DFL)
-
-
-def pytest_collection_finish() -> None:
-    """Keep what was imported and collected out of the collector's sight: some tests collect after each example."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -54,18 +54,11 @@ def _certified(config: DecoderConfig, dtype: torch.dtype, device: str, length: i
 
 @contextmanager
 def _deterministic_algorithms(level: str) -> Iterator[None]:
-    """torch refuses what it cannot do twice alike; as it was before, however this ends.
-
-    It would also fill memory that is not written yet, for who reads it: nobody here does, and it takes a twentieth of a
-    decoded token's time.
-    """
+    """torch refuses what it cannot do twice alike; as it was before, however this ends."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    fills = torch.utils.deterministic.fill_uninitialized_memory
     try:
         if level != "off":
             torch.use_deterministic_algorithms(True)
-            torch.utils.deterministic.fill_uninitialized_memory = False
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = fills

@@ -181,7 +181,7 @@ def allowed_distributions(path: str, base: set[str], everything: set[str]) -> se
     """What a file may import: tests everything but Ray, which they ask for with importorskip."""
     if path.startswith("harness/"):
         return everything if is_among(path, CHILD_ROOMS) else base
-    if path.startswith(("scenarios/programs/", "tests/rlcore/peers/")):
+    if path.startswith(("scenarios/programs/", "tests/rlcore/peers/", "tests/benchmarks/one_step/trl_step.py")):
         return everything | PEERS
     return everything if path.startswith("scenarios/") else everything - {"ray"}
 

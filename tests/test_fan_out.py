@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import pytest
@@ -13,6 +13,15 @@ from harness.fan_out import fan_out
 
 R = TypeVar("R")
 LATE_S = 10.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _only_what_is_new() -> Iterator[None]:
+    """Every run below collects garbage: what other tests have left in this process would take a second each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def run(make: Callable[[], Coroutine[Any, Any, R]]) -> tuple[R, list[str]]:

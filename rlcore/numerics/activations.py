@@ -3,7 +3,7 @@
 torch's own silu uses other code for the last elements of a loop, so that an element's bits change with the size of the
 tensor. Here a loop is a row, whose last elements are the same ones in any batch: gates lie beside what they open, so
 that rows are no single piece of memory, and few enough are handed over at once that threads do not divide them. It also
-keeps what is worked on in a core's cache. (exp and division, of which it could be made, cost three times as much.)
+keeps what is worked on in a core's cache. Made of exp and division, which any loop gives alike, it costs more.
 """
 
 from collections.abc import Iterator

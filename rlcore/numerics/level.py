@@ -13,7 +13,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.utils import deterministic
 
 from rlcore.errors import LevelError
 
@@ -54,14 +53,15 @@ def following(recipe: Recipe | None, *, longest: int | None = None) -> Iterator[
     inside, as torch's own default has it. New memory is not filled with NaN first, which torch's deterministic
     algorithms do: nothing here reads what it has not written. All is undone however it ends.
     """
-    precision, fills = torch.get_float32_matmul_precision(), deterministic.fill_uninitialized_memory
+    precision = torch.get_float32_matmul_precision()
+    fills = torch._C._get_deterministic_fill_uninitialized_memory()
     tokens = _active.set(recipe), _longest.set(longest)
     try:
         torch.set_float32_matmul_precision("highest")
-        deterministic.fill_uninitialized_memory = False
+        torch._C._set_deterministic_fill_uninitialized_memory(False)
         yield
     finally:
-        deterministic.fill_uninitialized_memory = fills
+        torch._C._set_deterministic_fill_uninitialized_memory(fills)
         torch.set_float32_matmul_precision(precision)
         _active.reset(tokens[0])
         _longest.reset(tokens[1])

@@ -1,6 +1,6 @@
 """Tasks whose prompts are drawn: what there is to draw from, and the draw.
 
-A task is counted out: kinds (lengths of words, digits of both numbers and the operator), and of each kind so many
+A task is counted out: kinds (lengths of words, digits of a number and the operator), and of each kind so many
 prompts, numbered. Kinds are drawn alike, so that few short words stand beside many long ones, not one beside hundreds.
 """
 
@@ -73,13 +73,12 @@ def _word_kind(example: Callable[[int, int], Example], length: int) -> Kind:
 
 
 def _sums(shortest: int, longest: int) -> list[Kind]:
-    digits = range(shortest, longest + 1)
-    return [_sum_kind(one, two, sign) for one, two, sign in product(digits, digits, "+-")]
+    return [_sum_kind(digits, sign) for digits, sign in product(range(shortest, longest + 1), "+-")]
 
 
-def _sum_kind(digits_one: int, digits_two: int, sign: str) -> Kind:
-    """A number, a sign and a number; what is above nine has no leading zero."""
-    (least_one, num_one), (least_two, num_two) = _numbers(digits_one), _numbers(digits_two)
+def _sum_kind(digits: int, sign: str) -> Kind:
+    """A number of so many digits, without a leading zero, a sign and a digit: a carry, and all else is copied."""
+    (least_one, num_one), (least_two, num_two) = _numbers(digits), _numbers(1)
 
     def example(number: int) -> Example:
         one, two = least_one + number // num_two, least_two + number % num_two
@@ -98,7 +97,7 @@ EXERCISES = {
     "sorting": Exercise(ascii_lowercase + "|", _words(_sorted)),
     "arithmetic": Exercise("0123456789+-=", _sums),
 }
-"""reverse_text: "abc>" is "cba". sorting: "dacb|" is "abcd". arithmetic: "12+7=" is "19", "7-12=" is "-5"."""
+"""reverse_text: "abc>" is "cba". sorting: "dacb|" is "abcd". arithmetic: "12+7=" is "19", "3-5=" is "-2"."""
 
 
 def draw(name: str, lengths: tuple[int, int], num_examples: int, seed: int) -> list[Example]:

@@ -1,8 +1,8 @@
 """The samples of a batch as a model reads them, and in which passes: whole lanes at level invariant.
 
 A lane is `width` neighbours of the canonical order, padded to a length that its own longest sample decides. A sample's
-last token is predicted and never read. The gradient of a lane is one product over its rows, so its members are a part of what a run is. Which worker has a
-lane, and when, is not: `rlcore.numerics.tree_sum` adds lanes in one order.
+last token is predicted and never read. The gradient of a lane is one product over its rows, so its members are a part
+of what a run is. Which worker has a lane, and when, is not: `rlcore.numerics.tree_sum` adds lanes in one order.
 
 At the other levels a pass is what fits into a microbatch.
 """

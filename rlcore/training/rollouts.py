@@ -94,9 +94,9 @@ def dense_batch(completions: Sequence[Completion], scores: Scores, *, pad_id: in
     logprobs = torch.zeros(len(tokens)).masked_scatter_(is_drawn, torch.cat([each.logprobs for each in completions]))
     batch = collate(
         sequences={
-            "tokens": tokens.split(lengths),
-            "loss_mask": is_drawn.split(lengths),
-            "rollout_logprobs": logprobs.split(lengths),
+            "tokens": torch.split(tokens, lengths),
+            "loss_mask": torch.split(is_drawn, lengths),
+            "rollout_logprobs": torch.split(logprobs, lengths),
         },
         numbers={
             "prompt_lengths": torch.tensor([len(prompt) for prompt, _ in pairs]),

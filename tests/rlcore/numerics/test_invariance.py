@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from rlcore.numerics import activations
 from rlcore.numerics.activations import swiglu
 from rlcore.numerics.attention import attention, visible
 from rlcore.numerics.cases import with_gradients
@@ -173,6 +174,43 @@ def test_torchs_silu_depends_on_the_size_of_the_tensor() -> None:
     broken(
         "F.silu", any(not torch.equal(F.silu(x[first : first + 7]), whole[first : first + 7]) for first in range(999))
     )
+
+
+@pytest.mark.parametrize(("num_rows", "width"), [(301, 341), (5, 40_001)])
+def test_swiglu_of_more_than_threads_leave_whole(num_rows: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows alone, with one thread, against all of them with two; and what happens where blocks are too large."""
+    x, grad = drawn(num_rows, 2 * width) * 4, drawn(num_rows, width, seed=1)
+
+    def differs() -> bool:
+        with num_threads(2):
+            whole = with_gradients(swiglu, grad, x)
+        with num_threads(1):
+            alone = [with_gradients(swiglu, grad[row : row + 1], x[row : row + 1]) for row in range(num_rows)]
+        return not all(torch.equal(torch.cat([row[i] for row in alone]), whole[i]) for i in range(2))
+
+    with following(RECIPES[0]):
+        assert not differs()
+        monkeypatch.setattr(activations, "ELEMENTS_AT_ONCE", 1 << 40)
+        broken("silu of a tensor that threads divide", differs())
+
+
+def test_one_norm_for_all_heads_has_the_bits_of_one_for_each() -> None:
+    x, weight, grad = drawn(50, 3, 16), drawn(3, 16, seed=1), drawn(50, 3, 16, seed=2)
+    with following(RECIPES[0]):
+        together = with_gradients(lambda a, b: rms_norm(a, b, 1e-6), grad, x, weight)
+        for head in range(3):
+            inputs = grad[:, head], x[:, head], weight[head]
+            alone = with_gradients(lambda a, b: rms_norm(a, b, 1e-6), *inputs)
+            assert torch.equal(together[0][:, head], alone[0])
+            assert torch.equal(together[1][:, head], alone[1])
+            assert torch.equal(together[2][head], alone[2])
+
+
+def test_new_memory_is_filled_again_however_a_recipe_ends() -> None:
+    with pytest.raises(KeyError), following(RECIPES[0]):
+        assert not torch._C._get_deterministic_fill_uninitialized_memory()
+        raise KeyError
+    assert torch._C._get_deterministic_fill_uninitialized_memory()
 
 
 def test_gradients_of_an_index_are_not_those_of_an_embedding() -> None:

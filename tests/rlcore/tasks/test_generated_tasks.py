@@ -33,11 +33,13 @@ def right_answer(name: str, prompt: str) -> str:
     return str(int(one) + int(two) if sign == "+" else int(one) - int(two))
 
 
-def sizes(name: str, prompt: str) -> list[int]:
-    separators = {"arithmetic": "+-="}.get(name, prompt[-1])
-    for separator in separators:
-        prompt = prompt.replace(separator, " ")
-    return [len(part) for part in prompt.split()]
+def size(name: str, prompt: str) -> int:
+    """Letters of a word, digits of the first number; the second has one."""
+    if name != "arithmetic":
+        return len(prompt) - 1
+    one, two = prompt.removesuffix("=").replace("+", "-").split("-")
+    assert len(two) == 1
+    return len(one)
 
 
 @every_name
@@ -48,7 +50,7 @@ def test_examples_are_right_and_different(name: str, lengths: tuple[int, int], s
     assert len({example.prompt for example in drawn}) == 24
     for example in drawn:
         assert example.answer == right_answer(name, example.prompt)
-        assert all(lengths[0] <= size <= lengths[1] for size in sizes(name, example.prompt))
+        assert lengths[0] <= size(name, example.prompt) <= lengths[1]
         assert {*example.prompt, *example.answer} <= {*alphabet(name)}
 
 
@@ -68,7 +70,7 @@ def test_all_there_is_can_be_drawn(name: str) -> None:
 @every_name
 def test_lengths_are_drawn_alike(name: str) -> None:
     drawn = draw(name, (3, 4), 400, 0)
-    num_long = sum(sizes(name, example.prompt)[0] == 4 for example in drawn)
+    num_long = sum(size(name, example.prompt) == 4 for example in drawn)
     assert 150 < num_long < 250
 
 
@@ -82,7 +84,7 @@ def test_a_short_length_is_drawn_until_there_is_no_more() -> None:
     [
         ("reverse_text", "lengths 1 to 1 has 26 prompts, and 640 are wanted", "task.max_length 2 makes 702"),
         ("sorting", "lengths 1 to 1 has 26 prompts, and 640 are wanted", "task.max_length 2 makes 702"),
-        ("arithmetic", "lengths 1 to 1 has 200 prompts, and 640 are wanted", "task.max_length 2 makes 20000"),
+        ("arithmetic", "lengths 1 to 1 has 200 prompts, and 640 are wanted", "task.max_length 2 makes 2000"),
     ],
 )
 def test_too_few_prompts_are_counted(name: str, told: str, remedy: str) -> None:
@@ -165,7 +167,7 @@ def test_other_processes_and_hash_seeds_make_the_same_tasks() -> None:
     ("name", "prompts"),
     [
         ("reverse_text", ["uxl>", "ujoc>", "zao>", "wdvj>"]),
-        ("arithmetic", ["9097-497=", "9858-100=", "598-997=", "545-535="]),
+        ("arithmetic", ["9215+3=", "1899+7=", "2306-3=", "1144-8="]),
         ("sorting", ["xvcu|", "kcp|", "tig|", "zeu|"]),
     ],
 )

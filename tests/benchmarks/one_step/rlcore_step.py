@@ -1,0 +1,122 @@
+"""Our engine's whole GRPO step, one at a time, for engine_vs_trl.py: python rlcore_step.py MODEL --level invariant
+
+Rollout, reward, update, optimizer, sync with its receipt: `recorded_step` as a run has it, with nobody who records.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlcore.config import read_config
+from rlcore.determinism import at_level
+from rlcore.keys import prompt_ids
+from rlcore.models.checkpoints import load
+from rlcore.models.tokenizer import CharacterTokenizer
+from rlcore.rewards.reward import Reward
+from rlcore.samplers.torch_sampler import TorchSampler
+from rlcore.tasks.base import Task
+from rlcore.trace import NullRecorder
+from rlcore.training.engine import Engine
+from rlcore.training.lanes import LENGTH_MULTIPLE
+from rlcore.training.phases import Phases
+from rlcore.training.run import recorded_step
+from rlcore.training.update import Learner, adamw
+from rlcore.types import Prompt
+from rlcore.weights.sync import sync
+from tests.benchmarks.one_step.turns import Turns
+
+
+class Endless(CharacterTokenizer):
+    """Nothing ends a completion but its length."""
+
+    @property
+    def eos_id(self) -> int:
+        return -2
+
+
+class TimedPhases(Phases):
+    """Tells the parent, too; each phase begins a new peak of memory, so the highest is noted before."""
+
+    def __init__(self, turns: Turns) -> None:
+        super().__init__()
+        self.turns = turns
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        self.turns.note_peak()
+        with super().__call__(name), self.turns.part(name):
+            yield
+
+
+def vowels(completions: Sequence[str], **_: Any) -> list[float]:
+    """The reward of trl_step.py."""
+    return [sum(character in "aeiou" for character in text) / max(1, len(text)) for text in completions]
+
+
+def engine_of(arguments: argparse.Namespace, turns: Turns) -> Engine:
+    """Everything a step needs, at TRL's learning rate."""
+    decoder = load(Path(arguments.model))
+    alphabet = CharacterTokenizer.load(Path(arguments.model)).alphabet
+    tokenizer = Endless(alphabet)
+    prompts = tuple(
+        Prompt(number, text, tuple(tokenizer.encode(text)))
+        for number, text in zip(prompt_ids(arguments.prompts), arguments.prompts, strict=True)
+    )
+    num_read = max(len(prompt.tokens) for prompt in prompts) + arguments.num_tokens - 1
+    config = read_config(
+        {
+            "task": {"name": "reverse_text"},
+            "sampling": {"max_tokens": arguments.num_tokens},
+            "algorithm": {"name": "grpo"},
+            "optimizer": {"learning_rate": 1e-6},
+            "training": {
+                "prompts_per_step": len(prompts),
+                "group_size": arguments.group_size,
+                "lane_width": arguments.lane_width,
+            },
+            "perturbation": {"microbatch_tokens": arguments.lane_width * (num_read + -num_read % LENGTH_MULTIPLE)},
+        }
+    )
+    rate = config.optimizer.learning_rate
+    return Engine(
+        config=config,
+        level=arguments.level,
+        task=Task("vowels", prompts, (), (Reward("vowels", vowels),)),
+        tokenizer=tokenizer,
+        policy=Learner("policy", decoder, adamw(decoder, config.optimizer, rate), rate),
+        sampler=TorchSampler(decoder, tokenizer, concurrency=len(prompts) * arguments.group_size),
+        recorder=NullRecorder(),
+        phases=TimedPhases(turns),
+    )
+
+
+def main() -> None:
+    """Make an engine, then step when told to."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--prompts", nargs="+", required=True)
+    parser.add_argument("--group-size", type=int, required=True)
+    parser.add_argument("--num-tokens", type=int, required=True)
+    parser.add_argument("--level", choices=["off", "invariant"], required=True)
+    parser.add_argument("--lane-width", type=int, required=True)
+    arguments = parser.parse_args()
+    turns = Turns()
+    torch.set_num_threads(1)
+    engine = engine_of(arguments, turns)
+    with at_level(arguments.level, engine.decoder.config, length=engine.decoder.config.max_length) as certificate:
+        engine.receipt = sync(engine.decoder, engine.sampler, 0, None)
+        turns.say(versions=f"torch {torch.__version__}", recipe=certificate.recipe.name if certificate else "off")
+        step = 0
+        while turns.begin():
+            metrics = recorded_step(engine, step)
+            assert metrics.told()["completion_length"] == arguments.num_tokens
+            turns.end()
+            step += 1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""One step of each algorithm, against the same mathematics written out over the whole batch, and what a step tells."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rlcore.training.grpo as grpo_module
+import rlcore.training.ppo as ppo_module
+from rlcore.config import GrpoSection, PpoSection, RunConfig
+from rlcore.determinism import at_level
+from rlcore.models.value_head import Critic
+from rlcore.numerics.log_softmax import log_softmax
+from rlcore.tasks.make import make_task
+from rlcore.training.engine import Engine
+from rlcore.training.grpo import grpo_step
+from rlcore.training.logs import RunLog
+from rlcore.training.ppo import ppo_step
+from rlcore.training.run import made_model, prepared
+from tests.rlcore.training.recorded import config
+from tests.rlcore.training.test_invariance import with_section
+
+
+class Kept:
+    """A recorder that keeps the tensors."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, str], list[Any]] = {}
+
+    def begin_step(self, step: int) -> None:
+        pass
+
+    def record(self, phase: str, name: str, value: Any) -> None:
+        kept = value.detach().clone() if isinstance(value, Tensor) else value
+        self.values.setdefault((phase, name), []).append(kept)
+
+    def end_step(self, **values: Any) -> None:
+        pass
+
+    def of(self, phase: str, name: str) -> Any:
+        (value,) = self.values[phase, name]
+        return value
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def engine_of(of: RunConfig, directory: Path, recorder: Kept, level: str = "off") -> Engine:
+    tokenizer, decoder = made_model(of)
+    log = RunLog(directory, of.output)
+    try:
+        engine, _ = prepared(
+            of,
+            level,
+            make_task(of.task, tokenizer, of.seed),
+            tokenizer=tokenizer,
+            decoder=decoder,
+            recorder=recorder,
+            log=log,
+        )
+    finally:
+        log.close()
+    return engine
+
+
+def written_out(decoder: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy of every token but the first, [samples, positions - 1]."""
+    vocabulary = log_softmax(decoder(tokens)[:, :-1])
+    return vocabulary.gather(-1, tokens[:, 1:, None]).squeeze(-1), -(vocabulary.exp() * vocabulary).sum(-1)
+
+
+def check_gradients(recorder: Kept, learner: str, model: torch.nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        found = recorder.of("backward", f"{learner}.{name}")
+        expected = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+        assert torch.allclose(found, expected, atol=2e-6, rtol=2e-4), name
+
+
+@pytest.mark.parametrize("microbatch_tokens", [64, 10**5])
+def test_a_grpo_step_has_the_gradient_of_its_paper(tmp_path: Path, microbatch_tokens: int) -> None:
+    """Mean over all tokens of -A r + kl_coef k3 - entropy_coef H, r = 1 on policy; A of groups of four."""
+    of = config(algorithm={"name": "grpo", "kl_coef": 0.3, "entropy_coef": 0.05}, optimizer={"max_gradient_norm": None},
+                perturbation={"microbatch_tokens": microbatch_tokens})  # fmt: skip
+    recorder = Kept()
+    engine = engine_of(of, tmp_path, recorder)
+    with torch.no_grad():  # a reference that is not the policy
+        assert engine.reference is not None
+        engine.reference.embedding.mul_(1.5)
+    policy = copy.deepcopy(engine.decoder)
+    section = of.algorithm
+    assert isinstance(section, GrpoSection)
+    with at_level("off", policy.config, length=64):
+        grpo_step(engine, section, 0)
+
+    tokens, mask = recorder.of("rollout", "tokens"), recorder.of("rollout", "loss_mask")[:, 1:]
+    rewards = recorder.of("reward", "rewards").reshape(4, 4)
+    advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)
+    advantages[rewards.std(1) == 0] = 0.0
+    logprobs, entropy = written_out(policy, tokens)
+    with torch.no_grad():
+        d = written_out(engine.reference, tokens)[0] - logprobs.detach()
+        weight = 1.0 - d.exp()  # the gradient of k3 by logprobs
+    surrogate = -advantages.float().reshape(-1, 1) * logprobs + 0.3 * weight * logprobs - 0.05 * entropy
+    (surrogate * mask).sum().div(mask.sum()).backward()
+    check_gradients(recorder, "policy", policy)
+
+
+def test_a_ppo_step_has_the_gradients_of_its_paper(tmp_path: Path) -> None:
+    of = config("ppo", algorithm={"name": "ppo", "lam": 0.9, "gamma": 0.95, "whitens_advantages": False},
+                optimizer={"max_gradient_norm": None})  # fmt: skip
+    recorder = Kept()
+    engine = engine_of(of, tmp_path, recorder)
+    critic = engine.value_model
+    with torch.no_grad():
+        critic.value_head.weight.copy_(torch.linspace(-0.3, 0.3, 32))
+        critic.value_head.bias.fill_(0.2)
+    policy, old_critic = copy.deepcopy(engine.decoder), copy.deepcopy(critic)
+    section = of.algorithm
+    assert isinstance(section, PpoSection)
+    with at_level("off", policy.config, length=64):
+        ppo_step(engine, section, 0)
+
+    tokens, mask = recorder.of("rollout", "tokens"), recorder.of("rollout", "loss_mask")
+    rewards = recorder.of("reward", "rewards")
+    values = old_critic(tokens)[:, :-1]
+    fixed, advantages = values.detach(), torch.zeros(tokens.shape)
+    for sample in range(len(tokens)):
+        places = mask[sample].nonzero().flatten().tolist()
+        following = 0.0
+        for place in reversed(places):
+            is_last = place == places[-1]
+            after = 0.0 if is_last else float(fixed[sample, place])
+            delta = (float(rewards[sample]) if is_last else 0.0) + 0.95 * after - float(fixed[sample, place - 1])
+            following = delta + 0.95 * 0.9 * (0.0 if is_last else following)
+            advantages[sample, place] = following
+    torch.testing.assert_close(recorder.of("advantage", "advantages"), advantages, atol=1e-5, rtol=1e-4)
+    logprobs, _ = written_out(policy, tokens)
+    count = mask.sum()
+    (-(advantages[:, 1:] * logprobs * mask[:, 1:]).sum() / count).backward()
+    check_gradients(recorder, "policy", policy)
+    returns = advantages[:, 1:] + values.detach()
+    (0.5 * ((values - returns).square() * mask[:, 1:]).sum() / count).backward()
+    check_gradients(recorder, "critic", old_critic)
+    assert isinstance(old_critic, Critic)
+
+
+def test_a_group_of_equal_rewards_teaches_nothing(tmp_path: Path) -> None:
+    of = config(task={"name": "reverse_text", "rewards": (f"{__name__}:same",), "num_prompts": 24, "num_heldout": 4})
+    recorder = Kept()
+    engine = engine_of(of, tmp_path, recorder)
+    before = copy.deepcopy(engine.decoder.state_dict())
+    section = of.algorithm
+    assert isinstance(section, GrpoSection)
+    with at_level("off", engine.decoder.config, length=64):
+        metrics = grpo_step(engine, section, 0)
+    assert metrics.told()["grad_norm"] == 0.0
+    assert not metrics.has_learned
+    assert all(torch.equal(value, before[name]) for name, value in engine.decoder.state_dict().items())
+
+
+def same(completions: list[str], **_: Any) -> list[float]:
+    return [0.9] * len(completions)
+
+
+def test_what_a_step_tells_of_several_updates_is_their_mean(tmp_path: Path) -> None:
+    training = {"num_steps": 1, "prompts_per_step": 4, "group_size": 4, "lane_width": 4}
+    of = config(training={**training, "num_minibatches": 2, "num_epochs": 2})
+    recorder = Kept()
+    engine = engine_of(of, tmp_path, recorder)
+    section = of.algorithm
+    assert isinstance(section, GrpoSection)
+    with at_level("off", engine.decoder.config, length=64):
+        told = grpo_step(engine, section, 0).told()
+    assert told["approx_kl"] != 0.0, "later updates are off policy"
+    assert told.keys() >= {"loss", "grad_norm", "clipped", "entropy", "reward_std", "completion_length_max"}
+    assert len(recorder.values["loss", "policy"]) >= 4
+
+
+@pytest.mark.parametrize(("module", "name"), [(grpo_module, "grpo"), (ppo_module, "ppo")])
+def test_an_algorithm_reads_on_a_page(module: Any, name: str) -> None:
+    assert len(Path(module.__file__).read_text("utf-8").splitlines()) < 150, name
+
+
+def test_the_warm_start_ends_where_it_is_enough(tmp_path: Path) -> None:
+    told: dict[float | None, int] = {}
+    for target in (None, 0.0):
+        of = with_section(config(), "warm_start", {"num_steps": 6, "check_every": 2, "target_reward": target})
+        engine = engine_of(of, tmp_path / str(target), Kept())
+        told[target] = int(engine.decoder.embedding._version)
+    assert 0 < told[0.0] < told[None], "fewer steps have written the weights"
