@@ -133,6 +133,19 @@ class PpoSection(Section):
     entropy_coef: float = 0.0
 
 
+class CorrectionSection(Section):
+    """What is done where the trainer's log-probabilities are not the sampler's; at level invariant they are."""
+
+    weights: Literal["none", "token", "sequence"] = "none"
+    """Importance weights on the losses: of each token, or of the whole completion on each of its tokens."""
+    outside: Literal["truncate", "icepop"] = "truncate"
+    """Weights above `high` become `high`; or those outside of `low` to `high` become 0."""
+    low: Annotated[float, Field(gt=0)] = 0.5
+    high: Annotated[float, Field(gt=0)] = 2.0
+    max_mean_k3: Annotated[float, Field(gt=0)] | None = None
+    """Completions with a larger mean k3 to the sampler are not learned from; None: all are."""
+
+
 class OptimizerSection(Section):
     """AdamW, torch's foreach implementation, and a schedule that is a function of the step."""
 
@@ -208,6 +221,7 @@ class RunConfig(Section):
     warm_start: WarmStartSection = WarmStartSection()
     sampling: SamplingSection = SamplingSection()
     algorithm: GrpoSection | PpoSection = Field(discriminator="name")
+    correction: CorrectionSection = CorrectionSection()
     optimizer: OptimizerSection = OptimizerSection()
     training: TrainingSection = TrainingSection()
     perturbation: PerturbationSection = PerturbationSection()
@@ -229,6 +243,8 @@ class RunConfig(Section):
             raise ValueError("task.path goes with task.name file, and with no other")
         if len(self.task.reward_weights) not in (0, len(self.task.rewards)):
             raise ValueError("task.reward_weights wants one number for each of task.rewards")
+        if self.correction.low > self.correction.high:
+            raise ValueError("correction.low is above correction.high")
         if self.task.min_length > self.task.max_length:
             raise ValueError("task.min_length is above task.max_length")
         return self

@@ -8,8 +8,17 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rlcore.algorithms.aggregation import sample_shares
+from rlcore.algorithms.correction import (
+    accepted,
+    icepop,
+    mismatch,
+    reweighted,
+    sequence_weights,
+    token_weights,
+    truncate,
+)
 from rlcore.algorithms.schedules import constant_lr, cosine_lr, linear_lr
-from rlcore.config import OptimizerSection
+from rlcore.config import CorrectionSection, OptimizerSection
 from rlcore.errors import LevelError
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.probe import num_threads
@@ -28,9 +37,13 @@ class PolicyView(NamedTuple):
     old_logprobs: Tensor
     advantages: Tensor
     loss_mask: Tensor
+    weights: Tensor | None
+    """On the losses, where the sampler's log-probabilities are corrected for."""
 
     def part(self, minibatch: Minibatch, losses: Tensor, aggregation: str, **seen: Tensor) -> LanePart:
         """These losses of tokens as the lane's share of the minibatch's loss."""
+        if self.weights is not None:
+            losses, seen = reweighted(losses, self.weights, self.loss_mask), {**seen, "weights": self.weights}
         shares = sample_shares(losses, self.loss_mask, aggregation, minibatch.denominators)  # type: ignore[arg-type]
         told = {
             "logprobs": self.logprobs,
@@ -60,7 +73,27 @@ def view(engine: Engine, batch: TensorDict, lane: Lane) -> PolicyView:
     else:
         old = scored.logprobs.detach()
         check_match(old, lane.of(batch["rollout_logprobs"]), mask, engine.level)
-    return PolicyView(scored.logprobs, scored.entropy, old, lane.of(batch["advantages"]), mask)
+    weights = correction_weights(engine.config.correction, old, lane.of(batch["rollout_logprobs"]), mask)
+    return PolicyView(scored.logprobs, scored.entropy, old, lane.of(batch["advantages"]), mask, weights)
+
+
+def correction_weights(section: CorrectionSection, old: Tensor, sampled: Tensor, mask: Tensor) -> Tensor | None:
+    """What losses are multiplied with for the distance of trainer and sampler; None where nothing is asked for."""
+    log_ratio = mismatch(old, sampled, mask)
+    match section.weights:
+        case "none":
+            weights = mask.float()
+        case "token":
+            weights = token_weights(log_ratio, mask)
+        case "sequence":
+            weights = sequence_weights(log_ratio, mask)
+    if section.weights != "none":
+        is_icepop = section.outside == "icepop"
+        weights = icepop(weights, section.low, section.high) if is_icepop else truncate(weights, section.high)
+    if section.max_mean_k3 is not None:
+        kept = accepted(log_ratio, mask, scope="mean", estimator="k3", high=section.max_mean_k3)
+        return torch.where(kept, weights, 0.0)
+    return None if section.weights == "none" else weights
 
 
 def add_old_logprobs(engine: Engine, batch: TensorDict) -> None:

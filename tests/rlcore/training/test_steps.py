@@ -11,7 +11,7 @@ from torch import Tensor
 
 import rlcore.training.grpo as grpo_module
 import rlcore.training.ppo as ppo_module
-from rlcore.config import GrpoSection, PpoSection, RunConfig
+from rlcore.config import CorrectionSection, GrpoSection, PpoSection, RunConfig
 from rlcore.determinism import at_level
 from rlcore.models.value_head import Critic
 from rlcore.numerics.log_softmax import log_softmax
@@ -19,9 +19,10 @@ from rlcore.tasks.make import make_task
 from rlcore.training.engine import Engine
 from rlcore.training.grpo import grpo_step
 from rlcore.training.logs import RunLog
+from rlcore.training.policy_update import correction_weights
 from rlcore.training.ppo import ppo_step
 from rlcore.training.run import made_model, prepared
-from tests.rlcore.training.recorded import config
+from tests.rlcore.training.recorded import config, recorded
 from tests.rlcore.training.test_invariance import with_section
 
 
@@ -197,3 +198,38 @@ def test_the_warm_start_ends_where_it_is_enough(tmp_path: Path) -> None:
         engine = engine_of(of, tmp_path / str(target), Kept())
         told[target] = int(engine.decoder.embedding._version)
     assert 0 < told[0.0] < told[None], "fewer steps have written the weights"
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({}, None),
+        ({"weights": "token"}, [[0.5, 1.0, 2.0], [1.0, 1.0, 0.0]]),
+        ({"weights": "token", "outside": "icepop"}, [[0.5, 1.0, 0.0], [1.0, 1.0, 0.0]]),
+        ({"weights": "sequence"}, [[2.0, 2.0, 2.0], [1.0, 1.0, 0.0]]),
+        ({"max_mean_k3": 0.5}, [[0.0, 0.0, 0.0], [1.0, 1.0, 0.0]]),
+    ],
+)
+def test_losses_are_weighed_for_a_sampler_of_other_numbers(
+    section: dict[str, Any], expected: list[list[float]] | None
+) -> None:
+    """Trainer to sampler: a half, equal, eight times; the other completion is the sampler's own."""
+    ratio = torch.tensor([[0.5, 1.0, 8.0], [1.0, 1.0, 1.0]])
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    sampled = torch.full((2, 3), -1.5)
+    found = correction_weights(CorrectionSection.model_validate(section), sampled + ratio.log(), sampled, mask)
+    if expected is None:
+        assert found is None
+    else:
+        assert found is not None
+        torch.testing.assert_close(found, torch.tensor(expected))
+
+
+def test_a_correction_is_nothing_at_level_invariant(tmp_path: Path) -> None:
+    """Weights are 1 to the bit there: the same gradients as without."""
+    found = []
+    for number, correction in enumerate(({}, {"weights": "token", "max_mean_k3": 0.1})):
+        of = with_section(config(correction=correction), "training", {"num_steps": 2})
+        digests = recorded(of, tmp_path / str(number))
+        found.append({leaf: value for leaf, value in digests.leaves.items() if leaf[1] in ("backward", "optimizer")})
+    assert found[0] == found[1]
