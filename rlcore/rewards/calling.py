@@ -102,7 +102,7 @@ def _caught(call: _Call) -> Any:
     """What a function that is not async returned, or raised."""
     try:
         return call.reward.function(**call.arguments)
-    except Exception as error:  # a user's function may raise anything; it is told with the function's name
+    except (Exception, SystemExit) as error:  # a user's function may raise anything; it is told with its name
         return error
 
 

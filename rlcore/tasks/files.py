@@ -66,7 +66,7 @@ def split_rows(path: Path, num_prompts: int, num_heldout: int, seed: int) -> tup
         num_rows = sum(map(len, by_prompt.values()))
         raise InvalidValueError(
             f"{path} has {num_rows} rows of {len(texts)} prompts, and {num_prompts} + {num_heldout} are wanted",
-            legal=f"with task.num_heldout {num_heldout}, task.num_prompts at most {len(train)}",
+            legal=f"task.num_prompts + task.num_heldout at most {num_rows}",
         )
     return train[:num_prompts], heldout[:num_heldout]
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlcore.errors import RewardError
 from rlcore.keys import key
 from rlcore.metrics import mean
 from rlcore.rewards.score import Scores, score
@@ -31,10 +32,16 @@ def evaluate(engine: Engine, prompts: Sequence[Prompt], *, step: int) -> Evaluat
     with engine.phases("evaluation"):
         completions = collect(engine.sampler, wanted, engine.config.perturbation)
         scores = score(engine.task.rewards, completions, step=step)
+    judged = [reward for reward in scores.rewards if reward is not None]
+    if not judged:
+        raise RewardError(
+            f"{', '.join(reward.name for reward in engine.task.rewards)} judged none of {len(completions)} completions",
+            legal="a number for at least one",
+        )
     return Evaluation(
         completions=tuple(completions),
         scores=scores,
-        reward_mean=mean([reward for reward in scores.rewards if reward is not None]),
+        reward_mean=mean(judged),
         completion_length=mean([float(len(completion.tokens)) for completion in completions]),
         truncated=mean([float(completion.stop_reason is StopReason.LENGTH) for completion in completions]),
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 from rlcore.config import GrpoSection, PpoSection, RunConfig, read_config
 from rlcore.determinism import at_level, check_level
+from rlcore.errors import CheckpointError, InvalidValueError
 from rlcore.models.checkpoints import DTYPES, load
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
@@ -56,6 +57,9 @@ def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Rec
 
 def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder) -> Engine:
     """The same for a configuration that has been read; gives what is left at the end."""
+    for name, directory_given in (("model.path", config.model.path), ("output.resume", config.output.resume)):
+        if directory_given and not Path(directory_given).is_dir():
+            raise InvalidValueError(f"{name} {directory_given!r}", legal="a directory that exists")
     # torch announces, where the first ragged tensor is made, that a function of torch.fx will be renamed.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     tokenizer, decoder = made_model(config)
@@ -130,6 +134,11 @@ def prepared(
     if config.output.resume:
         found = resume(engine, Path(config.output.resume))
         first = found.step
+        if first >= config.training.num_steps:
+            raise CheckpointError(
+                f"{found.path} has all {config.training.num_steps} steps of this run",
+                remedy="a larger training.num_steps, where the learning rate is constant",
+            )
         log.say("\n".join([*(f"skipped {reason}" for reason in found.skipped), f"step {first} from {found.path}"]))
     engine.receipt = sync(decoder, engine.sampler, first, None)
     return engine, first

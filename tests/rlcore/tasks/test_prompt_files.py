@@ -143,7 +143,7 @@ def test_too_few_rows_are_counted(tmp_path: Path) -> None:
     path = written(tmp_path, [{"prompt": text} for text in "aab"])
     with pytest.raises(InvalidValueError, match=r"has 3 rows of 2 prompts, and 512 \+ 1 are wanted") as raised:
         split_rows(path, 512, 1, 0)
-    assert raised.value.legal.startswith("with task.num_heldout 1, task.num_prompts at most ")
+    assert raised.value.legal == "task.num_prompts + task.num_heldout at most 3"
 
 
 # -------------------------------------------------------------------------------------------------------------- tasks

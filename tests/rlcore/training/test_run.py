@@ -187,3 +187,35 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
     told = capsys.readouterr().err
     assert "step-000003" in told
     assert "step 2 from" in told
+
+
+def judges_nothing(completions: list[str], **_: Any) -> list[None]:
+    return [None] * len(completions)
+
+
+def leaves(completions: list[str], **_: Any) -> list[float]:
+    raise SystemExit(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("judges_nothing", "judges_nothing judged none of 4"), ("leaves", "leaves(.|\n)*SystemExit")]
+)
+def test_a_reward_function_that_does_not_judge_is_named(name: str, told: str, tmp_path: Path) -> None:
+    sys.modules.setdefault(__name__, sys.modules[not_a_number.__module__])
+    with pytest.raises(RewardError, match=told):
+        recorded(with_section(SHORT, "task", {"rewards": (f"{__name__}:{name}",)}), tmp_path)
+
+
+def test_a_run_that_has_ended_is_told_so(tmp_path: Path) -> None:
+    recorded(SHORT, tmp_path / "first")
+    with pytest.raises(CheckpointError, match="has all 3 steps"):
+        recorded(with_section(SHORT, "output", {"resume": str(tmp_path / "first")}), tmp_path / "second")
+
+
+@pytest.mark.parametrize(("section", "key"), [("model", "path"), ("output", "resume")])
+def test_directories_that_do_not_exist_are_told_before_anything_is_written(
+    section: str, key: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidValueError, match=rf"{section}\.{key} 'nowhere'"):
+        recorded(with_section(SHORT, section, {key: "nowhere"}), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
