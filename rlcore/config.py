@@ -89,48 +89,46 @@ class SamplingSection(Section):
     stop_strings: tuple[str, ...] = ()
 
 
-class GrpoSection(Section):
+class PolicySection(Section):
+    """What GRPO and PPO share."""
+
+    clip_eps_low: Annotated[float, Field(ge=0, le=1)] = 0.2
+    clip_eps_high: Annotated[float, Field(ge=0)] = 0.2
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    aggregation: Literal[
+        "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"
+    ] = "token-mean"
+    entropy_coef: float = 0.0
+
+
+class GrpoSection(PolicySection):
     """Rewards relative to those of the same prompt; no critic."""
 
     name: Literal["grpo"] = "grpo"
     advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"] = "grpo"
     loss: Literal["ppo_clip", "gspo", "cispo"] = "ppo_clip"
-    clip_eps_low: Annotated[float, Field(ge=0, le=1)] = 0.2
-    clip_eps_high: Annotated[float, Field(ge=0)] = 0.2
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
-    aggregation: Literal[
-        "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"
-    ] = "token-mean"
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """In the loss, towards the reference policy; 0 does without one."""
     kl_estimator: Literal["k2", "k1+", "abs+", "k3", "k3+"] = "k3"
-    entropy_coef: float = 0.0
 
 
-class PpoSection(Section):
+class PpoSection(PolicySection):
     """A critic, and generalised advantage estimation."""
 
     name: Literal["ppo"] = "ppo"
     gamma: Fraction = 1.0
     lam: Fraction = 1.0
-    clip_eps_low: Annotated[float, Field(ge=0, le=1)] = 0.2
-    clip_eps_high: Annotated[float, Field(ge=0)] = 0.2
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
     value_clip_eps: Annotated[float, Field(gt=0)] | None = 0.2
     critic_learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     num_critic_warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps in which the critic alone learns."""
     whitens_advantages: bool = True
-    aggregation: Literal[
-        "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"
-    ] = "token-mean"
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """In the rewards, towards the reference policy; 0 does without one."""
     kl_target: Annotated[float, Field(gt=0)] | None = None
     """Moves kl_coef so that the divergence comes near it; None leaves it fixed."""
     kl_horizon: Positive = 10_000
     """Samples over which kl_coef would move by its own size."""
-    entropy_coef: float = 0.0
 
 
 class CorrectionSection(Section):

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlcore.algorithms.aggregation import sample_shares
+from rlcore.algorithms.aggregation import Mode, sample_shares
 from rlcore.algorithms.correction import (
     accepted,
     icepop,
@@ -40,11 +40,11 @@ class PolicyView(NamedTuple):
     weights: Tensor | None
     """On the losses, where the sampler's log-probabilities are corrected for."""
 
-    def part(self, minibatch: Minibatch, losses: Tensor, aggregation: str, **seen: Tensor) -> LanePart:
+    def part(self, minibatch: Minibatch, losses: Tensor, aggregation: Mode, **seen: Tensor) -> LanePart:
         """These losses of tokens as the lane's share of the minibatch's loss."""
         if self.weights is not None:
             losses, seen = reweighted(losses, self.weights, self.loss_mask), {**seen, "weights": self.weights}
-        shares = sample_shares(losses, self.loss_mask, aggregation, minibatch.denominators)  # type: ignore[arg-type]
+        shares = sample_shares(losses, self.loss_mask, aggregation, minibatch.denominators)
         told = {
             "logprobs": self.logprobs,
             "entropy": self.entropy,

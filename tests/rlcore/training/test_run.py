@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,6 @@ from tests.rlcore.training.recorded import Digests, Lost, config, first_differen
 from tests.rlcore.training.test_invariance import with_section
 
 SHORT = with_section(config(), "training", {"num_steps": 3})
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -121,7 +112,6 @@ def not_a_number(completions: list[str], **_: Any) -> list[float]:
 
 def test_a_reward_that_is_no_number_stops_it(tmp_path: Path) -> None:
     of = with_section(SHORT, "task", {"rewards": (f"{__name__}:not_a_number",)})
-    sys.modules.setdefault(__name__, sys.modules[not_a_number.__module__])
     with pytest.raises(RewardError, match="not_a_number"):
         recorded(of, tmp_path)
 
@@ -201,7 +191,6 @@ def leaves(completions: list[str], **_: Any) -> list[float]:
     ("name", "told"), [("judges_nothing", "judges_nothing judged none of 4"), ("leaves", "leaves(.|\n)*SystemExit")]
 )
 def test_a_reward_function_that_does_not_judge_is_named(name: str, told: str, tmp_path: Path) -> None:
-    sys.modules.setdefault(__name__, sys.modules[not_a_number.__module__])
     with pytest.raises(RewardError, match=told):
         recorded(with_section(SHORT, "task", {"rewards": (f"{__name__}:{name}",)}), tmp_path)
 

@@ -1,7 +1,6 @@
 """One step of each algorithm, against the same mathematics written out over the whole batch, and what a step tells."""
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import rlcore.training.grpo as grpo_module
 import rlcore.training.ppo as ppo_module
 from rlcore.config import CorrectionSection, GrpoSection, PpoSection, RunConfig
 from rlcore.determinism import at_level
-from rlcore.models.value_head import Critic
 from rlcore.numerics.log_softmax import log_softmax
 from rlcore.tasks.make import make_task
 from rlcore.training.engine import Engine
@@ -45,14 +43,6 @@ class Kept:
     def of(self, phase: str, name: str) -> Any:
         (value,) = self.values[phase, name]
         return value
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def engine_of(of: RunConfig, directory: Path, recorder: Kept, level: str = "off") -> Engine:
@@ -151,7 +141,6 @@ def test_a_ppo_step_has_the_gradients_of_its_paper(tmp_path: Path) -> None:
     returns = advantages[:, 1:] + values.detach()
     (0.5 * ((values - returns).square() * mask[:, 1:]).sum() / count).backward()
     check_gradients(recorder, "critic", old_critic)
-    assert isinstance(old_critic, Critic)
 
 
 def test_a_group_of_equal_rewards_teaches_nothing(tmp_path: Path) -> None:
