@@ -197,6 +197,8 @@ def test_the_warm_start_ends_where_it_is_enough(tmp_path: Path) -> None:
         ({"weights": "token", "outside": "icepop"}, [[0.5, 1.0, 0.0], [1.0, 1.0, 0.0]]),
         ({"weights": "sequence"}, [[2.0, 2.0, 2.0], [1.0, 1.0, 0.0]]),
         ({"max_mean_k3": 0.5}, [[0.0, 0.0, 0.0], [1.0, 1.0, 0.0]]),
+        ({"max_mean_k3": 0.6}, [[0.0, 0.0, 0.0], [1.0, 1.0, 0.0]]),
+        ({"max_mean_k3": 1.8}, [[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]]),
     ],
 )
 def test_losses_are_weighed_for_a_sampler_of_other_numbers(
