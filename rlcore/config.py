@@ -200,6 +200,8 @@ class OutputSection(Section):
     keep_checkpoints: Positive = 2
     resume: str = ""
     """A directory of an earlier run, whose newest whole checkpoint is gone on from."""
+    resume_step: Annotated[int, Field(ge=0)] | None = None
+    """Its newest whole checkpoint with which this step, or one before it, begins; None: the newest of all."""
     num_shown: Annotated[int, Field(ge=0)] = 4
     """Completions shown at each evaluation."""
     tensorboard: bool = True

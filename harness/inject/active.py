@@ -50,7 +50,8 @@ def open_recorder() -> Recorder | NullRecorder:
     def operations(step: int) -> OpMode | None:
         return (begun or log.operations(step)) if step == orders.op_step else None
 
-    return Recorder(log, keeps=frozenset(orders.keep).__contains__, operations=operations)
+    keeps = frozenset(orders.keep).__contains__
+    return Recorder(log, keeps=keeps, operations=operations, last_step=orders.last_step)
 
 
 def see_rollout(phase: str, name: str, value: Any) -> None:

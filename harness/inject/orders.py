@@ -15,6 +15,10 @@ ORDERS = "orders.json"
 PROCESSES = "processes"
 
 
+class RunEnded(BaseException):
+    """The last step that was wanted has ended: raised through the program by the recorder that was told so."""
+
+
 @dataclass(frozen=True, slots=True)
 class Orders:
     """How a program is to be recorded: the same for all its processes."""
@@ -31,6 +35,8 @@ class Orders:
     """Steps whose tensors are kept."""
     op_step: int | None = None
     """The step whose operations are recorded."""
+    last_step: int | None = None
+    """The step after which the run of an entry is ended in order; None: where the entry ends it."""
     level: str = "off"
     level_env: dict[str, str] = field(default_factory=dict)
     """Variables that the level has set before the interpreter started."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from harness.errors import TraceError
+from harness.inject.orders import RunEnded
 from harness.inject.placed import Placed, digest_placed, place
 from harness.inject.tensors import Digested, digest_tensor, strided_parts, tensor_bytes
 from harness.trace.chain import Leaf, Scope
@@ -60,7 +61,7 @@ class Recorder:
     """Records the steps of one process into a sink.
 
     `keeps` tells for a step whether all of its tensors are kept, not only their digests; `operations` gives what
-    records the operations of a step, or None. One thread at a time.
+    records the operations of a step, or None. After `last_step` the program is ended. One thread at a time.
     """
 
     def __init__(
@@ -69,10 +70,12 @@ class Recorder:
         *,
         keeps: Callable[[int], bool] = lambda step: False,
         operations: Callable[[int], Operations | None] = lambda step: None,
+        last_step: int | None = None,
     ) -> None:
         self._sink = sink
         self._keeps = keeps
         self._operations_of = operations
+        self._last_step = last_step
         self._operations: Operations | None = None
         self._step: int | None = None
         self._leaves: list[Leaf] = []
@@ -121,7 +124,7 @@ class Recorder:
     def end_step(self, **values: Any) -> None:
         """End the step: it is on its way to the disk when this returns. `values` are those of the curve.
 
-        TraceError where no step has begun.
+        TraceError where no step has begun; RunEnded, once it is written, after the last step that is wanted.
         """
         if self._step is None:
             raise TraceError("a step ended that had not begun", remedy="call begin_step(step) first")
@@ -130,6 +133,8 @@ class Recorder:
         self._step, self._leaves, self._tensors, self._counts = None, [], [], {}
         self._sink.append(step, leaves, tensors)
         self._sink.log_values({name: as_float(value) for name, value in values.items() if value is not None})
+        if step == self._last_step:
+            raise RunEnded
 
     def _stop_operations(self) -> None:
         operations, self._operations = self._operations, None

@@ -19,12 +19,24 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class EntryCall:
-    """An entry, and what it is called with beside the level, a directory and a recorder."""
+    """An entry, and what it is called with beside the level, a directory and a recorder.
+
+    What else stands here says to those who find a recorded run how it may be run again.
+    """
 
     entry: str
     """module:function"""
     config: Mapping[str, Any]
     """The payload; plain values."""
+    free: tuple[str, ...] = ()
+    """Sections of the payload that are no part of what the run is."""
+    resume: Mapping[str, str] | None = None
+    """By which dotted keys of the payload a run goes on from this one: `run` takes its directory, `step` a step."""
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> "EntryCall":
+        """The call from what stands in its file; TypeError for anything else."""
+        return cls(**{**fields, "free": tuple(fields.get("free", ()))})
 
     def write(self, directory: Path) -> None:
         """Into the directory of a trace, for its own process; OSError where that cannot be done."""
@@ -38,7 +50,7 @@ def take_call(directory: Path) -> EntryCall:
     path = directory / CALL
     fields = json.loads(path.read_text("utf-8"))
     path.write_text(json.dumps(_without_secrets(fields), indent=1) + "\n", "utf-8")
-    return EntryCall(**fields)
+    return EntryCall.of(fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,9 @@ from harness.machine.recorded_env import recorded_env
 from harness.machine.scratch import remove_tree
 from harness.trace.redaction import redact_argv
 
+TRAIN = ("rlharness", "train")
+"""With what the command line of a scenario's run begins, as a person would type it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
@@ -32,6 +35,8 @@ class Envelope:
     """Steps whose tensors are kept."""
     op_step: int | None = None
     """The step whose operations are recorded."""
+    last_step: int | None = None
+    """The step after which the run of an entry is ended in order; None: where the entry ends it."""
     call: EntryCall | None = None
     """Of the entry of a scenario; None of a foreign program."""
     perturbation: Mapping[str, str] = field(default_factory=dict)
@@ -42,7 +47,7 @@ class Envelope:
     @property
     def told_argv(self) -> tuple[str, ...]:
         """The command line as a person would type it, without secrets."""
-        return redact_argv(("rlharness", "train", *self.typed) if self.typed else self.argv)
+        return redact_argv((*TRAIN, *self.typed) if self.typed else self.argv)
 
     def level_env(self, environ: Mapping[str, str]) -> dict[str, str]:
         """The variables of its level; UsageError where the user has set what excludes it."""
@@ -74,6 +79,7 @@ def prepare(envelope: Envelope, directory: Path, environ: Mapping[str, str], mar
         metrics=envelope.metrics,
         keep=envelope.keep,
         op_step=envelope.op_step,
+        last_step=envelope.last_step,
         level=envelope.level,
         level_env=level_env,
         perturbation=dict(envelope.perturbation),

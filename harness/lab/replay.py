@@ -18,13 +18,12 @@ from harness.lab.envelope import Envelope
 from harness.lab.judgement import judge
 from harness.lab.program_input import read_input
 from harness.lab.replay_plan import ReplayPlan, make_plan
-from harness.lab.supervised import Display, Place, Run, SupervisedRuns
+from harness.lab.session import open_session
+from harness.lab.supervised import Display, Place, Run
 from harness.machine.scratch import remove_tree
 from harness.reporters.base import say, show
 from harness.reporters.replay import replay_json, replay_text, run_line
 from harness.reporters.replay_progress import make_display
-from harness.runner.attempt import Supervisors, find_py_spy, probe_tiers
-from harness.runner.interruption import Interruption
 from harness.runner.options import Invocation, terminal_columns, wants_colour
 from harness.runner.run_directory import new_run_id
 from harness.trace.command import is_ascii
@@ -51,20 +50,16 @@ def run_replay(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode
 async def _record_all(plan: ReplayPlan, place: Place, display: Display) -> tuple[tuple[Run, ...], str]:
     """Every run that the plan wants, until one has recorded nothing; and the signal that ended them early."""
     runs: list[Run] = []
-    with (
-        Interruption() as interruption,
-        closing(Supervisors(probe_tiers().chosen, place.run_id, find_py_spy())) as supervisors,
-    ):
-        recorder = SupervisedRuns(supervisors, place, display, SystemClock(), interruption)
+    with open_session(place, display) as session:
         for number, envelope in _wanted(plan):
-            run = await recorder.record(envelope, plan.directory, number)
+            run = await session.record(envelope, plan.directory, number)
             if refusal := read_refusal(run.recording.directory):
                 _refuse(plan, run, refusal)
             runs.append(run)
             display.end(run_line(run))
-            if interruption.by or not run.recording.num_steps:
+            if session.interrupted_by or not run.recording.num_steps:
                 break
-    return tuple(runs), interruption.by
+        return tuple(runs), session.interrupted_by
 
 
 def _wanted(plan: ReplayPlan) -> Iterator[tuple[int, Envelope]]:

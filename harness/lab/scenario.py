@@ -7,6 +7,7 @@ sizes:
   smoke: {training.num_steps: 4}
   full: {}
 free: [perturbation, output]
+resume: {run: output.resume, step: output.resume_step}
 config:
   training: {num_steps: 100}
   perturbation: {concurrency: 16}
@@ -27,6 +28,18 @@ ENTRY = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 
 Line = Annotated[str, Field(min_length=1, pattern=r"^[^\n]*$")]
 SectionName = Annotated[str, Field(pattern=r"^[^.\s]+$")]
+DottedKey = Annotated[str, Field(pattern=r"^[^.\s]+(\.[^.\s]+)*$")]
+
+
+class Resumption(BaseModel):
+    """By which keys of the payload a run goes on from an earlier one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    run: DottedKey
+    """Takes the directory of the earlier run."""
+    step: DottedKey
+    """Takes a step: the run goes on from the newest checkpoint that is no later."""
 
 
 class Scenario(BaseModel):
@@ -46,6 +59,8 @@ class Scenario(BaseModel):
     """By name, what is other than in `config`, by dotted key."""
     free: list[SectionName] = Field(default_factory=list)
     """Sections of the payload that are no part of what a run is: how work is spread, what is shown."""
+    resume: Resumption | None = None
+    """How a run goes on from an earlier one; None where it cannot."""
     config: dict[str, Any] = Field(default_factory=dict)
     """The payload."""
 
@@ -55,6 +70,14 @@ class Scenario(BaseModel):
             raise ValueError(
                 f"config: the key {dotted!r} is empty or has a dot of its own; dots stand between sections"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _resumes_freely(self) -> Self:
+        """To go on is no other run: its keys are no part of what a run is."""
+        for key in (self.resume.run, self.resume.step) if self.resume else ():
+            if key.partition(".")[0] not in self.free:
+                raise ValueError(f"resume: {key} is not in a section that is free")
         return self
 
     def payload(self, size: str, values: Mapping[str, Any]) -> dict[str, Any]:

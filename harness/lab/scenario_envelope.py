@@ -5,7 +5,7 @@ file ─▶ scenario ─size─▶ payload ─--set, --vary─▶ payload ─▶
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -64,18 +64,26 @@ def scenario_envelope(asked: Asked, arguments: Mapping[str, Any], variant: int =
     """The envelope of one run of a scenario; UsageError for overrides and options that cannot be used."""
     scenario, level = asked.scenario, arguments["level"] or asked.scenario.determinism
     payload = scenario.payload(asked.size, asked.overrides_of(variant))
-    bound, free = parts(payload, scenario.free)
-    return Envelope(
-        argv=CHILD,
-        # Names that no key of a payload has.
-        identity=redact_fields({"(entry)": scenario.entry, "(level)": level, **flattened(bound)}),
-        level=level,
+    resume = None if scenario.resume is None else scenario.resume.model_dump()
+    return replace(
+        envelope_of_call(EntryCall(scenario.entry, payload, tuple(scenario.free), resume), level),
         metrics=tuple(map(checked_metric, arguments["metric"])),
         keep=parse_steps(arguments["keep"]),
         op_step=arguments["op_step"],
-        call=EntryCall(scenario.entry, payload),
-        perturbation=redact_fields(flattened(free)),
         typed=asked.typed if not asked.varied else _with_values(asked, variant),
+    )
+
+
+def envelope_of_call(call: EntryCall, level: str) -> Envelope:
+    """The envelope in which an entry is called at a level."""
+    bound, free = parts(call.config, call.free)
+    return Envelope(
+        argv=CHILD,
+        # Names that no key of a payload has.
+        identity=redact_fields({"(entry)": call.entry, "(level)": level, **flattened(bound)}),
+        level=level,
+        call=call,
+        perturbation=redact_fields(flattened(free)),
     )
 
 

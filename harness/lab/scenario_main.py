@@ -17,6 +17,7 @@ from typing import Any
 from harness.errors import TraceError, UsageError
 from harness.exit_codes import ExitCode
 from harness.inject import open_recorder
+from harness.inject.orders import RunEnded
 from harness.lab.entry_call import INTERRUPTED, Refusal, take_call
 
 FAILED = 1
@@ -52,6 +53,8 @@ def call_entry(directory: Path, level: str, recorder: Any, *, has_begun: Callabl
     try:
         call = take_call(directory)
         load_entry(call.entry)(call.config, level=level, directory=directory, recorder=recorder)
+    except RunEnded:
+        return ExitCode.OK
     except Exception as error:  # whatever an entry raises: by its attributes it is told from a bug
         if (refusal := as_refusal(error)) is None:
             raise

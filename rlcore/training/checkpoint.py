@@ -108,13 +108,15 @@ def load(path: Path) -> Checkpoint:
     return Checkpoint(path, checksums.step, tensors, values)
 
 
-def load_newest(directory: Path) -> Checkpoint | None:
+def load_newest(directory: Path, at_most: int | None = None) -> Checkpoint | None:
     """The newest whole checkpoint of a directory, with the newer ones that are damaged; None where there is none.
+
+    With `at_most`, of those of this step and of steps before it.
 
     Raises CheckpointError where there are some, and none is whole.
     """
     skipped: list[str] = []
-    for path in _newest_first(directory):
+    for path in _newest_first(directory, at_most):
         try:
             return replace(load(path), skipped=tuple(skipped))
         except CheckpointError as error:
@@ -143,11 +145,12 @@ def _is_whole(path: Path) -> bool:
     return True
 
 
-def _newest_first(directory: Path) -> list[Path]:
+def _newest_first(directory: Path, at_most: int | None = None) -> list[Path]:
     """Checkpoints by step; one that was to be replaced comes after the one that was to take its place."""
     if not directory.is_dir():
         return []
     found = [(path, name) for path in directory.iterdir() if (name := _NAME.fullmatch(path.name))]
+    found = [(path, name) for path, name in found if at_most is None or int(name[1]) <= at_most]
     return [path for path, name in sorted(found, key=lambda pair: (-int(pair[1][1]), bool(pair[1][2])))]
 
 

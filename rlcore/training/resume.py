@@ -40,11 +40,14 @@ def save_checkpoint(engine: Engine, directory: Path, step: int) -> Path:
 def resume(engine: Engine, run: Path) -> Checkpoint:
     """Put the newest whole checkpoint of an earlier run into the engine; its `step` is the one to begin with.
 
-    Raises CheckpointError where there is none, or it is of a run of another meaning.
+    With `output.resume_step` the newest that is no later. Raises CheckpointError where there is none, or it is of a
+    run of another meaning.
     """
-    found = load_newest(run / DIRECTORY if (run / DIRECTORY).is_dir() else run)
+    at_most = engine.config.output.resume_step
+    found = load_newest(run / DIRECTORY if (run / DIRECTORY).is_dir() else run, at_most)
     if found is None:
-        raise CheckpointError(f"{run} has no whole checkpoint", remedy="begin anew, without output.resume")
+        which = "" if at_most is None else f" of step {at_most} or before it"
+        raise CheckpointError(f"{run} has no whole checkpoint{which}", remedy="begin anew, without output.resume")
     _check_identity(found, engine)
     engine.decoder.load_state_dict(
         load_decoder(found.path / "policy", dtype=engine.decoder.embedding.dtype).state_dict()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from harness.errors import TraceError
 from harness.inject.op_log import OpLog
 from harness.inject.op_mode import OpMode
+from harness.inject.orders import RunEnded
 from harness.inject.recorder import MAX_KEPT_BYTES, Kept, NullRecorder, Recorder, as_float
 from harness.trace.chain import Leaf, Scope
 from harness.trace.digests import digest
@@ -219,3 +220,16 @@ def test_recording_draws_no_random_number_and_changes_no_value() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(value, before)
     assert (leaf.algorithm, leaf.digest) == digest(bytes(before.contiguous().view(torch.uint8).flatten().tolist()))
+
+
+def test_after_the_last_step_that_is_wanted_the_run_is_ended() -> None:
+    sink = Steps()
+    recorder = Recorder(sink, last_step=1)
+    recorder.begin_step(0)
+    recorder.end_step(loss=0.5)
+    recorder.begin_step(1)
+    with pytest.raises(RunEnded):
+        recorder.end_step(loss=0.25)
+    assert [step for step, _, _ in sink.steps] == [0, 1]
+    assert sink.values["loss"] == Float.of(0.25)
+    assert not issubclass(RunEnded, Exception), "a program that catches every Exception would go on"

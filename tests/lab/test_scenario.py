@@ -49,6 +49,8 @@ def test_a_size_that_is_not_there_is_refused_if_it_was_asked_for() -> None:
         ("free:", "gpus: -1\nfree:", "gpus is -1"),
         ("free:", "gpus: '1'\nfree:", "gpus is '1'"),
         ("free: [perturbation, output]", "free: perturbation", "free is 'perturbation'"),
+        ("free:", "resume: {run: output.resume, step: seed}\nfree:", "resume: seed is not in a section that is free"),
+        ("free:", "resume: {run: output.resume}\nfree:", "resume.step is missing"),
         ("[perturbation, output]", "[perturbation.num_parts]", "free.0 is 'perturbation.num_parts'"),
         ("seed: 1", "a.b: 1", "config: the key 'a.b' is empty or has a dot"),
         ("smoke: {num_steps: 3}", "smoke: 3", "sizes.smoke is 3"),

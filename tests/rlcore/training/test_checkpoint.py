@@ -222,6 +222,14 @@ def test_a_checkpoint_under_another_steps_name_is_found(tmp_path: Path) -> None:
     assert load(copied).step == 1
 
 
+@pytest.mark.parametrize(("at_most", "found"), [(0, None), (1, 1), (3, 1), (4, 4), (99, 6)])
+def test_the_newest_that_is_no_later_than_a_step(tmp_path: Path, at_most: int, found: int | None) -> None:
+    for step in (1, 4, 6):
+        saved(tmp_path, step)
+    newest = load_newest(tmp_path, at_most)
+    assert (newest.step if newest else None) == found
+
+
 def test_none_is_none_and_none_that_is_whole_is_an_error(tmp_path: Path) -> None:
     assert load_newest(tmp_path) is None
     assert load_newest(tmp_path / "missing") is None

@@ -1,0 +1,105 @@
+"""A run that was recorded, read again: what was called, how, and from which steps it can be gone on.
+
+RUN/call.json, manifest.json, rank-0.log, checkpoints/step-000010/ ─▶ RecordedRun ─▶ envelope of some of its steps
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness.errors import UsageError
+from harness.lab.entry_call import CALL, EntryCall
+from harness.lab.envelope import TRAIN, Envelope
+from harness.lab.payload import flattened, overridden
+from harness.lab.scenario_envelope import envelope_of_call
+from harness.trace.manifest import Manifest
+from harness.trace.reader import Trace, read_trace
+from harness.trace.redaction import REDACTED
+
+CHECKPOINTS = "checkpoints"
+"""Below the directory of a run; each checkpoint is a directory named after the step with which it begins."""
+_CHECKPOINT = re.compile(r"step-(\d{6,})")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """A run of a scenario, recorded by `rlharness train`, `replay` or another command."""
+
+    trace: Trace
+    call: EntryCall
+
+    @property
+    def directory(self) -> Path:
+        """Of its trace."""
+        return self.trace.directory
+
+    @property
+    def level(self) -> str:
+        """At which it was run."""
+        manifest = self.trace.manifest
+        assert manifest is not None
+        return manifest.level
+
+    @property
+    def typed(self) -> tuple[str, ...]:
+        """The words by which its scenario was named; none where that is not known."""
+        argv = self.trace.manifest.argv if self.trace.manifest else ()
+        return argv[len(TRAIN) :] if argv[: len(TRAIN)] == TRAIN else ()
+
+    @property
+    def checkpoint_steps(self) -> tuple[int, ...]:
+        """The steps with which its checkpoints begin, by their names; whether one is whole its entry decides."""
+        found = (_CHECKPOINT.fullmatch(path.name) for path in (self.directory / CHECKPOINTS).glob("step-*"))
+        return tuple(sorted(int(name[1]) for name in found if name))
+
+    def start_before(self, step: int) -> int | None:
+        """The step with which the nearest checkpoint begins that is no later; None for the beginning of the run."""
+        return max((at for at in self.checkpoint_steps if at <= step and self.call.resume), default=None)
+
+    def envelope_to(self, step: int, overrides: Mapping[str, Any] | None = None) -> Envelope:
+        """The envelope that runs its steps up to `step` again, from the nearest checkpoint, and then ends.
+
+        `overrides` are values at dotted keys. UsageError where its configuration holds what is kept out of traces.
+        """
+        start, values = self.start_before(step), dict(overrides or {})
+        if start is not None and self.call.resume is not None:
+            values |= {self.call.resume["run"]: str(self.directory.absolute()), self.call.resume["step"]: start}
+        call = replace(self.call, config=overridden(self.call.config, values, "--set"))
+        if hidden := [key for key, text in flattened(call.config).items() if REDACTED in text]:
+            raise UsageError(
+                f"{self.directory} was recorded without its secrets: {', '.join(hidden)}",
+                legal="a configuration that is whole",
+                remedy=f"say it again: --set {hidden[0]}=VALUE",
+            )
+        return replace(envelope_of_call(call, self.level), last_step=step, typed=self.typed)
+
+
+def is_recorded_run(directory: Path) -> bool:
+    """Whether a directory holds a run of a scenario."""
+    return (directory / CALL).is_file()
+
+
+def read_recorded_run(directory: Path) -> RecordedRun:
+    """The run in a directory.
+
+    TraceError where there is no trace; UsageError where it is one of a foreign program, or its call cannot be read.
+    """
+    trace = read_trace(directory)
+    try:
+        call = EntryCall.of(json.loads((directory / CALL).read_text("utf-8")))
+    except FileNotFoundError:
+        raise UsageError(
+            f"{directory} is the trace of a command, and says nothing of how to run it again",
+            legal="the directory of a run of a scenario",
+            remedy="rlharness replay -- COMMAND runs a command again",
+        ) from None
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{directory / CALL} cannot be read: {error}", legal="what rlharness has written") from None
+    if not isinstance(trace.manifest, Manifest):
+        raise UsageError(
+            f"{directory} has no whole manifest, so that nobody knows its level", remedy="record the run again"
+        )
+    return RecordedRun(trace, call)

@@ -1,0 +1,41 @@
+"""Some steps of a trace, as a trace of their own: to compare what a run did again with what it had done.
+
+    recorded   0 1 2 3 4 5 6 7 8 9
+    again            3 4 5           ──▶ diff(excerpt(recorded, 3, 5), again)
+
+Nothing is copied: leaves and tensors are read from where they are.
+"""
+
+from dataclasses import replace
+
+from harness.errors import TraceError
+from harness.trace.reader import RankLog, Trace
+
+
+def excerpt(trace: Trace, first: int, last: int) -> Trace:
+    """The steps `first` to `last` of a trace, both included. It is complete where it has the last of them whole.
+
+    TraceError where it has none of them.
+    """
+    logs = {rank: _cut(log, first, last) for rank, log in trace.ranks.items()}
+    if not any(log.heads for log in logs.values()):
+        known = f"{trace.steps[0]} to {trace.steps[-1]}" if trace.steps else "none"
+        steps = f"step {first}" if first == last else f"steps {first} to {last}"
+        raise TraceError(f"{trace.directory} has no {steps}", legal=f"the steps that it has: {known}")
+    manifest = trace.manifest
+    if manifest is not None and last in trace.steps:
+        manifest = replace(manifest, complete=True)
+    curve = tuple(point for point in trace.curve if first <= point.step <= last)
+    return Trace(trace.directory, manifest, logs, curve)
+
+
+def _cut(log: RankLog, first: int, last: int) -> RankLog:
+    """The same log with these steps only; what comes after them is no part of it, be it torn or not."""
+    heads = {step: head for step, head in log.heads.items() if first <= step <= last}
+    is_whole = last in heads
+    return replace(
+        log,
+        heads=heads,
+        is_closed=is_whole or log.is_closed,
+        num_skipped_bytes=0 if is_whole else log.num_skipped_bytes,
+    )

@@ -1,0 +1,75 @@
+"""A recorded run, read again."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.errors import TraceError, UsageError
+from harness.lab.entry_call import EntryCall
+from harness.lab.recorded_run import CHECKPOINTS, RecordedRun, is_recorded_run, read_recorded_run
+from tests.trace.traces import manifest_of, steps_of, write
+
+RESUME = {"run": "output.resume", "step": "output.resume_step"}
+CALL = EntryCall("a:b", {"seed": 7, "output": {"note": "x"}}, ("output",), RESUME)
+
+
+def recorded(directory: Path, call: EntryCall = CALL, checkpoints: tuple[int, ...] = ()) -> RecordedRun:
+    """A run of six steps in a directory, as `rlharness train tiny` leaves one."""
+    manifest = replace(manifest_of(), level="rerun", argv=("rlharness", "train", "tiny", "--size", "smoke"))
+    write(directory, steps_of(6), manifest)
+    call.write(directory)
+    for step in checkpoints:
+        (directory / CHECKPOINTS / f"step-{step:06}").mkdir(parents=True)
+    return read_recorded_run(directory)
+
+
+def test_it_says_how_it_may_be_run_again(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run")
+
+    assert is_recorded_run(run.directory)
+    assert not is_recorded_run(tmp_path)
+    assert (run.call, run.level, run.typed) == (CALL, "rerun", ("tiny", "--size", "smoke"))
+
+
+@pytest.mark.parametrize(("step", "start"), [(0, None), (1, None), (2, 2), (3, 2), (4, 4), (5, 4)])
+def test_a_step_is_run_again_from_the_nearest_checkpoint(tmp_path: Path, step: int, start: int | None) -> None:
+    run = recorded(tmp_path / "run", checkpoints=(2, 4))
+    (run.directory / CHECKPOINTS / "step-000003.partial").mkdir()
+
+    envelope = run.envelope_to(step)
+
+    assert run.start_before(step) == start
+    assert envelope.call is not None
+    assert envelope.last_step == step
+    output = {"note": "x"} if start is None else {"note": "x", "resume": str(run.directory), "resume_step": start}
+    assert envelope.call.config == {"seed": 7, "output": output}
+    assert envelope.identity == run.envelope_to(0).identity
+
+
+def test_without_a_way_to_go_on_a_run_begins_at_its_beginning(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", replace(CALL, resume=None), checkpoints=(2,))
+
+    assert run.start_before(5) is None
+
+
+def test_what_was_recorded_without_its_secrets_has_to_be_said_again(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", replace(CALL, config={"judge": {"api_key": "<redacted>"}}))
+
+    with pytest.raises(UsageError, match=r"--set judge\.api_key=VALUE"):
+        run.envelope_to(3)
+    envelope = run.envelope_to(3, {"judge.api_key": "abc"})
+    assert envelope.call is not None
+    assert envelope.call.config == {"judge": {"api_key": "abc"}}
+
+
+def test_other_directories_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no trace"):
+        read_recorded_run(tmp_path)
+    write(tmp_path / "foreign", steps_of(2))
+    with pytest.raises(UsageError, match="the trace of a command"):
+        read_recorded_run(tmp_path / "foreign")
+    run = recorded(tmp_path / "cut")
+    (run.directory / "call.json").write_text('{"entry": ', "utf-8")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_recorded_run(run.directory)

@@ -1,0 +1,42 @@
+"""Recorded runs of one command."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from harness.clock import SystemClock
+from harness.lab.entry_call import EntryCall
+from harness.lab.scenario_envelope import CHILD, envelope_of_call
+from harness.lab.session import open_session
+from harness.lab.supervised import Place, Run
+from harness.reporters.replay_progress import make_display
+from harness.trace.diff import diff
+from harness.trace.excerpt import excerpt
+from harness.trace.reader import read_trace
+from harness.trace.verdict import Kind
+from tests.runner.whole_run import environment
+
+CONFIG: Mapping[str, object] = {"seed": 1, "num_steps": 5, "leaks": False, "perturbation": {"num_parts": 4}}
+WHOLE = envelope_of_call(EntryCall("tests.lab.tiny_entry:run", CONFIG, ("perturbation",)), "rerun")
+
+
+def test_a_run_is_ended_in_order_after_its_last_step(tmp_path: Path) -> None:
+    """The rest of it does not happen, and what happened is whole and the same."""
+
+    async def record() -> tuple[Run, Run]:
+        place = Place(CHILD[0], Path.cwd(), environment(), "session")
+        with open_session(place, make_display(2, SystemClock(), colour=False, environ={})) as session:
+            elsewhere = {**place.environ, "OMP_NUM_THREADS": "1", "MARK": "elsewhere"}
+            whole = await session.record(WHOLE, tmp_path, 1)
+            cut = await session.record(replace(WHOLE, last_step=1), tmp_path, 2, environ=elsewhere, cwd=tmp_path)
+            return whole, cut
+
+    whole, cut = asyncio.run(record())
+
+    assert (whole.recording.num_steps, cut.recording.num_steps) == (5, 2)
+    assert cut.recording.is_whole
+    assert cut.recording.exit_code == 0
+    a, b = (read_trace(run.recording.directory) for run in (whole, cut))
+    assert diff(excerpt(a, 0, 1), b).kind is Kind.EQUAL
+    assert diff(a, b).kind is Kind.DIVERGED
