@@ -50,15 +50,14 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
     TraceError for a tensor without memory: one of the device meta, or one whose memory was given back.
     """
-    whole = tensor.detach()
-    if whole.is_meta or (whole.numel() and not whole.untyped_storage().nbytes()):
+    if tensor.is_meta or (tensor.nbytes and not tensor.untyped_storage().nbytes()):
         raise TraceError(
             f"a tensor of {tuple(tensor.shape)} without memory", remedy="with FSDP's first version, use fully_shard"
         )
-    if whole.device.type != "cpu" or whole.is_conj() or whole.is_neg():
-        whole = whole.resolve_conj().resolve_neg().cpu()
-    whole = whole.contiguous()
-    num_bytes = whole.numel() * whole.element_size()
+    whole = tensor
+    if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
+        whole = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    num_bytes = whole.nbytes
     if not num_bytes:
         return memoryview(b"")
     memory = (ctypes.c_char * num_bytes).from_address(whole.data_ptr())

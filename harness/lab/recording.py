@@ -81,7 +81,8 @@ def finish(
     trace, unreadable = _read(directory)
     if trace is not None:
         if not problems:
-            notes = [*notes, *_close_logs(trace, reports, leader_pid)]
+            # The process of an entry closes its log itself, unless something in it has left past its end.
+            notes = [*notes, *_close_logs(trace, reports, leader_pid if envelope.call is None else None)]
         problems = [*problems, *_replace_manifest(trace, is_in_order=not problems)]
         trace, unreadable = _read(directory)
     if trace is not None:
@@ -217,7 +218,12 @@ def how_it_ended(exit_code: int) -> str:
 
 def _why_nothing(reports: Sequence[Report], envelope: Envelope) -> Problem:
     """Why a program left no log at all."""
-    if reports and envelope.call is not None:
+    if envelope.call is not None and not any(report.is_closed for report in reports):
+        return Problem(
+            f"{envelope.call.entry} has ended its process before it recorded a step: os._exit or exec",
+            "have it, and what it calls, return",
+        )
+    if envelope.call is not None:
         return Problem(
             f"{envelope.call.entry} has returned and recorded no step",
             "have it call the recorder that it is given: begin_step, record, end_step",

@@ -117,6 +117,13 @@ def test_an_entry_that_records_nothing_is_told_so(tmp_path: Path) -> None:
     assert "begin_step" in recording.problems[0].remedy
 
 
+@pytest.mark.parametrize(("at", "said"), [(0, "before it recorded a step"), (3, "after 3 steps: killed, os._exit")])
+def test_an_entry_that_leaves_is_told_so_whatever_its_exit_code(tmp_path: Path, at: int, said: str) -> None:
+    done = train(tmp_path, "--set", "ends=left", "--set", f"left_at={at}")
+    assert done.code == ExitCode.INCOMPLETE_RECORDING, done.stderr
+    assert said in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -1,18 +1,19 @@
 """An entry for tests: checks its payload, then a few steps of a sum in parts, in which the parts must not matter.
 
 With `leaks` they do. `ends` says how it ends: whole, refused (before its first step), failed (by an error that the user
-can mend, after the second), broken (by a bug), nothing (without a step).
+can mend, after the second), broken (by a bug), nothing (without a step), left (by os._exit with 0, before `left_at`).
 """
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-KEYS = {"seed", "num_steps", "leaks", "ends", "api_key", "perturbation", "output"}
+KEYS = {"seed", "num_steps", "leaks", "ends", "left_at", "api_key", "perturbation", "output"}
 
 
 class MendableError(ValueError):
@@ -32,6 +33,8 @@ def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Any
         raise MendableError("it does not begin", "another end", "say so")
     if ends == "nothing":
         return
+    if ends == "left" and not config["left_at"]:
+        os._exit(0)
     with (directory / "seen.json").open("w", encoding="utf-8") as file:
         json.dump({"config": config, "level": level, "hash": hash("a text")}, file)
     for step in range(config["num_steps"]):
@@ -39,6 +42,8 @@ def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Any
             raise MendableError("step 2 is not finite", "finite numbers", "lower the learning rate")
         if step == 2 and ends == "broken":
             raise RuntimeError("a bug of the entry")
+        if ends == "left" and step == config["left_at"]:
+            os._exit(0)
         _step(step, config, recorder)
 
 
