@@ -23,15 +23,14 @@ MAX_WIDTH = 32
 
 
 class RunLog:
-    """The files of a run, and its lines on the terminal."""
+    """The files of a run, each made with its first line; and its lines on the terminal."""
 
     def __init__(self, directory: Path, section: OutputSection, *, stream: TextIO | None = None) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
         self._section = section
         self._stream = stream or sys.stderr
-        self._metrics = (directory / "metrics.jsonl").open("a", encoding="utf-8")
-        self._completions = (directory / "completions.jsonl").open("a", encoding="utf-8")
-        self._board = SummaryWriter(str(directory / "tensorboard")) if section.tensorboard else None
+        self._files: dict[str, TextIO] = {}
+        self._board: SummaryWriter | None = None
         self._bar: Any = None
         self._phase, self._num_steps, self._done = "", 1, 0
 
@@ -59,10 +58,12 @@ class RunLog:
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """The numbers of a step."""
-        self._write(self._metrics, {"step": step, **{name: _finite(value) for name, value in values.items()}})
-        if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(name, value, step)
+        self._write("metrics.jsonl", {"step": step, **{name: _finite(value) for name, value in values.items()}})
+        if not self._section.tensorboard:
+            return
+        self._board = self._board or SummaryWriter(str(self._directory / "tensorboard"))
+        for name, value in values.items():
+            self._board.add_scalar(name, value, step)
 
     def evaluation(self, step: int, found: Evaluation) -> None:
         """The numbers of an evaluation, and some of its completions in a table."""
@@ -78,7 +79,7 @@ class RunLog:
             prompt = completion.request.prompt
             answer = prompt.columns.get("answer", "")
             told = {"prompt": prompt.text, "completion": completion.text, "answer": answer, "reward": reward}
-            self._write(self._completions, {"step": step, **told, "stop_reason": completion.stop_reason.value})
+            self._write("completions.jsonl", {"step": step, **told, "stop_reason": completion.stop_reason.value})
             rows.append((*(str(text) for text in (prompt.text, completion.text, answer)), _number(reward)))
         self.say(f"step {step}: held-out reward {found.reward_mean:.3f} over {len(found.completions)} prompts")
         if rows:
@@ -92,8 +93,8 @@ class RunLog:
     def close(self) -> None:
         """Everything is on the disk."""
         self._close_bar()
-        self._metrics.close()
-        self._completions.close()
+        for file in self._files.values():
+            file.close()
         if self._board is not None:
             self._board.close()
 
@@ -102,8 +103,11 @@ class RunLog:
             self._bar.close()
             self._bar = None
 
-    @staticmethod
-    def _write(file: TextIO, values: Mapping[str, object]) -> None:
+    def _write(self, name: str, values: Mapping[str, object]) -> None:
+        if name not in self._files:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._files[name] = (self._directory / name).open("a", encoding="utf-8")
+        file = self._files[name]
         file.write(json.dumps(values, ensure_ascii=False, allow_nan=False) + "\n")
         file.flush()
 

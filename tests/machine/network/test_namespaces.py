@@ -39,7 +39,7 @@ print(asyncio.run(is_name_asked_in_vain("127.0.0.1", limit_s=1)), flush=True)
 LONG_S = 60.0
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _namespaces() -> None:
     if reason := why_not():
         pytest.skip(f"no pretended hosts: {reason}")

@@ -38,7 +38,7 @@ print(json.dumps(get_node_ip_address()))
 """
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _namespaces() -> None:
     if reason := why_not():
         pytest.skip(f"no pretended hosts: {reason}")

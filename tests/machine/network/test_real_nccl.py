@@ -45,7 +45,7 @@ def libnccl() -> str:
     return next((str(path) for place in places if (path := Path(place) / "lib" / "libnccl.so.2").exists()), "")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _nccl_and_namespaces() -> None:
     if reason := why_not():
         pytest.skip(f"no pretended hosts: {reason}")

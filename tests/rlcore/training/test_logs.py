@@ -1,0 +1,40 @@
+"""What a run writes and shows."""
+
+import io
+import json
+from pathlib import Path
+
+from rlcore.config import OutputSection
+from rlcore.training.logs import RunLog
+
+
+def test_a_run_that_told_nothing_leaves_nothing(tmp_path: Path) -> None:
+    """So that a directory can be named again after an error that came before the first step."""
+    log = RunLog(tmp_path / "run", OutputSection(), stream=io.StringIO())
+    log.phase("warm start", 10)
+    log.advance(loss=0.5)
+    log.close()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_steps_go_to_lines_and_to_the_board(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "run", OutputSection(), stream=io.StringIO())
+    log.step(0, {"loss": 0.5, "reward_mean": float("nan")})
+    log.step(1, {"loss": 0.25})
+    log.close()
+
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"step": 0, "loss": 0.5, "reward_mean": None},
+        {"step": 1, "loss": 0.25},
+    ]
+    assert any((tmp_path / "run" / "tensorboard").iterdir())
+
+
+def test_without_a_board_there_is_none(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "run", OutputSection(tensorboard=False), stream=io.StringIO())
+    log.step(0, {"loss": 0.5})
+    log.close()
+
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
