@@ -50,7 +50,8 @@ ENVIRONMENT = (
     "harness/fixtures/",
     "harness/inject/",  # lives in the process of the program that is recorded
 )
-
+REPORT_PAGE = "harness/reporters/report/page.py"
+"""Needs more than the base: it says how to get it where it is not there."""
 
 OWNED = (
     Owned("rlcore/", ("harness", "scenarios"), ()),
@@ -62,25 +63,31 @@ OWNED = (
     Owned("harness/", ("torch", "ray", "vllm", "transformers", "numpy"), CHILD_ROOMS),
     Owned("harness/", ("time", "datetime.datetime.now", "datetime.datetime.utcnow"), ("harness/clock.py",)),
     Owned("harness/", ("os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv"), ENVIRONMENT),
-    Owned("harness/", ("os.kill", "os.killpg", "signal.pidfd_send_signal", "signal.raise_signal"), SUPERVISOR),
+    # A crash that was asked for is a process's own death, at a moment that only it knows.
+    Owned(
+        "harness/",
+        ("os.kill", "os.killpg", "signal.pidfd_send_signal", "signal.raise_signal"),
+        (*SUPERVISOR, "harness/lab/chaos/crash.py"),
+    ),
     # Fixtures end what they have started themselves: a user's pytest may have no supervisor above it.
     Owned("harness/", (".kill()", ".terminate()", ".send_signal()"), (*SUPERVISOR, "harness/fixtures/children.py")),
     # A rank leaves past torch's own exit, which aborts now and then.
     # A process without its level's variables does not start.
     Owned("harness/", ("os._exit", "os.abort"), (*SUPERVISOR, "harness/fixtures/rank_main.py", "harness/inject/boot/")),
-    # The process of an entry has an exit status of its own.
+    # The process of an entry has an exit status of its own. A program whose recorder was told to end it ends in order.
     Owned(
         "harness/",
         ("sys.exit", "builtins.SystemExit", "builtins.exit", "builtins.quit"),
-        ("harness/__main__.py", "harness/lab/scenario_main.py"),
+        ("harness/__main__.py", "harness/lab/scenario_main.py", "harness/inject/orders.py"),
     ),
     Owned("harness/", ("yaml",), ("harness/lab/plain_yaml.py",)),
     Owned("harness/", ("pynvml",), ("harness/machine/nvml.py",)),
     Owned("harness/", ("rich",), ("harness/reporters/live/",)),
     Owned("harness/", ("asyncio_pool",), ("harness/fan_out.py",)),
-    Owned("harness/", ("click",), ("harness/cli.py",)),
+    Owned("harness/", ("click",), ("harness/cli.py", "harness/commands/")),
     Owned("harness/", ("sqlite3",), ("harness/runner/history.py",)),
     Owned("harness/", ("junitparser",), ("harness/reporters/junit.py",)),
+    Owned("harness/", ("jinja2",), (REPORT_PAGE,)),
     Owned("harness/", ("pytest", "_pytest"), ("harness/plugin.py", "harness/runner/discovery.py", "harness/fixtures/")),
 )
 
@@ -99,7 +106,7 @@ PEERS = {
 }  # of programs with an environment of their own
 HEAVY = (
     *("torch", "numpy", "ray", "pydantic", "yaml", "rich", "pynvml", "psutil", "sqlite3", "asyncio", "junitparser"),
-    "pytest",
+    *("pytest", "jinja2"),
 )
 
 
@@ -168,7 +175,7 @@ def test_the_plugin_needs_nothing_but_pytest() -> None:
 
 def test_imports_are_declared() -> None:
     base = declared()
-    everything = declared("engine", "parquet", "plots", "ray", "cuda", "tests")
+    everything = declared("browser", "engine", "parquet", "plots", "ray", "report", "cuda", "tests")
     undeclared = {
         source.path: missing
         for source in SOURCES
@@ -179,6 +186,8 @@ def test_imports_are_declared() -> None:
 
 def allowed_distributions(path: str, base: set[str], everything: set[str]) -> set[str]:
     """What a file may import: tests everything but Ray, which they ask for with importorskip."""
+    if path == REPORT_PAGE:
+        return base | declared("report")
     if path.startswith("harness/"):
         return everything if is_among(path, CHILD_ROOMS) else base
     if path.startswith(("scenarios/programs/", "tests/rlcore/peers/", "tests/benchmarks/one_step/trl_step.py")):

@@ -1,0 +1,103 @@
+"""Options that several commands take. Only the command line imports this."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+Command = Callable[..., Any]
+Options = tuple[Callable[[Command], Command], ...]
+
+
+class Seconds(click.FloatRange):
+    """Seconds, which nan is not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The value as a float; fails for what is no number, out of range or nan."""
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is no number of seconds.", param, ctx)
+        return seconds
+
+
+color_option = click.option(
+    "--color",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    help="Colours.  [default: auto, which heeds NO_COLOR and FORCE_COLOR]",
+)
+
+
+SHARED_OPTIONS: Options = (
+    click.argument("paths", nargs=-1, type=click.Path()),
+    click.option(
+        "--gpus",
+        default="auto",
+        metavar="auto|none|N|0,2,GPU-uuid|sim:N",
+        help="Cards to use: every free one, none, a number, a list, or pretended ones.  [default: auto]",
+    ),
+    click.option("--cpu-units", type=click.IntRange(1), help="Files without GPU needs run at once.  [default: cores]"),
+    click.option("--needs", "needs_file", type=click.Path(path_type=Path), help="TOML file of globs and their needs."),
+    click.option("--mix-models/--no-mix-models", default=None, help="Allow cards of different models in one lease."),
+    click.option(
+        "--collect-timeout",
+        type=Seconds(0, min_open=True),
+        metavar="S",
+        help="Limit on importing one file.  [default: 120]",
+    ),
+    click.option(
+        "--containment",
+        type=click.Choice(["auto", "cgroup", "pidns", "subreaper"]),
+        default="auto",
+        help="How process trees are held and ended.  [default: the strongest this machine allows]",
+    ),
+    click.option("--safe-path", is_flag=True, help="Keep the working directory off pytest's import path."),
+    color_option,
+    click.option("--json", "json", is_flag=True, help="Print the result as JSON on standard output."),
+)
+
+RECORDING_OPTIONS: Options = (
+    click.option(
+        "--metric",
+        multiple=True,
+        metavar="NAME=REGEX",
+        help="Take a value of the curve from the lines that the program prints; may be given several times.",
+    ),
+    click.option(
+        "--level",
+        type=click.Choice(["off", "rerun", "invariant"]),  # the last is refused for commands, with the reason
+        metavar="off|rerun|invariant",
+        help="What is held of determinism; invariant by scenarios only.  [default: a scenario's own, else off]",
+    ),
+)
+
+KEPT_OPTIONS: Options = (
+    click.option(
+        "--keep", multiple=True, metavar="STEPS", help="Keep the tensors of these steps: 3, or 3,7, or 10-12."
+    ),
+    click.option("--op-step", type=click.IntRange(0), metavar="K", help="Record every operation of step K."),
+)
+
+SCENARIO_OPTIONS: Options = (
+    click.option("--size", metavar="NAME", help="One of the scenario's sizes.  [default: full to train, else smoke]"),
+    click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Override a dotted key of its configuration; may be given several times.",
+    ),
+)
+
+
+def all_of(options: Options) -> Callable[[Command], Command]:
+    """These options as one decorator, in their order."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate

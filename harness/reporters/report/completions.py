@@ -1,0 +1,154 @@
+"""What two runs generated, sequence beside sequence, the tokens that flipped marked. Reads kept tensors only.
+
+Tokens are integers of a rollout, [sequences, positions], kept with every step of a run that is not large. A mask of
+their shape tells which positions were generated; a reward for each sequence is shown beside it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.trace.attribution import kind_of
+from harness.trace.chain import Leaf, Scope
+from harness.trace.element_diff import numbers
+from harness.trace.reader import Trace
+from harness.trace.values import ELEMENT_BYTES
+from harness.trace.verdict import REWARDS, TOKENS
+
+MAX_STEPS = 3
+MAX_SEQUENCES = 8
+"""Of a step; those that differ come first."""
+MAX_TOKENS = 512
+"""Of a sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """One sequence of a step, in both runs."""
+
+    number: int
+    a: tuple[int, ...]
+    """Its tokens, as far as they are shown; without what fills it up."""
+    b: tuple[int, ...]
+    num_prompt: int
+    """So many at its beginning were not generated; 0 where no mask tells."""
+    reward_a: float | None
+    reward_b: float | None
+
+    @property
+    def flipped(self) -> tuple[int, ...]:
+        """Positions at which the two have other tokens, or one has none."""
+        longest = max(len(self.a), len(self.b))
+        return tuple(at for at in range(longest) if self.a[at : at + 1] != self.b[at : at + 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """What was generated in one step."""
+
+    step: int
+    rank: int
+    name: str
+    sequences: tuple[Twin, ...]
+    num_sequences: int
+    num_flipped: int
+    """Sequences in which a token flipped."""
+
+
+def flipped_rollouts(a: Trace, b: Trace) -> list[Rollout]:
+    """The first steps in which tokens flipped, at most MAX_STEPS; none where none did, or no tokens were kept.
+
+    TraceError where a file of kept tensors cannot be read.
+    """
+    found: list[Rollout] = []
+    steps_b = set(b.steps)
+    for step in (step for step in a.steps if step in steps_b):
+        for rank in sorted(a.logs(step).keys() & b.logs(step).keys()):
+            one, other = (list(_tokens(trace, step, rank)) for trace in (a, b))
+            for leaf in one:
+                twin = next((each for each in other if each.key == leaf.key and each.scope == leaf.scope), None)
+                if twin is None or twin.digest == leaf.digest:
+                    continue
+                rollout = _rollout((a, b), (leaf, twin), step, rank)
+                if rollout is not None and rollout.num_flipped:
+                    found.append(rollout)
+        if len(found) >= MAX_STEPS:
+            break
+    return found[:MAX_STEPS]
+
+
+def _tokens(trace: Trace, step: int, rank: int) -> Iterator[Leaf]:
+    for _, leaf in trace.columns(step, rank).of_phases(("rollout",)):
+        if leaf.scope in (Scope.LOGICAL, Scope.PHYSICAL) and kind_of(leaf) == TOKENS:
+            yield leaf
+
+
+@dataclass(frozen=True, slots=True)
+class _Generated:
+    """What one run has generated in one step."""
+
+    rows: Sequence[tuple[int, ...]]
+    """Tokens by sequence."""
+    masks: Sequence[tuple[int, ...]] | None
+    """Which of them were generated; None where that is not known."""
+    rewards: Mapping[int, float]
+    """By sequence."""
+
+    def num_prompt(self, number: int) -> int:
+        """How many tokens stand before the first that was generated."""
+        mask = self.masks[number] if self.masks else ()
+        return mask.index(1) if 1 in mask else 0
+
+    def shown(self, number: int) -> tuple[int, ...]:
+        """The tokens of a sequence up to the last that was generated, where a mask tells which that is."""
+        row, mask = self.rows[number], self.masks[number] if self.masks else ()
+        end = len(row) - mask[::-1].index(1) if 1 in mask else len(row)
+        return row[: min(end, MAX_TOKENS)]
+
+
+def _rollout(traces: tuple[Trace, Trace], leaves: tuple[Leaf, Leaf], step: int, rank: int) -> Rollout | None:
+    """The sequences of a leaf in both runs; None where one has not kept them, or has another number of them."""
+    a, b = (_generated(trace, step, rank, leaf) for trace, leaf in zip(traces, leaves, strict=True))
+    if a is None or b is None or len(a.rows) != len(b.rows):
+        return None
+    made = [
+        Twin(at, a.shown(at), b.shown(at), a.num_prompt(at), a.rewards.get(at), b.rewards.get(at))
+        for at in range(len(a.rows))
+    ]
+    flipped = [each for each in made if each.flipped]
+    return Rollout(step, rank, leaves[0].name, tuple(flipped[:MAX_SEQUENCES]), len(made), len(flipped))
+
+
+def _generated(trace: Trace, step: int, rank: int, tokens: Leaf) -> _Generated | None:
+    """None where the tokens were not kept."""
+    rows = _rows(trace, step, rank, tokens)
+    if rows is None:
+        return None
+    return _Generated(rows, _masks(trace, step, rank, tokens), _rewards(trace, step, rank, len(rows)))
+
+
+def _rows(trace: Trace, step: int, rank: int, leaf: Leaf) -> list[tuple[int, ...]] | None:
+    """A matrix of integers by its rows; None where it was not kept."""
+    data = trace.tensor(step, rank, leaf)
+    num_rows, width = leaf.shape
+    if data is None or len(data) != num_rows * width * ELEMENT_BYTES[leaf.dtype]:
+        return None
+    flat = [int(value) for value in numbers(leaf.dtype, data)]
+    return [tuple(flat[start : start + width]) for start in range(0, num_rows * width, width)] if width else []
+
+
+def _masks(trace: Trace, step: int, rank: int, tokens: Leaf) -> list[tuple[int, ...]] | None:
+    """Which positions of these tokens were generated: a rollout's mask of the same shape; None where there is none."""
+    for _, leaf in trace.columns(step, rank).of_phases(("rollout",)):
+        if leaf.dtype == "bool" and leaf.shape == tokens.shape and "mask" in leaf.name.lower():
+            return _rows(trace, step, rank, leaf)
+    return None
+
+
+def _rewards(trace: Trace, step: int, rank: int, num: int) -> Mapping[int, float]:
+    """By sequence; empty where no reward for each was kept."""
+    for _, leaf in trace.columns(step, rank).of_phases(("reward",)):
+        if kind_of(leaf) == REWARDS and leaf.shape == (num,) and leaf.dtype in ELEMENT_BYTES and leaf.dtype != "bool":
+            data = trace.tensor(step, rank, leaf)
+            if data is not None:
+                return dict(enumerate(numbers(leaf.dtype, data)))
+    return {}

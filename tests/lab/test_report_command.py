@@ -1,0 +1,130 @@
+"""`rlharness report` as it is typed: where the page goes, what it replaces, what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.cli import main
+from harness.exit_codes import ExitCode
+from harness.lab import report
+from harness.reporters.report.page import GENERATOR
+from tests.trace.traces import flip_bit, steps_of, write
+
+
+@pytest.fixture
+def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with traces, and a replay of three runs, which is the working directory."""
+    write(tmp_path / "a", steps_of(3))
+    write(tmp_path / "b", steps_of(3, flip_bit(1, "backward", "layers.0.weight")))
+    for number in (1, 2, 10):
+        write(tmp_path / "replay" / f"run-{number}", steps_of(2))
+    for name in ("run-1-op", "run-3-op"):  # of what has ended before the run itself
+        write(tmp_path / "replay" / name, steps_of(2))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("traces")
+def test_a_page_is_written_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "a", "b"]) == ExitCode.OK
+    out, err = capsys.readouterr()
+    first, last = out.splitlines()
+    assert first == "B: b  DIVERGED  step 1, backward layers.0.weight"
+    assert last.startswith("report.html: 0.1 MB") and err == ""
+    assert Path("report.html").read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_as_json_with_each_verdict(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "a", "b", "a", "--out", "x.html", "--json"]) == ExitCode.OK
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert (told["exit_code"], told["page"], err) == (0, str(traces / "x.html"), "")
+    assert told["size_bytes"] == (traces / "x.html").stat().st_size
+    assert told["runs"] == [{"letter": x, "name": name} for x, name in zip("ABC", "aba", strict=True)]
+    assert [(each["a"], each["b"], each["verdict"], each["exit_code"]) for each in told["comparisons"]] == [
+        ("A", "B", "diverged", 10),
+        ("A", "C", "equal", 0),
+    ]
+
+
+@pytest.mark.usefixtures("traces")
+def test_a_run_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "a"]) == ExitCode.OK
+    assert capsys.readouterr().out.startswith("A: a, alone")
+
+
+@pytest.mark.usefixtures("traces")
+def test_a_replay_stands_for_its_runs_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "replay", "a", "--json"]) == ExitCode.OK
+    names = [run["name"] for run in json.loads(capsys.readouterr().out)["runs"]]
+    assert names == ["replay/run-1", "replay/run-2", "replay/run-10", "a"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nowhere"], "no trace in"),
+        (["a", "notes.txt"], "is a file"),
+        (["a", "--out", "notes.txt"], "exists, and is no report"),
+        (["a", "--out", "b"], "is a directory"),
+        (["a", "--out", "none/x.html"], "there is no directory"),
+        ([], "Missing argument 'TRACE|RUN...'"),
+    ],
+)
+def test_refusals_leave_everything_as_it_is(
+    traces: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    (traces / "notes.txt").write_text("mine", "utf-8")
+    before = sorted(path.name for path in traces.iterdir())
+    assert main(["report", *words, "--json"]) == ExitCode.USAGE_ERROR
+    out, err = capsys.readouterr()
+    assert told in err
+    assert json.loads(out)["exit_code"] == ExitCode.USAGE_ERROR
+    assert sorted(path.name for path in traces.iterdir()) == before
+    assert (traces / "notes.txt").read_text("utf-8") == "mine"
+
+
+@pytest.mark.usefixtures("traces")
+def test_an_earlier_report_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "a"]) == ExitCode.OK
+    before = Path("report.html").read_bytes()
+    assert GENERATOR.encode() in before[: report.MARK_BYTES]
+    assert main(["report", "a", "b"]) == ExitCode.OK
+    assert Path("report.html").read_bytes() != before
+    assert main(["report", "a", "nowhere"]) == ExitCode.USAGE_ERROR
+    assert capsys.readouterr().err.startswith("error: no trace in")
+
+
+@pytest.mark.usefixtures("traces")
+def test_of_a_large_trace_it_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "LARGE_BYTES", 1000)
+    assert main(["report", "a", "b"]) == ExitCode.OK
+    assert [line.partition(" has ")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "rlharness: a",
+        "rlharness: b",
+    ]
+
+
+@pytest.mark.usefixtures("traces")
+def test_a_newer_format_says_what_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = Path("b", "manifest.json")
+    manifest.write_text(
+        json.dumps({**json.loads(manifest.read_text("utf-8")), "format": 99, "read_by": "9.9"}), "utf-8"
+    )
+    assert main(["report", "a", "b"]) == ExitCode.USAGE_ERROR
+    assert "pip install 'rlharness>=9.9'" in capsys.readouterr().err
+
+
+def test_a_full_disk_leaves_nothing_and_is_said(
+    traces: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(data[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert main(["report", "a"]) == ExitCode.USAGE_ERROR
+    assert "the report cannot be written" in capsys.readouterr().err
+    assert not [path for path in traces.iterdir() if "report" in path.name]

@@ -1,0 +1,51 @@
+"""The page that finds out why two runs differ: its commands do, one after the other, what the page shows."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.lab.why_page import PAGE, commands, files, renewed, typed, without_chance
+
+TEXT = PAGE.read_text("utf-8")
+VERDICTS = {
+    "diff": "DIVERGED  step 0, rollout batch.1",
+    "operation": "words.py:10 <module>",
+    "rerun": "EQUAL  5 steps, every bit",
+    "mended": "EQUAL  5 steps, every bit",
+    "chaos": "DIVERGED  perturbation.num_parts=3 alone moves the gradient of weights at step 0",
+    "vary": "DIVERGED  step 0, backward weights",
+    "step": "mean.py:12 <genexpr>",
+    "scenario_mended": "EQUAL  3 steps, every bit",
+}
+"""Of some blocks of output a line that the text around them is about."""
+
+
+@pytest.mark.timeout(600)
+def test_the_page_shows_what_its_commands_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)  # which is what the example is about
+    shown = typed(TEXT, tmp_path)
+    assert {name: line for name, line in VERDICTS.items() if line not in shown[name]} == {}
+    assert without_chance(renewed(TEXT, shown)) == without_chance(TEXT)
+    assert {"report.html", "parts.html"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_every_line_that_the_text_is_about_stands_in_the_page() -> None:
+    assert {line for line in VERDICTS.values() if line not in TEXT} == set()
+    assert list(files(TEXT)) == ["words.py", "mean.py", "mean.yaml"]
+    kinds = re.findall(r"<!-- (\w+): ", TEXT)
+    assert len(kinds) == len(re.findall(r"^```\w+$", TEXT, re.MULTILINE)), "each block of code has a mark"
+    assert len(list(commands(TEXT))) == TEXT.count("\n$ ")
+
+
+def test_what_chance_decides_is_set_aside_and_nothing_else() -> None:
+    a = "loss at step 0  A 0.80956715 (f32:3f4f3fcb)\n      1.012 │⠉⠉\nbaseline: 8.9 s; about 18 s left"
+    b = "loss at step 0  A 1e-05 (f32:3f81969b)\n     0.9847 │⠒⠢ B\nbaseline: 18.9 s; about 2 min left"
+    assert without_chance(a) == without_chance(b)
+    assert without_chance(a) != without_chance(b.replace("loss", "kl"))
+
+
+def test_the_readme_leads_to_it() -> None:
+    readme = (PAGE.parents[2] / "README.md").read_text("utf-8")
+    assert "[Find out why your two runs differ, in five minutes](harness/lab/WHY.md)" in readme

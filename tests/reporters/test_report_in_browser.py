@@ -1,0 +1,213 @@
+"""The page of a report in a browser: what it draws, what one can do with it, and that it talks to nobody."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("selenium", reason="pip install 'rlharness[browser]'")
+
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.keys import Keys
+
+from harness.reporters.report import curves
+from harness.trace.reader import read_trace
+from tests.browser import NARROW, Browser, browser, missing
+from tests.reporters.report_pages import NUM_STEPS, page_of, write_pair, write_run
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=f"not on this machine: {', '.join(missing())}")
+
+PAINTED = """
+const canvas = document.querySelector(arguments[0]);
+const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+copy.drawImage(canvas, 0, 0);
+const data = copy.getImageData(0, 0, canvas.width, canvas.height).data;
+const wanted = arguments[1].match(/[0-9a-f]{2}/gi).map((part) => parseInt(part, 16));
+let num = 0;
+for (let at = 0; at < data.length; at += 4) {
+  if (wanted.every((part, index) => Math.abs(part - data[at + index]) < 3) && data[at + 3] > 250) num++;
+}
+return num;
+"""
+CELL = "return document.querySelector('.grid-cell').innerText"
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Browser]:
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def diverged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of two runs that part at step 5, with hostile text in it."""
+    directory = tmp_path_factory.mktemp("diverged")
+    path = directory / "report.html"
+    path.write_text(page_of(directory, *write_pair(directory)), "utf-8")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def no_complaint(tab: Browser) -> Iterator[None]:
+    """No test may leave an error in the console, or have asked anybody for anything."""
+    yield
+    assert (tab.complaints(), tab.requests()) == ([], [])
+
+
+def colour(tab: Browser, name: str) -> str:
+    return str(tab.run("return getComputedStyle(document.documentElement).getPropertyValue(arguments[0])", f"--{name}"))
+
+
+def painted(tab: Browser, name: str, canvas: str = ".grid canvas") -> int:
+    """How many pixels of a canvas have a colour of the page."""
+    tab.settle()
+    return int(tab.run(PAINTED, canvas, colour(tab, name)))
+
+
+def point(tab: Browser, x: float, y: float) -> str:
+    """What is told of the cell at a place of the grid, in pixels from its top left."""
+    frame = tab.driver.find_element("css selector", ".grid-frame")
+    tab.run("arguments[0].scrollIntoView({block: 'center'})", frame)
+    size = frame.size
+    ActionChains(tab.driver, duration=0).move_to_element_with_offset(
+        frame, round(x - size["width"] / 2), round(y - size["height"] / 2)
+    ).perform()
+    return str(tab.run(CELL))
+
+
+def cells(tab: Browser) -> tuple[float, float]:
+    """(where the first column begins, how wide a column is)."""
+    width = tab.driver.find_element("css selector", ".grid-frame").size["width"] - 2
+    gutter = min(230, max(96, round(width * 0.27)))
+    return gutter, (width - gutter - 1) / NUM_STEPS
+
+
+def test_curves_are_drawn_with_the_place_where_they_part(tab: Browser, diverged: Path) -> None:
+    tab.open(diverged)
+    titles = tab.run("return [...document.querySelectorAll('#panels figcaption b')].map((each) => each.textContent)")
+    assert titles == ["reward_mean", "loss"]
+    assert painted(tab, "part", "#panels canvas") > 30, "the mark at step 5"
+    assert painted(tab, "run-0", "#panels canvas") > 100 and painted(tab, "run-1", "#panels canvas") > 100
+    assert tab.run("return document.querySelector('.banner .label').innerText") == "DIVERGED"
+    assert tab.run("return document.querySelectorAll('.phases .first').length") == 1
+
+
+def test_equal_curves_have_no_mark_and_no_grid(tab: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "equal.html"
+    path.write_text(page_of(tmp_path, write_run(tmp_path / "a"), write_run(tmp_path / "b")), "utf-8")
+    tab.open(path)
+    assert painted(tab, "run-1", "#panels canvas") > 100
+    assert painted(tab, "part", "#panels canvas") == 0
+    assert tab.run("return document.querySelectorAll('.grid').length") == 0
+    tab.run("document.querySelector('input[value=distance]').click()")
+    texts = tab.run("return [...document.querySelectorAll('#panels .plot')].map((each) => each.innerText)")
+    assert texts == ["no distance: equal wherever both have a value"] * 2
+
+
+def test_extremes_have_no_distance(tab: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curves, "MAX_POINTS", 6)
+    path = tmp_path / "long.html"
+    path.write_text(page_of(tmp_path, write_run(tmp_path / "a"), write_run(tmp_path / "b", parts_at=5)), "utf-8")
+    tab.open(path)
+    assert "the extremes, for every 4 steps" in tab.run("return document.querySelector('#panels').innerText")
+    assert painted(tab, "run-1", "#panels canvas") > 100
+    tab.run("document.querySelector('input[value=distance]').click()")
+    texts = tab.run("return [...document.querySelectorAll('#panels .plot')].map((each) => each.innerText)")
+    assert texts == ["no distance: two points stand for 4 steps"] * 2
+
+
+def test_costs_are_drawn_when_they_are_opened(tab: Browser, diverged: Path) -> None:
+    tab.open(diverged)
+    assert tab.run("return document.querySelectorAll('#cost-panels canvas').length") == 0
+    tab.run("document.querySelector('#costs').open = true")
+    tab.settle()
+    assert tab.run("return document.querySelectorAll('#cost-panels canvas').length") == 1
+
+
+def test_the_grid_tells_a_cell(tab: Browser, diverged: Path) -> None:
+    tab.open(diverged)
+    assert "step 5 · backward w<script>" in tab.run(CELL), "the first difference is told before anybody points"
+    start, width = cells(tab)
+    row = 22 * 4 + 16 / 2 + 22  # rollout, reward, forward, loss are folded; backward is open
+    told = point(tab, start + 8.5 * width, row)
+    assert "step 8 · backward w<script>" in told and "1 of 1 differ" in told
+    for run in ("a", "b"):
+        leaves = read_trace(diverged.parent / run).columns(8, 0).leaves()
+        (digest,) = [each.digest.hex() for each in leaves if each.phase == "backward"]
+        assert f"{run.upper()}  xxh3_128 {digest}" in told.splitlines()
+    assert "1 equal" in point(tab, start + 2.5 * width, row)
+    assert "step 6 · rollout" in point(tab, start + 6.5 * width, 11)
+
+
+def test_the_grid_is_moved_in_with_keys(tab: Browser, diverged: Path) -> None:
+    tab.open(diverged)
+    frame = tab.driver.find_element("css selector", ".grid-frame")
+    frame.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
+    assert "step 7 · optimizer, 50 rows" in tab.run(CELL)
+    height = frame.size["height"]
+    frame.send_keys(Keys.ENTER)
+    assert frame.size["height"] > height, "a phase that is opened shows its rows"
+    frame.send_keys(*[Keys.ARROW_DOWN] * 50)
+    assert "optimizer layers.49.weight" in tab.run(CELL)
+    assert tab.run("return arguments[0].scrollTop", frame) > 0, "the cell is scrolled to"
+
+
+def test_hostile_text_does_not_run_and_is_seen(tab: Browser, diverged: Path) -> None:
+    tab.open(diverged)
+    text = tab.run("return document.body.innerText")
+    assert "<script>alert(1)</script> one" in text
+    assert tab.run("return document.scripts.length") == 2
+    assert tab.run("return document.querySelectorAll('mark').length") > 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_as_light_as_the_machine_prefers(tab: Browser, diverged: Path, scheme: str) -> None:
+    tab.open(diverged, scheme=scheme)
+    background = tab.run("return getComputedStyle(document.body).backgroundColor")
+    assert background == {"light": "rgb(246, 247, 249)", "dark": "rgb(16, 18, 22)"}[scheme]
+    assert painted(tab, "different") > 100
+    assert painted(tab, "run-0", "#panels canvas") > 100
+
+
+def test_the_switch_and_the_machine_change_the_plots_in_place(tab: Browser, diverged: Path) -> None:
+    tab.open(diverged)
+    light = colour(tab, "run-0")
+    tab.run("document.querySelector('.theme input[value=dark]').click()")
+    dark = colour(tab, "run-0")
+    assert dark != light
+    assert painted(tab, "run-0", "#panels canvas") > 100 and painted(tab, "different") > 100
+    tab.run("document.querySelector('.theme input[value=auto]').click()")
+    assert colour(tab, "run-0") == light
+    tab.prefer("dark")
+    assert colour(tab, "run-0") == dark
+    assert painted(tab, "run-0", "#panels canvas") > 100
+
+
+def test_a_phone_shows_it_without_scrolling_sideways(tab: Browser, diverged: Path) -> None:
+    tab.open(diverged, size=NARROW)
+    tab.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    tab.settle()
+    scrolled, shown = tab.run("return [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    assert scrolled == shown == NARROW[0]
+    assert painted(tab, "different") > 50
+
+
+def test_it_is_light_on_paper(tab: Browser, diverged: Path) -> None:
+    tab.open(diverged, scheme="dark")
+    tab.run("dispatchEvent(new Event('beforeprint'))")
+    assert colour(tab, "paper").strip() == "#f6f7f9"
+    tab.run("dispatchEvent(new Event('afterprint'))")
+    assert colour(tab, "paper").strip() == "#101216"
+
+
+def test_every_table_has_heads_and_what_is_drawn_has_words(tab: Browser, diverged: Path) -> None:
+    tab.open(diverged)
+    tables = tab.run(
+        "return [...document.querySelectorAll('table:not(.u-legend)')].map((each) => !!each.querySelector('th[scope]'))"
+    )
+    assert len(tables) >= 6 and all(tables)
+    labels = tab.run(
+        "return [...document.querySelectorAll('section, .grid-frame')].map((each) => each.ariaLabel"
+        " || document.getElementById(each.getAttribute('aria-labelledby'))?.innerText)"
+    )
+    assert len(labels) >= 8 and all(labels)

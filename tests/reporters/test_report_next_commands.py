@@ -1,0 +1,95 @@
+"""Which command a report names next, and what it keeps to itself."""
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+from harness.cli import cli
+from harness.reporters.report.fingerprints import side_by_side
+from harness.reporters.report.next_commands import next_commands
+from harness.reporters.report.subjects import Pair, Subject, letter
+from harness.trace.diff import diff
+from harness.trace.manifest import Fingerprint, Manifest
+from tests.trace.traces import flip_bit, manifest_of, steps_of, trace
+
+SICK = flip_bit(1, "backward", "layers.0.weight")
+
+
+def pair_of(directory: Path, manifest: Manifest, other: Manifest | None = None, *, is_equal: bool = False) -> Pair:
+    a = trace(directory / "a", steps_of(3), manifest)
+    b = trace(directory / "b", steps_of(3) if is_equal else steps_of(3, SICK), other or manifest)
+    return Pair(Subject("A", "runs/a", a), Subject("B", "runs/my b", b), diff(a, b))
+
+
+def commands(pair: Pair) -> list[str]:
+    return [each.command for each in next_commands(pair)]
+
+
+def test_of_a_program_its_own_command_line_without_secrets(tmp_path: Path) -> None:
+    argv = ("python", "train.py", "--lr", "1e-3", "--api-key", "sk-0123456789abcdefghij")
+    assert commands(pair_of(tmp_path, replace(manifest_of(), argv=argv))) == [
+        "rlharness replay --step 1 --op -- python train.py --lr 1e-3 --api-key '<redacted>'",
+        "rlharness replay --level rerun -- python train.py --lr 1e-3 --api-key '<redacted>'",
+        "rlharness diff runs/a 'runs/my b'",
+    ]
+    at_level = commands(pair_of(tmp_path / "x", replace(manifest_of(), argv=argv, level="rerun")))
+    assert not any("--level" in command for command in at_level)
+
+
+def test_of_a_scenario_what_was_other_in_its_free_sections(tmp_path: Path) -> None:
+    argv = ("rlharness", "train", "grpo", "--set", "seed=3")
+    of_a, of_b = (
+        replace(manifest_of(perturbation={"variable OMP_NUM_THREADS": n, "spread.threads": n}), argv=argv)
+        for n in ("1", "2")
+    )
+    pair = pair_of(tmp_path, of_a, of_b)
+    assert commands(pair) == ["rlharness diff runs/a 'runs/my b'"], "without its call nobody can run it again"
+    for run in ("a", "b"):
+        (tmp_path / run / "call.json").write_text(
+            json.dumps({"entry": "m:f", "config": {}, "free": ["spread"]}), "utf-8"
+        )
+    assert commands(pair) == [
+        "rlharness replay runs/a --step 1 --op --against 'runs/my b'",
+        "rlharness transplant runs/a 'runs/my b'",
+        "rlharness replay grpo --set seed=3 --vary spread.threads=1,2",
+        "rlharness chaos grpo --set seed=3",
+        "rlharness diff runs/a 'runs/my b'",
+    ]
+
+
+def test_every_command_is_one(tmp_path: Path) -> None:
+    for name, argv in (("program", ("python", "x.py")), ("scenario", ("rlharness", "train", "grpo"))):
+        pair = pair_of(tmp_path / name, replace(manifest_of(perturbation={"spread.n": "1"}), argv=argv))
+        for run in ("a", "b"):
+            (tmp_path / name / run / "call.json").write_text('{"free": ["spread"]}', "utf-8")
+        for _, command, *words in map(shlex.split, commands(pair)):
+            known = {option for each in cli.commands[command].params for option in each.opts}
+            assert {word for word in words[: words.index("--") if "--" in words else None] if word[0] == "-"} <= known
+
+
+def test_equal_runs_want_no_command_and_others_may_only_be_compared(tmp_path: Path) -> None:
+    known = replace(manifest_of(), argv=("python", "x.py"))
+    assert commands(pair_of(tmp_path / "equal", known, is_equal=True)) == []
+    assert commands(pair_of(tmp_path / "nameless", manifest_of())) == ["rlharness diff runs/a 'runs/my b'"]
+    other_seed = replace(known, fingerprint=Fingerprint({"seed": "8"}))
+    assert commands(pair_of(tmp_path / "other", known, other_seed)) == ["rlharness diff runs/a 'runs/my b'"]
+
+
+def test_fingerprints_stand_side_by_side_without_secrets() -> None:
+    a = manifest_of(numerics={"python": "3.11", "libc": "2.36", "variable HF_TOKEN": "x"})
+    b = manifest_of(numerics={"python": "3.12", "libc": "2.36", "driver": "570"})
+    identity, numerics = side_by_side(a, b)
+    assert (identity.name, identity.different, len(identity.alike)) == ("identity", (), 1)
+    assert [(line.name, line.a, line.b) for line in numerics.different] == [
+        ("driver", None, "570"),
+        ("python", "3.11", "3.12"),
+        ("variable HF_TOKEN", "<redacted>", None),
+    ]
+    assert [line.name for line in numerics.alike] == ["libc"]
+    assert side_by_side(None, None) == []
+    assert [part.name for part in side_by_side(None, b)] == ["identity", "numerics"]
+
+
+def test_letters_go_on_after_z() -> None:
+    assert [letter(number) for number in (0, 1, 25, 26, 27, 701, 702)] == ["A", "B", "Z", "AA", "AB", "ZZ", "AAA"]

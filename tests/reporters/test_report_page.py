@@ -1,0 +1,226 @@
+"""The page of a report as text: whole by itself, nothing of a trace that runs, the same from the same traces."""
+
+import builtins
+import hashlib
+import json
+import re
+from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import UsageError
+from harness.reporters.report.page import page, require_jinja
+from harness.reporters.report.subjects import Report, Subject
+from harness.trace.reader import read_trace
+from tests.reporters.report_pages import HOSTILE, NUM_STEPS, page_of, write_pair, write_run
+from tests.trace.traces import manifest_of, steps_of, write
+
+UPLOT = {
+    "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+    "uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+    "LICENSE": "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd",
+}
+"""SHA-256 of what `npm pack uplot@1.6.32` holds."""
+FETCHING = ("src", "href", "srcset", "action", "poster", "data", "formaction", "ping", "background")
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and the text outside scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.stack: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.stack and self.stack[-1] == tag:
+            self.stack.pop()
+
+    def handle_data(self, data: str) -> None:
+        if not self.stack:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for each, attributes in self.found if each == tag]
+
+
+def data_of(text: str) -> Any:
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert match
+    return json.loads(match[1])
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of two runs with hostile text in them."""
+    directory = tmp_path_factory.mktemp("hostile")
+    return page_of(directory, *write_pair(directory))
+
+
+def test_it_fetches_nothing(hostile: str) -> None:
+    elements = Elements(hostile)
+    links = [value for _, attributes in elements.found for name, value in attributes.items() if name in FETCHING]
+    assert links == ["data:,"]
+    style = "".join(re.findall(r"<style>(.*?)</style>", hostile, re.DOTALL))
+    assert "url(" not in style and "@import" not in style
+    (policy,) = [each["content"] for each in elements.all("meta") if each.get("http-equiv")]
+    assert policy and policy.startswith("default-src 'none';") and "unsafe" not in policy
+
+
+def test_its_policy_allows_its_own_script_and_style_and_no_other(hostile: str) -> None:
+    (policy,) = [each["content"] for each in Elements(hostile).all("meta") if each.get("http-equiv")]
+    assert policy
+    for tag, body in re.findall(r"<(script|style)>(.*?)</\1>", hostile, re.DOTALL):
+        digest = hashlib.sha256(body.encode()).digest()
+        assert f"{tag}-src 'sha256-{b64encode(digest).decode()}'" in policy
+    assert [each for each in Elements(hostile).all("script") if each.get("type") != "application/json"] == [{}]
+    assert not [
+        name for _, each in Elements(hostile).found for name in each if name.startswith("on") or name == "style"
+    ]
+
+
+def test_what_a_trace_holds_is_text(hostile: str) -> None:
+    assert HOSTILE not in hostile
+    text = Elements(hostile).text
+    assert text.count(HOSTILE) >= 8, "names, command line, identity, prompt, completions, tokens"
+    assert "{{7*7}}" in text and "49" not in re.findall(r"\b49\b", text)
+    assert "\u202e" not in hostile and "\\u202e" in text
+    names = [name for grid in data_of(hostile)["grids"] for row in grid["rows"] for name in row["names"]]
+    assert f"w{HOSTILE}" in names
+
+
+def test_secrets_are_left_out(hostile: str) -> None:
+    assert "hunter2" not in hostile
+    assert "--token <redacted>" in Elements(hostile).text
+
+
+def test_it_says_what_diff_says(hostile: str) -> None:
+    text = Elements(hostile).text
+    assert f"DIVERGED step 5, backward w{HOSTILE}" in text
+    assert "Tokens flipped: 6 of 96 (6.2 %); first step 6, sequence 1, position 3." in text
+    assert "7 of 12 steps differ" in text
+    assert data_of(hostile)["curves"]["parts"] == [{"letter": "B", "step": 5}]
+    assert [panel["name"] for panel in data_of(hostile)["curves"]["panels"]] == ["reward_mean", "loss", "step_time"]
+
+
+def test_phases_of_the_step_are_told_with_the_first_that_differs(hostile: str) -> None:
+    phases = re.findall(r'<li class="(\w+)"><span class="name">(\w+)</span>', hostile)
+    states = {name: state for state, name in phases}
+    assert states == {
+        **dict.fromkeys(("rollout", "reward", "forward", "loss"), "equal"),
+        **dict.fromkeys(("reference", "advantage", "sync"), "absent"),
+        "backward": "first",
+        "optimizer": "different",
+    }
+
+
+def test_flipped_tokens_are_marked(hostile: str) -> None:
+    marked = re.findall(r"<mark>(.*?)</mark>", hostile)
+    assert marked[:2] == ["↵", "&lt;script&gt;alert(1)&lt;/script&gt;"]
+
+
+def test_the_same_traces_make_the_same_page(tmp_path: Path) -> None:
+    a, b = write_pair(tmp_path)
+    assert page_of(tmp_path, a, b) == page_of(tmp_path, a, b)
+
+
+def test_equal_runs_have_no_first_place(tmp_path: Path) -> None:
+    text = page_of(tmp_path, write_run(tmp_path / "a"), write_run(tmp_path / "b"))
+    told = Elements(text).text
+    assert "EQUAL 12 steps, every bit" in told and "No leaf of 12 steps differs." in told
+    assert "Where they part" not in told and "What to type next" not in told
+    assert data_of(text)["curves"]["parts"] == []
+
+
+def test_a_run_alone_has_its_curve_and_its_fingerprint(tmp_path: Path) -> None:
+    text = page_of(tmp_path, write_run(tmp_path / "a"))
+    told = Elements(text).text
+    assert "Fingerprint identity" in told and "12 steps, 0 to 11. One run, compared with nothing" in told
+    assert "DIVERGED" not in told and "What differs when" not in told
+    assert len(data_of(text)["curves"]["panels"]) == 3 and data_of(text)["grids"] == []
+
+
+def test_of_three_runs_each_is_beside_the_first(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, parts_at=at) for name, at in (("a", NUM_STEPS), ("b", 3), ("c", 8))]
+    text = page_of(tmp_path, *runs)
+    assert re.findall(r'class="pair" id="(.*?)"', text) == ["pair-0", "pair-1"]
+    data = data_of(text)
+    assert data["curves"]["letters"] == ["A", "B", "C"]
+    assert data["curves"]["parts"] == [{"letter": "B", "step": 3}, {"letter": "C", "step": 8}]
+    assert len(data["curves"]["panels"][0]["lines"]) == 3 and len(data["grids"]) == 2
+
+
+def test_incomplete_and_not_comparable_runs_are_shown_and_said(tmp_path: Path) -> None:
+    whole = write(tmp_path / "a", steps_of(4))
+    cut = write(tmp_path / "cut", steps_of(2), complete=False)
+    other = write(tmp_path / "other", steps_of(4), manifest_of(identity={"seed": "8"}))
+    text = Elements(page_of(tmp_path, whole, cut, other)).text
+    assert "INCOMPLETE no difference in 2 steps" in text
+    assert "Incomplete: its program did not end in order" in text
+    assert "NOT COMPARABLE no difference in 4 steps" in text
+    assert "identity differs: seed" in text
+
+
+def test_a_trace_without_steps_curve_or_manifest_is_a_page(tmp_path: Path) -> None:
+    empty, nameless = write(tmp_path / "a", []), write(tmp_path / "b", steps_of(1))
+    (nameless / "manifest.json").unlink()
+    (nameless / "curve.jsonl").unlink()
+    text = Elements(page_of(tmp_path, empty, nameless)).text
+    assert "no steps" in text and "manifest.json is missing or cut" in text
+    assert page(Report((Subject("A", "a", read_trace(empty)),), ()))
+
+
+def test_a_completion_that_holds_a_secret_is_not_shown(tmp_path: Path) -> None:
+    a, b = write_pair(tmp_path)
+    place = a / "checkpoints" / "step-000012" / "policy" / "tokenizer.json"
+    key = "hf_" + "0123456789abcdefghij"
+    vocab = {"<pad>": 0, key[:9]: 1, key[9:18]: 5, key[18:]: 6}  # of the sequence whose last token flips
+    place.write_text(json.dumps({"model": {"vocab": vocab}}), "utf-8")
+    (a / "completions.jsonl").write_text(json.dumps({"step": 1, "prompt": key, "completion": key}), "utf-8")
+    (b / "completions.jsonl").write_text(json.dumps({"step": 1, "prompt": key, "completion": "x"}), "utf-8")
+    text = page_of(tmp_path, a, b)
+    assert key not in re.sub("<[^>]*>", "", text)
+
+
+def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: Callable[..., Any] = builtins.__import__
+
+    def without_jinja(name: str, *rest: Any) -> Any:
+        if name == "jinja2":
+            raise ImportError(name)
+        return imported(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_jinja)
+    with pytest.raises(UsageError, match=r"needs Jinja2.*(?s:.)*pip install 'rlharness\[report\]'"):
+        require_jinja()
+
+
+def test_the_library_that_plots_is_as_it_was_published() -> None:
+    place = resources.files("harness.reporters.report") / "uplot"
+    found = {name: hashlib.sha256(place.joinpath(name).read_bytes()).hexdigest() for name in UPLOT}
+    assert found == UPLOT
+    assert "uPlot 1.6.32" in place.joinpath("README.md").read_text("utf-8")
+    assert b"v1.6.32" in place.joinpath("uPlot.iife.min.js").read_bytes()
+
+
+def test_gaps_of_a_run_stand_beside_it(tmp_path: Path) -> None:
+    manifest = replace(manifest_of(), world_size=2)
+    text = Elements(page_of(tmp_path, write(tmp_path / "a", steps_of(2), manifest))).text
+    assert "rank-1.log is missing" in text
