@@ -4,6 +4,10 @@
     timeout = 1200
     allow-missing-gpus = true
 
+    [tool.rlharness.gate]
+    scenarios = ["grpo_tiny"]
+    fail-on = ["behaviour", "slowdown"]
+
     [tool.rlharness.needs]
     "tests/gpu/**" = 2
     "*_on_8_gpus.py" = { gpus = 8, memory-gb = 80, min-capability = 9.0, timeout = 3600 }
@@ -43,6 +47,8 @@ SecondsOrZero = Annotated[float, Ge(0), "seconds, 0 or more"]
 Count = Annotated[int, Ge(1), "a whole number, 1 or more"]
 CountOrZero = Annotated[int, Ge(0), "a whole number, 0 or more"]
 Flag = Annotated[bool, "true or false"]
+Ratio = Annotated[float, Gt(1), "a ratio above 1, such as 1.25"]
+Names = Annotated[list[str], 'a list of names, such as ["a", "b"]']
 Capability = Annotated[float | str | list[int], "9.0, '9.0' or [9, 0]"]
 """Each type with its check and, for people, what is legal."""
 
@@ -62,6 +68,21 @@ class Keys:
     device_ids: Annotated[Literal["uuid", "number"], "'uuid' or 'number'"] | None = None
     history_free: Flag | None = None
     """Neither read nor keep how long files take."""
+
+
+@dataclass(frozen=True)
+class GateKeys:
+    """The keys of `[tool.rlharness.gate]`; see `rlharness gate --help` for what each does."""
+
+    scenarios: Names | None = None
+    """Those that it runs; None: all of the project."""
+    size: Annotated[str, MinLen(1), "the name of a size"] | None = None
+    runs: Count | None = None
+    golden: Annotated[str, MinLen(1), "a directory"] | None = None
+    fail_on: Names | None = None
+    slowdown: Ratio | None = None
+    memory: Ratio | None = None
+    timeout_s: Seconds | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +112,7 @@ class Config(Keys):
     """A checked configuration."""
 
     needs: tuple[NeedRule, ...] = ()
+    gate: GateKeys = GateKeys()
     path: Path | None = None
     """The file it was read from; None where there is none."""
 
@@ -168,8 +190,15 @@ def _config(table: Any, path: Path) -> Config:
         raise UsageError(f"{where} is {table!r}", legal="a table", remedy="write [tool.rlharness] on a line of its own")
     rest = dict(table)
     rules = _rules(rest.pop("needs", {}), f"{where}.needs")
-    keys = _checked(Keys, rest, where, more_keys=("needs",))
-    return Config(**{each.name: getattr(keys, each.name) for each in fields(keys)}, needs=rules, path=path)
+    gate = _gate(rest.pop("gate", {}), f"{path}: [tool.rlharness.gate]")
+    keys = _checked(Keys, rest, where, more_keys=("needs", "gate"))
+    return Config(**{each.name: getattr(keys, each.name) for each in fields(keys)}, needs=rules, gate=gate, path=path)
+
+
+def _gate(table: Any, where: str) -> GateKeys:
+    if not isinstance(table, dict):
+        raise UsageError(f"{where} is {table!r}", legal="a table", remedy='write scenarios = ["name"] below it')
+    return _checked(GateKeys, table, where)
 
 
 def _rules(table: Any, where: str) -> tuple[NeedRule, ...]:

@@ -1,0 +1,85 @@
+"""Between what a bisection looks: commits, each in a worktree of its own, or versions of a package."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol
+
+from harness.errors import HarnessError, UsageError
+from harness.exit_codes import ExitCode
+from harness.lab.worktrees import Checkout, Commit, GitError, Side, Worktrees
+
+
+class UnavailableError(HarnessError):
+    """A candidate that cannot be had here; another one is probed in its place."""
+
+
+class Interrupted(HarnessError):
+    """A signal has asked for the end before both ends were known."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
+class Candidates(Protocol):
+    """What may be bad first, and how each is had."""
+
+    good: str
+    bad: str
+
+    @property
+    def parents(self) -> Mapping[str, Sequence[str]]:
+        """The history: of every candidate, what came right before it; `good` is none of them."""
+
+    def told(self, name: str) -> str:
+        """A candidate as a person knows it."""
+
+    def at(self, name: str) -> AbstractAsyncContextManager[Side]:
+        """Where the candidate is run, gone afterwards; UnavailableError where it cannot be had."""
+
+
+class CommitCandidates:
+    """The commits that the bad one has and the good one has not."""
+
+    def __init__(self, checkout: Checkout, worktrees: Worktrees, good: Commit, bad: Commit) -> None:
+        self._checkout = checkout
+        self._worktrees = worktrees
+        self.good, self.bad = good.name, bad.name
+        self.parents = checkout.history(good, bad)
+
+    def commit(self, name: str) -> Commit:
+        """A candidate."""
+        return self._checkout.commit(name)
+
+    def told(self, name: str) -> str:
+        """3f9c2a7 The clip is lower."""
+        commit = self.commit(name)
+        return f"{commit.short} {commit.subject}"
+
+    @asynccontextmanager
+    async def at(self, name: str) -> AsyncIterator[Side]:
+        """Its worktree."""
+        try:
+            tree = self._worktrees.at(self.commit(name))
+            side = tree.__enter__()
+        except GitError as error:
+            raise UnavailableError(error.what) from None
+        try:
+            yield side
+        finally:
+            tree.__exit__(None, None, None)
+
+
+def checked_ends(checkout: Checkout, good: str, bad: str) -> tuple[Commit, Commit]:
+    """Two revisions, the first an ancestor of the second; UsageError for any others."""
+    ends = checkout.commit(good), checkout.commit(bad)
+    if ends[0] == ends[1]:
+        raise UsageError(f"--good {good} and --bad {bad} are one commit", legal="two, the good one earlier")
+    if not checkout.is_ancestor(*ends):
+        turned = checkout.is_ancestor(ends[1], ends[0])
+        raise UsageError(
+            f"--good {good} is no ancestor of --bad {bad}",
+            legal="a good commit from which the bad one has come",
+            remedy="exchange them, and look for the commit that mended it: --by tells the two apart either way"
+            if turned
+            else f"git merge-base {good} {bad} names one that both have come from",
+        )
+    return ends

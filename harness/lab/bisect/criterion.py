@@ -1,0 +1,98 @@
+"""What makes a probe bad: other bits than the good one's, another reward, or a value of its curve. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isnan
+
+from harness.errors import UsageError
+from harness.inject.conditions import OPERATORS, Condition, parse_condition
+from harness.lab.bisect.search import Outcome
+from harness.trace.diff import diff
+from harness.trace.reader import Trace
+from harness.trace.verdict import Kind
+
+BITS, REWARD = "bits", "reward"
+OPTION = "--by"
+REWARD_MEAN = "reward_mean"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a probe is."""
+
+    outcome: Outcome
+    reason: str
+    """In a few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """By what probes are told apart."""
+
+    text: str
+    """As it was typed."""
+    condition: Condition | None = None
+    """Bad is where it holds; None of BITS and REWARD."""
+    tolerance: float = 0.0
+    """Of REWARD: how far it may move."""
+
+    def judge(self, good: Trace, probe: Trace) -> Judged:
+        """What a probe is, beside the run that is known to be good."""
+        if self.text == BITS:
+            return _by_bits(good, probe)
+        if self.condition is None:
+            return self._by_reward(good, probe)
+        return self._by_condition(self.condition, probe)
+
+    def _by_reward(self, good: Trace, probe: Trace) -> Judged:
+        x, y = (dict(_values(trace, REWARD_MEAN)) for trace in (good, probe))
+        if not x.keys() & y.keys():
+            return Judged(Outcome.SKIP, f"no step has a {REWARD_MEAN} in both")
+        for step in sorted(x.keys() | y.keys()):
+            if step not in x or step not in y:
+                return Judged(Outcome.BAD, f"step {step} is in one of them only")
+            moved = abs(x[step] - y[step])
+            if moved > self.tolerance or isnan(x[step]) != isnan(y[step]):
+                return Judged(Outcome.BAD, f"the reward of step {step} is {y[step]:.6g}, not {x[step]:.6g}")
+        return Judged(Outcome.GOOD, "the same reward")
+
+    def _by_condition(self, condition: Condition, probe: Trace) -> Judged:
+        values = list(_values(probe, condition.name))
+        if not values:
+            return Judged(Outcome.SKIP, f"its curve has no {condition.name}")
+        for step, value in values:
+            if isnan(value) or OPERATORS[condition.relation](value, condition.number):
+                return Judged(Outcome.BAD, f"{condition.name} of step {step} is {value:.6g}")
+        return Judged(Outcome.GOOD, f"no step has {condition}")
+
+
+def parse_criterion(text: str, tolerance: float | None) -> Criterion:
+    """A criterion as it is typed; UsageError for any other text."""
+    if tolerance is not None and text != REWARD:
+        raise UsageError(f"--tolerance with --by {text}", legal=f"--by {REWARD} --tolerance X")
+    if text in (BITS, REWARD):
+        return Criterion(text, tolerance=tolerance or 0.0)
+    condition = parse_condition(text, OPTION)
+    if condition.word:
+        raise UsageError(f"{OPTION} {text}", legal=f"{BITS}, {REWARD}, or METRIC>X", remedy=f"{OPTION} 'loss>10'")
+    return Criterion(text, condition)
+
+
+def _by_bits(good: Trace, probe: Trace) -> Judged:
+    verdict = diff(good, probe)
+    first = verdict.first
+    if first is None:
+        if verdict.kind is Kind.EQUAL:
+            return Judged(Outcome.GOOD, "every bit is the same")
+        return Judged(Outcome.SKIP, "; ".join(verdict.reasons))
+    leaf = first.a or first.b
+    return Judged(
+        Outcome.BAD, f"other bits from step {first.step} on" + (f", {leaf.phase} {leaf.name}" if leaf else "")
+    )
+
+
+def _values(trace: Trace, name: str) -> Iterator[tuple[int, float]]:
+    """(step, value) of a name of the curve."""
+    for point in trace.curve:
+        if name in point.values:
+            yield point.step, point.values[name].value()

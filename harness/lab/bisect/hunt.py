@@ -1,0 +1,176 @@
+"""The probes of a bisection: each run once, the good end twice, since bits that come and go cannot be bisected."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.errors import HarnessError
+from harness.exit_codes import ExitCode
+from harness.lab.bisect.candidates import Candidates, Interrupted, UnavailableError
+from harness.lab.bisect.criterion import Criterion, Judged
+from harness.lab.bisect.result import Bisection, Probe
+from harness.lab.bisect.search import Outcome, Search
+from harness.lab.entry_call import read_refusal
+from harness.lab.envelope import Envelope
+from harness.lab.gate.plan import Scene, check_origin
+from harness.lab.session import Session
+from harness.reporters.run_lines import RunLines
+from harness.trace.diff import diff
+from harness.trace.reader import Trace, read_trace
+
+
+class NothingToFindError(HarnessError):
+    """The two ends are not what they were said to be: nothing lies between them that could be found."""
+
+    exit_code = ExitCode.NOT_COMPARABLE
+
+
+class EndsError(HarnessError):
+    """An end that cannot be run."""
+
+    exit_code = ExitCode.INCOMPLETE_RECORDING
+
+
+class Hunt:
+    """One bisection."""
+
+    def __init__(
+        self,
+        session: Session,
+        lines: RunLines,
+        candidates: Candidates,
+        criterion: Criterion,
+        directory: Path,
+        *,
+        checkout_root: Path | None = None,
+    ) -> None:
+        self._session = session
+        self._lines = lines
+        self._candidates = candidates
+        self._criterion = criterion
+        self._directory = directory
+        self._checkout_root = checkout_root
+        self._good: Trace | None = None
+
+    async def first_bad(self, scenario: str, envelope: Envelope) -> Bisection:
+        """Search. HarnessError where the ends do not allow it; what is known so far where a signal asks for the end."""
+        candidates = self._candidates
+        good = await self._good_end(envelope)
+        bad = await self._probe(candidates.bad, "bad", envelope)
+        self._check_end(bad)
+        search = Search.of(candidates.parents, candidates.bad)
+        probes: list[Probe] = []
+        while (name := search.next_probe) is not None and not self._session.interrupted_by:
+            probe = await self._probe(name, f"{search.num_left} to go", envelope)
+            if self._session.interrupted_by:
+                break
+            probes.append(probe)
+            search = search.after(name, probe.outcome)
+        return self._told(scenario, search, good, bad, probes)
+
+    async def _good_end(self, envelope: Envelope) -> Probe:
+        """The good end, which is shown to agree with itself where bits are what is asked for."""
+        good = await self._probe(self._candidates.good, "good", envelope)
+        if good.outcome is Outcome.SKIP or good.directory is None:
+            self._check_end(good)
+        assert good.directory is not None
+        self._good = read_trace(good.directory)
+        if (judged := self._criterion.judge(self._good, self._good)).outcome is not Outcome.GOOD:
+            raise NothingToFindError(
+                f"{good.told}, which should be good, is {judged.outcome.value}: {judged.reason}",
+                legal="a good one",
+                remedy="name another --good",
+            )
+        again = await self._probe(self._candidates.good, "good, once more", envelope, suffix="-again")
+        if again.outcome is not Outcome.GOOD:
+            self._refuse_interrupted()
+            raise NothingToFindError(
+                f"two runs of {good.told} are not alike: {again.reason}",
+                legal="a scenario that gives the same bits twice",
+                remedy=f"rlharness replay {' '.join(envelope.typed)} says why; --by reward --tolerance X bisects it as"
+                " it is",
+            )
+        return good
+
+    def _check_end(self, end: Probe) -> None:
+        self._refuse_interrupted()
+        if end.outcome is Outcome.SKIP:
+            raise EndsError(f"{end.told} cannot be run: {end.reason}", legal="two ends that can")
+        if end.outcome is Outcome.GOOD:
+            raise NothingToFindError(
+                f"{end.told}, which should be bad, is as the good one: {end.reason}",
+                legal="a bad one",
+                remedy="the scenario is that of the working tree, at every revision: what changed may be the scenario",
+            )
+
+    def _refuse_interrupted(self) -> None:
+        if self._session.interrupted_by:
+            raise Interrupted(f"interrupted by {self._session.interrupted_by}, before both ends were known")
+
+    async def _probe(self, name: str, title: str, envelope: Envelope, *, suffix: str = "") -> Probe:
+        """Run one candidate, and judge it."""
+        told = self._candidates.told(name)
+        self._lines.title = f"{told} ({title})"
+        place = self._directory / f"{told.split()[0] if self._checkout_root else name}{suffix}"
+        try:
+            async with self._candidates.at(name) as side:
+                if self._checkout_root is not None:
+                    check_origin(Scene("", "", side, envelope), self._checkout_root)
+                run = await self._session.record(envelope, place, environ=side.environ, cwd=side.cwd)
+        except UnavailableError as error:
+            self._lines.end(f"{self._lines.title}: skipped: {error.what}")
+            return Probe(name, told, Outcome.SKIP, error.what)
+        self._lines.ended(run)
+        directory = run.recording.directory
+        if refusal := read_refusal(directory):
+            return Probe(name, told, Outcome.SKIP, f"its entry refuses to begin: {refusal.what}", directory)
+        if not run.recording.is_whole or not run.recording.num_steps:
+            problem = run.recording.problems[0].what if run.recording.problems else "no step was recorded"
+            return Probe(name, told, Outcome.SKIP, problem, directory)
+        trace = read_trace(directory)
+        judged = Judged(Outcome.GOOD, "") if self._good is None else self._criterion.judge(self._good, trace)
+        self._lines.end(f"{self._lines.title}: {judged.outcome.value}, {judged.reason}" if judged.reason else told)
+        return Probe(name, told, judged.outcome, judged.reason, directory, tuple(_chains(trace)))
+
+    def _told(self, scenario: str, search: Search[str], good: Probe, bad: Probe, probes: list[Probe]) -> Bisection:
+        by_name = {probe.name: probe for probe in (good, *probes, bad)}
+        found = by_name[search.bad]
+        parents = self._candidates.parents.get(search.bad, ())
+        before = [by_name[name] for name in parents if name in by_name and by_name[name].outcome is Outcome.GOOD]
+        last_good = before[0] if before else good
+        assert found.directory is not None and last_good.directory is not None
+        unknown = [name for name in search.candidates if name not in by_name]
+        never = [Probe(name, self._candidates.told(name), Outcome.SKIP, "not looked at") for name in unknown]
+        return Bisection(
+            scenario=scenario,
+            criterion=self._criterion,
+            good=good,
+            bad=bad,
+            probes=tuple(probes),
+            candidates=tuple(
+                {probe.name: probe for probe in (*by_name.values(), *never)}[n] for n in search.candidates
+            ),
+            found=found,
+            last_good=last_good,
+            verdict=diff(read_trace(last_good.directory), read_trace(found.directory)),
+            directory=self._directory,
+            notes=tuple(_moved_again(found, bad, probes)),
+            interrupted_by=self._session.interrupted_by,
+        )
+
+
+def _moved_again(found: Probe, bad: Probe, probes: list[Probe]) -> Iterator[str]:
+    """That the first bad one is not all that happened between the two ends, as far as probes have shown it."""
+    if found.chains != bad.chains:
+        yield f"after it, bits have moved again: those of {bad.told} are others"
+    others = [
+        probe.told
+        for probe in probes
+        if probe.outcome is Outcome.BAD and probe.chains not in (found.chains, bad.chains)
+    ]
+    if others:
+        yield f"and with {', '.join(others)} they were others still: what moved bits may have come in several commits"
+
+
+def _chains(trace: Trace) -> Iterator[str]:
+    for _, log in sorted(trace.ranks.items()):
+        yield "".join(head.root.hex() for head in log.heads.values())

@@ -1,0 +1,144 @@
+"""Versions of a package between two, each put beside the environment, in front of it on the import path.
+
+    pip index versions NAME ─▶ A, ..., B ─▶ pip install --dry-run: what would change here ─▶ pip install --target DIR
+
+Only what pip would change in this environment is installed, the package and what its version needs otherwise, so that
+everything else, torch above all, is the same in every probe. The environment itself is never written to.
+"""
+
+import json
+import re
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from harness.errors import HarnessError, UsageError
+from harness.lab.bisect.candidates import Interrupted, UnavailableError
+from harness.lab.bisect.search import in_a_line
+from harness.lab.session import Session
+from harness.lab.supervised import OUTPUT
+from harness.lab.worktrees import Side
+from harness.machine.scratch import remove_tree
+from harness.reporters.base import say
+
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
+LEGAL = "NAME==A..B, the good version and the bad one"
+_SPEC = re.compile(r"\s*([A-Za-z0-9][\w.-]*)\s*==\s*(\S+?)\s*\.\.\s*(\S+)\s*")
+_VERSIONS = re.compile(r"^Available versions: (.+)$", re.MULTILINE)
+
+
+def parse_packages(text: str) -> tuple[str, Version, Version]:
+    """(name, good version, bad version) of NAME==A..B; UsageError for any other text."""
+    match = _SPEC.fullmatch(text)
+    try:
+        if match is None:
+            raise InvalidVersion(text)
+        name, good, bad = canonicalize_name(match[1]), Version(match[2]), Version(match[3])
+    except InvalidVersion:
+        raise UsageError(f"--packages {text}", legal=LEGAL, remedy="--packages torch==2.10.0..2.12.0") from None
+    if good == bad:
+        raise UsageError(f"--packages {text}: one version", legal=LEGAL)
+    return name, good, bad
+
+
+def versions_between(known: Sequence[str], name: str, good: Version, bad: Version) -> list[str]:
+    """The versions from the good one to the bad one, both included, newer or older; UsageError where one is unknown.
+
+    Pre-releases are among them only where one of the two is one.
+    """
+    by_version = {Version(text): text for text in known}
+    for wanted in (good, bad):
+        if wanted not in by_version:
+            raise UsageError(
+                f"the index has no {name} {wanted}",
+                legal=", ".join(by_version[each] for each in sorted(by_version)[-12:])
+                or "none: it has no such package",
+                remedy=f"pip index versions {name} shows them all; of yanked and foreign builds it says nothing",
+            )
+    takes_all = good.is_prerelease or bad.is_prerelease
+    low, high = sorted((good, bad))
+    found = [v for v in sorted(by_version) if low <= v <= high and (takes_all or not v.is_prerelease)]
+    return [by_version[each] for each in (found if good < bad else reversed(found))]
+
+
+class PackageCandidates:
+    """Versions of one package, each in a directory of its own."""
+
+    def __init__(self, session: Session, side: Side, directory: Path, name: str, versions: Sequence[str]) -> None:
+        self._session = session
+        self._side = side
+        self._directory = directory
+        self._name = name
+        self._numbers = count(1)
+        self.good, self.bad = versions[0], versions[-1]
+        self.parents: Mapping[str, Sequence[str]] = in_a_line(versions)
+
+    def told(self, name: str) -> str:
+        """einops 0.8.1."""
+        return f"{self._name} {name}"
+
+    @asynccontextmanager
+    async def at(self, name: str) -> AsyncIterator[Side]:
+        """The environment with this version in front of it."""
+        target = self._directory / f"packages-{name}"
+        try:
+            wanted = await self._what_would_change(name)
+            if wanted:
+                say(f"installing {', '.join(wanted)}, beside the environment")
+                arguments = ("install", "--quiet", "--no-deps", "--target", str(target), *wanted)
+                await pip(self._session, arguments, self._log(), f"{self.told(name)} cannot be installed")
+            paths = [str(target)] if wanted else []
+            path = ":".join([*self._recorder_first(paths)])
+            yield replace(self._side, environ={**self._side.environ, "PYTHONPATH": path})
+        finally:
+            remove_tree(str(target))
+
+    def _recorder_first(self, paths: Sequence[str]) -> list[str]:
+        """The import path: what records, then these, then what it was."""
+        first, *rest = self._side.environ["PYTHONPATH"].split(":")
+        return [first, *paths, *rest]
+
+    async def _what_would_change(self, version: str) -> list[str]:
+        """The requirements that pip would install to have this version here; none where it is here."""
+        log = self._log()
+        report = log.with_suffix(".json")
+        arguments = ("install", "--dry-run", "--quiet", "--report", str(report), f"{self._name}=={version}")
+        await pip(self._session, arguments, log, f"{self.told(version)} cannot be had here")
+        found = [each["metadata"] for each in json.loads(report.read_text("utf-8"))["install"]]
+        return [f"{each['name']}=={each['version']}" for each in found]
+
+    def _log(self) -> Path:
+        return self._directory / f"pip-{next(self._numbers)}"
+
+
+async def index_versions(session: Session, name: str, directory: Path, *, pre: bool) -> list[str]:
+    """What the index has of a package, as pip is configured; HarnessError where it cannot be asked."""
+    log = directory / "pip-versions"
+    arguments = ("index", "versions", name, *(("--pre",) if pre else ()))
+    try:
+        output = await pip(session, arguments, log, f"the versions of {name} are not known")
+    except UnavailableError as error:
+        if session.interrupted_by:
+            raise Interrupted(f"interrupted by {session.interrupted_by}, before both ends were known") from None
+        raise HarnessError(error.what, remedy="check the name, and pip's index: pip index versions") from None
+    match = _VERSIONS.search(output)
+    return [text.strip() for text in match[1].split(",")] if match else []
+
+
+async def pip(session: Session, arguments: Sequence[str], log: Path, what: str) -> str:
+    """What pip prints; UnavailableError, which begins with `what`, where it fails. It can be interrupted."""
+    end = await session.carry_out((*PIP, *arguments), log)
+    try:
+        output = (log / OUTPUT).read_text("utf-8", errors="replace")
+    except FileNotFoundError:
+        output = ""
+    if end.exit_code != 0:
+        faults = [line for line in output.splitlines() if line.startswith("ERROR:")] or output.splitlines()[-1:]
+        raise UnavailableError(f"{what}: {'; '.join(dict.fromkeys(faults)) or 'pip was ended'}")
+    return output

@@ -1,0 +1,260 @@
+"""Curves that are committed, and what a run is to one of them.
+
+    GOLDENS/grpo_tiny.smoke/3f9c2a71d05e/golden.json    identity, numerics, roots of each step, who accepted it and why
+                                        curve.jsonl     what a person reads in a review
+
+A directory for each scenario and size, in it one for each machine and environment: the name is the digest of the
+fingerprint's numerics, since other numerics make other bits. Roots are kept for a step as a whole, for each phase, and
+for what floats decide (tokens, rewards, signs of advantages), so that a change of numerics is told from one of
+behaviour without the trace.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+from harness.errors import HarnessError
+from harness.lab.gate.change import DECIDING, MOVED, Change, Finding
+from harness.lab.gate.rounding import HALF_OF_THE_DIGITS
+from harness.trace.attribution import PHASES as COUNTED_PHASES
+from harness.trace.attribution import kind_of
+from harness.trace.chain import CHAINED, PHASES, Leaf
+from harness.trace.curve import CurvePoint, curve_line, parse_curve
+from harness.trace.curve_diff import is_cost
+from harness.trace.digests import digest
+from harness.trace.element_diff import numbers
+from harness.trace.layout import CURVE
+from harness.trace.reader import Trace
+from harness.trace.values import FLOATS
+from harness.trace.verdict import ADVANTAGE_SIGNS
+
+VERSION = 1
+GOLDEN = "golden.json"
+KEY_CHARS = 12
+STEP = "step"
+"""Under which the root of everything that counts in a step stands, beside those of phases and kinds."""
+NORM = "gradient_norm"
+"""A value of the curve that does not cancel: half of its digits agree where only rounding differs."""
+
+Roots = Mapping[str, tuple[str | None, ...]]
+
+
+class GoldenError(HarnessError, ValueError):
+    """A golden that cannot be read or written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """When a golden was written, and why."""
+
+    date: str
+    commit: str
+    """Of the checkout; with a "+" where something was not committed."""
+    reason: str
+    by: str
+    """As git is configured; empty where it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """What a scenario computed when somebody accepted it."""
+
+    scenario: str
+    size: str
+    identity: Mapping[str, str]
+    numerics: Mapping[str, str]
+    steps: tuple[int, ...]
+    roots: Roots
+    """By STEP, phase and kind, a digest for each step; None where the trace has no such value, or cannot tell."""
+    curve: tuple[CurvePoint, ...] = ()
+    history: tuple[Acceptance, ...] = field(default=(), compare=False)
+    """The newest last."""
+
+    @property
+    def key(self) -> str:
+        """Of its numerics."""
+        return numerics_key(self.numerics)
+
+
+def numerics_key(numerics: Mapping[str, str]) -> str:
+    """The name of a machine and environment."""
+    return digest(json.dumps(dict(sorted(numerics.items()))).encode())[1].hex()[:KEY_CHARS]
+
+
+def golden_of(trace: Trace, scenario: str, size: str) -> Golden:
+    """What would be committed of a trace, which is whole."""
+    assert trace.manifest is not None
+    found = [_roots_of_step(trace, step) for step in trace.steps]
+    names = dict.fromkeys(name for roots in found for name in roots)
+    values = [
+        replace(point, values={name: x for name, x in point.values.items() if not is_cost(name)})
+        for point in trace.curve
+    ]
+    return Golden(
+        scenario=scenario,
+        size=size,
+        identity=dict(trace.manifest.fingerprint.identity),
+        numerics=dict(trace.manifest.fingerprint.numerics),
+        steps=trace.steps,
+        roots={name: tuple(roots.get(name) for roots in found) for name in names},
+        curve=tuple(values),
+    )
+
+
+def _roots_of_step(trace: Trace, step: int) -> dict[str, str | None]:
+    parts: dict[str, list[bytes]] = {STEP: []}
+    unknown: set[str] = set()
+    for rank, log in sorted(trace.logs(step).items()):
+        parts[STEP].append(log.heads[step].root)
+        for leaf in trace.columns(step, rank).leaves():
+            if leaf.scope in CHAINED:
+                parts.setdefault(leaf.phase, []).append(_told(rank, leaf, leaf.digest))
+            kind = kind_of(leaf) if leaf.phase in COUNTED_PHASES and leaf.scope in CHAINED else ""
+            if kind == ADVANTAGE_SIGNS:
+                signs = _signs(leaf, trace.tensor(step, rank, leaf))
+                unknown |= {kind} if signs is None else set()
+                parts.setdefault(kind, []).append(_told(rank, leaf, signs or b""))
+            elif kind:
+                parts.setdefault(kind, []).append(_told(rank, leaf, leaf.digest))
+    return {name: None if name in unknown else digest(b"".join(each))[1].hex() for name, each in parts.items()}
+
+
+def _told(rank: int, leaf: Leaf, value: bytes) -> bytes:
+    return f"{rank} {leaf.phase} {leaf.name} {leaf.occurrence} {leaf.dtype} {leaf.shape} ".encode() + value
+
+
+def _signs(leaf: Leaf, data: bytes | None) -> bytes | None:
+    """A byte for each element; None where the values are not known."""
+    if data is None or leaf.dtype not in FLOATS:
+        return None
+    return bytes(2 if isnan(x) else (x > 0) - (x < 0) + 1 for x in numbers(leaf.dtype, data))
+
+
+# ------------------------------------------------------------------------------------------------------------ verdict
+
+
+def compare_with_golden(golden: Golden, now: Golden) -> Finding:
+    """What a run is to the golden of its machine and environment."""
+    if golden.identity != now.identity:
+        names = sorted(
+            name
+            for name in golden.identity.keys() | now.identity.keys()
+            if golden.identity.get(name) != now.identity.get(name)
+        )
+        return Finding(Change.CONFIGURATION, (f"the golden is of another configuration: {', '.join(names)}",))
+    step = _first(golden, now, STEP)
+    if step is None:
+        return Finding(Change.EQUAL)
+    phases = [phase for phase in PHASES if _first(golden, now, phase) == step]
+    reasons = [
+        f"{MOVED[kind]}, first at step {at}" for kind in DECIDING if (at := _first(golden, now, kind)) is not None
+    ]
+    if _has_unknown_signs(golden, now):
+        reasons.append("whether signs of advantages changed is not known: they are too large to be kept")
+    reasons += _further_than_rounding(golden, now, step)
+    change = Change.BEHAVIOUR if reasons else Change.NUMERICS
+    notes = () if reasons else ("a golden holds no tensors: how far apart floats are, --base REV tells",)
+    return Finding(change, tuple(reasons), notes, place=f"step {step}, {phases[0]}" if phases else f"step {step}")
+
+
+def _first(golden: Golden, now: Golden, name: str) -> int | None:
+    """The first step in which roots of a name differ; also one that only one of them has."""
+    a, b = (dict(zip(each.steps, each.roots.get(name, ()), strict=False)) for each in (golden, now))
+    steps = sorted(set(golden.steps) | set(now.steps))
+    if name in PHASES or name == STEP:
+        return next((step for step in steps if a.get(step) != b.get(step)), None)
+    return next((step for step in steps if step in a and step in b and a[step] != b[step]), None)
+
+
+def _has_unknown_signs(golden: Golden, now: Golden) -> bool:
+    """Whether advantages differ whose signs one of them does not tell."""
+    is_known = all(None not in each.roots.get(ADVANTAGE_SIGNS, ()) for each in (golden, now))
+    return not is_known and _first(golden, now, "advantage") is not None
+
+
+def _further_than_rounding(golden: Golden, now: Golden, step: int) -> Iterator[str]:
+    values = [
+        next((p.values[NORM].value() for p in each.curve if p.step == step and NORM in p.values), None)
+        for each in (golden, now)
+    ]
+    a, b = values
+    if a is None or b is None:
+        return
+    if not abs(a - b) <= HALF_OF_THE_DIGITS["f32"] * max(abs(a), abs(b)):
+        yield f"the gradient norm of step {step} was {a:.6g} and is {b:.6g}: more than rounding explains"
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+
+def golden_directory(goldens: Path, scenario: str, size: str) -> Path:
+    """Of all goldens of a scenario in a size."""
+    return goldens / f"{Path(scenario).stem}.{size}"
+
+
+def read_golden(directory: Path) -> Golden | None:
+    """The golden in a directory; None where there is none. GoldenError for one that cannot be read."""
+    path = directory / GOLDEN
+    if not path.exists():
+        return None
+    try:
+        fields = json.loads(path.read_text("utf-8"))
+        if fields["version"] > VERSION:
+            raise GoldenError(f"{path} is of format {fields['version']}", legal=f"formats up to {VERSION}")
+        return Golden(
+            scenario=fields["scenario"],
+            size=fields["size"],
+            identity=fields["identity"],
+            numerics=fields["numerics"],
+            steps=tuple(fields["steps"]),
+            roots={name: tuple(roots) for name, roots in fields["roots"].items()},
+            curve=tuple(parse_curve((directory / CURVE).read_text("utf-8"))),
+            history=tuple(Acceptance(**each) for each in fields["history"]),
+        )
+    except GoldenError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise GoldenError(
+            f"{path} cannot be read: {error}",
+            legal="what rlharness gate --accept has written",
+            remedy="git checkout it, or write it anew: rlharness gate --golden DIR --accept --reason TEXT",
+        ) from None
+
+
+def write_golden(directory: Path, golden: Golden) -> None:
+    """Write a golden into its directory, which need not exist. GoldenError where that cannot be done."""
+    fields: dict[str, Any] = {
+        "version": VERSION,
+        "scenario": golden.scenario,
+        "size": golden.size,
+        "history": [asdict(each) for each in golden.history],
+        "steps": list(golden.steps),
+        "identity": dict(sorted(golden.identity.items())),
+        "roots": {name: list(roots) for name, roots in golden.roots.items()},
+        "numerics": dict(sorted(golden.numerics.items())),
+    }
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / GOLDEN).write_text(json.dumps(fields, indent=1) + "\n", "utf-8")
+        (directory / CURVE).write_text("".join(map(curve_line, golden.curve)), "utf-8")
+    except OSError as error:
+        raise GoldenError(f"{directory} cannot be written to: {error.strerror}") from None
+
+
+def accepted(golden: Golden, before: Golden | None, acceptance: Acceptance) -> Golden:
+    """A golden with its history; the one before itself, where nothing but the curve's file would be new."""
+    if before is not None and (before.identity, before.steps, before.roots) == (
+        golden.identity,
+        golden.steps,
+        dict(golden.roots),
+    ):
+        return before
+    return replace(golden, history=(*(before.history if before else ()), acceptance))
+
+
+def other_keys(directory: Path, key: str) -> Sequence[str]:
+    """Of other machines and environments, for which there are goldens of the same scenario."""
+    return sorted(path.parent.name for path in directory.glob(f"*/{GOLDEN}") if path.parent.name != key)

@@ -1,0 +1,163 @@
+"""What `rlharness gate` was asked for: options over the configuration over the defaults, scenarios on both sides."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from harness.config import GateKeys, load_config
+from harness.errors import UsageError
+from harness.lab.envelope import Envelope
+from harness.lab.gate.costs import Limits
+from harness.lab.gate.policy import Policy, checked_reasons
+from harness.lab.scenario import SMOKE
+from harness.lab.scenario_envelope import asked_of, check_machine, scenario_envelope
+from harness.lab.scenario_places import ScenarioFile, all_scenarios, find_scenario
+from harness.lab.worktrees import CHILD, Side, import_origin
+from harness.runner.options import Invocation
+
+DEFAULT_RUNS = 2
+NO_OPTIONS = {"metric": (), "keep": (), "op_step": None, "level": None, "vary": ()}
+
+
+@dataclass(frozen=True, slots=True)
+class GateOptions:
+    """What the command line and the configuration say together."""
+
+    invocation: Invocation
+    names: tuple[str, ...]
+    """Scenarios that were typed; none: those of the configuration, else all of the project."""
+    base: str
+    """A revision; empty where none was given."""
+    golden: Path | None
+    accepts: bool
+    reason: str
+    """Why goldens are rewritten."""
+    size: str | None
+    overrides: tuple[str, ...]
+    runs: int
+    """Of each side."""
+    policy: Policy
+    limits: Limits
+    timeout_s: float = inf
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What makes an envelope of a scenario."""
+        return {**NO_OPTIONS, "size": self.size, "overrides": self.overrides}
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A scenario on one side, ready to be run."""
+
+    name: str
+    size: str
+    side: Side = field(repr=False)
+    envelope: Envelope = field(repr=False)
+
+
+def gate_options(invocation: Invocation, arguments: Mapping[str, Any]) -> GateOptions:
+    """The options of a command line; UsageError for what does not go together or is not legal."""
+    config = load_config(invocation.cwd)
+    keys = config.gate
+    root = config.path.parent if config.path else invocation.cwd
+    golden = invocation.cwd / arguments["golden"] if arguments["golden"] else keys.golden and root / keys.golden
+    if arguments["accept"] and not golden:
+        raise UsageError("--accept without goldens", legal="--golden DIR --accept", remedy="say where they are kept")
+    if arguments["accept"] and not (arguments["reason"] or "").strip():
+        raise UsageError(
+            "--accept without a reason",
+            legal="--accept --reason TEXT",
+            remedy="say why the bits may change: it is kept beside them",
+        )
+    if arguments["reason"] and not arguments["accept"]:
+        raise UsageError("--reason without --accept", legal="--accept --reason TEXT")
+    return GateOptions(
+        invocation=invocation,
+        names=tuple(arguments["scenarios"]),
+        base=arguments["base"] or "",
+        golden=golden or None,
+        accepts=arguments["accept"],
+        reason=(arguments["reason"] or "").strip(),
+        size=arguments["size"] or keys.size,
+        overrides=tuple(arguments["overrides"]),
+        runs=arguments["runs"] or keys.runs or DEFAULT_RUNS,
+        policy=_policy(arguments["fail_on"], keys, f"{config.path}: [tool.rlharness.gate] fail-on"),
+        limits=_limits(arguments, keys),
+        timeout_s=arguments["timeout"] or keys.timeout_s or inf,
+    )
+
+
+def _policy(typed: str | None, keys: GateKeys, where: str) -> Policy:
+    if typed is not None:
+        return Policy(checked_reasons([word.strip() for word in typed.split(",")], "--fail-on"))
+    return Policy() if keys.fail_on is None else Policy(checked_reasons(keys.fail_on, where))
+
+
+def _limits(arguments: Mapping[str, Any], keys: GateKeys) -> Limits:
+    default = Limits()
+    return Limits(
+        slowdown=arguments["slowdown"] or keys.slowdown or default.slowdown,
+        memory=arguments["memory"] or keys.memory or default.memory,
+    )
+
+
+def scenario_names(side: Side, options: GateOptions) -> tuple[str, ...]:
+    """The scenarios that this side wants to be run: those typed, those of its configuration, or all of its project."""
+    if options.names:
+        return options.names
+    config = load_config(side.cwd)
+    if config.gate.scenarios is not None and config.path is not None and side.holds(str(config.path)):
+        return tuple(dict.fromkeys(config.gate.scenarios))
+    return tuple(each.name for each in all_scenarios(side.cwd) if side.holds(str(each.file)))
+
+
+def head_scene(name: str, head: Side, options: GateOptions) -> Scene:
+    """A scenario of the working tree; UsageError where it cannot be run here as it was asked for."""
+    asked = asked_of(name, find_scenario(name, head.cwd).read(), options.given, SMOKE)
+    check_machine(options.invocation, asked.scenario)
+    return _scene(name, asked.size, head, scenario_envelope(asked, options.given))
+
+
+def base_scene(scene: Scene, head: Side, base: Side, options: GateOptions) -> Scene | None:
+    """The same scenario at the base, from its own file; None where it has none.
+
+    A scenario that is no file of the checkout, of an installed package, say, is the same on both sides. UsageError
+    where it cannot be run there as it was asked for.
+    """
+    file = find_scenario(scene.name, head.cwd).file
+    if not head.holds(str(file)):
+        found = ScenarioFile(scene.name, file)
+    else:
+        path = base.root / Path(str(file)).resolve().relative_to(head.root.resolve())
+        if not path.is_file():
+            return None
+        found = ScenarioFile(scene.name, path)
+    asked = asked_of(scene.name, found.read(), options.given, SMOKE)
+    return _scene(scene.name, asked.size, base, scenario_envelope(asked, options.given))
+
+
+def _scene(name: str, size: str, side: Side, envelope: Envelope) -> Scene:
+    return Scene(name, size, side, replace(envelope, argv=CHILD))
+
+
+def check_origin(scene: Scene, checkout: Path) -> str:
+    """A note where the entry's package is no part of the checkout: the same code is run on both sides, then.
+
+    UsageError where this side's process would import it from the checkout though it is a worktree's turn: a gate that
+    compares a tree with itself finds every change equal.
+    """
+    assert scene.envelope.call is not None
+    module = scene.envelope.call.entry.partition(":")[0].partition(".")[0]
+    origin = import_origin(scene.side, module)
+    if not origin or scene.side.holds(origin):
+        return ""
+    if Path(origin).resolve().is_relative_to(checkout.resolve()) and "site-packages" not in Path(origin).parts:
+        raise UsageError(
+            f"{module} is imported from {origin}, and not from the worktree at {scene.side.root}",
+            legal="a package that lies in the working directory, on PYTHONPATH or on the path of an editable install",
+            remedy="add the directory that holds it: PYTHONPATH=src rlharness gate ...",
+        )
+    return f"{module}, which is called, comes from {origin}: the same code on both sides"

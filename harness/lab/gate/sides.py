@@ -1,0 +1,207 @@
+"""The runs of a gate: base and head in turns, so that what slows the machine slows both.
+
+    base  head  base  head ─▶ each side agrees with itself? ─▶ base against head
+                              they part at step K ─▶ base, head once more, up to K, with its tensors kept
+                              one seems slower    ─▶ base  head, four times more: is it?
+
+The pair with tensors shows once more that each side agrees with itself: its steps must be those of the first pair.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness.lab.entry_call import read_refusal
+from harness.lab.gate.change import Change, Finding, equal_but_for, judge
+from harness.lab.gate.costs import CostChange, Limits, RunCosts, compare_costs, costs_of_run
+from harness.lab.gate.plan import Scene
+from harness.lab.gate.recorded import recorded_alone
+from harness.lab.gate.rounding import MAX_BYTES, Rounding, measure_rounding, step_bytes
+from harness.lab.session import Session
+from harness.lab.supervised import Run
+from harness.reporters.run_lines import RunLines
+from harness.trace.diff import diff
+from harness.trace.excerpt import excerpt
+from harness.trace.reader import Trace, read_trace
+from harness.trace.verdict import Difference, Verdict
+
+METRICS = "metrics.jsonl"
+"""In the directory of a run, where its entry tells what its steps cost."""
+NUM_CONFIRMING = 4
+BASE, HEAD = "base", "head"
+ALONE = (Difference.LEAF_ONLY_IN_A, Difference.LEAF_ONLY_IN_B)
+
+
+class Interrupted(Exception):
+    """A signal has asked for the end: nothing follows from the runs so far."""
+
+
+class BrokenRun(Exception):
+    """A run that did not come to its end, or recorded nothing."""
+
+    def __init__(self, side: str, run: Run) -> None:
+        super().__init__(side)
+        self.side = side
+        self.run = run
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why, in the words of its entry where that has refused to begin."""
+        if refusal := read_refusal(self.run.recording.directory):
+            return (f"{self.side}: {refusal.what}", *([f"legal: {refusal.legal}"] if refusal.legal else []))
+        return tuple(f"{self.side}: {problem.what}" for problem in self.run.recording.problems) or (
+            f"{self.side}: it recorded no step",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A scenario whose both sides have run."""
+
+    finding: Finding
+    costs: tuple[CostChange, ...]
+
+
+class Recorder:
+    """Records the runs of one scenario, each side in a directory of its own."""
+
+    def __init__(self, session: Session, lines: RunLines, directory: Path) -> None:
+        self._session = session
+        self._lines = lines
+        self._directory = directory
+        self.runs: dict[str, list[Run]] = {BASE: [], HEAD: []}
+        self.kept: dict[str, Run] = {}
+
+    async def record(self, side: str, scene: Scene) -> Run:
+        """One more run of a side. Interrupted, BrokenRun."""
+        number = len(self.runs[side]) + 1
+        run = await self._run(side, f"{side}, run {number}", scene, number)
+        self.runs[side].append(run)
+        return run
+
+    async def keep(self, side: str, scene: Scene, step: int) -> Run:
+        """A run up to this step, whose tensors it keeps."""
+        envelope = replace(scene.envelope, keep=(step,), last_step=step)
+        title = f"{side} up to step {step}, whose tensors are kept"
+        self.kept[side] = await self._run(f"{side}-kept", title, replace(scene, envelope=envelope), 1)
+        return self.kept[side]
+
+    async def _run(self, place: str, title: str, scene: Scene, number: int) -> Run:
+        if self._session.interrupted_by:
+            raise Interrupted
+        self._lines.title = f"{scene.name}: {title}"
+        run = await self._session.record(
+            scene.envelope, self._directory / place, number, environ=scene.side.environ, cwd=scene.side.cwd
+        )
+        if self._session.interrupted_by:
+            raise Interrupted
+        self._lines.ended(run)
+        if not run.recording.is_whole or not run.recording.num_steps:
+            raise BrokenRun(place.partition("-")[0], run)
+        return run
+
+    def traces(self, side: str) -> list[Trace]:
+        """Of the runs of a side so far."""
+        return [read_trace(run.recording.directory) for run in self.runs[side]]
+
+    def costs(self, side: str) -> list[RunCosts]:
+        """Of the same."""
+        return [costs_of_run(run.duration_s, read_metrics(run.recording.directory)) for run in self.runs[side]]
+
+
+async def compare_sides(recorder: Recorder, base: Scene, head: Scene, *, num_runs: int, limits: Limits) -> Measured:
+    """Run both sides in turns, and say what the change has done. Interrupted, BrokenRun."""
+    for number in range(num_runs):
+        for side, scene in ((BASE, base), (HEAD, head)):
+            if len(recorder.runs[side]) <= number:  # against a golden, the head may have run before
+                await recorder.record(side, scene)
+    finding = await _changed(recorder, base, head)
+    costs = compare_costs(recorder.costs(BASE), recorder.costs(HEAD), limits)
+    if num_runs > 1 and any(each.is_over_limit for each in costs):
+        for _ in range(NUM_CONFIRMING):
+            await recorder.record(BASE, base)
+            await recorder.record(HEAD, head)
+        costs = compare_costs(recorder.costs(BASE), recorder.costs(HEAD), limits)
+    return Measured(finding, costs)
+
+
+async def _changed(recorder: Recorder, base: Scene, head: Scene) -> Finding:
+    if unlike := disagreement(recorder):
+        return unlike
+    traces = recorder.traces(BASE)[0], recorder.traces(HEAD)[0]
+    verdict = diff(*traces)
+    if verdict.first is None:
+        return judge(verdict, None)
+    if verdict.first.what in ALONE and (alone := recorded_alone(*traces)) is not None:
+        return equal_but_for(verdict, alone)
+    if not _can_keep(verdict, traces):
+        if len(recorder.runs[BASE]) == 1:  # nothing has shown yet that the base agrees with itself
+            await recorder.record(BASE, base)
+            await recorder.record(HEAD, head)
+        return disagreement(recorder) or judge(verdict, None)
+    step = verdict.first.step
+    kept = [
+        read_trace((await recorder.keep(side, scene, step)).recording.directory)
+        for side, scene in ((BASE, base), (HEAD, head))
+    ]
+    for side, trace, again in zip((BASE, HEAD), traces, kept, strict=True):
+        unlike_itself = diff(excerpt(trace, again.steps[0], again.steps[-1]), again)
+        if unlike_itself.first is not None:
+            return nondeterministic(side, unlike_itself)
+    return _with_values(verdict, *kept)
+
+
+def _can_keep(verdict: Verdict, traces: Sequence[Trace]) -> bool:
+    """Whether a step's tensors tell more: both sides have the value that differs, and it is not too much to keep."""
+    first = verdict.first
+    if first is None or first.what is not Difference.VALUE:
+        return False
+    return max(step_bytes(trace, first.step) for trace in traces) <= MAX_BYTES
+
+
+def _with_values(verdict: Verdict, base: Trace, head: Trace) -> Finding:
+    """The finding, with distances from the pair that has kept its tensors."""
+    first, again = verdict.first, diff(base, head).first
+    assert first is not None and again is not None
+    leaf = first.a or first.b
+    assert leaf is not None
+    rounding: Rounding | None = measure_rounding(base, head, first.step, leaf.phase)
+    return judge(replace(verdict, first=replace(first, value=first.value or again.value)), rounding)
+
+
+def disagreement(recorder: Recorder) -> Finding | None:
+    """That two runs of one side are not alike; None where they are."""
+    for side in (BASE, HEAD):
+        traces = recorder.traces(side)
+        for other in traces[1:]:
+            verdict = diff(traces[0], other)
+            if verdict.first is not None:
+                return nondeterministic(side, verdict)
+    return None
+
+
+def nondeterministic(side: str, verdict: Verdict) -> Finding:
+    """That a side does not agree with itself."""
+    reasons = [f"two runs of the {side} do not agree with each other: nothing follows from how the sides differ"]
+    return Finding(Change.NONDETERMINISTIC, tuple(reasons), verdict=verdict)
+
+
+def read_metrics(directory: Path) -> Iterator[Mapping[str, float]]:
+    """What an entry tells of its steps, the numbers alone; nothing where it tells nothing, or no such thing."""
+    try:
+        lines = (directory / METRICS).read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return
+    for line in lines:
+        try:
+            fields: Any = json.loads(line)
+        except ValueError:  # cut, or an entry's own format
+            continue
+        if isinstance(fields, dict):
+            yield {
+                name: float(value)
+                for name, value in fields.items()
+                if isinstance(value, int | float) and not isinstance(value, bool)
+            }

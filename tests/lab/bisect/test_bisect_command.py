@@ -1,0 +1,91 @@
+"""`rlharness bisect` as a user types it, on a small project."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.commands.finding import bisect as bisect_command
+from harness.errors import UsageError
+from harness.exit_codes import ExitCode
+from harness.lab.bisect.command import run_bisect
+from harness.runner.options import Invocation
+from tests.lab.lab_run import Done, type_command
+from tests.lab.projects import Project
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.timeout(180)
+
+
+def bisect(project: Project, *words: str) -> Done:
+    done = type_command(project.directory, "bisect", "sums", *words)
+    assert project.worktrees == []
+    return done
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path / "project")
+
+
+def test_the_commit_that_first_moved_a_bit_is_found_past_one_that_does_not_run(project: Project) -> None:
+    """On a branch that was merged; what is not committed does not count."""
+    project.git("checkout", "--quiet", "-b", "side")
+    project.commit("Nothing", **{"more.txt": "1"})
+    project.change("A little more", "SCALE = 1.0", "SCALE = 1.0000001")
+    found = project.git("rev-parse", "HEAD")
+    project.commit("Nothing either", **{"more.txt": "2"})
+    project.git("checkout", "--quiet", "main")
+    project.change("Does not run", "SIGN = 1.0", "SIGN = 1 / 0")
+    project.change("Runs again", "SIGN = 1 / 0", "SIGN = 1.0")
+    project.git("-c", "user.email=a@example.org", "merge", "--quiet", "--no-edit", "side")
+    project.write("parts.py", "nonsense")
+    done = bisect(project, "--good", project.first, "--bad", "HEAD", "--json")
+    assert done.code == ExitCode.OK, done.stderr
+    told = json.loads(done.stdout)
+    assert told["found"]["name"] == told["commit"]["name"] == found
+    assert told["commit"]["author"] == "Ada"
+    first = told["verdict"]["first"]
+    assert (first["step"], first["a"]["phase"], first["a"]["name"]) == (0, "backward", "weight")
+    assert told["num_probes"] <= 3
+    assert told["last_good"]["outcome"] == "good"
+
+
+def test_a_reward_is_bisected_beyond_its_tolerance_and_ends_that_agree_are_refused(project: Project) -> None:
+    project.change("A little more", "SCALE = 1.0", "SCALE = 1.0000001")
+    project.change("Much more", "SCALE = 1.0000001", "SCALE = 3.0")
+    ends = ("--good", project.first, "--bad", "HEAD")
+    done = bisect(project, *ends, "--by", "loss>-1000")
+    assert done.code == ExitCode.NOT_COMPARABLE
+    assert "error: " in done.stderr and "which should be good, is bad: loss of step 0 is" in done.stderr
+    same = bisect(project, *ends, "--by", "reward")
+    assert same.code == ExitCode.NOT_COMPARABLE
+    assert "Much more, which should be bad, is as the good one: the same reward\n" in same.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "between what shall it look?"),
+        (("--good", "HEAD"), "between what shall it look?"),
+        (("--good", "HEAD", "--bad", "HEAD"), "are one commit"),
+        (("--good", "nothing", "--bad", "HEAD"), "nothing is no commit here"),
+        (("--packages", "a==1..2", "--bad", "HEAD"), "--packages and --bad"),
+        (("--good", "HEAD", "--bad", "HEAD~1"), "--good HEAD is no ancestor of --bad HEAD~1"),
+    ],
+)
+def test_what_cannot_be_is_refused(project: Project, words: tuple[str, ...], said: str) -> None:
+    project.commit("Another")
+    arguments = parsed(*words)
+    invocation = Invocation(project.directory, os.environ)
+    with pytest.raises(UsageError) as refused:
+        run_bisect(invocation, {**arguments, "out": "out"})
+    assert said in refused.value.what
+    assert project.worktrees == []
+
+
+def parsed(*words: str) -> dict[str, Any]:
+    """The arguments that the command line makes of these words."""
+    return dict(bisect_command.make_context("bisect", ["sums", *words]).params)

@@ -1,0 +1,82 @@
+"""What makes a probe bad: bits, the reward, a value of the curve."""
+
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.errors import UsageError
+from harness.lab.bisect.criterion import Criterion, parse_criterion
+from harness.lab.bisect.search import Outcome
+from harness.trace.curve import CurvePoint
+from harness.trace.reader import Trace
+from harness.trace.values import Float
+from tests.trace.traces import flip_bit, manifest_of, steps_of, trace
+
+
+def with_rewards(base: Trace, *rewards: float) -> Trace:
+    bits = [Float("f32", struct.unpack("<I", struct.pack("<f", reward))[0]) for reward in rewards]
+    points = [CurvePoint(step, {"reward_mean": each}, "") for step, each in enumerate(bits)]
+    return replace(base, curve=tuple(points))
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Trace:
+    return trace(tmp_path / "good", steps_of(3))
+
+
+def outcome(criterion: Criterion, good: Trace, probe: Trace) -> tuple[Outcome, str]:
+    judged = criterion.judge(good, probe)
+    return judged.outcome, judged.reason
+
+
+def test_by_bits(good: Trace, tmp_path: Path) -> None:
+    by = parse_criterion("bits", None)
+    assert outcome(by, good, trace(tmp_path / "same", steps_of(3))) == (Outcome.GOOD, "every bit is the same")
+    flipped = trace(tmp_path / "other", steps_of(3, flip_bit(2, "backward", "layers.1.weight")))
+    assert outcome(by, good, flipped) == (Outcome.BAD, "other bits from step 2 on, backward layers.1.weight")
+    assert outcome(by, good, trace(tmp_path / "more", steps_of(4)))[0] is Outcome.BAD
+    other = trace(tmp_path / "cut", steps_of(3), complete=False)
+    assert outcome(by, good, other)[0] is Outcome.SKIP, "equal as far as it went"
+
+
+def test_other_numerics_are_no_excuse_and_no_difference(good: Trace, tmp_path: Path) -> None:
+    """Which is what another version of a package brings along."""
+    by, numerics = parse_criterion("bits", None), manifest_of(numerics={"package einops": "0.8"})
+    assert outcome(by, good, trace(tmp_path / "same", steps_of(3), numerics))[0] is Outcome.GOOD
+    flipped = steps_of(3, flip_bit(2, "backward", "layers.1.weight"))
+    assert outcome(by, good, trace(tmp_path / "other", flipped, numerics))[0] is Outcome.BAD
+
+
+def test_by_reward_beyond_a_tolerance(good: Trace) -> None:
+    base = with_rewards(good, 0.5, 0.5)
+    near, far = with_rewards(good, 0.5, 0.5625), with_rewards(good, 0.5, 0.75)
+    by = parse_criterion("reward", 0.125)
+    assert outcome(by, base, near)[0] is Outcome.GOOD
+    assert outcome(by, base, far) == (Outcome.BAD, "the reward of step 1 is 0.75, not 0.5")
+    assert outcome(parse_criterion("reward", 0.0625), base, near)[0] is Outcome.GOOD, "a tolerance is allowed itself"
+    assert outcome(parse_criterion("reward", None), base, near)[0] is Outcome.BAD
+    assert outcome(parse_criterion("reward", None), base, base)[0] is Outcome.GOOD
+    assert outcome(by, base, with_rewards(good, 0.5, float("nan")))[0] is Outcome.BAD
+    assert outcome(by, base, with_rewards(good, 0.5))[0] is Outcome.BAD
+    assert outcome(by, base, good)[0] is Outcome.SKIP, "a run that tells no reward"
+
+
+def test_by_a_value_of_the_curve(good: Trace) -> None:
+    by = parse_criterion("reward_mean<0.2", None)
+    assert outcome(by, good, with_rewards(good, 0.5, 0.25)) == (Outcome.GOOD, "no step has reward_mean<0.2")
+    assert outcome(by, good, with_rewards(good, 0.5, 0.125)) == (Outcome.BAD, "reward_mean of step 1 is 0.125")
+    assert outcome(by, good, with_rewards(good, float("nan")))[0] is Outcome.BAD
+    assert outcome(by, good, replace(good, curve=()))[0] is Outcome.SKIP
+
+
+@pytest.mark.parametrize("text", ["nan", "divergence", "loss", "loss>", "", "bits>1x"])
+def test_what_is_no_criterion_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--by"):
+        parse_criterion(text, None)
+
+
+def test_a_tolerance_is_of_the_reward() -> None:
+    with pytest.raises(UsageError, match="--tolerance with --by bits"):
+        parse_criterion("bits", 0.5)

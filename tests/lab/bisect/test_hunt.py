@@ -1,0 +1,136 @@
+"""The probes of a bisection, played: ends that must hold, what cannot be run, what is told. No process starts."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from harness.exit_codes import ExitCode
+from harness.lab.bisect.candidates import Interrupted, UnavailableError
+from harness.lab.bisect.criterion import parse_criterion
+from harness.lab.bisect.hunt import EndsError, Hunt, NothingToFindError
+from harness.lab.bisect.result import Bisection
+from harness.lab.bisect.search import Outcome, in_a_line
+from harness.lab.envelope import Envelope
+from harness.lab.worktrees import Side
+from harness.reporters.run_lines import RunLines
+from tests.lab.played_session import Gradient, PlayedSession, doubled, rounded, steady
+
+
+@dataclass
+class Versions:
+    """Candidates in one line, some of which cannot be had."""
+
+    names: Sequence[str]
+    missing: frozenset[str] = frozenset()
+    entered: list[str] = field(default_factory=list)
+    num_open: int = 0
+
+    def __post_init__(self) -> None:
+        self.good, self.bad = self.names[0], self.names[-1]
+        self.parents: Mapping[str, Sequence[str]] = in_a_line(self.names)
+
+    def told(self, name: str) -> str:
+        return f"tiny {name}"
+
+    @asynccontextmanager
+    async def at(self, name: str) -> AsyncIterator[Side]:
+        if name in self.missing:
+            raise UnavailableError(f"there is no wheel of {name}")
+        self.entered.append(name)
+        self.num_open += 1
+        try:
+            yield Side(Path(), Path(), {})
+        finally:
+            self.num_open -= 1
+
+
+def hunted(
+    tmp_path: Path,
+    gradients: Mapping[str, Sequence[Gradient]],
+    *,
+    missing: str = "",
+    interrupted_at: int = 10**9,
+    by: str = "bits",
+) -> tuple[Bisection, Versions]:
+    """A bisection over the versions that `gradients` names, in their order."""
+    versions = Versions(list(gradients), frozenset(missing))
+    session = PlayedSession(gradients, interrupted_at=interrupted_at)
+    hunt = Hunt(session, RunLines(), versions, parse_criterion(by, None), tmp_path)  # type: ignore[arg-type]
+    found = asyncio.run(hunt.first_bad("sums", Envelope(("python",), typed=("sums",))))
+    assert versions.num_open == 0
+    return found, versions
+
+
+def runs(text: str) -> dict[str, list[Gradient]]:
+    """By letter: "g" good bits, "b" bad ones, "o" others still, "?" another each time."""
+    kinds: dict[str, list[Gradient]] = {"g": [steady], "b": [doubled], "o": [rounded], "?": [steady, rounded, doubled]}
+    return {chr(ord("a") + at): kinds[kind] for at, kind in enumerate(text)}
+
+
+@pytest.mark.parametrize(("text", "first"), [("gb", "b"), ("ggggb", "e"), ("gbbbb", "b"), ("gggbbbb", "d")])
+def test_the_first_bad_one_is_found_and_compared_with_the_one_before(tmp_path: Path, text: str, first: str) -> None:
+    found, versions = hunted(tmp_path, runs(text))
+    before = chr(ord(first) - 1)
+    assert (found.found.name, found.last_good.name, found.exit_code) == (first, before, ExitCode.OK)
+    assert versions.entered[:3] == ["a", "a", versions.bad], "the good end is run twice"
+    assert len(versions.entered) == 3 + len(found.probes) <= 3 + 3
+    assert found.verdict.first is not None
+    assert found.verdict.first.step == 1
+    assert found.notes == ()
+
+
+def test_what_cannot_be_had_is_passed_over(tmp_path: Path) -> None:
+    found, _ = hunted(tmp_path, runs("gggbb"), missing="c")
+    assert [probe.name for probe in found.candidates] == ["c", "d"]
+    assert found.candidates[0].reason == "there is no wheel of c"
+    assert found.exit_code is ExitCode.INCOMPLETE_RECORDING
+
+
+def test_bits_that_moved_again_are_noticed(tmp_path: Path) -> None:
+    found, _ = hunted(tmp_path, runs("ggob"))
+    assert found.found.name == "c"
+    assert found.notes == ("after it, bits have moved again: those of tiny d are others",)
+    found, _ = hunted(tmp_path / "twice", runs("gbobb"))
+    assert found.found.name == "b"
+    assert found.notes == ("and with tiny c they were others still: what moved bits may have come in several commits",)
+
+
+@pytest.mark.parametrize(
+    ("text", "missing", "error", "said"),
+    [
+        ("gggg", "", NothingToFindError, "tiny d, which should be bad, is as the good one"),
+        ("?ggb", "", NothingToFindError, "two runs of tiny a are not alike"),
+        ("gggb", "a", EndsError, "tiny a cannot be run: there is no wheel of a"),
+        ("gggb", "d", EndsError, "tiny d cannot be run: there is no wheel of d"),
+    ],
+)
+def test_ends_that_do_not_hold_are_refused(
+    tmp_path: Path, text: str, missing: str, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        hunted(tmp_path, runs(text), missing=missing)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_before_both_ends_are_known_a_signal_leaves_nothing_to_tell(tmp_path: Path, at: int) -> None:
+    with pytest.raises(Interrupted, match="interrupted by SIGINT") as interrupted:
+        hunted(tmp_path, runs("ggggbbbb"), interrupted_at=at)
+    assert interrupted.value.exit_code is ExitCode.INTERRUPTED
+
+
+def test_later_it_tells_how_far_it_came(tmp_path: Path) -> None:
+    found, _ = hunted(tmp_path, runs("gggggbbbb"), interrupted_at=5)
+    assert (found.exit_code, found.interrupted_by) == (ExitCode.INTERRUPTED, "SIGINT")
+    assert [probe.name for probe in found.probes] == ["e"], "one that was interrupted says nothing"
+    assert [probe.name for probe in found.candidates] == ["f", "g", "h", "i"]
+    assert [probe.reason for probe in found.candidates[:-1]] == 3 * ["not looked at"]
+    assert found.candidates[-1].outcome is Outcome.BAD
+
+
+def test_a_value_of_the_curve_that_nobody_tells_is_no_end(tmp_path: Path) -> None:
+    with pytest.raises(NothingToFindError, match="tiny a, which should be good, is skip: its curve has no loss"):
+        hunted(tmp_path, runs("gb"), by="loss>3")

@@ -1,0 +1,129 @@
+"""`rlharness gate` as a user types it, on a small project: verdicts, goldens, policies, what is left behind."""
+
+import json
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.exit_codes import ExitCode
+from tests.lab.lab_run import Done, type_command
+from tests.lab.projects import Project
+from tests.runner.whole_run import HARNESS, environment
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.timeout(180)
+
+
+def gate(project: Project, *words: str, **env: str) -> Done:
+    done = type_command(project.directory, "gate", "--runs", "1", *words, **env)
+    assert project.worktrees == [], "worktrees are gone, whatever came out"
+    return done
+
+
+def told(done: Done) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["exit_code"] == done.code
+    return found
+
+
+def only(done: Done) -> dict[str, Any]:
+    (scenario,) = told(done)["scenarios"]
+    assert isinstance(scenario, dict)
+    return scenario
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path / "project")
+
+
+def test_another_configuration_is_another_run(project: Project, tmp_path: Path) -> None:
+    """Which fails where that is asked for; a job of GitHub is told in its own way."""
+    project.change("More steps", "num_steps: 3", "num_steps: 4", "scenarios/sums.yaml")
+    summary = tmp_path / "summary.md"
+    on_github = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}
+    passing = gate(project, **on_github)
+    assert passing.code == ExitCode.OK, "not by default"
+    assert "CONFIGURATION CHANGED  sums\n  num_steps was 3 and is 4\n" in passing.stdout
+    assert "\n::warning title=sums%3A configuration changed::CONFIGURATION CHANGED%0A" in passing.stderr
+    failing = gate(project, "--fail-on", "configuration", "--json", **on_github)
+    assert failing.code == told(failing)["exit_code"] == ExitCode.NOT_COMPARABLE
+    assert "\n::error title=sums%3A configuration::CONFIGURATION CHANGED%0A" in failing.stderr
+    headings = [line for line in summary.read_text("utf-8").splitlines() if line.startswith("#")]
+    assert headings == ["### rlharness gate: passed", "### rlharness gate: failed"]
+
+
+def test_new_ones_and_those_that_are_gone_are_told(project: Project) -> None:
+    shutil.copy(project.directory / "scenarios" / "sums.yaml", project.directory / "scenarios" / "more.yaml")
+    (project.directory / "scenarios" / "sums.yaml").unlink()
+    done = gate(project, "--base", "HEAD", "--json")
+    assert {each["name"]: each["change"] for each in told(done)["scenarios"]} == {"more": "new", "sums": "removed"}
+    assert done.code == ExitCode.OK
+
+
+def test_what_does_not_run_always_fails_and_an_old_one_that_did_not_is_not_comparable(project: Project) -> None:
+    project.change("Broken", "SCALE = 1.0", "SCALE = 1 / 0")
+    done = gate(project, "--fail-on", "none", "--json")
+    assert (done.code, only(done)["change"]) == (ExitCode.INCOMPLETE_RECORDING, "broken")
+    project.change("Mended", "SCALE = 1 / 0", "SCALE = 1.0")
+    mended = gate(project, "--json")
+    assert (mended.code, only(mended)["change"]) == (ExitCode.NOT_COMPARABLE, "not_comparable")
+    assert "head, run 1: 3 steps" not in mended.stderr
+
+
+def test_a_golden_is_accepted_held_and_on_another_machine_the_base_decides(project: Project) -> None:
+    goldens = ("--golden", "goldens")
+    done = gate(project, *goldens, "--accept", "--reason", "the first ones")
+    assert done.code == ExitCode.OK, done.stderr
+    (directory,) = (project.directory / "goldens" / "sums.smoke").iterdir()
+    (entry,) = json.loads((directory / "golden.json").read_text("utf-8"))["history"]
+    assert (entry["reason"], entry["by"], entry["commit"]) == ("the first ones", "Ada", project.first[:7])
+    assert len((directory / "curve.jsonl").read_text("utf-8").splitlines()) == 3
+    project.commit("Goldens")
+
+    project.change("The other sign", "SIGN = 1.0", "SIGN = -1.0")
+    moved = gate(project, *goldens, "--json")
+    assert (moved.code, only(moved)["change"]) == (ExitCode.DIVERGED, "behaviour")
+    assert only(moved)["reasons"][0] == "signs of advantages changed, first at step 0"
+
+    directory.rename(directory.with_name("0123456789ab"))
+    golden = directory.with_name("0123456789ab") / "golden.json"
+    golden.write_text(golden.read_text("utf-8").replace('"python": "', '"python": "P'), encoding="utf-8")
+    foreign = gate(project, *goldens, "--base", "HEAD", "--json")
+    assert (foreign.code, only(foreign)["change"]) == (ExitCode.OK, "equal")
+    assert "the nearest differs in python; compared with the base instead" in only(foreign)["notes"][0]
+    assert only(foreign)["against"].startswith("base ")
+
+
+def test_without_a_base_nothing_passes(project: Project) -> None:
+    done = gate(project)
+    assert done.code == ExitCode.NOT_COMPARABLE
+    assert "  there is no base: no commit before this one, no branch of origin" in done.stdout
+    shutil.rmtree(project.directory / ".git")
+    assert type_command(project.directory, "gate").code == ExitCode.USAGE_ERROR
+
+
+def test_what_is_interrupted_leaves_nothing_behind(project: Project) -> None:
+    project.change("Slow", "WAIT_S = 0.0", "WAIT_S = 0.0\nimport time\ntime.sleep(60)")
+    process = subprocess.Popen(
+        [*HARNESS, "gate", "--base", "HEAD"],
+        cwd=project.directory,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "base, run 1 begins" in line:
+            break
+    assert len(project.worktrees) == 1
+    process.send_signal(signal.SIGINT)
+    stdout, _ = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert "interrupted by SIGINT: nothing is decided" in stdout
+    assert project.worktrees == []

@@ -1,0 +1,153 @@
+"""What the gate was asked for: options over configuration over defaults, and both sides of a scenario."""
+
+import os
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.commands.finding import gate as gate_command
+from harness.errors import UsageError
+from harness.lab.gate.command import other_identity
+from harness.lab.gate.costs import Limits
+from harness.lab.gate.plan import (
+    GateOptions,
+    base_scene,
+    check_origin,
+    gate_options,
+    head_scene,
+    scenario_names,
+)
+from harness.lab.gate.policy import DEFAULT
+from harness.lab.worktrees import CHILD, Checkout, Side, open_worktrees
+from harness.runner.options import Invocation
+from tests.lab.projects import SCENARIO, Project
+
+TABLE = """
+[tool.rlharness.gate]
+scenarios = ["sums"]
+size = "smoke"
+runs = 3
+golden = "goldens"
+fail-on = ["memory"]
+slowdown = 1.5
+memory = 2.0
+timeout = 60
+"""
+
+
+def options(directory: Path, *words: str) -> GateOptions:
+    arguments: dict[str, Any] = gate_command.make_context("gate", list(words)).params
+    return gate_options(Invocation(directory, os.environ), arguments)
+
+
+def test_the_command_line_goes_over_the_configuration_and_that_over_the_defaults(tmp_path: Path) -> None:
+    bare = options(tmp_path)
+    assert (bare.names, bare.base, bare.golden, bare.size, bare.runs) == ((), "", None, None, 2)
+    assert (bare.policy.fail_on, bare.limits, bare.timeout_s) == (DEFAULT, Limits(1.25, 1.25), inf)
+    (tmp_path / "pyproject.toml").write_text(TABLE, encoding="utf-8")
+    (tmp_path / "below").mkdir()
+    configured = options(tmp_path / "below")
+    assert configured.golden == tmp_path / "goldens", "beside the configuration, wherever it is typed"
+    assert (configured.size, configured.runs, configured.timeout_s) == ("smoke", 3, 60.0)
+    assert (configured.policy.fail_on, configured.limits) == (("memory",), Limits(1.5, 2.0))
+    typed = options(
+        tmp_path,
+        "a",
+        "--golden",
+        "g",
+        "--runs",
+        "1",
+        "--fail-on",
+        "numerics, behaviour",
+        "--slowdown",
+        "3",
+        "--size",
+        "x",
+    )
+    assert typed.golden == tmp_path / "g"
+    assert (typed.names, typed.runs, typed.size) == (("a",), 1, "x")
+    assert (typed.policy.fail_on, typed.limits) == (("numerics", "behaviour"), Limits(3.0, 2.0))
+    assert options(tmp_path, "--fail-on", "none").policy.fail_on == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--accept", "--reason", "why"), "--accept without goldens"),
+        (("--golden", "g", "--accept"), "--accept without a reason"),
+        (("--golden", "g", "--accept", "--reason", "  "), "--accept without a reason"),
+        (("--golden", "g", "--reason", "why"), "--reason without --accept"),
+        (("--fail-on", "speed"), "--fail-on 'speed'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        options(tmp_path, *words)
+    assert refused.value.what == said
+
+
+def test_a_word_of_the_configuration_is_refused_by_its_place(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.rlharness.gate]\nfail-on = ["speed"]\n', encoding="utf-8")
+    with pytest.raises(UsageError, match=r"\[tool\.rlharness\.gate\] fail-on 'speed'"):
+        options(tmp_path)
+
+
+def test_scenarios_are_those_typed_those_configured_or_all_of_the_project(tmp_path: Path) -> None:
+    """And none of a package that is installed beside it, such as this one's own."""
+    project = Project(tmp_path / "project")
+    side = Side(project.directory, project.directory, {})
+    project.write("scenarios/more.yaml", SCENARIO)
+    assert scenario_names(side, options(project.directory)) == ("more", "sums")
+    project.write("pyproject.toml", TABLE)
+    assert scenario_names(side, options(project.directory)) == ("sums",)
+    assert scenario_names(side, options(project.directory, "x", "y")) == ("x", "y")
+
+
+def test_each_side_has_its_own_file(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    project = Project(tmp_path / "project")
+    project.change("More", "num_steps: 3", "num_steps: 4", "scenarios/sums.yaml")
+    project.write("scenarios/new.yaml", SCENARIO)
+    found = Checkout(project.directory, os.environ)
+    given = options(project.directory)
+    with open_worktrees(found) as worktrees, worktrees.at(found.commit("HEAD~1")) as base:
+        head = worktrees.working_tree
+        scene = head_scene("sums", head, given)
+        assert scene.envelope.argv == CHILD
+        assert scene.envelope.identity["num_steps"] == "4"
+        other = base_scene(scene, head, base, given)
+        assert other is not None
+        assert (other.side, other.envelope.identity["num_steps"], other.size) == (base, "3", "smoke")
+        assert base_scene(head_scene("new", head, given), head, base, given) is None
+        packaged = head_scene("grpo_sorting", head, given)
+        same = base_scene(packaged, head, base, given)
+        assert same is not None
+        assert same.envelope.identity == packaged.envelope.identity
+        assert other_identity(other.envelope.identity, scene.envelope.identity) == ("num_steps was 3 and is 4",)
+        assert other_identity(scene.envelope.identity, scene.envelope.identity) == ()
+        assert check_origin(scene, found.root) == check_origin(other, found.root) == ""
+        assert "the same code on both sides" in check_origin(packaged, found.root)
+
+
+def test_a_tree_that_would_be_compared_with_itself_is_refused(tmp_path: Path) -> None:
+    """Whose code a process of the worktree imports from the checkout, as an editable install of another kind does."""
+    pytest.importorskip("torch")
+    project = Project(tmp_path / "project")
+    found = Checkout(project.directory, os.environ)
+    given = options(project.directory)
+    with open_worktrees(found) as worktrees, worktrees.at(found.commit("HEAD")) as base:
+        head = worktrees.working_tree
+        scene = base_scene(head_scene("sums", head, given), head, base, given)
+        assert scene is not None
+        wrong = Side(base.root, base.cwd, head.environ)
+        (base.root / "sums.py").unlink()
+        with pytest.raises(UsageError, match=r"sums is imported from .*project/sums\.py, and not from the worktree"):
+            check_origin(replace(scene, side=wrong), found.root)
+
+
+def test_many_keys_are_counted() -> None:
+    base, head = ({str(number): side for number in range(9)} for side in "ab")
+    assert other_identity(base, head)[-1] == "and 4 more keys"

@@ -1,0 +1,62 @@
+"""What of a gate's findings fails it."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.errors import UsageError
+from harness.exit_codes import ExitCode
+from harness.lab.gate.change import Change
+from harness.lab.gate.costs import MEMORY, RUN, SECONDS, CostChange
+from harness.lab.gate.policy import BROKEN, DEFAULT, OF_CHANGE, REASONS, Policy, checked_reasons, exit_code
+
+SLOW = CostChange(SECONDS, RUN, 1.0, 2.0, 0.0, True, True)
+LARGE = CostChange(MEMORY, RUN, 1.0, 2.0, 0.0, True, True)
+NOISY = CostChange(SECONDS, RUN, 1.0, 2.0, 3.0, False, True)
+
+
+@settings(derandomize=True)
+@given(st.sampled_from(Change), st.lists(st.sampled_from([SLOW, LARGE, NOISY])), st.sets(st.sampled_from(REASONS)))
+def test_what_fails_was_found_and_is_asked_for(change: Change, costs: list[CostChange], fail_on: set[str]) -> None:
+    policy = Policy(tuple(fail_on))
+    findings, failures = policy.findings(change, costs), policy.failures(change, costs)
+    assert set(failures) == {each for each in findings if each in fail_on or each == BROKEN}
+    assert ("slowdown" in findings, "memory" in findings) == (SLOW in costs, LARGE in costs)
+    assert (exit_code(failures) == ExitCode.OK) == (not failures)
+
+
+def test_every_change_but_two_is_a_finding() -> None:
+    assert set(Change) - set(OF_CHANGE) == {Change.EQUAL, Change.NEW}
+    assert set(OF_CHANGE.values()) == {*REASONS, BROKEN} - {"slowdown", "memory"}
+
+
+def test_by_default_a_configuration_may_change() -> None:
+    assert set(REASONS) - set(DEFAULT) == {"configuration"}
+    assert Policy().failures(Change.CONFIGURATION, [NOISY]) == ()
+    assert Policy(()).failures(Change.BROKEN, []) == (BROKEN,)
+
+
+@pytest.mark.parametrize(
+    ("failures", "code"),
+    [
+        ((), 0),
+        (("behaviour",), 10),
+        (("numerics", "not_comparable", "broken"), 10),
+        (("slowdown",), 10),
+        (("memory",), 10),
+        (("not_comparable", "broken"), 11),
+        (("configuration",), 11),
+        (("broken",), 12),
+    ],
+)
+def test_exit_codes(failures: tuple[str, ...], code: int) -> None:
+    assert exit_code(failures) == code
+
+
+def test_reasons_are_checked() -> None:
+    assert checked_reasons(["memory", "memory", "numerics"], "--fail-on") == ("memory", "numerics")
+    assert checked_reasons(["none"], "--fail-on") == ()
+    for words in (["behavior"], ["none", "memory"], [""]):
+        with pytest.raises(UsageError, match="--fail-on") as refused:
+            checked_reasons(words, "--fail-on")
+        assert "behaviour, numerics" in refused.value.legal

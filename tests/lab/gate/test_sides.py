@@ -1,0 +1,138 @@
+"""The runs of a gate, played: in turns, as many as it takes, and what follows from them. No process is started."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from harness.lab.entry_call import Refusal
+from harness.lab.envelope import Envelope
+from harness.lab.gate.change import Change
+from harness.lab.gate.costs import Limits
+from harness.lab.gate.plan import Scene
+from harness.lab.gate.sides import (
+    BASE,
+    HEAD,
+    NUM_CONFIRMING,
+    BrokenRun,
+    Interrupted,
+    Measured,
+    Recorder,
+    compare_sides,
+    read_metrics,
+)
+from harness.lab.worktrees import Side
+from harness.reporters.run_lines import RunLines
+from tests.lab.played_session import Gradient, PlayedSession, doubled, rounded, steady
+
+
+def compared(
+    tmp_path: Path, session: PlayedSession, *, num_runs: int = 2, limits: Limits | None = None
+) -> tuple[Measured, PlayedSession]:
+    recorder = Recorder(session, RunLines(), tmp_path)  # type: ignore[arg-type]
+    scenes = [Scene("sums", "smoke", Side(tmp_path, tmp_path, {}), Envelope(("python",))) for _ in range(2)]
+    found = asyncio.run(compare_sides(recorder, *scenes, num_runs=num_runs, limits=limits or Limits()))
+    return found, session
+
+
+def test_sides_run_in_turns(tmp_path: Path) -> None:
+    found, session = compared(tmp_path, PlayedSession({BASE: [steady], HEAD: [steady]}), num_runs=3)
+    assert [name for name, _ in session.asked] == [BASE, HEAD] * 3
+    assert found.finding.change is Change.EQUAL
+    assert {each.name for each in found.costs} == {"run", "step", "a"}
+
+
+@pytest.mark.parametrize(("head", "change"), [(rounded, Change.NUMERICS), (doubled, Change.BEHAVIOUR)])
+def test_where_they_part_one_more_pair_keeps_its_tensors(tmp_path: Path, head: Gradient, change: Change) -> None:
+    found, session = compared(tmp_path, PlayedSession({BASE: [steady], HEAD: [head]}), num_runs=1)
+    assert session.asked == [(BASE, None), (HEAD, None), ("base-kept", 1), ("head-kept", 1)]
+    assert found.finding.change is change
+    rounding, verdict = found.finding.rounding, found.finding.verdict
+    assert rounding is not None and verdict is not None and verdict.first is not None
+    assert (rounding.step, rounding.first) == (1, "backward w")
+    assert verdict.first.value is not None, "the distance is that of the pair that was kept"
+    assert verdict.first.value.max_ulp == rounding.first_ulp
+    assert verdict.num_steps == 3, "the verdict is on the whole runs"
+
+
+@pytest.mark.parametrize("side", [BASE, HEAD])
+def test_a_side_that_differs_from_itself_is_no_change(tmp_path: Path, side: str) -> None:
+    gradients = {BASE: [steady], HEAD: [steady], side: [steady, doubled]}
+    found, _ = compared(tmp_path, PlayedSession(gradients))
+    assert found.finding.change is Change.NONDETERMINISTIC
+    assert found.finding.reasons[0].startswith(f"two runs of the {side} do not agree")
+
+
+@pytest.mark.parametrize("side", [BASE, HEAD])
+def test_with_one_run_of_each_the_kept_pair_shows_it(tmp_path: Path, side: str) -> None:
+    gradients = {BASE: [steady], HEAD: [rounded], side: [rounded if side == HEAD else steady, doubled]}
+    found, session = compared(tmp_path, PlayedSession(gradients), num_runs=1)
+    assert found.finding.change is Change.NONDETERMINISTIC
+    assert len(session.asked) == 4
+
+
+def longer(step: int) -> tuple[float, ...]:
+    return (*steady(step), 3.0)
+
+
+@pytest.mark.parametrize(("again", "change"), [(steady, Change.BEHAVIOUR), (rounded, Change.NONDETERMINISTIC)])
+def test_another_shape_is_shown_to_be_no_whim_by_another_pair(tmp_path: Path, again: Gradient, change: Change) -> None:
+    session = PlayedSession({BASE: [steady, again], HEAD: [longer]})
+    found, _ = compared(tmp_path, session, num_runs=1)
+    assert session.asked == [(BASE, None), (HEAD, None)] * 2
+    assert found.finding.change is change
+
+
+@pytest.mark.parametrize("side", [BASE, HEAD])
+def test_who_records_more_computes_the_same(tmp_path: Path, side: str) -> None:
+    session = PlayedSession({BASE: [steady], HEAD: [steady]}, records_more=side)
+    found, _ = compared(tmp_path, session, num_runs=1)
+    assert found.finding.change is Change.EQUAL
+    assert found.finding.notes == (
+        f"recorded at the {side} alone: loss clip_fraction",
+        "everything that both record is the same",
+    )
+    moved = PlayedSession({BASE: [steady], HEAD: [rounded]}, records_more=side)
+    found, _ = compared(tmp_path / "moved", moved, num_runs=1)
+    assert found.finding.change is Change.BEHAVIOUR
+    assert found.finding.reasons == (f"a value is recorded at the {side} alone",)
+
+
+def test_what_seems_slower_is_measured_more_often(tmp_path: Path) -> None:
+    session = PlayedSession({BASE: [steady], HEAD: [steady]}, seconds={HEAD: 2.0})
+    found, _ = compared(tmp_path, session)
+    assert len(session.asked) == 2 * (2 + NUM_CONFIRMING)
+    assert {each.name: each.is_too_much for each in found.costs} == {"run": False, "step": True, "a": True}
+    one, alone = compared(tmp_path / "one", PlayedSession({BASE: [steady], HEAD: [steady]}, {HEAD: 2.0}), num_runs=1)
+    assert len(alone.asked) == 2, "who asks for one run of each asks for no costs"
+    assert not any(each.is_too_much for each in one.costs)
+
+
+def test_what_does_not_run_says_why(tmp_path: Path) -> None:
+    with pytest.raises(BrokenRun) as broken:
+        compared(tmp_path, PlayedSession({BASE: [steady], HEAD: [steady]}, problem="it ended with 1"))
+    assert (broken.value.side, broken.value.reasons) == (HEAD, ("head: it ended with 1",))
+    refusing = PlayedSession(
+        {BASE: [steady], HEAD: [steady]}, problem="x", refusal=Refusal("unknown key lrr", "lr", "")
+    )
+    with pytest.raises(BrokenRun) as refused:
+        compared(tmp_path / "refused", refusing)
+    assert refused.value.reasons == ("head: unknown key lrr", "legal: lr")
+
+
+def test_a_signal_ends_it_before_the_next_run(tmp_path: Path) -> None:
+    session = PlayedSession({BASE: [steady], HEAD: [steady]}, interrupted_at=2)
+    with pytest.raises(Interrupted):
+        compared(tmp_path, session)
+    assert len(session.asked) == 2
+    early = PlayedSession({BASE: [steady], HEAD: [steady]}, interrupted_by="SIGTERM")
+    with pytest.raises(Interrupted):
+        compared(tmp_path / "early", early)
+    assert early.asked == [], "one that came between runs keeps the next from beginning"
+
+
+def test_metrics_are_the_numbers_alone(tmp_path: Path) -> None:
+    text = '{"step": 0, "a": 1.5, "b": null, "c": "x", "d": true}\nno json\n[1]\n{"step": 1, "a": 2}'
+    (tmp_path / "metrics.jsonl").write_text(text, encoding="utf-8")
+    assert list(read_metrics(tmp_path)) == [{"step": 0.0, "a": 1.5}, {"step": 1.0, "a": 2.0}]
+    assert list(read_metrics(tmp_path / "none")) == []

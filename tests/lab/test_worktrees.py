@@ -1,0 +1,158 @@
+"""Worktrees of a real repository: what a side imports, what is left behind, where a branch began."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from harness.errors import UsageError
+from harness.lab.worktrees import PACKAGE, Checkout, Side, import_origin, open_worktrees
+from tests.lab.projects import IDENTITY, Project
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path / "project")
+
+
+def checkout(project: Project, cwd: Path | None = None, **env: str) -> Checkout:
+    return Checkout(cwd or project.directory, {**os.environ, **IDENTITY, **env})
+
+
+def test_a_worktree_holds_its_commit_and_is_gone_afterwards(project: Project) -> None:
+    project.change("Twice", "SCALE = 1.0", "SCALE = 2.0")
+    found = checkout(project)
+    first = found.commit(project.first)
+    assert (first.subject, first.author, first.short) == ("The first", "Ada", project.first[:7])
+    with open_worktrees(found) as worktrees:
+        with worktrees.at(first) as side:
+            assert side.root != project.directory
+            assert "SCALE = 1.0" in (side.cwd / "parts.py").read_text("utf-8")
+            assert len(project.worktrees) == 1
+        assert not side.root.exists()
+        assert worktrees.working_tree.cwd == project.directory
+    assert project.worktrees == []
+    assert not side.root.parent.exists()
+
+
+def test_it_is_gone_whatever_happens_inside(project: Project) -> None:
+    found = checkout(project)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        open_worktrees(found) as worktrees,
+        worktrees.at(found.commit("HEAD")) as side,
+    ):
+        (side.cwd / "more").mkdir()
+        (side.cwd / "more" / "file").write_text("", encoding="utf-8")
+        raise KeyboardInterrupt
+    assert project.worktrees == []
+    assert not side.root.exists()
+
+
+def test_what_a_killed_run_has_left_is_forgotten_and_others_are_not_touched(project: Project, tmp_path: Path) -> None:
+    tmpdir = Path(tempfile.mkdtemp(prefix="c-", dir="/tmp"))  # a longer path would be passed over
+    code = (
+        "import os, sys; from pathlib import Path; from harness.lab.worktrees import Checkout, open_worktrees\n"
+        "found = Checkout(Path.cwd(), os.environ)\n"
+        "with open_worktrees(found) as worktrees, worktrees.at(found.commit('HEAD')):\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    env = {**os.environ, **IDENTITY, "TMPDIR": str(tmpdir)}
+    subprocess.run([sys.executable, "-c", code], cwd=project.directory, env=env, check=False)
+    project.git("worktree", "add", "--quiet", "--detach", str(tmp_path / "another's"))
+    (tmp_path / "another's").rename(tmp_path / "moved")
+    assert len(project.worktrees) == 2
+    assert list(tmpdir.glob("rlh-*"))
+    with open_worktrees(checkout(project, TMPDIR=str(tmpdir))):
+        pass
+    assert [line.split()[0] for line in project.worktrees] == [str(tmp_path / "another's")]
+    tmpdir.rmdir()
+
+
+def test_each_side_imports_its_own_and_this_recorder(project: Project, tmp_path: Path) -> None:
+    """Also where the repository holds a package of the recorder's name, and where its code lies below `src`."""
+    project.commit("Packages", **{"harness.py": "", "src.txt": ""})
+    (project.directory / "src").mkdir()
+    (project.directory / "space").mkdir()
+    project.commit("Code", **{"src/mine.py": "HERE = 1\n", "space/module.py": ""})
+    (tmp_path / "elsewhere").mkdir()
+    path = os.pathsep.join([str(project.directory / "src"), str(tmp_path / "elsewhere")])
+    found = checkout(project, PYTHONPATH=path)
+    with open_worktrees(found) as worktrees, worktrees.at(found.commit("HEAD")) as base:
+        head = worktrees.working_tree
+        for side in (head, base):
+            assert Path(import_origin(side, "harness.lab")).resolve() == PACKAGE / "__init__.py"
+            assert side.holds(import_origin(side, "mine"))
+            assert side.holds(import_origin(side, "sums"))
+            assert side.holds(import_origin(side, "space.module")), "a package without an __init__.py"
+            assert str(tmp_path / "elsewhere") in side.environ["PYTHONPATH"].split(os.pathsep)
+        assert not base.holds(import_origin(head, "mine"))
+        assert import_origin(base, "nothing_of_this_name") == ""
+
+
+def test_a_directory_below_the_root_stays_one(project: Project) -> None:
+    found = checkout(project, project.directory / "scenarios")
+    with open_worktrees(found) as worktrees, worktrees.at(found.commit("HEAD")) as side:
+        assert side.cwd == side.root / "scenarios"
+        assert (side.cwd / "sums.yaml").is_file()
+
+
+def test_variables_of_a_hook_do_not_point_elsewhere(project: Project, tmp_path: Path) -> None:
+    other = Project(tmp_path / "other")
+    found = checkout(project, GIT_DIR=str(other.directory / ".git"), GIT_INDEX_FILE="index")
+    assert found.root == project.directory
+    assert not {"GIT_DIR", "GIT_INDEX_FILE"} & found.environ.keys()
+
+
+def test_where_a_branch_began(project: Project, tmp_path: Path) -> None:
+    assert checkout(project).default_base() is None, "one commit has nothing before it"
+    second = project.commit("Second")
+    assert checkout(project).default_base() == checkout(project).commit(project.first)
+    clone = tmp_path / "clone"
+    project.git("clone", "--quiet", str(project.directory), str(clone))
+    on_main = Checkout(clone, os.environ).default_base()
+    assert on_main is not None
+    assert on_main.name == project.first, "the default branch itself: the commit before"
+    git = ["git", "-C", str(clone)]
+    for words in (["checkout", "-qb", "topic"], ["commit", "-q", "--allow-empty", "-m", "1"]):
+        subprocess.run([*git, *words], env={**os.environ, **IDENTITY}, check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "2"], env={**os.environ, **IDENTITY}, check=True)
+    base = Checkout(clone, os.environ).default_base()
+    assert base is not None
+    assert base.name == second
+
+
+def test_what_is_no_commit_or_no_checkout_is_told(project: Project, tmp_path: Path) -> None:
+    for revision in ("nothing", "--all", "HEAD:parts.py"):
+        with pytest.raises(UsageError, match="is no commit here"):
+            checkout(project).commit(revision)
+    with pytest.raises(UsageError, match="is no git checkout"):
+        Checkout(tmp_path, {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)})
+    project.commit("Second")
+    shallow = tmp_path / "shallow"
+    project.git("clone", "--quiet", "--depth", "1", f"file://{project.directory}", str(shallow))
+    with pytest.raises(UsageError, match="shallow clone") as refused:
+        Checkout(shallow, os.environ).commit("HEAD~1")
+    assert "fetch-depth: 0" in refused.value.remedy
+
+
+def test_histories_and_ancestors(project: Project) -> None:
+    second, third = project.commit("Second"), project.commit("Third")
+    found = checkout(project)
+    commits = [found.commit(name) for name in (project.first, second, third)]
+    assert found.history(commits[0], commits[2]) == {third: (second,), second: (project.first,)}
+    assert found.is_ancestor(commits[0], commits[2])
+    assert not found.is_ancestor(commits[2], commits[0])
+    assert not found.is_dirty
+    project.write("parts.py", "")
+    assert found.is_dirty
+    assert found.user == "Ada"
+
+
+def test_a_side_holds_what_lies_in_it(tmp_path: Path) -> None:
+    side = Side(tmp_path, tmp_path, {})
+    assert side.holds(str(tmp_path / "a" / "b"))
+    assert not side.holds(str(tmp_path.parent))

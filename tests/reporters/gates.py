@@ -1,0 +1,25 @@
+"""Gates for tests of what is said of them."""
+
+from pathlib import Path
+
+from harness.lab.gate.change import Change, Finding
+from harness.lab.gate.costs import SECONDS, STEP, CostChange
+from harness.lab.gate.policy import Policy
+from harness.lab.gate.result import Gate, GateScenario
+from harness.lab.worktrees import Commit
+
+BASE = Commit("b" * 40, "bbbbbbb", "The base, 100 %", "Ada", "2026-11-19")
+HEAD = Commit("a" * 40, "aaaaaaa", "The head", "Ada", "2026-11-20")
+STEADY = CostChange(SECONDS, STEP, 0.2, 0.21, 0.004, False, False)
+SLOWER = CostChange(SECONDS, "rollout", 0.1, 0.2, 0.004, True, True)
+NOISY = CostChange(SECONDS, "update", 0.1, 0.2, 0.5, False, True)
+
+
+def scenario_of(name: str, change: Change, *reasons: str, costs: tuple[CostChange, ...] = (STEADY,)) -> GateScenario:
+    """A scenario with a finding and costs."""
+    return GateScenario(name, Finding(change, reasons), costs, "base bbbbbbb")
+
+
+def gate_of(*scenarios: GateScenario, policy: Policy | None = None) -> Gate:
+    """A gate that has ended."""
+    return Gate(HEAD, False, BASE, policy or Policy(), scenarios, Path("gates/1"))

@@ -1,0 +1,89 @@
+"""What `rlharness bisect` prints: whole against a golden, and as JSON."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.exit_codes import ExitCode
+from harness.lab.bisect.criterion import Criterion
+from harness.lab.bisect.result import Bisection, Probe
+from harness.lab.bisect.search import Outcome
+from harness.lab.worktrees import Commit
+from harness.reporters.bisect import bisection_json, bisection_text
+from harness.trace.diff import diff
+from tests.trace.traces import flip_bit, steps_of, trace
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+DIRECTORY = Path("bisections/1")
+
+
+def probe(letter: str, subject: str, outcome: Outcome, reason: str) -> Probe:
+    directory = DIRECTORY / (7 * letter) / "run-1"
+    return Probe(40 * letter, f"{7 * letter} {subject}", outcome, reason, directory, (letter,))
+
+
+GOOD = probe("a", "The first", Outcome.GOOD, "every bit is the same")
+PARENT = probe("b", "A comment", Outcome.GOOD, "every bit is the same")
+BROKEN = probe("c", "Half a change", Outcome.SKIP, "the program ended with exit code 1")
+FOUND = probe("d", "The other half\x1b[31m", Outcome.BAD, "other bits from step 1 on, backward layers.0.weight")
+BAD = probe("e", "The last", Outcome.BAD, "other bits from step 1 on, backward layers.0.weight")
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> Bisection:
+    a = trace(tmp_path / "a", steps_of(3))
+    b = trace(tmp_path / "b", steps_of(3, flip_bit(1, "backward", "layers.0.weight")))
+    return Bisection(
+        scenario="sums",
+        criterion=Criterion("bits"),
+        good=GOOD,
+        bad=BAD,
+        probes=(PARENT, BROKEN, FOUND),
+        candidates=(FOUND,),
+        found=FOUND,
+        last_good=PARENT,
+        verdict=diff(a, b),
+        directory=DIRECTORY,
+        commit=Commit(FOUND.name, "ddddddd", "The other half", "Ada", "2026-11-20"),
+        notes=("after it, bits have moved again: those of eeeeeee The last are others",),
+    )
+
+
+def test_the_text_is_the_golden(found: Bisection) -> None:
+    assert bisection_text(found, colour=False) + "\n" == (GOLDEN / "bisect.txt").read_text("utf-8")
+    assert bisection_text(found, colour=True).startswith("\x1b[1;31mFIRST BAD\x1b[0m  ddddddd ")
+    assert found.exit_code is ExitCode.OK
+
+
+def test_several_candidates_are_told_with_the_reason(found: Bisection) -> None:
+    several = replace(found, candidates=(BROKEN, FOUND))
+    text = bisection_text(several, colour=False)
+    assert text.startswith(
+        "ONE OF THESE IS THE FIRST BAD\n  ccccccc Half a change  (the program ended with exit code 1)\n  ddddddd "
+    )
+    assert "The other half\\x1b[31m parts from bbbbbbb A comment at step 1" in text
+    assert "Ada" not in text
+    assert several.exit_code is ExitCode.INCOMPLETE_RECORDING
+
+
+def test_versions_are_told_by_name_and_number(found: Bisection) -> None:
+    ends = (Probe("1.0", "einops 1.0", Outcome.GOOD, ""), Probe("1.2", "einops 1.2", Outcome.BAD, "other bits"))
+    text = bisection_text(replace(found, good=ends[0], bad=ends[1], commit=None), colour=False)
+    assert "  3 probes between einops 1.0 and einops 1.2, of which could not be run: ccccccc (" in text
+
+
+def test_an_interrupted_one_tells_how_far_it_came(found: Bisection) -> None:
+    interrupted = replace(found, interrupted_by="SIGINT", candidates=(BROKEN, FOUND))
+    assert bisection_text(interrupted, colour=False).startswith("interrupted by SIGINT; what was found out so far:\n")
+    assert interrupted.exit_code is ExitCode.INTERRUPTED
+
+
+def test_the_json_is_plain(found: Bisection) -> None:
+    told = json.loads(json.dumps(bisection_json(found)))
+    assert told["found"]["name"] == FOUND.name
+    assert told["commit"]["date"] == "2026-11-20"
+    assert [each["outcome"] for each in told["probes"]] == ["good", "skip", "bad"]
+    assert told["verdict"]["verdict"] == "diverged"
+    assert (told["num_probes"], told["exit_code"], told["by"]) == (3, 0, "bits")

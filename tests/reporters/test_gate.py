@@ -1,0 +1,80 @@
+"""What `rlharness gate` prints: whole against a golden, and as JSON."""
+
+import json
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from harness.exit_codes import ExitCode
+from harness.lab.gate.change import Change, Finding
+from harness.lab.gate.golden import Acceptance, golden_of
+from harness.lab.gate.policy import Policy
+from harness.lab.gate.rounding import Rounding
+from harness.reporters.gate import cost_line, directory_name, gate_json, gate_text
+from harness.trace.diff import diff
+from tests.reporters.gates import NOISY, SLOWER, STEADY, gate_of, scenario_of
+from tests.trace.traces import flip_bit, steps_of, trace
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+ROUNDING = Rounding(1, 12, 5, "backward layers.0.weight", 3, 1200, "optimizer layers.0.weight", 2e-7, "backward", True)
+
+
+def test_the_text_is_the_golden(tmp_path: Path) -> None:
+    a = trace(tmp_path / "a", steps_of(3))
+    b = trace(tmp_path / "b", steps_of(3, flip_bit(1, "backward", "layers.0.weight")))
+    scenarios = (
+        replace(scenario_of("equal", Change.EQUAL), finding=Finding(Change.EQUAL, verdict=diff(a, a))),
+        replace(
+            scenario_of("moved", Change.NUMERICS, costs=(STEADY, SLOWER, NOISY)),
+            finding=Finding(Change.NUMERICS, verdict=diff(a, b), rounding=ROUNDING),
+            notes=("a note\x1b[31m",),
+        ),
+        scenario_of("other", Change.CONFIGURATION, "seed was 1 and is 2", costs=()),
+    )
+    gate = replace(gate_of(*scenarios), is_dirty=True, notes=("a last note",))
+    assert gate_text(gate, colour=False) + "\n" == (GOLDEN / "gate.txt").read_text("utf-8")
+
+
+@pytest.mark.parametrize("change", Change)
+def test_every_change_has_a_label_and_json(change: Change) -> None:
+    gate = gate_of(scenario_of("a", change, "why"), policy=Policy(()))
+    plain, coloured = gate_text(gate, colour=False), gate_text(gate, colour=True)
+    assert "  a\n  why\n" in plain
+    assert "\x1b[" not in plain
+    assert "\x1b[" in coloured
+    told = json.loads(json.dumps(gate_json(gate)))
+    (scenario,) = told["scenarios"]
+    assert (scenario["change"], scenario["reasons"]) == (change.value, ["why"])
+    assert told["exit_code"] == (ExitCode.INCOMPLETE_RECORDING if change is Change.BROKEN else ExitCode.OK)
+    assert told["base"]["subject"] == "The base, 100 %"
+
+
+def test_a_cost_says_what_its_noise_is() -> None:
+    assert cost_line(STEADY) == "time of step: 0.2 s -> 0.21 s (x 1.05, noise 2 %)"
+    assert cost_line(SLOWER).startswith("SLOWER: time of rollout: 0.1 s -> 0.2 s (x 2.00, noise 4 %)")
+    assert cost_line(NOISY).endswith("(x 2.00, noise 500 %, which may explain it)")
+    assert cost_line(replace(STEADY, noise=inf)).endswith("one run of each side: its noise is not known)")
+    assert cost_line(replace(SLOWER, kind="memory_gb")).startswith("MORE MEMORY: peak memory of rollout: 0.1 GB")
+    assert json.dumps(gate_json(gate_of(scenario_of("a", Change.EQUAL, costs=(replace(STEADY, noise=inf),)))))
+
+
+def test_what_was_accepted_is_told_with_its_reason(tmp_path: Path) -> None:
+    found = golden_of(trace(tmp_path / "a", steps_of(2)), "a", "smoke")
+    accepted = replace(found, history=(Acceptance("2026-11-20", "aaaaaaa+", "the clip is lower", "Ada"),))
+    gate = gate_of(replace(scenario_of("a", Change.EQUAL), accepted=accepted, against="golden 0123"))
+    text = gate_text(gate, colour=False)
+    assert "EQUAL  a (golden 0123)\n" in text
+    assert "  accepted on 2026-11-20 at aaaaaaa+: the clip is lower\n" in text
+    assert gate_json(gate)["scenarios"][0]["accepted"][0]["by"] == "Ada"
+
+
+def test_an_interrupted_gate_decides_nothing() -> None:
+    gate = replace(gate_of(scenario_of("a", Change.BEHAVIOUR)), interrupted_by="SIGINT")
+    assert "interrupted by SIGINT: nothing is decided\n" in gate_text(gate, colour=False)
+    assert gate.exit_code is ExitCode.INTERRUPTED
+
+
+def test_a_scenario_by_its_path_has_one_directory() -> None:
+    assert directory_name("dir/my.yaml") == "dir-my.yaml"

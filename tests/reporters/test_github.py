@@ -1,0 +1,106 @@
+"""What GitHub is told: workflow commands that stay one line, a summary that stays Markdown."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.lab.gate.change import Change
+from harness.lab.gate.result import Gate
+from harness.reporters.github import (
+    MAX_BYTES,
+    SUMMARY_VARIABLE,
+    annotations,
+    append_summary,
+    command,
+    is_on_github,
+    plain,
+    summary,
+)
+from tests.reporters.gates import gate_of, scenario_of
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def read_back(line: str) -> tuple[str, dict[str, str], str]:
+    """A workflow command as GitHub's runner reads it (actions/runner, ActionCommand.cs)."""
+    match = re.fullmatch(r"::([a-z]+)(?: ([^\r\n]*?))?::([^\r\n]*)", line)
+    assert match, line
+
+    def unescaped(text: str, *more: tuple[str, str]) -> str:
+        for code, character in (*more, ("%0D", "\r"), ("%0A", "\n"), ("%25", "%")):
+            text = text.replace(code, character)
+        return text
+
+    pairs = [pair.split("=", 1) for pair in (match[2] or "").split(",") if pair]
+    return match[1], {n: unescaped(v, ("%3A", ":"), ("%2C", ",")) for n, v in pairs}, unescaped(match[3])
+
+
+@settings(derandomize=True)
+@given(st.text(), st.text())
+def test_whatever_stands_in_a_command_is_read_back(message: str, title: str) -> None:
+    characters = {"\x85", "\u2028", "\u2029", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e"}  # which end no line for GitHub
+    message, title = ("".join(each for each in text if each not in characters) for text in (message, title))
+    line = command("error", message, title=title)
+    assert "\n" not in line and "\r" not in line
+    assert read_back(line) == ("error", {"title": title}, message)
+
+
+def test_each_scenario_that_is_not_what_it_was_is_annotated() -> None:
+    gate = gate_of(
+        scenario_of("equal", Change.EQUAL),
+        scenario_of("moved", Change.NUMERICS),
+        scenario_of("other", Change.CONFIGURATION, "seed was 1 and is 2", costs=()),
+        scenario_of("new", Change.NEW),
+    )
+    told = [read_back(line) for line in annotations(gate)]
+    assert [(kind, properties["title"]) for kind, properties, _ in told] == [
+        ("error", "moved: numerics"),
+        ("warning", "other: configuration changed"),
+    ]
+    assert told[1][2] == "CONFIGURATION CHANGED\nseed was 1 and is 2"
+
+
+def test_the_summary_is_a_table_and_what_there_is_to_say() -> None:
+    gate = gate_of(
+        scenario_of("grpo_reverse_text", Change.EQUAL),
+        scenario_of("ppo_<b>|`x`", Change.BEHAVIOUR, "tokens flipped: 5 of 64, first at step 2", "``` and a fence"),
+    )
+    golden = (GOLDEN / "gate_summary.md").read_text("utf-8")
+    assert summary(replace(gate, notes=("a note",))) == golden
+
+
+def test_texts_stand_for_themselves() -> None:
+    assert plain("a|b*c_d <i>`e` [f](g)\nh") == r"a\|b\*c\_d &lt;i&gt;\`e\` \[f\](g) h"
+
+
+def test_the_summary_is_added_to_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "summary.md"
+    path.write_text("before\n", encoding="utf-8")
+    gate = gate_of(scenario_of("a", Change.EQUAL))
+    append_summary(gate, {SUMMARY_VARIABLE: str(path)})
+    assert path.read_text("utf-8").startswith("before\n### rlharness gate: passed\n")
+    append_summary(gate, {})
+    append_summary(gate, {SUMMARY_VARIABLE: str(tmp_path)})
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_one_that_is_too_large_is_cut(tmp_path: Path) -> None:
+    many = tuple(scenario_of("a", Change.BROKEN, *["x" * 299] * 4000) for _ in range(2))
+    append_summary(gate_of(*many), {SUMMARY_VARIABLE: str(tmp_path / "s")})
+    assert 0 < (tmp_path / "s").stat().st_size < MAX_BYTES
+
+
+def test_an_interrupted_gate_decides_nothing() -> None:
+    gate: Gate = replace(gate_of(), interrupted_by="SIGTERM")
+    assert "### rlharness gate: interrupted by SIGTERM" in summary(gate)
+    assert list(annotations(gate)) == []
+
+
+def test_github_is_known_by_its_variable() -> None:
+    assert is_on_github({"GITHUB_ACTIONS": "true"})
+    assert not is_on_github({"GITHUB_ACTIONS": "false"})
+    assert not is_on_github({})
