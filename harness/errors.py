@@ -7,7 +7,8 @@ HarnessError            base of all: says the value, what is legal, and the reme
 ├── NetworkError        hosts that shall work together do not reach each other
 ├── HistoryError        the duration history cannot be used (a run goes on without it)
 ├── ReportError         an attempt's report was written by another version (also a ValueError)
-└── TraceError          a trace that cannot be written or read as asked (also a ValueError)
+├── TraceError          a trace that cannot be written or read as asked (also a ValueError)
+└── BundleError         a bundle that cannot be written, is damaged, or is none (also a ValueError)
 """
 
 from harness.exit_codes import ExitCode
@@ -69,3 +70,7 @@ class ReportError(HarnessError, ValueError):
 
 class TraceError(HarnessError, ValueError):
     """A trace, or a part of one, that cannot be written or read as asked."""
+
+
+class BundleError(HarnessError, ValueError):
+    """A bundle that cannot be written, or a file that is no whole one."""

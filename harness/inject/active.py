@@ -11,6 +11,7 @@ from harness.inject.orders import Orders
 from harness.inject.process import ProcessLog
 from harness.inject.recorder import NullRecorder, Recorder
 from harness.inject.switches import switch_on
+from harness.inject.watching import make_watchers
 
 
 @dataclass(slots=True)
@@ -47,11 +48,17 @@ def open_recorder() -> Recorder | NullRecorder:
         _active.foreign = None
     orders = log.orders
 
+    log.watchers = watchers = make_watchers(orders.watchers)
+
     def operations(step: int) -> OpMode | None:
-        return (begun or log.operations(step)) if step == orders.op_step else None
+        if step != orders.op_step:
+            return None
+        mode = begun or log.operations(step)
+        mode.watchers = watchers
+        return mode
 
     keeps = frozenset(orders.keep).__contains__
-    return Recorder(log, keeps=keeps, operations=operations, last_step=orders.last_step)
+    return Recorder(log, keeps=keeps, operations=operations, last_step=orders.last_step, watchers=watchers)
 
 
 def see_rollout(phase: str, name: str, value: Any) -> None:

@@ -26,6 +26,7 @@ from harness.inject.random_states import RandomStates
 from harness.inject.recorder import Recorder, Seen, as_float, look
 from harness.inject.tensors import Digested
 from harness.inject.unchanged import Unchanged
+from harness.inject.watching import make_watchers
 from harness.trace.chain import Scope
 
 P = ParamSpec("P")
@@ -41,7 +42,9 @@ class ForeignRecorder:
     def __init__(self, log: ProcessLog) -> None:
         self._log = log
         orders = log.orders
-        self._recorder = Recorder(log, keeps=frozenset(orders.keep).__contains__)
+        if not orders.has_entry:
+            log.watchers = make_watchers(orders.watchers)
+        self._recorder = Recorder(log, keeps=frozenset(orders.keep).__contains__, watchers=log.watchers)
         self._names = ParameterNames()
         self._random = RandomStates()
         self._weights: dict[str, Digested] = {}

@@ -12,7 +12,7 @@ kernels inside torch.compile's regions and CUDA graphs, other threads, other pro
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Self
@@ -26,6 +26,7 @@ from harness.inject.op_schema import Argument, OpSchema, generator_in, named_arg
 from harness.inject.op_source import SourceLines
 from harness.inject.op_values import UNFINISHED, UNWRITTEN, WORKING_MEMORY, OpValues
 from harness.inject.tensors import tensor_bytes
+from harness.inject.watching import Watcher
 from harness.trace.digests import digest
 
 MAX_ARGUMENT_CHARS = 160
@@ -58,6 +59,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, log: OpLog, root: str = ".") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.watchers: Sequence[Watcher] = ()
         self._log = log
         self._pid = os.getpid()
         self._lock = threading.Lock()  # the engine has a thread for each card
@@ -169,6 +171,12 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _after(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Write an operation down with what it has given."""
         name = call.schema.name
+        if self.watchers:
+            results = list(tensors_in(result))
+            written = (value for key, value in named_arguments(args, kwargs) if key in call.schema.written)
+            results += (each for each in tensors_in(list(written)) if not any(each is known for known in results))
+            for watcher in self.watchers:
+                watcher.on_operation(call.index, name, results)
         line: dict[str, Any] = {"k": "op", "i": call.index, "phase": call.phase, "op": name, "at": call.at}
         if call.via:
             line["via"] = call.via

@@ -2,6 +2,7 @@
 
     "f32 64,128 xxh3_128 <32 hexadecimal digits>"           in memory as its shape says
     "f32 128,64 xxh3_128 <32 hexadecimal digits> strides=1,128"
+    "f32 64,128 xxh3_128 <32 hexadecimal digits> nan inf"   some elements are not finite: NaN, Inf or both
     "f32 64,128 none unwritten"                             no value: why not
 
 The bytes that are digested are those in the order of the memory, so that a transposed weight is not copied. On the
@@ -11,6 +12,8 @@ without torch knowing: NumPy, compiled kernels. Below 64 KiB, and on cards, noth
 """
 
 import ctypes
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -33,9 +36,12 @@ WORKING_MEMORY = "working_memory"
 UNWRITTEN = "unwritten"
 UNFINISHED = "unfinished"
 OUTSIDE = -1
+"""The maker of what no recorded operation has written."""
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+NARROW = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+"""Floats that torch does not add."""
 _ZERO = b"\0"
 _NOTHING = f"{RAW} {bytes(16).hex()}"
-"""The maker of what no recorded operation has written."""
 
 
 @dataclass(slots=True)
@@ -133,29 +139,38 @@ class OpValues:
             layout += (" conj" if tensor.is_conj() else "") + (" neg" if tensor.is_neg() else "")
         if not tensor.is_cpu:
             ((_, _, algorithm, value),) = digest_placed([dense])
-            return f"{algorithm} {value.hex()}{layout}"
+            return f"{algorithm} {value.hex()}{'' if algorithm == RAW else _not_finite(dense)}{layout}"
         address, num_bytes = dense.data_ptr(), dense.numel() * dense.element_size()
         if address % ALIGNMENT:
             layout += f" align={address % ALIGNMENT}"
-        if num_bytes < MIN_CACHED_BYTES:
+        if num_bytes <= DIGEST_BYTES:  # the record has the value itself
             return _digest_text(ctypes.string_at(address, num_bytes)) + layout
+        if num_bytes < MIN_CACHED_BYTES:
+            return _digest_text(ctypes.string_at(address, num_bytes)) + _not_finite(dense) + layout
         if (kind := self._arrays.get(num_bytes)) is None:
             kind = self._arrays[num_bytes] = ctypes.c_char * num_bytes
         array = kind.from_address(address)
         is_copy = dense is not tensor and dense.untyped_storage()._cdata != memory.reference.cdata
         if is_copy or tensor.is_inference():
-            return _digest_text(array) + layout
-        return _remembered(memory, array, address, tensor._version) + layout
+            return _digest_text(array) + _not_finite(dense) + layout
+
+        def describe() -> str:
+            return _digest_text(array) + _not_finite(dense)
+
+        return _remembered(memory, array, (address, tensor._version), describe) + layout
 
 
-def _remembered(memory: _Memory, array: "ctypes.Array[ctypes.c_char]", address: int, version: int) -> str:
-    """Algorithm and digest of a range of a storage, computed only where it may have changed."""
+def _remembered(
+    memory: _Memory, array: "ctypes.Array[ctypes.c_char]", at: tuple[int, int], describe: Callable[[], str]
+) -> str:
+    """What `describe` says of a range of a storage, `at` an address in a version; asked where it may have changed."""
+    address, version = at
     num_bytes = len(array)
     sample = memoryview(array)[:: num_bytes // NUM_SAMPLED_BYTES | 1].tobytes()
     known = memory.known.get((address, num_bytes)) if memory.known else None
     if known and (known.version, known.num_writes, known.sample) == (version, memory.num_writes, sample):
         return known.text
-    text = _digest_text(array)
+    text = describe()
     found = _Known(version, memory.num_writes, sample, text)
     memory.known = {**(memory.known or {}), (address, num_bytes): found}
     return text
@@ -165,6 +180,22 @@ def _digest_text(data: "bytes | ctypes.Array[ctypes.c_char]") -> str:
     if len(data) <= DIGEST_BYTES:
         return f"{RAW} {bytes(data).ljust(DIGEST_BYTES, _ZERO).hex()}"
     return f"{XXH3_128} {xxh3_128_hexdigest(data)}"
+
+
+def _not_finite(tensor: torch.Tensor) -> str:
+    """The words for what it holds beside finite numbers, each after a blank: " nan", " inf"; of no float nothing.
+
+    A sum that is finite has only finite parts, and takes one pass; only where it is not, each element is looked at.
+    """
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    elif tensor.dtype in NARROW:
+        tensor = tensor.float()
+    elif tensor.dtype not in FLOATS:
+        return ""
+    if math.isfinite(tensor.sum().item()):
+        return ""
+    return (" nan" if tensor.isnan().any() else "") + (" inf" if tensor.isinf().any() else "")
 
 
 def _in_memory_order(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:

@@ -15,8 +15,11 @@ ORDERS = "orders.json"
 PROCESSES = "processes"
 
 
-class RunEnded(BaseException):
-    """The last step that was wanted has ended: raised through the program by the recorder that was told so."""
+class RunEnded(SystemExit):
+    """Raised through the program by its recorder, which was told so: nothing after this is wanted.
+
+    A program that knows nothing of it ends in order, with 0.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +38,6 @@ class Orders:
     """Steps whose tensors are kept."""
     op_step: int | None = None
     """The step whose operations are recorded."""
-    last_step: int | None = None
-    """The step after which the run of an entry is ended in order; None: where the entry ends it."""
     level: str = "off"
     level_env: dict[str, str] = field(default_factory=dict)
     """Variables that the level has set before the interpreter started."""
@@ -44,6 +45,10 @@ class Orders:
     """What of the program's configuration must not matter; goes into the fingerprint."""
     has_entry: bool = False
     """Whether it is the entry of a scenario, which says its curve itself: nothing is taken from what it logs."""
+    last_step: int | None = None
+    """The step after which the run of an entry is ended in order; None: where the entry ends it."""
+    watchers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What looks on in the process: "module:class" of a `watching.Watcher` -> what it is made with."""
 
     def to_text(self) -> str:
         """As it stands in its file."""

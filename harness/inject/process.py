@@ -16,10 +16,11 @@ from harness.errors import TraceError
 from harness.inject.op_log import OpLog
 from harness.inject.op_mode import OpMode
 from harness.inject.orders import PROCESSES, Orders, Report
-from harness.inject.recorder import Kept
+from harness.inject.recorder import Kept, Step
+from harness.inject.watching import Watcher
 from harness.trace.chain import Leaf
 from harness.trace.fingerprint import fingerprint
-from harness.trace.layout import log_name
+from harness.trace.layout import UNFINISHED, log_name
 from harness.trace.manifest import Fingerprint, Manifest
 from harness.trace.redaction import redact_argv, redact_fields
 from harness.trace.values import Float
@@ -41,9 +42,12 @@ class ProcessLog:
         self._directory = Path(orders.directory)
         self._writer: TraceWriter | None = None
         self._early: dict[str, Float] = {}
+        self._manifest: Manifest | None = None
         self._report = first_report(orders)
         self._pid = os.getpid()
         self._is_forked = False
+        self.watchers: Sequence[Watcher] = ()
+        """Told of the values of the curve."""
         self.save_report()
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._leave_to_parent)
@@ -82,6 +86,21 @@ class ProcessLog:
             self._early |= values
         elif values:
             self._writer.log_values(values)
+        for watcher in self.watchers:
+            watcher.on_values(values)
+
+    def keep_unfinished(self, step: Step) -> None:
+        """Write what was recorded of a step in whose middle the program has ended: a trace below this one."""
+        if not self.is_recording:
+            return
+        try:
+            self._writer = self._writer or self._open()
+            assert self._manifest is not None
+            rank = self._report.rank or 0
+            with TraceWriter(self._directory / UNFINISHED, self._manifest, rank=rank, say=_say) as writer:
+                writer.append(step.number, step.leaves, tensors=step.tensors)
+        except TraceError as error:
+            _say(f"what was recorded of step {step.number} is lost: {error.what}")
 
     def note_metrics(self, names: Iterable[str]) -> None:
         """Patterns of the orders have found numbers for these names; reported at once, each name once."""
@@ -127,7 +146,8 @@ class ProcessLog:
             if (self._directory / log_name(number)).exists():
                 continue
             try:
-                writer = TraceWriter(self._directory, self._manifest(number, world_size), rank=number, say=_say)
+                self._manifest = self._made_manifest(number, world_size)
+                writer = TraceWriter(self._directory, self._manifest, rank=number, say=_say)
             except TraceError:
                 if not (self._directory / log_name(number)).exists():
                     raise
@@ -138,7 +158,7 @@ class ProcessLog:
             return writer
         raise TraceError(f"more than {MAX_RANKS} processes record into {self._directory}")
 
-    def _manifest(self, rank: int, world_size: int) -> Manifest:
+    def _made_manifest(self, rank: int, world_size: int) -> Manifest:
         if rank:
             found = Fingerprint(identity=redact_fields(self.orders.identity))
         else:

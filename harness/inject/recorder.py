@@ -16,6 +16,7 @@ from harness.errors import TraceError
 from harness.inject.orders import RunEnded
 from harness.inject.placed import Placed, digest_placed, place
 from harness.inject.tensors import Digested, digest_tensor, strided_parts, tensor_bytes
+from harness.inject.watching import Watcher
 from harness.trace.chain import Leaf, Scope
 from harness.trace.digests import digest
 from harness.trace.values import FLOATS, Float
@@ -35,6 +36,14 @@ class Seen(NamedTuple):
     scope: Scope
     tensor: torch.Tensor | None = None
     """The value itself, where it is a whole tensor."""
+
+
+class Step(NamedTuple):
+    """What was recorded of one step."""
+
+    number: int
+    leaves: Sequence[Leaf]
+    tensors: Sequence[Kept]
 
 
 class Sink(Protocol):
@@ -61,7 +70,8 @@ class Recorder:
     """Records the steps of one process into a sink.
 
     `keeps` tells for a step whether all of its tensors are kept, not only their digests; `operations` gives what
-    records the operations of a step, or None. After `last_step` the program is ended. One thread at a time.
+    records the operations of a step, or None. After `last_step` the program is ended. `watchers` look on. One thread at
+    a time.
     """
 
     def __init__(
@@ -71,8 +81,10 @@ class Recorder:
         keeps: Callable[[int], bool] = lambda step: False,
         operations: Callable[[int], Operations | None] = lambda step: None,
         last_step: int | None = None,
+        watchers: Sequence[Watcher] = (),
     ) -> None:
         self._sink = sink
+        self._watchers = watchers
         self._keeps = keeps
         self._operations_of = operations
         self._last_step = last_step
@@ -100,6 +112,8 @@ class Recorder:
         if (operations := self._operations_of(step)) is not None:
             self._operations = operations
             operations.start()
+        for watcher in self._watchers:
+            watcher.on_begin_step(step)
 
     def record(self, phase: str, name: str, value: Any, *, scope: Scope = Scope.LOGICAL) -> None:
         """Record one value: a tensor, a NumPy array, a number, text, bytes, or a list of numbers.
@@ -107,6 +121,8 @@ class Recorder:
         The second value of a phase and name is its second occurrence. Small ones of KEPT_PHASES are kept beside their
         digests. TraceError outside a step, and for other values.
         """
+        for watcher in self._watchers:
+            watcher.on_record(phase, name, self._counts.get((scope, phase, name), 0), value)
         for seen in look([(name, value)], scope):
             self.record_seen(phase, seen, is_kept=phase in KEPT_PHASES and _is_small(seen.tensor))
 
@@ -120,6 +136,8 @@ class Recorder:
         self._leaves.append(leaf)
         if seen.tensor is not None and (is_kept or self.keeps_tensors):
             self._tensors.append((leaf, bytes(tensor_bytes(seen.tensor))))
+        for watcher in self._watchers:
+            watcher.on_leaf(leaf, seen.tensor)
 
     def end_step(self, **values: Any) -> None:
         """End the step: it is on its way to the disk when this returns. `values` are those of the curve.
@@ -132,9 +150,25 @@ class Recorder:
         step, leaves, tensors = self._step, self._leaves, self._tensors
         self._step, self._leaves, self._tensors, self._counts = None, [], [], {}
         self._sink.append(step, leaves, tensors)
-        self._sink.log_values({name: as_float(value) for name, value in values.items() if value is not None})
+        told = {name: as_float(value) for name, value in values.items() if value is not None}
+        self._sink.log_values(told)
+        for watcher in self._watchers:
+            watcher.on_end_step(step, told)
         if step == self._last_step:
             raise RunEnded
+
+    def break_off(self, error: BaseException | None = None) -> Step | None:
+        """End the step in its middle, where the program has gone no further: `error` says why, if it was not in order.
+
+        What was recorded of it; None where no step has begun.
+        """
+        self._stop_operations()
+        if self._step is not None:
+            for watcher in self._watchers:
+                watcher.on_break_off(self._step, error)
+        step, leaves, tensors = self._step, self._leaves, self._tensors
+        self._step, self._leaves, self._tensors, self._counts = None, [], [], {}
+        return None if step is None else Step(step, leaves, tensors)
 
     def _stop_operations(self) -> None:
         operations, self._operations = self._operations, None

@@ -49,7 +49,7 @@ def take_call(directory: Path) -> EntryCall:
     """Read the call, and leave it there without secrets: traces travel. OSError, ValueError where it is not there."""
     path = directory / CALL
     fields = json.loads(path.read_text("utf-8"))
-    path.write_text(json.dumps(_without_secrets(fields), indent=1) + "\n", "utf-8")
+    path.write_text(json.dumps(without_secrets(fields), indent=1) + "\n", "utf-8")
     return EntryCall.of(fields)
 
 
@@ -74,11 +74,12 @@ def read_refusal(directory: Path) -> Refusal | None:
         return None
 
 
-def _without_secrets(value: Any, name: str = "") -> Any:
+def without_secrets(value: Any, name: str = "") -> Any:
+    """Plain values without those that are secrets; `name` is what holds them."""
     if isinstance(value, Mapping):
-        return {key: _without_secrets(inner, key) for key, inner in value.items()}
+        return {key: without_secrets(inner, key) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_without_secrets(inner, name) for inner in value]
+        return [without_secrets(inner, name) for inner in value]
     if not isinstance(value, str):
         return value
     return REDACTED if value and is_secret_name(name) else redact_text(value)

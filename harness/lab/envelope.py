@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from harness.errors import HarnessError, UsageError
 from harness.inject.orders import ORDERS, ORDERS_VARIABLE, PROCESSES, Orders, boot_directory
@@ -37,6 +38,8 @@ class Envelope:
     """The step whose operations are recorded."""
     last_step: int | None = None
     """The step after which the run of an entry is ended in order; None: where the entry ends it."""
+    watchers: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    """What looks on in the process of an entry: "module:class" of a `watching.Watcher` -> what it is made with."""
     call: EntryCall | None = None
     """Of the entry of a scenario; None of a foreign program."""
     perturbation: Mapping[str, str] = field(default_factory=dict)
@@ -80,6 +83,7 @@ def prepare(envelope: Envelope, directory: Path, environ: Mapping[str, str], mar
         keep=envelope.keep,
         op_step=envelope.op_step,
         last_step=envelope.last_step,
+        watchers=dict(envelope.watchers),
         level=envelope.level,
         level_env=level_env,
         perturbation=dict(envelope.perturbation),

@@ -19,6 +19,7 @@ from harness.lab.judgement import judge
 from harness.lab.program_input import read_input
 from harness.lab.replay_plan import ReplayPlan, make_plan
 from harness.lab.session import open_session
+from harness.lab.steps.plan import names_recorded_run
 from harness.lab.supervised import Display, Place, Run
 from harness.machine.scratch import remove_tree
 from harness.reporters.base import say, show
@@ -31,6 +32,29 @@ from harness.trace.command import is_ascii
 
 def run_replay(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness replay`; HarnessError for what the user can mend."""
+    if arguments["interactive"] or arguments["commands"]:
+        from harness.lab.interactive.command import run_interactive
+
+        return run_interactive(invocation, arguments)
+    if arguments["break_on"] or arguments["until"]:
+        from harness.lab.stopping import run_until
+
+        return run_until(invocation, arguments)
+    if names_recorded_run(invocation.cwd, arguments["scenario"]):
+        from harness.lab.steps.command import run_step_replay
+
+        return run_step_replay(invocation, arguments)
+    if arguments["bundle"]:
+        from harness.lab.bundles.command import run_bundle_replay
+
+        return run_bundle_replay(invocation, arguments)
+    if arguments["reference_checkpoint"]:
+        raise UsageError("--reference-checkpoint without a bundle", legal="--bundle FILE --reference-checkpoint")
+    return run_comparison(invocation, arguments)
+
+
+def run_comparison(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
+    """Runs of a scenario or of a command, compared with each other or with one that was kept."""
     clock = SystemClock()
     replay_id = new_run_id(clock.wall())
     plan = make_plan(invocation, arguments, replay_id, lambda: read_input(0, say))

@@ -11,16 +11,14 @@ from typing import Any
 from harness.errors import HarnessError, UsageError
 from harness.lab.envelope import Envelope
 from harness.lab.foreign_program import foreign_envelope
+from harness.lab.out_directory import out_directory
 from harness.lab.program_input import keep_input
 from harness.lab.scenario import SMOKE
 from harness.lab.scenario_envelope import asked_scenario, scenario_envelope
-from harness.machine.scratch import remove_tree
 from harness.runner.options import Invocation
-from harness.runner.run_directory import HOME
 from harness.trace.reader import Trace, read_trace
 
 REPLAYS = "replays"
-NUM_KEPT = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,7 @@ def make_plan(
 
     UsageError and TraceError for what cannot be used; nothing is made then.
     """
-    envelopes, typed = _envelopes(invocation, {**arguments, "keep": _steps_to_keep(arguments), "op_step": None})
+    envelopes, typed = envelopes_of(invocation, {**arguments, "keep": _steps_to_keep(arguments), "op_step": None})
     envelope = envelopes[0]
     level_env = envelope.level_env(invocation.environ)
     program = shutil.which(envelope.argv[0], path=invocation.environ.get("PATH"))
@@ -76,7 +74,7 @@ def make_plan(
     trace = read_trace(invocation.cwd / against) if against else None
     num_runs = _num_runs(arguments, len(envelopes))
     data = b"" if typed else given()  # the last that may take long or be refused before anything is made
-    directory = _make_directory(invocation.cwd, arguments["out"], replay_id)
+    directory = out_directory(invocation.cwd, arguments["out"], REPLAYS, replay_id)
     return ReplayPlan(
         envelope=envelope,
         program=program,
@@ -92,7 +90,7 @@ def make_plan(
     )
 
 
-def _envelopes(invocation: Invocation, arguments: Mapping[str, Any]) -> tuple[tuple[Envelope, ...], tuple[str, ...]]:
+def envelopes_of(invocation: Invocation, arguments: Mapping[str, Any]) -> tuple[tuple[Envelope, ...], tuple[str, ...]]:
     """(an envelope for each run that differs from the others, the words that name the scenario, if it is one)."""
     if arguments.get("scenario") is None:
         return (foreign_envelope(invocation, arguments),), ()
@@ -130,34 +128,3 @@ def _num_runs(arguments: Mapping[str, Any], num_variants: int) -> int:
             remedy="rlharness trace --out DIR -- COMMAND, or rlharness train SCENARIO --out DIR, records a run alone",
         )
     return int(num_runs or max(num_variants, 1 if against else 2))
-
-
-def _make_directory(cwd: Path, out: str | None, replay_id: str) -> Path:
-    """The directory that was named, else one of `.rlharness/replays`, of which the last NUM_KEPT are kept."""
-    directory = cwd / out if out else cwd / HOME / REPLAYS / replay_id
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if any(directory.iterdir()):
-            raise UsageError(
-                f"{directory} is not empty",
-                legal="a directory that is new or empty",
-                remedy="name another one with --out, or leave --out out",
-            )
-        if not out:
-            _tidy(directory)
-    except OSError as error:
-        raise UsageError(
-            f"a replay cannot be written to {directory}: {error.strerror}",
-            legal="a directory in which traces can be kept",
-            remedy="name one with --out",
-        ) from None
-    return directory.absolute()
-
-
-def _tidy(directory: Path) -> None:
-    """Keep git from looking into the directory, and replays from filling the disk."""
-    ignore = directory.parent.parent / ".gitignore"
-    if not ignore.exists():
-        ignore.write_text("*\n", encoding="utf-8")
-    for old in sorted(path for path in directory.parent.iterdir() if path.is_dir())[:-NUM_KEPT]:
-        remove_tree(str(old))  # one that cannot go now is tried again by the next replay

@@ -8,6 +8,7 @@ sizes:
   full: {}
 free: [perturbation, output]
 resume: {run: output.resume, step: output.resume_step}
+chaos: {factors: {perturbation.concurrency: {min: 1, max: 64}}, crash: {output.checkpoint_every: 1}}
 config:
   training: {num_steps: 100}
   perturbation: {concurrency: 16}
@@ -20,6 +21,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from harness.errors import UsageError
+from harness.lab.chaos.declaration import ChaosSection
 from harness.lab.payload import keys_with_dots, overridden
 from harness.lab.plain_yaml import read_yaml
 
@@ -61,6 +63,8 @@ class Scenario(BaseModel):
     """Sections of the payload that are no part of what a run is: how work is spread, what is shown."""
     resume: Resumption | None = None
     """How a run goes on from an earlier one; None where it cannot."""
+    chaos: ChaosSection = Field(default_factory=ChaosSection)
+    """What of the payload must not matter, for `rlharness chaos`."""
     config: dict[str, Any] = Field(default_factory=dict)
     """The payload."""
 
@@ -78,6 +82,13 @@ class Scenario(BaseModel):
         for key in (self.resume.run, self.resume.step) if self.resume else ():
             if key.partition(".")[0] not in self.free:
                 raise ValueError(f"resume: {key} is not in a section that is free")
+        return self
+
+    @model_validator(mode="after")
+    def _perturbs_freely(self) -> Self:
+        """What must not matter is no part of what a run is."""
+        for fault in self.chaos.faults(self.free, can_resume=self.resume is not None):
+            raise ValueError(fault)
         return self
 
     def payload(self, size: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,14 +50,25 @@ class Asked:
 def asked_scenario(invocation: Invocation, arguments: Mapping[str, Any], default_size: str) -> Asked:
     """The scenario that was named; UsageError where there is none, or it cannot be run here as it was asked for."""
     name = arguments["scenario"]
-    scenario = find_scenario(name, invocation.cwd).read()
+    asked = asked_of(name, find_scenario(name, invocation.cwd).read(), arguments, default_size)
+    if hidden_by := shadowing(invocation.cwd):
+        raise UsageError(
+            f"{hidden_by} would be imported in place of rlharness's own package of that name",
+            legal="a working directory without a top-level package `harness`",
+            remedy="change into another directory",
+        )
+    check_machine(invocation, asked.scenario)
+    return asked
+
+
+def asked_of(name: str, scenario: Scenario, arguments: Mapping[str, Any], default_size: str) -> Asked:
+    """A scenario as options ask for it; UsageError for a size that it has not, and options that cannot be used."""
     size = scenario.chosen_size(arguments["size"], default_size)
     varied = dict(_varied(text, scenario.free) for text in arguments.get("vary", ()))
     options = {"size": (size,) if size in scenario.sizes else (), "set": arguments["overrides"]}
     options |= {"vary": arguments.get("vary", ()), "level": (arguments["level"],) if arguments["level"] else ()}
     typed = (name, *(word for option, texts in options.items() for text in texts for word in (f"--{option}", text)))
-    _check_machine(invocation, scenario)
-    return Asked(name, scenario, size, typed, dict(map(_override, arguments["overrides"])), varied)
+    return Asked(name, scenario, size, typed, dict(map(override_of, arguments["overrides"])), varied)
 
 
 def scenario_envelope(asked: Asked, arguments: Mapping[str, Any], variant: int = 0) -> Envelope:
@@ -95,7 +106,7 @@ def _with_values(asked: Asked, variant: int) -> tuple[str, ...]:
     return (*kept, *(word for key, text in values.items() for word in ("--set", f"{key}={text}")))
 
 
-def _override(text: str) -> tuple[str, Any]:
+def override_of(text: str) -> tuple[str, Any]:
     """(dotted key, value) of KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
@@ -127,14 +138,8 @@ def _varied(text: str, free: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
     return key, tuple(found)
 
 
-def _check_machine(invocation: Invocation, scenario: Scenario) -> None:
-    """UsageError where the entry could not be called here."""
-    if hidden_by := shadowing(invocation.cwd):
-        raise UsageError(
-            f"{hidden_by} would be imported in place of rlharness's own package of that name",
-            legal="a working directory without a top-level package `harness`",
-            remedy="change into another directory",
-        )
+def check_machine(invocation: Invocation, scenario: Scenario) -> None:
+    """UsageError where this machine has not what an entry needs."""
     if find_spec("torch") is None:
         raise UsageError(
             f"torch is not installed for {sys.executable}, and entries are recorded with it",

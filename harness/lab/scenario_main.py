@@ -35,21 +35,42 @@ def main() -> int:
 def _recorded() -> int:
     recorder = open_recorder()
     from harness.inject.active import active_log  # not before torch, with whose import a recording begins
+    from harness.inject.recorder import NullRecorder
 
     log = active_log()
-    if log is None:
+    if log is None or isinstance(recorder, NullRecorder):
         print("rlharness: nothing records here: rlharness train and rlharness replay start this", file=sys.stderr)
         return ExitCode.USAGE_ERROR
     orders = log.orders
 
     def has_begun() -> bool:
-        return log.rank is not None or not log.is_recording
+        return log.rank is not None or not log.is_recording or recorder.step is not None
 
-    return call_entry(Path(orders.directory), orders.level, recorder, has_begun=has_begun)
+    def break_off(error: BaseException | None) -> None:
+        if (step := recorder.break_off(error)) is not None:
+            log.keep_unfinished(step)
+
+    try:
+        code = call_entry(Path(orders.directory), orders.level, recorder, has_begun=has_begun, told=break_off)
+    except BaseException as error:
+        break_off(error)
+        raise
+    break_off(None)
+    return code
 
 
-def call_entry(directory: Path, level: str, recorder: Any, *, has_begun: Callable[[], bool]) -> int:
-    """Call the entry of the call in a directory; the exit code. `has_begun` says whether a step was recorded."""
+def call_entry(
+    directory: Path,
+    level: str,
+    recorder: Any,
+    *,
+    has_begun: Callable[[], bool],
+    told: Callable[[BaseException], None] = lambda error: None,
+) -> int:
+    """Call the entry of the call in a directory; the exit code.
+
+    `has_begun` says whether a step has begun; `told` is given an error that has ended it later, and is the user's.
+    """
     try:
         call = take_call(directory)
         load_entry(call.entry)(call.config, level=level, directory=directory, recorder=recorder)
@@ -61,6 +82,7 @@ def call_entry(directory: Path, level: str, recorder: Any, *, has_begun: Callabl
         if not has_begun():
             refusal.write(directory)
             return ExitCode.USAGE_ERROR
+        told(error)
         print(f"error: {UsageError(refusal.what, legal=refusal.legal, remedy=refusal.remedy)}", file=sys.stderr)
         return FAILED
     return ExitCode.OK

@@ -7,15 +7,18 @@ A first signal ends the run that goes on in order, a second at once; what was re
 it unless it is asked for.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from harness.clock import SystemClock
 from harness.lab.envelope import Envelope
 from harness.lab.supervised import Display, Place, Run, SupervisedRuns
-from harness.runner.attempt import Supervisors, find_py_spy, probe_tiers
+from harness.machine.child_env import ATTEMPT_MARKER
+from harness.runner.attempt import AttemptEnd, AttemptSpec, Supervisors, find_py_spy, probe_tiers
 from harness.runner.interruption import Interruption
 
 
@@ -27,6 +30,8 @@ class Session:
         self._place = place
         self._display = display
         self._interruption = interruption
+        self.on_signal: Callable[[str], None] | None = None
+        """Hears signals in place of the run that goes on, which then is not ended by them; set before it begins."""
 
     @property
     def interrupted_by(self) -> str:
@@ -45,7 +50,47 @@ class Session:
         """Carry out one run, in a directory of its own below `parent`; elsewhere, or with other variables, if told."""
         place = replace(self._place, environ=environ or self._place.environ, cwd=cwd or self._place.cwd)
         runs = SupervisedRuns(self._supervisors, place, self._display, SystemClock(), self._interruption)
+        if self.on_signal is not None:
+            self._interruption.on_cancel = self.on_signal
         return await runs.record(envelope, parent, number)
+
+    async def carry_out(self, argv: tuple[str, ...], directory: Path) -> AttemptEnd:
+        """Run a program that records nothing to its end, or to that which a signal asks for.
+
+        What it prints goes to output.log in a directory of its own.
+        """
+        spec = self._spec(argv, directory)
+        self._interruption.on_cancel = lambda signal_name: self._supervisors.kill(spec.marker)
+        return await self._supervisors.run(spec)
+
+    @asynccontextmanager
+    async def beside(self, argv: tuple[str, ...], directory: Path) -> AsyncIterator[None]:
+        """A program that goes on while this is entered, and is then killed with everything that it has started.
+
+        What it prints goes to output.log in a directory of its own.
+        """
+        spec = self._spec(argv, directory)
+        going_on = asyncio.create_task(self._supervisors.run(spec))
+        try:
+            yield
+        finally:
+            self._supervisors.kill(spec.marker)
+            await going_on
+
+    def _spec(self, argv: tuple[str, ...], directory: Path) -> AttemptSpec:
+        """Of a program whose output goes to a directory that this makes."""
+        directory.mkdir(parents=True)
+        marker = f"{self._place.run_id}-{directory.name}"
+        return AttemptSpec(
+            argv=argv,
+            cwd=str(self._place.cwd),
+            env={**self._place.environ, ATTEMPT_MARKER: marker},
+            directory=str(directory.absolute()),
+            marker=marker,
+            timeout_s=inf,
+            startup_timeout_s=inf,
+            grace_s=0.0,
+        )
 
 
 @contextmanager

@@ -20,6 +20,8 @@ NO_TOKENS = ("mask", "position")
 BATCH = "batch"
 """What a DataLoader handed out has this name, and its parts begin with it: it was read, nobody generated it."""
 TEXTS = ("text", "texts", "bytes")
+DIGEST = "digest"
+"""A text with this in its name tells of other values, floats perhaps: it counts as none of its own."""
 PHASES = ("rollout", "reward", "advantage")
 
 
@@ -101,17 +103,18 @@ class _Finder:
 def _leaves_that_count(columns: Columns) -> Iterator[tuple[str, int, Leaf]]:
     """(kind, index, leaf); shards are left out, whose elements have no place that people know."""
     for index, leaf in columns.of_phases(PHASES):
-        if leaf.scope in (Scope.LOGICAL, Scope.PHYSICAL) and (kind := _kind(leaf)):
+        if leaf.scope in (Scope.LOGICAL, Scope.PHYSICAL) and (kind := kind_of(leaf)):
             yield kind, index, leaf
 
 
-def _kind(leaf: Leaf) -> str:
+def kind_of(leaf: Leaf) -> str:
+    """Which kind a leaf of PHASES counts as; empty for none."""
     if leaf.phase == "rollout":
         is_integer = leaf.dtype in ELEMENT_BYTES and leaf.dtype not in FLOATS and leaf.dtype != "bool"
         if leaf.name == BATCH or leaf.name.startswith(f"{BATCH}."):
             return BATCHES if is_integer or leaf.dtype in TEXTS else ""
         if leaf.dtype in TEXTS or (is_integer and len(leaf.shape) < 2):
-            return INTEGERS
+            return "" if DIGEST in leaf.name.lower() else INTEGERS
         return TOKENS if is_integer and not any(word in leaf.name.lower() for word in NO_TOKENS) else ""
     return REWARDS if leaf.phase == "reward" else ADVANTAGE_SIGNS
 

@@ -1,15 +1,18 @@
 """`rlharness diff` from arguments to exit code."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from harness.errors import UsageError
 from harness.exit_codes import ExitCode
 from harness.reporters.base import show, stdout_encodes
 from harness.reporters.curve_picture import CHARACTERS as PICTURE_CHARACTERS
 from harness.reporters.divergence import verdict_json, verdict_text
 from harness.runner.options import Invocation, terminal_columns, wants_colour
 from harness.trace.diff import diff
+from harness.trace.excerpt import excerpt
 from harness.trace.reader import read_trace
 from harness.trace.verdict import Kind
 
@@ -19,6 +22,7 @@ EXIT_CODES = {
     Kind.NOT_COMPARABLE: ExitCode.NOT_COMPARABLE,
     Kind.INCOMPLETE: ExitCode.INCOMPLETE_RECORDING,
 }
+_SPAN = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 
 
 def is_ascii(invocation: Invocation) -> bool:
@@ -26,9 +30,21 @@ def is_ascii(invocation: Invocation) -> bool:
     return invocation.environ.get("TERM") in ("linux", "dumb") or not stdout_encodes(PICTURE_CHARACTERS)
 
 
+def span_of(text: str) -> tuple[int, int]:
+    """(first, last) of "7" or "10-19"; UsageError for any other text."""
+    match = _SPAN.fullmatch(text.strip())
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+    if first > last:
+        raise UsageError(f"--steps {text}", legal="a step, or the first and the last of some: 7, 10-19")
+    return first, last
+
+
 def run_diff(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness diff`; TraceError for what the user can mend."""
     a, b = (read_trace(invocation.cwd / arguments[side]) for side in ("a", "b"))
+    if (text := arguments["steps"]) is not None:
+        first, last = span_of(text)
+        a, b = excerpt(a, first, last), excerpt(b, first, last)
     verdict = diff(a, b)
     code = EXIT_CODES[verdict.kind]
     if arguments["json"]:

@@ -3,6 +3,8 @@
 MANIFEST = "manifest.json"
 CURVE = "curve.jsonl"
 TENSORS = "tensors"
+UNFINISHED = "unfinished"
+"""A trace of its own: what was recorded of a step in whose middle the program has ended."""
 
 
 def log_name(rank: int) -> str:

@@ -8,7 +8,8 @@ anything.
 """
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import zip_longest
@@ -16,12 +17,21 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import TraceError
+from harness.trace.digests import RAW
+from harness.trace.values import FLOATS, Float
 
 OPS = "ops"
-VERSION = 1
+VERSION = 2
+FLAGGED_SINCE = 2
+"""The version from which on a record says which of its floats are not finite."""
 UNREAD = "none"
 """In place of an algorithm."""
+NUMBER = "value"
+"""In place of an algorithm, of a number that is no tensor."""
+NAN, INF = "nan", "inf"
 OUTSIDE = -1
+_REAL = {"complex64": "f32", "complex128": "f64"}
+"""Of what a complex number consists."""
 _PLACES = ("strides=", "offset=")
 """What of a layout belongs to the call: which part of its memory a tensor is."""
 
@@ -39,16 +49,28 @@ class OpValue:
     shape: str
     """Its sizes, joined by commas."""
     algorithm: str
-    """Of the digest; UNREAD for none, "value" for a number."""
+    """Of the digest; UNREAD for none, NUMBER for a number."""
     digest: str
     """In hexadecimal digits; the number; why it was not read."""
     layout: tuple[str, ...] = ()
-    """What dtype and shape do not say: "strides=1,4", "align=16", "conj"."""
+    """What dtype and shape do not say: "strides=1,4", "align=16", "conj"; NAN and INF of what is not all finite."""
 
     @property
     def kind(self) -> tuple[str, ...]:
         """What is part of the call, not of the value; how its address is aligned is part of neither."""
         return self.dtype, self.shape, *[word for word in self.layout if word.startswith(_PLACES)]
+
+    @property
+    def not_finite(self) -> frozenset[str]:
+        """What it holds beside finite numbers, of NAN and INF; nothing of what was not read, or is no float."""
+        if self.algorithm == NUMBER:
+            return _words(_parts(self.dtype, self.digest))
+        if self.algorithm == RAW and (kind := FLOATS.get(_REAL.get(self.dtype, self.dtype))):
+            data, size = bytes.fromhex(self.digest), kind.num_bytes
+            dtype = _REAL.get(self.dtype, self.dtype)
+            bits = [int.from_bytes(data[at : at + size], "little") for at in range(0, len(data), size)]
+            return _words([Float(dtype, each).value() for each in bits])
+        return frozenset(self.layout) & {NAN, INF}
 
     def equals(self, other: "OpValue") -> bool | None:
         """Whether the values are the same; None where that is not known."""
@@ -90,6 +112,7 @@ class OpRecord:
     operations: tuple[Operation, ...]
     problem: str
     """Why it is not whole; empty where it is."""
+    version: int = VERSION
 
 
 class OpDifference(Enum):
@@ -151,11 +174,13 @@ def read_ops(directory: Path, rank: int, step: int) -> OpRecord | None:
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}") from None
     operations: list[Operation] = []
-    problem = "its recording was cut"
+    problem, version = "its recording was cut", VERSION
     try:
         for line in _whole_lines(text):
-            if line["k"] == "head" and line["version"] > VERSION:
-                raise TraceError(f"{path} has version {line['version']}", legal=f"at most {VERSION}")
+            if line["k"] == "head":
+                version = int(line["version"])
+            if version > VERSION:
+                raise TraceError(f"{path} has version {version}", legal=f"at most {VERSION}")
             if line["k"] == "op":
                 operations.append(_operation(line))
             elif line["k"] == "end":
@@ -164,7 +189,7 @@ def read_ops(directory: Path, rank: int, step: int) -> OpRecord | None:
         if isinstance(error, TraceError):
             raise
         raise TraceError(f"{path} is no record of operations", remedy="record the step again") from None
-    return OpRecord(path, tuple(sorted(operations, key=lambda each: each.index)), problem)
+    return OpRecord(path, tuple(sorted(operations, key=lambda each: each.index)), problem, version)
 
 
 def recorded_steps(directory: Path) -> list[tuple[int, int]]:
@@ -277,6 +302,19 @@ def _operation(line: dict[str, Any]) -> Operation:
         random=str(line.get("random", "")),
         outputs=tuple(map(_value, line["out"])),
     )
+
+
+def _parts(kind: str, number: str) -> tuple[float, ...]:
+    """The floats that a number consists of, from its text: of an integer none."""
+    if kind == "complex":
+        value = complex(number)
+        return value.real, value.imag
+    return (float.fromhex(number),) if kind == "float" else ()
+
+
+def _words(values: Iterable[float]) -> frozenset[str]:
+    """Which of NAN and INF are among these."""
+    return frozenset(NAN if math.isnan(value) else INF for value in values if not math.isfinite(value))
 
 
 def _value(text: str) -> OpValue:

@@ -1,5 +1,6 @@
 """What the record of operations says of the tensors that they read and wrote."""
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -284,3 +285,37 @@ def test_sharded_training_is_recorded_and_left_as_it_is(distributed: StartRanks,
         verdict = compare_ops(a, b, rank, 1)
         assert (verdict.first, verdict.problems, verdict.num_a > 40) == (None, (), True)
         assert any(each.name.startswith("fsdp.all_gather") for each in a.operations)
+
+
+# -------------------------------------------------------------------------------------------------- what is not finite
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64])
+@pytest.mark.parametrize("size", [17, 2**16])
+@pytest.mark.parametrize(
+    ("put", "words"),
+    [((), ()), ((math.nan,), ("nan",)), ((-math.inf,), ("inf",)), ((math.inf, math.nan), ("nan", "inf"))],
+)
+def test_a_large_value_is_told_with_what_is_not_finite_in_it(
+    dtype: torch.dtype, size: int, put: tuple[float, ...], words: tuple[str, ...]
+) -> None:
+    tensor = torch.full((size,), 6e4, dtype=dtype)  # whose sum no float16 holds
+    tensor[1 : 1 + len(put)] = torch.tensor(put, dtype=dtype)
+    values = OpValues()
+    for _ in range(2):  # the second time it may be remembered
+        assert tuple(values.read(tensor)[0].split(" ")[4:]) == words
+    assert tuple(values.read(tensor[1:])[0].split(" ")[4 : 4 + len(words)]) == words
+    assert values.read(tensor.to(torch.int64) if not dtype.is_complex else tensor.real.long())[0].count(" ") == 3
+
+
+def test_what_becomes_not_finite_is_told_anew() -> None:
+    values, tensor = OpValues(), torch.ones(2**16)
+    assert "nan" not in values.read(tensor)[0]
+    tensor[7] = math.nan
+    assert values.read(tensor)[0].endswith(" nan")
+
+
+def test_floats_that_torch_does_not_add_are_looked_at_too() -> None:
+    tensor = torch.ones(32).to(torch.float8_e5m2)
+    assert "nan" not in OpValues().read(tensor)[0]
+    assert OpValues().read(torch.full((32,), math.nan).to(torch.float8_e5m2))[0].endswith(" nan")

@@ -44,6 +44,18 @@ def test_nothing_but_floats(tmp_path: Path) -> None:
     assert all(count.is_equal for count in counts.values())
 
 
+def test_a_digest_of_floats_is_no_integer_that_changed(tmp_path: Path) -> None:
+    """Each rollout of the engine tells the digest of its weights, which moves with their last digit."""
+
+    def with_digest(text: bytes, note: bytes = b"a") -> list[list[Kept]]:
+        digests = value("rollout", "weights_digest", "texts", (len(text),), text)
+        return [[tokens(*range(24)), digests, value("rollout", "note", "text", (1,), note)]]
+
+    a = trace_of_values(tmp_path / "a", with_digest(b"0123"))
+    assert attribute(a, trace_of_values(tmp_path / "b", with_digest(b"4567")))[INTEGERS].is_equal
+    assert not attribute(a, trace_of_values(tmp_path / "c", with_digest(b"0123", b"b")))[INTEGERS].is_equal
+
+
 def test_what_flipped_where_first_and_how_many(tmp_path: Path) -> None:
     a = trace_of_values(tmp_path / "a", [step(), step(), step(), step()])
     sick = [step(), step({17: 99, 3: 98}), step({0: 7}), step(rewards=(1, 0, 0, 1, 1), sign=-1)]

@@ -55,3 +55,21 @@ def test_what_is_no_trace_is_a_usage_error(traces: Path, capsys: pytest.CaptureF
     )
     assert json.loads(out)["exit_code"] == ExitCode.USAGE_ERROR
     assert main(["diff", "a"]) == ExitCode.USAGE_ERROR
+
+
+@pytest.mark.parametrize(
+    ("other", "steps", "code"),
+    [
+        ("sick", "0", ExitCode.OK),
+        ("sick", "0-1", ExitCode.DIVERGED),
+        ("cut", "0-1", ExitCode.OK),
+        ("cut", "0-2", ExitCode.INCOMPLETE_RECORDING),
+        ("cut", "2", ExitCode.USAGE_ERROR),
+        ("same", "2-1", ExitCode.USAGE_ERROR),
+        ("same", "all", ExitCode.USAGE_ERROR),
+        ("same", "-1", ExitCode.USAGE_ERROR),
+    ],
+)
+@pytest.mark.usefixtures("traces")
+def test_some_steps_are_compared_alone(other: str, steps: str, code: ExitCode) -> None:
+    assert main(["diff", "a", other, "--steps", steps]) == code

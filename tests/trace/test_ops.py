@@ -98,7 +98,7 @@ def test_a_record_that_is_cut_anywhere(tmp_path_factory: pytest.TempPathFactory,
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ('{"k": "head", "version": 2}\n', "version 2"),
+        ('{"k": "head", "version": 3}\n', "version 3"),
         ("nothing\n", "no record of operations"),
         ('{"k": "op", "i": 0}\n', "no record of operations"),
         ("[]\n", "no record of operations"),

@@ -1,0 +1,42 @@
+"""What passes between a prompt and the process that stands within a step: lines of JSON, each way a pipe with a name.
+
+    {"do": "run", "boundaries": true, "phases": [], "leaves": [], "position": null}   ─▶
+                                  ◀─  {"e": "passed", "step": 6}, {"e": "leaf", "leaf": [...]}, ...
+                                  ◀─  {"e": "stopped", "why": "phase", "phase": "reward"}
+    {"do": "show", "leaf": 3, "slices": [[0, 2, null], 5]}                            ─▶
+                                  ◀─  {"e": "shown", ...}
+    {"do": "save", "leaf": 3, "path": "..."}                                          ─▶
+                                  ◀─  {"e": "saved", "is_as_recorded": true}
+    {"do": "pause"}    while it runs                                                  ─▶
+
+The standard library only: both sides read this.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from harness.trace.chain import Leaf, Scope
+
+ORDERS, ANSWERS = "orders.pipe", "answers.pipe"
+BEGIN, PHASE, LEAF, PAUSE, END = "begin", "phase", "leaf", "pause", "end"
+"""Why it stands: before the step, before another phase, behind a leaf that was asked for, by a signal, behind all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Where the process stands."""
+
+    why: str
+    phase: str
+    """Of the leaf that comes next; empty where that is not known yet."""
+
+
+def plain_leaf(leaf: Leaf) -> list[Any]:
+    """A leaf as it stands in a line."""
+    return [*leaf.key, leaf.dtype, list(leaf.shape), leaf.algorithm, leaf.digest.hex(), int(leaf.scope)]
+
+
+def leaf_of(fields: list[Any]) -> Leaf:
+    """The inverse of plain_leaf."""
+    phase, name, occurrence, dtype, shape, algorithm, digest, scope = fields
+    return Leaf(phase, name, occurrence, dtype, tuple(shape), algorithm, bytes.fromhex(digest), Scope(scope))

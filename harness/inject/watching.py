@@ -1,0 +1,53 @@
+"""What looks on while a process records: the one seam for those who want more than a trace of it.
+
+    Recorder(sink, watchers=[Breakpoints(...), ...])
+
+    begin_step ─▶ on_begin_step    record ─▶ on_record ─▶ (its value is digested) ─▶ on_leaf    end_step ─▶ on_end_step
+
+A watcher sees the program's own tensors. It may raise RunEnded, which ends the run right there.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from harness.trace.chain import Leaf
+from harness.trace.values import Float
+
+
+class Watcher:
+    """Looks on, and does nothing; what a watcher is for, it overrides."""
+
+    def on_begin_step(self, step: int) -> None:
+        """A step begins."""
+
+    def on_record(self, phase: str, name: str, occurrence: int, value: Any) -> None:
+        """The program hands over a value, which was not looked at yet; not called for what hooks in torch have seen."""
+
+    def on_leaf(self, leaf: Leaf, tensor: torch.Tensor | None) -> None:
+        """A value was digested; `tensor` is the value itself where it is a whole tensor."""
+
+    def on_operation(self, index: int, name: str, results: Sequence[torch.Tensor]) -> None:
+        """An operation of a step whose operations are recorded has run; what it gave and wrote was not looked at."""
+
+    def on_end_step(self, step: int, values: Mapping[str, Float]) -> None:
+        """A step has been handed to the sink; `values` are those of the curve."""
+
+    def on_values(self, values: Mapping[str, Float]) -> None:
+        """Values of the curve, of the step that has ended last: those that it ended with, and what is printed later."""
+
+    def on_break_off(self, step: int, error: BaseException | None) -> None:
+        """The program has gone no further than the middle of this step: because of `error`, or in order."""
+
+
+def make_watchers(told: Mapping[str, Mapping[str, Any]]) -> list[Watcher]:
+    """Those that the orders of a process name: "module:class" -> the keyword arguments, plain values, of its making."""
+    return [_class_of(name)(**fields) for name, fields in told.items()]
+
+
+def _class_of(name: str) -> type[Watcher]:
+    module, _, kind = name.partition(":")
+    found: type[Watcher] = getattr(import_module(module), kind)
+    return found

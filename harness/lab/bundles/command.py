@@ -1,0 +1,122 @@
+"""`rlharness replay --bundle FILE` from arguments to exit code: a step of somebody's run, run again here.
+
+    FILE ─▶ checked ─▶ unpacked: a recorded run of one step ─▶ steps.command, as of any recorded run
+
+The entry is code of this checkout: a bundle only names it, and only one that a scenario here names is called.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness.clock import SystemClock
+from harness.errors import BundleError, HarnessError, UsageError
+from harness.exit_codes import ExitCode
+from harness.lab.bundles.archive import Bundle, open_bundle
+from harness.lab.bundles.contents import check_call
+from harness.lab.bundles.making import checkpoint_digest
+from harness.lab.entry_call import CALL
+from harness.lab.out_directory import out_directory
+from harness.lab.payload import flattened
+from harness.lab.recorded_run import CHECKPOINTS, RecordedRun, read_recorded_run
+from harness.lab.replay_plan import REPLAYS
+from harness.lab.scenario_places import all_scenarios
+from harness.lab.steps.command import StepReplay, replay_steps, tell
+from harness.lab.steps.plan import check_machine, plan_step
+from harness.lab.supervised import Place
+from harness.machine.scratch import remove_tree
+from harness.runner.options import Invocation
+from harness.runner.run_directory import new_run_id
+
+UNPACKED = "bundle"
+_FUNCTION = re.compile(r'"?(\w+:)?[A-Za-z_][\w.]*:[A-Za-z_]\w*"?', re.ASCII)
+
+
+def run_bundle_replay(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
+    """Carry out `rlharness replay --bundle FILE`; HarnessError for what the user can mend."""
+    if arguments["scenario"] is not None or invocation.trailing:
+        raise UsageError(
+            "--bundle with runs that are compared",
+            legal="a recorded run and --step K, a condition, or the bundle alone",
+            remedy="rlharness train records a run, of whose steps bundles can be made",
+        )
+    if arguments["step"] is not None or arguments["against"] or arguments["reference_checkpoint"]:
+        raise UsageError(
+            "--step, --against or --reference-checkpoint with a bundle", legal="--op, --set, --timeout, --out, --json"
+        )
+    program = check_machine(invocation)
+    bundle = open_bundle(invocation.cwd / arguments["bundle"])
+    call = check_call(bundle.read(CALL))
+    check_entry(call["entry"], invocation.cwd)
+    own_id = new_run_id(SystemClock().wall())
+    directory = out_directory(invocation.cwd, arguments["out"], REPLAYS, own_id)
+    run = unpacked(bundle, directory / UNPACKED)
+    plan = plan_step(run, arguments, bundle.head.step)
+    place = Place(program, invocation.cwd, invocation.environ, own_id, plan.timeout_s)
+    replay = replay_steps(plan, None, directory, place)
+    return tell(replace(replay, notes=tuple(_notes(run, replay))), invocation, arguments)
+
+
+def unpacked(bundle: Bundle, directory: Path) -> RecordedRun:
+    """The run of a bundle, in a directory that is new; HarnessError for one that is not whole: nothing is left then."""
+    try:
+        bundle.unpack(directory)
+        if (named := bundle.head.checkpoint) is not None:
+            _bring(Path(named.path), named.digest, directory / CHECKPOINTS / f"step-{bundle.head.start or 0:06}")
+        return read_recorded_run(directory)
+    except HarnessError:
+        remove_tree(str(directory))
+        raise
+
+
+def check_entry(entry: str, cwd: Path) -> None:
+    """UsageError for an entry that no scenario here names: somebody else's file shall not choose what is called."""
+    known = sorted({file.read().entry for file in all_scenarios(cwd)})
+    if entry not in known:
+        raise UsageError(
+            f"the bundle calls {entry}, which no scenario of this checkout names",
+            legal=", ".join(known) or "none: there is no scenario here",
+            remedy="change into the checkout that it belongs to, or name the entry in a scenario of your own",
+        )
+
+
+def _bring(path: Path, digest: str, target: Path) -> None:
+    """Link the checkpoint that a bundle names to where its run has it; BundleError where it is not the same."""
+    try:
+        found = checkpoint_digest(path) if path.is_dir() else ""
+        if found == digest:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(path.resolve(), target_is_directory=True)
+            return
+    except OSError as error:
+        raise BundleError(f"the checkpoint {path} cannot be read: {error.strerror}") from None
+    raise BundleError(
+        f"the bundle names a checkpoint, {path}, which is {'another one' if found else 'not there'}",
+        legal=f"the checkpoint of digest {digest}",
+        remedy="copy it there, or have the bundle made without --reference-checkpoint",
+    )
+
+
+def _notes(run: RecordedRun, replay: StepReplay) -> list[str]:
+    """Whose code was called, and what explains a step that did not come out again."""
+    named = {text.strip('"') for text in _texts(flattened(run.call.config)) if _FUNCTION.fullmatch(text)}
+    called = ", ".join([run.call.entry, *sorted(named - {run.call.entry})])
+    notes = [f"a bundle holds no code: this checkout's own was called: {called}"]
+    different = replay.repeated.different
+    if different is not None:
+        numerics = [each.name for each in different.fingerprints.get("numerics", ())]
+        subject = [each.name for each in different.fingerprints.get("subject", ())]
+        if numerics:
+            notes.append(f"bits cannot be the same where these are not: {', '.join(numerics)}")
+        elif subject:
+            notes.append("numerics are alike: the code is not, see its commit and its uncommitted changes")
+        else:
+            notes.append("nothing of the fingerprint differs: the run itself is not reproducible")
+    return notes
+
+
+def _texts(flat: Mapping[str, str]) -> list[str]:
+    """Every text among the values, those in lists too."""
+    return [text for value in flat.values() for text in re.findall(r'"[^"]*"', value)]

@@ -1,0 +1,190 @@
+"""A recorded run, cut down to one step: what a bundle holds of it.
+
+    RUN, K ─▶ its checkpoint before K, the frames from there to K, what was kept of K ─▶ K.rlb
+
+The configuration is the recorded one, which has no secrets. A checkpoint is taken as it is.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xxhash import xxh3_128
+
+from harness.errors import BundleError, TraceError
+from harness.lab.bundles.archive import Content, checksums, write_bundle
+from harness.lab.bundles.contents import ENDING, Head, NamedCheckpoint
+from harness.lab.entry_call import CALL, without_secrets
+from harness.lab.recorded_run import CHECKPOINTS, RecordedRun
+from harness.lab.steps.step_traces import check_step, unfinished_trace
+from harness.trace.excerpt import excerpt
+from harness.trace.format import HEADER, done_payload, frame
+from harness.trace.layout import CURVE, MANIFEST, TENSORS, UNFINISHED, log_name, tensors_name
+from harness.trace.manifest import PARTS, Fingerprint, Manifest, finished, manifest_text
+from harness.trace.reader import RankLog, Trace
+from harness.trace.redaction import redact_argv, redact_fields
+
+if TYPE_CHECKING:
+    from harness.lab.steps.command import StepReplay
+
+
+def write_bundle_of(
+    run: RecordedRun, step: int, path: Path, *, refers_to_checkpoint: bool = False, kept_by: Path | None = None
+) -> Head:
+    """Write the bundle of a step of a run, and return its head.
+
+    `kept_by` is the directory of a run in which this step came out the same, and all of it was kept. BundleError where
+    it cannot be written, or the checkpoint from which the run began is gone.
+    """
+    check_step(run.trace, step)
+    found = checkpoint_of(run, step)
+    contents = dict(_of_trace(run, found[1] if found else None, step, kept_by or run.directory))
+    contents[CALL] = _call(run)
+    named = None
+    if found is not None:
+        files = _files(found[0], f"{CHECKPOINTS}/step-{found[1]:06}")
+        if refers_to_checkpoint:
+            named = NamedCheckpoint(str(found[0].resolve()), checkpoint_digest(found[0]))
+        else:
+            contents |= files
+    try:
+        head = Head(step, found[1] if found else None, checksums(contents), named)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bundle(path, head, contents)
+    except OSError as error:
+        raise BundleError(
+            f"the bundle {path} cannot be written: {error.strerror}", remedy="name another place with --bundle"
+        ) from None
+    return head
+
+
+def bundle_of_replay(replay: "StepReplay", path: Path, arguments: Mapping[str, Any]) -> "StepReplay":
+    """The same replay, its step written as a bundle: with all that was kept where it came out as it was recorded."""
+    plan = replay.repeated.plan
+    again = replay.repeated.runs[0].recording.directory if replay.repeated.is_reproduced else None
+    path = path if path.suffix else path.with_suffix(ENDING)
+    write_bundle_of(
+        plan.run, plan.step, path, refers_to_checkpoint=bool(arguments["reference_checkpoint"]), kept_by=again
+    )
+    return replace(replay, bundle=path)
+
+
+def checkpoint_of(run: RecordedRun, step: int) -> tuple[Path, int] | None:
+    """(directory, step) of the checkpoint from which a step is reached; None where it is reached from the beginning.
+
+    That of the run itself, else the one from which the run has gone on. BundleError where that is gone.
+    """
+    start = run.start_before(step)
+    if start is not None:
+        return run.directory / CHECKPOINTS / f"step-{start:06}", start
+    values = _resumed(run)
+    if values is None:
+        return None
+    place, start = Path(str(values[0])), values[1]
+    path = place / CHECKPOINTS / f"step-{start:06}"
+    if not path.is_dir():
+        raise BundleError(
+            f"{run.directory} has gone on from {path}, which is not there any more",
+            remedy="bring it back, or make the bundle of a later step",
+        )
+    return path, start
+
+
+def checkpoint_digest(directory: Path) -> str:
+    """A digest of the names and bytes of a checkpoint's files, 32 hexadecimal digits; OSError."""
+    members = checksums(_files(directory, "checkpoint"))
+    digest = xxh3_128()
+    for name, member in sorted(members.items()):
+        digest.update(f"{name}\0{member.num_bytes}\0{member.xxh3_128}\0".encode())
+    return digest.hexdigest()
+
+
+def _resumed(run: RecordedRun) -> tuple[Any, int] | None:
+    """(directory of the earlier run, step) with which a run was told to go on; None where it was not."""
+    if run.call.resume is None:
+        return None
+    place, start = (_value(run.call.config, run.call.resume[key]) for key in ("run", "step"))
+    if not place or not isinstance(start, int):
+        return None
+    return place, start
+
+
+def _value(config: Mapping[str, Any], dotted: str) -> Any:
+    found: Any = config
+    for name in dotted.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def _without(config: Mapping[str, Any], dotted: str) -> dict[str, Any]:
+    """The same configuration without a dotted key."""
+    name, _, rest = dotted.partition(".")
+    if name not in config:
+        return dict(config)
+    if not rest:
+        return {key: value for key, value in config.items() if key != name}
+    return {**config, name: _without(config[name], rest)}
+
+
+def _call(run: RecordedRun) -> bytes:
+    """What was called, without what this machine alone knows: from where an earlier run was gone on."""
+    config = dict(run.call.config)
+    for dotted in (run.call.resume or {}).values():
+        config = _without(config, dotted)
+    call = replace(run.call, config=without_secrets(config))
+    return json.dumps(asdict(call), indent=1, sort_keys=True).encode() + b"\n"
+
+
+def _of_trace(run: RecordedRun, start: int | None, step: int, kept_by: Path) -> Iterator[tuple[str, Content]]:
+    """The trace of a run from a step to another, as the files of one."""
+    trace, manifest = run.trace, run.trace.manifest
+    assert manifest is not None
+    first = min(trace.steps, default=step) if start is None else start
+    yield MANIFEST, manifest_text(finished(_without_secrets(manifest))).encode()
+    for rank, log in trace.ranks.items():
+        yield log_name(rank), _frames(log, first, step)
+    if (run.directory / CURVE).exists():
+        yield CURVE, run.directory / CURVE
+    yield from _kept(trace, step, kept_by, "")
+    unfinished = None if step in trace.steps else unfinished_trace(run.directory)
+    if unfinished is not None:
+        yield f"{UNFINISHED}/{MANIFEST}", manifest_text(finished(_without_secrets(manifest))).encode()
+        for rank, log in excerpt(unfinished, step, step).ranks.items():
+            yield f"{UNFINISHED}/{log_name(rank)}", _frames(log, step, step)
+        yield from _kept(unfinished, step, kept_by / UNFINISHED, f"{UNFINISHED}/")
+
+
+def _without_secrets(manifest: Manifest) -> Manifest:
+    """Its recorder has left them out; whoever else has written it may not have."""
+    told = manifest.fingerprint
+    parts = {part: redact_fields(getattr(told, part)) for part in PARTS}
+    return replace(manifest, argv=redact_argv(manifest.argv), fingerprint=Fingerprint(**parts))
+
+
+def _kept(trace: Trace, step: int, kept_by: Path, prefix: str) -> Iterator[tuple[str, Content]]:
+    for rank in trace.ranks:
+        name = f"{TENSORS}/{tensors_name(rank, step)}"
+        if (kept_by / name).exists():
+            yield prefix + name, kept_by / name
+
+
+def _frames(log: RankLog, first: int, last: int) -> bytes:
+    """A log of these steps alone, each frame as it was written, chain and all."""
+    places = [place for step, place in log.places.items() if first <= step <= last]
+    try:
+        with log.path.open("rb") as file:
+            payloads = []
+            for place in places:
+                file.seek(place.start)
+                payloads.append(file.read(place.length))
+    except OSError as error:
+        raise TraceError(f"{log.path} cannot be read: {error.strerror}") from None
+    return b"".join([HEADER, *map(frame, payloads), frame(done_payload(len(payloads)))])
+
+
+def _files(directory: Path, prefix: str) -> dict[str, Content]:
+    """Every file below a directory, by its name in a bundle."""
+    found = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {f"{prefix}/{path.relative_to(directory).as_posix()}": path for path in found}

@@ -1,0 +1,1 @@
+"""One step of a recorded run, again: from the nearest checkpoint, and whether it is what it was."""

@@ -1,0 +1,127 @@
+"""`rlharness replay RUN --step K` from arguments to exit code.
+
+RUN, K ─▶ plan ─▶ K again (with --op once more, its operations recorded) ─▶ is it what it was? ─▶ text, JSON, bundle
+--against OTHER ─▶ the same step of the other run ─▶ the first operation that differs between the two
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.clock import SystemClock
+from harness.errors import UsageError
+from harness.exit_codes import ExitCode
+from harness.lab.entry_call import read_refusal
+from harness.lab.out_directory import out_directory
+from harness.lab.replay_plan import REPLAYS
+from harness.lab.session import Session, open_session
+from harness.lab.steps.judgement import OtherRun, Repeated, judge_other, judge_step
+from harness.lab.steps.plan import StepPlan, check_machine, named_run, plan_step
+from harness.lab.supervised import Place, Run
+from harness.machine.scratch import remove_tree
+from harness.reporters.base import show
+from harness.reporters.run_lines import RunLines
+from harness.reporters.steps import step_json, step_text
+from harness.runner.options import Invocation, wants_colour
+from harness.runner.run_directory import new_run_id
+from harness.trace.command import EXIT_CODES
+
+
+@dataclass(frozen=True, slots=True)
+class StepReplay:
+    """A step that was run again, and all that was found."""
+
+    repeated: Repeated
+    directory: Path
+    other: OtherRun | None = None
+    bundle: Path | None = None
+    """Where it was written; None where none was asked for."""
+    notes: tuple[str, ...] = ()
+    interrupted_by: str = ""
+    """The name of a signal; empty where it went to its end."""
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """That of a step which did not come out again; else, with another run, what the two are to each other."""
+        if self.interrupted_by:
+            return ExitCode.INTERRUPTED
+        if not self.repeated.is_reproduced or self.other is None:
+            return self.repeated.exit_code
+        if not self.other.repeated.is_reproduced:
+            return self.other.repeated.exit_code
+        verdict = self.other.verdict
+        return ExitCode.INCOMPLETE_RECORDING if verdict is None else EXIT_CODES[verdict.kind]
+
+
+def run_step_replay(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
+    """Carry out `rlharness replay RUN`; HarnessError for what the user can mend."""
+    program = check_machine(invocation)
+    plan = plan_step(named_run(invocation.cwd, arguments["scenario"]), arguments)
+    other = arguments["against"]
+    other_plan = plan_step(named_run(invocation.cwd, other), arguments, plan.step) if other else None
+    own_id = new_run_id(SystemClock().wall())
+    directory = out_directory(invocation.cwd, arguments["out"], REPLAYS, own_id)
+    place = Place(program, invocation.cwd, invocation.environ, own_id, plan.timeout_s)
+    replay = replay_steps(plan, other_plan, directory, place)
+    if arguments["bundle"] and replay.repeated.runs and not replay.interrupted_by:
+        from harness.lab.bundles.making import bundle_of_replay
+
+        replay = bundle_of_replay(replay, invocation.cwd / arguments["bundle"], arguments)
+    return tell(replay, invocation, arguments)
+
+
+def replay_steps(plan: StepPlan, other: StepPlan | None, directory: Path, place: Place) -> StepReplay:
+    """Run the step again, and that of the other run; below `directory`."""
+    return asyncio.run(_carry_out(plan, other, directory, place))
+
+
+def tell(replay: StepReplay, invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
+    """Print what was found; the exit code."""
+    if arguments["json"]:
+        show(json.dumps(step_json(replay)))
+    else:
+        show(step_text(replay, colour=wants_colour(arguments["color"], invocation)))
+    return replay.exit_code
+
+
+async def _carry_out(plan: StepPlan, other: StepPlan | None, directory: Path, place: Place) -> StepReplay:
+    lines = RunLines()
+    with open_session(place, lines) as session:
+        runs = await _record(plan, session, directory, 1, lines)
+        is_set_against = other is not None and not session.interrupted_by and bool(runs[0].recording.ranks)
+        others = await _record(other, session, directory, 2, lines) if other and is_set_against else []
+        interrupted_by = session.interrupted_by
+    repeated = judge_step(plan, runs)
+    against = None if other is None or not others else judge_other(repeated, judge_step(other, others))
+    return StepReplay(repeated, directory, against, interrupted_by=interrupted_by)
+
+
+async def _record(plan: StepPlan, session: Session, directory: Path, number: int, lines: RunLines) -> list[Run]:
+    """The run of a plan, and the one with operations; UsageError where its entry refuses it before its first step."""
+    whose = "" if number == 1 else " of the other run"
+    steps = f"step {plan.step}" if plan.first == plan.step else f"steps {plan.first} to {plan.step}"
+    envelopes = [plan.envelope, *([plan.with_operations] if plan.has_operations else [])]
+    runs: list[Run] = []
+    for envelope in envelopes:
+        lines.title = f"{steps}{whose} again" + ("" if envelope.op_step is None else ", with operations")
+        run = await session.record(envelope, directory, number)
+        refuse(run, directory, runs)
+        lines.ended(run)
+        runs.append(run)
+        if session.interrupted_by or not run.recording.ranks:
+            break
+    return runs
+
+
+def refuse(run: Run, directory: Path, before: Sequence[Run] = ()) -> None:
+    """UsageError, as an entry has said it before it began; of its run nothing is left."""
+    refusal = read_refusal(run.recording.directory)
+    if refusal is None:
+        return
+    remove_tree(str(run.recording.directory))
+    if not before and not any(directory.iterdir()):
+        directory.rmdir()
+    raise UsageError(refusal.what, legal=refusal.legal, remedy=refusal.remedy)

@@ -1,0 +1,126 @@
+"""What one step of a recorded run is run again with, checked before anything is started.
+
+RUN, K ─▶ envelope of its steps from the nearest checkpoint to K ─▶ one run, with --op one more with operations
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from harness.config import shadowing
+from harness.errors import UsageError
+from harness.lab.envelope import Envelope
+from harness.lab.payload import flattened
+from harness.lab.recorded_run import RecordedRun, is_recorded_run, read_recorded_run
+from harness.lab.scenario_envelope import CHILD, override_of
+from harness.lab.steps.step_traces import check_step
+from harness.runner.options import Invocation
+from harness.trace.redaction import REDACTED
+
+WITHOUT_MEANING = {"size": "size", "vary": "vary", "level": "level", "runs": "runs", "metric": "metric"}
+"""Options that say again, or otherwise, what a recorded run was: by name, the argument that holds each."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A step that can be run again."""
+
+    run: RecordedRun
+    step: int
+    first: int
+    """With which it begins: the nearest checkpoint's, or the first of the run."""
+    envelope: Envelope
+    """Of the steps `first` to `step`, the tensors of the last one kept."""
+    is_from_checkpoint: bool = False
+    """Whether it begins with a checkpoint, and not with the beginning of the run."""
+    has_operations: bool = False
+    timeout_s: float = inf
+
+    @property
+    def with_operations(self) -> Envelope:
+        """The same once more, with the operations of the step."""
+        return replace(self.envelope, op_step=self.step)
+
+
+def plan_step(run: RecordedRun, arguments: Mapping[str, Any], step: int | None = None) -> StepPlan:
+    """The plan of a step: the one that `arguments` name unless told otherwise; without any, all steps of the run.
+
+    UsageError where the run has no such step, or an option cannot be used.
+    """
+    refuse_options(arguments)
+    overrides = free_overrides(run, arguments)
+    asked = arguments["step"] if step is None else step
+    if asked is None:
+        if arguments["op"]:
+            raise UsageError("--op without --step", legal="--step K --op", remedy="name the step to look into")
+        last, start = max(run.trace.steps, default=0), None
+    else:
+        last, start = asked, run.start_before(asked)
+    check_step(run.trace, last)
+    return StepPlan(
+        run=run,
+        step=last,
+        first=min(run.trace.steps, default=last) if start is None else start,
+        envelope=replace(run.envelope_to(start or 0, overrides), last_step=last, keep=(last,)),
+        is_from_checkpoint=start is not None,
+        has_operations=bool(arguments["op"]),
+        timeout_s=arguments["timeout"] or inf,
+    )
+
+
+def named_run(cwd: Path, name: str) -> RecordedRun:
+    """The recorded run in a directory; UsageError where it holds none."""
+    return read_recorded_run(cwd / name)
+
+
+def names_recorded_run(cwd: Path, name: str | None) -> bool:
+    """Whether a word names the directory of a recorded run, and no scenario."""
+    return name is not None and is_recorded_run(cwd / name)
+
+
+def refuse_options(arguments: Mapping[str, Any]) -> None:
+    """UsageError for options that say what a recorded run has said already."""
+    if given := [f"--{name}" for name, argument in WITHOUT_MEANING.items() if arguments.get(argument)]:
+        raise UsageError(
+            f"{', '.join(given)} with a recorded run",
+            legal="the run as it was recorded; --set changes sections that are free",
+            remedy="name its scenario to run something else",
+        )
+
+
+def free_overrides(run: RecordedRun, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What --set changes of a recorded run: what must not matter, and secrets, which were not recorded."""
+    values = dict(map(override_of, arguments["overrides"]))
+    recorded = flattened(run.call.config)
+    for key in values:
+        if key.partition(".")[0] not in run.call.free and REDACTED not in recorded.get(key, ""):
+            raise UsageError(
+                f"--set {key}: with another value it would be another run",
+                legal=f"keys of {', '.join(run.call.free)}" if run.call.free else "none: no section of it is free",
+                remedy="rlharness train records another run, and rlharness diff shows where the two part",
+            )
+    return values
+
+
+def check_machine(invocation: Invocation) -> str:
+    """The path of the program that calls entries; UsageError where none could be called here."""
+    if invocation.trailing:
+        raise UsageError(
+            "a recorded run and a command", legal="one of the two: the directory of a run, or a command after --"
+        )
+    if hidden_by := shadowing(invocation.cwd):
+        raise UsageError(
+            f"{hidden_by} would be imported in place of rlharness's own package of that name",
+            legal="a working directory without a top-level package `harness`",
+            remedy="change into another directory",
+        )
+    if find_spec("torch") is None:
+        raise UsageError(
+            f"torch is not installed for {sys.executable}, and entries are recorded with it",
+            remedy="pip install 'rlharness[engine]'",
+        )
+    return CHILD[0]

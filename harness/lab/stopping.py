@@ -1,0 +1,209 @@
+"""`rlharness replay ... --break-on nan --until 'reward<0.2'` from arguments to exit code: one run, to where it holds.
+
+    RUN │ SCENARIO │ command ─▶ envelope, watched by Breakpoints ─▶ one run ─▶ where it has ended ─▶ text, JSON, bundle
+
+A condition that is met ends the run in the middle of its step. What was recorded of the step is kept, and is what the
+bundle holds, with the checkpoint before it.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from harness.clock import SystemClock
+from harness.errors import UsageError
+from harness.exit_codes import ExitCode
+from harness.inject.conditions import (
+    DIVERGENCE,
+    Condition,
+    Stop,
+    parse_condition,
+    read_stop,
+    refuse_unknown,
+    unknown_names,
+)
+from harness.lab.envelope import Envelope
+from harness.lab.out_directory import out_directory
+from harness.lab.program_input import keep_input, read_input
+from harness.lab.recorded_run import RecordedRun, read_recorded_run
+from harness.lab.replay_plan import REPLAYS, envelopes_of
+from harness.lab.session import open_session
+from harness.lab.steps.command import refuse
+from harness.lab.steps.plan import (
+    check_machine,
+    free_overrides,
+    names_recorded_run,
+    plan_step,
+    refuse_options,
+)
+from harness.lab.supervised import Place, Run
+from harness.reporters.base import say, show
+from harness.reporters.run_lines import RunLines
+from harness.reporters.stopping import stopped_json, stopped_text
+from harness.runner.options import Invocation, wants_colour
+from harness.runner.run_directory import new_run_id
+from harness.trace.reader import read_trace
+
+BREAKPOINTS = "harness.inject.breakpoints:Breakpoints"
+STOP = "stop.json"
+"""In the directory of the replay: where the run has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopPlan:
+    """A run that ends where a condition holds."""
+
+    envelope: Envelope
+    program: str
+    """The path of the program."""
+    conditions: tuple[Condition, ...]
+    against: Path | None = None
+    """The trace that the condition of a divergence means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A run that has ended, at a condition or at its own end."""
+
+    plan: StopPlan
+    run: Run
+    stop: Stop | None
+    """None where no condition held."""
+    directory: Path
+    bundle: Path | None = None
+    notes: tuple[str, ...] = ()
+    interrupted_by: str = ""
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """DIVERGED where it has; OK where another condition held, or none until the run had ended in order."""
+        if self.interrupted_by:
+            return ExitCode.INTERRUPTED
+        if self.stop is not None:
+            return ExitCode.DIVERGED if self.stop.condition == DIVERGENCE else ExitCode.OK
+        return ExitCode.OK if self.run.recording.is_whole else ExitCode.INCOMPLETE_RECORDING
+
+
+def run_until(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
+    """Carry out `rlharness replay` with conditions; HarnessError for what the user can mend."""
+    plan = plan_stop(invocation, arguments)
+    own_id = new_run_id(SystemClock().wall())
+    data = read_input(0, say) if plan.envelope.call is None else b""
+    directory = out_directory(invocation.cwd, arguments["out"], REPLAYS, own_id)
+    stdin = keep_input(data, directory)
+    place = Place(plan.program, invocation.cwd, invocation.environ, own_id, arguments["timeout"] or inf, stdin)
+    stopped = asyncio.run(_record(plan, directory, place))
+    if stopped.stop is not None and not stopped.interrupted_by:
+        stopped = _bundled(stopped, invocation, arguments)
+    if arguments["json"]:
+        show(json.dumps(stopped_json(stopped)))
+    else:
+        show(stopped_text(stopped, colour=wants_colour(arguments["color"], invocation)))
+    return stopped.exit_code
+
+
+def plan_stop(invocation: Invocation, arguments: Mapping[str, Any]) -> StopPlan:
+    """The plan of a command line; UsageError for what cannot be used."""
+    conditions = conditions_of(arguments)
+    for option in ("op", "runs", "vary"):
+        if arguments[option]:
+            raise UsageError(
+                f"--{option} with a condition",
+                legal="one run, which ends where the condition holds",
+                remedy="look closer at its bundle: rlharness replay --bundle FILE --op" if option == "op" else "",
+            )
+    if names_recorded_run(invocation.cwd, arguments["scenario"]):
+        run = read_recorded_run(invocation.cwd / arguments["scenario"])
+        _check_names(conditions, run)
+        against = _reference(invocation, arguments) or run.directory.absolute()
+        return StopPlan(_of_run(run, arguments), check_machine(invocation), conditions, against)
+    if arguments["step"] is not None:
+        raise UsageError(
+            "--step with a condition", legal="of a recorded run only", remedy="the condition says where it ends"
+        )
+    reference = _reference(invocation, arguments)
+    if reference is None and any(condition.word == DIVERGENCE for condition in conditions):
+        raise UsageError(
+            f"--break-on {DIVERGENCE}: there is nothing that the run could differ from",
+            legal="the directory of a recorded run, or --against DIR",
+            remedy="record one first: rlharness train, or rlharness trace",
+        )
+    envelopes, _ = envelopes_of(invocation, {**arguments, "keep": (), "op_step": None})
+    program = shutil.which(envelopes[0].argv[0], path=invocation.environ.get("PATH"))
+    if program is None:
+        raise UsageError(f"{envelopes[0].argv[0]} cannot be started", legal="a program on the path, or the path of one")
+    return StopPlan(envelopes[0], program, conditions, reference)
+
+
+def conditions_of(arguments: Mapping[str, Any]) -> tuple[Condition, ...]:
+    """What --break-on and --until say; UsageError for what is no condition, or no comparison."""
+    found = [parse_condition(text, "--break-on") for text in arguments["break_on"]]
+    for text in arguments["until"]:
+        condition = parse_condition(text, "--until")
+        if condition.word:
+            raise UsageError(
+                f"--until {condition.word}", legal="a comparison: 'reward<0.2'", remedy=f"--break-on {condition.word}"
+            )
+        found.append(condition)
+    return tuple(found)
+
+
+def _of_run(run: RecordedRun, arguments: Mapping[str, Any]) -> Envelope:
+    """Of a recorded run: as a whole, or of the one step that was named."""
+    if arguments["step"] is not None:
+        return plan_step(run, arguments).envelope
+    refuse_options(arguments)
+    return replace(run.envelope_to(0, free_overrides(run, arguments)), last_step=None)
+
+
+def _check_names(conditions: tuple[Condition, ...], run: RecordedRun) -> None:
+    """UsageError for values that the curve of a run has not, before it is run again."""
+    if run.trace.curve:
+        known = {name for point in run.trace.curve for name in point.values}
+        refuse_unknown(unknown_names(conditions, known), known)
+
+
+def _reference(invocation: Invocation, arguments: Mapping[str, Any]) -> Path | None:
+    against = arguments["against"]
+    return read_trace(invocation.cwd / against).directory.absolute() if against else None
+
+
+async def _record(plan: StopPlan, directory: Path, place: Place) -> Stopped:
+    """The run; UsageError where its entry refuses it, or where a condition names what nothing is called."""
+    report = directory / STOP
+    texts = [str(condition) for condition in plan.conditions]
+    told = {"conditions": texts, "report": str(report), "against": str(plan.against or "")}
+    envelope = replace(plan.envelope, watchers={BREAKPOINTS: told})
+    lines = RunLines()
+    lines.title = f"a run until {' or '.join(texts)}"
+    with open_session(place, lines) as session:
+        run = await session.record(envelope, directory)
+        refuse(run, directory)
+        stop = read_stop(report)
+        if stop is not None and stop.unknown:
+            refuse_unknown([stop.unknown], stop.known)
+        lines.end(f"{lines.title}: {run.recording.num_steps} steps in {run.duration_s:.1f} s")
+        return Stopped(plan, run, stop, directory, interrupted_by=session.interrupted_by)
+
+
+def _bundled(stopped: Stopped, invocation: Invocation, arguments: Mapping[str, Any]) -> Stopped:
+    """The same with the bundle of the step in which it ended."""
+    assert stopped.stop is not None
+    if stopped.plan.envelope.call is None:
+        return replace(
+            stopped, notes=("a bundle holds a step of a scenario: a command has no checkpoints to begin from",)
+        )
+    from harness.lab.bundles.making import write_bundle_of
+
+    step = stopped.stop.step
+    name = arguments["bundle"] or os.path.join(stopped.directory, f"step-{step}.rlb")
+    path = invocation.cwd / name
+    run = read_recorded_run(stopped.run.recording.directory)
+    write_bundle_of(run, step, path, refers_to_checkpoint=bool(arguments["reference_checkpoint"]))
+    return replace(stopped, bundle=path)

@@ -1,0 +1,151 @@
+"""Where a run ends that is to end where a condition holds."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.inject.breakpoints import Breakpoints
+from harness.inject.conditions import Stop, read_stop
+from harness.inject.orders import RunEnded
+from harness.inject.recorder import Kept, Recorder
+from harness.trace.chain import Leaf, Scope
+from harness.trace.values import Float
+from harness.trace.writer import TraceWriter
+from tests.trace.traces import manifest_of
+
+NAN, INF = float("nan"), float("inf")
+
+
+class ToTrace:
+    """A sink that is a trace."""
+
+    def __init__(self, directory: Path) -> None:
+        self.writer = TraceWriter(directory, manifest_of(), say=print)
+
+    def append(self, step: int, leaves: Sequence[Leaf], tensors: Sequence[Kept]) -> None:
+        self.writer.append(step, leaves)
+
+    def log_values(self, values: Mapping[str, Float]) -> None:
+        pass
+
+
+def program(recorder: Recorder, weights: Mapping[int, torch.Tensor], losses: Mapping[int, float]) -> int:
+    """Three steps of which each records a few values; how many have ended."""
+    for step in range(3):
+        recorder.begin_step(step)
+        recorder.record("rollout", "tokens", torch.arange(4))
+        recorder.record("rollout", "state", torch.tensor(NAN), scope=Scope.CONTEXT)
+        recorder.record("backward", "weight", weights.get(step, torch.ones(2, 3)))
+        recorder.record("backward", "weight", torch.ones(2, 3))
+        recorder.end_step(loss=losses.get(step, 1.0))
+    return 3
+
+
+def stop_of(tmp_path: Path, *conditions: str, against: str = "", **values: Mapping[int, object]) -> Stop | None:
+    """Where the program ended, if it did not go to its end."""
+    watcher = Breakpoints(conditions, str(tmp_path / "stop.json"), against)
+    recorder = Recorder(ToTrace(tmp_path / "trace"), watchers=[watcher])
+    weights, losses = values.get("weights", {}), values.get("losses", {})
+    try:
+        program(recorder, weights, losses)  # type: ignore[arg-type]
+    except RunEnded:
+        assert (tmp_path / "stop.json").exists()
+    else:
+        assert not (tmp_path / "stop.json").exists()
+    return read_stop(tmp_path / "stop.json")
+
+
+def with_element(value: float) -> torch.Tensor:
+    tensor = torch.ones(2, 3)
+    tensor[1, 2] = value
+    return tensor
+
+
+@pytest.mark.parametrize(("word", "value"), [("nan", NAN), ("inf", -INF)])
+def test_a_value_that_is_not_finite_ends_the_run_at_its_element(tmp_path: Path, word: str, value: float) -> None:
+    found = stop_of(tmp_path, word, weights={1: with_element(value)})
+    assert found == Stop(word, 1, 0, "backward", "weight", 0, (1, 2), str(value))
+
+
+def test_it_is_looked_only_for_what_was_asked_for(tmp_path: Path) -> None:
+    assert stop_of(tmp_path / "a", "inf", weights={1: with_element(NAN)}) is None
+    assert stop_of(tmp_path / "b", "nan", weights={1: with_element(INF)}) is None
+    assert stop_of(tmp_path / "c", "nan", "inf", "loss>1", "divergence") is None
+
+
+def test_a_value_of_the_curve_ends_the_run_after_its_step(tmp_path: Path) -> None:
+    assert stop_of(tmp_path / "a", "loss<0.5", losses={1: 0.25}) == Stop("loss<0.5", 1, name="loss", value="0.25")
+    assert stop_of(tmp_path / "b", "nan", losses={2: NAN}) == Stop(
+        "nan", 2, name="loss", value="nan (7ff8000000000000)"
+    )
+
+
+def test_a_name_that_the_curve_has_not_ends_the_run_when_that_is_known(tmp_path: Path) -> None:
+    assert stop_of(tmp_path, "lose<0.5") == Stop("", 0, unknown="lose", known=("loss",))
+
+
+def test_the_first_leaf_that_another_trace_has_otherwise_ends_the_run(tmp_path: Path) -> None:
+    reference = str(tmp_path / "reference" / "trace")
+    assert stop_of(tmp_path / "reference", "nan") is None
+    assert stop_of(tmp_path / "same", "divergence", against=reference) is None
+    found = stop_of(tmp_path / "other", "divergence", against=reference, weights={2: with_element(2.0)})
+    assert found == Stop("divergence", 2, 0, "backward", "weight", 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "why"),
+    [
+        (lambda names: [*names, "new"], "new", "the other run has none"),
+        (lambda names: names[:-1], "b", "only the other run has it"),
+    ],
+)
+def test_a_leaf_that_only_one_has_is_a_divergence(
+    tmp_path: Path, change: Callable[[list[str]], list[str]], where: str, why: str
+) -> None:
+    def record(directory: Path, names: list[str], watchers: list[Breakpoints]) -> None:
+        recorder = Recorder(ToTrace(directory), watchers=watchers)
+        recorder.begin_step(0)
+        for name in names:
+            recorder.record("forward", name, torch.ones(9))
+        recorder.end_step()
+
+    record(tmp_path / "a", ["a", "b"], [])
+    watcher = Breakpoints(["divergence"], str(tmp_path / "stop.json"), str(tmp_path / "a"))
+    with pytest.raises(RunEnded):
+        record(tmp_path / "b", change(["a", "b"]), [watcher])
+    assert read_stop(tmp_path / "stop.json") == Stop("divergence", 0, 0, "forward", where, 0, value=why)
+
+
+class NonFiniteError(ValueError):
+    what = "the gradient is nan"
+
+
+@pytest.mark.parametrize(("error", "is_met"), [(NonFiniteError(), True), (ValueError("nan"), False), (None, False)])
+def test_the_programs_own_error_at_such_a_value_counts(
+    tmp_path: Path, error: Exception | None, *, is_met: bool
+) -> None:
+    recorder = Recorder(ToTrace(tmp_path / "t"), watchers=[Breakpoints(["nan"], str(tmp_path / "stop.json"))])
+    recorder.begin_step(4)
+    recorder.record("forward", "x", torch.ones(9))
+    step = recorder.break_off(error)
+    assert step is not None
+    assert (step.number, [leaf.name for leaf in step.leaves]) == (4, ["x"])
+    assert read_stop(tmp_path / "stop.json") == (Stop("nan", 4, value="the gradient is nan") if is_met else None)
+    assert recorder.break_off() is None
+
+
+def test_a_value_that_is_told_late_ends_the_run_with_its_next_step(tmp_path: Path) -> None:
+    watcher = Breakpoints(["loss<0.5"], str(tmp_path / "stop.json"))
+    recorder = Recorder(ToTrace(tmp_path / "t"), watchers=[watcher])
+    recorder.begin_step(0)
+    recorder.end_step()
+    watcher.on_values({"loss": Float.of(0.25)})
+    with pytest.raises(RunEnded):
+        recorder.begin_step(1)
+    assert read_stop(tmp_path / "stop.json") == Stop("loss<0.5", 0, name="loss", value="0.25")
+
+
+def test_who_is_ended_so_ends_in_order() -> None:
+    assert RunEnded().code is None

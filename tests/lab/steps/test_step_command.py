@@ -1,0 +1,96 @@
+"""`rlharness replay RUN --step K`: the step again, with proof that it is the same, and told where it is not.
+
+Whole commands, in the order of a morning on which a run broke: recorded once, looked at several times.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.exit_codes import ExitCode
+from tests.lab.fragile_entry import write_fragile
+from tests.lab.lab_run import Done, type_command
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.timeout(240)
+NAN = ("--set", "nan_at=3", "--set", "output.checkpoint_every=3")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with three recorded runs: one whole, one with other bits from free keys, one that broke."""
+    directory = tmp_path_factory.mktemp("project")
+    write_fragile(directory)
+    for name, words in (("whole", ()), ("noisy", ("--set", "output.noise=0.001")), ("broken", NAN)):
+        done = type_command(directory, "train", "fragile", "--out", name, *words)
+        assert done.code == (1 if name == "broken" else 0), done.stderr
+    return directory
+
+
+def replay(project: Path, tmp_path: Path, *words: str) -> Done:
+    return type_command(project, "replay", *words, "--out", str(tmp_path / "out"))
+
+
+def told(done: Done) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["exit_code"] == done.code
+    return found
+
+
+def test_a_step_comes_out_again_from_the_nearest_checkpoint(project: Path, tmp_path: Path) -> None:
+    done = replay(project, tmp_path, "whole", "--step", "3")
+    assert done.code == ExitCode.OK, done.stdout + done.stderr
+    assert done.stdout.startswith("REPRODUCED  step 3: its root is the recorded one: 3 leaves, every bit\n")
+    assert "run again from the checkpoint of step 2; the 1 step before it too\n" in done.stdout
+    assert "output.resume" not in (tmp_path / "out" / "run-1" / "call.json").read_text("utf-8").split('"resume": {')[0]
+
+
+def test_a_step_that_does_not_come_out_again_is_told_with_its_first_leaf(project: Path, tmp_path: Path) -> None:
+    done = replay(project, tmp_path, "whole", "--step", "3", "--set", "output.noise=0.001", "--json")
+    assert done.code == ExitCode.DIVERGED
+    found = told(done)
+    assert not found["is_reproduced"]
+    (comparison,) = found["comparisons"]
+    first = comparison["first"]
+    assert (first["step"], first["a"]["phase"], first["a"]["name"]) == (2, "backward", "weights")
+
+
+def test_what_would_be_another_run_is_refused(project: Path, tmp_path: Path) -> None:
+    for words, said in (
+        (("--step", "3", "--set", "seed=2"), "--set seed: with another value it would be another run"),
+        (("--step", "9"), "a step that it has recorded: 0 to 4"),
+        (("--step", "3", "--size", "full", "--runs", "2"), "--size, --runs with a recorded run"),
+        (("--op",), "--op without --step"),
+    ):
+        done = replay(project, tmp_path, "whole", *words)
+        assert (done.code, said in done.stderr) == (ExitCode.USAGE_ERROR, True), done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_first_operation_that_differs_from_another_run_is_named(project: Path, tmp_path: Path) -> None:
+    done = replay(project, tmp_path, "whole", "--step", "0", "--op", "--against", "noisy", "--json")
+    assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
+    found = told(done)
+    assert found["is_reproduced"]
+    assert found["against"]["is_reproduced"]
+    assert [each["is_faithful"] for each in (*found["operations"], *found["against"]["operations"])] == [True, True]
+    assert found["operations"][0]["non_finite"] is None
+    first = found["against"]["first_operations"][0]["first"]
+    assert (first["what"], first["a"]["name"]) == ("other_arguments", "aten.add.Tensor")
+    assert "fragile_entry.py" in first["a"]["at"]
+
+
+def test_a_step_in_whose_middle_a_run_ended_comes_out_again_and_its_nan_is_named(project: Path, tmp_path: Path) -> None:
+    done = replay(project, tmp_path, "broken", "--step", "3", "--op", "--bundle", str(tmp_path / "broken.rlb"))
+    assert done.code == ExitCode.OK, done.stdout + done.stderr
+    assert done.stdout.startswith("REPRODUCED  step 3: it ends in its middle, where the recorded one does: 2 leaves")
+    made, origin = (line for line in done.stdout.splitlines() if "aten." in line)
+    assert "first NaN: made by forward aten.sub.Tensor" in made
+    assert "of an Inf that was made of finite numbers by forward aten.mul.Tensor" in origin
+    assert "it counts: step 3 came out the same without this record" in done.stdout
+
+    again = type_command(project, "replay", "--bundle", str(tmp_path / "broken.rlb"), "--out", str(tmp_path / "again"))
+    assert again.code == ExitCode.OK, again.stdout + again.stderr
+    assert again.stdout.startswith("REPRODUCED  step 3: it ends in its middle, where the recorded one does: 2 leaves")

@@ -1,0 +1,118 @@
+"""`rlharness replay ... --break-on`, `--until`: one run, to where it holds."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.exit_codes import ExitCode
+from harness.trace.reader import read_trace
+from tests.lab.fragile_entry import write_fragile
+from tests.lab.lab_run import PRETENDER, Done, type_command
+from tests.runner.whole_run import PATIENCE_S, started, until
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.timeout(240)
+
+FOREIGN = """\
+import torch
+weight = torch.nn.Parameter(torch.ones(4))
+optimizer = torch.optim.SGD([weight], lr=0.5)
+for step in range(9):
+    loss = weight.square().sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print("seen", step, flush=True)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    write_fragile(tmp_path)
+    return tmp_path
+
+
+def replay(project: Path, *words: str) -> Done:
+    return type_command(project, "replay", *words)
+
+
+def test_a_run_ends_at_its_nan_and_leaves_a_bundle_of_it(project: Path) -> None:
+    broken = ("--set", "nan_at=3", "--set", "notices=false")
+    done = replay(project, "fragile", *broken, "--break-on", "nan", "--out", "stopped", "--json")
+    assert done.code == ExitCode.OK, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    stop = found["stop"]
+    assert (stop["condition"], stop["step"], stop["phase"], stop["name"], stop["element"]) == (
+        *("nan", 3, "backward", "weights", [0]),
+    )
+    assert found["bundle"] == str(project / "stopped" / "step-3.rlb")
+    assert read_trace(project / "stopped" / "run-1").steps == (0, 1, 2)
+
+    again = replay(project, "--bundle", found["bundle"], "--op", "--out", "again")
+    assert again.code == ExitCode.OK, again.stdout + again.stderr
+    assert "the same as far as it was recorded, which is not to its end: 2 leaves, every bit" in again.stdout
+    assert "run again from the checkpoint of step 2; the 1 step before it too" in again.stdout
+    assert "first NaN: made by forward aten.sub.Tensor" in again.stdout
+    assert "this checkout's own was called: tests.lab.fragile_entry:run" in again.stdout
+
+
+def test_a_run_ends_where_the_curve_says_so_and_where_it_leaves_another_one(project: Path) -> None:
+    assert type_command(project, "train", "fragile", "--out", "whole").code == ExitCode.OK
+    until = replay(project, "whole", "--until", "loss>0", "--out", "until")
+    assert until.stdout.startswith("STOPPED  loss>0.0 after step 0: loss is "), until.stdout + until.stderr
+    assert until.code == ExitCode.OK
+
+    diverges = replay(project, "whole", "--break-on", "divergence", "--set", "output.noise=0.1", "--out", "diverges")
+    assert diverges.stdout.startswith("STOPPED  divergence at step 0, backward weights\n"), diverges.stdout
+    assert diverges.code == ExitCode.DIVERGED
+
+    never = replay(project, "whole", "--break-on", "divergence", "--break-on", "nan", "--out", "never")
+    assert never.stdout.startswith("NOT MET  divergence, nan: not in 5 steps\n"), never.stdout + never.stderr
+    assert never.code == ExitCode.OK
+
+    unknown = replay(project, "whole", "--until", "lose<3", "--out", "unknown")
+    assert unknown.code == ExitCode.USAGE_ERROR
+    assert "the curve has no value 'lose'\n  legal:  grad_norm, loss\n" in unknown.stderr
+    assert not (project / "unknown").exists()
+
+
+def test_a_command_ends_in_order_where_a_condition_holds(project: Path) -> None:
+    (project / "train.py").write_text(FOREIGN, "utf-8")
+    done = replay(project, "--until", "loss<0.5", "--out", "stopped", "--", sys.executable, "train.py")
+    assert done.code == ExitCode.OK, done.stdout + done.stderr
+    assert done.stdout.startswith("STOPPED  loss<0.5 after step 1: loss is 0.0\n")
+    assert "note: a bundle holds a step of a scenario" in done.stdout
+    assert (project / "stopped" / "run-1" / "output.log").read_text("utf-8") == "seen 0\n"
+
+
+def test_a_signal_ends_the_run_in_order_and_is_no_answer(tmp_path: Path) -> None:
+    program = (*PRETENDER, "--steps", "9999", "--slow", "0.02")
+    curve = tmp_path / "r" / "run-1" / "curve.jsonl"
+    with started(tmp_path, "replay", "--break-on", "nan", "--out", "r", "--json", "--", *program) as process:
+        until(lambda: curve.exists() and curve.read_text("utf-8").count("\n") > 2, process)
+        process.send_signal(signal.SIGINT)
+        stdout, _ = process.communicate(timeout=PATIENCE_S)
+    found = json.loads(stdout)
+    assert process.returncode == found["exit_code"] == ExitCode.INTERRUPTED
+    assert (found["interrupted_by"], found["stop"], found["bundle"]) == ("SIGINT", None, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--break-on", "divergence"), "there is nothing that the run could differ from"),
+        (("--until", "nan"), "--until nan"),
+        (("--break-on", "lose"), "--break-on 'lose'"),
+        (("--break-on", "nan", "--op", "--step", "1"), "--op with a condition"),
+        (("--break-on", "nan", "--step", "1"), "--step with a condition"),
+        (("--break-on", "nan", "--runs", "3"), "--runs with a condition"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_made(project: Path, words: tuple[str, ...], said: str) -> None:
+    done = replay(project, "fragile", *words, "--out", "out")
+    assert done.code == ExitCode.USAGE_ERROR
+    assert said in done.stderr
+    assert not (project / "out").exists()

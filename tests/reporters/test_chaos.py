@@ -1,0 +1,187 @@
+"""What `rlharness chaos` says: the sentence, the evidence beside it, the command that shows it again."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.clock import FakeClock
+from harness.lab.chaos.comparison import Outcome, Sign
+from harness.lab.chaos.factors import Factor
+from harness.lab.chaos.finding import Chaos, Finding, Tally
+from harness.lab.chaos.plan import ChaosPlan
+from harness.lab.chaos.subject import Subject
+from harness.lab.chaos.values import Span
+from harness.lab.entry_call import EntryCall
+from harness.lab.envelope import Envelope
+from harness.lab.supervised import OUTPUT
+from harness.reporters.chaos import chaos_json, chaos_text, command, effect, sentence
+from harness.reporters.chaos_progress import ChaosLines
+from harness.trace.diff import diff
+from tests.trace.traces import flip_bit, steps_of, trace
+
+ENTRY = Envelope(("python",), call=EntryCall("a:b", {}))
+FOREIGN = Envelope(("python", "train.py", "--token", "hf_abcdefghijklmnopqrstuvwxyz0123456789"))
+
+
+@pytest.fixture
+def moved(tmp_path: Path) -> Outcome:
+    a = trace(tmp_path / "run-1", steps_of(4))
+    b = trace(tmp_path / "run-2", steps_of(4, flip_bit(2, "backward", "layers.1.weight")))
+    return Outcome(Sign.MOVED, 2, diff(a, b), directory=tmp_path / "run-2")
+
+
+def chaos(finding: Finding | None, envelope: Envelope = ENTRY, **others: Any) -> Chaos:
+    typed = ("tiny", "--size", "smoke") if envelope.call else ("--level", "rerun")
+    factors = (Factor("perturbation.n", Span(1, 9)), Factor("threads", Span(1, 2)))
+    plan = ChaosPlan(Subject(lambda values: envelope, factors, typed), factors, Path("out"), seed=4)
+    return Chaos(plan, finding, **{"num_probes": 7, "num_runs": 12, **others})
+
+
+def found(outcome: Outcome, perturbation: dict[str, Any], **others: Any) -> Finding:
+    rest = {"tally": Tally(3, 3), "without": Tally(0, 4), "drawn": {**perturbation, "load": 2}, "index": 7}
+    return Finding(perturbation, outcome, **{**rest, **others})
+
+
+def test_one_cause_is_told_with_what_it_moves(moved: Outcome) -> None:
+    finding = found(moved, {"perturbation.n": 3}, num_steps=3)
+    assert sentence(finding) == "perturbation.n=3 alone moves the gradient of layers.1.weight at step 2, in 3 of 3 runs"
+    text = chaos_text(chaos(finding), colour=False)
+    first, *rest = text.splitlines()
+    assert first == f"DIVERGED  {sentence(finding)}"
+    assert "  with nothing changed: 0 of 4 runs differ" in rest
+    assert "  first seen with perturbation 7 of seed 4: perturbation.n=3, load=2" in rest
+    assert f"  look closer: rlharness diff out/run-1 {moved.directory}" in rest
+    assert "  see it again: rlharness chaos tiny --size smoke --only perturbation.n=3 --steps 3" in rest
+    assert (
+        "    equal before it: 4 leaves of rollout, forward, loss, backward; the last: backward layers.0.weight" in rest
+    )
+    assert chaos_text(chaos(finding), colour=True).startswith("\x1b[1;31mDIVERGED\x1b[0m  perturbation.n=3")
+
+
+def test_several_causes_act_together(moved: Outcome) -> None:
+    finding = found(moved, {"a.x": 3, "threads": 2, "crash": "2.end"})
+    assert sentence(finding).startswith(
+        "a.x=3, threads=2 and crash=2.end together move the gradient of layers.1.weight"
+    )
+
+
+@pytest.mark.parametrize(
+    ("phase", "name", "said"),
+    [
+        ("loss", "loss", "moves the loss at"),
+        ("rollout", "tokens", "moves tokens of the rollout at"),
+        ("optimizer", "layers.0.weight", "moves what the optimizer makes of layers.0.weight at"),
+        ("forward", "logprobs", "moves logprobs of the forward pass at"),
+    ],
+)
+def test_what_has_moved_is_told_in_words(tmp_path: Path, phase: str, name: str, said: str) -> None:
+    a, b = trace(tmp_path / "a", steps_of(2)), trace(tmp_path / "b", steps_of(2, flip_bit(1, phase, name)))
+    assert effect(Outcome(Sign.MOVED, 1, diff(a, b))) == f"{said} step 1"
+
+
+def test_a_step_that_is_missing_has_moved_too(tmp_path: Path) -> None:
+    a, b = trace(tmp_path / "a", steps_of(3)), trace(tmp_path / "b", steps_of(2))
+    assert effect(Outcome(Sign.MOVED, 2, diff(a, b))) == "moves the whole step at step 2"
+
+
+def test_how_often_it_shows_is_how_often_it_is_run_again(moved: Outcome) -> None:
+    finding = found(moved, {"perturbation.n": 3}, tally=Tally(3, 6))
+    assert sentence(finding).endswith(", in 3 of 6 runs")
+    assert command(chaos(finding)) == "rlharness chaos tiny --size smoke --only perturbation.n=3 --repeats 7"
+
+
+def test_a_run_that_differs_from_itself_is_replayed(moved: Outcome) -> None:
+    finding = found(moved, {}, tally=Tally(2, 3), drawn={}, index=None)
+    assert sentence(finding) == (
+        "the run differs from itself with no perturbation at all: it moves the gradient of layers.1.weight at step 2,"
+        " in 2 of 3 runs"
+    )
+    assert command(chaos(finding)) == "PYTHONHASHSEED=0 rlharness replay tiny --size smoke --runs 4"
+
+
+def test_a_run_that_broke_shows_the_end_of_what_it_said(tmp_path: Path) -> None:
+    (tmp_path / OUTPUT).write_text("step 0\nerror: no such thing\n", encoding="utf-8")
+    broke = Outcome(Sign.BROKE, 1, problem="exit code 1", directory=tmp_path)
+    finding = found(broke, {"threads": 2})
+    assert sentence(finding).startswith("threads=2 alone ends the run before step 1 is done: exit code 1")
+    text = chaos_text(chaos(finding), colour=False)
+    assert text.startswith("BROKE  ")
+    assert "  | error: no such thing" in text.splitlines()
+
+
+def test_commands_of_others_are_told_without_their_secrets(moved: Outcome) -> None:
+    told = chaos(found(moved, {"threads": 2}), FOREIGN)
+    assert command(told) == ("rlharness chaos --level rerun --only threads=2 -- python train.py --token '<redacted>'")
+    assert "hf_abc" not in json.dumps(chaos_json(told)) + chaos_text(told, colour=False)
+
+
+def test_that_nothing_was_found_is_told_with_what_was_changed() -> None:
+    text = chaos_text(chaos(None), colour=False)
+    assert text.startswith("NOTHING FOUND  7 perturbations of perturbation.n, threads move no bit\n")
+    cut = chaos_text(chaos(None, is_out_of_time=True), colour=False)
+    assert "  its time was up: 7 of 20 perturbations were run, in 12 runs" in cut.splitlines()
+    interrupted = chaos_text(chaos(None, interrupted_by="SIGINT", is_out_of_time=True), colour=False)
+    assert "  interrupted by SIGINT: 7 of 20 perturbations were run, in 12 runs" in interrupted.splitlines()
+
+
+def test_a_search_that_was_cut_short_says_that_there_may_be_less(moved: Outcome) -> None:
+    text = chaos_text(chaos(found(moved, {"threads": 2}, is_smallest=False)), colour=False)
+    assert "  the search for a smaller cause did not come to its end" in text.splitlines()
+
+
+def test_without_a_baseline_that_is_all(moved: Outcome) -> None:
+    text = chaos_text(chaos(None, problem="it has no seed", num_probes=0), colour=False)
+    assert text.startswith("NO BASELINE  the run with nothing changed is not whole: it has no seed\n")
+
+
+def test_json_says_the_same(moved: Outcome) -> None:
+    told = json.loads(json.dumps(chaos_json(chaos(found(moved, {"perturbation.n": 3}, num_steps=3)))))
+    assert (told["exit_code"], told["seed"], told["num_probes"], told["num_probes_wanted"]) == (10, 4, 7, 20)
+    finding = told["finding"]
+    assert finding["perturbation"] == {"perturbation.n": 3}
+    assert (finding["sign"], finding["step"], finding["num_steps"]) == ("moved", 2, 3)
+    assert (finding["num_failed"], finding["num_runs"]) == (3, 3)
+    assert finding["verdict"]["first"]["a"]["name"] == "layers.1.weight"
+    assert finding["reproduce"].endswith("--only perturbation.n=3 --steps 3")
+    assert json.loads(json.dumps(chaos_json(chaos(None))))["finding"] is None
+
+
+def test_progress_says_which_probe_and_how_long_the_others_take(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = FakeClock()
+    lines = ChaosLines(replace(chaos(None).plan, num_probes=3), clock)
+    same, seen = Outcome(Sign.SAME), Outcome(Sign.MOVED, 2)
+    lines.begins({})
+    clock.advance(50)
+    for perturbation, outcome in (({}, same), ({"threads": 2}, same), ({"load": 1}, seen), ({}, same)):
+        lines.begins(perturbation)
+        lines.begin(1, has_operations=False)
+        lines.progress(1, 29)
+        clock.advance(10)
+        lines.ended(outcome, 10.0)
+    said = [line.removeprefix("rlharness: ") for line in capsys.readouterr().err.splitlines()]
+    assert said == [
+        "the baseline: with nothing changed, and once more",
+        "the baseline: nothing changed: every bit is the same, 10.0 s; about 30 s left",
+        "probe 1 of 3: threads=2: every bit is the same, 10.0 s; about 20 s left",
+        "probe 2 of 3: load=1: DIVERGED at step 2, 10.0 s",
+        "looking for the cause: nothing changed: every bit is the same, 10.0 s",
+    ]
+    lines.begin(9, has_operations=False)
+    lines.progress(4, 31)
+    lines.progress(4, 40)
+    assert capsys.readouterr().err == "rlharness: nothing changed: 4 steps after 31 s\n"
+
+
+def test_the_readmes_example_is_what_is_printed() -> None:
+    """Its numbers are a machine's; its form is this reporter's."""
+    text = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    shown = re.search(r"<!-- example: chaos -->\n```text\n(.*?)```\n", text, re.DOTALL)
+    assert shown
+    head = shown[1].splitlines()
+    assert re.fullmatch(r"DIVERGED  (\S+)=\S+ alone moves the gradient of weight at step 0, in 3 of 3 runs", head[0])
+    assert head[1] == "  with nothing changed: 0 of 4 runs differ"
+    assert head[-1].startswith("  see it again: rlharness chaos ")

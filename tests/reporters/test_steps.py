@@ -1,0 +1,152 @@
+"""What `rlharness replay RUN --step K` prints: whole against a golden, line by line elsewhere, and as JSON."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.inject.conditions import Condition, Stop
+from harness.lab.entry_call import EntryCall
+from harness.lab.envelope import Envelope
+from harness.lab.recorded_run import RecordedRun
+from harness.lab.recording import Problem, Recording
+from harness.lab.steps.command import StepReplay
+from harness.lab.steps.judgement import Ending, OtherRun, Repeated, StepOperations
+from harness.lab.steps.plan import StepPlan
+from harness.lab.stopping import Stopped, StopPlan
+from harness.lab.supervised import Run
+from harness.reporters.steps import non_finite_lines, step_json, step_text
+from harness.reporters.stopping import stopped_json, stopped_text, where
+from harness.trace.diff import diff
+from harness.trace.manifest import Manifest
+from harness.trace.non_finite import NonFinite
+from harness.trace.ops import INF, NAN, Operation, OpValue
+from harness.trace.reader import Trace
+from harness.trace.verdict import Kind, Verdict
+from tests.trace.traces import flip_bit, steps_of, trace
+
+ROOT = Path(__file__).resolve().parents[2]
+EQUAL = Verdict(Kind.EQUAL, num_steps=1)
+WIDE, WEIGHT = "16,16,64", "64"
+
+
+def operation(index: int, line: int, reads: Sequence[tuple[str, tuple[str, ...]]], *gives: str) -> Operation:
+    inputs = tuple(OpValue("f32", shape, "xxh3_128", "00" * 16, words) for shape, words in reads)
+    outputs = (OpValue("f32", WIDE, "xxh3_128", "00" * 16, gives),)
+    at = f"rlcore/numerics/norms.py:{line} backward"
+    makers = tuple(-1 for _ in reads)
+    return Operation(index, "backward", "aten.mul.Tensor", at, "", "", inputs, makers, "", outputs)
+
+
+ORIGIN = operation(1716, 38, [(WIDE, ()), (WEIGHT, ())], INF)
+MADE = operation(1717, 39, [(WIDE, (INF,)), (WIDE, ())], NAN)
+OPERATIONS = StepOperations(0, {"forward": 2286, "backward": 850}, "", NonFinite(NAN, MADE, origin=ORIGIN), True)
+
+
+def repeated(*verdicts: Verdict, ending: Ending = Ending.SAME_MIDDLE, operations: bool = True) -> Repeated:
+    run = RecordedRun(Trace(Path("broken"), Manifest(), {}, ()), EntryCall("a:b", {}))
+    plan = StepPlan(run, 1, 1, Envelope(("python",)), is_from_checkpoint=True, has_operations=operations)
+    root = bytes.fromhex("d1e96474fc68c631fa1425b52794c61a")
+    problem = Problem("the program ended with exit code 1")
+    made = Run(1, False, Recording(Path("out/run-1"), 1, 0, (0,), 100, (problem,)), 4.0)
+    return Repeated(plan, (made,), verdicts, 46, root, ending, (OPERATIONS,) if operations else ())
+
+
+def replay_of(found: Repeated, **more: object) -> StepReplay:
+    return replace(StepReplay(found, Path("demo/.rlharness/replays/20261122-095101-3f09ac")), **more)  # type: ignore[arg-type]
+
+
+def test_the_text_is_the_golden_and_the_readme_shows_it() -> None:
+    golden = (ROOT / "tests" / "golden" / "step_reproduced.txt").read_text("utf-8")
+    assert step_text(replay_of(repeated(EQUAL)), colour=False) + "\n" == golden
+    shown = re.findall(r"<!-- golden: step_reproduced -->\n```text\n(.*?)```\n", (ROOT / "README.md").read_text(), re.S)
+    assert shown == [golden]
+
+
+def test_a_step_that_is_not_the_same_is_told_as_diff_tells_it(tmp_path: Path) -> None:
+    a, b = trace(tmp_path / "a", steps_of(2)), trace(tmp_path / "b", steps_of(2, flip_bit(1, "loss", "loss")))
+    replay = replay_of(repeated(diff(a, b), ending=Ending.WHOLE, operations=False))
+    text = step_text(replay, colour=True)
+    assert text.startswith("A: broken  B: its steps 1 to 1 again\n\x1b[1;31mDIVERGED\x1b[0m  step 1, loss loss\n")
+    assert "  the program ended with exit code 1\n" in text
+    assert replay.exit_code == 10
+    assert step_json(replay)["comparisons"][0]["first"]["a"]["name"] == "loss"
+
+
+def test_a_step_of_which_nothing_was_recorded_is_no_success() -> None:
+    replay = replay_of(repeated(operations=False))
+    assert step_text(replay, colour=False).startswith("NOTHING RECORDED  step 1 of broken\n")
+    assert replay.exit_code == 12
+    assert replay_of(repeated(EQUAL), interrupted_by="SIGINT").exit_code == 2
+
+
+def test_with_another_run_the_exit_code_is_what_the_two_are_to_each_other() -> None:
+    other = OtherRun(repeated(EQUAL), Verdict(Kind.NOT_COMPARABLE, reasons=("identity differs: seed",)))
+    replay = replay_of(repeated(EQUAL), other=other)
+    assert replay.exit_code == 11
+    assert "A: this run's step 1  B: broken\nNOT COMPARABLE" in step_text(replay, colour=False)
+    assert json.loads(json.dumps(step_json(replay)))["against"]["verdict"]["verdict"] == "not_comparable"
+    assert replay_of(repeated(EQUAL), other=replace(other, verdict=None)).exit_code == 12
+
+
+def test_operations_that_came_out_otherwise_do_not_count() -> None:
+    doubtful = replace(OPERATIONS, is_faithful=False, problem="its recording was cut", non_finite=None)
+    text = step_text(replay_of(replace(repeated(EQUAL), operations=(doubtful,))), colour=False)
+    assert "    note: its recording was cut\n    every number that they read and gave is finite" in text
+    assert "    note: not valid: step 1 came out otherwise with its operations recorded\n" in text
+
+
+@pytest.mark.parametrize(
+    ("found", "lines"),
+    [
+        (NonFinite(INF, ORIGIN), ["first Inf: made by backward aten.mul.Tensor (#1716)"]),
+        (NonFinite(NAN, None, read_by=MADE), ["first NaN: it was there before the step", "  read first by backward"]),
+        (
+            NonFinite(NAN, MADE),
+            ["first NaN: made by", "    it read f32 [16, 16, 64] with Inf", "  of an Inf that was there"],
+        ),
+        (
+            NonFinite(NAN, MADE, origin=ORIGIN, num_between=2),
+            ["first NaN", "    it", "  of an Inf, handed on by 2 operations"],
+        ),
+    ],
+)
+def test_where_a_number_ceased_to_be_one(found: NonFinite, lines: list[str]) -> None:
+    told = list(non_finite_lines(found))
+    assert all(line.startswith(start) for line, start in zip(told, lines, strict=False)), told
+
+
+# --------------------------------------------------------------------------------------------------------- conditions
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        (Stop("nan", 7, 0, "backward", "w", 1, (3, 1), "nan"), "nan at step 7, backward w #1, element [3, 1]: nan"),
+        (Stop("divergence", 7, 2, "loss", "loss"), "divergence at step 7, rank 2, loss loss"),
+        (Stop("reward<0.2", 7, name="reward_mean", value="0.1"), "reward<0.2 after step 7: reward_mean is 0.1"),
+        (Stop("inf", 7, value="the gradient\x1b is inf"), "inf at step 7: the gradient\\x1b is inf"),
+    ],
+)
+def test_where_a_run_has_ended(stop: Stop, text: str) -> None:
+    assert where(stop) == text
+
+
+def test_what_comes_next_is_said_where_there_is_a_bundle(tmp_path: Path) -> None:
+    run = Run(1, False, Recording(tmp_path, 0, 3, (0,), 100), 4.0)
+    plan = StopPlan(Envelope(("python",)), "python", (Condition("nan"), Condition("", "loss", ">", 3.0)))
+    stop = Stop("nan", 3, value="nan")
+    met = Stopped(plan, run, stop, tmp_path, bundle=Path("a b.rlb"))
+    assert "  look closer: rlharness replay --bundle 'a b.rlb' --op\n" in stopped_text(met, colour=False)
+    assert (met.exit_code, stopped_json(met)["stop"]["step"]) == (0, 3)
+    never = replace(met, stop=None, bundle=None)
+    assert stopped_text(never, colour=False).startswith("NOT MET  nan, loss>3.0: not in 3 steps\n")
+    assert (never.exit_code, stopped_json(never)["stop"]) == (0, None)
+    assert replace(met, stop=Stop("divergence", 3)).exit_code == 10
+    assert replace(never, interrupted_by="SIGINT").exit_code == 2
+    broken = replace(run, recording=replace(run.recording, problems=(Problem("it ended"),)))
+    assert replace(never, run=broken).exit_code == 12
+    assert "  it ended\n" in stopped_text(replace(never, run=broken), colour=False)
