@@ -68,7 +68,7 @@ def verdict_text(verdict: Verdict, *, colour: bool, width: int | None = None, is
             *_place(verdict),
             *_context(verdict),
             *_part(verdict),
-            *_attribution(verdict),
+            *[f"  {line}" for line in attribution_lines(verdict)],
             *(operations_text(verdict.operations) if verdict.operations else []),
             *([] if verdict.kind is Kind.EQUAL else _curve(verdict.curve)),
             *([] if width is None else _picture(verdict, width, is_ascii)),
@@ -81,14 +81,18 @@ def verdict_text(verdict: Verdict, *, colour: bool, width: int | None = None, is
 def _headline(verdict: Verdict, colour: bool) -> str:
     label = LABELS[verdict.kind]
     painted = f"\x1b[{TONES[verdict.kind]}m{label}\x1b[0m" if colour else label
+    return f"{painted}  {headline(verdict)}"
+
+
+def headline(verdict: Verdict) -> str:
+    """What follows the label: 40 steps, every bit; step 7, backward layers.3.weight, rank 1."""
     if verdict.kind is Kind.EQUAL:
-        return f"{painted}  {count(verdict.num_steps, 'step')}, every bit"
+        return f"{count(verdict.num_steps, 'step')}, every bit"
     if verdict.first is not None:
         shown = "" if verdict.kind is Kind.DIVERGED else "first difference: "
         payload = " (NaN payloads only)" if verdict.is_nan_payload_only else ""
-        return f"{painted}  {shown}{_where(verdict.first, verdict.num_ranks)}{payload}"
-    equal = f"no difference in {count(verdict.num_steps, 'step')}" if verdict.num_steps else "no step in common"
-    return f"{painted}  {equal}"
+        return f"{shown}{_where(verdict.first, verdict.num_ranks)}{payload}"
+    return f"no difference in {count(verdict.num_steps, 'step')}" if verdict.num_steps else "no step in common"
 
 
 def _where(place: Divergence, num_ranks: int) -> str:
@@ -205,18 +209,19 @@ def _part(verdict: Verdict) -> Iterator[str]:
         yield f"  of {whose}, which do not count, the first difference: {where}"
 
 
-def _attribution(verdict: Verdict) -> Iterator[str]:
+def attribution_lines(verdict: Verdict) -> Iterator[str]:
     """Floats only, or what else changed in the whole run."""
     counts = verdict.attribution
     for kind in COUNTED:
         if kind in counts and not counts[kind].is_equal:
-            yield f"  {_changed(kind, counts[kind], verdict.num_ranks)}"
-    equal = [
-        f"{counts[kind].num_compared:,} {NOUNS[kind]}" for kind in COUNTED if kind in counts and counts[kind].is_equal
-    ]
+            yield _changed(kind, counts[kind], verdict.num_ranks)
+    kinds = [kind for kind in COUNTED if kind in counts and counts[kind].is_equal]
+    is_only = _is_floats_only(verdict)
+    counted = [kind for kind in kinds if counts[kind].num_compared]  # texts have no elements to count
+    equal = [f"{counts[kind].num_compared:,} {NOUNS[kind]}" for kind in counted or (kinds if is_only else [])]
     if equal:
-        only = "floats only: " if _is_floats_only(verdict) else ""
-        yield f"  {only}none of {', '.join(equal)} changed"
+        only = "floats only: " if is_only else ""
+        yield f"{only}none of {', '.join(equal)} changed"
 
 
 def _is_floats_only(verdict: Verdict) -> bool:

@@ -46,19 +46,19 @@ def _lines(verdict: OpVerdict) -> Iterator[str]:
     if verdict.made is not None:
         yield from _divergence("first that makes other values out of equal ones", verdict.made)
     if first.last_equal is not None:
-        yield f"equal just before: {_named(first.last_equal)}"
+        yield f"equal just before: {named(first.last_equal)}"
 
 
 def _divergence(title: str, place: OpDivergence) -> Iterator[str]:
     operation = place.a or place.b
     assert operation is not None
-    yield f"{title}: {_named(operation)}"
+    yield f"{title}: {named(operation)}"
     is_entrance = place.what is OpDifference.INPUT and operation.name.startswith(ENTRANCE)
     yield f"  {FROM_PYTHON if is_entrance else PHRASES[place.what]}"
     if place.a is None or place.b is None:
         return
     if place.what is OpDifference.OTHER_OPERATION:
-        yield f"  B: {_named(place.b)}"
+        yield f"  B: {named(place.b)}"
         return
     if place.a.at != place.b.at:
         yield f"  in B from {one_line(place.b.at, MAX_CHARS)}"
@@ -71,10 +71,10 @@ def _divergence(title: str, place: OpDivergence) -> Iterator[str]:
         return
     yield from _values("outputs", place.a.outputs, place.b.outputs, place.outputs)
     for maker in place.makers:
-        yield f"  what differs was written by {_named(maker)}" if maker else f"  {FROM_OUTSIDE}"
+        yield f"  what differs was written by {named(maker)}" if maker else f"  {FROM_OUTSIDE}"
 
 
-def _named(operation: Operation) -> str:
+def named(operation: Operation) -> str:
     """backward aten.index_put.default (#57), train.py:41 forward."""
     via = f", in {one_line(operation.via, MAX_CHARS)}" if operation.via else ""
     where = f"{one_line(operation.at, MAX_CHARS)}{via}"
@@ -97,8 +97,8 @@ def _values(
         x, y = a[place], b[place]
         number = f"{place + 1}:"
         shown_x, shown_y, distance = _shown(x, y)
-        yield f"    {number} A {_kind(x)}  {shown_x}{_alignment(x)}"
-        yield f"    {' ' * len(number)} B {_kind(y)}  {shown_y}{_alignment(y)}{distance}"
+        yield f"    {number} A {value_kind(x)}  {shown_x}{_alignment(x)}"
+        yield f"    {' ' * len(number)} B {value_kind(y)}  {shown_y}{_alignment(y)}{distance}"
     if (more := len(different) - MAX_VALUES) > 0:
         yield f"    and {more:,} more"
 
@@ -113,7 +113,8 @@ def _shown(x: OpValue, y: OpValue) -> tuple[str, str, str]:
     return f"{x.algorithm} {x.digest}", f"{y.algorithm} {y.digest}", ""
 
 
-def _kind(value: OpValue) -> str:
+def value_kind(value: OpValue) -> str:
+    """f32 [64, 128], with what of its strides and offset is not as usual."""
     strides = "".join(f" {word}" for word in value.kind[2:])
     return one_line(f"{value.dtype} [{value.shape.replace(',', ', ')}]{strides}", MAX_CHARS)
 
@@ -124,7 +125,7 @@ def _alignment(value: OpValue) -> str:
 
 
 def _call(operation: Operation) -> str:
-    kinds = "; ".join(_kind(value) for value in operation.inputs[:MAX_VALUES])
+    kinds = "; ".join(value_kind(value) for value in operation.inputs[:MAX_VALUES])
     return one_line(f"({operation.arguments}) of {kinds or 'no tensor'}", 2 * MAX_CHARS)
 
 
@@ -146,16 +147,17 @@ def _divergence_json(place: OpDivergence | None) -> dict[str, Any] | None:
         return None
     return {
         "what": place.what.value,
-        "a": _operation_json(place.a),
-        "b": _operation_json(place.b),
+        "a": operation_json(place.a),
+        "b": operation_json(place.b),
         "inputs_equal": list(place.inputs),
         "outputs_equal": list(place.outputs),
-        "last_equal": _operation_json(place.last_equal),
-        "makers": [_operation_json(maker) for maker in place.makers],
+        "last_equal": operation_json(place.last_equal),
+        "makers": [operation_json(maker) for maker in place.makers],
     }
 
 
-def _operation_json(operation: Operation | None) -> dict[str, Any] | None:
+def operation_json(operation: Operation | None) -> dict[str, Any] | None:
+    """An operation in plain values only."""
     if operation is None:
         return None
     return {

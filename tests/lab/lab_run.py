@@ -5,9 +5,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.runner.whole_run import HARNESS, PATIENCE_S, environment
+from tests.runner.whole_run import HARNESS, environment
 
 PRETENDER = (sys.executable, str(Path(__file__).with_name("pretender.py")))
+
+PATIENCE_S = 300.0
+"""For a command that starts several runs on a busy machine, each of which imports torch."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Done:
 
 
 def type_command(directory: Path, *words: str, **env: str) -> Done:
-    """Run rlharness in a directory, without a terminal."""
+    """Run rlharness in a directory, without a terminal; TimeoutExpired where it takes longer than PATIENCE_S."""
     done = subprocess.run(
         [*HARNESS, *words],
         cwd=directory,

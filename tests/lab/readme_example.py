@@ -34,6 +34,10 @@ COPIES = {"bag_of_words.py": "indexed.py", "classifier.py": "classifier.py"}
 BEGIN, END = "<!-- replays: begin -->\n", "<!-- replays: end -->"
 WIDTH = 130
 _FONT_FACES = re.compile(r"\s*@font-face \{\{.*?\}\}", re.DOTALL)
+SVG_TEMPLATE = _FONT_FACES.sub("", CONSOLE_SVG_FORMAT).replace(
+    "Fira Code, monospace", "ui-monospace, Menlo, Consolas, DejaVu Sans Mono, monospace"
+)
+"""As rich has it, with fonts that every browser has."""
 
 
 def example() -> str:
@@ -63,10 +67,7 @@ def picture(command: str, title: str) -> str:
         shown = _shown(command.replace(" -- ", " --color always -- "), demo)
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     console.print(Text.from_ansi(f"$ {command}\n{shown}".rstrip()))
-    template = _FONT_FACES.sub("", CONSOLE_SVG_FORMAT).replace(
-        "Fira Code, monospace", "ui-monospace, Menlo, Consolas, DejaVu Sans Mono, monospace"
-    )
-    return console.export_svg(title=title, code_format=template, unique_id="s")
+    return console.export_svg(title=title, code_format=SVG_TEMPLATE, unique_id="s")
 
 
 def _copy_programs(demo: Path) -> None:

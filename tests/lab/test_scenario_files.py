@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from harness.lab.chaos.values import Choice
 from harness.lab.scenario import FULL, SMOKE
 from harness.lab.scenario_places import ScenarioFile, all_scenarios
 from rlcore.config import FREE, LEVELS, read_config
 from rlcore.errors import InvalidValueError
 
 FILES = all_scenarios(Path("/"))
+TINY = "tiny"
+"""For tests: a step takes some milliseconds."""
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -18,10 +21,22 @@ def test_an_entry_takes_its_payload_in_every_size(file: ScenarioFile) -> None:
     assert scenario.entry == "rlcore.training.run:run"
     assert scenario.determinism in LEVELS
     assert tuple(scenario.free) == FREE
-    assert set(scenario.sizes) == {SMOKE, FULL}
+    assert set(scenario.sizes) == {TINY, SMOKE, FULL}
     sizes = {size: read_config(scenario.payload(size, {})) for size in scenario.sizes}
-    assert sizes[SMOKE].training.num_steps < sizes[FULL].training.num_steps
+    assert sizes[TINY].training.num_steps < sizes[SMOKE].training.num_steps < sizes[FULL].training.num_steps
     assert sizes[SMOKE].model == sizes[FULL].model
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_an_entry_takes_whatever_chaos_may_give_it(file: ScenarioFile) -> None:
+    scenario = file.read()
+    assert scenario.chaos.crash is not None
+    factors = scenario.chaos.payload_factors({})
+    assert {"perturbation.concurrency", "perturbation.world_size"} <= {factor.name for factor in factors}
+    for factor in factors:
+        values = factor.values.options if isinstance(factor.values, Choice) else (factor.values.low, factor.values.high)
+        for value in values:
+            read_config(scenario.payload(SMOKE, {**scenario.chaos.crash, factor.name: value}))
 
 
 def test_all_are_there_and_keys_that_are_none_of_their_entrys_are_found() -> None:

@@ -1,5 +1,6 @@
 """How an entry is found and called, and which of its errors are the user's to mend."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,16 @@ def test_before_its_first_step_an_error_that_can_be_mended_is_a_refusal(tmp_path
     assert read_refusal(tmp_path) == Refusal("step 2 is not finite", "finite numbers", "lower the learning rate")
 
 
-def call_tiny(directory: Path, ends: str, *, has_begun: bool) -> int:
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_an_error_that_ends_a_step_is_told_before_it_is_printed(tmp_path: Path, *, has_begun: bool) -> None:
+    told: list[str] = []
+    call_tiny(tmp_path, "failed", has_begun=has_begun, told=lambda error: told.append(type(error).__name__))
+    assert told == (["MendableError"] if has_begun else [])
+
+
+def call_tiny(
+    directory: Path, ends: str, *, has_begun: bool, told: Callable[[BaseException], None] = lambda error: None
+) -> int:
     config = {"seed": 1, "num_steps": 3, "leaks": False, "ends": ends, "perturbation": {"num_parts": 2}}
     EntryCall("tests.lab.tiny_entry:run", config).write(directory)
-    return call_entry(directory, "off", NullRecorder(), has_begun=lambda: has_begun)
+    return call_entry(directory, "off", NullRecorder(), has_begun=lambda: has_begun, told=told)

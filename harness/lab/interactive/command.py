@@ -1,0 +1,147 @@
+"""`rlharness replay RUN --step K --interactive` from arguments to exit code.
+
+plan ─▶ session: a line ─▶ command ─▶ answer, until there is none any more ─▶ every process is ended
+
+Ctrl-C stops what goes on at the next value that is recorded; twice it leaves. The end of the lines leaves, too.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from harness.clock import SystemClock
+from harness.errors import UsageError
+from harness.exit_codes import ExitCode
+from harness.lab.interactive.answers import Answer, Told
+from harness.lab.interactive.console import Console, Inside
+from harness.lab.interactive.lines import Lines, open_lines
+from harness.lab.interactive.words import COMMANDS, parse_line
+from harness.lab.out_directory import out_directory
+from harness.lab.recorded_run import is_recorded_run, read_recorded_run
+from harness.lab.session import open_session
+from harness.lab.steps.plan import check_machine, free_overrides, refuse_options
+from harness.lab.supervised import Place
+from harness.reporters.base import say, show
+from harness.reporters.interactive import answer_json, answer_text, prompt_text
+from harness.reporters.run_lines import SilentRuns
+from harness.runner.options import Invocation, wants_colour
+from harness.runner.run_directory import HOME, new_run_id
+from harness.trace.chain import PHASES
+
+REPLAYS = "replays"
+HISTORY = "interactive-history"
+WITHOUT_MEANING = ("op", "break_on", "until", "bundle", "reference_checkpoint", "timeout")
+"""Options of replay that a prompt has no use for."""
+
+
+def run_interactive(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
+    """Carry out an interactive replay; HarnessError for what the user can mend."""
+    run_id = new_run_id(SystemClock().wall())
+    inside = make_inside(invocation, arguments, run_id)
+    place = Place(check_machine(invocation), invocation.cwd, invocation.environ, run_id)
+    colour = wants_colour(arguments["color"], invocation)
+    commands = invocation.cwd / arguments["commands"] if arguments["commands"] else None
+
+    def tell(answer: Answer) -> None:
+        show(json.dumps(answer_json(answer)) if arguments["json"] else answer_text(answer, colour=colour))
+
+    def echo(line: str) -> None:
+        if not arguments["json"]:
+            show(line)
+
+    def open_for(console: Console) -> Lines:
+        return open_lines(commands, invocation.cwd / HOME / HISTORY, lambda: _words(console), echo)
+
+    return asyncio.run(_converse(inside, place, tell, open_for))
+
+
+def make_inside(invocation: Invocation, arguments: Mapping[str, Any], run_id: str) -> Inside:
+    """The step that was asked for; UsageError where nobody can stand in it, or an option means nothing there."""
+    name, step = arguments["scenario"], arguments["step"]
+    if not arguments["interactive"]:
+        raise UsageError("--commands without --interactive", legal="--interactive --commands FILE")
+    if name is None or step is None or not is_recorded_run(invocation.cwd / name):
+        raise UsageError(
+            "--interactive without a recorded run and one of its steps",
+            legal="rlharness replay RUN --step K --interactive, RUN the directory of a run of a scenario",
+            remedy="rlharness train SCENARIO --out RUN records one",
+        )
+    if given := [f"--{name.replace('_', '-')}" for name in WITHOUT_MEANING if arguments[name]]:
+        raise UsageError(
+            f"{', '.join(given)} with --interactive",
+            legal="--step, --against, --set of a free section, --commands, --out, --json, --color",
+            remedy="leave it out; break stops where something is recorded",
+        )
+    refuse_options(arguments)
+    run = read_recorded_run(invocation.cwd / name)
+    against = read_recorded_run(invocation.cwd / arguments["against"]) if arguments["against"] else None
+    for each in (run, *([against] if against else ())):
+        if tuple(each.trace.ranks) != (0,):
+            raise UsageError(f"{each.directory} has {len(each.trace.ranks)} ranks", legal="runs of one process")
+    after = max(run.trace.steps, default=-1) + 1
+    if step > after:  # that behind the last one is legal: the run may have ended in it
+        raise UsageError(f"--step {step}", legal=f"a step that {run.directory} has: 0 to {after - 1}")
+    overrides = free_overrides(run, arguments)
+    directory = out_directory(invocation.cwd, arguments["out"], REPLAYS, run_id)
+    return Inside(
+        run, step, directory, against, overrides=overrides, **({"whose": arguments["against"]} if against else {})
+    )
+
+
+async def _converse(
+    inside: Inside, place: Place, tell: Callable[[Answer], None], open_for: Callable[[Console], Lines]
+) -> ExitCode:
+    """Answer one line after another."""
+    with open_session(place, SilentRuns()) as session:
+        console = Console(inside, session, say)
+        talk = asyncio.create_task(_talk(console, tell, open_for(console)))
+
+        def on_signal(name: str) -> None:
+            if name == "SIGINT" and console.is_going and not console.is_pausing:
+                say("it stops at the next value; once more leaves")
+                console.pause()
+            else:
+                talk.cancel()
+
+        session.on_signal = on_signal
+        try:
+            return await talk
+        except asyncio.CancelledError:  # by a signal
+            return ExitCode.INTERRUPTED
+        finally:
+            await console.end()
+
+
+async def _talk(console: Console, tell: Callable[[Answer], None], lines: Lines) -> ExitCode:
+    """One line after another, to the last; a person who presses Ctrl-C twice at the prompt leaves too."""
+    tell(await console.begin())
+    is_warned = False
+    while True:
+        try:
+            line = await lines.next(prompt_text(console.walk))
+        except KeyboardInterrupt:
+            if is_warned:
+                return ExitCode.INTERRUPTED
+            is_warned = True
+            say("once more leaves; so does quit")
+            continue
+        is_warned = False
+        if line is None:
+            return ExitCode.OK
+        try:
+            command = parse_line(line)
+        except UsageError as error:
+            tell(Told(tuple(str(error).splitlines()), is_refused=True))
+            continue
+        if command is None:
+            continue
+        if command.name == "quit":
+            return ExitCode.OK
+        tell(await console.carry_out(command))
+
+
+def _words(console: Console) -> set[str]:
+    """What may be completed: commands, phases, and the names of what was recorded."""
+    leaves = console.walk.leaves or console.walk.recorded.values()
+    return {*COMMANDS, *PHASES, *(leaf.name for leaf in leaves)}

@@ -1,0 +1,209 @@
+"""What `rlharness chaos` prints: a sentence on the cause, how often it showed, the command that shows it again."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from harness.lab.chaos.bench import BASELINE
+from harness.lab.chaos.comparison import Outcome, Sign
+from harness.lab.chaos.factors import USUAL_HASH_SEED, Perturbation, told, written
+from harness.lab.chaos.finding import Chaos, Finding, Tally
+from harness.lab.supervised import OUTPUT
+from harness.reporters.divergence import verdict_json, verdict_text
+from harness.reporters.replay import output_tail
+from harness.reporters.text import count, one_line
+from harness.trace.command import EXIT_CODES
+from harness.trace.redaction import redact_argv
+from harness.trace.verdict import Divergence
+
+VERSION = 1
+NOUNS = {
+    "rollout": "{} of the rollout",
+    "reward": "{} of the rewards",
+    "reference": "{} of the reference",
+    "advantage": "{} of the advantages",
+    "forward": "{} of the forward pass",
+    "loss": "{} of the loss",
+    "backward": "the gradient of {}",
+    "optimizer": "what the optimizer makes of {}",
+    "sync": "{} of the sync",
+}
+
+
+def chaos_text(chaos: Chaos, *, colour: bool) -> str:
+    """What was found, or that nothing was and how far it came."""
+    lines = [_headline(chaos, colour), *_detail(chaos)]
+    if chaos.interrupted_by:
+        lines.append(f"  interrupted by {chaos.interrupted_by}: {_how_far(chaos)}")
+    elif chaos.is_out_of_time:
+        lines.append(f"  its time was up: {_how_far(chaos)}")
+    if chaos.finding is not None:
+        lines += _closer(chaos.finding.outcome, chaos.plan.directory / BASELINE)
+    if words := command(chaos):
+        lines.append(f"  see it again: {words}")
+    lines.append(f"  traces: {shlex.quote(str(chaos.plan.directory))}")
+    return "\n".join(lines)
+
+
+def _headline(chaos: Chaos, colour: bool) -> str:
+    if chaos.problem:
+        label, tone, text = "NO BASELINE", "33", f"the run with nothing changed is not whole: {one_line(chaos.problem)}"
+    elif chaos.finding is not None:
+        has_moved = chaos.finding.outcome.sign is Sign.MOVED
+        label, tone, text = "DIVERGED" if has_moved else "BROKE", "1;31" if has_moved else "33", sentence(chaos.finding)
+    else:
+        label, tone, text = "NOTHING FOUND", "32" if chaos.num_probes else "33", _nothing(chaos)
+    return f"\x1b[{tone}m{label}\x1b[0m  {text}" if colour else f"{label}  {text}"
+
+
+def _nothing(chaos: Chaos) -> str:
+    plan = chaos.plan
+    if plan.only is not None:
+        return f"{one_line(told(plan.only))} moves no bit in {count(chaos.num_runs, 'run')}, the baseline's among them"
+    factors = ", ".join(factor.name for factor in plan.factors)
+    return f"{count(chaos.num_probes, 'perturbation')} of {factors} move no bit"
+
+
+def sentence(finding: Finding) -> str:
+    """perturbation.training_threads=2 alone moves the gradient of policy.embedding at step 2, in 3 of 3 runs."""
+    if not finding.perturbation:
+        what = f"{effect(finding.outcome)}{_often(finding.tally)}"
+        return f"the run differs from itself with no perturbation at all: it {what}"
+    names = [f"{name}={one_line(written(value))}" for name, value in finding.perturbation.items()]
+    together = f"{names[0]} alone" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} together"
+    verb = effect(finding.outcome)
+    verb = verb if len(names) == 1 else verb.replace("moves", "move", 1).replace("ends", "end", 1)
+    return f"{together} {verb}{_often(finding.tally)}"
+
+
+def effect(outcome: Outcome) -> str:
+    """moves the gradient of embedding at step 2; ends the run before step 2: and why."""
+    if outcome.sign is Sign.BROKE:
+        return f"ends the run before step {outcome.step} is done: {one_line(outcome.problem)}"
+    assert outcome.verdict is not None and outcome.verdict.first is not None
+    return f"moves {_leaf(outcome.verdict.first)} at step {outcome.step}"
+
+
+def _leaf(place: Divergence) -> str:
+    leaf = place.a or place.b
+    if leaf is None:
+        return "the whole step"
+    name = one_line(leaf.name)
+    return f"the {name}" if name in (leaf.phase, f"{leaf.phase}s") else NOUNS.get(leaf.phase, "{}").format(name)
+
+
+def _often(tally: Tally) -> str:
+    return f", in {tally.num_failed} of {count(tally.num_runs, 'run')}"
+
+
+def _detail(chaos: Chaos) -> Iterator[str]:
+    finding = chaos.finding
+    if finding is None:
+        return
+    if not finding.is_smallest:
+        yield "  the search for a smaller cause did not come to its end"
+    if finding.perturbation:
+        yield f"  with nothing changed: {finding.without.num_failed} of {count(finding.without.num_runs, 'run')} differ"
+    if finding.index is not None and dict(finding.drawn) != dict(finding.perturbation):
+        first = one_line(told(finding.drawn))
+        yield f"  first seen with perturbation {finding.index} of seed {chaos.plan.seed}: {first}"
+    if finding.outcome.verdict is not None:
+        yield from (f"  {line}" for line in verdict_text(finding.outcome.verdict, colour=False).splitlines()[1:])
+
+
+def _closer(outcome: Outcome, baseline: Path) -> Iterator[str]:
+    """The command that compares the run with the baseline; of one that broke, the end of what it printed."""
+    if outcome.directory is None:
+        return
+    if outcome.sign is Sign.MOVED:
+        yield f"  look closer: {shlex.join(['rlharness', 'diff', str(baseline), str(outcome.directory)])}"
+        return
+    tail = output_tail(outcome.directory / OUTPUT)
+    yield f"  the end of its output ({outcome.directory / OUTPUT}):" if tail else "  it printed nothing"
+    yield from (f"  | {line}" for line in tail)
+
+
+def _how_far(chaos: Chaos) -> str:
+    wanted = 1 if chaos.plan.only is not None else chaos.plan.num_probes
+    return f"{chaos.num_probes} of {count(wanted, 'perturbation')} were run, in {count(chaos.num_runs, 'run')}"
+
+
+def command(chaos: Chaos) -> str:
+    """What to type to see a finding again; empty without one."""
+    finding, plan = chaos.finding, chaos.plan
+    if finding is None:
+        return ""
+    argv = plan.subject.envelope({}).argv if plan.subject.is_foreign else ()
+    behind = ["--", *redact_argv(argv)] if argv else []
+    if not finding.perturbation:
+        runs = ["--runs", str(max(2, finding.tally.num_runs + 1))]
+        return f"PYTHONHASHSEED={USUAL_HASH_SEED} " + shlex.join(
+            ["rlharness", "replay", *redact_argv(plan.subject.typed), *runs, *behind]
+        )
+    words = ["rlharness", "chaos", *redact_argv(plan.subject.typed), *only_words(finding.perturbation)]
+    if finding.num_steps is not None:
+        words += ["--steps", str(finding.num_steps)]
+    if not finding.tally.is_steady:
+        words += ["--repeats", str(_repeats(finding.tally))]
+    return shlex.join([*words, *behind])
+
+
+def only_words(perturbation: Perturbation) -> list[str]:
+    """--only concurrency=3, once for each factor."""
+    return [word for name, value in perturbation.items() for word in ("--only", f"{name}={written(value)}")]
+
+
+def _repeats(tally: Tally) -> int:
+    """So many runs that one of them shows it, in 99 of 100 cases if it is as likely as it was."""
+    share = max(tally.num_failed, 1) / tally.num_runs
+    runs, missed = 1, 1 - share
+    while missed > 0.01:
+        runs, missed = runs + 1, missed * (1 - share)
+    return runs
+
+
+def chaos_json(chaos: Chaos) -> dict[str, Any]:
+    """The same in plain values only, without secrets."""
+    plan = chaos.plan
+    return {
+        "version": VERSION,
+        "exit_code": int(chaos.exit_code),
+        "command": list(redact_argv(("rlharness", "chaos", *plan.subject.typed))),
+        "seed": plan.seed,
+        "factors": [factor.name for factor in plan.factors],
+        "directory": str(plan.directory),
+        "num_probes": chaos.num_probes,
+        "num_probes_wanted": 1 if plan.only is not None else plan.num_probes,
+        "num_runs": chaos.num_runs,
+        "problem": chaos.problem,
+        "interrupted_by": chaos.interrupted_by,
+        "is_out_of_time": chaos.is_out_of_time,
+        "finding": _finding_json(chaos),
+    }
+
+
+def _finding_json(chaos: Chaos) -> dict[str, Any] | None:
+    finding = chaos.finding
+    if finding is None:
+        return None
+    outcome = finding.outcome
+    verdict = outcome.verdict
+    return {
+        "sentence": sentence(finding),
+        "perturbation": dict(finding.perturbation),
+        "sign": outcome.sign.value,
+        "step": outcome.step,
+        "problem": outcome.problem,
+        "directory": None if outcome.directory is None else str(outcome.directory),
+        "num_runs": finding.tally.num_runs,
+        "num_failed": finding.tally.num_failed,
+        "num_runs_unchanged": finding.without.num_runs,
+        "num_failed_unchanged": finding.without.num_failed,
+        "index": finding.index,
+        "drawn": dict(finding.drawn),
+        "num_steps": finding.num_steps,
+        "is_smallest": finding.is_smallest,
+        "reproduce": command(chaos),
+        "verdict": None if verdict is None else verdict_json(verdict, exit_code=EXIT_CODES[verdict.kind]),
+    }

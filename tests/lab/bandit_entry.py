@@ -1,0 +1,51 @@
+"""An entry for tests: a bandit that learns, every recorded tensor being the one that the step goes on with.
+
+What may be otherwise in one run than in another, each a difference of its own: `reward` (plain, or doubled from step 2
+on), `normalises` (advantages by their deviation), `spike` (the gradient of step 2, doubled), `copies` (what is recorded
+of advantages is a copy), `perturbation.num_parts` (how the gradient is summed: float noise). With `breaks` the step of
+that number ends in an error after its gradient; with `waits_for` step 3 reads that file after its rollout.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ARMS, PULLS = 64, 96
+
+
+def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Any) -> None:
+    """Called as every entry is."""
+    weight = torch.zeros(ARMS)
+    for step in range(config["num_steps"]):
+        _step(step, config, weight, recorder)
+
+
+def _step(step: int, config: Mapping[str, Any], weight: Tensor, recorder: Any) -> None:
+    recorder.begin_step(step)
+    generator = torch.Generator().manual_seed(config["seed"] * 1000 + step)
+    chances = weight.softmax(-1)
+    pulls = torch.multinomial(chances, PULLS, replacement=True, generator=generator)
+    recorder.record("rollout", "names", [f"arm {pull}" for pull in pulls[:3].tolist()])
+    recorder.record("rollout", "pulls", pulls)
+    if step == 3 and config.get("waits_for"):
+        Path(config["waits_for"]).read_text("utf-8")
+    rewards = pulls.double() / ARMS * (2.0 if config.get("reward") == "doubled" and step >= 2 else 1.0)
+    recorder.record("reward", "rewards", rewards)
+    advantages = rewards - rewards.mean()
+    if config.get("normalises"):
+        advantages = advantages / (advantages.std() + 1e-6)
+    recorder.record("advantage", "advantages", advantages.clone() if config.get("copies") else advantages)
+    taken = torch.nn.functional.one_hot(pulls, ARMS) - chances
+    parts = (advantages.unsqueeze(-1).float() * taken).chunk(config["perturbation"]["num_parts"])
+    gradient = torch.stack([part.sum(0) for part in parts]).sum(0) / PULLS
+    if config.get("spike") and step == 2:
+        gradient = gradient * 2
+    recorder.record("backward", "weight", gradient)
+    if config.get("breaks") == step:
+        raise ArithmeticError("the gradient is not liked")
+    weight += 3.0 * gradient
+    recorder.record("optimizer", "weight", weight)
+    recorder.end_step(reward_mean=rewards.mean(), gradient_norm=gradient.norm())

@@ -1,0 +1,86 @@
+"""Runs of the bandit in this process, recorded as those of a session are, without the seconds of importing torch."""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.inject.op_log import OpLog
+from harness.inject.op_mode import OpMode
+from harness.inject.orders import RunEnded
+from harness.inject.recorder import Recorder
+from harness.inject.watching import make_watchers
+from harness.lab.entry_call import EntryCall
+from harness.lab.envelope import Envelope
+from harness.lab.recorded_run import RecordedRun, read_recorded_run
+from harness.lab.recording import Problem, Recording
+from harness.lab.scenario_envelope import envelope_of_call
+from harness.lab.supervised import Run
+from harness.trace.reader import read_trace
+from tests.inject.recorded_steps import TraceSink
+from tests.lab import bandit_entry
+
+CONFIG: Mapping[str, Any] = {"seed": 1, "num_steps": 5, "perturbation": {"num_parts": 1}}
+
+
+@dataclass
+class InProcess:
+    """Starts runs in the place of a session. `interrupted_by` is set once as many have ended as `ends_after` says."""
+
+    interrupted_by: str = ""
+    ends_after: int = 1000
+    names: list[str] = field(default_factory=list)
+    """Of the directories, in the order of the runs."""
+
+    async def record(self, envelope: Envelope, parent: Path) -> Run:
+        """The same call, orders and trace."""
+        directory = parent / "run-1"
+        directory.mkdir(parents=True)
+        problems: tuple[Problem, ...] = ()
+        sink, call = TraceSink(directory), envelope.call
+        assert call is not None
+        call.write(directory)
+        watchers = make_watchers(envelope.watchers)
+
+        def operations(step: int) -> OpMode | None:
+            if step != envelope.op_step:
+                return None
+            mode = OpMode(OpLog(directory, rank=0, step=step, say=print))
+            mode.watchers = watchers
+            return mode
+
+        recorder = Recorder(
+            sink,
+            keeps=frozenset(envelope.keep).__contains__,
+            operations=operations,
+            last_step=envelope.last_step,
+            watchers=watchers,
+        )
+        try:
+            with suppress(RunEnded):
+                bandit_entry.run(call.config, level=envelope.level, directory=directory, recorder=recorder)
+        except ArithmeticError:
+            problems = (Problem("the program ended with exit code 1"),)
+        sink.writer.close()
+        trace = read_trace(directory)
+        self.names.append(parent.name)
+        if len(self.names) >= self.ends_after:
+            self.interrupted_by = "SIGINT"
+        recording = Recording(directory, len(problems), len(trace.steps), tuple(trace.ranks), 0, problems)
+        return Run(1, False, recording, 0.1)
+
+
+async def bandit(parent: Path, **changed: object) -> RecordedRun:
+    """A recorded run with these values in its configuration."""
+    call = EntryCall("tests.lab.bandit_entry:run", {**CONFIG, **changed}, ("perturbation",))
+    run = await InProcess().record(envelope_of_call(call, "off"), parent)
+    return read_recorded_run(run.recording.directory)
+
+
+def recorded_bandits(directory: Path, **runs: Mapping[str, object]) -> None:
+    """A recorded run for each name, in the directory of that name."""
+    for name, changed in runs.items():
+        run = asyncio.run(bandit(directory / f"{name}-parent", **changed))
+        run.directory.rename(directory / name)

@@ -1,0 +1,48 @@
+"""The README's examples of standing inside a step and of transplants are such as the commands print."""
+
+import re
+from pathlib import Path
+
+from harness.lab.interactive.words import COMMANDS, parse_line
+from harness.lab.transplant.grafts import parse_take
+from tests.lab.inside_example import CAUSE, INSIDE, STAND, TRANSPLANT, TYPED, marks, picture
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def shown(name: str) -> str:
+    begin, end = marks(name)
+    return README.partition(begin)[2].partition(end)[0]
+
+
+def test_the_examples_are_of_these_commands() -> None:
+    assert shown(INSIDE).startswith(f"```console\n$ {STAND}\nat the beginning of step 9\n")
+    assert tuple(re.findall(r"^\(step 9, [^)]*\) (.*)$", shown(INSIDE), re.MULTILINE)) == TYPED
+    assert all(parse_line(line) for line in TYPED)
+    assert "values came out again as before, every bit\n" in shown(INSIDE)
+    assert "its root is the recorded one, " in shown(INSIDE)
+    assert shown(CAUSE).startswith(f"```console\n$ {TRANSPLANT}\n")
+    assert re.search(r"^CAUSE  advantages, from step \d+ on: ", shown(CAUSE), re.MULTILINE)
+
+
+def test_every_command_of_the_prompt_is_documented() -> None:
+    section = README.partition("## Standing inside a step\n")[2].partition("\n## ")[0]
+    told = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", section, re.MULTILINE))
+    wanted = {f"{name} {usage}".strip(): does for name, (usage, does) in COMMANDS.items()}
+    assert {name.replace("\\|", "|"): does.replace("`", "") for name, does in told.items()} == wanted
+
+
+def test_everything_that_is_told_to_be_taken_can_be() -> None:
+    section = README.partition("## What caused it\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.+?) \| .+ \|$", section, re.MULTILINE)
+    words = [word for row in rows for word in re.findall(r"`([^`]+)`", row) if word != "--take"]
+    assert {"advantages", "weights", "rewards+advantages"} <= set(words)
+    for word in words:
+        assert parse_take(word.replace("PHASE", "loss").replace("op:N", "op:1")).text
+
+
+def test_the_picture_is_one() -> None:
+    assert "(.github/screenshots/interactive.svg)" in README
+    assert (ROOT / ".github" / "screenshots" / "interactive.svg").read_text("utf-8").startswith("<svg")
+    assert "next" in picture("(step 9, beginning) next")
