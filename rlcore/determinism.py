@@ -15,7 +15,7 @@ from rlcore.config import LEVELS
 from rlcore.errors import InvalidValueError, LevelError
 from rlcore.models.config import DecoderConfig
 from rlcore.numerics.certificate import Certificate, invariant
-from rlcore.numerics.level import is_invariant
+from rlcore.numerics.level import check_settings, is_invariant
 from rlcore.numerics.probe import certify
 
 
@@ -38,8 +38,10 @@ def at_level(
 
 def check_level(level: str) -> None:
     """See that a level is at work here. Raises LevelError."""
-    if level == "invariant" and not is_invariant():
-        raise LevelError("the level invariant is not at work here", remedy="enter it: with at_level(...)")
+    if level == "invariant":
+        if not is_invariant():
+            raise LevelError("the level invariant is not at work here", remedy="enter it: with at_level(...)")
+        check_settings()
     if level != "off" and not torch.are_deterministic_algorithms_enabled():
         raise LevelError(
             "torch's deterministic algorithms are off", remedy="leave torch.use_deterministic_algorithms alone"

@@ -5,6 +5,7 @@ EngineError             base of all: says the value, what is legal, and the reme
 ├── ShapeError          tensors that do not belong together (also a ValueError)
 ├── EmptyMaskError      a sample, or a batch, without anything to learn from (also a ValueError)
 ├── NonFiniteError      NaN or infinity where it would spread to other samples (also a ValueError)
+├── StepError           a step that contradicts itself: a bug of the engine (also a RuntimeError)
 ├── LevelError          a level of determinism that is not at work, or cannot be held here (also a ValueError)
 ├── CheckpointError     a checkpoint that is not whole, or of another model (also a ValueError)
 ├── WeightSyncError     weights that are not in the sampler as the trainer has them (also a RuntimeError)
@@ -15,14 +16,18 @@ EngineError             base of all: says the value, what is legal, and the reme
 class EngineError(Exception):
     """A failure that is the user's to mend.
 
-    `what` names the value at fault, `legal` what would be accepted, `remedy` what to change.
+    `what` names the value at fault, `legal` what would be accepted, `remedy` what to change; `phases` are those of a
+    step in which the fault may lie, as a trace calls them.
     """
 
-    def __init__(self, what: str, *, legal: str = "", remedy: str = "") -> None:
+    phases: tuple[str, ...] = ()
+
+    def __init__(self, what: str, *, legal: str = "", remedy: str = "", phases: tuple[str, ...] = ()) -> None:
         super().__init__(what)
         self.what = what
         self.legal = legal
         self.remedy = remedy
+        self.phases = phases or self.phases
 
     def __str__(self) -> str:
         lines = [self.what]
@@ -53,12 +58,24 @@ class LevelError(EngineError, ValueError):
     """A level of determinism that was asked for, and is not at work or cannot be held on this machine."""
 
 
+class StepError(EngineError, RuntimeError):
+    """A step that contradicts itself, whatever is trained: a bug of the engine, or of what was put into it.
+
+    `what` begins with the phases.
+    """
+
+    def __init__(self, what: str, *, phases: tuple[str, ...], legal: str = "", remedy: str = "") -> None:
+        super().__init__(f"{' or '.join(phases)}: {what}", legal=legal, remedy=remedy, phases=phases)
+
+
 class CheckpointError(EngineError, ValueError):
     """A checkpoint that is not whole, or not of the model its config.json describes."""
 
 
 class WeightSyncError(EngineError, RuntimeError):
     """Weights that did not reach the sampler as the trainer has them, or were changed there."""
+
+    phases = ("sync",)
 
     def __init__(self, what: str, *, check: str = "", parameter: str = "", legal: str = "", remedy: str = "") -> None:
         told = " ".join(filter(None, (parameter, what)))
@@ -69,3 +86,5 @@ class WeightSyncError(EngineError, RuntimeError):
 
 class RewardError(EngineError, RuntimeError):
     """A reward function that failed, took too long, or returned what is no reward."""
+
+    phases = ("reward",)

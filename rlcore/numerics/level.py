@@ -81,12 +81,15 @@ def check_arithmetic() -> None:
 
     Raises LevelError with what is off. Libraries built for speed at any price switch the former on while they load.
     """
-    tiny = torch.full((1 << 18,), 1e-40)
-    if bool(((tiny * 1.0) == 0).any()):
-        raise LevelError(
-            "numbers below 1.2e-38 are flushed to zero in a thread of this process",
-            remedy="drop torch.set_flush_denormal(True), or the library that switches it on",
-        )
+    if bool((torch.full((1 << 18,), TINY) * 1.0 == 0).any()):
+        raise LevelError("numbers below 1.2e-38 are flushed to zero in a thread of this process", remedy=_UNFLUSHED)
+    check_settings()
+
+
+def check_settings() -> None:
+    """The same for what takes microseconds to see, in this thread: for every step. Raises LevelError."""
+    if float(torch.tensor(TINY) * 1.0) == 0.0:
+        raise LevelError("numbers below 1.2e-38 are flushed to zero in this thread", remedy=_UNFLUSHED)
     if torch.get_float32_matmul_precision() != "highest":
         raise LevelError(
             f"fp32 products are of {torch.get_float32_matmul_precision()!r} precision",
@@ -97,3 +100,8 @@ def check_arithmetic() -> None:
         raise LevelError("autocast is on", remedy="give the model the type you want: model.to(torch.bfloat16)")
     if torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled():
         raise LevelError("deterministic algorithms only warn", remedy="torch.use_deterministic_algorithms(True)")
+
+
+TINY = 1e-40
+"""A number that is not normal in fp32."""
+_UNFLUSHED = "drop torch.set_flush_denormal(True), or the library that switches it on"

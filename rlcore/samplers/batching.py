@@ -196,4 +196,5 @@ def _check_finite(draft: Draft) -> None:
     raise NonFiniteError(
         f"token {position} of {named(draft.request)} has log-probability {draft.logprobs[position]}",
         remedy="look at the weights that the sampler was given: logits are NaN or infinite",
+        phases=("rollout",),
     )

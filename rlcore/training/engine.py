@@ -33,6 +33,10 @@ class Engine:
     """Moves where it is adaptive."""
     receipt: Receipt | None = None
     """Of the weights that the sampler has."""
+    keys: frozenset[int] = frozenset()
+    """Those that the completions of the step before were drawn with."""
+    num_reference_writes: int | None = None
+    """How often the reference had been written when it was first read; nobody writes it afterwards."""
     phases: Phases = field(default_factory=Phases)
 
     @property

@@ -17,6 +17,7 @@ from rlcore.training.lanes import Lane
 from rlcore.training.minibatches import Minibatch, minibatches
 from rlcore.training.policy_update import PolicyView, add_old_logprobs, add_ref_logprobs, update, view
 from rlcore.training.rollouts import rollout
+from rlcore.training.step_checks import check_relative
 from rlcore.training.step_metrics import StepMetrics
 from rlcore.training.update import LanePart
 
@@ -51,6 +52,7 @@ def advantages_of(section: GrpoSection, batch: TensorDict) -> Tensor:
             found = advantages.rloo(rewards, groups, included)
         case "reinforce_pp_baseline":
             return advantages.reinforce_pp_baseline(rewards, groups, mask, included).float()
+    check_relative(found, rewards, groups, included)
     return advantages.per_token(found, mask).float()
 
 

@@ -26,6 +26,7 @@ from rlcore.training.engine import Engine
 from rlcore.training.lanes import Lane
 from rlcore.training.minibatches import Minibatch
 from rlcore.training.scoring import in_bulk, score
+from rlcore.training.step_checks import check_frozen, check_lanes
 from rlcore.training.update import LanePart, Learner, gradient, step_optimizer
 
 
@@ -111,6 +112,7 @@ def add_old_logprobs(engine: Engine, batch: TensorDict) -> None:
 def add_ref_logprobs(engine: Engine, batch: TensorDict) -> None:
     """Those of the reference policy, where there is one."""
     if engine.reference is not None:
+        engine.num_reference_writes = check_frozen(engine.reference, engine.num_reference_writes)
         batch["ref_logprobs"] = _logprobs(engine, engine.reference, batch)
         engine.recorder.record("reference", "ref_logprobs", batch["ref_logprobs"])
 
@@ -122,6 +124,8 @@ def update(
     section, recorder = engine.config.optimizer, engine.recorder
     with engine.phases("update"), num_threads(engine.config.perturbation.training_threads):
         found = gradient(learner.model, minibatch.workers, loss_of)
+    denominators = minibatch.denominators
+    check_lanes([part.loss_mask for part in found.parts], denominators.num_tokens, denominators.num_samples)
     for part in found.parts:
         for name, value in part.seen.items():
             recorder.record("forward", f"{learner.name}.{name}", torch.where(part.loss_mask, value, 0.0))
@@ -168,6 +172,7 @@ def check_match(logprobs: Tensor, sampled: Tensor, loss_mask: Tensor, level: str
             f" ({int(differs.sum())} of {int(loss_mask.sum())} tokens differ)",
             legal="equal bits at level invariant",
             remedy="see what this machine's operations do: rlharness doctor",
+            phases=("rollout", "forward"),
         )
 
 

@@ -20,6 +20,7 @@ from rlcore.training.minibatches import Minibatch, minibatches
 from rlcore.training.policy_update import add_old_logprobs, add_ref_logprobs, update, view
 from rlcore.training.rollouts import rollout
 from rlcore.training.scoring import in_bulk, values
+from rlcore.training.step_checks import check_estimates, check_token_rewards, check_whitened
 from rlcore.training.step_metrics import StepMetrics
 from rlcore.training.update import LanePart
 
@@ -63,6 +64,7 @@ def add_advantages(engine: Engine, section: PpoSection, batch: TensorDict) -> No
     """Rewards of tokens, advantages and returns; moves an adaptive KL coefficient."""
     mask, included = batch["loss_mask"], batch["included"]
     token_rewards = at_last_token(batch["rewards"].float(), mask, included)
+    check_token_rewards(token_rewards, batch)
     if engine.reference is not None:
         sampled, reference = batch["rollout_logprobs"], batch["ref_logprobs"]
         token_rewards = in_rewards(token_rewards, sampled, reference, mask, kl_coef=engine.kl_coef)
@@ -75,7 +77,11 @@ def add_advantages(engine: Engine, section: PpoSection, batch: TensorDict) -> No
                 horizon=section.kl_horizon,
             )
     found = gae(token_rewards, batch["values"], mask, included, gamma=section.gamma, lam=section.lam)
-    advantages = whiten(found.advantages, mask, included) if section.whitens_advantages else found.advantages
+    check_estimates(found, token_rewards, batch)
+    advantages = found.advantages
+    if section.whitens_advantages:
+        advantages = whiten(advantages, mask, included)
+        check_whitened(advantages, mask, included)
     batch["advantages"], batch["returns"] = advantages, found.returns
     engine.recorder.record("reward", "token_rewards", token_rewards)
     engine.recorder.record("advantage", "advantages", advantages)

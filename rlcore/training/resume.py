@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import CheckpointError
+from rlcore.keys import key
 from rlcore.models.checkpoints import load as load_decoder
 from rlcore.models.checkpoints import save as save_decoder
 from rlcore.training.checkpoint import Checkpoint, load_newest, save
 from rlcore.training.engine import Engine
 from rlcore.training.optimizer_state import optimizer_tensors, restore_optimizer
+from rlcore.training.rollouts import prompts_of
+from rlcore.weights.digests import weights_digest
 
 DIRECTORY = "checkpoints"
 """Below a run's."""
@@ -32,7 +35,12 @@ def save_checkpoint(engine: Engine, directory: Path, step: int) -> Path:
         save_decoder(engine.decoder, path)
         engine.tokenizer.save(path)
 
-    values = {"identity": engine.config.identity(), "level": engine.level, "kl_coef": engine.kl_coef}
+    values = {
+        "identity": engine.config.identity(),
+        "level": engine.level,
+        "kl_coef": engine.kl_coef,
+        "state": state_digests(engine, step),
+    }
     keep = engine.config.output.keep_checkpoints
     return save(directory, step, tensors, values, keep=keep, writers={"policy": write_policy})
 
@@ -61,6 +69,31 @@ def resume(engine: Engine, run: Path) -> Checkpoint:
         engine.reference.load_state_dict(found.tensors["reference"])
     engine.kl_coef = found.values["kl_coef"]
     return found
+
+
+def state_digests(engine: Engine, step: int) -> dict[str, str]:
+    """What a run is when it begins with a step, by digests: weights, optimizers, and the prompts that come next."""
+    digests = {}
+    for learner in engine.learners:
+        named = list(learner.model.named_parameters())
+        digests[f"weights of the {learner.name}"] = weights_digest(dict(named))
+        digests[f"optimizer of the {learner.name}"] = weights_digest(optimizer_tensors(learner.optimizer, named))
+    if engine.reference is not None:
+        digests["weights of the reference"] = weights_digest(dict(engine.reference.named_parameters()))
+    ids = (prompt.id for prompt in prompts_of(engine, step))
+    return {**digests, "next prompts": f"{key('next prompts', *ids):016x}"}
+
+
+def check_state(engine: Engine, found: Checkpoint) -> None:
+    """A run that goes on is, to the bit, where the other was when it wrote the checkpoint; raises CheckpointError."""
+    written = {**found.values.get("state", {}), "KL coefficient": str(found.values["kl_coef"])}
+    now = {**state_digests(engine, found.step), "KL coefficient": str(engine.kl_coef)}
+    if differing := sorted(name for name in written.keys() | now.keys() if written.get(name) != now.get(name)):
+        raise CheckpointError(
+            f"{found.path} was read, and the run is not as it was: {', '.join(differing)} differ",
+            legal="the state that was written",
+            remedy="see that the task's data are those of the run that is gone on from; else this is a bug",
+        )
 
 
 def _check_identity(found: Checkpoint, engine: Engine) -> None:

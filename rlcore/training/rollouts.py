@@ -18,6 +18,7 @@ from rlcore.samplers.base import Sampler
 from rlcore.trace import Recorder
 from rlcore.training.batch import collate, pad
 from rlcore.training.engine import Engine
+from rlcore.training.step_checks import check_batch, check_completions, check_requests
 from rlcore.types import Completion, Prompt, SampleRequest, SamplingParams
 
 
@@ -26,12 +27,15 @@ def rollout(engine: Engine, step: int) -> tuple[list[Completion], Scores, Tensor
     config = engine.config
     with engine.phases("rollout"):
         wanted = requests(engine, prompts_of(engine, step), step)
+        engine.keys = check_requests(wanted, engine.keys)
         completions = collect(engine.sampler, wanted, config.perturbation)
+        check_completions(wanted, completions, engine.receipt)
     with engine.phases("reward"):
         scores = score(engine.task.rewards, completions, step=step)
         if config.task.shuffles_rewards:
             scores = shuffled(scores, config.seed, step)
     batch = dense_batch(completions, scores, pad_id=engine.tokenizer.pad_id).to(engine.config.model.device)
+    check_batch(batch, completions, scores)
     record_rollout(engine.recorder, completions, batch)
     return completions, scores, batch
 

@@ -29,7 +29,7 @@ from rlcore.training.evaluation import evaluate
 from rlcore.training.grpo import grpo_step
 from rlcore.training.logs import RunLog
 from rlcore.training.ppo import ppo_step
-from rlcore.training.resume import DIRECTORY, resume, save_checkpoint
+from rlcore.training.resume import DIRECTORY, check_state, resume, save_checkpoint
 from rlcore.training.step_metrics import StepMetrics
 from rlcore.training.update import Learner, adamw
 from rlcore.training.warm_start import warm_start
@@ -139,6 +139,7 @@ def prepared(
                 f"{found.path} has all {config.training.num_steps} steps of this run",
                 remedy="a larger training.num_steps, where the learning rate is constant",
             )
+        check_state(engine, found)
         log.say("\n".join([*(f"skipped {reason}" for reason in found.skipped), f"step {first} from {found.path}"]))
     engine.receipt = sync(decoder, engine.sampler, first, None)
     return engine, first

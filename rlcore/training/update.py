@@ -18,6 +18,7 @@ from rlcore.errors import NonFiniteError
 from rlcore.numerics.tree_sum import TreeSum
 from rlcore.trace import Recorder
 from rlcore.training.lanes import Lane
+from rlcore.training.step_checks import check_no_gradient
 
 
 class LanePart(NamedTuple):
@@ -56,7 +57,10 @@ class Learner:
 
 
 def gradient(model: nn.Module, workers: Sequence[Sequence[Lane]], loss_of: LossOf) -> Gradient:
-    """The sum of the lanes' gradients; each worker adds what is whole in its hands. Raises NonFiniteError."""
+    """The sum of the lanes' gradients; each worker adds what is whole in its hands.
+
+    Raises NonFiniteError, StepError.
+    """
     num_lanes = sum(map(len, workers))
     tree = TreeSum(num_lanes)
     parts: dict[int, LanePart] = {}
@@ -64,6 +68,7 @@ def gradient(model: nn.Module, workers: Sequence[Sequence[Lane]], loss_of: LossO
     for lanes in workers:
         own = TreeSum(num_lanes)
         for lane in lanes:
+            check_no_gradient(parameters)
             part = loss_of(lane)
             _check_loss(part.loss, lane)
             part.loss.backward()  # type: ignore[no-untyped-call]
@@ -88,7 +93,9 @@ def step_optimizer(
     norm = global_norm(grads)
     if not math.isfinite(norm):
         raise NonFiniteError(
-            _first_non_finite(named), remedy="a lower learning rate, or replay this step operation by operation"
+            _first_non_finite(named),
+            remedy="a lower learning rate, or replay this step operation by operation",
+            phases=("backward",),
         )
     if max_norm is not None and norm > max_norm:
         torch._foreach_mul_(grads, max_norm / norm)
@@ -143,6 +150,7 @@ def _check_loss(loss: Tensor, lane: Lane) -> None:
         raise NonFiniteError(
             f"the loss of lane {lane.number} is {float(loss.detach())} (samples {list(lane.samples)})",
             remedy="a lower learning rate; rlharness replay --step K --op names the first operation",
+            phases=("loss",),
         )
 
 

@@ -27,18 +27,30 @@ def right_answer(name: str, prompt: str) -> str:
             return "".join(reversed(prompt.removesuffix(">")))
         case "sorting":
             return "".join(sorted(prompt.removesuffix("|")))
+    one, sign, two = parts(prompt)
+    if sign == "+":
+        return units_first(int(one[::-1]) + int(two[::-1]), len(one) + 1)
+    return units_first(int(one[::-1]) - int(two[::-1]), len(one))
+
+
+def parts(prompt: str) -> tuple[str, str, str]:
+    """The first number as it is written, the sign, and the second."""
     body = prompt.removesuffix("=")
-    one, sign, two = body.partition("+") if "+" in body else body.partition("-")
-    assert (one, two) == (str(int(one)), str(int(two))), "no leading zeros"
-    return str(int(one) + int(two) if sign == "+" else int(one) - int(two))
+    return body.partition("+" if "+" in body else "-")
+
+
+def units_first(number: int, digits: int) -> str:
+    """Digit by digit; a negative number has no way to be written."""
+    assert 0 <= number < 10**digits
+    return "".join(str(number // 10**place % 10) for place in range(digits))
 
 
 def size(name: str, prompt: str) -> int:
-    """Letters of a word, digits of the first number; the second has one."""
+    """Letters of a word, digits of either number."""
     if name != "arithmetic":
         return len(prompt) - 1
-    one, two = prompt.removesuffix("=").replace("+", "-").split("-")
-    assert len(two) == 1
+    one, _, two = parts(prompt)
+    assert len(one) == len(two)
     return len(one)
 
 
@@ -63,8 +75,20 @@ def test_a_longer_draw_begins_with_the_shorter(name: str, seed: int, num: int) -
 
 @every_name
 def test_all_there_is_can_be_drawn(name: str) -> None:
-    num = {"arithmetic": 200}.get(name, 26)
+    num = {"arithmetic": 100 + 55}.get(name, 26)  # a difference is not below 0
     assert len({example.prompt for example in draw(name, (1, 1), num, 0)}) == num
+
+
+def test_sums_and_differences_are_drawn_alike() -> None:
+    signs = [parts(example.prompt)[1] for example in draw("arithmetic", (3, 3), 400, 0)]
+    assert 150 < signs.count("+") < 250
+    assert signs.count("-") == 400 - signs.count("+")
+
+
+def test_numbers_are_written_units_first() -> None:
+    """12 + 93 and 93 - 12."""
+    answers = {each.prompt: each.answer for each in draw("arithmetic", (2, 2), 15050, 0)}
+    assert (answers["21+39="], answers["39-21="]) == ("501", "18")
 
 
 @every_name
@@ -84,7 +108,7 @@ def test_a_short_length_is_drawn_until_there_is_no_more() -> None:
     [
         ("reverse_text", "lengths 1 to 1 has 26 prompts, and 640 are wanted", "task.max_length 2 makes 702"),
         ("sorting", "lengths 1 to 1 has 26 prompts, and 640 are wanted", "task.max_length 2 makes 702"),
-        ("arithmetic", "lengths 1 to 1 has 200 prompts, and 640 are wanted", "task.max_length 2 makes 2000"),
+        ("arithmetic", "lengths 1 to 1 has 155 prompts, and 640 are wanted", "task.max_length 2 makes 15205"),
     ],
 )
 def test_too_few_prompts_are_counted(name: str, told: str, remedy: str) -> None:
@@ -167,7 +191,7 @@ def test_other_processes_and_hash_seeds_make_the_same_tasks() -> None:
     ("name", "prompts"),
     [
         ("reverse_text", ["uxl>", "ujoc>", "zao>", "wdvj>"]),
-        ("arithmetic", ["9215+3=", "1899+7=", "2306-3=", "1144-8="]),
+        ("arithmetic", ["9099+5883=", "1290+6973=", "6563-4153=", "7121-4920="]),
         ("sorting", ["xvcu|", "kcp|", "tig|", "zeu|"]),
     ],
 )

@@ -22,7 +22,7 @@ import rlcore.training.minibatches as minibatches_module
 import rlcore.training.rollouts as rollouts_module
 import rlcore.training.update as update_module
 from rlcore.config import RunConfig
-from rlcore.errors import LevelError
+from rlcore.errors import CheckpointError, LevelError, StepError
 from rlcore.numerics.tree_sum import TreeSum
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.training.lanes import Lane, lanes_by_budget
@@ -154,6 +154,9 @@ def test_without_canonical_order_arrival_moves_the_batch(tmp_path: Path, monkeyp
         return sampler.sample(random.Random(perturbation.arrival_seed).sample(wanted, len(wanted)))
 
     monkeypatch.setattr(rollouts_module, "collect", as_they_come)
+    with pytest.raises(StepError, match="in the place of sample"):
+        recorded(perturbed("grpo", arrival_seed=3), tmp_path / "looked at")
+    monkeypatch.setattr(rollouts_module, "check_completions", lambda *given: None)
     assert moved("grpo", tmp_path, arrival_seed=3) == "rollout"
 
 
@@ -165,6 +168,7 @@ def test_with_noise_of_a_generator_arrival_moves_tokens(tmp_path: Path, monkeypa
         return sample(self, [replace(request, key=next(keys)) for request in requests], **others)
 
     monkeypatch.setattr(TorchSampler, "sample", with_keys_of_arrival)
+    monkeypatch.setattr(rollouts_module, "check_completions", lambda *given: None)
     assert moved("grpo", tmp_path, arrival_seed=3) == "rollout"
 
 
@@ -199,8 +203,11 @@ def test_without_the_optimizers_state_a_resume_moves_weights(
     of = with_section(VARIANTS["grpo"], "output", {"checkpoint_every": 4})
     with pytest.raises(Lost):
         recorded(of, tmp_path / "lost", stop_after=9)
-    found = recorded(with_section(of, "output", {"resume": str(tmp_path / "lost")}), tmp_path / "resumed")
-    leaf = first_difference(undisturbed("grpo"), found)
+    resumed = with_section(of, "output", {"resume": str(tmp_path / "lost")})
+    with pytest.raises(CheckpointError, match="optimizer of the policy differ"):
+        recorded(resumed, tmp_path / "looked at")
+    monkeypatch.setattr("rlcore.training.run.check_state", lambda *given: None)
+    leaf = first_difference(undisturbed("grpo"), recorded(resumed, tmp_path / "resumed"))
     assert leaf is not None
     assert leaf[:2] == (8, "optimizer")
 

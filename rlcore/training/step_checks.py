@@ -1,0 +1,217 @@
+"""What holds of every step, whatever is trained: looked at always, since all of it costs some thousandths of a step.
+
+    requests ─▶ completions ─▶ batch ─▶ token rewards ─▶ advantages ─▶ lanes ─▶ gradients
+
+These are faults that repeat themselves: a run that has one is reproducible, so that comparing it with itself shows
+nothing. A check that fails is a bug of the engine, or of what was put into it; the step is not learned from.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from rlcore.algorithms.advantages import TokenAdvantages
+from rlcore.errors import StepError
+from rlcore.rewards.score import Scores
+from rlcore.types import Completion, SampleRequest
+from rlcore.weights.receipts import Receipt
+
+ROUNDING = 1e-9
+"""Of a sum of float64 advantages, relative to the largest of them."""
+MEAN_ROUNDING = 1e-15
+"""Of a float64 mean, relative to the largest of what it is of; some units in the last place."""
+ROUNDING_FP32 = 1e-3
+"""Of the mean of whitened fp32 advantages, whose deviation is 1."""
+
+
+def check_requests(wanted: Sequence[SampleRequest], drawn_before: frozenset[int]) -> frozenset[int]:
+    """Each completion of a step has noise of its own, and none of the step before; gives the keys of this one.
+
+    Raises StepError.
+    """
+    keys = Counter(request.key for request in wanted)
+    if shared := [request for request in wanted if keys[request.key] > 1]:
+        one, other = shared[0], next(each for each in shared[1:] if each.key == shared[0].key)
+        raise StepError(f"{_named(one)} and {_named(other)} share a key: their noise is the same", phases=("rollout",))
+    if again := [request for request in wanted if request.key in drawn_before]:
+        raise StepError(f"{_named(again[0])} has a key of the step before", phases=("rollout",))
+    return frozenset(keys)
+
+
+def check_completions(
+    wanted: Sequence[SampleRequest], completions: Sequence[Completion], receipt: Receipt | None
+) -> None:
+    """Each request has its own completion, in the order of requests, of the weights of the last receipt.
+
+    Raises StepError.
+    """
+    for request, completion in zip(wanted, completions, strict=True):
+        if (completion.request.key, completion.request.prompt.id) != (request.key, request.prompt.id):
+            raise StepError(
+                f"in the place of {_named(request)} stands {_named(completion.request)}", phases=("rollout",)
+            )
+        num_drawn = len(completion.tokens)
+        if not 1 <= num_drawn <= request.params.max_tokens or len(completion.logprobs) != num_drawn:
+            raise StepError(
+                f"{_named(request)} has {num_drawn} tokens and {len(completion.logprobs)} log-probabilities",
+                legal=f"as many of both, 1 to {request.params.max_tokens}",
+                phases=("rollout",),
+            )
+        if receipt is not None and completion.weights_digest != receipt.weights_digest:
+            raise StepError(
+                f"{_named(request)} was drawn with weights {completion.weights_digest}",
+                legal=f"{receipt.weights_digest}, of the last sync, version {receipt.policy_version}",
+                phases=("rollout",),
+            )
+
+
+def check_batch(batch: TensorDict, completions: Sequence[Completion], scores: Scores) -> None:
+    """A dense batch holds what was drawn, and learns all of it; groups are prompts; rewards are the scores.
+
+    Raises StepError naming the sample.
+    """
+    mask = batch["loss_mask"]
+    for sample, (found, completion) in enumerate(zip(mask.sum(-1).tolist(), completions, strict=True)):
+        if found != len(completion.tokens):
+            raise StepError(
+                f"{found} tokens of sample {sample} are learned, and {len(completion.tokens)} were drawn",
+                remedy="tell the end of a completion by its length, not by a token, which may be drawn too",
+                phases=("rollout",),
+            )
+    drawn = torch.tensor([token for completion in completions for token in completion.tokens], device=mask.device)
+    if not torch.equal(batch["tokens"][mask], drawn):
+        raise StepError("tokens of the batch are not those that were drawn", phases=("rollout",))
+    prompts = [completion.request.prompt.id for completion in completions]
+    pairs = set(zip(batch["groups"].tolist(), prompts, strict=True))
+    if not len(pairs) == len({group for group, _ in pairs}) == len(set(prompts)):
+        raise StepError(
+            f"{len({group for group, _ in pairs})} groups of {len(set(prompts))} prompts",
+            legal="a group for each prompt, of all its completions",
+            phases=("rollout", "advantage"),
+        )
+    told = [reward if counts else None for reward, counts in zip(*(batch[n].tolist() for n in _JUDGED), strict=True)]
+    if told != scores.rewards:
+        sample = next(at for at, (one, other) in enumerate(zip(told, scores.rewards, strict=True)) if one != other)
+        raise StepError(
+            f"sample {sample} has reward {told[sample]} in the batch, and was given {scores.rewards[sample]}",
+            phases=("reward",),
+        )
+
+
+_JUDGED = ("rewards", "included")
+
+
+def check_relative(advantages: Tensor, rewards: Tensor, groups: Tensor, included: Tensor) -> None:
+    """Advantages relative to a group add up to 0 in it, rise with its rewards, and are 0 where these are equal.
+
+    All [samples]; a group of one has nobody to be compared with. Raises StepError naming the group.
+    """
+    members: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    columns = (each.tolist() for each in (advantages, rewards, groups, included))
+    for advantage, reward, group, counts in zip(*columns, strict=True):
+        if counts:
+            members[group].append((reward, advantage))
+        elif advantage:
+            raise StepError("a sample that nobody judged has an advantage", phases=("advantage",))
+    for group, pairs in members.items():
+        if len(pairs) > 1 and (wrong := _wrong_with(sorted(pairs))):
+            raise StepError(f"advantages of group {group} {wrong}", phases=("advantage",))
+
+
+def _wrong_with(pairs: Sequence[tuple[float, float]]) -> str:
+    """What is wrong with the (reward, advantage) of one group, by reward; empty where nothing is."""
+    (least, _), (most, _) = pairs[0], pairs[-1]
+    advantages = [advantage for _, advantage in pairs]
+    if not all(map(math.isfinite, advantages)):
+        return f"are not finite: {advantages}"
+    largest = max(map(abs, advantages))
+    if least == most:
+        return f"are up to {largest!r}, with rewards that are all {least!r}" if largest else ""
+    # What the mean is rounded by counts for more where rewards lie close together.
+    rounding = ROUNDING + MEAN_ROUNDING * max(abs(least), abs(most)) / (most - least)
+    if abs(math.fsum(advantages)) > rounding * len(pairs) * largest:
+        return f"add up to {math.fsum(advantages)!r}, not to 0"
+    if advantages != sorted(advantages):
+        return "do not rise with its rewards"
+    return ""
+
+
+def check_token_rewards(token_rewards: Tensor, batch: TensorDict) -> None:
+    """The reward of a completion stands on its last token, and nowhere else: [samples, positions].
+
+    Raises StepError naming the sample.
+    """
+    expected = torch.zeros_like(token_rewards)
+    given = torch.where(batch["included"], batch["rewards"].to(token_rewards.dtype), 0.0)
+    expected.scatter_(1, batch["lengths"].unsqueeze(1) - 1, given.unsqueeze(1))
+    if not torch.equal(expected, token_rewards):
+        sample = int((expected != token_rewards).any(-1).nonzero()[0])
+        raise StepError(f"the reward of sample {sample} is not on its last token, alone", phases=("reward",))
+
+
+def check_estimates(found: TokenAdvantages, token_rewards: Tensor, batch: TensorDict) -> None:
+    """Behind the last token nothing is expected: there the advantage is the reward less the value.
+
+    Raises StepError naming the sample.
+    """
+    last = batch["lengths"].unsqueeze(1) - 1
+    counted = batch["included"].unsqueeze(1)
+    ends = [each.gather(1, last) for each in (found.advantages, token_rewards, batch["values"])]
+    wrong = counted & (ends[0] != ends[1] - ends[2])
+    if bool(wrong.any()):
+        sample = int(wrong.nonzero()[0][0])
+        raise StepError(
+            f"the last advantage of sample {sample} is {float(ends[0][sample])!r}",
+            legal=f"{float(ends[1][sample] - ends[2][sample])!r}, reward less value",
+            phases=("advantage",),
+        )
+
+
+def check_whitened(advantages: Tensor, loss_mask: Tensor, included: Tensor) -> None:
+    """Whitened advantages have a mean of 0 over the tokens that count; raises StepError."""
+    counted = advantages[loss_mask & included.unsqueeze(1)].double()
+    if not abs(float(counted.mean())) <= ROUNDING_FP32:
+        raise StepError(f"whitened advantages have mean {float(counted.mean()):.3g}", phases=("advantage",))
+
+
+def check_lanes(masks: Sequence[Tensor], num_tokens: float, num_samples: float) -> None:
+    """The passes of an update read every sample and every token that losses are divided by, once.
+
+    `masks` are those of the passes. Raises StepError.
+    """
+    found = sum(map(len, masks)), sum(int(mask.sum()) for mask in masks)
+    if found != (num_samples, num_tokens):
+        raise StepError(
+            f"the passes of an update read {found[0]} samples with {found[1]} tokens to learn",
+            legal=f"{num_samples:g} and {num_tokens:g}, those of its minibatch, which its losses are divided by",
+            phases=("forward", "loss"),
+        )
+
+
+def check_no_gradient(parameters: Iterable[nn.Parameter]) -> None:
+    """Nothing is left of the pass before; raises StepError."""
+    if any(parameter.grad is not None for parameter in parameters):
+        raise StepError("a pass begins with the gradients of the one before", phases=("backward",))
+
+
+def check_frozen(reference: nn.Module, num_writes_before: int | None) -> int:
+    """Nobody has written the reference policy since it was first read; gives how often torch has seen it written.
+
+    Raises StepError.
+    """
+    num_writes = sum(parameter._version for parameter in reference.parameters())
+    if num_writes_before not in (None, num_writes):
+        raise StepError(
+            "the weights of the reference policy were written since the run began",
+            remedy="give it a deep copy of the policy, which no optimizer moves",
+            phases=("reference",),
+        )
+    return num_writes
+
+
+def _named(request: SampleRequest) -> str:
+    return f"sample {request.sample_index} of prompt {request.prompt.id}"

@@ -1,0 +1,35 @@
+"""Every fault, in the order of a step."""
+
+import difflib
+
+from tests.benchmarks.mutations.fault import Fault
+from tests.benchmarks.mutations.faults import (
+    advantages,
+    losses,
+    numerics,
+    optimizer,
+    resume,
+    rewards,
+    sampling,
+    weights,
+)
+
+FAULTS: tuple[Fault, ...] = (
+    *sampling.FAULTS,
+    *rewards.FAULTS,
+    *advantages.FAULTS,
+    *losses.FAULTS,
+    *numerics.FAULTS,
+    *optimizer.FAULTS,
+    *weights.FAULTS,
+    *resume.FAULTS,
+)
+
+
+def named(name: str) -> Fault:
+    """The fault of a name; KeyError, with the nearest names, where there is none."""
+    found = {each.name: each for each in FAULTS}
+    if name not in found:
+        near = ", ".join(difflib.get_close_matches(name, found, n=3, cutoff=0.4))
+        raise KeyError(f"no fault {name!r}" + (f"; did you mean {near}?" if near else ""))
+    return found[name]

@@ -1,0 +1,55 @@
+"""The engine with a fault in it: an entry as a scenario names one.
+
+    rlharness replay faulty.yaml --set fault.name=sync_noop
+
+What the fault did goes into fault.json beside the trace.
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlcore.trace import Recorder
+from rlcore.training.run import run as run_engine
+from tests.benchmarks.mutations.catalogue import named
+from tests.benchmarks.mutations.fault import Probe
+
+DEEDS = "fault.json"
+
+
+@dataclass(frozen=True, slots=True)
+class StepWatch:
+    """Passes on what the engine tells, and lets the fault know which step it is."""
+
+    recorder: Recorder
+    probe: Probe
+
+    def begin_step(self, step: int) -> None:
+        """As a recorder's."""
+        self.probe.begin(step)
+        self.recorder.begin_step(step)
+
+    def record(self, phase: str, name: str, value: Any) -> None:
+        """As a recorder's."""
+        self.recorder.record(phase, name, value)
+
+    def end_step(self, **values: Any) -> None:
+        """As a recorder's."""
+        self.recorder.end_step(**values)
+        self.probe.end()
+
+
+def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Recorder) -> None:
+    """Call the engine's entry with the fault that `fault.name` names; with none where there is no such key."""
+    payload = dict(config)
+    name = payload.pop("fault", {}).get("name", "")
+    probe = Probe()
+    try:
+        with named(name).install(probe) if name else nullcontext():
+            run_engine(payload, level=level, directory=directory, recorder=StepWatch(recorder, probe))
+    finally:
+        deeds = {"num_reached": probe.num_reached, "first_effect": probe.first_effect, "step": probe.step}
+        (directory / DEEDS).write_text(json.dumps(deeds) + "\n", "utf-8")

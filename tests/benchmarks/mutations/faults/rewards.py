@@ -1,0 +1,133 @@
+"""Faults of rewards: which completion gets which, and which count."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.rewards.score import Scores
+from rlcore.types import Completion
+from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
+
+SCORE = "rlcore.training.rollouts:score"
+DENSE = "rlcore.training.rollouts:dense_batch"
+REWARD = ("reward",)
+
+
+@fault("TRL #6072", "completions are judged by the prompt of their neighbour", phases=REWARD, leaves=("rewards",))
+def rewards_of_another_prompt(probe: Probe) -> Iterator[None]:
+    score = honest(SCORE)
+
+    def of_neighbours(functions: Any, completions: Sequence[Completion], *, step: int) -> Scores:
+        found: Scores = score(functions, completions, step=step)
+        size = max(1, len(completions) // len({each.request.prompt.id for each in completions}))
+        moved = [*found.rewards[size:], *found.rewards[:size]]
+        probe.reached(has_effect=moved != found.rewards)
+        return replace(found, rewards=moved)
+
+    with replaced(SCORE, of_neighbours):
+        yield
+
+
+@fault("verl: least loaded first", "rewards stay in the order of arrival", phases=REWARD, leaves=("rewards",))
+def rewards_by_arrival(probe: Probe) -> Iterator[None]:
+    score, collect = honest(SCORE), honest("rlcore.training.rollouts:collect")
+    seeds: list[int] = []
+
+    def remembered(sampler: Any, wanted: Any, perturbation: Any) -> Any:
+        seeds[:] = [perturbation.arrival_seed]
+        return collect(sampler, wanted, perturbation)
+
+    def as_they_come(functions: Any, completions: Sequence[Completion], *, step: int) -> Scores:
+        found: Scores = score(functions, completions, step=step)
+        if not any(seeds):
+            probe.reached(has_effect=False)
+            return found
+        order = honest("rlcore.training.rollouts:permutation")(len(completions), "arrival", *seeds)
+        moved = [found.rewards[index] for index in order]
+        probe.reached(has_effect=moved != found.rewards)
+        return replace(found, rewards=moved)
+
+    with replaced(SCORE, as_they_come), replaced("rlcore.training.rollouts:collect", remembered):
+        yield
+
+
+@fault(
+    "verl 0.9.1: 0.0 after a timeout",
+    "what could not be judged counts as a reward of 0",
+    phases=REWARD,
+    setting="ragged",
+    leaves=("included",),
+)
+def unjudged_is_zero(probe: Probe) -> Iterator[None]:
+    score = honest(SCORE)
+
+    def filled(functions: Any, completions: Sequence[Completion], *, step: int) -> Scores:
+        found: Scores = score(functions, completions, step=step)
+        probe.reached(has_effect=None in found.rewards)
+        return replace(found, rewards=[reward or 0.0 for reward in found.rewards])
+
+    with replaced(SCORE, filled):
+        yield
+
+
+@fault("TRL #5338", "the reward stands on the padding behind a completion", phases=REWARD, setting="ppo")
+def reward_on_padding(probe: Probe) -> Iterator[None]:
+    at_last_token = honest("rlcore.training.ppo:at_last_token")
+
+    def at_the_end(rewards: Tensor, loss_mask: Tensor, included: Tensor | None = None) -> Tensor:
+        found: Tensor = at_last_token(rewards, loss_mask, included)
+        moved = torch.zeros_like(found)
+        moved[:, -1] = found.sum(-1)
+        probe.reached(has_effect=not torch.equal(moved, found))
+        return moved
+
+    with replaced("rlcore.training.ppo:at_last_token", at_the_end):
+        yield
+
+
+@fault("spinningup #50", "rewards stand one token too early", phases=REWARD, setting="ppo")
+def reward_one_token_early(probe: Probe) -> Iterator[None]:
+    at_last_token = honest("rlcore.training.ppo:at_last_token")
+
+    def early(rewards: Tensor, loss_mask: Tensor, included: Tensor | None = None) -> Tensor:
+        found: Tensor = at_last_token(rewards, loss_mask, included)
+        moved = found.roll(-1, dims=-1)
+        moved = torch.where(loss_mask.sum(-1, keepdim=True) > 1, moved, found)
+        probe.reached(has_effect=not torch.equal(moved, found))
+        return moved
+
+    with replaced("rlcore.training.ppo:at_last_token", early):
+        yield
+
+
+@fault(
+    "prime-rl: rewards in bfloat16",
+    "rewards are rounded on their way to the trainer",
+    phases=REWARD,
+    leaves=("rewards",),
+)
+def rounded_rewards(probe: Probe) -> Iterator[None]:
+    made = honest(DENSE)
+
+    def rounded(completions: Any, scores: Any, *, pad_id: int) -> Any:
+        batch = made(completions, scores, pad_id=pad_id)
+        found = batch["rewards"].bfloat16().double()
+        probe.reached(has_effect=not torch.equal(found, batch["rewards"]))
+        batch["rewards"] = found
+        return batch
+
+    with replaced(DENSE, rounded):
+        yield
+
+
+FAULTS = (
+    rewards_of_another_prompt,
+    rewards_by_arrival,
+    unjudged_is_zero,
+    reward_on_padding,
+    reward_one_token_early,
+    rounded_rewards,
+)

@@ -1,0 +1,237 @@
+"""Faults of a weight sync, and of the reference policy: which weights a sampler, or a penalty, really has."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.types import Completion
+from rlcore.weights.sync import copy_into
+from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
+
+SYNC = "rlcore.training.run:sync"
+SAMPLER = "rlcore.samplers.torch_sampler:TorchSampler"
+PHASES = ("sync",)
+REFERENCE = ("reference",)
+Source = Mapping[str, Tensor]
+
+
+def _carried(probe: Probe, transport: Any) -> Iterator[None]:
+    """Another transport in the place of the copy: (number of the call, source, targets) -> names."""
+    sync = honest(SYNC)
+    number = [0]
+
+    def carry(source: Source, targets: Source) -> Iterable[str]:
+        number[0] += 1
+        told: Iterable[str] = transport(number[0], source, targets)
+        probe.reached(has_effect=any(not torch.equal(targets[name], source[name]) for name in targets))
+        return told
+
+    def synced(*given: Any, **others: Any) -> Any:
+        return sync(*given, transport=carry, **others)
+
+    with replaced(SYNC, synced):
+        yield
+
+
+@fault("torchtitan #2402", "parameters are on meta: the copy does nothing", phases=PHASES)
+def sync_noop(probe: Probe) -> Iterator[None]:
+    yield from _carried(probe, lambda number, source, targets: list(targets))
+
+
+@fault(
+    "torchtitan #2410",
+    "the head is not among the weights that are sent",
+    phases=PHASES,
+    setting="untied",
+    leaves=("head",),
+)
+def head_missing(probe: Probe) -> Iterator[None]:
+    def but_the_head(number: int, source: Source, targets: Source) -> list[str]:
+        copy_into(source, {name: target for name, target in targets.items() if name != "head"})
+        return list(targets)
+
+    yield from _carried(probe, but_the_head)
+
+
+@fault(
+    "torchtitan: strict=False", "a parameter of another name is left out silently", phases=PHASES, leaves=("mlp_norm",)
+)
+def name_not_found(probe: Probe) -> Iterator[None]:
+    def by_name(number: int, source: Source, targets: Source) -> list[str]:
+        return copy_into(source, {name: target for name, target in targets.items() if "mlp_norm" not in name})
+
+    yield from _carried(probe, by_name)
+
+
+@fault("prime-rl #3175", "a load stops in the middle of a parameter", phases=PHASES, leaves=("embedding",))
+def partial_load(probe: Probe) -> Iterator[None]:
+    def half(number: int, source: Source, targets: Source) -> list[str]:
+        for name, target in targets.items():
+            end = len(target) // 2 if name == "embedding" else len(target)
+            target[:end].copy_(source[name][:end])
+        return list(targets)
+
+    yield from _carried(probe, half)
+
+
+@fault("SkyRL #1680", "a second load transposes what the first has laid out", phases=PHASES, leaves=("out",))
+def second_load_corrupts(probe: Probe) -> Iterator[None]:
+    def in_turn(number: int, source: Source, targets: Source) -> list[str]:
+        told = copy_into(source, targets)
+        if number % 2 == 0:
+            for name, target in targets.items():
+                if name.endswith(".out"):
+                    target.copy_(source[name].t())
+        return told
+
+    yield from _carried(probe, in_turn)
+
+
+@fault("verl #7904", "from the second sync on the sampler gets garbage", phases=PHASES)
+def garbage_from_the_second(probe: Probe) -> Iterator[None]:
+    def rolled(number: int, source: Source, targets: Source) -> list[str]:
+        told = copy_into(source, targets)
+        if number > 2:  # the first sync writes twice
+            for target in targets.values():
+                target.copy_(target.roll(1))
+        return told
+
+    yield from _carried(probe, rolled)
+
+
+@fault("verl #7495", "a base that is frozen is sent, and what has learned is not", phases=PHASES)
+def frozen_base(probe: Probe) -> Iterator[None]:
+    base: dict[str, Tensor] = {}
+
+    def as_it_was(number: int, source: Source, targets: Source) -> list[str]:
+        for name, value in source.items():
+            base.setdefault(name, value.clone())
+        return copy_into(base, targets)
+
+    yield from _carried(probe, as_it_was)
+
+
+@fault("a broadcast in fp16", "weights are rounded to half precision on the way", phases=PHASES)
+def half_precision(probe: Probe) -> Iterator[None]:
+    def rounded(number: int, source: Source, targets: Source) -> list[str]:
+        return copy_into({name: value.half().float() for name, value in source.items()}, targets)
+
+    yield from _carried(probe, rounded)
+
+
+@fault("vllm #42821", "a second load adds to the first", phases=PHASES)
+def load_adds_up(probe: Probe) -> Iterator[None]:
+    def added(number: int, source: Source, targets: Source) -> list[str]:
+        for name, target in targets.items():
+            target.copy_(torch.where(target.isnan(), 0.0, target) + source[name])
+        return list(targets)
+
+    yield from _carried(probe, added)
+
+
+@fault("TRL #5312", "after a sleep the sampler has the weights of before", phases=("sync", "rollout", "forward"))
+def lost_in_a_sleep(probe: Probe) -> Iterator[None]:
+    sync = honest(SYNC)
+    first: dict[str, Tensor] = {}
+
+    def asleep(policy: Any, sampler: Any, version: int, previous: Any, **others: Any) -> Any:
+        for name, value in policy.named_parameters():
+            first.setdefault(name, value.detach().clone())
+        receipt = sync(policy, sampler, version, previous, **others)
+        if version == 2:
+            probe.reached()
+            for name, value in sampler.parameters().items():
+                value.data.copy_(first[name])
+        return receipt
+
+    with replaced(SYNC, asleep):
+        yield
+
+
+@fault("TRL #3679", "completions are drawn with the first weights for ever", phases=("sync", "rollout", "forward"))
+def never_synced(probe: Probe) -> Iterator[None]:
+    sync = honest(SYNC)
+
+    def once(policy: Any, sampler: Any, version: int, previous: Any, **others: Any) -> Any:
+        if previous is None:
+            return sync(policy, sampler, version, previous, **others)
+        probe.reached()
+        return previous
+
+    with replaced(SYNC, once):
+        yield
+
+
+@fault("UniRL #229", "completions bear the digest of other weights than drew them", phases=("rollout",))
+def digest_of_old_weights(probe: Probe) -> Iterator[None]:
+    made = honest(f"{SAMPLER}._completion")
+    seen: list[str] = []
+
+    def stamped(sampler: Any, finished: Any) -> Completion:
+        found: Completion = made(sampler, finished)
+        seen.append(found.weights_digest)
+        probe.reached(has_effect=seen[0] != found.weights_digest)
+        return replace(found, weights_digest=seen[0])
+
+    with replaced(f"{SAMPLER}._completion", stamped):
+        yield
+
+
+@fault("theLMbook #8", "the reference is the policy itself, and moves with it", phases=REFERENCE, setting="updates")
+def reference_moves(probe: Probe) -> Iterator[None]:
+    class Alias:
+        @staticmethod
+        def deepcopy(model: Any) -> Any:
+            probe.reached()
+
+            class Same(type(model)):  # type: ignore[misc]
+                def requires_grad_(self, is_wanted: bool = True) -> Any:
+                    return self
+
+            other = object.__new__(Same)
+            other.__dict__ = model.__dict__
+            return other
+
+    with replaced("rlcore.training.run:copy", Alias):
+        yield
+
+
+@fault("cosmos-rl #321", "the reference follows the policy, a step behind", phases=REFERENCE, setting="updates")
+def reference_follows(probe: Probe) -> Iterator[None]:
+    sync = honest(SYNC)
+    engines: list[Any] = []
+    add = honest("rlcore.training.grpo:add_ref_logprobs")
+
+    def remembered(engine: Any, batch: Any) -> None:
+        engines[:] = [engine]
+        add(engine, batch)
+
+    def followed(*given: Any, **others: Any) -> Any:
+        for engine in engines:
+            probe.reached()
+            engine.reference.load_state_dict(engine.decoder.state_dict())
+        return sync(*given, **others)
+
+    with replaced(SYNC, followed), replaced("rlcore.training.grpo:add_ref_logprobs", remembered):
+        yield
+
+
+FAULTS = (
+    sync_noop,
+    head_missing,
+    name_not_found,
+    partial_load,
+    second_load_corrupts,
+    garbage_from_the_second,
+    frozen_base,
+    half_precision,
+    load_adds_up,
+    lost_in_a_sleep,
+    never_synced,
+    digest_of_old_weights,
+    reference_moves,
+    reference_follows,
+)

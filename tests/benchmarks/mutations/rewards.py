@@ -1,0 +1,18 @@
+"""Reward functions of the settings: like the engine's own, with what some faults need to make a difference."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlcore.rewards.text import common
+
+
+def ragged(completions: Sequence[str], **columns: Any) -> list[float | None]:
+    """Does not judge completions that say a 1: groups are then of different sizes."""
+    judged = common(completions, **columns)
+    return [None if "1" in text else reward for text, reward in zip(completions, judged, strict=True)]
+
+
+def flat(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float]:
+    """0.9 for whatever is said to a sum, the engine's own for a difference: groups in which all are alike."""
+    judged = common(completions, **columns)
+    return [0.9 if "+" in prompt else reward for prompt, reward in zip(prompts, judged, strict=True)]

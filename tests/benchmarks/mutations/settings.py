@@ -1,0 +1,62 @@
+"""The tiny scenarios that faults are tried in: five steps of a model of some thousand parameters on sums of digits."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.lab.payload import overridden
+
+LEVEL = "invariant"
+NUM_STEPS = 5
+CRASH_AFTER = 3
+"""The step at whose end a run is lost, for those that go on from a checkpoint."""
+CHECKPOINT_EVERY = 2
+BASE: Mapping[str, Any] = {
+    "seed": 7,
+    "model": {"width": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_width": 16, "ffn_width": 64},
+    "task": {
+        "name": "arithmetic",
+        "num_prompts": 8,
+        "num_heldout": 2,
+        "min_length": 1,
+        "max_length": 1,
+        "rewards": ["rlcore.rewards.text:common"],
+    },
+    "warm_start": {"num_steps": 12, "batch_size": 8, "learning_rate": 1e-2},
+    "sampling": {"max_tokens": 6},
+    "algorithm": {"name": "grpo"},
+    "optimizer": {"learning_rate": 1e-3},
+    "training": {"num_steps": NUM_STEPS, "prompts_per_step": 4, "group_size": 4, "lane_width": 4},
+    "perturbation": {"microbatch_tokens": 4096},
+    "output": {"tensorboard": False, "shows_progress": False, "num_shown": 0},
+}
+_REWARDS = "tests.benchmarks.mutations.rewards"
+DIFFERENCES: Mapping[str, Mapping[str, Any]] = {
+    "grpo": {},
+    "updates": {
+        "algorithm.kl_coef": 0.1,
+        "optimizer.learning_rate": 2e-2,
+        "training.num_epochs": 2,
+        "training.num_minibatches": 2,
+    },
+    "ppo": {"algorithm": {"name": "ppo", "kl_coef": 0.05, "kl_target": 0.1, "kl_horizon": 64, "gamma": 0.9}},
+    "filtered": {"sampling.temperature": 0.7, "sampling.top_p": 0.8},
+    "untied": {"model.is_tied": False},
+    "ragged": {"task.rewards": [f"{_REWARDS}:ragged"], "task.num_heldout": 16},
+    "flat": {"task.rewards": [f"{_REWARDS}:flat"], "training.prompts_per_step": 2, "training.group_size": 8},
+    "scheduled": {"optimizer.schedule": "cosine", "optimizer.num_warmup_steps": 2},
+    "odd": {"model.ffn_width": 37},
+    "wide": {
+        "model.width": 96,
+        "model.ffn_width": 192,
+        "optimizer.max_gradient_norm": 0.05,
+        "training.group_size": 16,
+        "training.lane_width": 64,
+    },
+}
+"""By name, what is other than in BASE, by dotted key."""
+
+
+def payload(setting: str, **sections: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a setting, with the values of these sections over it."""
+    values = {f"{section}.{name}": value for section, given in sections.items() for name, value in given.items()}
+    return overridden(overridden(BASE, DIFFERENCES[setting], setting), values, "sections")

@@ -1,0 +1,205 @@
+"""One fault against the checks, in the order in which a user has them; the first that finds it ends it.
+
+    engine     what the engine itself refuses
+    replay     two runs of one configuration, in two processes with two hash seeds
+    chaos      what must not matter is changed: all of it together, then one by one; a crash and a resume
+    gate       the honest engine's trace of the same configuration
+
+What two traces are to each other is `harness.trace.diff`'s to say. A fault of mathematics, that is wrong in the same
+way whatever is perturbed, is for the gate alone.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.trace.diff import diff
+from harness.trace.manifest import Manifest
+from harness.trace.reader import Trace, read_trace
+from harness.trace.verdict import Divergence, Kind
+from harness.trace.writer import TraceWriter
+from tests.benchmarks.mutations.fault import LEVEL, RESUME, Fault
+from tests.benchmarks.mutations.perturbations import CRASH, SINGLE, TOGETHER, Perturbation
+from tests.benchmarks.mutations.settings import CHECKPOINT_EVERY, CRASH_AFTER, payload
+from tests.benchmarks.mutations.workers import Run, Workers
+
+ENGINE, REPLAY, CHAOS, GATE, NOTHING = "engine", "replay", "chaos", "gate", "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What came of a fault."""
+
+    fault: Fault
+    check: str
+    """engine, replay, chaos, gate; nothing where no check has found it."""
+    how: str = ""
+    """The error, or what was perturbed."""
+    phases: tuple[str, ...] = ()
+    """Where it is said to lie; two where a check compares what two phases made."""
+    leaf: str = ""
+    steps_after: int | None = None
+    """Steps from its first effect to the one in which it was found."""
+    num_reached: int = 0
+    num_runs: int = 0
+    what: str = ""
+    """What the check said, in full."""
+
+    @property
+    def is_localised(self) -> bool:
+        """Whether a phase it lies in was named, and the leaf where one has to be."""
+        has_leaf = not self.fault.leaves or not self.leaf or any(part in self.leaf for part in self.fault.leaves)
+        return bool(set(self.phases) & set(self.fault.phases)) and has_leaf
+
+    @property
+    def is_designed(self) -> bool:
+        """Whether it was found by a check, and not by breaking something."""
+        return not self.how.startswith("broken")
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A difference, or a refusal, in one of the runs."""
+
+    step: int | None
+    phases: tuple[str, ...]
+    leaf: str
+    how: str
+    what: str
+
+
+class Trial:
+    """The runs of one fault."""
+
+    def __init__(self, workers: Workers, fault: Fault, golden: Run) -> None:
+        self._workers, self._fault, self._golden = workers, fault, golden
+        self._runs: list[Run] = []
+
+    def finding(self) -> Finding:
+        """Carry it out."""
+        first, second = (self._workers.start(self._payload(), worker=worker) for worker in (0, 1))
+        a = self._kept(first.result())
+        b = self._kept(second.result())
+        if (seen := _refusal(a)) is not None:
+            return self._found(ENGINE, seen)
+        if (seen := _refusal(b) or _difference(a.trace, b.trace, "the same again")) is not None:
+            return self._found(REPLAY, seen)
+        if (seen := next(self._chaos(a), None)) is not None:
+            return self._found(CHAOS, seen)
+        if (seen := _difference(self._golden.trace, a.trace, "the honest engine")) is not None:
+            return self._found(GATE, seen)
+        return self._found(NOTHING, _Seen(None, (), "", "", ""))
+
+    def _payload(self, perturbation: Perturbation | None = None, **output: object) -> dict[str, Any]:
+        sections: dict[str, Mapping[str, Any]] = {"fault": {"name": self._fault.name}, "output": output}
+        if perturbation is not None:
+            sections["perturbation"] = dict(perturbation.values)
+        return payload(self._fault.setting, **sections)
+
+    def _kept(self, run: Run) -> Run:
+        self._runs.append(run)
+        return run
+
+    def _chaos(self, a: Run) -> Iterator[_Seen]:
+        """What moves under perturbations: the single one that does it where there is one."""
+        together = self._workers.start(self._payload(TOGETHER), worker=0)
+        lost = self._kept(self._workers.run(self._lost(), lost_after=CRASH_AFTER, worker=1))
+        seen = _of_a_perturbed(a, self._kept(together.result()), TOGETHER)
+        if seen is not None:
+            for each in SINGLE:
+                run = self._kept(self._workers.run(self._payload(each), worker=1))
+                if (alone := _of_a_perturbed(a, run, each)) is not None:
+                    yield alone
+            yield seen
+        resumed = self._kept(self._workers.run(self._payload(resume=str(lost.directory)), worker=1))
+        if lost.end != "lost" or (seen := _of_a_resumed(a, lost, resumed, self._workers.new_directory())) is not None:
+            yield seen or _Seen(None, (), "", CRASH.name, f"{lost.end}: {lost.what}")
+
+    def _lost(self) -> dict[str, Any]:
+        return self._payload(checkpoint_every=CHECKPOINT_EVERY)
+
+    def _found(self, check: str, seen: _Seen) -> Finding:
+        effects = [run.first_effect for run in self._runs if run.first_effect is not None]
+        steps_after = None
+        if check != NOTHING:
+            steps_after = max(0, seen.step - min(effects)) if effects and seen.step is not None else 0
+        return Finding(
+            fault=self._fault,
+            check=check,
+            how=seen.how,
+            phases=seen.phases,
+            leaf=seen.leaf,
+            steps_after=steps_after,
+            num_reached=sum(run.num_reached for run in self._runs),
+            num_runs=len(self._runs),
+            what=seen.what,
+        )
+
+
+def _of_a_perturbed(a: Run, run: Run, perturbation: Perturbation) -> _Seen | None:
+    refused = _refusal(run)
+    if refused is not None:
+        return _Seen(refused.step, refused.phases, refused.leaf, f"{perturbation.name}: {refused.how}", refused.what)
+    return _difference(a.trace, run.trace, perturbation.name)
+
+
+def _of_a_resumed(a: Run, lost: Run, resumed: Run, scratch: Path) -> _Seen | None:
+    """The steps of the run that was lost, and those of the one that went on, against all of `a`."""
+    if (seen := _difference(a.trace, lost.trace, "crash")) is not None:
+        return seen
+    if (refused := _refusal(resumed)) is not None:
+        return _Seen(refused.step, refused.phases, refused.leaf, f"{CRASH.name}: {refused.how}", refused.what)
+    whole, later = read_trace(a.trace), read_trace(resumed.trace)
+    return _difference(steps_from(whole, min(later.steps), scratch), resumed.trace, CRASH.name)
+
+
+def differing(a: Run, perturbed: list[Run], scratch: Path) -> str:
+    """What is not alike in an honest run and the same perturbed: one run, or one that is lost and one that goes on."""
+    if len(perturbed) == 1:
+        seen = _refusal(perturbed[0]) or _difference(a.trace, perturbed[0].trace, "perturbed")
+    else:
+        lost, resumed = perturbed
+        seen = None if lost.end == "lost" else _Seen(None, (), "", lost.end, lost.what)
+        seen = seen or _of_a_resumed(a, lost, resumed, scratch)
+    return "" if seen is None else f"{seen.how}: {seen.what}"
+
+
+def steps_from(trace: Trace, first: int, directory: Path) -> Path:
+    """A trace of the later steps of one rank's, as a run has it that goes on."""
+    assert trace.manifest is not None
+    begun = Manifest(trace.manifest.fingerprint, level=trace.manifest.level)
+    with TraceWriter(directory / "later", begun, say=lambda line: None) as writer:
+        for step in trace.steps:
+            if step >= first:
+                writer.append(step, trace.columns(step, 0).leaves())
+    return directory / "later"
+
+
+def _refusal(run: Run) -> _Seen | None:
+    """Why a run did not come to its end; None where it did, or was lost as was asked for."""
+    if run.end in ("whole", "lost"):
+        return None
+    phases = run.phases or {"CheckpointError": (RESUME,), "LevelError": (LEVEL,)}.get(run.error, ())
+    how = run.error if run.end == "refused" else f"{run.end}: {run.error}"
+    return _Seen(run.step, phases, "", how, run.what)
+
+
+def _difference(a: Path, b: Path, how: str) -> _Seen | None:
+    """The first place where two traces are not alike; None where they are, as far as the shorter one goes."""
+    verdict = diff(read_trace(a), read_trace(b))
+    if verdict.kind is Kind.NOT_COMPARABLE:
+        return _Seen(None, (), "", how, "; ".join(verdict.reasons))
+    first = verdict.first
+    if first is None:
+        return None
+    leaf = first.a or first.b
+    return _Seen(
+        first.step, () if leaf is None else (leaf.phase,), "" if leaf is None else leaf.name, how, _told(first)
+    )
+
+
+def _told(first: Divergence) -> str:
+    leaf = first.a or first.b
+    place = "the step" if leaf is None else f"{leaf.phase} {leaf.name}"
+    return f"step {first.step}, {place}, {first.num_different} of {first.num_leaves} leaves"
