@@ -5,7 +5,7 @@ rerun       two runs of one configuration on one machine agree: torch's determin
 invariant   bits follow from the configuration alone: the operations of rlcore.numerics, certified for this model
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 
@@ -16,22 +16,31 @@ from rlcore.errors import InvalidValueError, LevelError
 from rlcore.models.config import DecoderConfig
 from rlcore.numerics.certificate import Certificate, invariant
 from rlcore.numerics.level import check_settings, is_invariant
-from rlcore.numerics.probe import certify
+from rlcore.numerics.probe import THREADS, certify, check_threads
 
 
 @contextmanager
 def at_level(
-    level: str, config: DecoderConfig, *, dtype: torch.dtype = torch.float32, device: str = "cpu", length: int
+    level: str,
+    config: DecoderConfig,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    length: int,
+    threads: Collection[int] = (),
 ) -> Iterator[Certificate | None]:
     """Hold a level for what runs inside, up to sequences of `length`; gives the certificate at level invariant.
 
-    Raises LevelError where this machine cannot hold it, and InvalidValueError where there is no such level.
+    `threads` are the numbers of threads that torch will compute with. Raises LevelError where this machine cannot hold
+    it, and InvalidValueError where there is no such level.
     """
     if level not in LEVELS:
         raise InvalidValueError(f"the level {level!r}", legal=", ".join(LEVELS))
     certificate = None
     if level == "invariant":
         certificate = _certified(config, dtype, device, length)
+        for count in sorted(set(threads) - set(THREADS)):
+            _check_threads(config, certificate, count)
     with _deterministic_algorithms(level), invariant(certificate) if certificate else nullcontext():
         yield certificate
 
@@ -52,6 +61,12 @@ def check_level(level: str) -> None:
 def _certified(config: DecoderConfig, dtype: torch.dtype, device: str, length: int) -> Certificate:
     """Looked at once a process; that it still holds is seen whenever the level is entered."""
     return certify(dtype, device, shapes=config.product_shapes, heads=(config.head_shape,), length=length)
+
+
+@cache
+def _check_threads(config: DecoderConfig, certificate: Certificate, count: int) -> None:
+    """The same for a number of threads."""
+    check_threads(certificate, count, shapes=config.product_shapes, heads=(config.head_shape,))
 
 
 @contextmanager

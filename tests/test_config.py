@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.config import Config, NeedRule, NeedsTable, load_config, load_needs_file, shadowing
+from harness.config import Config, GateKeys, NeedRule, NeedsTable, load_config, load_needs_file, shadowing
 from harness.errors import UsageError
 from harness.runner.units import Need
 
@@ -78,6 +78,28 @@ def test_the_nearest_file_with_a_table_counts(tmp_path: Path) -> None:
     (package / "pyproject.toml").write_text("[tool.rlharness]\ntimeout = 2\n")
     assert load_config(package).timeout_s == 2.0
     assert load_config(package).path == package / "pyproject.toml"
+
+
+def test_the_gate_has_a_table_of_its_own(tmp_path: Path) -> None:
+    text = """
+        [tool.rlharness.gate]
+        scenarios = ["a", "b"]
+        size = "smoke"
+        runs = 3
+        golden = "goldens"
+        fail-on = ["behaviour"]
+        slowdown = 1.5
+        memory = 2
+        timeout = 60
+        """
+    assert configured(tmp_path, text).gate == GateKeys(["a", "b"], "smoke", 3, "goldens", ["behaviour"], 1.5, 2, 60)
+    assert configured(tmp_path, "[tool.rlharness]").gate == GateKeys()
+    near = refused(tmp_path, "[tool.rlharness.gate]\nfail_on = []")
+    assert near.what.endswith("pyproject.toml: [tool.rlharness.gate] has no key 'fail_on'")
+    assert near.remedy == "did you mean 'fail-on'?"
+    for value in ("slowdown = 1.0", "runs = 0", 'scenarios = "a"', "golden = ''"):
+        assert value.split()[0] in refused(tmp_path, f"[tool.rlharness.gate]\n{value}").what
+    assert refused(tmp_path, "gate = 3").legal == "a table"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ give the model's own product shapes. Recipes are tried from cheap to dear, each 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
@@ -29,6 +30,7 @@ MIN_LENGTH = 64
 KEYS_AT_ONCE = 16
 """Lengths are certified, and caches are read, in such multiples."""
 THREADS = (1, 2)
+"""Numbers of threads with which every recipe is looked at; others where a run is to compute with them."""
 
 
 @contextmanager
@@ -59,22 +61,13 @@ def certify(
     """
     check_arithmetic()
     length = max(MIN_LENGTH, length + -length % KEYS_AT_ONCE)
-    widths = sorted({width for shape in shapes for width in shape})
-
-    def look(recipe: Recipe | None, operation: str, cases: Iterable[Case]) -> Measurement:
-        with following(recipe):
-            return _measured(operation, recipe, cases, clock)
-
+    plain = _Look(None, THREADS, clock)
     found = [
-        look(None, "linear", of_products(Draw.seeded(dtype, device), shapes[:1])),
-        look(None, "attention", of_attention(Draw.seeded(dtype, device), heads[:1], length)),
+        plain("linear", of_products(Draw.seeded(dtype, device), shapes[:1])),
+        plain("attention", of_attention(Draw.seeded(dtype, device), heads[:1], length)),
     ]
     for recipe in recipes:
-        own = [
-            look(recipe, "linear", of_products(Draw.seeded(dtype, device), shapes)),
-            look(recipe, "attention", of_attention(Draw.seeded(dtype, device), heads, length)),
-            look(recipe, "rows", of_rows(Draw.seeded(dtype, device), widths)),
-        ]
+        own = _Look(recipe, THREADS, clock).at_all(dtype, device, shapes, heads, length)
         found += own
         if all(measurement.held for measurement in own):
             return Certificate(recipe, dtype, device, length, tuple(found), machine())
@@ -86,18 +79,63 @@ def certify(
     )
 
 
-def _measured(operation: str, recipe: Recipe | None, cases: Iterable[Case], clock: Callable[[], float]) -> Measurement:
-    """Each case with one thread and with two, against what one thread gave for the whole batch."""
-    began_s = clock()
-    with num_threads(THREADS[0]):
-        given = list(cases)
-    different = []
-    for count in THREADS:  # all cases with one number, then all with the next: changing it is slow
-        with num_threads(count):
-            for case in given:
-                if not all(torch.equal(a, b) for a, b in zip(case.compute(), case.expected, strict=True)):
-                    different.append(f"{case.what}, threads {count}")
-    name = recipe.name if recipe else "off"
-    return Measurement(
-        operation, name, len(given) * len(THREADS), len(different), "".join(different[:1]), clock() - began_s
-    )
+def check_threads(
+    certificate: Certificate,
+    count: int,
+    *,
+    shapes: Sequence[tuple[int, int]] = SHAPES,
+    heads: Sequence[tuple[int, int, int]] = HEADS,
+) -> None:
+    """See that a certified recipe gives the same bits with so many threads. Raises LevelError where it does not.
+
+    No other recipe is tried: it would give other bits, and how many threads there are must not matter.
+    """
+    look = _Look(certificate.recipe, (count,), time.perf_counter)
+    found = look.at_all(certificate.dtype, certificate.device, shapes, heads, certificate.length)
+    if different := [measurement for measurement in found if not measurement.held]:
+        raise LevelError(
+            f"{count} threads give other bits than one ({machine()}): {'; '.join(map(str, different))}",
+            legal=f"numbers of threads with which they agree here; {' and '.join(map(str, THREADS))} do",
+            remedy=f"perturbation.sampling_threads and perturbation.training_threads: {THREADS[-1]}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Each case with these numbers of threads, against what one thread gave for the whole batch."""
+
+    recipe: Recipe | None
+    threads: tuple[int, ...]
+    clock: Callable[[], float]
+
+    def at_all(
+        self,
+        dtype: torch.dtype,
+        device: str,
+        shapes: Sequence[tuple[int, int]],
+        heads: Sequence[tuple[int, int, int]],
+        length: int,
+    ) -> list[Measurement]:
+        """At every operation that the recipe stands for."""
+        widths = sorted({width for shape in shapes for width in shape})
+        return [
+            self("linear", of_products(Draw.seeded(dtype, device), shapes)),
+            self("attention", of_attention(Draw.seeded(dtype, device), heads, length)),
+            self("rows", of_rows(Draw.seeded(dtype, device), widths)),
+        ]
+
+    def __call__(self, operation: str, cases: Iterable[Case]) -> Measurement:
+        """At one operation; its cases are drawn here."""
+        began_s = self.clock()
+        with following(self.recipe):
+            with num_threads(1):
+                given = list(cases)
+            different = []
+            for count in self.threads:  # all cases with one number, then all with the next: changing it is slow
+                with num_threads(count):
+                    for case in given:
+                        if not all(torch.equal(a, b) for a, b in zip(case.compute(), case.expected, strict=True)):
+                            different.append(f"{case.what}, threads {count}")
+        num_cases = len(given) * len(self.threads)
+        name = self.recipe.name if self.recipe else "off"
+        return Measurement(operation, name, num_cases, len(different), "".join(different[:1]), self.clock() - began_s)

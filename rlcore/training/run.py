@@ -20,6 +20,7 @@ from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer, load_tokenizer
 from rlcore.models.value_head import Critic
+from rlcore.numerics.probe import num_threads
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.tasks.base import Task
 from rlcore.tasks.make import alphabet, make_task
@@ -66,7 +67,9 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
     task = make_task(config.task, tokenizer, config.seed)
     longest = max(len(prompt.tokens) for prompt in (*task.train, *task.heldout)) + config.sampling.max_tokens
     dtype = decoder.embedding.dtype
-    with at_level(level, decoder.config, dtype=dtype, device=config.model.device, length=longest):
+    threads = config.perturbation.training_threads, config.perturbation.sampling_threads
+    held = at_level(level, decoder.config, dtype=dtype, device=config.model.device, length=longest, threads=threads)
+    with held, num_threads(threads[0]):  # whatever is computed by the way: torch's own number is that of the cores
         log = RunLog(directory, config.output)
         try:
             engine, first = prepared(

@@ -14,7 +14,7 @@ from rlcore.numerics.certificate import Certificate, check_effect, invariant
 from rlcore.numerics.exact import Exact
 from rlcore.numerics.level import Recipe, active, is_invariant
 from rlcore.numerics.padding import Padding
-from rlcore.numerics.probe import RECIPES, certify, num_threads
+from rlcore.numerics.probe import RECIPES, certify, check_threads, num_threads
 
 SMALL = {"shapes": [(32, 48)], "heads": [(2, 1, 16)]}
 
@@ -43,6 +43,19 @@ class BrokenAttention(Broken):
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
         return plain_attention(q, k, v, seen) + q.shape[2]
+
+
+@dataclass(frozen=True)
+class BrokenByThreads(Broken):
+    """Products hold with one thread and with two, and are others with more."""
+
+    name: str = "broken by threads"
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        return Exact().linear(x, weight) * max(2, torch.get_num_threads())
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
+        return Exact().attention(q, k, v, seen)
 
 
 def certificate(recipe: Recipe) -> Certificate:
@@ -152,3 +165,11 @@ def test_numbers_flushed_to_zero_are_refused() -> None:
 def test_autocast_is_refused() -> None:
     with torch.autocast("cpu"), pytest.raises(LevelError, match="autocast"):
         check_effect(certificate(Padding()))
+
+
+def test_numbers_of_threads_that_move_bits_are_refused() -> None:
+    found = certify(recipes=[BrokenByThreads()], **SMALL)  # type: ignore[arg-type]
+    check_threads(found, 2, **SMALL)  # type: ignore[arg-type]
+    with pytest.raises(LevelError, match=r"3 threads give other bits than one .*linear broken by threads.*threads 3"):
+        check_threads(found, 3, **SMALL)  # type: ignore[arg-type]
+    check_threads(certificate(Exact()), 3, **SMALL)  # type: ignore[arg-type]

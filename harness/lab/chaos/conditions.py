@@ -1,0 +1,82 @@
+"""How a perturbation is brought to a run: what it is called with, started with, and in which environment. Pure.
+
+    payload keys ─▶ call        hash_seed, threads ─▶ variables        nice, cores ─▶ launch.py        crash ─▶ crash.py
+
+A load is a program of its own beside the run, which the bench starts.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness.lab.chaos.factors import (
+    CORES,
+    CRASH,
+    HASH_SEED,
+    LOAD,
+    NICE,
+    OUTSIDE,
+    THREADS,
+    USUAL_HASH_SEED,
+    Perturbation,
+    parse_moment,
+    written,
+)
+from harness.lab.envelope import Envelope
+from harness.lab.payload import overridden
+
+LAUNCH = str(Path(__file__).with_name("launch.py"))
+BUSY = str(Path(__file__).with_name("busy.py"))
+CRASHING_ENTRY = "harness.lab.chaos.crash:run"
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def payload_values(perturbation: Perturbation) -> dict[str, Any]:
+    """What of it is a key of the payload."""
+    return {name: value for name, value in perturbation.items() if name not in OUTSIDE}
+
+
+def environ_of(perturbation: Perturbation, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a run; that of one without a hash seed has the usual one, so that it is the same each time.
+
+    Threads that wait for others do it asleep: more of them than cores would otherwise spend most of a run spinning.
+    """
+    seed = perturbation.get(HASH_SEED, environ.get("PYTHONHASHSEED") or USUAL_HASH_SEED)
+    found = {"OMP_WAIT_POLICY": "passive", **environ, "PYTHONHASHSEED": str(seed)}
+    if THREADS in perturbation:
+        found |= dict.fromkeys(THREAD_VARIABLES, str(perturbation[THREADS]))
+    return found
+
+
+def launched(envelope: Envelope, perturbation: Perturbation) -> Envelope:
+    """The envelope with its program started by `launch.py`, and told what it does not know of itself."""
+    nice, cores = perturbation.get(NICE, 0), perturbation.get(CORES, 0)
+    outside = {name: written(value) for name, value in perturbation.items() if name in OUTSIDE}
+    return replace(
+        envelope,
+        argv=(sys.executable, LAUNCH, str(nice), str(cores), *envelope.argv),
+        perturbation={**envelope.perturbation, **outside},
+    )
+
+
+def crashing(envelope: Envelope, perturbation: Perturbation) -> Envelope:
+    """The envelope of an entry that is killed at the moment that `crash` names."""
+    call, (step, phase) = envelope.call, parse_moment(perturbation[CRASH])
+    assert call is not None
+    config = {"entry": call.entry, "config": call.config, "step": step, "phase": phase}
+    return replace(envelope, call=replace(call, entry=CRASHING_ENTRY, config=config))
+
+
+def going_on(envelope: Envelope, crashed: Path) -> Envelope:
+    """The envelope of a run that goes on from the newest checkpoint of one that has crashed."""
+    call = envelope.call
+    assert call is not None and call.resume is not None
+    config = overridden(call.config, {call.resume["run"]: str(crashed.absolute())}, "chaos")
+    return replace(envelope, call=replace(call, config=config))
+
+
+def busy_argv(perturbation: Perturbation) -> tuple[str, ...]:
+    """The command of the load beside a run; empty for none."""
+    return (sys.executable, "-I", "-S", BUSY, str(perturbation[LOAD])) if LOAD in perturbation else ()

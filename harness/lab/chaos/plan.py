@@ -1,0 +1,92 @@
+"""What `rlharness chaos` was asked for, checked before anything is started; and the directory it goes to."""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from harness.errors import HarnessError, UsageError
+from harness.lab.chaos.factors import Factor, chosen, parse_only
+from harness.lab.chaos.subject import Subject, make_subject
+from harness.lab.out_directory import out_directory
+from harness.lab.program_input import keep_input
+from harness.runner.options import Invocation
+
+CHAOS = "chaos"
+DEFAULT_COUNT = 20
+DEFAULT_REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosPlan:
+    """A search that can begin."""
+
+    subject: Subject
+    factors: tuple[Factor, ...]
+    """Those that are changed; a crash has no moments yet, the baseline shows them."""
+    directory: Path
+    """Absolute; holds a directory for each run that is kept."""
+    only: Mapping[str, Any] | None = None
+    """The one perturbation that is wanted; None: they are drawn."""
+    num_probes: int = DEFAULT_COUNT
+    seed: int = 0
+    num_repeats: int = DEFAULT_REPEATS
+    """The most runs of one perturbation while a cause is looked for."""
+    num_steps: int | None = None
+    """So many steps are run, from the first on; None: all."""
+    max_s: float = inf
+    """No run begins later."""
+    timeout_s: float = inf
+    """Limit on each run."""
+    stdin: Path = Path(os.devnull)
+    """What every run reads as its standard input."""
+
+
+def make_plan(
+    invocation: Invocation, arguments: Mapping[str, Any], chaos_id: str, given: Callable[[], bytes] = bytes
+) -> ChaosPlan:
+    """The plan of a command line; makes its directory, and keeps in it what `given` reads as the runs' input.
+
+    UsageError for what cannot be used; nothing is made then.
+    """
+    subject = make_subject(invocation, arguments)
+    is_foreign = arguments["scenario"] is None
+    if arguments["steps"] is not None and is_foreign:
+        raise UsageError("--steps and a command", legal="--steps of a scenario", remedy="say it to the command itself")
+    _check_start(invocation, subject)
+    factors = chosen(subject.factors, arguments["factors"])
+    only = parse_only(arguments["only"], subject.factors) if arguments["only"] else None
+    data = given() if is_foreign else b""
+    directory = out_directory(invocation.cwd, arguments["out"], CHAOS, chaos_id)
+    try:
+        stdin = keep_input(data, directory)
+    except OSError as error:
+        raise HarnessError(f"standard input cannot be kept in {directory}: {error.strerror}") from None
+    return ChaosPlan(
+        subject=subject,
+        factors=factors,
+        directory=directory,
+        only=only,
+        num_probes=arguments["count"],
+        seed=arguments["seed"],
+        num_repeats=arguments["repeats"],
+        num_steps=arguments["steps"],
+        max_s=arguments["max_seconds"] or inf,
+        timeout_s=arguments["timeout"] or inf,
+        stdin=stdin,
+    )
+
+
+def _check_start(invocation: Invocation, subject: Subject) -> None:
+    """UsageError where a run could not be started."""
+    envelope = subject.envelope({})
+    envelope.level_env(invocation.environ)
+    if shutil.which(envelope.argv[0], path=invocation.environ.get("PATH")) is None:
+        raise UsageError(
+            f"{envelope.argv[0]} cannot be started: there is no such program",
+            legal="a program on the path, or the path of one",
+            remedy="check how it is spelled",
+        )

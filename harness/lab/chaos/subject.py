@@ -1,0 +1,90 @@
+"""What is perturbed, a scenario or somebody's program, and the factors that it has."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.errors import UsageError
+from harness.lab.chaos.conditions import payload_values
+from harness.lab.chaos.factors import CRASH, Factor, Perturbation, crash_factor, outside_factors
+from harness.lab.envelope import Envelope
+from harness.lab.foreign_program import foreign_envelope
+from harness.lab.payload import Payload
+from harness.lab.scenario import SMOKE
+from harness.lab.scenario_envelope import asked_scenario, scenario_envelope
+from harness.runner.options import Invocation, num_cores
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Whatever can be run under a perturbation."""
+
+    envelope_of: Callable[[Mapping[str, Any]], Envelope]
+    """The envelope of a run with these values at dotted keys of its payload."""
+    factors: tuple[Factor, ...]
+    typed: tuple[str, ...]
+    """The words that name it, behind `rlharness chaos`."""
+    crash_settings: Mapping[str, Any] | None = None
+    """What of its payload a run has otherwise that will crash; None: it cannot be gone on from."""
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is a command: one that cannot be ended in order after a step."""
+        return self.envelope_of({}).call is None
+
+    def envelope(self, perturbation: Perturbation, last_step: int | None = None) -> Envelope:
+        """That of a run under a perturbation, as far as it is a matter of the payload and of steps."""
+        settings = self.crash_settings if CRASH in perturbation else None
+        envelope = self.envelope_of({**(settings or {}), **payload_values(perturbation)})
+        return replace(envelope, last_step=last_step)
+
+
+def make_subject(invocation: Invocation, arguments: Mapping[str, Any]) -> Subject:
+    """That of a command line; UsageError for what cannot be run."""
+    arguments = {**arguments, "keep": (), "op_step": None, "vary": ()}
+    if arguments["scenario"] is None:
+        return _foreign(invocation, arguments)
+    if invocation.trailing:
+        raise UsageError(
+            f"the scenario {arguments['scenario']} and a command",
+            legal="one of the two: a scenario, or a command after --",
+            remedy="what a scenario does is changed with --set KEY=VALUE",
+        )
+    return _scenario(invocation, arguments)
+
+
+def _scenario(invocation: Invocation, arguments: Mapping[str, Any]) -> Subject:
+    asked = asked_scenario(invocation, arguments, SMOKE)
+    section = asked.scenario.chaos
+    usual = dict(_dotted(asked.scenario.payload(asked.size, asked.overrides)))
+    crash = () if section.crash is None else (crash_factor(()),)
+
+    def envelope_of(values: Mapping[str, Any]) -> Envelope:
+        varied = {key: (value,) for key, value in values.items()}
+        return scenario_envelope(replace(asked, varied=varied), arguments)
+
+    return Subject(
+        envelope_of,
+        (*section.payload_factors(usual), *outside_factors(num_cores(), invocation.environ), *crash),
+        (*asked.typed, *_metrics(arguments)),
+        section.crash,
+    )
+
+
+def _foreign(invocation: Invocation, arguments: Mapping[str, Any]) -> Subject:
+    envelope = foreign_envelope(invocation, arguments)
+    level = ("--level", arguments["level"]) if arguments["level"] else ()
+    factors = outside_factors(num_cores(), invocation.environ)
+    return Subject(lambda values: envelope, factors, (*level, *_metrics(arguments)))
+
+
+def _metrics(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(word for metric in arguments["metric"] for word in ("--metric", metric))
+
+
+def _dotted(payload: Payload, prefix: str = "") -> dict[str, Any]:
+    """Every value by its dotted key."""
+    found: dict[str, Any] = {}
+    for name, value in payload.items():
+        found |= _dotted(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return found

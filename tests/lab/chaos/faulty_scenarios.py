@@ -1,0 +1,39 @@
+"""The faulty trainings as scenarios of a project."""
+
+from pathlib import Path
+
+SCENARIO = """\
+about: A small training in which something may be wrong
+entry: tests.lab.chaos.faulty_entries:{entry}
+determinism: invariant
+free: [perturbation, output]
+resume: {{run: output.resume, step: output.resume_step}}
+chaos:
+  factors:
+    perturbation.concurrency: [24, 1, 5, 23]
+    perturbation.arrival_seed: {{min: 0, max: 1000}}
+    perturbation.microbatch_size: [24, 8, 5, 7]
+    perturbation.training_threads: {{min: 1, max: 2}}
+    perturbation.world_size: {{min: 1, max: 6}}
+    perturbation.tool_threads: {{min: 1, max: 4}}
+  crash: {{output.checkpoint_every: 1}}
+config:
+  seed: 1
+  num_steps: 4
+  perturbation:
+    concurrency: 24
+    arrival_seed: 0
+    microbatch_size: 24
+    training_threads: 1
+    world_size: 1
+    tool_threads: 1
+  output: {{checkpoint_every: 0}}
+"""
+
+
+def write_scenario(directory: Path, entry: str) -> str:
+    """The scenario of one entry into a project; its name."""
+    path = directory / "scenarios" / f"{entry}.yaml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(SCENARIO.format(entry=entry), encoding="utf-8")
+    return entry

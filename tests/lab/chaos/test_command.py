@@ -1,0 +1,120 @@
+"""`rlharness chaos` as it is typed: processes that are changed from outside, killed, gone on from, and interrupted."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.exit_codes import ExitCode
+from tests.lab.chaos.faulty_scenarios import write_scenario
+from tests.lab.chaos.typed import PATIENCE_S, Done, chaos
+from tests.runner.whole_run import HARNESS, environment
+
+pytest.importorskip("torch")
+PROGRAM = """\
+import torch
+
+weight = torch.nn.Parameter(torch.zeros(3))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+words = list({"apple", "pear", "plum", "quince", "fig", "lemon"})
+for step in range(2):
+    sizes = torch.tensor([float(len(word)) for word in words])
+    loss = (weight * sizes[:3]).sum() + sum(sizes * 0.1)
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def again(directory: Path, reproduce: str) -> Done:
+    """The command that a finding ends with, typed."""
+    return chaos(directory, *reproduce.removeprefix("rlharness chaos ").split(), "--json")
+
+
+@pytest.mark.timeout(900)
+def test_a_crash_finds_a_generator_that_no_checkpoint_holds_and_its_command_shows_it_again(tmp_path: Path) -> None:
+    name = write_scenario(tmp_path, "forgotten_generator")
+    words = ("--factors", "crash,perturbation.world_size", "--seed", "34", "--repeats", "1")
+    done = chaos(tmp_path, name, *words, "--json")
+    assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
+    found = done.finding
+    assert found["sentence"] == "crash=1.rollout alone moves actions of the rollout at step 1, in 1 of 1 run"
+    assert found["num_steps"] == 2
+    assert found["reproduce"] == "rlharness chaos forgotten_generator --only crash=1.rollout --steps 2"
+    assert "looking for the cause" in done.stderr
+    shown = again(tmp_path, found["reproduce"])
+    assert shown.code == ExitCode.DIVERGED
+    assert shown.finding["sentence"] == found["sentence"]
+    assert shown.finding["verdict"]["first"] == found["verdict"]["first"]
+
+
+@pytest.mark.timeout(900)
+def test_the_order_of_a_set_is_the_hash_seeds_doing_alone(tmp_path: Path) -> None:
+    name = write_scenario(tmp_path, "set_order")
+    done = chaos(tmp_path, name, "--factors", "hash_seed,perturbation.concurrency", "--repeats", "1")
+    assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
+    assert done.stdout.startswith("DIVERGED  hash_seed=1 alone moves prompts of the rollout at step 0, in 1 of 1 run\n")
+    assert "see it again: rlharness chaos set_order --only hash_seed=1 --steps 1\n" in done.stdout
+
+
+@pytest.mark.timeout(900)
+def test_somebodys_program_is_perturbed_from_outside(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM, encoding="utf-8")
+    program = ("--", sys.executable, "train.py")
+    done = chaos(tmp_path, "--factors", "hash_seed,nice", "--repeats", "1", "--json", *program)
+    assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
+    assert list(done.finding["perturbation"]) == ["hash_seed"]
+    assert done.finding["num_steps"] is None
+    assert done.finding["reproduce"].endswith(f"--only hash_seed=1 -- {sys.executable} train.py")
+    harmless = chaos(tmp_path, "--only", "load=2", "--only", "nice=5", "--repeats", "1", *program)
+    assert harmless.code == ExitCode.OK, harmless.stdout + harmless.stderr
+    assert harmless.stdout.startswith("NOTHING FOUND  load=2, nice=5 moves no bit in 3 runs")
+
+
+@pytest.mark.timeout(900)
+def test_a_value_that_the_entry_refuses_is_a_usage_error(tmp_path: Path) -> None:
+    name = write_scenario(tmp_path, "sound")
+    done = chaos(tmp_path, name, "--only", "perturbation.concurrency=0", "--steps", "1", "--out", "t", "--json")
+    assert done.code == ExitCode.USAGE_ERROR
+    said = "the entry refuses to begin with perturbation.concurrency=0: concurrency 0"
+    assert said in done.stderr
+    assert said in json.loads(done.stdout)["error"]
+    assert [path.name for path in (tmp_path / "t").iterdir()] == ["run-1"]
+
+
+@pytest.mark.timeout(900)
+def test_an_interruption_keeps_what_is_known_and_leaves_nothing_running(tmp_path: Path) -> None:
+    name = write_scenario(tmp_path, "sound")
+    command = [*HARNESS, "chaos", name, "--factors", "load", "--out", "t"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        until_s = time.monotonic() + PATIENCE_S
+        while not (tmp_path / "t" / "load-3").exists() and time.monotonic() < until_s:
+            os.sched_yield()
+        process.send_signal(signal.SIGINT)
+        said, told = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == ExitCode.INTERRUPTED, told
+    assert "interrupted by SIGINT: 0 of 20 perturbations were run, in 3 runs" in said
+    assert not (tmp_path / "t" / "load-3").exists()
+
+
+def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    name = write_scenario(tmp_path, "sound")
+    for words, said in (
+        ((name, "--factors", "loudness"), "there is no factor 'loudness' here"),
+        ((name, "--only", "threads=0"), "--only threads=0"),
+        ((name, "--", "ls"), "the scenario sound and a command"),
+        (("--steps", "3", "--", "ls"), "--steps and a command"),
+        (("--", "no-such-program"), "no-such-program cannot be started"),
+        ((), "there is no command to record"),
+    ):
+        done = chaos(tmp_path, *words)
+        assert (done.code, said in done.stderr.partition("\n")[0]) == (ExitCode.USAGE_ERROR, True), done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["scenarios"]

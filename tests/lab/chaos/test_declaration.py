@@ -1,0 +1,46 @@
+"""The section `chaos` of a scenario's file, checked without torch and without the entry."""
+
+import pytest
+
+from harness.errors import UsageError
+from harness.lab.chaos.factors import Factor
+from harness.lab.chaos.values import Choice, Span
+from harness.lab.scenario import parse_scenario
+
+HEAD = "about: x\nentry: a:b\ndeterminism: off\nfree: [spread, output]\n"
+RESUME = "resume: {run: output.run, step: output.step}\n"
+
+
+def test_factors_of_a_payload_have_values_and_know_what_is_usual() -> None:
+    text = HEAD + "chaos: {factors: {spread.n: {min: 1, max: 9}, spread.m: [2, off, null]}}\n"
+    section = parse_scenario(text, "f").chaos
+    assert section.payload_factors({"spread.n": 4}) == (
+        Factor("spread.n", Span(1, 9), 4),
+        Factor("spread.m", Choice((2, "off", None)), None),
+    )
+    assert section.crash is None
+    assert parse_scenario(HEAD, "f").chaos.payload_factors({}) == ()
+
+
+def test_a_crash_says_what_it_needs() -> None:
+    assert parse_scenario(HEAD + RESUME + "chaos: {crash: {output.every: 1}}\n", "f").chaos.crash == {"output.every": 1}
+
+
+@pytest.mark.parametrize(
+    ("chaos", "said"),
+    [
+        ("{factors: {seed.x: [1]}}", "chaos: seed.x is not in a section that is free"),
+        ("{factors: {spread: [1]}}", "chaos.factors.spread"),
+        ("{factors: {spread.n: {min: 2, max: 2}}}", "chaos.factors.spread.n"),
+        ("{factors: {spread.n: {min: 1}}}", "chaos.factors.spread.n"),
+        ("{factors: {spread.n: []}}", "chaos.factors.spread.n"),
+        ("{factors: {spread.n: {min: 1.5, max: 2}}}", "chaos.factors.spread.n"),
+        ("{factor: {}}", "unknown key 'chaos.factor'"),
+        ("{crash: {output.every: 1}}", "chaos.crash goes with resume"),
+        ("{crash: {other.every: 1}}", "chaos: other.every is not in a section that is free"),
+    ],
+)
+def test_what_cannot_be_is_refused(chaos: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_scenario(f"{HEAD}chaos: {chaos}\n", "f")
+    assert said in refused.value.what

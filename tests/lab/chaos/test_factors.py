@@ -1,0 +1,92 @@
+"""Factors by name: what this machine allows, how a perturbation is written and read again."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.errors import UsageError
+from harness.lab.chaos import factors
+from harness.lab.chaos.factors import (
+    CRASH,
+    OUTSIDE,
+    Factor,
+    chosen,
+    crash_factor,
+    outside_factors,
+    parse_moment,
+    parse_only,
+    told,
+    written,
+)
+from harness.lab.chaos.values import Choice, Span
+
+OWN = Factor("perturbation.x", Choice((1, "two")), 1)
+FACTORS = (OWN, *outside_factors(4, {}), crash_factor(("1.loss", "1.end")))
+characters = st.characters(exclude_categories=["Cc", "Cs", "Cn", "Co", "Cf", "Zl", "Zp"])  # what YAML has a place for
+plain = (
+    st.integers() | st.booleans() | st.none() | st.text(characters) | st.floats(allow_nan=False, allow_infinity=False)
+)
+
+
+@settings(derandomize=True, deadline=None)
+@given(plain)
+def test_what_is_written_is_read_again(value: Any) -> None:
+    assert parse_only([f"perturbation.x={written(value)}"], FACTORS) == {"perturbation.x": value}
+
+
+def test_a_perturbation_is_told_as_it_is_typed() -> None:
+    perturbation = {"perturbation.x": "two", "hash_seed": 7, CRASH: "1.end"}
+    assert told(perturbation) == "perturbation.x=two, hash_seed=7, crash=1.end"
+    assert parse_only(told(perturbation).split(", "), FACTORS) == perturbation
+    assert told({}) == "nothing changed"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("perturbation.y=1", "--only perturbation.y=1"),
+        ("threads", "--only threads"),
+        ("threads=0", "--only threads=0"),
+        ("threads=many", "--only threads=many"),
+        ("nice=-1", "--only nice=-1"),
+        ("crash=2", "crash=2"),
+        ("crash=x.loss", "crash=x.loss"),
+        ("perturbation.x=[", "--only perturbation.x=["),
+    ],
+)
+def test_what_cannot_be_is_refused(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_only([text], FACTORS)
+    assert refused.value.what.startswith(said)
+    assert refused.value.legal
+
+
+def test_factors_are_chosen_by_name() -> None:
+    assert [each.name for each in chosen(FACTORS, "load, perturbation.x,load")] == ["load", "perturbation.x"]
+    assert chosen(FACTORS, None) == FACTORS
+    with pytest.raises(UsageError, match="there is no factor 'loud'"):
+        chosen(FACTORS, "loud")
+    with pytest.raises(UsageError, match="there is nothing to change"):
+        chosen((), None)
+
+
+def test_what_is_usual_is_what_the_environment_says() -> None:
+    found = {each.name: each for each in outside_factors(2, {"PYTHONHASHSEED": "5", "OMP_NUM_THREADS": "2"})}
+    assert (found["hash_seed"].usual, found["threads"].usual, found["load"].usual) == (5, 2, None)
+    assert found["cores"].values == Span(1, 1)
+    assert {each.name for each in outside_factors(1, {"PYTHONHASHSEED": "random"})} == found.keys() - {"cores"}
+
+
+def test_what_is_brought_from_outside_is_documented() -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text("utf-8")
+    chaos = readme[readme.index("\n## Chaos\n") : readme.index("\n## The engine\n")]
+    assert re.findall(r"^\| `(\w+)` \|", chaos, re.MULTILINE) == list(OUTSIDE)
+    assert re.findall(r"^\| `(\w+)` \|", factors.__doc__ or "", re.MULTILINE) == list(OUTSIDE)
+
+
+def test_a_moment_is_a_step_and_a_phase() -> None:
+    assert parse_moment("12.backward") == (12, "backward")

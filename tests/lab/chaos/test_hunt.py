@@ -1,0 +1,239 @@
+"""What is run next, against a bench that fails as it is told: whatever the causes, they are what is found."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.errors import UsageError
+from harness.exit_codes import ExitCode
+from harness.lab.chaos.bench import OutOfTimeError
+from harness.lab.chaos.comparison import Outcome, Sign
+from harness.lab.chaos.factors import Factor, crash_factor
+from harness.lab.chaos.finding import Chaos, Tally
+from harness.lab.chaos.hunt import Hunt, with_moments
+from harness.lab.chaos.plan import ChaosPlan
+from harness.lab.chaos.subject import Subject
+from harness.lab.chaos.values import Span
+from harness.lab.entry_call import EntryCall
+from harness.lab.envelope import Envelope
+from harness.lab.recording import Problem, Recording
+from harness.lab.supervised import Run
+from harness.trace.reader import Trace
+from tests.trace.traces import steps_of, trace
+
+NAMES = tuple("abcdef")
+FACTORS = tuple(Factor(f"x.{name}", Span(1, 9), 1) for name in NAMES)
+NUM_STEPS = 8
+Fails = Callable[[Mapping[str, Any]], int | None]
+"""The step that a perturbation moves; None where it moves none."""
+
+
+class FakeBench:
+    """Runs nothing: `fails` says what comes out."""
+
+    def __init__(self, baseline: Trace, fails: Fails, *, sign: Sign = Sign.MOVED, most: int = 10_000) -> None:
+        self.baseline = baseline
+        self.num_runs = 0
+        self.asked: list[tuple[dict[str, Any], int | None]] = []
+        self.is_whole = True
+        self._fails, self._sign, self._most = fails, sign, most
+
+    async def record_baseline(self) -> Run:
+        self.num_runs += 1
+        problems = () if self.is_whole else (Problem("it has no seed"),)
+        return Run(1, False, Recording(self.baseline.directory, 0, NUM_STEPS, (0,), 1, problems), 1.0)
+
+    async def probe(self, perturbation: Mapping[str, Any], num_steps: int | None = None) -> Outcome:
+        if self.num_runs == self._most:
+            raise OutOfTimeError
+        self.num_runs += 1
+        self.asked.append((dict(perturbation), num_steps))
+        step = self._fails(perturbation)
+        if step is None or (num_steps is not None and step >= num_steps):
+            return Outcome(Sign.SAME)
+        return Outcome(self._sign, step)
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return trace(tmp_path_factory.mktemp("baseline") / "t", steps_of(NUM_STEPS))
+
+
+def plan(**options: Any) -> ChaosPlan:
+    subject = Subject(lambda values: Envelope(("python",), call=EntryCall("a:b", {})), FACTORS, ("tiny",))
+    return ChaosPlan(**{"subject": subject, "factors": FACTORS, "directory": Path("out"), **options})
+
+
+def search(bench: FakeBench, **options: Any) -> Chaos:
+    return asyncio.run(Hunt(plan(**options), bench).search())
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(
+    cause=st.dictionaries(st.sampled_from([f.name for f in FACTORS]), st.integers(2, 5), min_size=1, max_size=2),
+    step=st.integers(0, NUM_STEPS - 1),
+    seed=st.integers(0, 1000),
+    sign=st.sampled_from([Sign.MOVED, Sign.BROKE]),
+)
+def test_whatever_acts_together_is_found_with_its_least_values_and_steps(
+    baseline: Trace, cause: dict[str, int], step: int, seed: int, sign: Sign
+) -> None:
+    def fails(perturbation: Mapping[str, Any]) -> int | None:
+        return step if all(perturbation.get(name, 0) >= value for name, value in cause.items()) else None
+
+    chaos = search(FakeBench(baseline, fails, sign=sign), num_probes=200, seed=seed)
+    assert chaos.finding is not None
+    assert chaos.finding.perturbation.keys() == cause.keys()
+    for name, value in chaos.finding.perturbation.items():
+        simpler = [each for each in FACTORS[0].values.simpler(value, 1) if each >= cause[name]]
+        assert simpler == [], "nothing simpler would do"
+    assert (chaos.finding.num_steps, chaos.finding.outcome.step) == (step + 1, step)
+    assert (chaos.finding.tally, chaos.finding.without) == (Tally(3, 3), Tally(0, 4))
+    assert chaos.exit_code == (ExitCode.DIVERGED if sign is Sign.MOVED else ExitCode.INCOMPLETE_RECORDING)
+    assert chaos.finding.is_smallest
+    assert chaos.finding.index == chaos.num_probes
+
+
+def test_what_comes_and_goes_is_not_lost(baseline: Trace) -> None:
+    """With eight repeats, a cause that shows in half of all runs is found alone in nearly all searches."""
+    alone = 0
+    for seed in range(60):
+        random = Random(seed)
+
+        def fails(perturbation: Mapping[str, Any], random: Random = random) -> int | None:
+            return 2 if "x.c" in perturbation and random.random() < 0.5 else None
+
+        finding = search(FakeBench(baseline, fails), seed=seed, num_probes=60, num_repeats=8).finding
+        assert finding is not None
+        assert "x.c" in finding.perturbation
+        assert finding.tally.num_failed >= 1
+        alone += list(finding.perturbation) == ["x.c"]
+    assert alone >= 56
+
+
+def test_a_run_that_differs_from_itself_is_no_perturbations_doing(baseline: Trace) -> None:
+    random = Random(3)
+    accused = 0
+    for _ in range(60):
+        chaos = search(FakeBench(baseline, lambda perturbation: 1 if random.random() < 0.4 else None))
+        assert chaos.finding is not None
+        accused += bool(chaos.finding.perturbation)
+        if not chaos.finding.perturbation:
+            assert chaos.finding.tally == chaos.finding.without
+            assert chaos.finding.tally.num_failed >= 1
+            assert chaos.finding.num_steps is None
+    assert accused <= 60 * 0.6**4 + 8, "four runs that agree by luck, at most"
+
+
+def test_nothing_is_found_where_nothing_is(baseline: Trace) -> None:
+    bench = FakeBench(baseline, lambda perturbation: None)
+    chaos = search(bench, num_probes=5)
+    assert (chaos.finding, chaos.num_probes, chaos.num_runs, chaos.exit_code) == (None, 5, 7, ExitCode.OK)
+    assert bench.asked[0] == ({}, None)
+    again = FakeBench(baseline, lambda perturbation: None)
+    search(again, num_probes=5)
+    assert again.asked == bench.asked, "the same perturbations"
+
+
+@pytest.mark.parametrize("most", range(1, 30))
+def test_a_search_that_is_cut_short_keeps_what_it_has_seen(baseline: Trace, most: int) -> None:
+    def fails(perturbation: Mapping[str, Any]) -> int | None:
+        return 1 if "x.c" in perturbation else None
+
+    bench = FakeBench(baseline, fails, most=most)
+    chaos = search(bench, seed=4)
+    assert chaos.num_runs <= most
+    failed = [perturbation for perturbation, _ in bench.asked if fails(perturbation) is not None]
+    assert (chaos.finding is not None) == bool(failed)
+    if not chaos.num_probes:
+        assert chaos.exit_code == ExitCode.INCOMPLETE_RECORDING, "nothing was perturbed, and nothing is said of it"
+    if chaos.finding is not None:
+        assert chaos.finding.perturbation == failed[-1], "the smallest so far"
+        assert chaos.finding.is_smallest != chaos.is_out_of_time
+
+
+def test_a_simpler_value_has_to_show_as_early(baseline: Trace) -> None:
+    """2 would do, three steps later."""
+
+    def fails(perturbation: Mapping[str, Any]) -> int | None:
+        value = perturbation.get("x.c", 1)
+        return 0 if value >= 4 else 3 if value >= 2 else None
+
+    for seed in range(40):
+        finding = search(FakeBench(baseline, fails), seed=seed, num_probes=60).finding
+        assert finding is not None
+        if finding.drawn["x.c"] >= 4:
+            assert (finding.perturbation["x.c"] >= 4, finding.num_steps) == (True, 1)
+
+
+def test_a_cause_is_looked_for_not_far_behind_where_it_shows(baseline: Trace) -> None:
+    bench = FakeBench(baseline, lambda perturbation: 0 if "x.c" in perturbation else None)
+    assert search(bench).finding is not None
+    first = next(index for index, (asked, _) in enumerate(bench.asked) if "x.c" in asked)
+    smaller = [num_steps for asked, num_steps in bench.asked[first + 1 :] if asked]
+    assert smaller
+    assert all(num_steps is not None and num_steps <= 4 for num_steps in smaller)
+
+
+def test_one_perturbation_is_run_until_it_shows(baseline: Trace) -> None:
+    answers = iter([None, None, None, 4])  # the baseline's second run is the first
+    bench = FakeBench(baseline, lambda perturbation: next(answers))
+    chaos = search(bench, only={"x.a": 3}, num_repeats=5, num_steps=6)
+    assert [asked for asked, _ in bench.asked] == [{}, {"x.a": 3}, {"x.a": 3}, {"x.a": 3}]
+    assert chaos.finding is not None
+    assert (chaos.finding.tally, chaos.finding.num_steps, chaos.num_probes) == (Tally(1, 3), 6, 1)
+
+
+def test_one_perturbation_that_does_not_show_is_run_often_enough(baseline: Trace) -> None:
+    chaos = search(FakeBench(baseline, lambda perturbation: None), only={"x.a": 3}, num_repeats=4)
+    assert (chaos.finding, chaos.num_runs, chaos.exit_code) == (None, 6, ExitCode.OK)
+
+
+def test_without_a_baseline_nothing_is_perturbed(baseline: Trace) -> None:
+    bench = FakeBench(baseline, lambda perturbation: None)
+    bench.is_whole = False
+    chaos = search(bench)
+    assert (chaos.problem, chaos.exit_code, bench.asked) == ("it has no seed", ExitCode.INCOMPLETE_RECORDING, [])
+
+
+def test_an_interrupted_search_says_so(baseline: Trace) -> None:
+    chaos = search(FakeBench(baseline, lambda perturbation: None, most=3))
+    assert chaos.is_out_of_time
+    assert replace(chaos, interrupted_by="SIGINT").exit_code == ExitCode.INTERRUPTED
+
+
+def test_a_crash_may_come_in_any_phase_that_a_checkpoint_precedes(baseline: Trace) -> None:
+    (factor,) = with_moments([crash_factor(())], baseline)
+    moments = list(map(str, factor.values.options)) if not isinstance(factor.values, Span) else []
+    assert moments[:3] == ["1.rollout", "1.forward", "1.loss"]
+    assert moments[-1] == f"{NUM_STEPS - 1}.end"
+    assert not any(moment.startswith("0.") for moment in moments)
+
+
+def test_a_run_of_one_step_is_not_crashed(tmp_path: Path) -> None:
+    short = trace(tmp_path / "t", steps_of(1))
+    assert with_moments([FACTORS[0], crash_factor(())], short) == (FACTORS[0],)
+    with pytest.raises(UsageError, match="there is nothing to change: a run of 1 steps is not crashed"):
+        search(FakeBench(short, lambda perturbation: None), factors=(crash_factor(()),))
+
+
+def test_a_crash_that_shows_keeps_the_step_in_which_it_happens(baseline: Trace) -> None:
+    """Fewer steps than the crash needs would leave it out."""
+    factors = (*FACTORS, crash_factor(()))
+
+    def fails(perturbation: Mapping[str, Any]) -> int | None:
+        return 2 if perturbation.get("crash", "").startswith(("3.", "4.", "5.")) else None
+
+    chaos = search(FakeBench(baseline, fails), factors=factors, num_probes=200)
+    assert chaos.finding is not None
+    assert list(chaos.finding.perturbation) == ["crash"]
+    step = int(chaos.finding.perturbation["crash"][0])
+    assert chaos.finding.num_steps is not None
+    assert chaos.finding.num_steps > step
