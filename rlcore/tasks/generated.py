@@ -1,13 +1,14 @@
 """Tasks whose prompts are drawn: what there is to draw from, and the draw.
 
-A task is counted out: kinds (lengths of words, digits of a number and the operator), and of each kind so many
+A task is counted out: kinds (lengths of words, digits of numbers and the sign), and of each kind so many
 prompts, numbered. Kinds are drawn alike, so that few short words stand beside many long ones, not one beside hundreds.
 """
 
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import islice
+from math import isqrt
 from string import ascii_lowercase
 
 from rlcore.errors import InvalidValueError
@@ -72,32 +73,49 @@ def _word_kind(example: Callable[[int, int], Example], length: int) -> Kind:
     return Kind(len(ascii_lowercase) ** length, lambda number: example(number, length))
 
 
-def _sums(shortest: int, longest: int) -> list[Kind]:
-    return [_sum_kind(digits, sign) for digits, sign in product(range(shortest, longest + 1), "+-")]
+def _calculations(shortest: int, longest: int) -> list[Kind]:
+    return [kind(digits) for digits in range(shortest, longest + 1) for kind in (_sum_kind, _difference_kind)]
 
 
-def _sum_kind(digits: int, sign: str) -> Kind:
-    """A number of so many digits, without a leading zero, a sign and a digit: a carry, and all else is copied."""
-    (least_one, num_one), (least_two, num_two) = _numbers(digits), _numbers(1)
+def _sum_kind(digits: int) -> Kind:
+    """Two numbers of so many digits, and their sum, which has one more."""
+    num_numbers = 10**digits
 
     def example(number: int) -> Example:
-        one, two = least_one + number // num_two, least_two + number % num_two
-        return Example(f"{one}{sign}{two}=", str(one + two if sign == "+" else one - two))
+        one, two = divmod(number, num_numbers)
+        return Example(f"{_written(one, digits)}+{_written(two, digits)}=", _written(one + two, digits + 1))
 
-    return Kind(num_one * num_two, example)
+    return Kind(num_numbers**2, example)
 
 
-def _numbers(digits: int) -> tuple[int, int]:
-    """The least number of so many digits, and how many there are."""
-    return (0, 10) if digits == 1 else (10 ** (digits - 1), 9 * 10 ** (digits - 1))
+def _difference_kind(digits: int) -> Kind:
+    """Two numbers of so many digits, the second no larger, and their difference."""
+    num_numbers = 10**digits
+
+    def example(number: int) -> Example:
+        one = (isqrt(8 * number + 1) - 1) // 2  # before it come 1 + 2 + ... + one pairs
+        two = number - one * (one + 1) // 2
+        return Example(f"{_written(one, digits)}-{_written(two, digits)}=", _written(one - two, digits))
+
+    return Kind(num_numbers * (num_numbers + 1) // 2, example)
+
+
+def _written(number: int, digits: int) -> str:
+    """Units first, as a sum is done by hand, with zeros at the end up to so many digits.
+
+    A digit of the answer then follows from two digits at fixed distances and what is carried from those before it,
+    which has been written down already.
+    """
+    return f"{number:0{digits}}"[::-1]
 
 
 EXERCISES = {
     "reverse_text": Exercise(ascii_lowercase + ">", _words(_reversed)),
     "sorting": Exercise(ascii_lowercase + "|", _words(_sorted)),
-    "arithmetic": Exercise("0123456789+-=", _sums),
+    "arithmetic": Exercise("0123456789+-=", _calculations),
 }
-"""reverse_text: "abc>" is "cba". sorting: "dacb|" is "abcd". arithmetic: "12+7=" is "19", "3-5=" is "-2"."""
+"""reverse_text: "abc>" is "cba". sorting: "dacb|" is "abcd". arithmetic, units first: "21+39=" is "501"
+(12 + 93 = 105), "39-21=" is "18"."""
 
 
 def draw(name: str, lengths: tuple[int, int], num_examples: int, seed: int) -> list[Example]:
