@@ -14,12 +14,14 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from markdown_it import MarkdownIt
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.browser import browser, missing  # noqa: E402
+from tests.lab.projects import Project  # noqa: E402
 from tests.lab.wrong_axis import SCENARIO  # noqa: E402
 from tests.runner.whole_run import HARNESS, environment  # noqa: E402
 
@@ -28,6 +30,19 @@ MAX_BYTES = 300_000
 SCALE = 1.5
 SIZE = (1100, 900)
 WRONG_FROM = 12
+SIGNS = {
+    "❌": '<b style="color: #d1242f">✘</b>',
+    "✅": '<b style="color: #1a7f37">✔</b>',
+    "🟡": '<b style="color: #d4a72c">●</b>',
+}
+"""What the summary's signs are drawn as, on machines without a font of emoji."""
+SHEET = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; margin: 24px }
+table { border-collapse: collapse; margin: 0 0 16px }
+th, td { border: 1px solid #d1d9e0; padding: 6px 13px; text-align: left }
+tr:nth-child(2n) { background: #f6f8fa }
+pre { background: #f6f8fa; padding: 16px; border-radius: 6px; font-size: 13px; overflow-x: auto }
+"""
 
 
 def report(scratch: Path) -> Mapping[str, bytes]:
@@ -50,7 +65,43 @@ def report(scratch: Path) -> Mapping[str, bytes]:
     return {"report_light.png": light, "report_dark.png": dark}
 
 
-PICTURES: dict[str, Callable[[Path], Mapping[str, bytes]]] = {"report": report}
+def gate(scratch: Path) -> Mapping[str, bytes]:
+    """What a gate writes into a job's summary: of three scenarios one is as it was, one rounds otherwise, one is new.
+
+    The service that shows the summary turns its Markdown into a page; here a library does, with a sheet of our own.
+    """
+    project = Project(scratch / "project")
+    scenario = (project.directory / "scenarios" / "sums.yaml").read_text("utf-8")
+    project.commit("Two more scenarios", **{f"scenarios/{name}.yaml": scenario for name in ("flipped", "rounded")})
+    planted = {
+        "flipped": 'recorder.record("rollout", "tokens", (values * 100).long()',
+        "rounded": "gradient = advantages * SCALE",
+    }
+    for name, line in planted.items():
+        changed = {"flipped": line.replace("100)", "100 + (step > 0))"), "rounded": line + " * 1.0000001"}[name]
+        entry = (project.directory / "sums.py").read_text("utf-8")
+        project.write(f"{name}.py", entry)
+        project.change(
+            f"An entry of its own: {name}", "entry: sums:run", f"entry: {name}:run", f"scenarios/{name}.yaml"
+        )
+        planted[name] = entry.replace(line, changed)
+    base = project.commit("The base")
+    project.commit("Add up in parts", **{f"{name}.py": text for name, text in planted.items()})
+    summary = scratch / "summary.md"
+    env = environment(GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY=str(summary))
+    words = [*HARNESS, "gate", "--base", base]
+    subprocess.run(words, cwd=project.directory, env=env, capture_output=True, check=False)
+    page = scratch / "summary.html"
+    text = MarkdownIt().enable("table").render(summary.read_text("utf-8")).replace("<details>", "<details open>", 1)
+    for sign, drawn in SIGNS.items():
+        text = text.replace(sign, drawn)
+    page.write_text(f"<!doctype html><meta charset=utf-8><style>{SHEET}</style><main>{text}</main>", encoding="utf-8")
+    with browser() as tab:
+        tab.open(page, size=SIZE, scale=SCALE)
+        return {"gate_summary.png": tab.picture("main", "main")}
+
+
+PICTURES: dict[str, Callable[[Path], Mapping[str, bytes]]] = {"report": report, "gate": gate}
 
 
 def smaller(png: bytes) -> bytes:

@@ -96,6 +96,8 @@ def detail_lines(scenario: GateScenario) -> Iterator[str]:
 
 def rounding_lines(rounding: Rounding) -> Iterator[str]:
     """The first tensor, the one that is furthest apart, and how far that is beside what is in it."""
+    if not rounding.num_different:  # tokens and texts alone
+        return
     yield (
         f"tensors of step {rounding.step}: {rounding.num_different:,} of {rounding.num_compared:,} differ, the first"
         f" {one_line(rounding.first)} by up to {rounding.first_ulp:,} ulp, most {one_line(rounding.name)} by"

@@ -12,7 +12,7 @@ from harness.lab.gate.change import Change, Finding
 from harness.lab.gate.golden import Acceptance, golden_of
 from harness.lab.gate.policy import Policy
 from harness.lab.gate.rounding import Rounding
-from harness.reporters.gate import cost_line, directory_name, gate_json, gate_text
+from harness.reporters.gate import cost_line, directory_name, gate_json, gate_text, rounding_lines
 from harness.trace.diff import diff
 from tests.reporters.gates import NOISY, SLOWER, STEADY, gate_of, scenario_of
 from tests.trace.traces import flip_bit, steps_of, trace
@@ -49,6 +49,11 @@ def test_every_change_has_a_label_and_json(change: Change) -> None:
     assert (scenario["change"], scenario["reasons"]) == (change.value, ["why"])
     assert told["exit_code"] == (ExitCode.INCOMPLETE_RECORDING if change is Change.BROKEN else ExitCode.OK)
     assert told["base"]["subject"] == "The base, 100 %"
+
+
+def test_of_tensors_that_are_all_equal_nothing_is_told() -> None:
+    assert len(list(rounding_lines(ROUNDING))) == 2
+    assert list(rounding_lines(replace(ROUNDING, num_different=0, first="", name="", phase=""))) == []
 
 
 def test_a_cost_says_what_its_noise_is() -> None:
