@@ -18,10 +18,11 @@ class Commands:
         self._fails_with = fails_with
 
     def __call__(self, command: Sequence[str]) -> None:
-        self.run.append(" ".join(command))
+        line = " ".join(command)  # others may be run beside it
+        self.run.append(line)
         if command[1:3] == ["-m", "venv"]:
             Path(command[3]).mkdir(parents=True)
-        if self._fails_with and self._fails_with in self.run[-1]:
+        if self._fails_with and self._fails_with in line:
             raise InstallError("no such version")
 
 
