@@ -6,11 +6,13 @@ RUN/call.json, manifest.json, rank-0.log, checkpoints/step-000010/ ─▶ Record
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from harness.errors import UsageError
+from harness.lab.checkpoint_check import damage_of
 from harness.lab.entry_call import CALL, EntryCall
 from harness.lab.envelope import TRAIN, Envelope
 from harness.lab.payload import flattened, overridden
@@ -51,13 +53,30 @@ class RecordedRun:
 
     @property
     def checkpoint_steps(self) -> tuple[int, ...]:
-        """The steps with which its checkpoints begin, by their names; whether one is whole its entry decides."""
+        """The steps with which its checkpoints begin, by their names; whole or not."""
         found = (_CHECKPOINT.fullmatch(path.name) for path in (self.directory / CHECKPOINTS).glob("step-*"))
         return tuple(sorted(int(name[1]) for name in found if name))
 
     def start_before(self, step: int) -> int | None:
-        """The step with which the nearest checkpoint begins that is no later; None for the beginning of the run."""
-        return max((at for at in self.checkpoint_steps if at <= step and self.call.resume), default=None)
+        """The step with which the nearest whole checkpoint begins that is no later; None for the beginning of the run.
+
+        One that is damaged, by its own checksums, is passed over.
+        """
+        return next((at for at in self._before(step) if not damage_of(self.checkpoint(at))), None)
+
+    def passed_over(self, step: int) -> tuple[str, ...]:
+        """The damaged checkpoints that `start_before` passes over, each with what is wrong with it; newest first."""
+        start = self.start_before(step)
+        damaged = [at for at in self._before(step) if start is None or at > start]
+        return tuple(f"{self.checkpoint(at)}: {damage_of(self.checkpoint(at))}" for at in damaged)
+
+    def checkpoint(self, step: int) -> Path:
+        """The directory of the checkpoint that begins with a step."""
+        return self.directory / CHECKPOINTS / f"step-{step:06}"
+
+    def _before(self, step: int) -> list[int]:
+        """With which steps its checkpoints up to this one begin, latest first; none where it cannot be gone on."""
+        return sorted((at for at in self.checkpoint_steps if at <= step and self.call.resume), reverse=True)
 
     def envelope_to(self, step: int, overrides: Mapping[str, Any] | None = None) -> Envelope:
         """The envelope that runs its steps up to `step` again, from the nearest checkpoint, and then ends.
@@ -89,17 +108,30 @@ def read_recorded_run(directory: Path) -> RecordedRun:
     """
     trace = read_trace(directory)
     try:
-        call = EntryCall.of(json.loads((directory / CALL).read_text("utf-8")))
+        fields = json.loads((directory / CALL).read_text("utf-8"))
     except FileNotFoundError:
         raise UsageError(
             f"{directory} is the trace of a command, and says nothing of how to run it again",
             legal="the directory of a run of a scenario",
             remedy="rlharness replay -- COMMAND runs a command again",
         ) from None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"{directory / CALL} cannot be read: {error}", legal="what rlharness has written") from None
+    call = _checked_call(fields, directory / CALL)
     if not isinstance(trace.manifest, Manifest):
         raise UsageError(
             f"{directory} has no whole manifest, so that nobody knows its level", remedy="record the run again"
         )
     return RecordedRun(trace, call)
+
+
+def _checked_call(fields: Any, path: Path) -> EntryCall:
+    """The call that stands in a file; UsageError for anything else."""
+    if isinstance(fields, dict) and isinstance(fields.get("entry"), str) and isinstance(fields.get("config"), dict):
+        with suppress(TypeError):  # other fields than those of a call
+            return EntryCall.of(fields)
+    raise UsageError(
+        f"{path} does not say which entry was called, and with which configuration",
+        legal="what rlharness has written",
+        remedy="record the run again: rlharness train SCENARIO --out RUN",
+    )

@@ -19,7 +19,7 @@ from harness.lab.judgement import judge
 from harness.lab.program_input import read_input
 from harness.lab.replay_plan import ReplayPlan, make_plan
 from harness.lab.session import open_session
-from harness.lab.steps.plan import names_recorded_run
+from harness.lab.steps.plan import names_recorded_run, refuse_directory
 from harness.lab.supervised import Display, Place, Run
 from harness.machine.scratch import remove_tree
 from harness.reporters.base import say, show
@@ -32,11 +32,19 @@ from harness.trace.command import is_ascii
 
 def run_replay(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness replay`; HarnessError for what the user can mend."""
+    refuse_directory(invocation.cwd, arguments["scenario"])
+    has_condition = bool(arguments["break_on"] or arguments["until"])
+    if arguments["reference_checkpoint"] and not (arguments["bundle"] or arguments["interactive"] or has_condition):
+        raise UsageError(
+            "--reference-checkpoint without a bundle",
+            legal="--bundle FILE --reference-checkpoint",
+            remedy="name the bundle that shall be written, or leave it out",
+        )
     if arguments["interactive"] or arguments["commands"]:
         from harness.lab.interactive.command import run_interactive
 
         return run_interactive(invocation, arguments)
-    if arguments["break_on"] or arguments["until"]:
+    if has_condition:
         from harness.lab.stopping import run_until
 
         return run_until(invocation, arguments)
@@ -48,8 +56,6 @@ def run_replay(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode
         from harness.lab.bundles.command import run_bundle_replay
 
         return run_bundle_replay(invocation, arguments)
-    if arguments["reference_checkpoint"]:
-        raise UsageError("--reference-checkpoint without a bundle", legal="--bundle FILE --reference-checkpoint")
     return run_comparison(invocation, arguments)
 
 

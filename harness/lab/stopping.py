@@ -8,7 +8,6 @@ bundle holds, with the checkpoint before it.
 
 import asyncio
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -92,7 +91,10 @@ class Stopped:
 
 def run_until(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness replay` with conditions; HarnessError for what the user can mend."""
+    from harness.lab.bundles.making import bundle_place
+
     plan = plan_stop(invocation, arguments)
+    bundle = bundle_place(invocation.cwd, arguments["bundle"]) if arguments["bundle"] else None
     own_id = new_run_id(SystemClock().wall())
     data = read_input(0, say) if plan.envelope.call is None else b""
     directory = out_directory(invocation.cwd, arguments["out"], REPLAYS, own_id)
@@ -100,7 +102,7 @@ def run_until(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     place = Place(plan.program, invocation.cwd, invocation.environ, own_id, arguments["timeout"] or inf, stdin)
     stopped = asyncio.run(_record(plan, directory, place))
     if stopped.stop is not None and not stopped.interrupted_by:
-        stopped = _bundled(stopped, invocation, arguments)
+        stopped = _bundled(stopped, bundle or directory / f"step-{stopped.stop.step}.rlb", arguments)
     if arguments["json"]:
         show(json.dumps(stopped_json(stopped)))
     else:
@@ -192,7 +194,7 @@ async def _record(plan: StopPlan, directory: Path, place: Place) -> Stopped:
         return Stopped(plan, run, stop, directory, interrupted_by=session.interrupted_by)
 
 
-def _bundled(stopped: Stopped, invocation: Invocation, arguments: Mapping[str, Any]) -> Stopped:
+def _bundled(stopped: Stopped, path: Path, arguments: Mapping[str, Any]) -> Stopped:
     """The same with the bundle of the step in which it ended."""
     assert stopped.stop is not None
     if stopped.plan.envelope.call is None:
@@ -202,8 +204,6 @@ def _bundled(stopped: Stopped, invocation: Invocation, arguments: Mapping[str, A
     from harness.lab.bundles.making import write_bundle_of
 
     step = stopped.stop.step
-    name = arguments["bundle"] or os.path.join(stopped.directory, f"step-{step}.rlb")
-    path = invocation.cwd / name
     run = read_recorded_run(stopped.run.recording.directory)
     write_bundle_of(run, step, path, refers_to_checkpoint=bool(arguments["reference_checkpoint"]))
     return replace(stopped, bundle=path)

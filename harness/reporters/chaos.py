@@ -11,7 +11,7 @@ from harness.lab.chaos.factors import USUAL_HASH_SEED, Perturbation, told, writt
 from harness.lab.chaos.finding import Chaos, Finding, Tally
 from harness.lab.supervised import OUTPUT
 from harness.reporters.divergence import verdict_json, verdict_text
-from harness.reporters.replay import output_tail
+from harness.reporters.replay import ending_lines, output_tail
 from harness.reporters.text import count, one_line
 from harness.trace.command import EXIT_CODES
 from harness.trace.redaction import redact_argv
@@ -33,7 +33,7 @@ NOUNS = {
 
 def chaos_text(chaos: Chaos, *, colour: bool) -> str:
     """What was found, or that nothing was and how far it came."""
-    lines = [_headline(chaos, colour), *_detail(chaos)]
+    lines = [_headline(chaos, colour), *_without_baseline(chaos), *_detail(chaos)]
     if chaos.interrupted_by:
         lines.append(f"  interrupted by {chaos.interrupted_by}: {_how_far(chaos)}")
     elif chaos.is_out_of_time:
@@ -52,8 +52,11 @@ def _headline(chaos: Chaos, colour: bool) -> str:
     elif chaos.finding is not None:
         has_moved = chaos.finding.outcome.sign is Sign.MOVED
         label, tone, text = "DIVERGED" if has_moved else "BROKE", "1;31" if has_moved else "33", sentence(chaos.finding)
+    elif not chaos.num_probes:
+        label, tone = "INTERRUPTED" if chaos.interrupted_by else "OUT OF TIME", "33"
+        text = "no perturbation was run to its end: nothing is said of any"
     else:
-        label, tone, text = "NOTHING FOUND", "32" if chaos.num_probes else "33", _nothing(chaos)
+        label, tone, text = "NOTHING FOUND", "32", _nothing(chaos)
     return f"\x1b[{tone}m{label}\x1b[0m  {text}" if colour else f"{label}  {text}"
 
 
@@ -97,6 +100,14 @@ def _often(tally: Tally) -> str:
     return f", in {tally.num_failed} of {count(tally.num_runs, 'run')}"
 
 
+def _without_baseline(chaos: Chaos) -> Iterator[str]:
+    """What may mend the run that is no baseline, and the end of what it printed."""
+    if chaos.remedy:
+        yield f"  remedy: {one_line(chaos.remedy)}"
+    if chaos.output is not None:
+        yield from (f"  {line}" for line in ending_lines(chaos.output))
+
+
 def _detail(chaos: Chaos) -> Iterator[str]:
     finding = chaos.finding
     if finding is None:
@@ -119,9 +130,7 @@ def _closer(outcome: Outcome, baseline: Path) -> Iterator[str]:
     if outcome.sign is Sign.MOVED:
         yield f"  look closer: {shlex.join(['rlharness', 'diff', str(baseline), str(outcome.directory)])}"
         return
-    tail = output_tail(outcome.directory / OUTPUT)
-    yield f"  the end of its output ({outcome.directory / OUTPUT}):" if tail else "  it printed nothing"
-    yield from (f"  | {line}" for line in tail)
+    yield from (f"  {line}" for line in ending_lines(outcome.directory / OUTPUT))
 
 
 def _how_far(chaos: Chaos) -> str:
@@ -177,6 +186,9 @@ def chaos_json(chaos: Chaos) -> dict[str, Any]:
         "num_probes_wanted": 1 if plan.only is not None else plan.num_probes,
         "num_runs": chaos.num_runs,
         "problem": chaos.problem,
+        "remedy": chaos.remedy,
+        "output": chaos.output and str(chaos.output),
+        "output_tail": output_tail(chaos.output) if chaos.output else [],
         "interrupted_by": chaos.interrupted_by,
         "is_out_of_time": chaos.is_out_of_time,
         "finding": _finding_json(chaos),

@@ -11,6 +11,7 @@ from harness.lab.gate.costs import MEMORY, SECONDS, STEP, CostChange
 from harness.lab.gate.result import Gate, GateScenario
 from harness.lab.gate.rounding import Rounding
 from harness.reporters.divergence import attribution_lines, headline, verdict_json
+from harness.reporters.replay import ending_lines, output_tail
 from harness.reporters.text import count, one_line
 from harness.trace.command import EXIT_CODES
 
@@ -81,6 +82,8 @@ def detail_lines(scenario: GateScenario) -> Iterator[str]:
     """Why, how far apart, what it costs; without the verdict itself."""
     finding = scenario.finding
     yield from map(one_line, finding.reasons)
+    if scenario.output is not None:
+        yield from ending_lines(scenario.output)
     verdict = finding.verdict
     if verdict is not None and verdict.first is not None and finding.change is not Change.EQUAL:
         if finding.rounding is not None:
@@ -179,6 +182,8 @@ def _scenario_json(scenario: GateScenario) -> dict[str, Any]:
         "rounding": rounding and {**asdict(rounding), "share": _finite(rounding.share)},
         "costs": [_cost_json(cost) for cost in scenario.costs],
         "accepted": scenario.accepted and [asdict(each) for each in scenario.accepted.history],
+        "output": scenario.output and str(scenario.output),
+        "output_tail": output_tail(scenario.output) if scenario.output else [],
     }
 
 

@@ -82,8 +82,14 @@ def _failures(runs: Sequence[Run]) -> Iterator[str]:
             yield f"  {one_line(problem.what)}"
             if problem.remedy:
                 yield f"    remedy: {one_line(problem.remedy)}"
-        yield f"  the end of its output ({run.output}):" if tail else f"  it printed nothing ({run.output})"
-        yield from (f"  | {line}" for line in tail)
+        yield from (f"  {line}" for line in ending_lines(run.output))
+
+
+def ending_lines(output: Path) -> Iterator[str]:
+    """The last that a run printed, and the file that holds all of it."""
+    tail = output_tail(output)
+    yield f"the end of its output ({output}):" if tail else f"it printed nothing ({output})"
+    yield from (f"| {line}" for line in tail)
 
 
 def output_tail(path: Path) -> list[str]:

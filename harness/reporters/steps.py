@@ -39,7 +39,8 @@ def step_text(replay: "StepReplay", *, colour: bool) -> str:
     lines += [f"  note: {one_line(note)}" for note in replay.notes]
     if replay.bundle is not None:
         bundle = shlex.quote(str(replay.bundle))
-        lines += [f"  bundle: {bundle}", f"    on any machine:  rlharness replay --bundle {bundle}"]
+        where = f"where {one_line(replay.bundle_needs)} is" if replay.bundle_needs else "on any machine"
+        lines += [f"  bundle: {bundle}", f"    {where}:  rlharness replay --bundle {bundle}"]
     lines.append(f"  traces: {shlex.quote(str(replay.directory))}")
     return "\n".join(lines)
 

@@ -7,6 +7,7 @@ from typing import Any
 from harness.lab.transplant.findings import Findings
 from harness.lab.transplant.judgement import Distance, Effect, Outcome, Where
 from harness.reporters.text import count, one_line
+from harness.trace.verdict import FieldDifference
 
 VERSION = 1
 TONES = {True: "32", False: "1;31"}
@@ -18,15 +19,28 @@ def transplant_text(findings: Findings, *, colour: bool) -> str:
     lines = [
         f"A: {pair.a.directory}  B: {pair.b.directory}",
         f"put in from step {pair.step} on, and looked at up to step {pair.last}",
-        *_table([_row(each) for each in findings.outcomes]),
+        *_identity(pair.identity_differences),
+        *(_table([_row(each) for each in findings.outcomes]) if findings.outcomes else ()),
         *_problems(findings.outcomes),
         *_conclusion(findings, colour),
         *(f"  note: {one_line(note)}" for note in findings.notes),
         f"  traces: {findings.directory}",
     ]
     if findings.interrupted_by:
-        lines.insert(0, f"interrupted by {findings.interrupted_by}; what was found until then:")
+        until = "; what was found until then:" if findings.outcomes else ", before anything was tried"
+        lines.insert(0, f"interrupted by {findings.interrupted_by}{until}")
     return "\n".join(lines)
+
+
+def _identity(differences: Sequence[FieldDifference]) -> Iterator[str]:
+    """also different: seed A 1 B 2. Nothing where both runs have one configuration."""
+    if differences:
+        told = [f"{each.name} A {_value(each.a)} B {_value(each.b)}" for each in differences]
+        yield f"also different: {_names(told)}"
+
+
+def _value(value: str | None) -> str:
+    return "absent" if value is None else value
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
@@ -92,8 +106,11 @@ def _problems(outcomes: Sequence[Outcome]) -> Iterator[str]:
 def _conclusion(findings: Findings, colour: bool) -> Iterator[str]:
     """What the rows say together."""
     cause = findings.cause
-    label = "CAUSE" if cause else "NO CAUSE FOUND"
+    label = "CAUSE" if cause else "NO CAUSE FOUND" if findings.outcomes else "NOTHING TRIED"
     painted = f"\x1b[{TONES[bool(cause)]}m{label}\x1b[0m" if colour else label
+    if not findings.outcomes:
+        yield f"{painted}  nothing of B was put into A: nothing is said of the cause"
+        return
     if cause is None:
         yield f"{painted}  from nothing that was put in does B follow"
         return
@@ -143,6 +160,7 @@ def transplant_json(findings: Findings) -> dict[str, Any]:
         "b": str(pair.b.directory),
         "step": pair.step,
         "last_step": pair.last,
+        "identity_differences": [asdict(each) for each in pair.identity_differences],
         "directory": str(findings.directory),
         "cause": cause and cause.graft.take.text,
         "transplants": [_outcome_json(each) for each in findings.outcomes],

@@ -8,6 +8,7 @@ import pytest
 from harness.errors import TraceError, UsageError
 from harness.lab.entry_call import EntryCall
 from harness.lab.recorded_run import CHECKPOINTS, RecordedRun, is_recorded_run, read_recorded_run
+from tests.lab.test_checkpoint_check import write_checkpoint
 from tests.trace.traces import manifest_of, steps_of, write
 
 RESUME = {"run": "output.resume", "step": "output.resume_step"}
@@ -73,3 +74,27 @@ def test_other_directories_are_refused(tmp_path: Path) -> None:
     (run.directory / "call.json").write_text('{"entry": ', "utf-8")
     with pytest.raises(UsageError, match="cannot be read"):
         read_recorded_run(run.directory)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", '{"entry": 1, "config": {}}', '{"entry": "a:b", "config": {}, "more": 1}']
+)
+def test_a_call_that_is_none_is_told_as_that(tmp_path: Path, text: str) -> None:
+    run = recorded(tmp_path / "run")
+    (run.directory / "call.json").write_text(text, "utf-8")
+    with pytest.raises(UsageError, match="does not say which entry was called"):
+        read_recorded_run(run.directory)
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", checkpoints=(2, 4))
+    for step in (2, 4):
+        write_checkpoint(run.checkpoint(step))
+    assert (run.start_before(5), run.passed_over(5)) == (4, ())
+
+    (run.checkpoint(4) / "weights").write_bytes(b"w")
+    assert run.start_before(5) == 2
+    assert run.passed_over(5) == (f"{run.checkpoint(4)}: weights has 1 bytes, and had 7",)
+    (run.checkpoint(2) / "weights").unlink()
+    assert (run.start_before(5), len(run.passed_over(5))) == (None, 2)
+    assert run.passed_over(1) == ()

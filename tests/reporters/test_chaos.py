@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.clock import FakeClock
+from harness.exit_codes import ExitCode
 from harness.lab.chaos.comparison import Outcome, Sign
 from harness.lab.chaos.factors import Factor
 from harness.lab.chaos.finding import Chaos, Finding, Tally
@@ -136,6 +137,34 @@ def test_a_search_that_was_cut_short_says_that_there_may_be_less(moved: Outcome)
 def test_without_a_baseline_that_is_all(moved: Outcome) -> None:
     text = chaos_text(chaos(None, problem="it has no seed", num_probes=0), colour=False)
     assert text.startswith("NO BASELINE  the run with nothing changed is not whole: it has no seed\n")
+
+
+def test_without_a_baseline_it_shows_what_that_run_said_and_what_may_mend_it(tmp_path: Path) -> None:
+    output = tmp_path / OUTPUT
+    output.write_text("step 0\nerror: no such thing\n", encoding="utf-8")
+    told = chaos(None, problem="it has no seed", remedy="give it --seed", output=output, num_probes=0)
+    assert chaos_text(told, colour=False).splitlines() == [
+        "NO BASELINE  the run with nothing changed is not whole: it has no seed",
+        "  remedy: give it --seed",
+        f"  the end of its output ({output}):",
+        "  | step 0",
+        "  | error: no such thing",
+        "  traces: out",
+    ]
+    found = json.loads(json.dumps(chaos_json(told)))
+    assert (found["remedy"], found["output"]) == ("give it --seed", str(output))
+    assert found["output_tail"] == ["step 0", "error: no such thing"]
+
+
+def test_where_nothing_was_perturbed_nothing_is_said_to_be_harmless() -> None:
+    late = chaos(None, is_out_of_time=True, num_probes=0, num_runs=2)
+    assert chaos_text(late, colour=False).splitlines()[:2] == [
+        "OUT OF TIME  no perturbation was run to its end: nothing is said of any",
+        "  its time was up: 0 of 20 perturbations were run, in 2 runs",
+    ]
+    assert late.exit_code == ExitCode.INCOMPLETE_RECORDING
+    interrupted = replace(late, interrupted_by="SIGINT")
+    assert chaos_text(interrupted, colour=False).startswith("INTERRUPTED  no perturbation was run")
 
 
 def test_json_says_the_same(moved: Outcome) -> None:

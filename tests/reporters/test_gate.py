@@ -13,6 +13,7 @@ from harness.lab.gate.golden import Acceptance, golden_of
 from harness.lab.gate.policy import Policy
 from harness.lab.gate.rounding import Rounding
 from harness.reporters.gate import cost_line, directory_name, gate_json, gate_text, rounding_lines
+from harness.reporters.github import summary
 from harness.trace.diff import diff
 from tests.reporters.gates import NOISY, SLOWER, STEADY, gate_of, scenario_of
 from tests.trace.traces import flip_bit, steps_of, trace
@@ -73,6 +74,19 @@ def test_what_was_accepted_is_told_with_its_reason(tmp_path: Path) -> None:
     assert "EQUAL  a (golden 0123)\n" in text
     assert "  accepted on 2026-11-20 at aaaaaaa+: the clip is lower\n" in text
     assert gate_json(gate)["scenarios"][0]["accepted"][0]["by"] == "Ada"
+
+
+def test_what_did_not_run_shows_the_end_of_what_it_printed(tmp_path: Path) -> None:
+    output = tmp_path / "output.log"
+    output.write_text("step 0\nerror: \x1b[31mno such thing\n", encoding="utf-8")
+    gate = gate_of(replace(scenario_of("a", Change.BROKEN, "head: exit code 1", costs=()), output=output))
+    lines = [f"the end of its output ({output}):", "| step 0", "| error: no such thing"]
+    assert gate_text(gate, colour=False).splitlines()[2:6] == ["  head: exit code 1", *(f"  {each}" for each in lines)]
+    assert "\n".join(lines) in summary(gate)
+    (told,) = gate_json(gate)["scenarios"]
+    assert (told["output"], told["output_tail"]) == (str(output), ["step 0", "error: no such thing"])
+    (other,) = gate_json(gate_of(scenario_of("a", Change.EQUAL)))["scenarios"]
+    assert (other["output"], other["output_tail"]) == (None, [])
 
 
 def test_an_interrupted_gate_decides_nothing() -> None:

@@ -1,5 +1,6 @@
 """What is said of a transplant."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from harness.exit_codes import ExitCode
@@ -99,3 +100,30 @@ def test_nothing_found_is_said_and_so_is_what_proves_less(tmp_path: Path) -> Non
         "  note: A does not come out again",
     ]
     assert found.exit_code == ExitCode.NOT_COMPARABLE
+
+
+def test_where_nothing_was_tried_nothing_is_said_of_the_cause(tmp_path: Path) -> None:
+    lines = transplant_text(findings(tmp_path, interrupted_by="SIGINT"), colour=False).splitlines()
+    assert lines == [
+        "interrupted by SIGINT, before anything was tried",
+        f"A: {tmp_path}/a  B: {tmp_path}/b",
+        "put in from step 2 on, and looked at up to step 5",
+        "NOTHING TRIED  nothing of B was put into A: nothing is said of the cause",
+        f"  traces: {tmp_path}/out",
+    ]
+
+
+def test_other_configurations_are_told(tmp_path: Path) -> None:
+    found = findings(tmp_path, outcome("loss", Effect.NOTHING, share=0.0))
+    assert "also different" not in transplant_text(found, colour=False)
+    assert transplant_json(found)["identity_differences"] == []
+    trace, manifest = found.pair.b.trace, found.pair.b.trace.manifest
+    assert manifest is not None
+    identity = {**manifest.fingerprint.identity, "optimizer.learning_rate": "0.1"}
+    manifest = replace(manifest, fingerprint=replace(manifest.fingerprint, identity=identity))
+    b = replace(found.pair.b, trace=replace(trace, manifest=manifest))
+    other = replace(found, pair=replace(found.pair, b=b))
+    assert "\nalso different: optimizer.learning_rate A absent B 0.1\n" in transplant_text(other, colour=False)
+    assert transplant_json(other)["identity_differences"] == [
+        {"name": "optimizer.learning_rate", "a": None, "b": "0.1"}
+    ]

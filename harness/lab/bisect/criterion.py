@@ -1,6 +1,7 @@
 """What makes a probe bad: other bits than the good one's, another reward, or a value of its curve. Pure."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isnan
 
@@ -44,6 +45,17 @@ class Criterion:
             return self._by_reward(good, probe)
         return self._by_condition(self.condition, probe)
 
+    def check(self, good: Trace) -> None:
+        """UsageError where the curve of the good one has nothing of what is asked for."""
+        known = _names(good)
+        name = self.condition.name_among(known) if self.condition else REWARD_MEAN
+        if self.text != BITS and name not in known:
+            raise UsageError(
+                f"{OPTION} {self.text}: the curve of the good one has no value {name!r}",
+                legal=", ".join(sorted(known)) or "none: this scenario tells no values",
+                remedy=f"{OPTION} {BITS} looks at everything that is recorded",
+            )
+
     def _by_reward(self, good: Trace, probe: Trace) -> Judged:
         x, y = (dict(_values(trace, REWARD_MEAN)) for trace in (good, probe))
         if not x.keys() & y.keys():
@@ -57,7 +69,7 @@ class Criterion:
         return Judged(Outcome.GOOD, "the same reward")
 
     def _by_condition(self, condition: Condition, probe: Trace) -> Judged:
-        values = list(_values(probe, condition.name))
+        values = list(_values(probe, condition.name_among(_names(probe))))
         if not values:
             return Judged(Outcome.SKIP, f"its curve has no {condition.name}")
         for step, value in values:
@@ -72,10 +84,15 @@ def parse_criterion(text: str, tolerance: float | None) -> Criterion:
         raise UsageError(f"--tolerance with --by {text}", legal=f"--by {REWARD} --tolerance X")
     if text in (BITS, REWARD):
         return Criterion(text, tolerance=tolerance or 0.0)
-    condition = parse_condition(text, OPTION)
-    if condition.word:
-        raise UsageError(f"{OPTION} {text}", legal=f"{BITS}, {REWARD}, or METRIC>X", remedy=f"{OPTION} 'loss>10'")
-    return Criterion(text, condition)
+    with suppress(UsageError):
+        condition = parse_condition(text, OPTION)
+        if not condition.word:
+            return Criterion(text, condition)
+    raise UsageError(
+        f"{OPTION} {text}",
+        legal=f"{BITS}, {REWARD}, or METRIC>X, with one of {' '.join(OPERATORS)}",
+        remedy=f"{OPTION} 'loss>10'",
+    )
 
 
 def _by_bits(good: Trace, probe: Trace) -> Judged:
@@ -89,6 +106,11 @@ def _by_bits(good: Trace, probe: Trace) -> Judged:
     return Judged(
         Outcome.BAD, f"other bits from step {first.step} on" + (f", {leaf.phase} {leaf.name}" if leaf else "")
     )
+
+
+def _names(trace: Trace) -> set[str]:
+    """Of all values of the curve."""
+    return {name for point in trace.curve for name in point.values}
 
 
 def _values(trace: Trace, name: str) -> Iterator[tuple[int, float]]:

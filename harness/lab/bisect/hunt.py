@@ -74,9 +74,11 @@ class Hunt:
             self._check_end(good)
         assert good.directory is not None
         self._good = read_trace(good.directory)
+        self._criterion.check(self._good)
         if (judged := self._criterion.judge(self._good, self._good)).outcome is not Outcome.GOOD:
+            found = "is bad" if judged.outcome is Outcome.BAD else "cannot be judged"
             raise NothingToFindError(
-                f"{good.told}, which should be good, is {judged.outcome.value}: {judged.reason}",
+                f"{good.told}, which should be good, {found}: {judged.reason}",
                 legal="a good one",
                 remedy="name another --good",
             )

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from xxhash import xxh3_128
 
-from harness.errors import BundleError, TraceError
-from harness.lab.bundles.archive import Content, checksums, write_bundle
+from harness.errors import BundleError, TraceError, UsageError
+from harness.lab.bundles.archive import Content, checksums, open_bundle, write_bundle
 from harness.lab.bundles.contents import ENDING, Head, NamedCheckpoint
 from harness.lab.entry_call import CALL, without_secrets
 from harness.lab.recorded_run import CHECKPOINTS, RecordedRun
@@ -60,15 +60,30 @@ def write_bundle_of(
     return head
 
 
+def bundle_place(cwd: Path, name: str) -> Path:
+    """Where a bundle of this name goes; UsageError for what is there and no bundle: somebody may want to keep it."""
+    path = cwd / name
+    path = path if path.suffix else path.with_suffix(ENDING)
+    try:
+        if path.exists():
+            open_bundle(path)
+    except BundleError:
+        raise UsageError(
+            f"{path} exists, and is no bundle",
+            legal="a new file, or an earlier bundle, which is replaced",
+            remedy="name another one with --bundle, or remove it",
+        ) from None
+    return path
+
+
 def bundle_of_replay(replay: "StepReplay", path: Path, arguments: Mapping[str, Any]) -> "StepReplay":
     """The same replay, its step written as a bundle: with all that was kept where it came out as it was recorded."""
     plan = replay.repeated.plan
     again = replay.repeated.runs[0].recording.directory if replay.repeated.is_reproduced else None
-    path = path if path.suffix else path.with_suffix(ENDING)
-    write_bundle_of(
+    head = write_bundle_of(
         plan.run, plan.step, path, refers_to_checkpoint=bool(arguments["reference_checkpoint"]), kept_by=again
     )
-    return replace(replay, bundle=path)
+    return replace(replay, bundle=path, bundle_needs=head.checkpoint.path if head.checkpoint else "")
 
 
 def checkpoint_of(run: RecordedRun, step: int) -> tuple[Path, int] | None:
@@ -78,7 +93,7 @@ def checkpoint_of(run: RecordedRun, step: int) -> tuple[Path, int] | None:
     """
     start = run.start_before(step)
     if start is not None:
-        return run.directory / CHECKPOINTS / f"step-{start:06}", start
+        return run.checkpoint(start), start
     values = _resumed(run)
     if values is None:
         return None

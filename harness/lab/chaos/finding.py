@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from harness.exit_codes import ExitCode
@@ -59,6 +60,10 @@ class Chaos:
     num_runs: int = 0
     problem: str = ""
     """Why there is no baseline."""
+    remedy: str = ""
+    """Of the problem; empty where none is known."""
+    output: Path | None = None
+    """What the run printed that should have been the baseline."""
     interrupted_by: str = ""
     """The name of a signal; empty where none has asked for the end."""
     is_out_of_time: bool = False

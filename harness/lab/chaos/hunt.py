@@ -19,6 +19,7 @@ from harness.lab.chaos.factors import CRASH, END, Factor, Perturbation, crash_fa
 from harness.lab.chaos.finding import Chaos, Finding, Tally
 from harness.lab.chaos.plan import ChaosPlan
 from harness.lab.chaos.shrink import ddmin, simplify
+from harness.lab.recording import Problem
 from harness.lab.supervised import Run
 from harness.trace.reader import Trace
 
@@ -102,8 +103,14 @@ class Hunt:
         try:
             run = await self._bench.record_baseline()
             if not run.recording.is_whole or not run.recording.num_steps:
-                what = [problem.what for problem in run.recording.problems] or ["no step was recorded"]
-                return Chaos(self._plan, num_runs=self._bench.num_runs, problem=what[0])
+                problem = next(iter(run.recording.problems), Problem("no step was recorded"))
+                return Chaos(
+                    self._plan,
+                    num_runs=self._bench.num_runs,
+                    problem=problem.what,
+                    remedy=problem.remedy,
+                    output=run.output,
+                )
             self._factors = {each.name: each for each in with_moments(self._plan.factors, self._bench.baseline)}
             if not self._factors:
                 raise UsageError(
@@ -132,9 +139,10 @@ class Hunt:
 
     async def _reproduce(self, perturbation: Perturbation) -> None:
         """Run one perturbation until it fails, or often enough."""
-        tally, self._num_probes = Tally(), 1
+        tally = Tally()
         while tally.num_runs < self._plan.num_repeats:
             outcome = await self._bench.probe(perturbation)
+            self._num_probes = 1
             tally = tally.plus(has_failed=outcome.has_failed)
             if outcome.has_failed:
                 self._finding = Finding(

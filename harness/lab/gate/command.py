@@ -97,8 +97,8 @@ async def _carried_out(
             base=base,
         )
         try:
-            for name in bench.names():
-                found.append(await bench.scenario(name))
+            for name, scene in bench.scenes().items():
+                found.append(await bench.scenario(name, scene))
         except Interrupted:
             say(f"interrupted by {session.interrupted_by}: what was judged so far is told")
         return Gate(
@@ -137,18 +137,23 @@ class Bench:
         self.notes: list[str] = []
         self._base_side: Side | None = None
 
-    def names(self) -> list[str]:
-        """The scenarios of the head, then those that only the base has; UsageError where there is none."""
-        names = dict.fromkeys(scenario_names(self.head, self.options))
+    def scenes(self) -> dict[str, Scene | None]:
+        """The scenarios of the head, each ready to be run, then those that only the base has, as None.
+
+        UsageError where there is none, or one of the head cannot be run: nothing has been started then.
+        """
+        names = scenario_names(self.head, self.options)
+        scenes: dict[str, Scene | None] = {name: head_scene(name, self.head, self.options) for name in names}
         if self.options.golden is None and (base := self.base_side()) is not None:
-            names |= dict.fromkeys(scenario_names(base, self.options))
-        if not names:
+            for name in scenario_names(base, self.options):
+                scenes.setdefault(name)
+        if not scenes:
             raise UsageError(
                 "there is no scenario to gate",
                 legal="scenarios of the project, as rlharness scenarios lists them",
                 remedy="write one into the directory scenarios, or name those of a package",
             )
-        return list(names)
+        return scenes
 
     def base_side(self) -> Side | None:
         """The base, checked out when it is first wanted; None where there is none."""
@@ -163,11 +168,10 @@ class Bench:
             self.has_used_base = True
         return self._base_side
 
-    async def scenario(self, name: str) -> GateScenario:
-        """One scenario, from its runs to the finding. Interrupted."""
-        if name not in scenario_names(self.head, self.options):
+    async def scenario(self, name: str, scene: Scene | None) -> GateScenario:
+        """One scenario, from its runs to the finding; None of one that the head has not. Interrupted."""
+        if scene is None:
             return GateScenario(name, Finding(Change.REMOVED, ("the head has no such scenario any more",)))
-        scene = head_scene(name, self.head, self.options)
         notes = tuple(filter(None, [check_origin(scene, self.checkout.root)]))
         recorder = Recorder(self.session, self.lines, self.directory / directory_name(name))
         try:
@@ -179,8 +183,7 @@ class Bench:
             return replace(await self._against_base(recorder, scene), notes=notes)
         except BrokenRun as broken:
             change = Change.BROKEN if broken.side == HEAD else Change.NOT_COMPARABLE
-            notes += (f"what it printed: {broken.run.output}",)
-            return GateScenario(name, Finding(change, broken.reasons), notes=notes)
+            return GateScenario(name, Finding(change, broken.reasons), notes=notes, output=broken.run.output)
 
     async def _against_base(self, recorder: Recorder, head: Scene) -> GateScenario:
         """Against the same scenario at the base. Interrupted, BrokenRun."""

@@ -24,6 +24,8 @@ class GateScenario:
     notes: tuple[str, ...] = ()
     accepted: Golden | None = None
     """The golden that was written."""
+    output: Path | None = None
+    """What the run printed that did not come to its end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from harness.lab.gate.costs import CostChange, Limits, RunCosts, compare_costs, 
 from harness.lab.gate.plan import Scene
 from harness.lab.gate.recorded import recorded_alone
 from harness.lab.gate.rounding import MAX_BYTES, Rounding, measure_rounding, step_bytes
+from harness.lab.recording import Problem
 from harness.lab.session import Session
 from harness.lab.supervised import Run
 from harness.reporters.run_lines import RunLines
@@ -50,10 +51,11 @@ class BrokenRun(Exception):
     def reasons(self) -> tuple[str, ...]:
         """Why, in the words of its entry where that has refused to begin."""
         if refusal := read_refusal(self.run.recording.directory):
-            return (f"{self.side}: {refusal.what}", *([f"legal: {refusal.legal}"] if refusal.legal else []))
-        return tuple(f"{self.side}: {problem.what}" for problem in self.run.recording.problems) or (
-            f"{self.side}: it recorded no step",
-        )
+            remedies = ("legal", refusal.legal), ("remedy", refusal.remedy)
+            return (f"{self.side}: {refusal.what}", *(f"{name}: {text}" for name, text in remedies if text))
+        problems = self.run.recording.problems or (Problem("it recorded no step"),)
+        told = ((f"{self.side}: {each.what}", each.remedy and f"remedy: {each.remedy}") for each in problems)
+        return tuple(line for lines in told for line in lines if line)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ RUN, K ─▶ plan ─▶ K again (with --op once more, its operations recorded)
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class StepReplay:
     other: OtherRun | None = None
     bundle: Path | None = None
     """Where it was written; None where none was asked for."""
+    bundle_needs: str = ""
+    """The checkpoint that the bundle names; empty where it holds all that it needs."""
     notes: tuple[str, ...] = ()
     interrupted_by: str = ""
     """The name of a signal; empty where it went to its end."""
@@ -58,18 +60,20 @@ class StepReplay:
 
 def run_step_replay(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness replay RUN`; HarnessError for what the user can mend."""
+    from harness.lab.bundles.making import bundle_of_replay, bundle_place
+
     program = check_machine(invocation)
     plan = plan_step(named_run(invocation.cwd, arguments["scenario"]), arguments)
     other = arguments["against"]
     other_plan = plan_step(named_run(invocation.cwd, other), arguments, plan.step) if other else None
+    bundle = bundle_place(invocation.cwd, arguments["bundle"]) if arguments["bundle"] else None
     own_id = new_run_id(SystemClock().wall())
     directory = out_directory(invocation.cwd, arguments["out"], REPLAYS, own_id)
     place = Place(program, invocation.cwd, invocation.environ, own_id, plan.timeout_s)
     replay = replay_steps(plan, other_plan, directory, place)
-    if arguments["bundle"] and replay.repeated.runs and not replay.interrupted_by:
-        from harness.lab.bundles.making import bundle_of_replay
-
-        replay = bundle_of_replay(replay, invocation.cwd / arguments["bundle"], arguments)
+    replay = replace(replay, notes=tuple(f"a damaged checkpoint is passed over: {each}" for each in plan.passed_over))
+    if bundle is not None and replay.repeated.runs and not replay.interrupted_by:
+        replay = bundle_of_replay(replay, bundle, arguments)
     return tell(replay, invocation, arguments)
 
 

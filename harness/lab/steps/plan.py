@@ -3,6 +3,7 @@
 RUN, K ─▶ envelope of its steps from the nearest checkpoint to K ─▶ one run, with --op one more with operations
 """
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,12 +14,16 @@ from typing import Any
 
 from harness.config import shadowing
 from harness.errors import UsageError
-from harness.lab.envelope import Envelope
+from harness.lab.entry_call import CALL
+from harness.lab.envelope import TRAIN, Envelope
 from harness.lab.payload import flattened
 from harness.lab.recorded_run import RecordedRun, is_recorded_run, read_recorded_run
 from harness.lab.scenario_envelope import CHILD, override_of
+from harness.lab.scenario_places import all_scenarios
 from harness.lab.steps.step_traces import check_step
 from harness.runner.options import Invocation
+from harness.trace.layout import MANIFEST, log_name
+from harness.trace.reader import read_trace
 from harness.trace.redaction import REDACTED
 
 WITHOUT_MEANING = {"size": "size", "vary": "vary", "level": "level", "runs": "runs", "metric": "metric"}
@@ -37,6 +42,8 @@ class StepPlan:
     """Of the steps `first` to `step`, the tensors of the last one kept."""
     is_from_checkpoint: bool = False
     """Whether it begins with a checkpoint, and not with the beginning of the run."""
+    passed_over: tuple[str, ...] = ()
+    """Damaged checkpoints that were nearer, each with what is wrong with it."""
     has_operations: bool = False
     timeout_s: float = inf
 
@@ -67,6 +74,7 @@ def plan_step(run: RecordedRun, arguments: Mapping[str, Any], step: int | None =
         first=min(run.trace.steps, default=last) if start is None else start,
         envelope=replace(run.envelope_to(start or 0, overrides), last_step=last, keep=(last,)),
         is_from_checkpoint=start is not None,
+        passed_over=() if asked is None else run.passed_over(asked),
         has_operations=bool(arguments["op"]),
         timeout_s=arguments["timeout"] or inf,
     )
@@ -80,6 +88,37 @@ def named_run(cwd: Path, name: str) -> RecordedRun:
 def names_recorded_run(cwd: Path, name: str | None) -> bool:
     """Whether a word names the directory of a recorded run, and no scenario."""
     return name is not None and is_recorded_run(cwd / name)
+
+
+def refuse_directory(cwd: Path, name: str | None) -> None:
+    """UsageError for a word that names neither a scenario nor a recorded run, but a directory."""
+    if name is None or not (name.endswith("/") or (cwd / name).is_dir()) or names_recorded_run(cwd, name):
+        return
+    if name in {each.name for each in all_scenarios(cwd)}:
+        return
+    what, remedy = _directory(cwd / name, name)
+    raise UsageError(
+        what,
+        legal="the name of a scenario, a YAML file, or the directory of a recorded run of a scenario",
+        remedy=remedy,
+    )
+
+
+def _directory(directory: Path, name: str) -> tuple[str, str]:
+    """(what a directory is that holds no recorded run, what to type instead)."""
+    if not directory.is_dir():
+        return f"there is no directory {name}", "rlharness scenarios shows what can be named"
+    if any((directory / file).exists() for file in (MANIFEST, log_name(0))):
+        manifest = read_trace(directory).manifest
+        if manifest is not None and manifest.argv[: len(TRAIN)] == TRAIN:
+            return f"{name} is a recorded run without its {CALL}", "record it again: rlharness train SCENARIO --out RUN"
+        return (
+            f"{name} is the trace of a command, and says nothing of how to run it again",
+            "rlharness replay -- COMMAND runs a command again",
+        )
+    if runs := sorted(each.parent.name for each in directory.glob(f"run-*/{CALL}")):
+        return f"{name} holds several runs", f"name one of them: {os.path.join(name, runs[0])}"
+    return f"the directory {name} holds no recorded run", "rlharness train SCENARIO --out RUN records one"
 
 
 def refuse_options(arguments: Mapping[str, Any]) -> None:

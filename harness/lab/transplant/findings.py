@@ -8,6 +8,7 @@ from harness.exit_codes import ExitCode
 from harness.lab.recorded_run import RecordedRun
 from harness.lab.transplant.grafts import first_difference
 from harness.lab.transplant.judgement import Effect, Outcome
+from harness.trace.verdict import FieldDifference
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,16 @@ class Pair:
     """The first step in which something is put; of weights, the step that begins with them."""
     last: int
     """The last step that is looked at."""
+
+    @property
+    def identity_differences(self) -> tuple[FieldDifference, ...]:
+        """What of the two configurations is not the same; nothing where one of them is not known."""
+        manifests = self.a.trace.manifest, self.b.trace.manifest
+        if manifests[0] is None or manifests[1] is None:
+            return ()
+        a, b = manifests[0].fingerprint.identity, manifests[1].fingerprint.identity
+        names = sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
+        return tuple(FieldDifference(name, a.get(name), b.get(name)) for name in names)
 
 
 @dataclass(frozen=True, slots=True)

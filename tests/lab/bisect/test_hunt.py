@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.errors import UsageError
 from harness.exit_codes import ExitCode
 from harness.lab.bisect.candidates import Interrupted, UnavailableError
 from harness.lab.bisect.criterion import parse_criterion
@@ -132,5 +133,5 @@ def test_later_it_tells_how_far_it_came(tmp_path: Path) -> None:
 
 
 def test_a_value_of_the_curve_that_nobody_tells_is_no_end(tmp_path: Path) -> None:
-    with pytest.raises(NothingToFindError, match="tiny a, which should be good, is skip: its curve has no loss"):
+    with pytest.raises(UsageError, match="--by loss>3: the curve of the good one has no value 'loss'"):
         hunted(tmp_path, runs("gb"), by="loss>3")

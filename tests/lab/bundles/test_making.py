@@ -9,7 +9,7 @@ import pytest
 from harness.errors import BundleError, UsageError
 from harness.lab.bundles.archive import open_bundle
 from harness.lab.bundles.command import unpacked
-from harness.lab.bundles.making import checkpoint_digest, checkpoint_of, write_bundle_of
+from harness.lab.bundles.making import bundle_place, checkpoint_digest, checkpoint_of, write_bundle_of
 from harness.lab.entry_call import EntryCall
 from harness.lab.recorded_run import RecordedRun, read_recorded_run
 from harness.lab.steps.step_traces import is_unfinished, recorded_steps_of, trace_of_step
@@ -125,6 +125,19 @@ def test_a_step_in_whose_middle_a_run_ended_is_taken_as_far_as_it_went(tmp_path:
     step = trace_of_step(again.trace, 6)
     assert step is not None
     assert step.ranks[0].heads[6].num_leaves == 3
+
+
+def test_only_an_earlier_bundle_is_replaced(tmp_path: Path) -> None:
+    assert bundle_place(tmp_path, "a") == tmp_path / "a.rlb"
+    write_bundle_of(recorded(tmp_path / "run"), 1, tmp_path / "a.rlb")
+    assert bundle_place(tmp_path, "a.rlb") == tmp_path / "a.rlb"
+    (tmp_path / "notes.txt").write_text("mine", "utf-8")
+    for name in ("notes.txt", f"../{tmp_path.name}/run/checkpoints/../../notes.txt"):
+        with pytest.raises(UsageError, match=r"notes\.txt exists, and is no bundle"):
+            bundle_place(tmp_path, name)
+    (tmp_path / "some.rlb").mkdir()
+    with pytest.raises(UsageError, match="exists, and is no bundle"):
+        bundle_place(tmp_path, "some")
 
 
 def test_a_step_that_was_not_recorded_has_no_bundle(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ class FakeBench:
 
     async def record_baseline(self) -> Run:
         self.num_runs += 1
-        problems = () if self.is_whole else (Problem("it has no seed"),)
+        problems = () if self.is_whole else (Problem("it has no seed", "give it --seed"),)
         return Run(1, False, Recording(self.baseline.directory, 0, NUM_STEPS, (0,), 1, problems), 1.0)
 
     async def probe(self, perturbation: Mapping[str, Any], num_steps: int | None = None) -> Outcome:
@@ -196,11 +196,18 @@ def test_one_perturbation_that_does_not_show_is_run_often_enough(baseline: Trace
     assert (chaos.finding, chaos.num_runs, chaos.exit_code) == (None, 6, ExitCode.OK)
 
 
+@pytest.mark.parametrize(("most", "code"), [(2, ExitCode.INCOMPLETE_RECORDING), (3, ExitCode.OK)])
+def test_one_perturbation_counts_when_it_was_run(baseline: Trace, most: int, code: ExitCode) -> None:
+    chaos = search(FakeBench(baseline, lambda perturbation: None, most=most), only={"x.a": 3})
+    assert (chaos.num_probes, chaos.exit_code, chaos.is_out_of_time) == (most - 2, code, True)
+
+
 def test_without_a_baseline_nothing_is_perturbed(baseline: Trace) -> None:
     bench = FakeBench(baseline, lambda perturbation: None)
     bench.is_whole = False
     chaos = search(bench)
     assert (chaos.problem, chaos.exit_code, bench.asked) == ("it has no seed", ExitCode.INCOMPLETE_RECORDING, [])
+    assert (chaos.remedy, chaos.output) == ("give it --seed", baseline.directory / "output.log")
 
 
 def test_an_interrupted_search_says_so(baseline: Trace) -> None:

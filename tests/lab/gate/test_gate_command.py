@@ -65,6 +65,24 @@ def test_new_ones_and_those_that_are_gone_are_told(project: Project) -> None:
     assert done.code == ExitCode.OK
 
 
+def test_a_scenario_that_cannot_be_read_is_refused_before_anything_runs(project: Project) -> None:
+    project.write("scenarios/torn.yaml", "about: [")
+    done = gate(project, "--base", "HEAD")
+    assert (done.code, done.stdout) == (ExitCode.USAGE_ERROR, "")
+    assert "torn.yaml" in done.stderr
+    assert "run 1" not in done.stderr, "sums comes first, and has not been run"
+
+
+def test_one_that_the_base_alone_cannot_read_is_told_beside_the_others(project: Project) -> None:
+    text = (project.directory / "scenarios" / "sums.yaml").read_text("utf-8")
+    project.commit("Torn", **{"scenarios/sums.yaml": "about: ["})
+    project.write("scenarios/sums.yaml", text)
+    project.write("scenarios/zeros.yaml", text)
+    found = {each["name"]: each for each in told(gate(project, "--base", "HEAD", "--json"))["scenarios"]}
+    assert {name: each["change"] for name, each in found.items()} == {"sums": "configuration", "zeros": "new"}
+    assert found["sums"]["reasons"][0].startswith("the base's scenario cannot be run: ")
+
+
 def test_what_does_not_run_always_fails_and_an_old_one_that_did_not_is_not_comparable(project: Project) -> None:
     project.change("Broken", "SCALE = 1.0", "SCALE = 1 / 0")
     done = gate(project, "--fail-on", "none", "--json")

@@ -1,6 +1,7 @@
 """The runs of a gate, played: in turns, as many as it takes, and what follows from them. No process is started."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from harness.lab.gate.sides import (
     compare_sides,
     read_metrics,
 )
+from harness.lab.recording import Problem
 from harness.lab.worktrees import Side
 from harness.reporters.run_lines import RunLines
 from tests.lab.played_session import Gradient, PlayedSession, doubled, rounded, steady
@@ -118,6 +120,11 @@ def test_what_does_not_run_says_why(tmp_path: Path) -> None:
     with pytest.raises(BrokenRun) as refused:
         compared(tmp_path / "refused", refusing)
     assert refused.value.reasons == ("head: unknown key lrr", "legal: lr")
+    recording = replace(broken.value.run.recording, problems=(Problem("it has no seed", "give it --seed"),))
+    mendable = BrokenRun(HEAD, replace(broken.value.run, recording=recording))
+    assert mendable.reasons == ("head: it has no seed", "remedy: give it --seed")
+    empty = BrokenRun(BASE, replace(broken.value.run, recording=replace(recording, problems=())))
+    assert empty.reasons == ("base: it recorded no step",)
 
 
 def test_a_signal_ends_it_before_the_next_run(tmp_path: Path) -> None:

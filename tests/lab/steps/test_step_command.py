@@ -4,6 +4,7 @@ Whole commands, in the order of a morning on which a run broke: recorded once, l
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,29 @@ def test_what_would_be_another_run_is_refused(project: Path, tmp_path: Path) -> 
         done = replay(project, tmp_path, "whole", *words)
         assert (done.code, said in done.stderr) == (ExitCode.USAGE_ERROR, True), done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_is_no_bundle_is_kept_and_no_option_is_ignored(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine", "utf-8")
+    done = replay(project, tmp_path, "whole", "--step", "3", "--bundle", str(tmp_path / "notes.txt"))
+    assert (done.code, "notes.txt exists, and is no bundle" in done.stderr) == (ExitCode.USAGE_ERROR, True)
+    assert (tmp_path / "notes.txt").read_text("utf-8") == "mine"
+    ignored = replay(project, tmp_path, "whole", "--step", "3", "--reference-checkpoint")
+    assert (ignored.code, "--reference-checkpoint without a bundle" in ignored.stderr) == (ExitCode.USAGE_ERROR, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_a_bundle_says_what_it_needs(project: Path, tmp_path: Path) -> None:
+    shutil.copytree(project / "whole", tmp_path / "run")
+    damaged = tmp_path / "run" / "checkpoints" / "step-000004"
+    (damaged / "checksums.json").write_text("cut", "utf-8")
+    bundle = ("--bundle", str(tmp_path / "a"), "--reference-checkpoint")
+    done = replay(project, tmp_path, str(tmp_path / "run"), "--step", "4", *bundle)
+    assert done.code == ExitCode.OK, done.stdout + done.stderr
+    assert "run again from the checkpoint of step 2; the 2 steps before it too\n" in done.stdout
+    assert f"note: a damaged checkpoint is passed over: {damaged}: checksums.json cannot be read" in done.stdout
+    assert f"where {damaged.with_name('step-000002')} is:  rlharness replay --bundle" in done.stdout
+    assert "on any machine" not in done.stdout
 
 
 def test_the_first_operation_that_differs_from_another_run_is_named(project: Path, tmp_path: Path) -> None:
