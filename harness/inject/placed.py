@@ -13,8 +13,7 @@ import torch
 
 from harness.errors import TraceError
 from harness.inject.card_digest import Shard, lanes_digest, shard_of, shardsum_lanes
-from harness.inject.host_digest import digest_on_host
-from harness.inject.tensors import Digested, dtype_name
+from harness.inject.tensors import Digested, digest_tensor, dtype_name
 from harness.trace.chain import DIGEST_BYTES, Scope
 from harness.trace.digests import RAW, SHARDSUM_128
 
@@ -46,18 +45,16 @@ def place(tensor: torch.Tensor, scope: Scope) -> Placed:
 def digest_placed(values: Sequence[torch.Tensor | Shard]) -> list[Digested]:
     """The digest of each; waits once for every card that any of them lies on."""
     found: dict[int, Digested] = {}
-    on_host: dict[int, torch.Tensor] = {}
     waiting: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
     for index, value in enumerate(values):
         tensor = value.local if isinstance(value, Shard) else value
         if isinstance(value, torch.Tensor) and tensor.device.type == "cpu":
-            on_host[index] = tensor
+            found[index] = digest_tensor(tensor)
         elif isinstance(value, torch.Tensor) and tensor.numel() * tensor.element_size() <= DIGEST_BYTES:
             waiting.setdefault(tensor.device, []).append((index, _raw(tensor)))
         else:
             shard = value if isinstance(value, Shard) else shard_of(value)
             waiting.setdefault(tensor.device, []).append((index, shardsum_lanes(shard)))
-    found |= dict(zip(on_host, digest_on_host(list(on_host.values())), strict=True))
     for lanes in waiting.values():
         fetched = torch.stack([each for _, each in lanes]).cpu()
         for (index, _), each in zip(lanes, fetched, strict=True):
