@@ -4,6 +4,7 @@ nan   inf   divergence   grad_norm>10   reward<0.2      operators: < <= > >= == 
 """
 
 import json
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -93,10 +94,10 @@ def parse_condition(text: str, option: str = "--break-on") -> Condition:
         return Condition(text.strip())
     match = _COMPARISON.fullmatch(text)
     try:
-        number = float(match[3]) if match else None
+        number = float(match[3]) if match else math.nan
     except ValueError:
-        number = None
-    if match is None or number is None or number != number:  # noqa: PLR0124 - nan, which nothing is equal to
+        number = math.nan
+    if match is None or math.isnan(number):
         raise UsageError(
             f"{option} {text!r}",
             legal=f"{NAN}, {INF}, {DIVERGENCE}, or a name of the curve, one of {' '.join(OPERATORS)} and a number",

@@ -1,11 +1,10 @@
 """The page of a report as text: whole by itself, nothing of a trace that runs, the same from the same traces."""
 
-import builtins
 import hashlib
 import json
 import re
+import sys
 from base64 import b64encode
-from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from importlib import resources
@@ -200,14 +199,7 @@ def test_a_completion_that_holds_a_secret_is_not_shown(tmp_path: Path) -> None:
 
 
 def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    imported: Callable[..., Any] = builtins.__import__
-
-    def without_jinja(name: str, *rest: Any) -> Any:
-        if name == "jinja2":
-            raise ImportError(name)
-        return imported(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without_jinja)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(UsageError, match=r"needs Jinja2.*(?s:.)*pip install 'rlharness\[report\]'"):
         require_jinja()
 

@@ -9,6 +9,7 @@ import hashlib
 from base64 import b64encode
 from functools import cache
 from importlib import resources
+from importlib.util import find_spec
 
 from harness import __version__
 from harness.errors import UsageError
@@ -27,12 +28,8 @@ STYLES = ("uplot/uPlot.min.css", "templates/report.css")
 
 def require_jinja() -> None:
     """UsageError, with what to type, where the library of the templates is not installed."""
-    try:
-        import jinja2  # noqa: F401
-    except ImportError:
-        raise UsageError(
-            "a report needs Jinja2, which is not installed", remedy="pip install 'rlharness[report]'"
-        ) from None
+    if find_spec("jinja2") is None:
+        raise UsageError("a report needs Jinja2, which is not installed", remedy="pip install 'rlharness[report]'")
 
 
 def page(report: Report) -> str:
