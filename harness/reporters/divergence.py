@@ -238,7 +238,7 @@ def _changed(kind: str, changed: Count, num_ranks: int) -> str:
     how_many = []
     if changed.num_different:
         share = 100 * changed.num_different / changed.num_compared
-        how_many.append(f"{changed.num_different:,} of {changed.num_compared:,} ({share:.2g} %)")
+        how_many.append(f"{changed.num_different:,} of {changed.num_compared:,} ({percent(share)} %)")
     if changed.num_unknown:
         how_many.append(f"in {count(changed.num_unknown, 'leaf', 'leaves')} it is not known how many")
     return f"{COUNTED[kind]}: {' and '.join(how_many)}; first {where}"
@@ -366,3 +366,8 @@ def _leaf_json(leaf: Leaf | None) -> dict[str, Any] | None:
         "algorithm": leaf.algorithm,
         "digest": leaf.digest.hex(),
     }
+
+
+def percent(share: float) -> str:
+    """Two digits of a share in percent; without an exponent where they are whole: 0.05, 5.6, 67, 100."""
+    return f"{share:.2g}" if share < 99.5 else f"{share:.0f}"

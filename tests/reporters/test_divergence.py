@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_128_digest
 
-from harness.reporters.divergence import verdict_json, verdict_text
+from harness.reporters.divergence import percent, verdict_json, verdict_text
 from harness.trace.chain import Leaf, Scope
 from harness.trace.diff import diff
 from harness.trace.manifest import Fingerprint, Manifest
@@ -308,3 +308,8 @@ def test_nothing_in_common() -> None:
     assert verdict_text(Verdict(Kind.NOT_COMPARABLE, first=place), colour=False).startswith(
         "NOT COMPARABLE  first difference: step 3, which only A has"
     )
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.052, "0.052"), (5.55, "5.5"), (67.3, "67"), (99.4, "99"), (100, "100")])
+def test_shares_have_two_digits_and_no_exponent_where_they_are_large(share: float, told: str) -> None:
+    assert percent(share) == told
