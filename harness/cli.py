@@ -15,6 +15,7 @@ import click
 
 from harness import __version__
 from harness.commands import finding, recording, testing
+from harness.commands.usage import refusal_of
 from harness.errors import HarnessError, UsageError
 from harness.exit_codes import ExitCode
 from harness.runner.options import Invocation
@@ -65,6 +66,14 @@ def _answer_in_json(own: Sequence[str], code: ExitCode, error: str) -> None:
             click.echo(json.dumps({"version": 1, "exit_code": int(code), "error": error}))
 
 
+def _refuse(own: Sequence[str], error: HarnessError) -> ExitCode:
+    """Print what the user can mend; the exit code."""
+    click.echo(f"error: {error}", err=True)
+    if not error.in_record:
+        _answer_in_json(own, error.exit_code, str(error))
+    return error.exit_code
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. User errors are printed, never raised."""
     _open_closed_files()
@@ -72,15 +81,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         invocation = _invocation(trailing)
         return int(cli.main(args=own, prog_name="rlharness", obj=invocation, standalone_mode=False) or 0)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:  # no command at all
         error.show()
-        _answer_in_json(own, ExitCode.USAGE_ERROR, error.format_message())
+        _answer_in_json(own, ExitCode.USAGE_ERROR, "there is no command")
         return ExitCode.USAGE_ERROR
+    except click.ClickException as error:
+        return _refuse(own, refusal_of(error, cli, own))
     except HarnessError as error:
-        click.echo(f"error: {error}", err=True)
-        if not error.in_record:
-            _answer_in_json(own, error.exit_code, str(error))
-        return error.exit_code
+        return _refuse(own, error)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return ExitCode.INTERRUPTED

@@ -26,6 +26,11 @@ class SystemClock:
         return datetime.now(UTC)
 
 
+def sleep(seconds: float) -> None:
+    """Let time pass in this thread; only for those whose work it is to be late."""
+    time.sleep(seconds)
+
+
 class FakeClock:
     """A clock for tests that stands still until `advance` is called."""
 

@@ -261,7 +261,7 @@ def gpu_ids(request: pytest.FixtureRequest) -> tuple[str, ...]:
     wanted = need_of_mark(mark.args, mark.kwargs)["gpus"] if mark else len(visible)
     if wanted > len(visible):
         refuse = pytest.fail if "RLHARNESS_ATTEMPT" in os.environ else pytest.skip
-        refuse(f"needs {wanted} GPUs; {len(visible)} visible here")
+        refuse(f"needs {wanted} GPU{'s' * (wanted != 1)}; {len(visible)} visible here")
     return visible[:wanted]
 
 

@@ -105,8 +105,16 @@ class GrpoSection(PolicySection):
     """Rewards relative to those of the same prompt; no critic."""
 
     name: Literal["grpo"] = "grpo"
-    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"] = "grpo"
-    loss: Literal["ppo_clip", "gspo", "cispo"] = "ppo_clip"
+    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "remax"] = "grpo"
+    """Against the other completions of the prompt; of remax, against its greedy one."""
+    loss: Literal["ppo_clip", "gspo", "cispo", "dppo_tv", "ipo", "masked_is"] = "ppo_clip"
+    """The first three clip the ratio to the policy before the step, the others drop tokens by that to the sampler."""
+    mask_low: Annotated[float, Field(ge=0)] | None = None
+    """Of dppo_tv and ipo: by how much a probability may have fallen; None: as the loss has it."""
+    mask_high: Annotated[float, Field(ge=0)] | None = None
+    """By how much it may have risen."""
+    proximal_coef: Annotated[float, Field(ge=0)] | None = None
+    """Of dppo_tv, ipo and masked_is: towards the sampler; None: as the loss has it."""
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """In the loss, towards the reference policy; 0 does without one."""
     kl_estimator: Literal["k2", "k1+", "abs+", "k3", "k3+"] = "k3"
@@ -243,6 +251,8 @@ class RunConfig(Section):
             raise ValueError("task.path goes with task.name file, and with no other")
         if len(self.task.reward_weights) not in (0, len(self.task.rewards)):
             raise ValueError("task.reward_weights wants one number for each of task.rewards")
+        if isinstance(self.algorithm, GrpoSection):
+            _check_loss_settings(self.algorithm)
         if self.correction.low > self.correction.high:
             raise ValueError("correction.low is above correction.high")
         if self.task.min_length > self.task.max_length:
@@ -252,6 +262,17 @@ class RunConfig(Section):
     def identity(self) -> dict[str, Any]:
         """What the bits of this run follow from."""
         return self.model_dump(mode="json", exclude=set(FREE))
+
+
+def _check_loss_settings(section: GrpoSection) -> None:
+    """ValueError for a setting of another loss: it would change nothing."""
+    for name, losses in (
+        ("mask_low", ("dppo_tv", "ipo")),
+        ("mask_high", ("dppo_tv", "ipo")),
+        ("proximal_coef", ("dppo_tv", "ipo", "masked_is")),
+    ):
+        if getattr(section, name) is not None and section.loss not in losses:
+            raise ValueError(f"algorithm.{name} goes with loss {', '.join(losses)}, and this is {section.loss}")
 
 
 def read_config(payload: Mapping[str, Any]) -> RunConfig:

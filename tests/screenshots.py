@@ -30,6 +30,11 @@ MAX_BYTES = 300_000
 SCALE = 1.5
 SIZE = (1100, 900)
 WRONG_FROM = 12
+PLANTED = {
+    "flipped": ("(values * 100)", "(values * 100 + (step > 0))"),
+    "rounded": ("advantages * SCALE", "advantages * SCALE * 1.0000001"),
+}
+"""Of the gate's picture: what stands in a scenario's entry, and what comes into its place."""
 SIGNS = {
     "❌": '<b style="color: #d1242f">✘</b>',
     "✅": '<b style="color: #1a7f37">✔</b>',
@@ -66,27 +71,20 @@ def report(scratch: Path) -> Mapping[str, bytes]:
 
 
 def gate(scratch: Path) -> Mapping[str, bytes]:
-    """What a gate writes into a job's summary: of three scenarios one is as it was, one rounds otherwise, one is new.
+    """What a gate writes into a job's summary: of three scenarios one is equal, one rounds otherwise, one flips tokens.
 
     The service that shows the summary turns its Markdown into a page; here a library does, with a sheet of our own.
     """
     project = Project(scratch / "project")
+    entry = (project.directory / "sums.py").read_text("utf-8")
     scenario = (project.directory / "scenarios" / "sums.yaml").read_text("utf-8")
-    project.commit("Two more scenarios", **{f"scenarios/{name}.yaml": scenario for name in ("flipped", "rounded")})
-    planted = {
-        "flipped": 'recorder.record("rollout", "tokens", (values * 100).long()',
-        "rounded": "gradient = advantages * SCALE",
-    }
-    for name, line in planted.items():
-        changed = {"flipped": line.replace("100)", "100 + (step > 0))"), "rounded": line + " * 1.0000001"}[name]
-        entry = (project.directory / "sums.py").read_text("utf-8")
+    for name in PLANTED:
         project.write(f"{name}.py", entry)
-        project.change(
-            f"An entry of its own: {name}", "entry: sums:run", f"entry: {name}:run", f"scenarios/{name}.yaml"
-        )
-        planted[name] = entry.replace(line, changed)
+        project.write(f"scenarios/{name}.yaml", scenario.replace("sums:run", f"{name}:run"))
     base = project.commit("The base")
-    project.commit("Add up in parts", **{f"{name}.py": text for name, text in planted.items()})
+    changed = {f"{name}.py": entry.replace(old, new) for name, (old, new) in PLANTED.items()}
+    assert entry not in changed.values()
+    project.commit("Add up in parts", **changed)
     summary = scratch / "summary.md"
     env = environment(GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY=str(summary))
     words = [*HARNESS, "gate", "--base", base]

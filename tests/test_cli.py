@@ -68,29 +68,6 @@ def test_no_command_at_all_is_answered_with_the_help(capsys: pytest.CaptureFixtu
 # ------------------------------------------------------------------------------------------------------ what it refuses
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["run", "--timeout", "soon"], "'soon' is not a valid float"),
-        (["run", "--timeout", "0"], "'--timeout': 0.0 is not in the range x>0"),
-        (["run", "--grace", "-1"], "'--grace': -1.0 is not in the range x>=0"),
-        (["run", "--cpu-units", "0"], "'--cpu-units': 0 is not in the range x>=1"),
-        (["run", "--containment", "jail"], "'jail' is not one of 'auto', 'cgroup', 'pidns', 'subreaper'"),
-        (["run", "--color", "pink"], "'pink' is not one of 'auto', 'always', 'never'"),
-        (["run", "--time", "3"], "--timeout"),
-        (["run", "--maxfial", "3"], "Did you mean '--maxfail'?"),
-        (["rnu"], "Did you mean 'run'?"),
-        (["plan", "--junit", "x.xml"], "No such option '--junit'"),
-    ],
-)
-def test_a_wrong_option_is_named_with_what_is_legal(
-    capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
-    err = refused(capsys, *words)
-    assert said in err
-    assert "--help' for help" in err
-
-
 @pytest.mark.parametrize("words", [["run"], ["plan"]])
 @pytest.mark.parametrize("gpus", ["sim:x", "some", "-1", "1,1"])
 def test_a_wrong_text_of_gpus_names_the_legal_forms(
@@ -167,7 +144,7 @@ def test_arguments_of_pytest_under_which_no_file_has_an_outcome(
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["--gpus", "some"], "--gpus 'some'"), (["--timeout", "0"], "0.0 is not in the range"), (["nowhere"], "nowhere")],
+    [(["--gpus", "some"], "--gpus 'some'"), (["--timeout", "0"], "--timeout 0.0"), (["nowhere"], "nowhere")],
 )
 def test_a_refusal_is_json_where_json_was_asked_for(
     suite: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str

@@ -21,9 +21,9 @@ from harness.machine.inventory import Gpu
 from harness.plugin import need_of_mark
 from harness.runner.supervisor.containment import TIERS
 from harness.runner.units import Need, Outcome
+from tests.manual import README, pages, section, section_of, text
 
-ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text("utf-8")
+ROOT = README.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
 RUN_OURSELVES = "pip install -c constraints.txt -e '.[engine]' && rlharness run --gpus auto"
@@ -41,13 +41,6 @@ def documents() -> list[Path]:
     return [ROOT / path for path in tracked() if path.endswith(".md") and (ROOT / path).exists()] or [
         ROOT / "README.md"
     ]
-
-
-def section(title: str, text: str = README) -> str:
-    """The text below a heading, up to the next of its level or above."""
-    match = re.search(rf"^(#+) {re.escape(title)}\n(.*?)(?=^#{{1,2}} |\Z)", text, re.MULTILINE | re.DOTALL)
-    assert match, f"no section {title!r}"
-    return match[2]
 
 
 def table(text: str) -> dict[str, str]:
@@ -115,9 +108,11 @@ def test_a_version_is_written_once() -> None:
 
 
 def test_every_command_and_option_is_documented() -> None:
-    words = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", section("Commands")))
+    sections = [page.read_text("utf-8").partition("## Options\n") for page in pages().values()]
+    told = section("Commands") + "".join(options.partition("\n## ")[0] for _, _, options in sections)
+    words = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", told))
     for name, command in cli.commands.items():
-        assert f"`rlharness {name} " in README
+        assert f"`rlharness {name} " in section("Commands", README)
         assert long_options(command) - words == set()
     assert words - {"-k", "-USR"} <= set[str]().union(*map(long_options, cli.commands.values()))
 
@@ -187,6 +182,16 @@ def test_the_example_of_a_scenario_is_one_and_its_keys_are_told() -> None:
     assert list(table(section("Scenarios"))) == [f"`{key}`" for key in Scenario.model_fields]
 
 
+def test_the_readme_leads_to_every_page_and_is_short() -> None:
+    readme = README.read_text("utf-8")
+    led_to = {ROOT / target for target in re.findall(r"\]\(([^)#]+\.md)\)", readme)}
+    rooms = [path for path in documents() if path.relative_to(ROOT).parts[0] in ("harness", "rlcore")]
+    assert {path for path in rooms if "uplot" not in path.parts} <= led_to
+    assert len(readme) < 15_000, "what is longer is a page of its own, in the room that it tells of"
+    for title, page in pages().items():
+        assert page.read_text("utf-8").startswith(f"# {title}\n"), page
+
+
 def test_the_map_of_the_house_is_the_top_level() -> None:
     paths = tracked()
     if not paths:
@@ -198,8 +203,8 @@ def test_the_map_of_the_house_is_the_top_level() -> None:
 # ------------------------------------------------------------------------------------------------------ all documents
 
 
-def test_programs_in_the_readme_are_those_that_are_tested() -> None:
-    shown = dict(re.findall(r"<!-- program: (\w+) -->\n```python\n(.*?)```", README, re.DOTALL))
+def test_programs_in_the_manual_are_those_that_are_tested() -> None:
+    shown = dict(re.findall(r"<!-- program: (\w+) -->\n```python\n(.*?)```", text(), re.DOTALL))
     files = {name: (ROOT / "scenarios" / "programs" / f"{name}.py").read_text("utf-8") for name in shown}
     assert shown
     assert {name: text.partition('"""\n\n')[2] for name, text in files.items()} == shown
@@ -258,5 +263,5 @@ def test_unknown_commands_and_options_are_found() -> None:
 
 def test_tables_and_sections_are_read() -> None:
     text = "# T\n## A\n| x | y |\n|---|---|\n| `1` | a | b |\n### B\n| 2 | c |\n## C\n| 3 | d |\n"
-    assert table(section("A", text)) == {"`1`": "a | b", "2": "c"}
-    assert table(section("B", text)) == {"2": "c"}
+    assert table(section_of(text, "A")) == {"`1`": "a | b", "2": "c"}
+    assert table(section_of(text, "B")) == {"2": "c"}

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from harness.commands.options import RECORDING_OPTIONS, SCENARIO_OPTIONS, Seconds, all_of, color_option
+from harness.commands.options import RECORDING_OPTIONS, SCENARIO_OPTIONS, Seconds, SomePath, all_of, color_option
 from harness.runner.options import Invocation
 
 
@@ -30,7 +30,7 @@ from harness.runner.options import Invocation
 @click.option("--steps", type=click.IntRange(1), metavar="N", help="Run the first N steps.  [default: all]")
 @click.option("--max-seconds", type=Seconds(0, min_open=True), metavar="S", help="Start no run after S seconds.")
 @click.option(
-    "--out", type=click.Path(), metavar="DIR", help="Where the traces go; new or empty.  [default: .rlharness/chaos]"
+    "--out", type=SomePath(), metavar="DIR", help="Where the traces go; new or empty.  [default: .rlharness/chaos]"
 )
 @all_of(RECORDING_OPTIONS)
 @click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Limit on each run.  [default: none]")
@@ -50,7 +50,7 @@ def chaos(invocation: Invocation, /, **arguments: Any) -> int:
 )
 @click.argument("scenarios", metavar="[SCENARIO]...", nargs=-1)
 @click.option("--base", metavar="REV", help="The revision to compare with.  [default: where this branch began]")
-@click.option("--golden", type=click.Path(), metavar="DIR", help="Compare with the curves that are committed there.")
+@click.option("--golden", type=SomePath(), metavar="DIR", help="Compare with the curves that are committed there.")
 @click.option("--accept", is_flag=True, help="Write them anew, from what the working tree computes.")
 @click.option("--reason", metavar="TEXT", help="Why they may change; kept beside them.")
 @all_of(SCENARIO_OPTIONS)
@@ -67,7 +67,7 @@ def chaos(invocation: Invocation, /, **arguments: Any) -> int:
 @click.option("--memory", type=click.FloatRange(1, min_open=True), metavar="X", help="As much memory.  [default: 1.25]")
 @click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Limit on each run.  [default: none]")
 @click.option(
-    "--out", type=click.Path(), metavar="DIR", help="Where the traces go; new or empty.  [default: .rlharness/gates]"
+    "--out", type=SomePath(), metavar="DIR", help="Where the traces go; new or empty.  [default: .rlharness/gates]"
 )
 @click.option("--json", "json", is_flag=True, help="Print the result as JSON on standard output.")
 @color_option
@@ -80,8 +80,8 @@ def gate(invocation: Invocation, /, **arguments: Any) -> int:
 
 
 @click.command()
-@click.argument("a", type=click.Path())
-@click.argument("b", type=click.Path())
+@click.argument("a", type=SomePath())
+@click.argument("b", type=SomePath())
 @click.option(
     "--take",
     multiple=True,
@@ -90,13 +90,16 @@ def gate(invocation: Invocation, /, **arguments: Any) -> int:
     " several joined by +; each that is given is tried by itself.  [default: each phase that differs]",
 )
 @click.option(
-    "--step", type=click.IntRange(0), metavar="K", help="From which step on.  [default: the first that differs]"
+    "--step",
+    type=click.IntRange(0),
+    metavar="K",
+    help="From which step on.  [default: the first in which what is taken differs]",
 )
 @click.option("--steps", type=click.IntRange(1), metavar="N", help="Look at N steps.  [default: all that both have]")
 @click.option("--only", is_flag=True, help="Put it in at step K alone.")
 @click.option(
     "--out",
-    type=click.Path(),
+    type=SomePath(),
     metavar="DIR",
     help="Where the runs go; new or empty.  [default: .rlharness/transplants]",
 )
@@ -128,7 +131,7 @@ def transplant(invocation: Invocation, /, **arguments: Any) -> int:
 @click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Limit on each run.  [default: none]")
 @click.option(
     "--out",
-    type=click.Path(),
+    type=SomePath(),
     metavar="DIR",
     help="Where the traces go; new or empty.  [default: .rlharness/bisections]",
 )

@@ -18,8 +18,18 @@ class Seconds(click.FloatRange):
         """The value as a float; fails for what is no number, out of range or nan."""
         seconds = float(super().convert(value, param, ctx))
         if math.isnan(seconds):
-            self.fail(f"{value!r} is no number of seconds.", param, ctx)
+            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
         return seconds
+
+
+class SomePath(click.Path):
+    """A path. An empty text is none: it comes of a variable that a shell does not know, and would be taken for `.`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path as it was typed; fails for an empty one."""
+        if not value:
+            self.fail(f"{value!r} is not a path.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 color_option = click.option(
@@ -31,7 +41,7 @@ color_option = click.option(
 
 
 SHARED_OPTIONS: Options = (
-    click.argument("paths", nargs=-1, type=click.Path()),
+    click.argument("paths", nargs=-1, type=SomePath()),
     click.option(
         "--gpus",
         default="auto",
@@ -78,6 +88,21 @@ KEPT_OPTIONS: Options = (
         "--keep", multiple=True, metavar="STEPS", help="Keep the tensors of these steps: 3, or 3,7, or 10-12."
     ),
     click.option("--op-step", type=click.IntRange(0), metavar="K", help="Record every operation of step K."),
+)
+
+BREAK_OPTIONS: Options = (
+    click.option(
+        "--break-on",
+        multiple=True,
+        metavar="CONDITION",
+        help="End the run where this holds: nan, inf, of replay divergence, or as --until; may be given several times.",
+    ),
+    click.option(
+        "--until",
+        multiple=True,
+        metavar="COMPARISON",
+        help="The same for a value of the curve: 'reward<0.2'; may be given several times.",
+    ),
 )
 
 SCENARIO_OPTIONS: Options = (

@@ -4,7 +4,16 @@ from typing import Any
 
 import click
 
-from harness.commands.options import KEPT_OPTIONS, RECORDING_OPTIONS, SCENARIO_OPTIONS, Seconds, all_of, color_option
+from harness.commands.options import (
+    BREAK_OPTIONS,
+    KEPT_OPTIONS,
+    RECORDING_OPTIONS,
+    SCENARIO_OPTIONS,
+    Seconds,
+    SomePath,
+    all_of,
+    color_option,
+)
 from harness.runner.options import Invocation
 
 
@@ -20,10 +29,11 @@ def scenarios(invocation: Invocation, /, **arguments: Any) -> int:
 
 @click.command(epilog="SCENARIO is a name that `rlharness scenarios` shows, or a YAML file.")
 @click.argument("scenario")
-@click.option("--out", type=click.Path(), required=True, metavar="DIR", help="Where the run goes; new or empty.")
+@click.option("--out", type=SomePath(), required=True, metavar="DIR", help="Where the run goes; new or empty.")
 @all_of(SCENARIO_OPTIONS)
 @all_of(RECORDING_OPTIONS)
 @all_of(KEPT_OPTIONS)
+@all_of(BREAK_OPTIONS)
 @click.option("--json", "json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.pass_obj
 def train(invocation: Invocation, /, **arguments: Any) -> int:
@@ -34,9 +44,10 @@ def train(invocation: Invocation, /, **arguments: Any) -> int:
 
 
 @click.command(epilog="Everything after -- is the program:  rlharness trace --out DIR -- python train.py --seed 7")
-@click.option("--out", type=click.Path(), required=True, metavar="DIR", help="Where the trace goes; new or empty.")
+@click.option("--out", type=SomePath(), required=True, metavar="DIR", help="Where the trace goes; new or empty.")
 @all_of(RECORDING_OPTIONS)
 @all_of(KEPT_OPTIONS)
+@all_of(BREAK_OPTIONS)
 @click.pass_obj
 def trace(invocation: Invocation, /, **arguments: Any) -> int:
     """Record a PyTorch program, unchanged and in this terminal; exits with the program's own exit code."""
@@ -58,34 +69,23 @@ def trace(invocation: Invocation, /, **arguments: Any) -> int:
     help="Give each run another value of what must not matter; may be given several times.",
 )
 @click.option("--runs", type=click.IntRange(1), metavar="N", help="How many.  [default: 2; 1 with --against]")
-@click.option("--against", type=click.Path(), metavar="DIR", help="Compare with this trace, not with the first run.")
+@click.option("--against", type=SomePath(), metavar="DIR", help="Compare with this trace, not with the first run.")
 @click.option(
-    "--out", type=click.Path(), metavar="DIR", help="Where the traces go; new or empty.  [default: .rlharness/replays]"
+    "--out", type=SomePath(), metavar="DIR", help="Where the traces go; new or empty.  [default: .rlharness/replays]"
 )
 @click.option(
     "--step",
     type=click.IntRange(0),
     metavar="K",
-    help="Keep the tensors of step K; of a recorded run, run K alone again, from its nearest checkpoint.",
+    help="Keep the tensors of step K; of a recorded run, run it again, from the nearest checkpoint before it.",
 )
 @click.option("--op", is_flag=True, help="Record every operation of that step too, in runs of their own.")
 @click.option("--interactive", is_flag=True, help="Stand inside step K of a recorded run: phases as steps.")
-@click.option("--commands", type=click.Path(), metavar="FILE", help="Of --interactive: read the commands from FILE.")
-@click.option(
-    "--break-on",
-    multiple=True,
-    metavar="CONDITION",
-    help="Run once, and end where this holds: nan, inf, divergence, or as --until; may be given several times.",
-)
-@click.option(
-    "--until",
-    multiple=True,
-    metavar="COMPARISON",
-    help="The same for a value of the curve: 'reward<0.2'; may be given several times.",
-)
+@click.option("--commands", type=SomePath(), metavar="FILE", help="Of --interactive: read the commands from FILE.")
+@all_of(BREAK_OPTIONS)
 @click.option(
     "--bundle",
-    type=click.Path(),
+    type=SomePath(),
     metavar="FILE",
     help="Write the step that was run again, or at which a run has ended, as one file; alone: run that of FILE again.",
 )
@@ -107,8 +107,8 @@ def replay(invocation: Invocation, /, **arguments: Any) -> int:
 
 
 @click.command()
-@click.argument("a", type=click.Path())
-@click.argument("b", type=click.Path())
+@click.argument("a", type=SomePath())
+@click.argument("b", type=SomePath())
 @click.option("--steps", metavar="FIRST-LAST", help="Compare these steps only: what a run that went on has of another.")
 @click.option("--json", "json", is_flag=True, help="Print the verdict as JSON on standard output.")
 @color_option
@@ -124,10 +124,10 @@ def diff(invocation: Invocation, /, **arguments: Any) -> int:
     epilog="A TRACE is a directory that trace, train or replay has written; the directory of a whole replay stands for"
     " its runs. Three or more: each is compared with the first."
 )
-@click.argument("traces", metavar="TRACE|RUN...", nargs=-1, required=True, type=click.Path())
+@click.argument("traces", metavar="TRACE|RUN...", nargs=-1, required=True, type=SomePath())
 @click.option(
     "--out",
-    type=click.Path(),
+    type=SomePath(),
     default="report.html",
     metavar="FILE",
     help="Where the page goes; an earlier report is replaced.  [default: report.html]",

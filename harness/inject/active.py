@@ -58,7 +58,8 @@ def open_recorder() -> Recorder | NullRecorder:
         return mode
 
     keeps = frozenset(orders.keep).__contains__
-    return Recorder(log, keeps=keeps, operations=operations, last_step=orders.last_step, watchers=watchers)
+    log.recorder = Recorder(log, keeps=keeps, operations=operations, last_step=orders.last_step, watchers=watchers)
+    return log.recorder
 
 
 def see_rollout(phase: str, name: str, value: Any) -> None:

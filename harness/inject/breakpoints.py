@@ -66,11 +66,8 @@ class Breakpoints(Watcher):
         """End the run at a value that is not finite, or not the other trace's."""
         if leaf.scope is Scope.CONTEXT:
             return
-        for word in sorted(self._words & OF_TENSORS.keys()) if tensor is not None else ():
-            assert tensor is not None
-            where = OF_TENSORS[word](tensor.detach())
-            if where.any():
-                element = tuple(where.nonzero()[0].tolist())
+        for word in sorted(self._words & OF_TENSORS.keys()):
+            if tensor is not None and (element := _first(word, tensor.detach())) is not None:
                 self._end(Stop(word, self._step, self._rank, *leaf.key, element, str(tensor[element].item())))
         if self._has_reference and leaf.scope in CHAINED:
             expected = self._expected.pop(leaf.key, None)
@@ -126,6 +123,15 @@ class Breakpoints(Watcher):
                     stop.write(self._report)
             except OSError as error:
                 print(f"rlharness: where the run has ended cannot be written: {error}: {stop}", file=sys.stderr)
+
+
+def _first(word: str, tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The indices of the first element that is NaN, or infinite; None where none is."""
+    try:
+        where = OF_TENSORS[word](tensor)
+    except RuntimeError:  # of dtypes that have no such value, as float8_e4m3fn has no Inf
+        return None
+    return tuple(where.nonzero()[0].tolist()) if where.any() else None
 
 
 def _differs(a: Leaf, b: Leaf) -> bool:

@@ -3,6 +3,7 @@
 nan   inf   divergence   grad_norm>10   reward<0.2      operators: < <= > >= == !=
 """
 
+import difflib
 import json
 import math
 import operator
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from harness.errors import UsageError
+from harness.errors import TraceError, UsageError
 from harness.inject.metrics import NAMES
 from harness.trace.values import Float
 
@@ -80,12 +81,18 @@ class Stop:
 
 
 def read_stop(path: Path) -> Stop | None:
-    """The stop in a file; None where the run went to its end."""
+    """The stop in a file; None where the run went to its end. TraceError for one that is cut: its disk was full."""
     try:
         fields = json.loads(path.read_text("utf-8"))
+        return Stop(**{**fields, "element": tuple(fields["element"]), "known": tuple(fields["known"])})
     except FileNotFoundError:
         return None
-    return Stop(**{**fields, "element": tuple(fields["element"]), "known": tuple(fields["known"])})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TraceError(
+            f"{path} does not say where the run has ended: {error!r:.100}",
+            legal="what the run has written there",
+            remedy="make room on the disk, and run it again",
+        ) from None
 
 
 def parse_condition(text: str, option: str = "--break-on") -> Condition:
@@ -115,8 +122,10 @@ def unknown_names(conditions: Iterable[Condition], known: Iterable[str]) -> list
 def refuse_unknown(unknown: Sequence[str], known: Iterable[str]) -> None:
     """UsageError where there are names that a curve has not; `known` are those that it has."""
     if unknown:
+        known = set(known)
+        near = difflib.get_close_matches(unknown[0], known, n=1)
         raise UsageError(
             f"the curve has no value {unknown[0]!r}",
             legal=", ".join(sorted(known)) or "none: this program tells no values",
-            remedy="--metric NAME=REGEX takes one from the lines that a program prints",
+            remedy=f"did you mean {near[0]!r}?" if near else "--metric NAME=REGEX takes one from what a command prints",
         )

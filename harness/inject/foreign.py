@@ -45,6 +45,7 @@ class ForeignRecorder:
         if not orders.has_entry:
             log.watchers = make_watchers(orders.watchers)
         self._recorder = Recorder(log, keeps=frozenset(orders.keep).__contains__, watchers=log.watchers)
+        log.recorder = self._recorder
         self._names = ParameterNames()
         self._random = RandomStates()
         self._weights: dict[str, Digested] = {}

@@ -89,6 +89,8 @@ class Report:
     """What ends this process once its program is through, as Ray does with its workers; empty where nothing does."""
     metrics: tuple[str, ...] = ()
     """Names of the curve for which a pattern of the orders has found a number, as they were found."""
+    unfinished_step: int | None = None
+    """The step in whose middle it ended, where something of that was recorded; None where it ended between two."""
 
     def to_text(self) -> str:
         """As it stands in its file."""

@@ -16,7 +16,7 @@ from harness.errors import TraceError
 from harness.inject.op_log import OpLog
 from harness.inject.op_mode import OpMode
 from harness.inject.orders import PROCESSES, Orders, Report
-from harness.inject.recorder import Kept, Step
+from harness.inject.recorder import Kept, Recorder, Step
 from harness.inject.watching import Watcher
 from harness.trace.chain import Leaf
 from harness.trace.fingerprint import fingerprint
@@ -48,6 +48,8 @@ class ProcessLog:
         self._is_forked = False
         self.watchers: Sequence[Watcher] = ()
         """Told of the values of the curve."""
+        self.recorder: Recorder | None = None
+        """Whose steps these are: asked at the end whether it is in the middle of one."""
         self.save_report()
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._leave_to_parent)
@@ -132,7 +134,8 @@ class ProcessLog:
             self._writer.close()
             if self._writer.ended_by != "closed":
                 self._report = replace(self._report, problem=self._writer.ended_by)
-        self._report = replace(self._report, is_closed=True)
+        unfinished = None if self.recorder is None else self.recorder.unfinished_step
+        self._report = replace(self._report, is_closed=True, unfinished_step=unfinished)
         self.save_report()
 
     def save_report(self) -> None:

@@ -15,7 +15,7 @@ import torch
 from harness.errors import TraceError
 from harness.inject.orders import RunEnded
 from harness.inject.placed import Placed, digest_placed, place
-from harness.inject.tensors import Digested, digest_tensor, strided_parts, tensor_bytes
+from harness.inject.tensors import Digested, digest_tensor, is_plain, strided_parts, tensor_bytes
 from harness.inject.watching import Watcher
 from harness.trace.chain import Leaf, Scope
 from harness.trace.digests import digest
@@ -98,6 +98,11 @@ class Recorder:
     def step(self) -> int | None:
         """The step that has begun and not ended; None between steps."""
         return self._step
+
+    @property
+    def unfinished_step(self) -> int | None:
+        """The step that has begun, once more of it is recorded than what it begins with; None between steps."""
+        return self._step if any(leaf.scope is not Scope.CONTEXT for leaf in self._leaves) else None
 
     @property
     def keeps_tensors(self) -> bool:
@@ -194,6 +199,9 @@ def look(values: Sequence[tuple[str, Any]], scope: Scope = Scope.LOGICAL) -> lis
     found: list[Seen | None] = []
     placed: list[tuple[int, str, Placed]] = []
     for name, value in values:
+        if is_plain(value):
+            found.append(Seen(name, digest_tensor(value), scope, value))
+            continue
         tensor = as_tensor(value)
         if tensor is None:
             found.append(Seen(name, _digest_of_text(name, value), scope))

@@ -11,7 +11,7 @@ the run.
 import json
 import os
 import select
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,12 @@ import torch
 from harness.inject.orders import RunEnded
 from harness.inject.stepping_messages import BEGIN, END, LEAF, PAUSE, PHASE, plain_leaf
 from harness.inject.tensors import digest_tensor, tensor_bytes
+from harness.inject.value_text import elements_text, value_range
 from harness.inject.watching import Watcher
 from harness.trace.chain import Leaf
 from harness.trace.tensor_file import write_tensors
-from harness.trace.values import ELEMENT_BYTES, shown
 
 MAX_COPIED_BYTES = 2**30
-MAX_EXACT = 8
-"""So few elements are shown with all their digits."""
 MAX_TEXT_CHARS = 2_000
 
 
@@ -135,7 +133,7 @@ class Stepping(Watcher):
         self._answer({"e": "stopped", "why": why, "phase": phase})
         while (order := self._next_order())["do"] != "run":
             if order["do"] == "show":
-                self._answer(described(self._held[order["leaf"]], order["slices"]))
+                self._answer(described(self._held[order["leaf"]], order["indices"]))
             elif order["do"] == "save":
                 self._answer(self._save(self._held[order["leaf"]], Path(order["path"])))
         self._until = Until.parse(order)
@@ -173,41 +171,17 @@ class Stepping(Watcher):
             raise RunEnded from None
 
 
-def described(held: Held, slices: list[int | list[int | None]]) -> dict[str, Any]:
-    """A value, or a part of it, as a person looks at it: what it is, its range, its elements."""
+def described(held: Held, indices: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """A value as a person looks at it: what it is, its range, its elements.
+
+    Of a tensor the part that has these indices, begin, end and step of each dimension.
+    """
     told: dict[str, Any] = {"e": "shown", "is_as_recorded": held.is_as_recorded}
     if not isinstance(held.value, torch.Tensor):
-        return told | {"shape": None, "range": {}, "text": _cut(repr(held.value))}
-    index = tuple(each if isinstance(each, int) else slice(*each) for each in slices)
-    try:
-        part = held.value.detach()[index] if index else held.value.detach()
-    except (IndexError, ValueError) as error:
-        return {"e": "refused", "what": str(error)}
-    return told | {
-        "shape": list(part.shape),
-        "range": value_range(part),
-        "text": _cut(_elements(held.leaf.dtype, part)),
-    }
-
-
-def value_range(tensor: torch.Tensor) -> dict[str, float | int]:
-    """Least, largest and mean of the finite elements, and how many are NaN or infinite; nothing for no numbers."""
-    if not tensor.numel() or tensor.is_complex():
-        return {}
-    wide = tensor.detach().double()
-    finite = wide[wide.isfinite()]
-    found: dict[str, float | int] = {"nan": int(wide.isnan().sum()), "inf": int(wide.isinf().sum())}
-    if finite.numel():
-        found |= {"min": float(finite.min()), "max": float(finite.max()), "mean": float(finite.mean())}
-    return found
-
-
-def _elements(dtype: str, tensor: torch.Tensor) -> str:
-    """With all their digits where there are few; else as torch prints them."""
-    if not 0 < tensor.numel() <= MAX_EXACT or dtype not in ELEMENT_BYTES:
-        return str(tensor)
-    data, size = bytes(tensor_bytes(tensor)), ELEMENT_BYTES[dtype]
-    return "  ".join(shown(dtype, int.from_bytes(data[at : at + size], "little")) for at in range(0, len(data), size))
+        return told | {"range": {}, "text": _cut(repr(held.value))}
+    ranges = [range(*each) for each in indices]
+    part = held.value.detach()[tuple(slice(*each) for each in indices)]
+    return told | {"range": value_range(part), "text": _cut(elements_text(held.leaf.dtype, part, ranges))}
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
     {"do": "run", "boundaries": true, "phases": [], "leaves": [], "position": null}   ─▶
                                   ◀─  {"e": "passed", "step": 6}, {"e": "leaf", "leaf": [...]}, ...
                                   ◀─  {"e": "stopped", "why": "phase", "phase": "reward"}
-    {"do": "show", "leaf": 3, "slices": [[0, 2, null], 5]}                            ─▶
+    {"do": "show", "leaf": 3, "indices": [[0, 2, 1], [5, 6, 1]]}                      ─▶
                                   ◀─  {"e": "shown", ...}
     {"do": "save", "leaf": 3, "path": "..."}                                          ─▶
                                   ◀─  {"e": "saved", "is_as_recorded": true}

@@ -1,7 +1,7 @@
 """A torch tensor as a leaf has it: dtype, shape, algorithm, digest. It is read where it lies."""
 
 import ctypes
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
@@ -39,9 +39,18 @@ def dtype_name(dtype: torch.dtype) -> str:
     return DTYPES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Types whose tensors are what they seem: a subclass may hold parts, or be a wrapper without memory."""
+
+
+def is_plain(value: Any) -> TypeGuard[torch.Tensor]:
+    """Whether a value is a dense tensor on the host, of which nothing else has to be asked: most of them are."""
+    return type(value) in PLAIN and value.is_cpu and value.layout is torch.strided
+
+
 def digest_tensor(tensor: torch.Tensor) -> Digested:
     """The digest of a whole tensor on the host, over its bytes in C order."""
-    algorithm, value = digest(tensor_bytes(tensor))
+    algorithm, value = digest(memoryview(_memory(tensor)))
     return Digested(DTYPES.get(tensor.dtype) or dtype_name(tensor.dtype), tuple(tensor.shape), algorithm, value)
 
 
@@ -50,6 +59,12 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
     TraceError for a tensor without memory: one of the device meta, or one whose memory was given back.
     """
+    memory = _memory(tensor)
+    return memoryview(memory).cast("B")
+
+
+def _memory(tensor: torch.Tensor) -> ctypes.Array[ctypes.c_char]:
+    """The same as an array that owns what it shows."""
     if tensor.is_meta or (tensor.nbytes and not tensor.untyped_storage().nbytes()):
         raise TraceError(
             f"a tensor of {tuple(tensor.shape)} without memory", remedy="with FSDP's first version, use fully_shard"
@@ -59,10 +74,10 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
         whole = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     num_bytes = whole.nbytes
     if not num_bytes:
-        return memoryview(b"")
+        return (ctypes.c_char * 0)()
     memory = (ctypes.c_char * num_bytes).from_address(whole.data_ptr())
-    memory.owner = whole  # type: ignore[attr-defined]  # the memory lives as long as the view of it
-    return memoryview(memory).cast("B")
+    memory.owner = whole  # type: ignore[attr-defined]  # the memory lives as long as what shows it
+    return memory
 
 
 def strided_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:

@@ -16,7 +16,7 @@ import torch
 from harness.inject.orders import RunEnded
 from harness.inject.recorder import look
 from harness.inject.tensors import dtype_name, tensor_bytes
-from harness.inject.transplant_report import Fate, Transplanted
+from harness.inject.transplant_report import Fate, Transplanted, is_taken
 from harness.inject.watching import Watcher
 from harness.trace.chain import Key, Leaf, Scope
 from harness.trace.reader import read_trace
@@ -69,7 +69,7 @@ class Transplant(Watcher):
             self._tell(key, Fate.UNLIKE, "only B has it")
 
     def _takes(self, key: Key) -> bool:
-        return key[0] in self._phases or key in self._leaves or key[:2] in self._leaves
+        return is_taken(key, self._phases, self._leaves)
 
     def _put(self, leaf: Leaf, value: Any) -> tuple[Fate, str]:
         (seen, *_) = look([(leaf.name, value)])

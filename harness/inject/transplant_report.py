@@ -1,12 +1,12 @@
-"""What became of each value that was to be put into another run: a line of JSON each, beside the trace. No torch.
+"""Which values are put into another run, and what became of each: a line of JSON each, beside the trace. No torch.
 
     {"step": 12, "phase": "advantage", "name": "advantages", "occurrence": 0, "fate": "put", "why": ""}
 
-Both sides read this: the process that was operated on writes it, the launcher judges from it.
+Both sides read this: the process that is operated on writes it, the launcher judges from it.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -47,6 +47,11 @@ class Transplanted:
     def to_line(self) -> str:
         """As it stands in the report."""
         return json.dumps(asdict(self)) + "\n"
+
+
+def is_taken(key: Key, phases: Collection[str], leaves: Collection[tuple[str, str] | Key]) -> bool:
+    """Whether a leaf is of one of these phases, or one of these leaves: by phase and name, or its occurrence too."""
+    return key[0] in phases or key in leaves or key[:2] in leaves
 
 
 def read_report(directory: Path) -> Sequence[Transplanted]:

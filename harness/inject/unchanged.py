@@ -5,12 +5,13 @@ or scale whole tensors. What would be missed is a write to a few elements of a l
 """
 
 from collections.abc import Sequence
+from ctypes import string_at
 from typing import NamedTuple
 
 import torch
 
 from harness.inject.recorder import Seen, look
-from harness.inject.tensors import Digested, tensor_bytes
+from harness.inject.tensors import Digested
 from harness.trace.chain import Scope
 
 MIN_BYTES = 2**16
@@ -62,10 +63,11 @@ class Unchanged:
 
 
 def _mark(tensor: torch.Tensor) -> _Mark | None:
-    num_bytes = tensor.numel() * tensor.element_size()
-    if num_bytes < MIN_BYTES or tensor.device.type != "cpu" or tensor.is_inference() or not tensor.is_contiguous():
+    num_bytes = tensor.nbytes
+    if num_bytes < MIN_BYTES or not tensor.is_cpu or tensor.is_inference() or not tensor.is_contiguous():
         return None
-    view = tensor_bytes(tensor)
-    middle = num_bytes // 2
-    sample = bytes(view[:SAMPLE_BYTES]) + bytes(view[middle : middle + SAMPLE_BYTES]) + bytes(view[-SAMPLE_BYTES:])
-    return _Mark(tensor.data_ptr(), num_bytes, tensor._version, sample)
+    if not tensor.untyped_storage().nbytes():  # its memory was given back
+        return None
+    address = tensor.data_ptr()
+    places = (address, address + num_bytes // 2, address + num_bytes - SAMPLE_BYTES)
+    return _Mark(address, num_bytes, tensor._version, b"".join([string_at(at, SAMPLE_BYTES) for at in places]))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from xxhash import xxh3_128
 
+from harness.reporters.text import count
+
 CHECKSUMS = "checksums.json"
 _CHUNK_BYTES = 2**22
 
@@ -23,7 +25,7 @@ def damage_of(checkpoint: Path) -> str:
                 return f"{name} {problem}"
     except FileNotFoundError:
         return ""
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{CHECKSUMS} cannot be read: {error!r:.100}"
     return ""
 
@@ -33,7 +35,7 @@ def _damage_of_file(path: Path, num_bytes: int, digest: str) -> str:
     try:
         found = path.stat().st_size
         if found != num_bytes:
-            return f"has {found:,} bytes, and had {num_bytes:,}"
+            return f"has {count(found, 'byte')}, and had {num_bytes:,}"
         return "" if _digest(path) == digest else "has other bytes than those that were written"
     except OSError as error:
         return f"cannot be read: {error.strerror}"

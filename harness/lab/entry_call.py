@@ -4,15 +4,21 @@ launcher ──call.json──▶ scenario_main ──refusal.json──▶ laun
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.errors import UsageError
 from harness.trace.redaction import REDACTED, is_secret_name, redact_text
 
 CALL = "call.json"
 REFUSAL = "refusal.json"
+FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+"""module:function"""
+MAX_DEPTH = 100
+"""Of a configuration: what is deeper was made to exhaust somebody's stack."""
 INTERRUPTED = 130
 """With what the process of an entry ends that was interrupted: 128 and the number of SIGINT, as a shell has it."""
 
@@ -34,9 +40,26 @@ class EntryCall:
     """By which dotted keys of the payload a run goes on from this one: `run` takes its directory, `step` a step."""
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> "EntryCall":
-        """The call from what stands in its file; TypeError for anything else."""
-        return cls(**{**fields, "free": tuple(fields.get("free", ()))})
+    def parse(cls, data: bytes) -> "EntryCall":
+        """The call from what stands in its file; ValueError for anything else."""
+        try:
+            fields = json.loads(data)
+            call = cls(**{**fields, "free": tuple(fields["free"])})
+            is_call = (
+                re.fullmatch(FUNCTION, fields["entry"], re.ASCII) is not None
+                and isinstance(fields["config"], dict)
+                and isinstance(fields["free"], list)
+                and all(isinstance(name, str) for name in fields["free"])
+                and (fields["resume"] is None or _is_resumption(fields["resume"]))
+                and _depth(fields["config"]) <= MAX_DEPTH
+            )
+        except (TypeError, KeyError, RecursionError) as error:
+            raise ValueError(f"no call: {error!r:.100}") from None
+        if not is_call:
+            raise ValueError(
+                "no call: an entry, its configuration, the free sections of that, and how it is gone on from"
+            )
+        return call
 
     def write(self, directory: Path) -> None:
         """Into the directory of a trace, for its own process; OSError where that cannot be done."""
@@ -48,9 +71,24 @@ class EntryCall:
 def take_call(directory: Path) -> EntryCall:
     """Read the call, and leave it there without secrets: traces travel. OSError, ValueError where it is not there."""
     path = directory / CALL
-    fields = json.loads(path.read_text("utf-8"))
-    path.write_text(json.dumps(without_secrets(fields), indent=1) + "\n", "utf-8")
-    return EntryCall.of(fields)
+    call = EntryCall.parse(path.read_bytes())
+    path.write_text(json.dumps(without_secrets(asdict(call)), indent=1) + "\n", "utf-8")
+    return call
+
+
+def _is_resumption(value: Any) -> bool:
+    return (
+        isinstance(value, dict) and value.keys() == {"run", "step"} and all(isinstance(k, str) for k in value.values())
+    )
+
+
+def _depth(value: Any) -> int:
+    """How many mappings and lists lie in each other."""
+    level, depth = [value], 0
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth += 1
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+    return depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +98,10 @@ class Refusal:
     what: str
     legal: str
     remedy: str
+
+    def error(self) -> UsageError:
+        """As the launcher raises it."""
+        return UsageError(self.what, legal=self.legal, remedy=self.remedy)
 
     def write(self, directory: Path) -> None:
         """Into the directory of a trace, for the launcher; OSError where that cannot be done."""

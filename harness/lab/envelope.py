@@ -16,6 +16,7 @@ from harness.lab.entry_call import CALL, REFUSAL, EntryCall
 from harness.machine.levels import OFF, level_variables
 from harness.machine.recorded_env import recorded_env
 from harness.machine.scratch import remove_tree
+from harness.reporters.text import path_text
 from harness.trace.redaction import redact_argv
 
 TRAIN = ("rlharness", "train")
@@ -127,13 +128,13 @@ def _make_empty(directory: Path) -> None:
         is_empty = next(directory.iterdir(), None) is None
     except OSError as error:
         raise UsageError(
-            f"a trace cannot be written to {directory}: {error.strerror}",
+            f"a trace cannot be written to {path_text(directory)}: {error.strerror}",
             legal="a directory that is new or empty, where this user may write",
             remedy="name another one with --out",
         ) from None
     if not is_empty:
         raise UsageError(
-            f"{directory} is not empty",
+            f"{path_text(directory)} is not empty",
             legal="a directory that is new or empty",
             remedy="name another one with --out, or remove what is there",
         )

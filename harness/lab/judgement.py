@@ -15,7 +15,8 @@ from harness.lab.supervised import Run
 from harness.machine.levels import OFF, RERUN
 from harness.trace.command import EXIT_CODES
 from harness.trace.diff import diff
-from harness.trace.ops import OpVerdict, compare_ops, is_faithful, read_ops, recorded_steps
+from harness.trace.non_finite import NonFinite, find_non_finite
+from harness.trace.ops import NAN, OpVerdict, compare_ops, is_faithful, read_ops, recorded_steps
 from harness.trace.reader import Trace, read_trace
 from harness.trace.verdict import Verdict
 
@@ -33,6 +34,8 @@ class Comparison:
     verdict: Verdict
     operations: tuple[OpVerdict, ...] = ()
     """Of each rank, of the runs in which they were recorded."""
+    nan: NonFinite | None = None
+    """Where the first NaN among the operations of B came from; None where there is none."""
     notes: tuple[str, ...] = ()
 
 
@@ -94,14 +97,16 @@ def _compare(a: _Side, b: _Side, op_step: int | None) -> Comparison:
         return Comparison(a.name, b.name, verdict)
     directories = a.with_operations.directory, b.with_operations.directory
     ranks = [rank for rank, step in recorded_steps(directories[1]) if step == op_step]
-    found = []
+    found, nans = [], []
     for rank in ranks:
         of_a, of_b = (read_ops(directory, rank, op_step) for directory in directories)
         if of_a is not None and of_b is not None:
             found.append(compare_ops(of_a, of_b, rank, op_step))
+            nans.append(find_non_finite(of_b))
     if not found:
         return Comparison(a.name, b.name, verdict, notes=(f"no operations of step {op_step} were recorded",))
-    return Comparison(a.name, b.name, verdict, tuple(found), tuple(_doubts(op_step, ranks, a, b)))
+    nan = next((each for each in nans if each is not None and each.kind == NAN), None)
+    return Comparison(a.name, b.name, verdict, tuple(found), nan, tuple(_doubts(op_step, ranks, a, b)))
 
 
 def _doubts(step: int, ranks: Iterable[int], a: _Side, b: _Side) -> Iterator[str]:
@@ -109,6 +114,10 @@ def _doubts(step: int, ranks: Iterable[int], a: _Side, b: _Side) -> Iterator[str
     for rank in ranks:
         without = [_root(side.trace, rank, step) for side in (a, b)]
         recorded = [_root(side.with_operations, rank, step) for side in (a, b)]
+        if None in without:
+            names = [side.name for side, root in zip((a, b), without, strict=True) if root is None]
+            yield f"rank {rank}: not valid: there is no step {step} in {', '.join(names)}"
+            continue
         if all(x and y and is_faithful(x, y) for x, y in zip(recorded, without, strict=True)):
             continue
         if without[0] == without[1]:

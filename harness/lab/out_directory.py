@@ -4,9 +4,16 @@ from pathlib import Path
 
 from harness.errors import UsageError
 from harness.machine.scratch import remove_tree
+from harness.reporters.text import path_text
 from harness.runner.run_directory import HOME
 
 NUM_KEPT = 20
+
+
+def place_of(cwd: Path, name: str) -> Path:
+    """The absolute path of what a person has named in `cwd`, without `..`."""
+    path = (cwd / name).absolute()
+    return path.resolve() if ".." in path.parts else path
 
 
 def out_directory(cwd: Path, out: str | None, kind: str, own_id: str) -> Path:
@@ -14,12 +21,12 @@ def out_directory(cwd: Path, out: str | None, kind: str, own_id: str) -> Path:
 
     Of a kind the last NUM_KEPT are kept; ids sort by date.
     """
-    directory = cwd / out if out else cwd / HOME / kind / own_id
+    directory = place_of(cwd, out) if out else cwd.absolute() / HOME / kind / own_id
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
             raise UsageError(
-                f"{directory} is not empty",
+                f"{path_text(directory)} is not empty",
                 legal="a directory that is new or empty",
                 remedy="name another one with --out, or leave --out out",
             )
@@ -27,11 +34,11 @@ def out_directory(cwd: Path, out: str | None, kind: str, own_id: str) -> Path:
             _tidy(directory)
     except OSError as error:
         raise UsageError(
-            f"nothing can be written to {directory}: {error.strerror}",
+            f"nothing can be written to {path_text(directory)}: {error.strerror}",
             legal="a directory in which traces can be kept",
             remedy="name one with --out",
         ) from None
-    return directory.absolute()
+    return directory
 
 
 def _tidy(directory: Path) -> None:

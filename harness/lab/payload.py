@@ -3,6 +3,7 @@
 A dotted key is a place in it: `training.num_steps` is `num_steps` in the section `training`.
 """
 
+import difflib
 import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from harness.errors import UsageError
 
 Payload = Mapping[str, Any]
+CLOSE = 0.8
+"""Of 1: how alike two names of one section are of which one is perhaps the other, misspelt."""
 
 
 def overridden(payload: Payload, values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -40,6 +43,23 @@ def _put(section: dict[str, Any], path: list[str], value: Any, where: str) -> No
         )
     section[name] = dict(inner)
     _put(section[name], rest, value, where)
+
+
+def meant(payload: Payload, dotted: str) -> str:
+    """The key that is in a payload and was perhaps meant by one that is not; empty where there is none.
+
+    A key that is not there may have a default, which only the payload's owner knows: it is no fault by itself.
+    """
+    section: Any = payload
+    path = dotted.split(".")
+    for at, name in enumerate(path):
+        if not isinstance(section, Mapping):
+            return ""
+        if name not in section:
+            near = difflib.get_close_matches(name, map(str, section), n=1, cutoff=CLOSE)
+            return ".".join([*path[:at], *near, *path[at + 1 :]]) if near else ""
+        section = section[name]
+    return ""
 
 
 def flattened(payload: Payload, prefix: str = "") -> dict[str, str]:

@@ -3,10 +3,8 @@
 RUN/call.json, manifest.json, rank-0.log, checkpoints/step-000010/ ─▶ RecordedRun ─▶ envelope of some of its steps
 """
 
-import json
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,12 @@ from harness.lab.entry_call import CALL, EntryCall
 from harness.lab.envelope import TRAIN, Envelope
 from harness.lab.payload import flattened, overridden
 from harness.lab.scenario_envelope import envelope_of_call
+from harness.reporters.text import path_text
 from harness.trace.manifest import Manifest
 from harness.trace.reader import Trace, read_trace
 from harness.trace.redaction import REDACTED
 
+AGAIN = "record the run again: rlharness train SCENARIO --out RUN"
 CHECKPOINTS = "checkpoints"
 """Below the directory of a run; each checkpoint is a directory named after the step with which it begins."""
 _CHECKPOINT = re.compile(r"step-(\d{6,})")
@@ -54,8 +54,7 @@ class RecordedRun:
     @property
     def checkpoint_steps(self) -> tuple[int, ...]:
         """The steps with which its checkpoints begin, by their names; whole or not."""
-        found = (_CHECKPOINT.fullmatch(path.name) for path in (self.directory / CHECKPOINTS).glob("step-*"))
-        return tuple(sorted(int(name[1]) for name in found if name))
+        return checkpoint_steps_in(self.directory)
 
     def start_before(self, step: int) -> int | None:
         """The step with which the nearest whole checkpoint begins that is no later; None for the beginning of the run.
@@ -89,11 +88,17 @@ class RecordedRun:
         call = replace(self.call, config=overridden(self.call.config, values, "--set"))
         if hidden := [key for key, text in flattened(call.config).items() if REDACTED in text]:
             raise UsageError(
-                f"{self.directory} was recorded without its secrets: {', '.join(hidden)}",
+                f"{path_text(self.directory)} was recorded without its secrets: {', '.join(hidden)}",
                 legal="a configuration that is whole",
                 remedy=f"say it again: --set {hidden[0]}=VALUE",
             )
         return replace(envelope_of_call(call, self.level), last_step=step, typed=self.typed)
+
+
+def checkpoint_steps_in(directory: Path) -> tuple[int, ...]:
+    """The steps with which the checkpoints of the run in a directory begin, by their names; whole or not."""
+    found = (_CHECKPOINT.fullmatch(path.name) for path in (directory / CHECKPOINTS).glob("step-*"))
+    return tuple(sorted(int(name[1]) for name in found if name))
 
 
 def is_recorded_run(directory: Path) -> bool:
@@ -107,31 +112,25 @@ def read_recorded_run(directory: Path) -> RecordedRun:
     TraceError where there is no trace; UsageError where it is one of a foreign program, or its call cannot be read.
     """
     trace = read_trace(directory)
+    path = directory / CALL
     try:
-        fields = json.loads((directory / CALL).read_text("utf-8"))
+        call = EntryCall.parse(path.read_bytes())
     except FileNotFoundError:
         raise UsageError(
-            f"{directory} is the trace of a command, and says nothing of how to run it again",
+            f"{path_text(directory)} is the trace of a command, and says nothing of how to run it again",
             legal="the directory of a run of a scenario",
             remedy="rlharness replay -- COMMAND runs a command again",
         ) from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"{directory / CALL} cannot be read: {error}", legal="what rlharness has written") from None
-    call = _checked_call(fields, directory / CALL)
+        raise UsageError(
+            f"{path_text(path)} does not say which entry was called, and with which configuration: {error!s:.100}",
+            legal="what rlharness has written",
+            remedy=AGAIN,
+        ) from None
     if not isinstance(trace.manifest, Manifest):
         raise UsageError(
-            f"{directory} has no whole manifest, so that nobody knows its level", remedy="record the run again"
+            f"{path_text(directory)} has no whole manifest, so that nobody knows its level",
+            legal="a run that is whole, but for its last step",
+            remedy=AGAIN,
         )
     return RecordedRun(trace, call)
-
-
-def _checked_call(fields: Any, path: Path) -> EntryCall:
-    """The call that stands in a file; UsageError for anything else."""
-    if isinstance(fields, dict) and isinstance(fields.get("entry"), str) and isinstance(fields.get("config"), dict):
-        with suppress(TypeError):  # other fields than those of a call
-            return EntryCall.of(fields)
-    raise UsageError(
-        f"{path} does not say which entry was called, and with which configuration",
-        legal="what rlharness has written",
-        remedy="record the run again: rlharness train SCENARIO --out RUN",
-    )

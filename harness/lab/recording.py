@@ -14,6 +14,7 @@ from harness.errors import TraceError
 from harness.inject.orders import PROCESSES, Report
 from harness.lab.envelope import Envelope
 from harness.lab.unanswered import unanswered
+from harness.reporters.text import count
 from harness.runner.supervisor.process_tree import read_process
 from harness.trace.reader import RankLog, Trace, read_trace
 from harness.trace.redaction import redact_argv
@@ -171,7 +172,7 @@ def _close_logs(trace: Trace, reports: Sequence[Report], leader_pid: int | None)
             notes.append(error.what)
             continue
         how = f"was ended by {report.cluster}" if report.cluster else "left by os._exit with 0"
-        notes.append(f"rank {rank} {how} after {num_steps} steps; its log was closed")
+        notes.append(f"rank {rank} {how} after {count(num_steps, 'step')}; its log was closed")
     return notes
 
 
@@ -202,8 +203,8 @@ def _problems(
 
 def _unproven(rank: int, num_steps: int) -> Problem:
     return Problem(
-        f"rank {rank}'s process ended without closing its log after {num_steps} steps: killed, os._exit or exec;"
-        " nothing proves that it had finished",
+        f"rank {rank}'s process ended without closing its log after {count(num_steps, 'step')}: killed, os._exit or"
+        " exec; nothing proves that it had finished",
         "have the process return from its main program, and the program wait for it",
     )
 

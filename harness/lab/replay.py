@@ -6,22 +6,20 @@ plan ─▶ run 1, run 2, ... (with --op each once more, its operations recorded
 import asyncio
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 from harness.clock import SystemClock
 from harness.errors import UsageError
 from harness.exit_codes import ExitCode
-from harness.lab.entry_call import Refusal, read_refusal
 from harness.lab.envelope import Envelope
 from harness.lab.judgement import judge
 from harness.lab.program_input import read_input
 from harness.lab.replay_plan import ReplayPlan, make_plan
-from harness.lab.session import open_session
+from harness.lab.session import open_session, refuse
 from harness.lab.steps.plan import names_recorded_run, refuse_directory
 from harness.lab.supervised import Display, Place, Run
-from harness.machine.scratch import remove_tree
 from harness.reporters.base import say, show
 from harness.reporters.replay import replay_json, replay_text, run_line
 from harness.reporters.replay_progress import make_display
@@ -83,8 +81,7 @@ async def _record_all(plan: ReplayPlan, place: Place, display: Display) -> tuple
     with open_session(place, display) as session:
         for number, envelope in _wanted(plan):
             run = await session.record(envelope, plan.directory, number)
-            if refusal := read_refusal(run.recording.directory):
-                _refuse(plan, run, refusal)
+            refuse(run, plan.directory)
             runs.append(run)
             display.end(run_line(run))
             if session.interrupted_by or not run.recording.num_steps:
@@ -99,11 +96,3 @@ def _wanted(plan: ReplayPlan) -> Iterator[tuple[int, Envelope]]:
         yield number, envelope
         if plan.op_step is not None:
             yield number, replace(envelope, op_step=plan.op_step)
-
-
-def _refuse(plan: ReplayPlan, run: Run, refusal: Refusal) -> NoReturn:
-    """UsageError, as an entry has said it before it began; of its run nothing is left."""
-    remove_tree(str(run.recording.directory))
-    with suppress(OSError):  # runs before it are kept
-        plan.directory.rmdir()
-    raise UsageError(refusal.what, legal=refusal.legal, remedy=refusal.remedy)

@@ -11,10 +11,12 @@ from typing import Any
 from harness.errors import HarnessError, UsageError
 from harness.lab.envelope import Envelope
 from harness.lab.foreign_program import foreign_envelope
-from harness.lab.out_directory import out_directory
+from harness.lab.out_directory import out_directory, place_of
 from harness.lab.program_input import keep_input
 from harness.lab.scenario import SMOKE
 from harness.lab.scenario_envelope import asked_scenario, scenario_envelope
+from harness.lab.scenario_places import nothing_to_run
+from harness.reporters.text import path_text
 from harness.runner.options import Invocation
 from harness.trace.reader import Trace, read_trace
 
@@ -61,17 +63,11 @@ def make_plan(
     envelopes, typed = envelopes_of(invocation, {**arguments, "keep": _steps_to_keep(arguments), "op_step": None})
     envelope = envelopes[0]
     level_env = envelope.level_env(invocation.environ)
-    program = shutil.which(envelope.argv[0], path=invocation.environ.get("PATH"))
-    if program is None:
-        raise UsageError(
-            f"{envelope.argv[0]} cannot be started: there is no such program",
-            legal="a program on the path, or the path of one",
-            remedy="check how it is spelled",
-        )
+    program = program_of(envelope, invocation)
     if arguments["op"] and arguments["step"] is None:
         raise UsageError("--op without --step", legal="--step K --op", remedy="name the step that diverged")
     against = arguments["against"]
-    trace = read_trace(invocation.cwd / against) if against else None
+    trace = read_trace(place_of(invocation.cwd, against)) if against else None
     num_runs = _num_runs(arguments, len(envelopes))
     data = b"" if typed else given()  # the last that may take long or be refused before anything is made
     directory = out_directory(invocation.cwd, arguments["out"], REPLAYS, replay_id)
@@ -92,6 +88,8 @@ def make_plan(
 
 def envelopes_of(invocation: Invocation, arguments: Mapping[str, Any]) -> tuple[tuple[Envelope, ...], tuple[str, ...]]:
     """(an envelope for each run that differs from the others, the words that name the scenario, if it is one)."""
+    if arguments.get("scenario") is None and not invocation.trailing:
+        raise nothing_to_run("replay", invocation.cwd, "the directory of a recorded run", "--bundle FILE")
     if arguments.get("scenario") is None:
         return (foreign_envelope(invocation, arguments),), ()
     if invocation.trailing:
@@ -104,11 +102,27 @@ def envelopes_of(invocation: Invocation, arguments: Mapping[str, Any]) -> tuple[
     return tuple(scenario_envelope(asked, arguments, variant) for variant in range(asked.num_variants)), asked.typed
 
 
+def program_of(envelope: Envelope, invocation: Invocation) -> str:
+    """The path of the program that is started; UsageError where there is none."""
+    program = shutil.which(envelope.argv[0], path=invocation.environ.get("PATH"))
+    if program is None:
+        raise UsageError(
+            f"{envelope.argv[0]} cannot be started: there is no such program",
+            legal="a program on the path, or the path of one",
+            remedy="check how it is spelled",
+        )
+    return program
+
+
 def _keep(data: bytes, directory: Path) -> Path:
     try:
         return keep_input(data, directory)
     except OSError as error:
-        raise HarnessError(f"standard input cannot be kept in {directory}: {error.strerror}") from None
+        raise HarnessError(
+            f"standard input cannot be kept in {path_text(directory)}: {error.strerror}",
+            legal="a disk with room for it, since every run is given the same",
+            remedy="name another place with --out, or give none: < /dev/null",
+        ) from None
 
 
 def _steps_to_keep(arguments: Mapping[str, Any]) -> tuple[str, ...]:

@@ -6,18 +6,19 @@ TRACE|RUN... ─▶ subjects ─▶ a verdict on each but the first ─▶ page 
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from harness.errors import UsageError
 from harness.exit_codes import ExitCode
+from harness.lab.out_directory import place_of
 from harness.reporters.base import say, show
 from harness.reporters.divergence import LABELS, headline, verdict_json
 from harness.reporters.report.page import GENERATOR, page, require_jinja
 from harness.reporters.report.subjects import Pair, Report, Subject, letter
-from harness.reporters.text import one_line
+from harness.reporters.text import count, one_line, path_text
 from harness.runner.options import Invocation
 from harness.trace.command import EXIT_CODES
 from harness.trace.diff import diff
@@ -33,7 +34,7 @@ _RUN = re.compile(r"run-(\d+)")
 
 def run_report(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness report`; UsageError and TraceError for what the user can mend."""
-    out = invocation.cwd / arguments["out"]
+    out = place_of(invocation.cwd, arguments["out"])
     require_jinja()
     _check_out(out)
     report = read_report(invocation.cwd, arguments["traces"])
@@ -41,13 +42,13 @@ def run_report(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode
     if arguments["json"]:
         show(json.dumps(report_json(report, out, size_bytes)))
     else:
-        show("\n".join([*_lines(report), f"{arguments['out']}: {size_bytes / 1e6:.1f} MB, opens in any browser"]))
+        show("\n".join([*_lines(report), f"{path_text(out)}: {size_bytes / 1e6:.1f} MB, opens in any browser"]))
     return ExitCode.OK
 
 
 def read_report(cwd: Path, typed: Sequence[str]) -> Report:
     """The runs as they were typed, and the verdicts; the directory of a replay stands for its runs."""
-    names = [name for each in typed for name in _traces_of(cwd, each)]
+    names = [name for each in typed for name in _traces_of(cwd, _without_detours(cwd, each))]
     subjects = [Subject(letter(at), name, _read(cwd, name)) for at, name in enumerate(names)]
     first = subjects[0]
     return Report(tuple(subjects), tuple(Pair(first, each, diff(first.trace, each.trace)) for each in subjects[1:]))
@@ -61,6 +62,11 @@ def _read(cwd: Path, name: str) -> Trace:
     return read_trace(cwd / name)
 
 
+def _without_detours(cwd: Path, typed: str) -> str:
+    """A path as it was typed, but for `..` in it: the page shows it, and commands to type next hold it."""
+    return path_text(place_of(cwd, typed)) if ".." in Path(typed).parts else typed
+
+
 def _traces_of(cwd: Path, typed: str) -> list[str]:
     """What was typed; of the directory of a replay its runs, those with operations left out."""
     directory = cwd / typed
@@ -70,14 +76,19 @@ def _traces_of(cwd: Path, typed: str) -> list[str]:
     return [os.path.join(typed, runs[number]) for number in sorted(runs)] or [typed]
 
 
-def _lines(report: Report) -> list[str]:
-    """A line for each verdict; of one run alone, how far it goes."""
+def _lines(report: Report) -> Iterator[str]:
+    """A line for each verdict; of one run alone, how far it goes; what of a run is missing or damaged."""
+    for pair in report.pairs:
+        yield f"{pair.b.letter}: {one_line(pair.b.name)}  {LABELS[pair.verdict.kind]}  {headline(pair.verdict)}"
     if not report.pairs:
-        return [f"A: {one_line(report.subjects[0].name)}, alone: there is nothing to compare it with"]
-    return [
-        f"{pair.b.letter}: {one_line(pair.b.name)}  {LABELS[pair.verdict.kind]}  {headline(pair.verdict)}"
-        for pair in report.pairs
-    ]
+        (only,) = report.subjects
+        steps = count(len(only.trace.steps), "step")
+        yield f"A: {one_line(only.name)}, {steps}, alone: there is nothing to compare it with"
+    for subject in report.subjects:
+        for gap in subject.trace.gaps:
+            yield f"  {subject.letter} is not whole: {one_line(gap)}"
+        for damage in subject.trace.damages:
+            yield f"  note: {subject.letter}: {one_line(damage)}"
 
 
 def report_json(report: Report, out: Path, size_bytes: int) -> dict[str, Any]:
@@ -87,7 +98,7 @@ def report_json(report: Report, out: Path, size_bytes: int) -> dict[str, Any]:
         "exit_code": int(ExitCode.OK),
         "page": str(out),
         "size_bytes": size_bytes,
-        "runs": [{"letter": each.letter, "name": each.name} for each in report.subjects],
+        "runs": [{"letter": each.letter, "name": each.name, "gaps": list(each.trace.gaps)} for each in report.subjects],
         "comparisons": [
             {
                 "a": pair.a.letter,
@@ -104,12 +115,13 @@ def report_json(report: Report, out: Path, size_bytes: int) -> dict[str, Any]:
 
 def _check_out(out: Path) -> None:
     """UsageError for a place where no page can be, and for a file that is none: that somebody may want to keep."""
-    if out.is_dir() or not out.parent.is_dir():
-        what = f"{out} is a directory" if out.is_dir() else f"there is no directory {out.parent}"
-        raise UsageError(what, legal="a file in a directory that exists", remedy="name one with --out FILE.html")
+    if out.is_dir():
+        raise UsageError(
+            f"{path_text(out)} is a directory", legal="a file, new or an earlier report", remedy="--out FILE.html"
+        )
     if out.exists() and GENERATOR.encode() not in _beginning(out):
         raise UsageError(
-            f"{out} exists, and is no report",
+            f"{path_text(out)} exists, and is no report",
             legal="a new file, or an earlier report, which is replaced",
             remedy="name another one with --out, or remove it",
         )
@@ -120,7 +132,11 @@ def _beginning(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(MARK_BYTES)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+        raise UsageError(
+            f"{path_text(path)} cannot be read: {error.strerror}",
+            legal="an earlier report, which is replaced",
+            remedy="name another place with --out",
+        ) from None
 
 
 def _write(out: Path, text: str) -> int:
@@ -128,11 +144,14 @@ def _write(out: Path, text: str) -> int:
     data = text.encode("utf-8", "backslashreplace")
     beside = out.with_name(f".{out.name}.new")
     try:
+        out.parent.mkdir(parents=True, exist_ok=True)
         beside.write_bytes(data)
         os.replace(beside, out)
     except OSError as error:
         raise UsageError(
-            f"the report cannot be written to {out}: {error.strerror}", remedy="name another place with --out"
+            f"the report cannot be written to {path_text(out)}: {error.strerror}",
+            legal="a file in a directory that can be written to",
+            remedy="name another place with --out",
         ) from None
     finally:
         with suppress(OSError):

@@ -15,18 +15,18 @@ config:
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from harness.errors import UsageError
 from harness.lab.chaos.declaration import ChaosSection
-from harness.lab.payload import keys_with_dots, overridden
+from harness.lab.entry_call import FUNCTION
+from harness.lab.payload import keys_with_dots, meant, overridden
 from harness.lab.plain_yaml import read_yaml
 
 SMOKE, FULL = "smoke", "full"
-ENTRY = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 
 Line = Annotated[str, Field(min_length=1, pattern=r"^[^\n]*$")]
 SectionName = Annotated[str, Field(pattern=r"^[^.\s]+$")]
@@ -51,7 +51,7 @@ class Scenario(BaseModel):
 
     about: Line
     """One line for a person."""
-    entry: Annotated[str, Field(pattern=ENTRY)]
+    entry: Annotated[str, Field(pattern=FUNCTION)]
     """module:function, called in a process of its own."""
     determinism: Literal["off", "rerun", "invariant"]
     """The level that the entry holds, unless told otherwise."""
@@ -94,6 +94,16 @@ class Scenario(BaseModel):
     def payload(self, size: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """The payload in a size, with other values at dotted keys; UsageError for keys that cannot be followed."""
         return overridden(overridden(self.config, self.sizes.get(size, {}), f"the size {size}"), values, "--set")
+
+    def misspelt(self, typed: Mapping[str, Sequence[str]]) -> Iterator[str]:
+        """What is perhaps misspelt of the file's dotted keys and of those that were `typed`, by option: a line each."""
+        factors, crash = self.chaos.factors, self.chaos.crash or {}
+        of_file = {f"sizes.{size}:": tuple(values) for size, values in self.sizes.items()}
+        of_file |= {"chaos.factors:": tuple(factors), "chaos.crash:": tuple(crash)}
+        for where, keys in {**of_file, **typed}.items():
+            for key in keys:
+                if near := meant(self.config, key):
+                    yield f"{where} {key}: config has no such key; did you mean {near}?"
 
     def chosen_size(self, asked: str | None, default: str) -> str:
         """The name of the size to run: what was asked for, else the default, which a scenario need not have."""

@@ -18,6 +18,8 @@ from harness.lab.payload import flattened, parts
 from harness.lab.plain_yaml import read_yaml
 from harness.lab.scenario import Scenario
 from harness.lab.scenario_places import find_scenario
+from harness.reporters.base import say
+from harness.reporters.text import count, one_line
 from harness.runner.options import Invocation
 from harness.trace.redaction import redact_fields
 
@@ -51,12 +53,8 @@ def asked_scenario(invocation: Invocation, arguments: Mapping[str, Any], default
     """The scenario that was named; UsageError where there is none, or it cannot be run here as it was asked for."""
     name = arguments["scenario"]
     asked = asked_of(name, find_scenario(name, invocation.cwd).read(), arguments, default_size)
-    if hidden_by := shadowing(invocation.cwd):
-        raise UsageError(
-            f"{hidden_by} would be imported in place of rlharness's own package of that name",
-            legal="a working directory without a top-level package `harness`",
-            remedy="change into another directory",
-        )
+    say_misspelt(asked)
+    check_entries(invocation)
     check_machine(invocation, asked.scenario)
     return asked
 
@@ -69,6 +67,12 @@ def asked_of(name: str, scenario: Scenario, arguments: Mapping[str, Any], defaul
     options |= {"vary": arguments.get("vary", ()), "level": (arguments["level"],) if arguments["level"] else ()}
     typed = (name, *(word for option, texts in options.items() for text in texts for word in (f"--{option}", text)))
     return Asked(name, scenario, size, typed, dict(map(override_of, arguments["overrides"])), varied)
+
+
+def say_misspelt(asked: Asked) -> None:
+    """Tell of keys that are perhaps misspelt; the entry is free to know them, so that none is refused."""
+    for line in asked.scenario.misspelt({"--set": tuple(asked.overrides), "--vary": tuple(asked.varied)}):
+        say(f"note: {one_line(line)}")
 
 
 def scenario_envelope(asked: Asked, arguments: Mapping[str, Any], variant: int = 0) -> Envelope:
@@ -138,20 +142,36 @@ def _varied(text: str, free: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
     return key, tuple(found)
 
 
+def check_entries(invocation: Invocation) -> None:
+    """UsageError where no entry could be called and recorded here."""
+    if hidden_by := shadowing(invocation.cwd):
+        raise UsageError(
+            f"{hidden_by} would be imported in place of rlharness's own package of that name",
+            legal="a working directory without a top-level package `harness`",
+            remedy="change into another directory",
+        )
+    _check_torch()
+
+
 def check_machine(invocation: Invocation, scenario: Scenario) -> None:
     """UsageError where this machine has not what an entry needs."""
-    if find_spec("torch") is None:
-        raise UsageError(
-            f"torch is not installed for {sys.executable}, and entries are recorded with it",
-            remedy="pip install 'rlharness[engine]'",
-        )
+    _check_torch()
     if scenario.gpus:
         from harness.machine.gpus import read_inventory
 
         inventory = read_inventory("auto", invocation.environ)
         if len(inventory.gpus) < scenario.gpus:
             raise UsageError(
-                f"this scenario needs {scenario.gpus} GPUs, and here are {len(inventory.gpus)} free",
+                f"this scenario needs {count(scenario.gpus, 'GPU')}, and {len(inventory.gpus)} are free here",
                 legal="a machine with as many free cards within CUDA_VISIBLE_DEVICES",
                 remedy="rlharness doctor says what keeps cards from being used",
             )
+
+
+def _check_torch() -> None:
+    if find_spec("torch") is None:
+        raise UsageError(
+            f"torch is not installed for {sys.executable}, and entries are recorded with it",
+            legal="a Python that has torch",
+            remedy="pip install 'rlharness[engine]'",
+        )

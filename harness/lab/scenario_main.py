@@ -33,7 +33,10 @@ def main() -> int:
 
 
 def _recorded() -> int:
-    recorder = open_recorder()
+    try:
+        recorder = open_recorder()
+    except UsageError as error:  # of a watcher that cannot be made
+        return _refuse(error)
     from harness.inject.active import active_log  # not before torch, with whose import a recording begins
     from harness.inject.recorder import NullRecorder
 
@@ -57,6 +60,15 @@ def _recorded() -> int:
         raise
     break_off(None)
     return code
+
+
+def _refuse(error: UsageError) -> int:
+    from harness.inject.active import active_log
+
+    log = active_log()
+    assert log is not None, "watchers are made where something is recorded"
+    Refusal(error.what, error.legal, error.remedy).write(Path(log.orders.directory))
+    return ExitCode.USAGE_ERROR
 
 
 def call_entry(
@@ -83,7 +95,7 @@ def call_entry(
             refusal.write(directory)
             return ExitCode.USAGE_ERROR
         told(error)
-        print(f"error: {UsageError(refusal.what, legal=refusal.legal, remedy=refusal.remedy)}", file=sys.stderr)
+        print(f"error: {refusal.error()}", file=sys.stderr)
         return FAILED
     return ExitCode.OK
 

@@ -12,6 +12,7 @@ from harness.lab.scenario import Scenario, parse_scenario
 
 PACKAGE = "scenarios"
 ENDINGS = (".yaml", ".yml")
+OF_REPLAY = "of replay, also the directory of a recorded run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,13 @@ class ScenarioFile:
         try:
             text = self.file.read_text("utf-8")
         except OSError as error:
-            raise UsageError(f"{self.file}: {error.strerror}", remedy="name a file that can be read") from None
+            raise UsageError(
+                f"{self.file}: {error.strerror}", legal="YAML in UTF-8", remedy="name a file that can be read"
+            ) from None
         except UnicodeDecodeError as error:
-            raise UsageError(f"{self.file} is no text: {error.reason}", legal="YAML in UTF-8") from None
+            raise UsageError(
+                f"{self.file} is no text: {error.reason}", legal="YAML in UTF-8", remedy="save it as that"
+            ) from None
         return parse_scenario(text, str(self.file))
 
 
@@ -43,17 +48,31 @@ def find_scenario(name: str, cwd: Path) -> ScenarioFile:
     """The scenario of a name, or in a file; UsageError, with the nearest names, where there is none."""
     if name.endswith(ENDINGS) or "/" in name:
         if not (cwd / name).is_file():
-            raise UsageError(f"there is no file {name}", legal="a YAML file, or a name that rlharness scenarios shows")
+            raise UsageError(
+                f"there is no file {name}",
+                legal=f"a YAML file, or a name that rlharness scenarios shows; {OF_REPLAY}",
+                remedy="check how it is spelled, and from where it is meant",
+            )
         return ScenarioFile(name, cwd / name)
     known = {each.name: each for each in all_scenarios(cwd)}
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
         raise UsageError(
             f"there is no scenario {name!r}",
-            legal=f"{', '.join(known)}, or a YAML file; of replay, also a command after --",
+            legal=f"{', '.join(known)}, or a YAML file; {OF_REPLAY}, or a command after --",
             remedy=f"did you mean {' or '.join(near)}?" if near else "rlharness scenarios tells what each is",
         )
     return known[name]
+
+
+def nothing_to_run(command: str, cwd: Path, *others: str) -> UsageError:
+    """That a command was typed with nothing to run; `others` are what can stand in the place of a scenario."""
+    names = ", ".join(each.name for each in all_scenarios(cwd))
+    return UsageError(
+        f"rlharness {command} without anything to run",
+        legal="; ".join([f"a scenario: {names}, or a YAML file", *others, "a command after --"]),
+        remedy=f"rlharness {command} SCENARIO, or rlharness {command} -- python train.py",
+    )
 
 
 def _in(place: Traversable) -> Iterator[ScenarioFile]:

@@ -15,9 +15,11 @@ from math import inf
 from pathlib import Path
 
 from harness.clock import SystemClock
+from harness.lab.entry_call import read_refusal
 from harness.lab.envelope import Envelope
 from harness.lab.supervised import Display, Place, Run, SupervisedRuns
 from harness.machine.child_env import ATTEMPT_MARKER
+from harness.machine.scratch import remove_tree
 from harness.runner.attempt import AttemptEnd, AttemptSpec, Supervisors, find_py_spy, probe_tiers
 from harness.runner.interruption import Interruption
 
@@ -30,13 +32,16 @@ class Session:
         self._place = place
         self._display = display
         self._interruption = interruption
-        self.on_signal: Callable[[str], None] | None = None
-        """Hears signals in place of the run that goes on, which then is not ended by them; set before it begins."""
+        self._hearer: Callable[[str], None] | None = None
 
     @property
     def interrupted_by(self) -> str:
         """The name of the signal that has asked for the end; empty for none."""
         return self._interruption.by
+
+    def hear(self, hearer: Callable[[str], None]) -> None:
+        """From now on `hearer` is told of signals, by their names, and no run is ended by them."""
+        self._hearer = self._interruption.on_cancel = hearer
 
     async def record(
         self,
@@ -50,8 +55,8 @@ class Session:
         """Carry out one run, in a directory of its own below `parent`; elsewhere, or with other variables, if told."""
         place = replace(self._place, environ=environ or self._place.environ, cwd=cwd or self._place.cwd)
         runs = SupervisedRuns(self._supervisors, place, self._display, SystemClock(), self._interruption)
-        if self.on_signal is not None:
-            self._interruption.on_cancel = self.on_signal
+        if self._hearer is not None:
+            self._interruption.on_cancel = self._hearer
         return await runs.record(envelope, parent, number)
 
     async def carry_out(self, argv: tuple[str, ...], directory: Path) -> AttemptEnd:
@@ -101,3 +106,17 @@ def open_session(place: Place, display: Display) -> Iterator[Session]:
         closing(Supervisors(probe_tiers().chosen, place.run_id, find_py_spy())) as supervisors,
     ):
         yield Session(supervisors, place, display, interruption)
+
+
+def refuse(run: Run, directory: Path) -> None:
+    """UsageError where its entry has refused a run before its first step; of the run nothing is left.
+
+    Nor of `directory`, which holds the runs of a command, unless there was one before it.
+    """
+    refusal = read_refusal(run.recording.directory)
+    if refusal is None:
+        return
+    remove_tree(str(run.recording.directory))
+    if not any(directory.glob("run-*")):
+        remove_tree(str(directory))
+    raise refusal.error()

@@ -8,9 +8,8 @@ bundle holds, with the checkpoint before it.
 
 import asyncio
 import json
-import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -18,30 +17,26 @@ from typing import Any
 from harness.clock import SystemClock
 from harness.errors import UsageError
 from harness.exit_codes import ExitCode
-from harness.inject.conditions import (
-    DIVERGENCE,
-    Condition,
-    Stop,
-    parse_condition,
-    read_stop,
-    refuse_unknown,
-    unknown_names,
-)
+from harness.inject.conditions import Condition, refuse_unknown, unknown_names
+from harness.lab.break_conditions import STOP, conditions_of, read_report, refuse_divergence, watched
+from harness.lab.bundles.making import bundle_place, write_bundle_of
 from harness.lab.envelope import Envelope
-from harness.lab.out_directory import out_directory
+from harness.lab.out_directory import out_directory, place_of
 from harness.lab.program_input import keep_input, read_input
 from harness.lab.recorded_run import RecordedRun, read_recorded_run
-from harness.lab.replay_plan import REPLAYS, envelopes_of
-from harness.lab.session import open_session
-from harness.lab.steps.command import refuse
+from harness.lab.replay_plan import REPLAYS, envelopes_of, program_of
+from harness.lab.session import open_session, refuse
 from harness.lab.steps.plan import (
     check_machine,
     free_overrides,
+    named_run,
     names_recorded_run,
     plan_step,
     refuse_options,
 )
-from harness.lab.supervised import Place, Run
+from harness.lab.stopped import Stopped, StopPlan
+from harness.lab.supervised import Place
+from harness.machine.scratch import remove_tree
 from harness.reporters.base import say, show
 from harness.reporters.run_lines import RunLines
 from harness.reporters.stopping import stopped_json, stopped_text
@@ -49,50 +44,9 @@ from harness.runner.options import Invocation, wants_colour
 from harness.runner.run_directory import new_run_id
 from harness.trace.reader import read_trace
 
-BREAKPOINTS = "harness.inject.breakpoints:Breakpoints"
-STOP = "stop.json"
-"""In the directory of the replay: where the run has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class StopPlan:
-    """A run that ends where a condition holds."""
-
-    envelope: Envelope
-    program: str
-    """The path of the program."""
-    conditions: tuple[Condition, ...]
-    against: Path | None = None
-    """The trace that the condition of a divergence means."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """A run that has ended, at a condition or at its own end."""
-
-    plan: StopPlan
-    run: Run
-    stop: Stop | None
-    """None where no condition held."""
-    directory: Path
-    bundle: Path | None = None
-    notes: tuple[str, ...] = ()
-    interrupted_by: str = ""
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """DIVERGED where it has; OK where another condition held, or none until the run had ended in order."""
-        if self.interrupted_by:
-            return ExitCode.INTERRUPTED
-        if self.stop is not None:
-            return ExitCode.DIVERGED if self.stop.condition == DIVERGENCE else ExitCode.OK
-        return ExitCode.OK if self.run.recording.is_whole else ExitCode.INCOMPLETE_RECORDING
-
 
 def run_until(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness replay` with conditions; HarnessError for what the user can mend."""
-    from harness.lab.bundles.making import bundle_place
-
     plan = plan_stop(invocation, arguments)
     bundle = bundle_place(invocation.cwd, arguments["bundle"]) if arguments["bundle"] else None
     own_id = new_run_id(SystemClock().wall())
@@ -118,42 +72,28 @@ def plan_stop(invocation: Invocation, arguments: Mapping[str, Any]) -> StopPlan:
             raise UsageError(
                 f"--{option} with a condition",
                 legal="one run, which ends where the condition holds",
-                remedy="look closer at its bundle: rlharness replay --bundle FILE --op" if option == "op" else "",
+                remedy="look closer at its bundle: rlharness replay --bundle FILE --op"
+                if option == "op"
+                else f"leave --{option} out",
             )
     if names_recorded_run(invocation.cwd, arguments["scenario"]):
-        run = read_recorded_run(invocation.cwd / arguments["scenario"])
+        run = named_run(invocation.cwd, arguments["scenario"])
         _check_names(conditions, run)
-        against = _reference(invocation, arguments) or run.directory.absolute()
+        against = _reference(invocation, arguments) or run.directory
         return StopPlan(_of_run(run, arguments), check_machine(invocation), conditions, against)
     if arguments["step"] is not None:
         raise UsageError(
             "--step with a condition", legal="of a recorded run only", remedy="the condition says where it ends"
         )
     reference = _reference(invocation, arguments)
-    if reference is None and any(condition.word == DIVERGENCE for condition in conditions):
-        raise UsageError(
-            f"--break-on {DIVERGENCE}: there is nothing that the run could differ from",
+    if reference is None:
+        refuse_divergence(
+            conditions,
             legal="the directory of a recorded run, or --against DIR",
             remedy="record one first: rlharness train, or rlharness trace",
         )
     envelopes, _ = envelopes_of(invocation, {**arguments, "keep": (), "op_step": None})
-    program = shutil.which(envelopes[0].argv[0], path=invocation.environ.get("PATH"))
-    if program is None:
-        raise UsageError(f"{envelopes[0].argv[0]} cannot be started", legal="a program on the path, or the path of one")
-    return StopPlan(envelopes[0], program, conditions, reference)
-
-
-def conditions_of(arguments: Mapping[str, Any]) -> tuple[Condition, ...]:
-    """What --break-on and --until say; UsageError for what is no condition, or no comparison."""
-    found = [parse_condition(text, "--break-on") for text in arguments["break_on"]]
-    for text in arguments["until"]:
-        condition = parse_condition(text, "--until")
-        if condition.word:
-            raise UsageError(
-                f"--until {condition.word}", legal="a comparison: 'reward<0.2'", remedy=f"--break-on {condition.word}"
-            )
-        found.append(condition)
-    return tuple(found)
+    return StopPlan(envelopes[0], program_of(envelopes[0], invocation), conditions, reference)
 
 
 def _of_run(run: RecordedRun, arguments: Mapping[str, Any]) -> Envelope:
@@ -173,24 +113,23 @@ def _check_names(conditions: tuple[Condition, ...], run: RecordedRun) -> None:
 
 def _reference(invocation: Invocation, arguments: Mapping[str, Any]) -> Path | None:
     against = arguments["against"]
-    return read_trace(invocation.cwd / against).directory.absolute() if against else None
+    return read_trace(place_of(invocation.cwd, against)).directory if against else None
 
 
 async def _record(plan: StopPlan, directory: Path, place: Place) -> Stopped:
     """The run; UsageError where its entry refuses it, or where a condition names what nothing is called."""
     report = directory / STOP
-    texts = [str(condition) for condition in plan.conditions]
-    told = {"conditions": texts, "report": str(report), "against": str(plan.against or "")}
-    envelope = replace(plan.envelope, watchers={BREAKPOINTS: told})
     lines = RunLines()
-    lines.title = f"a run until {' or '.join(texts)}"
+    lines.title = f"a run until {' or '.join(map(str, plan.conditions))}"
     with open_session(place, lines) as session:
-        run = await session.record(envelope, directory)
+        run = await session.record(watched(plan.envelope, plan.conditions, report, plan.against), directory)
         refuse(run, directory)
-        stop = read_stop(report)
-        if stop is not None and stop.unknown:
-            refuse_unknown([stop.unknown], stop.known)
-        lines.end(f"{lines.title}: {run.recording.num_steps} steps in {run.duration_s:.1f} s")
+        try:
+            stop = read_report(report)
+        except UsageError:
+            remove_tree(str(directory))
+            raise
+        lines.ended(run)
         return Stopped(plan, run, stop, directory, interrupted_by=session.interrupted_by)
 
 
@@ -201,8 +140,6 @@ def _bundled(stopped: Stopped, path: Path, arguments: Mapping[str, Any]) -> Stop
         return replace(
             stopped, notes=("a bundle holds a step of a scenario: a command has no checkpoints to begin from",)
         )
-    from harness.lab.bundles.making import write_bundle_of
-
     step = stopped.stop.step
     run = read_recorded_run(stopped.run.recording.directory)
     write_bundle_of(run, step, path, refers_to_checkpoint=bool(arguments["reference_checkpoint"]))

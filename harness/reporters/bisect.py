@@ -8,10 +8,12 @@ from typing import Any
 from harness.lab.bisect.result import Bisection, Probe
 from harness.lab.bisect.search import Outcome
 from harness.reporters.divergence import attribution_lines, headline, verdict_json
-from harness.reporters.text import count, one_line
+from harness.reporters.text import count, one_line, path_text
 from harness.trace.command import EXIT_CODES
 
 VERSION = 1
+MAX_CANDIDATES = 20
+"""So many are listed where it is not known which of them is the first bad one."""
 
 
 def bisection_text(found: Bisection, *, colour: bool) -> str:
@@ -27,7 +29,10 @@ def _lines(found: Bisection, colour: bool) -> Iterator[str]:
         yield f"interrupted by {found.interrupted_by}; what was found out so far:"
     yield f"{label}  {one_line(found.found.told)}" if is_one else label
     if not is_one:
-        yield from (f"  {one_line(probe.told)}  ({one_line(probe.reason)})" for probe in found.candidates)
+        shown = found.candidates[:MAX_CANDIDATES]
+        yield from (f"  {one_line(probe.told)}  ({one_line(probe.reason)})" for probe in shown)
+        if more := len(found.candidates) - len(shown):
+            yield f"  and {more:,} more"
     elif found.commit is not None:
         yield f"  {found.commit.name}, {one_line(found.commit.author)}, {found.commit.date}"
     if is_one:
@@ -40,9 +45,9 @@ def _lines(found: Bisection, colour: bool) -> Iterator[str]:
     for note in found.notes:
         yield f"  note: {one_line(note)}"
     if found.verdict.first is not None:
-        sides = (found.last_good.directory, found.found.directory)
-        yield f"  look closer: rlharness diff {' '.join(shlex.quote(str(side)) for side in sides)}"
-    yield f"  traces: {shlex.quote(str(found.directory))}"
+        sides = [path_text(probe.directory) for probe in (found.last_good, found.found) if probe.directory]
+        yield f"  look closer: {shlex.join(['rlharness', 'diff', *sides])}"
+    yield f"  traces: {shlex.quote(path_text(found.directory))}"
 
 
 def _effort(found: Bisection) -> str:

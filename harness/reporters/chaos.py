@@ -7,12 +7,12 @@ from typing import Any
 
 from harness.lab.chaos.bench import BASELINE
 from harness.lab.chaos.comparison import Outcome, Sign
-from harness.lab.chaos.factors import USUAL_HASH_SEED, Perturbation, told, written
-from harness.lab.chaos.finding import Chaos, Finding, Tally
+from harness.lab.chaos.factors import HASH_SEED, USUAL_HASH_SEED, Perturbation, told, written
+from harness.lab.chaos.finding import Chaos, Tally
 from harness.lab.supervised import OUTPUT
 from harness.reporters.divergence import verdict_json, verdict_text
 from harness.reporters.replay import ending_lines, output_tail
-from harness.reporters.text import count, one_line
+from harness.reporters.text import count, one_line, path_text
 from harness.trace.command import EXIT_CODES
 from harness.trace.redaction import redact_argv
 from harness.trace.verdict import Divergence
@@ -26,7 +26,7 @@ NOUNS = {
     "forward": "{} of the forward pass",
     "loss": "{} of the loss",
     "backward": "the gradient of {}",
-    "optimizer": "what the optimizer makes of {}",
+    "optimizer": "{} of the optimizer",
     "sync": "{} of the sync",
 }
 
@@ -42,7 +42,7 @@ def chaos_text(chaos: Chaos, *, colour: bool) -> str:
         lines += _closer(chaos.finding.outcome, chaos.plan.directory / BASELINE)
     if words := command(chaos):
         lines.append(f"  see it again: {words}")
-    lines.append(f"  traces: {shlex.quote(str(chaos.plan.directory))}")
+    lines.append(f"  traces: {shlex.quote(path_text(chaos.plan.directory))}")
     return "\n".join(lines)
 
 
@@ -51,7 +51,7 @@ def _headline(chaos: Chaos, colour: bool) -> str:
         label, tone, text = "NO BASELINE", "33", f"the run with nothing changed is not whole: {one_line(chaos.problem)}"
     elif chaos.finding is not None:
         has_moved = chaos.finding.outcome.sign is Sign.MOVED
-        label, tone, text = "DIVERGED" if has_moved else "BROKE", "1;31" if has_moved else "33", sentence(chaos.finding)
+        label, tone, text = "DIVERGED" if has_moved else "BROKE", "1;31" if has_moved else "33", sentence(chaos)
     elif not chaos.num_probes:
         label, tone = "INTERRUPTED" if chaos.interrupted_by else "OUT OF TIME", "33"
         text = "no perturbation was run to its end: nothing is said of any"
@@ -63,21 +63,40 @@ def _headline(chaos: Chaos, colour: bool) -> str:
 def _nothing(chaos: Chaos) -> str:
     plan = chaos.plan
     if plan.only is not None:
-        return f"{one_line(told(plan.only))} moves no bit in {count(chaos.num_runs, 'run')}, the baseline's among them"
+        runs = f"in {count(chaos.num_runs, 'run')}, the baseline's among them"
+        return f"{one_line(told(plan.only))} {_verb('move', len(plan.only))} no bit {runs}"
     factors = ", ".join(factor.name for factor in plan.factors)
-    return f"{count(chaos.num_probes, 'perturbation')} of {factors} move no bit"
+    probes = count(chaos.num_probes, "perturbation")
+    return f"{probes} of {factors} {_verb('move', chaos.num_probes)} no bit"
 
 
-def sentence(finding: Finding) -> str:
-    """perturbation.training_threads=2 alone moves the gradient of policy.embedding at step 2, in 3 of 3 runs."""
+def _verb(plural: str, number: int) -> str:
+    return f"{plural}s" if number == 1 else plural
+
+
+def sentence(chaos: Chaos) -> str:
+    """The trainer's thread count (training_threads=2) alone moves the gradient of embedding at step 2, in 3 of 3 runs.
+
+    Empty without a finding.
+    """
+    finding = chaos.finding
+    if finding is None:
+        return ""
     if not finding.perturbation:
         what = f"{effect(finding.outcome)}{_often(finding.tally)}"
         return f"the run differs from itself with no perturbation at all: it {what}"
-    names = [f"{name}={one_line(written(value))}" for name, value in finding.perturbation.items()]
+    abouts = {factor.name: factor.about for factor in chaos.plan.subject.factors}
+    names = [_cause(abouts.get(name, ""), name, value) for name, value in finding.perturbation.items()]
     together = f"{names[0]} alone" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} together"
     verb = effect(finding.outcome)
     verb = verb if len(names) == 1 else verb.replace("moves", "move", 1).replace("ends", "end", 1)
     return f"{together} {verb}{_often(finding.tally)}"
+
+
+def _cause(about: str, name: str, value: Any) -> str:
+    """The hash seed (hash_seed=7); perturbation.n=3 where nobody has said what it is called."""
+    setting = f"{name}={one_line(written(value))}"
+    return f"{one_line(about)} ({setting})" if about else setting
 
 
 def effect(outcome: Outcome) -> str:
@@ -115,7 +134,9 @@ def _detail(chaos: Chaos) -> Iterator[str]:
     if not finding.is_smallest:
         yield "  the search for a smaller cause did not come to its end"
     if finding.perturbation:
-        yield f"  with nothing changed: {finding.without.num_failed} of {count(finding.without.num_runs, 'run')} differ"
+        without = finding.without
+        differ = _verb("differ", without.num_runs)
+        yield f"  with nothing changed: {without.num_failed} of {count(without.num_runs, 'run')} {differ}"
     if finding.index is not None and dict(finding.drawn) != dict(finding.perturbation):
         first = one_line(told(finding.drawn))
         yield f"  first seen with perturbation {finding.index} of seed {chaos.plan.seed}: {first}"
@@ -128,14 +149,15 @@ def _closer(outcome: Outcome, baseline: Path) -> Iterator[str]:
     if outcome.directory is None:
         return
     if outcome.sign is Sign.MOVED:
-        yield f"  look closer: {shlex.join(['rlharness', 'diff', str(baseline), str(outcome.directory)])}"
+        yield f"  look closer: {shlex.join(['rlharness', 'diff', path_text(baseline), path_text(outcome.directory)])}"
         return
     yield from (f"  {line}" for line in ending_lines(outcome.directory / OUTPUT))
 
 
 def _how_far(chaos: Chaos) -> str:
     wanted = 1 if chaos.plan.only is not None else chaos.plan.num_probes
-    return f"{chaos.num_probes} of {count(wanted, 'perturbation')} were run, in {count(chaos.num_runs, 'run')}"
+    were = "was" if wanted == 1 else "were"
+    return f"{chaos.num_probes} of {count(wanted, 'perturbation')} {were} run, in {count(chaos.num_runs, 'run')}"
 
 
 def command(chaos: Chaos) -> str:
@@ -147,9 +169,9 @@ def command(chaos: Chaos) -> str:
     behind = ["--", *redact_argv(argv)] if argv else []
     if not finding.perturbation:
         runs = ["--runs", str(max(2, finding.tally.num_runs + 1))]
-        return f"PYTHONHASHSEED={USUAL_HASH_SEED} " + shlex.join(
-            ["rlharness", "replay", *redact_argv(plan.subject.typed), *runs, *behind]
-        )
+        again = shlex.join(["rlharness", "replay", *redact_argv(plan.subject.typed), *runs, *behind])
+        seed = {factor.name: factor.usual for factor in plan.subject.factors}.get(HASH_SEED, USUAL_HASH_SEED)
+        return again if seed is None else f"PYTHONHASHSEED={seed} {again}"
     words = ["rlharness", "chaos", *redact_argv(plan.subject.typed), *only_words(finding.perturbation)]
     if finding.num_steps is not None:
         words += ["--steps", str(finding.num_steps)]
@@ -202,7 +224,7 @@ def _finding_json(chaos: Chaos) -> dict[str, Any] | None:
     outcome = finding.outcome
     verdict = outcome.verdict
     return {
-        "sentence": sentence(finding),
+        "sentence": sentence(chaos),
         "perturbation": dict(finding.perturbation),
         "sign": outcome.sign.value,
         "step": outcome.step,

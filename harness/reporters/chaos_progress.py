@@ -17,12 +17,14 @@ SIGNS = {Sign.SAME: "every bit is the same", Sign.MOVED: "DIVERGED", Sign.BROKE:
 class ChaosLines:
     """Hears of runs, and of probes made of them.
 
-    The first two are the baseline and itself once more; then come those that were drawn; after the first that fails,
-    those by which its cause is found, of which nobody knows how many there will be.
+    The first two are the baseline and itself once more; then come those that were drawn, or the one that was asked for,
+    several times; after the first that fails, those by which its cause is found, of which nobody knows how many there
+    will be.
     """
 
     def __init__(self, plan: ChaosPlan, clock: Clock) -> None:
-        self._num_probes = 1 if plan.only is not None else plan.num_probes
+        self._noun = "probe" if plan.only is None else "run"
+        self._num_probes = plan.num_probes if plan.only is None else plan.num_repeats
         self._max_s = plan.max_s
         self._clock = clock
         self._began_s = clock.monotonic_s()
@@ -49,7 +51,7 @@ class ChaosLines:
         elif self._num_done == 0:
             title = "the baseline"
         else:
-            title = f"probe {self._num_done} of {self._num_probes}"
+            title = f"{self._noun} {self._num_done} of {self._num_probes}"
         self._num_done += 1
         self._has_found = self._has_found or outcome.has_failed
         at = f" at step {outcome.step}" if outcome.step is not None else ""

@@ -6,14 +6,17 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
-from harness.lab.gate.change import Change, Finding
+from harness.lab.gate.change import Change
 from harness.lab.gate.costs import MEMORY, SECONDS, STEP, CostChange
+from harness.lab.gate.golden import STEP as WHOLE_STEP
+from harness.lab.gate.golden import Golden
 from harness.lab.gate.result import Gate, GateScenario
 from harness.lab.gate.rounding import Rounding
 from harness.reporters.divergence import attribution_lines, headline, verdict_json
 from harness.reporters.replay import ending_lines, output_tail
-from harness.reporters.text import count, one_line
+from harness.reporters.text import count, one_line, path_text
 from harness.trace.command import EXIT_CODES
+from harness.trace.curve import common_names
 
 VERSION = 1
 LABELS = {
@@ -26,8 +29,9 @@ LABELS = {
     Change.BROKEN: "BROKEN",
     Change.NEW: "NEW",
     Change.REMOVED: "REMOVED",
+    Change.ACCEPTED: "ACCEPTED",
 }
-TONES = {Change.EQUAL: "32", Change.NEW: "32", Change.BEHAVIOUR: "1;31", Change.BROKEN: "1;31"}
+TONES = {Change.EQUAL: "32", Change.NEW: "32", Change.ACCEPTED: "32", Change.BEHAVIOUR: "1;31", Change.BROKEN: "1;31"}
 YELLOW = "33"
 PARTED = (Change.NUMERICS, Change.BEHAVIOUR)
 
@@ -38,7 +42,7 @@ def gate_text(gate: Gate, *, colour: bool) -> str:
     for scenario in gate.scenarios:
         lines += _scenario(gate, scenario, colour)
     lines += [f"note: {one_line(note)}" for note in gate.notes]
-    return "\n".join([*lines, *_decision(gate, colour), f"  traces: {shlex.quote(str(gate.directory))}"])
+    return "\n".join([*lines, *_decision(gate, colour), f"  traces: {shlex.quote(path_text(gate.directory))}"])
 
 
 def sides_line(gate: Gate) -> str:
@@ -53,13 +57,22 @@ def _scenario(gate: Gate, scenario: GateScenario, colour: bool) -> Iterator[str]
     label = LABELS[scenario.finding.change]
     if colour:
         label = f"\x1b[{TONES.get(scenario.finding.change, YELLOW)}m{label}\x1b[0m"
-    against = f" ({scenario.against})" if scenario.against.startswith("golden") else ""
-    yield f"{label}  {one_line(scenario.name)}{against}{where(scenario.finding)}"
+    against = f" ({scenario.against})" if scenario.golden is not None else ""
+    yield f"{label}  {one_line(scenario.name)}{against}{where(scenario)}"
     yield from (f"  {line}" for line in detail_lines(scenario))
-    verdict = scenario.finding.verdict
-    if verdict is not None and verdict.first is not None and scenario.finding.change in PARTED:
-        at = gate.directory / directory_name(scenario.name)
-        yield f"  look closer: rlharness diff {shlex.quote(f'{at}/base/run-1')} {shlex.quote(f'{at}/head/run-1')}"
+    if words := _next_command(gate, scenario):
+        yield f"  look closer: {shlex.join(words)}"
+
+
+def _next_command(gate: Gate, scenario: GateScenario) -> list[str]:
+    """What tells more of a scenario; nothing where nothing does."""
+    finding = scenario.finding
+    if finding.change is Change.NONDETERMINISTIC:
+        return ["rlharness", "replay", scenario.name]
+    if finding.verdict is None or finding.verdict.first is None or finding.change not in PARTED:
+        return []
+    runs = (gate.directory / directory_name(scenario.name) / side / "run-1" for side in ("base", "head"))
+    return ["rlharness", "diff", *map(path_text, runs)]
 
 
 def directory_name(scenario: str) -> str:
@@ -67,10 +80,13 @@ def directory_name(scenario: str) -> str:
     return scenario.replace("/", "-")
 
 
-def where(finding: Finding) -> str:
+def where(scenario: GateScenario) -> str:
     """: 12 steps, every bit; : step 3, backward layers.0.weight. Nothing where nothing was compared."""
+    finding, golden = scenario.finding, scenario.golden
     if finding.place:
         return f": {finding.place}"
+    if finding.change is Change.EQUAL and golden is not None:
+        return f": {count(len(golden.steps), 'step')}, every bit"
     if finding.verdict is None:
         return ""
     if finding.change is Change.EQUAL:  # also where one side records more
@@ -80,33 +96,50 @@ def where(finding: Finding) -> str:
 
 def detail_lines(scenario: GateScenario) -> Iterator[str]:
     """Why, how far apart, what it costs; without the verdict itself."""
-    finding = scenario.finding
-    yield from map(one_line, finding.reasons)
+    finding, verdict = scenario.finding, scenario.finding.verdict
+    is_parted = verdict is not None and verdict.first is not None and finding.change is not Change.EQUAL
+    counted = {_what(line): line for line in attribution_lines(verdict)} if verdict and is_parted else {}
+    for reason in finding.reasons:  # the count of the same says more
+        yield counted.pop(_what(reason), one_line(reason))
     if scenario.output is not None:
         yield from ending_lines(scenario.output)
-    verdict = finding.verdict
-    if verdict is not None and verdict.first is not None and finding.change is not Change.EQUAL:
-        if finding.rounding is not None:
-            yield from rounding_lines(finding.rounding)
-        yield from attribution_lines(verdict)
+    if is_parted and finding.rounding is not None:
+        yield from rounding_lines(finding.rounding)
+    yield from counted.values()
     yield from map(cost_line, told_costs(scenario))
-    if scenario.accepted is not None:
-        newest = scenario.accepted.history[-1]
-        yield f"accepted on {newest.date} at {newest.commit}: {one_line(newest.reason)}"
+    if scenario.golden is not None:
+        yield from golden_lines(scenario.golden, is_new=finding.change is Change.ACCEPTED)
     for note in (*finding.notes, *scenario.notes):
         yield f"note: {one_line(note)}"
+
+
+def _what(line: str) -> str:
+    """Of "tokens flipped: 5 of 64, first at step 2" what comes first."""
+    return line.partition(":")[0]
+
+
+def golden_lines(golden: Golden, *, is_new: bool) -> Iterator[str]:
+    """Who accepted it and why; of a new one, what it holds too."""
+    if is_new:
+        roots = ", ".join(name.replace("_", " ") for name in golden.roots if name != WHOLE_STEP)
+        curve = ", ".join(common_names(golden.curve)) or "nothing"
+        steps = count(len(golden.steps), "step")
+        yield f"it holds {steps}: a digest of each and of its {one_line(roots)}; a curve of {one_line(curve)}"
+    for newest in golden.history[-1:]:
+        yield f"accepted on {newest.date} at {newest.commit}: {one_line(newest.reason)}"
 
 
 def rounding_lines(rounding: Rounding) -> Iterator[str]:
     """The first tensor, the one that is furthest apart, and how far that is beside what is in it."""
     if not rounding.num_different:  # tokens and texts alone
         return
+    is_most = (rounding.name, rounding.max_ulp) == (rounding.first, rounding.first_ulp)
     yield (
         f"tensors of step {rounding.step}: {rounding.num_different:,} of {rounding.num_compared:,} differ, the first"
-        f" {one_line(rounding.first)} by up to {rounding.first_ulp:,} ulp, most {one_line(rounding.name)} by"
-        f" {rounding.max_ulp:,} ulp"
+        f" {one_line(rounding.first)} by up to {rounding.first_ulp:,} ulp"
+        + (", which is the most" if is_most else f", most {one_line(rounding.name)} by {rounding.max_ulp:,} ulp")
     )
-    if rounding.phase:
+    if rounding.phase and rounding.is_rounding:  # else it is the reason
         share = f"{100 * rounding.share:.3g} % of the largest element of its phase"
         yield f"before the optimizer at most {share}, in {rounding.phase}"
 
@@ -181,7 +214,7 @@ def _scenario_json(scenario: GateScenario) -> dict[str, Any]:
         "verdict": verdict and verdict_json(verdict, exit_code=EXIT_CODES[verdict.kind]),
         "rounding": rounding and {**asdict(rounding), "share": _finite(rounding.share)},
         "costs": [_cost_json(cost) for cost in scenario.costs],
-        "accepted": scenario.accepted and [asdict(each) for each in scenario.accepted.history],
+        "golden": scenario.golden and [asdict(each) for each in scenario.golden.history],
         "output": scenario.output and str(scenario.output),
         "output_tail": output_tail(scenario.output) if scenario.output else [],
     }

@@ -20,7 +20,9 @@ from harness.reporters.text import one_line
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 MAX_BYTES = 2**20
 """A summary with more is refused as a whole."""
-SIGNS = {Change.EQUAL: "✅", Change.NEW: "✅", Change.NUMERICS: "🟡", Change.CONFIGURATION: "🟡"}
+SIGNS = {Change.EQUAL: "✅", Change.NEW: "✅", Change.ACCEPTED: "✅", Change.NUMERICS: "🟡", Change.CONFIGURATION: "🟡"}
+UNREMARKABLE = (Change.EQUAL, Change.NEW, Change.ACCEPTED)
+"""No annotation tells of these."""
 
 
 def is_on_github(environ: Mapping[str, str]) -> bool:
@@ -33,10 +35,10 @@ def annotations(gate: Gate) -> Iterator[str]:
     for scenario in gate.scenarios:
         change = scenario.finding.change
         is_failure = scenario.name in gate.failures
-        if not is_failure and change in (Change.EQUAL, Change.NEW):
+        if not is_failure and change in UNREMARKABLE:
             continue
         title = f"{scenario.name}: {_title(gate, scenario)}"
-        text = "\n".join([f"{LABELS[change]}{where(scenario.finding)}", *detail_lines(scenario)])
+        text = "\n".join([f"{LABELS[change]}{where(scenario)}", *detail_lines(scenario)])
         yield command("error" if is_failure else "warning", text, title=title)
 
 
@@ -91,7 +93,7 @@ def _row(scenario: GateScenario) -> str:
     change = scenario.finding.change
     label = f"{SIGNS.get(change, '❌')} {LABELS[change].lower()}"
     cost = next(map(cost_line, told_costs(scenario)), "")
-    return f"| {plain(scenario.name)} | {label} | {plain(where(scenario.finding).removeprefix(': '))} | {plain(cost)} |"
+    return f"| {plain(scenario.name)} | {label} | {plain(where(scenario).removeprefix(': '))} | {plain(cost)} |"
 
 
 def _fenced(lines: list[str]) -> list[str]:

@@ -6,8 +6,8 @@ from math import prod
 from typing import Any
 
 from harness.lab.interactive.answers import Answer, Compared, Listed, Marked, Shown, Stood, Told
+from harness.lab.interactive.slices import place_of_element
 from harness.lab.interactive.walk import Mark, Visit, Walk
-from harness.reporters.divergence import coordinates
 from harness.reporters.text import count, one_line
 from harness.trace.chain import Leaf
 from harness.trace.element_diff import ValueDifference
@@ -127,8 +127,8 @@ def _kind(leaf: Leaf) -> str:
 
 
 def _shown(shown: Shown) -> Iterator[str]:
-    part = f" {shown.part} [{', '.join(map(str, shown.shape))}]" if shown.part and shown.shape is not None else ""
-    yield f"{shown.leaf.phase} {_name(shown.leaf)}  {_kind(shown.leaf)}{part}"
+    part = f" [{', '.join(map(str, shown.shape))}]" if shown.part and shown.shape is not None else ""
+    yield f"{shown.leaf.phase} {_name(shown.leaf)}  {_kind(shown.leaf)}{_part(shown.part)}{part}"
     if shown.range:
         told = [f"{name} {shown.range[name]:.9g}" for name in ("min", "max", "mean") if name in shown.range]
         told += [f"{count(shown.range[name], word, word)}" for name, word in (("nan", "NaN"), ("inf", "infinite"))]
@@ -140,7 +140,7 @@ def _shown(shown: Shown) -> Iterator[str]:
 
 def _compared(compared: Compared) -> Iterator[str]:
     leaf, other = compared.leaf, compared.other
-    yield f"{leaf.phase} {_name(leaf)}  {_kind(leaf)}, beside that of {one_line(compared.whose)}"
+    yield f"{leaf.phase} {_name(leaf)}  {_kind(leaf)}{_part(compared.part)}, beside that of {one_line(compared.whose)}"
     if compared.is_equal:
         yield "  equal, every bit"
     elif other is None:
@@ -148,12 +148,16 @@ def _compared(compared: Compared) -> Iterator[str]:
     elif (leaf.dtype, leaf.shape) != (other.dtype, other.shape):
         yield f"  here {_kind(leaf)}, there {_kind(other)}"
     elif compared.value is not None:
-        yield from _difference(compared.value, leaf)
+        yield from _difference(compared.value, compared)
     else:
         yield f"  DIFFERENT; by how much is not known: {one_line(compared.why_unknown)}"
 
 
-def _difference(value: ValueDifference, leaf: Leaf) -> Iterator[str]:
+def _part(text: str) -> str:
+    return f" {text}" if text else ""
+
+
+def _difference(value: ValueDifference, compared: Compared) -> Iterator[str]:
     """How many elements, by how much, the first, NaN."""
     furthest = []
     if value.max_ulp is not None:
@@ -162,9 +166,8 @@ def _difference(value: ValueDifference, leaf: Leaf) -> Iterator[str]:
         furthest.append(f"{value.max_abs:.3g}")
     at_most = f", by at most {' ('.join(furthest)}{')' if len(furthest) > 1 else ''}" if furthest else ""
     yield f"  DIFFERENT in {value.num_different:,} of {count(value.num_elements, 'element')}{at_most}"
-    place = value.first
-    is_whole = prod(leaf.shape) == value.num_elements
-    at = list(coordinates(place, leaf.shape)) if is_whole and leaf.shape else place
+    is_of_elements = prod(map(len, compared.ranges)) == value.num_elements  # else of bytes, or of a rank's part
+    at = list(place_of_element(value.first, compared.ranges)) if compared.ranges and is_of_elements else value.first
     yield f"  the first, {at}: here {value.a}, there {value.b}"
     if value.num_nan_only_a or value.num_nan_only_b:
         yield f"  NaN here only: {value.num_nan_only_a:,}, there only: {value.num_nan_only_b:,}"
@@ -186,7 +189,7 @@ def answer_json(answer: Answer) -> dict[str, Any]:
             return told | _leaf_json(answer.leaf) | fields | {"shape": shape, "is_as_recorded": answer.is_as_recorded}
         case Compared():
             value = answer.value and {**asdict(answer.value), "max_abs": str(answer.value.max_abs)}
-            fields = {"whose": answer.whose, "is_equal": answer.is_equal, "value": value}
+            fields = {"whose": answer.whose, "part": answer.part, "is_equal": answer.is_equal, "value": value}
             return told | _leaf_json(answer.leaf) | fields | {"why_unknown": answer.why_unknown}
         case Told():
             return told | {"lines": list(answer.lines), "is_refused": answer.is_refused}

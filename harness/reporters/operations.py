@@ -1,4 +1,4 @@
-"""What `rlharness diff` prints of the operations of a step: the first one that differs, for a person or as JSON."""
+"""What is printed of the operations of a step: the first that differs, the first NaN, for a person or as JSON."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,11 +6,13 @@ from typing import Any
 from harness.reporters.text import count, one_line
 from harness.trace.digests import RAW
 from harness.trace.element_diff import compare
-from harness.trace.ops import OpDifference, OpDivergence, Operation, OpValue, OpVerdict
+from harness.trace.non_finite import NonFinite
+from harness.trace.ops import INF, NAN, OpDifference, OpDivergence, Operation, OpValue, OpVerdict
 
 MAX_CHARS = 90
 MAX_VALUES = 6
 """So many of an operation's inputs or outputs are shown."""
+SHOWN = {NAN: "NaN", INF: "Inf"}
 VALIDITY = "it counts if the step comes out the same without this record: rlharness replay --step K --op looks"
 FROM_OUTSIDE = "no recorded operation wrote what differs: it was there before, or NumPy or compiled code wrote it"
 ENTRANCE = "aten.lift_fresh."
@@ -129,6 +131,36 @@ def _call(operation: Operation) -> str:
     return one_line(f"({operation.arguments}) of {kinds or 'no tensor'}", 2 * MAX_CHARS)
 
 
+def non_finite_lines(found: NonFinite) -> Iterator[str]:
+    """Which operation made the first NaN or Inf, of what, and where that began."""
+    kind = SHOWN[found.kind]
+    if found.made_by is None:
+        assert found.read_by is not None
+        yield f"first {kind}: it was there before the step, or NumPy or compiled code wrote it"
+        yield f"  read first by {named(found.read_by)}"
+        return
+    yield f"first {kind}: made by {named(found.made_by)}"
+    yield from _inputs(found.made_by)
+    if found.origin is not None:
+        handed_on = f", handed on by {count(found.num_between, 'operation')}" if found.num_between else ""
+        yield f"  of an Inf{handed_on} that was made of finite numbers by {named(found.origin)}"
+        yield from _inputs(found.origin)
+    elif found.kind == NAN and any(INF in value.not_finite for value in found.made_by.inputs):
+        yield "  of an Inf that was there before the step, or that NumPy or compiled code wrote"
+
+
+def _inputs(operation: Operation) -> Iterator[str]:
+    """What it read: dtypes, shapes, and whether that was finite."""
+    shown = [
+        value_kind(value)
+        + (f" with {' and '.join(SHOWN[word] for word in sorted(value.not_finite))}" * bool(value.not_finite))
+        for value in operation.inputs[:MAX_VALUES]
+    ]
+    if (more := len(operation.inputs) - MAX_VALUES) > 0:
+        shown.append(f"{more:,} more")
+    yield f"    it read {'; '.join(shown) or 'no tensor'}"
+
+
 def operations_json(verdict: OpVerdict) -> dict[str, Any]:
     """The same in plain values only."""
     return {
@@ -180,4 +212,17 @@ def _value_json(value: OpValue) -> dict[str, Any]:
         "algorithm": value.algorithm,
         "digest": value.digest,
         "layout": list(value.layout),
+    }
+
+
+def non_finite_json(found: NonFinite | None) -> dict[str, Any] | None:
+    """Where a NaN or an Inf came from, in plain values only."""
+    if found is None:
+        return None
+    return {
+        "kind": found.kind,
+        "made_by": operation_json(found.made_by),
+        "read_by": operation_json(found.read_by),
+        "origin": operation_json(found.origin),
+        "num_between": found.num_between,
     }

@@ -3,7 +3,7 @@
 from typing import TextIO
 
 from harness.reporters.sentences import alive, head_lines, running_line, sentences
-from harness.reporters.text import put
+from harness.reporters.text import count, put
 from harness.runner.events import (
     CollectionProgress,
     DumpRequested,
@@ -36,7 +36,7 @@ class PlainReporter:
             case CollectionProgress():
                 if event.t - self._last_progress_t >= COLLECTION_EVERY_S:
                     self._last_progress_t = event.t
-                    self._line(event.t, "collecting", f"{event.num_done} of {event.num_total} files imported")
+                    self._line(event.t, "collecting", f"{event.num_done} of {count(event.num_total, 'file')} imported")
             case Heartbeat():
                 self._line(event.t, "running", alive(state))
                 self._running(event.t, state)

@@ -1,15 +1,18 @@
 """What `rlharness trace` says when the program has ended: what was recorded, why not all of it, what to type next."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from harness.lab.recording import Recording
-from harness.reporters.text import count, one_line, ranges
+from harness.reporters.text import count, one_line, path_text, ranges
 
 
-def recording_lines(recording: Recording) -> Iterator[str]:
-    """One line of what there is, then what is missing, each with its remedy."""
-    directory = shlex.quote(str(recording.directory))
+def recording_lines(recording: Recording, then: Iterable[str] = ()) -> Iterator[str]:
+    """One line of what there is, then what is missing, each with its remedy; `then` is what else has come of the run.
+
+    Where nothing has, and it is whole, what it is good for.
+    """
+    directory = shlex.quote(path_text(recording.directory))
     if recording.ranks:
         ranks = (
             f"rank {recording.ranks[0]}" if len(recording.ranks) == 1 else f"ranks {ranges(map(str, recording.ranks))}"
@@ -24,7 +27,9 @@ def recording_lines(recording: Recording) -> Iterator[str]:
             yield f"    remedy: {one_line(problem.remedy)}"
     for note in recording.notes:
         yield f"  note: {one_line(note)}"
-    if recording.is_whole:
+    then = list(then)
+    yield from then
+    if recording.is_whole and not then:
         yield f"  compare it with another:  rlharness diff {directory} OTHER"
 
 

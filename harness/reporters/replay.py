@@ -1,20 +1,18 @@
 """What `rlharness replay` prints: how each run ended, what the runs are to each other, what to type next."""
 
-import os
 import shlex
 from collections.abc import Iterator, Sequence
-from math import isfinite
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from harness.lab.judgement import Comparison, Replay
+from harness.lab.next_command import next_command, program_command
 from harness.lab.recording import recording_json
-from harness.lab.replay_plan import ReplayPlan
 from harness.lab.supervised import Run
-from harness.machine.levels import OFF
 from harness.reporters.divergence import STEP_ONLY, verdict_json, verdict_text
-from harness.reporters.operations import VALIDITY, operations_json, operations_text
-from harness.reporters.text import count, one_line
+from harness.reporters.operations import VALIDITY, non_finite_json, non_finite_lines, operations_json, operations_text
+from harness.reporters.text import count, one_line, path_text
 from harness.reporters.unit_output import OutputFilter
 from harness.trace.command import EXIT_CODES
 from harness.trace.redaction import redact_argv
@@ -53,15 +51,17 @@ def replay_text(replay: Replay, *, colour: bool, width: int | None = None, is_as
     lines += _failures([run for run in replay.runs if not run.recording.is_whole])
     lines += [f"  note: {one_line(note)}" for note in replay.notes]
     lines += [f"  note: {run.name}: {one_line(note)}" for run in replay.runs for note in run.recording.notes]
-    if step := _step_to_open(replay):
-        lines.append(f"  look closer: {closer_command(plan, step[0])}")
-    lines.append(f"  traces: {shlex.quote(str(plan.directory))}")
+    if command := _next_command(replay):
+        lines.append(f"  {command}")
+    lines.append(f"  traces: {shlex.quote(path_text(plan.directory))}")
     return "\n".join(lines)
 
 
 def _operations(comparison: Comparison) -> Iterator[str]:
     for operations in comparison.operations:
         yield from (line for line in operations_text(operations) if line.strip() != VALIDITY)
+    if comparison.nan is not None:
+        yield from (f"    {line}" for line in non_finite_lines(comparison.nan))
     for note in comparison.notes:
         yield f"  note: {one_line(note)}"
     if comparison.operations and not comparison.notes:
@@ -75,7 +75,7 @@ def _failures(runs: Sequence[Run]) -> Iterator[str]:
         tail = output_tail(run.output)
         first = told.setdefault((run.recording.problems, *tail), run.name)
         if first != run.name:
-            yield f"{run.name} ended as {first} did ({run.output})"
+            yield f"{run.name} ended as {first} did ({one_line(path_text(run.output))})"
             continue
         yield f"{run.name} is not whole"
         for problem in run.recording.problems:
@@ -87,8 +87,8 @@ def _failures(runs: Sequence[Run]) -> Iterator[str]:
 
 def ending_lines(output: Path) -> Iterator[str]:
     """The last that a run printed, and the file that holds all of it."""
-    tail = output_tail(output)
-    yield f"the end of its output ({output}):" if tail else f"it printed nothing ({output})"
+    tail, name = output_tail(output), one_line(path_text(output))
+    yield f"the end of its output ({name}):" if tail else f"it printed nothing ({name})"
     yield from (f"| {line}" for line in tail)
 
 
@@ -114,17 +114,17 @@ def _step_to_open(replay: Replay) -> tuple[int, ...]:
     return (min(steps),) if steps and min(steps) != replay.plan.op_step else ()
 
 
-def closer_command(plan: ReplayPlan, step: int) -> str:
-    """The command that records the operations of one step, of the same program under the same conditions."""
-    envelope = plan.envelope
-    words = ["rlharness", "replay", *plan.typed, "--step", str(step), "--op"]
-    if envelope.level != OFF and not plan.typed:
-        words += ["--level", envelope.level]
-    words += [word for metric in envelope.metrics for word in ("--metric", metric)]
-    if isfinite(plan.timeout_s):
-        words += ["--timeout", f"{plan.timeout_s:g}"]
-    command = shlex.join(words if plan.typed else [*words, "--", *envelope.argv])
-    return command if plan.stdin == Path(os.devnull) else f"{command} < {shlex.quote(str(plan.stdin))}"
+def _next_command(replay: Replay) -> str:
+    """What looks closer at the first difference, else at the first run that has died; empty where nothing would."""
+    plan = replay.plan
+    if step := _step_to_open(replay):
+        envelope = replace(plan.envelope, typed=plan.typed)
+        return f"look closer: {program_command(envelope, step[0], plan.timeout_s, plan.stdin)}"
+    for run in replay.runs:
+        found = next_command(plan.envelope_of(run.number), run.recording)
+        if found is not None and plan.op_step is None and not replay.interrupted_by:
+            return str(found)
+    return ""
 
 
 def replay_json(replay: Replay) -> dict[str, Any]:
@@ -146,6 +146,7 @@ def replay_json(replay: Replay) -> dict[str, Any]:
                 "b": comparison.b,
                 **verdict_json(comparison.verdict, exit_code=EXIT_CODES[comparison.verdict.kind]),
                 "operations": [operations_json(each) for each in comparison.operations],
+                "nan": non_finite_json(comparison.nan),
                 "operation_notes": list(comparison.notes),
             }
             for comparison in replay.comparisons

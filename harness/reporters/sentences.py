@@ -83,7 +83,7 @@ def alive(state: RunState) -> str:
         now = f"{len(state.running)} now, {state.num_queued} queued"
         return f"{now}, {len(state.results)} of {len(state.units)} done"
     total = state.num_collect_total
-    return "collecting" + (f", {state.num_collect_done} of {total} files imported" if total else "")
+    return "collecting" + (f", {state.num_collect_done} of {count(total, 'file')} imported" if total else "")
 
 
 def running_line(attempt: Running, now_t: float, state: RunState) -> str:

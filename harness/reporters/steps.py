@@ -2,24 +2,19 @@
 
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.lab.recording import recording_json
-from harness.lab.steps.judgement import Ending, OtherRun, Repeated, StepOperations
+from harness.lab.steps.judgement import Ending, OtherRun, OtherTrace, Repeated, StepOperations
+from harness.lab.steps.plan import StepPlan
+from harness.lab.steps.result import StepReplay
 from harness.reporters.divergence import verdict_json, verdict_text
-from harness.reporters.operations import VALIDITY, named, operation_json, operations_json, operations_text, value_kind
-from harness.reporters.replay import output_tail
-from harness.reporters.text import count, one_line
+from harness.reporters.operations import VALIDITY, non_finite_json, non_finite_lines, operations_json, operations_text
+from harness.reporters.replay import ending_lines
+from harness.reporters.text import count, one_line, path_text
 from harness.trace.command import EXIT_CODES
-from harness.trace.non_finite import NonFinite
-from harness.trace.ops import INF, NAN, Operation
-
-if TYPE_CHECKING:
-    from harness.lab.steps.command import StepReplay
 
 VERSION = 1
-MAX_INPUTS = 6
-SHOWN = {NAN: "NaN", INF: "Inf"}
 GREEN = "32"
 ENDINGS = {
     Ending.WHOLE: "its root is the recorded one",
@@ -28,7 +23,7 @@ ENDINGS = {
 }
 
 
-def step_text(replay: "StepReplay", *, colour: bool) -> str:
+def step_text(replay: StepReplay, *, colour: bool) -> str:
     """The verdict on the step, the operations in it, what it is to the other run's, and where everything lies."""
     lines = []
     if replay.interrupted_by:
@@ -36,12 +31,18 @@ def step_text(replay: "StepReplay", *, colour: bool) -> str:
     lines += repeated_lines(replay.repeated, colour=colour)
     if replay.other is not None:
         lines += _other(replay.other, colour=colour)
+    if replay.other_trace is not None:
+        directory = path_text(replay.other_trace.directory)
+        lines.append(f"A: this run's {_span(replay.repeated.plan)}  B: {one_line(directory)}")
+        lines += verdict_text(replay.other_trace.verdict, colour=colour).splitlines()
     lines += [f"  note: {one_line(note)}" for note in replay.notes]
     if replay.bundle is not None:
-        bundle = shlex.quote(str(replay.bundle))
+        bundle = shlex.quote(path_text(replay.bundle))
         where = f"where {one_line(replay.bundle_needs)} is" if replay.bundle_needs else "on any machine"
         lines += [f"  bundle: {bundle}", f"    {where}:  rlharness replay --bundle {bundle}"]
-    lines.append(f"  traces: {shlex.quote(str(replay.directory))}")
+    if replay.next_command is not None:
+        lines.append(f"  {replay.next_command}")
+    lines.append(f"  traces: {shlex.quote(path_text(replay.directory))}")
     return "\n".join(lines)
 
 
@@ -49,19 +50,23 @@ def repeated_lines(repeated: Repeated, *, colour: bool) -> Iterator[str]:
     """Whether a step came out again, and what its operations show."""
     plan = repeated.plan
     if not repeated.verdicts:
-        yield f"NOTHING RECORDED  step {plan.step} of {one_line(str(plan.run.directory))}"
+        yield f"NOTHING RECORDED  step {plan.step} of {one_line(path_text(plan.run.directory))}"
         yield from _failure(repeated)
         return
     different = repeated.different
     if different is None:
         yield _reproduced(repeated, colour=colour)
     else:
-        yield f"A: {one_line(str(plan.run.directory))}  B: its steps {plan.first} to {plan.step} again"
+        yield f"A: {one_line(path_text(plan.run.directory))}  B: its {_span(plan)} again"
         yield from verdict_text(different, colour=colour).splitlines()
         yield from _failure(repeated)
     yield f"  root {repeated.root.hex()}; {_how(repeated)}"
     for operations in repeated.operations:
         yield from _operations(operations, plan.step)
+
+
+def _span(plan: StepPlan) -> str:
+    return f"step {plan.step}" if plan.first == plan.step else f"steps {plan.first} to {plan.step}"
 
 
 def _reproduced(repeated: Repeated, *, colour: bool) -> str:
@@ -74,8 +79,9 @@ def _how(repeated: Repeated) -> str:
     plan = repeated.plan
     start = f"the checkpoint of step {plan.first}" if plan.is_from_checkpoint else "the beginning of the run"
     num_before = plan.step - plan.first
-    others = f"; the {count(num_before, 'step')} before it too" if num_before and repeated.is_reproduced else ""
-    return f"run again from {start}{others}"
+    if not num_before or not repeated.is_reproduced:
+        return f"run again from {start}"
+    return f"run again from {start}; the {'step' if num_before == 1 else f'{num_before:,} steps'} before it too"
 
 
 def _failure(repeated: Repeated) -> Iterator[str]:
@@ -84,8 +90,7 @@ def _failure(repeated: Repeated) -> Iterator[str]:
         for problem in run.recording.problems:
             yield f"  {one_line(problem.what)}"
         if not run.recording.is_whole:
-            yield f"  the end of its output ({run.output}):"
-            yield from (f"  | {line}" for line in output_tail(run.output))
+            yield from (f"  {line}" for line in ending_lines(run.output))
 
 
 def _operations(operations: StepOperations, step: int) -> Iterator[str]:
@@ -104,40 +109,10 @@ def _operations(operations: StepOperations, step: int) -> Iterator[str]:
         yield f"    note: not valid: step {step} came out otherwise with its operations recorded"
 
 
-def non_finite_lines(found: NonFinite) -> Iterator[str]:
-    """Which operation made the first NaN or Inf, of what, and where that began."""
-    kind = SHOWN[found.kind]
-    if found.made_by is None:
-        assert found.read_by is not None
-        yield f"first {kind}: it was there before the step, or NumPy or compiled code wrote it"
-        yield f"  read first by {named(found.read_by)}"
-        return
-    yield f"first {kind}: made by {named(found.made_by)}"
-    yield from _inputs(found.made_by)
-    if found.origin is not None:
-        handed_on = f", handed on by {count(found.num_between, 'operation')}" if found.num_between else ""
-        yield f"  of an Inf{handed_on} that was made of finite numbers by {named(found.origin)}"
-        yield from _inputs(found.origin)
-    elif found.kind == NAN and any(INF in value.not_finite for value in found.made_by.inputs):
-        yield "  of an Inf that was there before the step, or that NumPy or compiled code wrote"
-
-
-def _inputs(operation: Operation) -> Iterator[str]:
-    """What it read: dtypes, shapes, and whether that was finite."""
-    shown = [
-        value_kind(value)
-        + (f" with {' and '.join(SHOWN[word] for word in sorted(value.not_finite))}" * bool(value.not_finite))
-        for value in operation.inputs[:MAX_INPUTS]
-    ]
-    if (more := len(operation.inputs) - MAX_INPUTS) > 0:
-        shown.append(f"{more:,} more")
-    yield f"    it read {'; '.join(shown) or 'no tensor'}"
-
-
 def _other(other: OtherRun, *, colour: bool) -> Iterator[str]:
     plan = other.repeated.plan
     yield from repeated_lines(other.repeated, colour=colour)
-    yield f"A: this run's step {plan.step}  B: {one_line(str(plan.run.directory))}"
+    yield f"A: this run's step {plan.step}  B: {one_line(path_text(plan.run.directory))}"
     if other.verdict is None:
         yield f"  step {plan.step} was not recorded in both"
         return
@@ -146,9 +121,8 @@ def _other(other: OtherRun, *, colour: bool) -> Iterator[str]:
         yield from (line for line in operations_text(operations) if line.strip() != VALIDITY)
 
 
-def step_json(replay: "StepReplay") -> dict[str, Any]:
+def step_json(replay: StepReplay) -> dict[str, Any]:
     """The same in plain values only."""
-    other = replay.other
     return {
         "version": VERSION,
         "exit_code": int(replay.exit_code),
@@ -157,13 +131,18 @@ def step_json(replay: "StepReplay") -> dict[str, Any]:
         "bundle": None if replay.bundle is None else str(replay.bundle),
         "notes": list(replay.notes),
         **repeated_json(replay.repeated),
-        "against": other
-        and {
-            **repeated_json(other.repeated),
-            "verdict": other.verdict and verdict_json(other.verdict, exit_code=EXIT_CODES[other.verdict.kind]),
-            "first_operations": [operations_json(each) for each in other.operations],
-        },
+        "against": _against_json(replay.other or replay.other_trace),
     }
+
+
+def _against_json(other: OtherRun | OtherTrace | None) -> dict[str, Any] | None:
+    if other is None:
+        return None
+    verdict = other.verdict and verdict_json(other.verdict, exit_code=EXIT_CODES[other.verdict.kind])
+    if isinstance(other, OtherTrace):
+        return {"run": str(other.directory), "verdict": verdict}
+    first_operations = [operations_json(each) for each in other.operations]
+    return {**repeated_json(other.repeated), "verdict": verdict, "first_operations": first_operations}
 
 
 def repeated_json(repeated: Repeated) -> dict[str, Any]:
@@ -187,18 +166,10 @@ def repeated_json(repeated: Repeated) -> dict[str, Any]:
 
 
 def _operations_json(operations: StepOperations) -> dict[str, Any]:
-    found = operations.non_finite
     return {
         "rank": operations.rank,
         "num_by_phase": dict(operations.num_by_phase),
         "problem": operations.problem,
         "is_faithful": operations.is_faithful,
-        "non_finite": found
-        and {
-            "kind": found.kind,
-            "made_by": operation_json(found.made_by),
-            "read_by": operation_json(found.read_by),
-            "origin": operation_json(found.origin),
-            "num_between": found.num_between,
-        },
+        "non_finite": non_finite_json(operations.non_finite),
     }

@@ -1,43 +1,56 @@
 """What `rlharness replay` prints of a run that was to end where a condition holds: where it has, or that none did."""
 
 import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from harness.inject.conditions import Stop
+from harness.inject.conditions import Condition, Stop
 from harness.lab.recording import recording_json
-from harness.reporters.replay import output_tail
-from harness.reporters.text import count, one_line
-
-if TYPE_CHECKING:
-    from harness.lab.stopping import Stopped
+from harness.lab.stopped import Stopped
+from harness.lab.terminal_run import TerminalRun
+from harness.reporters.replay import ending_lines
+from harness.reporters.text import count, one_line, path_text
 
 VERSION = 1
 MAX_CHARS = 200
 YELLOW, GREEN = "33", "32"
 
 
-def stopped_text(stopped: "Stopped", *, colour: bool) -> str:
+def stopped_text(stopped: Stopped, *, colour: bool) -> str:
     """Where the run ended and why, its bundle, and what to type next."""
     lines = []
     recording = stopped.run.recording
     if stopped.interrupted_by:
         lines.append(f"interrupted by {stopped.interrupted_by}; what was recorded is kept")
-    if stopped.stop is not None:
-        lines.append(f"{_label('STOPPED', YELLOW, colour)}  {where(stopped.stop)}")
-    elif not stopped.interrupted_by:
-        texts = ", ".join(map(str, stopped.plan.conditions))
-        lines.append(f"{_label('NOT MET', GREEN, colour)}  {texts}: not in {count(recording.num_steps, 'step')}")
+    if stopped.stop is not None or not stopped.interrupted_by:
+        lines.append(condition_line(stopped.plan.conditions, stopped.stop, recording.num_steps, colour=colour))
     if stopped.stop is None and not recording.is_whole:
         lines += [f"  {one_line(problem.what)}" for problem in recording.problems]
-        lines.append(f"  the end of its output ({stopped.run.output}):")
-        lines += [f"  | {line}" for line in output_tail(stopped.run.output)]
+        lines += [f"  {line}" for line in ending_lines(stopped.run.output)]
     if stopped.bundle is not None:
-        bundle = shlex.quote(str(stopped.bundle))
+        bundle = shlex.quote(path_text(stopped.bundle))
         lines += [f"  bundle: {bundle}", f"  look closer: rlharness replay --bundle {bundle} --op"]
+    elif stopped.next_command is not None:
+        lines.append(f"  {stopped.next_command}")
     lines += [f"  note: {one_line(note)}" for note in stopped.notes]
-    lines.append(f"  traces: {shlex.quote(str(stopped.directory))}")
+    lines.append(f"  traces: {shlex.quote(path_text(stopped.directory))}")
     return "\n".join(lines)
+
+
+def stop_lines(run: TerminalRun) -> Iterator[str]:
+    """How a run in a terminal has ended that did not just come to its end, and what to type next."""
+    if run.conditions:
+        yield condition_line(run.conditions, run.stop, run.recording.num_steps, colour=False)
+    if run.next_command is not None:
+        yield f"  {run.next_command}"
+
+
+def condition_line(conditions: Sequence[Condition], stop: Stop | None, num_steps: int, *, colour: bool) -> str:
+    """Where one of these held, or that none did."""
+    if stop is not None:
+        return f"{_label('STOPPED', YELLOW, colour)}  {where(stop)}"
+    return f"{_label('NOT MET', GREEN, colour)}  {', '.join(map(str, conditions))}: not in {count(num_steps, 'step')}"
 
 
 def where(stop: Stop) -> str:
@@ -58,7 +71,7 @@ def _label(text: str, tone: str, colour: bool) -> str:
     return f"\x1b[{tone}m{text}\x1b[0m" if colour else text
 
 
-def stopped_json(stopped: "Stopped") -> dict[str, Any]:
+def stopped_json(stopped: Stopped) -> dict[str, Any]:
     """The same in plain values only."""
     run = stopped.run
     return {

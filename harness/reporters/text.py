@@ -4,8 +4,10 @@ Paths, node ids and reasons come from other people's suites: they may hold contr
 line breaks, text that runs from right to left, or bytes that are no text at all.
 """
 
+import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TextIO
 
 from harness.runner.stats import RunState
@@ -35,6 +37,13 @@ def one_line(text: str, limit: int = 300) -> str:
     joined = " ".join(text.split())
     shown = joined if len(joined) <= limit else joined[: limit - 3] + "..."
     return _UNSAFE.sub(lambda match: escape(match.group()), shown)
+
+
+def path_text(path: Path) -> str:
+    """A path as a person would type it here: without `..`, and relative where it lies below the working directory."""
+    plain = Path(os.path.realpath(path)) if ".." in path.parts else path
+    here = Path.cwd()
+    return str(plain.relative_to(here) if plain.is_relative_to(here) else plain)
 
 
 def put(stream: TextIO, text: str) -> None:

@@ -1,12 +1,13 @@
 """What `rlharness transplant` prints: what was put into A, what came of it, and which difference caused the others."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from harness.lab.transplant.findings import Findings
+from harness.lab.transplant.findings import Findings, Pair
 from harness.lab.transplant.judgement import Distance, Effect, Outcome, Where
-from harness.reporters.text import count, one_line
+from harness.reporters.text import count, one_line, path_text
 from harness.trace.verdict import FieldDifference
 
 VERSION = 1
@@ -17,19 +18,26 @@ def transplant_text(findings: Findings, *, colour: bool) -> str:
     """The two runs, a row for each transplant, and the cause if there is one."""
     pair = findings.pair
     lines = [
-        f"A: {pair.a.directory}  B: {pair.b.directory}",
-        f"put in from step {pair.step} on, and looked at up to step {pair.last}",
+        f"A: {path_text(pair.a.directory)}  B: {path_text(pair.b.directory)}",
+        f"{_begin(pair)}, and looked at up to step {pair.last}",
         *_identity(pair.identity_differences),
         *(_table([_row(each) for each in findings.outcomes]) if findings.outcomes else ()),
         *_problems(findings.outcomes),
         *_conclusion(findings, colour),
         *(f"  note: {one_line(note)}" for note in findings.notes),
-        f"  traces: {findings.directory}",
+        f"  look closer: {look_closer(findings)}",
+        f"  traces: {shlex.quote(path_text(findings.directory))}",
     ]
     if findings.interrupted_by:
         until = "; what was found until then:" if findings.outcomes else ", before anything was tried"
         lines.insert(0, f"interrupted by {findings.interrupted_by}{until}")
     return "\n".join(lines)
+
+
+def _begin(pair: Pair) -> str:
+    """Put in from step 7 on; and why there, where that is not where the two runs part."""
+    begin = f"put in from step {pair.step} on"
+    return begin if pair.step == pair.parts else f"they part at step {pair.parts}; {begin}"
 
 
 def _identity(differences: Sequence[FieldDifference]) -> Iterator[str]:
@@ -100,7 +108,8 @@ def _problems(outcomes: Sequence[Outcome]) -> Iterator[str]:
         if outcome.problem:
             yield f"  {title}: {one_line(outcome.problem)}"
         if outcome.num_kept:
-            yield f"  {title}: {count(outcome.num_kept, 'value')} stayed A's, which are no tensors"
+            what = "no tensor" if outcome.num_kept == 1 else "no tensors"
+            yield f"  {title}: {count(outcome.num_kept, 'value')} stayed A's, being {what}"
 
 
 def _conclusion(findings: Findings, colour: bool) -> Iterator[str]:
@@ -144,6 +153,15 @@ def _conclusion(findings: Findings, colour: bool) -> Iterator[str]:
         yield f"  {told}: {', '.join(dict.fromkeys(on_the_way))}"
 
 
+def look_closer(findings: Findings) -> str:
+    """What to type next: where a cause was found, for its first operation; else for where the two runs part."""
+    pair, cause = findings.pair, findings.cause
+    a, b = path_text(pair.a.directory), path_text(pair.b.directory)
+    if cause is None:
+        return shlex.join(["rlharness", "diff", a, b])
+    return shlex.join(["rlharness", "replay", a, "--step", str(cause.graft.first), "--op", "--against", b])
+
+
 def _names(names: Sequence[str], limit: int = 4) -> str:
     shown = ", ".join(map(one_line, names[:limit]))
     return shown if len(names) <= limit else f"{shown} and {count(len(names) - limit, 'other')}"
@@ -158,11 +176,13 @@ def transplant_json(findings: Findings) -> dict[str, Any]:
         "interrupted_by": findings.interrupted_by,
         "a": str(pair.a.directory),
         "b": str(pair.b.directory),
+        "first_difference": pair.parts,
         "step": pair.step,
         "last_step": pair.last,
         "identity_differences": [asdict(each) for each in pair.identity_differences],
         "directory": str(findings.directory),
         "cause": cause and cause.graft.take.text,
+        "look_closer": look_closer(findings),
         "transplants": [_outcome_json(each) for each in findings.outcomes],
         "notes": list(findings.notes),
     }

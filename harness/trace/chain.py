@@ -11,9 +11,9 @@ u32le.
 import struct
 from binascii import hexlify
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
+from typing import NamedTuple
 
 from xxhash import xxh3_128_digest
 
@@ -46,9 +46,8 @@ CHAINED = (Scope.LOGICAL, Scope.SHARD)
 """What decides: a step's root is that of these leaves, and no two of them have one key."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """The digest of one value of one step."""
+class Leaf(NamedTuple):
+    """The digest of one value of one step. A tuple, since a step has thousands of them."""
 
     phase: str
     """One of PHASES."""
@@ -85,12 +84,12 @@ def enc(*fields: str) -> bytes:
 
 def encoded(leaf: Leaf) -> tuple[bytes, bytes]:
     """(key, description) of a leaf: enc of what it is sorted by, and of everything but its digest."""
-    return _encoded(leaf.key, leaf.dtype, leaf.shape, leaf.algorithm)
+    return _encoded(leaf[:-2])  # all but digest and scope
 
 
 @lru_cache(maxsize=2**16)  # without their digests, the leaves of a step are mostly those of the step before
-def _encoded(key: Key, dtype: str, shape: tuple[int, ...], algorithm: str) -> tuple[bytes, bytes]:
-    phase, name, occurrence = key
+def _encoded(described: tuple[str, str, int, str, tuple[int, ...], str]) -> tuple[bytes, bytes]:
+    phase, name, occurrence, dtype, shape, algorithm = described
     sorted_by = enc(phase, name, str(occurrence))
     return sorted_by, sorted_by + enc(dtype, ",".join(map(str, shape)), algorithm)
 

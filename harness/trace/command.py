@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from harness.errors import UsageError
@@ -10,6 +11,7 @@ from harness.exit_codes import ExitCode
 from harness.reporters.base import show, stdout_encodes
 from harness.reporters.curve_picture import CHARACTERS as PICTURE_CHARACTERS
 from harness.reporters.divergence import verdict_json, verdict_text
+from harness.reporters.text import path_text
 from harness.runner.options import Invocation, terminal_columns, wants_colour
 from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt
@@ -41,7 +43,7 @@ def span_of(text: str) -> tuple[int, int]:
 
 def run_diff(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness diff`; TraceError for what the user can mend."""
-    a, b = (read_trace(invocation.cwd / arguments[side]) for side in ("a", "b"))
+    a, b = (read_trace(Path(path_text(invocation.cwd / arguments[side]))) for side in ("a", "b"))
     if (text := arguments["steps"]) is not None:
         first, last = span_of(text)
         a, b = excerpt(a, first, last), excerpt(b, first, last)

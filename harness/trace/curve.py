@@ -42,9 +42,15 @@ def parse_curve(text: str) -> list[CurvePoint]:
     for line in text.split("\n")[:-1]:  # what stands after the last newline is cut
         try:
             points.append(_point(json.loads(line)))
-        except (ValueError, TypeError, KeyError, AttributeError):  # TraceError is a ValueError
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # TraceError is a ValueError
             break
     return points
+
+
+def bad_line(text: str, num_good: int) -> int | None:
+    """The line, from 1, behind the `num_good` that could be parsed, cut or none; None where there is no such line."""
+    num_lines = text.count("\n") + (not text.endswith("\n") and text != "")
+    return num_good + 1 if num_good < num_lines else None
 
 
 def _point(fields: dict[str, object]) -> CurvePoint:

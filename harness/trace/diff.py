@@ -37,7 +37,9 @@ def diff(a: Trace, b: Trace) -> Verdict:
     fingerprints = _compare_fingerprints(a, b)
     kind, reasons = _judge(a, b, found, fingerprints)
     curve = compare_curves(a, b)
-    notes = [*found.notes, *found.faults, *_gaps(a, b)]
+    part = _first_part(a, b, found.first)
+    attribution = {} if found.first is None else attribute(a, b)
+    notes = [*found.notes, *found.faults, *_gaps(a, b), *_damages(a, b)]
     if kind is Kind.EQUAL and curve:
         names = ", ".join(each.name for each in curve)
         notes.append(f"what was logged differs from step {curve[0].step} on, and no leaf does: {names}")
@@ -48,9 +50,9 @@ def diff(a: Trace, b: Trace) -> Verdict:
         reasons=tuple(reasons),
         notes=tuple(note for note in notes if note not in reasons),
         first=found.first,
-        part=_first_part(a, b, found.first),
+        part=part,
         context=compare_contexts(a, b, None if found.first is None else found.first.step),
-        attribution={} if found.first is None else attribute(a, b),
+        attribution=attribution,
         num_ranks=max(len(a.ranks), len(b.ranks)),
         num_steps=found.num_steps,
         num_steps_different=found.num_different,
@@ -237,6 +239,11 @@ def _judge(a: Trace, b: Trace, found: _Found, fingerprints: Fields) -> tuple[Kin
 
 def _gaps(a: Trace, b: Trace) -> list[str]:
     return [f"{name}: {gap}" for name, trace in (("A", a), ("B", b)) for gap in trace.gaps]
+
+
+def _damages(a: Trace, b: Trace) -> list[str]:
+    """What of either is damaged and decides nothing; of kept tensors those that were asked for until now."""
+    return [f"{name}: {damage}" for name, trace in (("A", a), ("B", b)) for damage in trace.damages]
 
 
 def _names(differences: tuple[FieldDifference, ...]) -> str:

@@ -26,7 +26,8 @@ def excerpt(trace: Trace, first: int, last: int) -> Trace:
     if manifest is not None and last in trace.steps:
         manifest = replace(manifest, complete=True)
     curve = tuple(point for point in trace.curve if first <= point.step <= last)
-    return Trace(trace.directory, manifest, logs, curve)
+    has_lost = not curve or curve[-1].step < last
+    return Trace(trace.directory, manifest, logs, curve, trace.curve_ends_at if has_lost else None)
 
 
 def _cut(log: RankLog, first: int, last: int) -> RankLog:

@@ -74,14 +74,14 @@ def parse_manifest(text: str) -> Manifest | None:
     """A manifest from its text; None where that is cut. TraceError where it is another thing, or its format newer."""
     try:
         fields = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     try:
         refuse_newer(int(fields["format"]), str(fields.get("read_by", "")))
         return _manifest(fields)
     except TraceError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError):  # JSON of another shape
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):  # JSON of another shape
         raise TraceError(
             "it is whole JSON, and not as the format says",
             legal="an object with format, complete and fingerprint",

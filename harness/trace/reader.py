@@ -4,13 +4,13 @@ A log is read once, frame by frame, and only the heads of its steps are kept; a 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from harness.errors import TraceError
 from harness.trace.chain import CHAINED, Key, Leaf, Scope, chain_start, next_chain, step_root
-from harness.trace.curve import CurvePoint, parse_curve
+from harness.trace.curve import CurvePoint, bad_line, parse_curve
 from harness.trace.digests import RAW, add_shards, raw_value
 from harness.trace.format import (
     DONE,
@@ -29,7 +29,7 @@ from harness.trace.format import (
 )
 from harness.trace.layout import CURVE, MANIFEST, TENSORS, log_name, tensors_name
 from harness.trace.manifest import Manifest, parse_manifest, refuse_newer
-from harness.trace.tensor_file import read_tensor
+from harness.trace.tensor_file import DamagedTensor, read_digested
 
 MAX_NAMES = 3
 """So many traces are named to somebody who named the directory above them."""
@@ -70,6 +70,11 @@ class Trace:
     """None where it is missing or cut."""
     ranks: Mapping[int, RankLog]
     curve: tuple[CurvePoint, ...]
+    """As far as it is whole."""
+    curve_ends_at: int | None = None
+    """The line, from 1, from which on it was not read, being cut or none of a curve; None where all of it was."""
+    damaged: set[tuple[int, int]] = field(default_factory=set, compare=False, repr=False)
+    """(step, rank) of kept tensors that were asked for and are damaged."""
     _opened: dict[tuple[int, int], Columns] = field(default_factory=dict, compare=False, repr=False)
     """What was opened last: a step of a million leaves is a hundred megabytes, and is asked for several times."""
 
@@ -91,6 +96,18 @@ class Trace:
                 found.append(f"{log_name(rank)} was not closed")
         return tuple(found)
 
+    @property
+    def damages(self) -> tuple[str, ...]:
+        """What of it is damaged that its steps do not need, as far as anybody has asked for it."""
+        found = []
+        if self.curve_ends_at is not None:
+            found.append(f"{CURVE} is damaged: it was read up to line {self.curve_ends_at}")
+        if self.damaged:
+            (step, rank), *others = sorted(self.damaged)
+            more = f" and {len(others)} more" if others else ""
+            found.append(f"the kept tensors of step {step}, rank {rank},{more} are damaged: told from digests alone")
+        return tuple(found)
+
     @cached_property
     def steps(self) -> tuple[int, ...]:
         """The steps that are there as a whole: no rank's log ends before them without having been closed."""
@@ -103,13 +120,17 @@ class Trace:
     def tensor(self, step: int, rank: int, leaf: Leaf) -> bytes | None:
         """The value of a leaf, where the trace has it: kept in a file, or in the digest itself; None elsewhere.
 
-        TraceError where its file cannot be read.
+        What is damaged is none either, and `damages` tells of it. TraceError where its file cannot be read.
         """
         if leaf.algorithm == RAW:
             return raw_value(leaf)
         path = self.directory / TENSORS / tensors_name(rank, step)
         try:
-            return read_tensor(path, leaf)
+            return read_digested(path, leaf)
+        except DamagedTensor:
+            if leaf in self.columns(step, rank).leaves():  # else it is another rank's, and this one has it otherwise
+                self.damaged.add((step, rank))
+            return None
         except OSError as error:
             raise TraceError(f"{path} cannot be read: {error.strerror}") from None
 
@@ -142,7 +163,9 @@ def read_trace(directory: Path) -> Trace:
         if text is None and not paths:
             raise _no_trace(directory)
         logs = {rank: read_log(paths[rank]) for rank in sorted(paths)}
-        return Trace(directory, manifest, logs, tuple(parse_curve(_text(directory / CURVE) or "")))
+        curve = _text(directory / CURVE) or ""
+        points = tuple(parse_curve(curve))
+        return Trace(directory, manifest, logs, points, bad_line(curve, len(points)))
     except OSError as error:
         raise TraceError(f"{error.filename} cannot be read: {error.strerror}") from None
 
@@ -231,12 +254,12 @@ def whole_leaves(trace: Trace, step: int) -> tuple[list[Leaf], list[Leaf]]:
             if leaf.scope not in CHAINED:
                 continue
             first = merged.setdefault(leaf.key, leaf)
-            if leaf.scope is Scope.SHARD and replace(leaf, digest=first.digest) == first:
+            if leaf.scope is Scope.SHARD and leaf._replace(digest=first.digest) == first:
                 shards.setdefault(leaf.key, []).append(leaf.digest)
             elif leaf != first:
                 conflicts.append(leaf)
     for key, digests in shards.items():
-        merged[key] = replace(merged[key], digest=add_shards(digests), scope=Scope.LOGICAL)
+        merged[key] = merged[key]._replace(digest=add_shards(digests), scope=Scope.LOGICAL)
     return list(merged.values()), conflicts
 
 

@@ -14,9 +14,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from math import prod
 from pathlib import Path
+from typing import BinaryIO
+
+from xxhash import xxh3_128_digest
 
 from harness.errors import TraceError
 from harness.trace.chain import Leaf
+from harness.trace.digests import XXH3_128
 
 Buffer = bytes | bytearray | memoryview
 Kept = tuple[Leaf, Buffer]
@@ -47,6 +51,10 @@ DTYPES = {
 _BYTES = ("U8", 1)
 _HEADER_LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
+
+
+class DamagedTensor(TraceError):
+    """A kept tensor that is not what was digested, or whose file is cut or none of the format."""
 
 
 def tensor_key(leaf: Leaf) -> str:
@@ -97,19 +105,49 @@ def _kind(leaf: Leaf) -> tuple[str, int]:
 
 
 def read_tensor(path: Path, leaf: Leaf) -> bytes | None:
-    """The bytes of one leaf's tensor; None where it was not kept, or the file is cut or none of this format.
+    """The bytes of one leaf's tensor, whatever its digest; None where it was not kept, or the file is damaged.
 
     OSError where the file is there and cannot be read. Of a large file only this tensor is read.
     """
     try:
-        with path.open("rb") as file:
-            (length,) = _HEADER_LENGTH.unpack(file.read(_HEADER_LENGTH.size))
-            if length > path.stat().st_size:
-                return None
-            fields = json.loads(file.read(length))
-            start, end = fields[tensor_key(leaf)]["data_offsets"]
-            file.seek(start, os.SEEK_CUR)
-            data = file.read(end - start)
-    except (FileNotFoundError, struct.error, ValueError, KeyError, TypeError):
+        return _found(path, leaf)
+    except DamagedTensor:
         return None
-    return data if len(data) == end - start else None
+
+
+def read_digested(path: Path, leaf: Leaf) -> bytes | None:
+    """The bytes of one leaf's tensor, which have its digest; None where it was not kept.
+
+    Only digests of XXH3_128 are checked: a shard's cannot be without its place in the whole. DamagedTensor where the
+    file is damaged, or has other bytes; OSError where it cannot be read.
+    """
+    data = _found(path, leaf)
+    if data is not None and leaf.algorithm == XXH3_128 and xxh3_128_digest(data) != leaf.digest:
+        raise DamagedTensor(f"{tensor_key(leaf)} in {path} is not what was digested")
+    return data
+
+
+def _found(path: Path, leaf: Leaf) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            return _tensor(file, path.stat().st_size, tensor_key(leaf))
+    except FileNotFoundError:
+        return None
+    except (struct.error, ValueError, KeyError, TypeError, RecursionError):
+        raise DamagedTensor(f"{path} is cut, or no file of safetensors") from None
+
+
+def _tensor(file: BinaryIO, size_bytes: int, key: str) -> bytes | None:
+    """The bytes under a key; None where there are none. One of several errors where the file is damaged."""
+    (length,) = _HEADER_LENGTH.unpack(file.read(_HEADER_LENGTH.size))
+    data_at = _HEADER_LENGTH.size + length
+    if data_at > size_bytes:
+        raise ValueError
+    fields = dict(json.loads(file.read(length)))
+    if key not in fields:
+        return None
+    start, end = fields[key]["data_offsets"]
+    if not 0 <= start <= end <= size_bytes - data_at:
+        raise ValueError
+    file.seek(data_at + start)
+    return file.read(end - start)

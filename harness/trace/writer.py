@@ -168,8 +168,9 @@ class TraceWriter:
         with suppress(OSError, TraceError):  # what ended the recording is told, whatever becomes of the curve
             self._write_line()
         self._close_files()
+        steps = "step" if self._num_steps == 1 else "steps"
         self._say(
-            f"recording ended after {self._num_steps} steps, the program goes on: {self.ended_by}"
+            f"recording ended after {self._num_steps} {steps}, the program goes on: {self.ended_by}"
             f" ({self.directory / log_name(self.rank)})"
         )
 

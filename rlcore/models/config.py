@@ -68,6 +68,11 @@ class DecoderConfig:
         return self.family == "qwen3"
 
     @property
+    def num_qk_heads(self) -> int:
+        """Heads of queries and keys together: those that are rotated."""
+        return self.num_heads + self.num_kv_heads
+
+    @property
     def num_qkv_heads(self) -> int:
         """Heads of queries, keys and values together."""
         return self.num_heads + 2 * self.num_kv_heads

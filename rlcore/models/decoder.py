@@ -28,8 +28,10 @@ INITIAL_STD = 0.02
 class _Where:
     """What the layers of one call share: rotations, and what is seen of the cache."""
 
-    def __init__(self, cosines: Tensor, sines: Tensor, cache: KeyValueCache | None, reach: Reach | None) -> None:
-        self.cosines, self.sines, self.cache, self.reach = cosines, sines, cache, reach
+    def __init__(self, rotations: Tensor, num_heads: int, cache: KeyValueCache | None, reach: Reach | None) -> None:
+        """`rotations` are cosines and sines of one head [..., length, 2 * head_width]; `num_heads` are turned."""
+        self.cosines, self.sines = (torch.cat([each] * num_heads, -1) for each in rotations.chunk(2, -1))
+        self.cache, self.reach = cache, reach
         self.seen = None
         if reach and not reach.is_fresh:
             self.seen = visible(reach.starts, reach.positions.shape[1], reach.num_keys)
@@ -68,11 +70,11 @@ class Layer(nn.Module):
     def _attended(self, x: Tensor, where: _Where) -> Tensor:
         config = self.config
         heads = linear(x, self.qkv, self.qkv_bias).view(*x.shape[:2], config.num_qkv_heads, config.head_width)
-        qk, v = torch.split(heads, [config.num_heads + config.num_kv_heads, config.num_kv_heads], dim=2)
+        qk, v = heads.split_with_sizes([config.num_qk_heads, config.num_kv_heads], 2)
         if self.q_norm is not None and self.k_norm is not None:
             qk = self._normed(qk, self.q_norm, self.k_norm)
         qk = rotate(qk, where.cosines, where.sines)
-        q, k = torch.split(qk.transpose(1, 2), [config.num_heads, config.num_kv_heads], dim=1)
+        q, k = qk.transpose(1, 2).split_with_sizes([config.num_heads, config.num_kv_heads], 1)
         mixed = where.attend(self.number, q, k, v.transpose(1, 2))
         return linear(mixed.transpose(1, 2).flatten(2), self.out)
 
@@ -109,8 +111,8 @@ class Decoder(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """One pass, without a cache: tokens [batch, length] -> the last stream, normalised [batch, length, width]."""
-        cosines, sines = self._table()[: tokens.shape[1], None].chunk(2, dim=-1)
-        return self._through(tokens, _Where(cosines, sines, None, None))
+        rotations = self._table()[: tokens.shape[1]]
+        return self._through(tokens, _Where(rotations, self.config.num_qk_heads, None, None))
 
     def extend(self, tokens: Tensor, cache: KeyValueCache, starts: Sequence[int]) -> Tensor:
         """Read tokens [batch, length] that follow what the first slots of the cache hold -> [batch, length, width].
@@ -122,8 +124,8 @@ class Decoder(nn.Module):
 
     def read(self, tokens: Tensor, cache: KeyValueCache, reach: Reach) -> Tensor:
         """The same, where it has been worked out what they reach."""
-        cosines, sines = embedding(reach.positions, self._table()).unsqueeze(2).chunk(2, dim=-1)
-        return self._through(tokens, _Where(cosines, sines, cache, reach))
+        rotations = embedding(reach.positions, self._table())
+        return self._through(tokens, _Where(rotations, self.config.num_qk_heads, cache, reach))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] -> [..., vocabulary]."""

@@ -29,7 +29,7 @@ def _stretched(rates: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def rotation_table(config: DecoderConfig) -> tuple[Tensor, Tensor]:
-    """(cosines, sines) of every position, as `rotate` takes them: fp32 [max_length, head_width] each."""
+    """(cosines, sines) of every position, of one head: fp32 [max_length, head_width] each."""
     rates = frequencies(config)
     rows = max(1, ELEMENTS_AT_ONCE // len(rates))
     angles = [part.float()[:, None] * rates for part in torch.split(torch.arange(config.max_length), rows)]
@@ -40,8 +40,8 @@ def rotation_table(config: DecoderConfig) -> tuple[Tensor, Tensor]:
 def _rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Products and sums stay apart: a fused one rounds once where the other rounds twice."""
     wide = x.float()
-    crossed = wide.roll(wide.shape[-1] // 2, -1).mul_(sines)
-    return (wide * cosines).add_(crossed).to(x.dtype)
+    crossed = wide.roll(wide.shape[-1] // 2, -1).flatten(-2).mul_(sines)
+    return (wide.flatten(-2) * cosines).add_(crossed).view(x.shape).to(x.dtype)
 
 
 class _Rotate(torch.autograd.Function):
@@ -58,9 +58,10 @@ class _Rotate(torch.autograd.Function):
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turn each pair by its position: x [batch, length, heads, width], the others [..., length, 1, width].
+    """Turn each pair by its position: x [batch, length, heads, width], the others [..., length, heads * width].
 
-    A pair is (i, i + width / 2); the first half of the sines is negative, and -sines turn back.
+    A pair is (i, i + width / 2); the first half of the sines is negative, and -sines turn back. The others repeat what
+    `rotation_table` has for every head: torch multiplies whole rows faster than each head's by the same numbers.
     """
     if not torch.is_grad_enabled():
         return _rotated(x, cosines, sines)

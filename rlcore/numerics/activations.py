@@ -2,8 +2,8 @@
 
 torch's own silu uses other code for the last elements of a loop, so that an element's bits change with the size of the
 tensor. Here a loop is a row, whose last elements are the same ones in any batch: gates lie beside what they open, so
-that rows are no single piece of memory, and few enough are handed over at once that threads do not divide them. It also
-keeps what is worked on in a core's cache. Made of exp and division, which any loop gives alike, it costs more.
+that rows are no single piece of memory, and where there are threads few enough are handed over at once that none is
+divided. Made of exp and division, which any loop gives alike, it costs more.
 """
 
 from collections.abc import Iterator
@@ -20,46 +20,46 @@ ELEMENTS_AT_ONCE = 32_767
 """Of torch's loops over elements, one less than what it divides among threads."""
 
 
-def _blocks(num_rows: int, width: int) -> Iterator[tuple[slice, slice]]:
-    """(rows, columns) that are computed together; which columns does not depend on how many rows there are."""
+def _blocks(is_cut: bool, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same parts of each [rows, width], as views, or all; where columns are cut does not depend on how many rows.
+
+    One thread divides nothing: it is handed all rows at once, each a loop all the same.
+    """
+    num_rows, width = tensors[0].shape
     columns = min(width, ELEMENTS_AT_ONCE)
-    rows = ELEMENTS_AT_ONCE // columns
-    for first in range(0, num_rows, rows):
-        for left in range(0, width, columns):
-            yield slice(first, first + rows), slice(left, min(left + columns, width))
+    rows = num_rows if torch.get_num_threads() == 1 else ELEMENTS_AT_ONCE // columns
+    if not is_cut or (rows >= num_rows and columns == width):
+        yield tensors
+        return
+    for parts in zip(*(torch.split(x, rows) for x in tensors), strict=True):
+        yield from zip(*(torch.split(part, columns, 1) for part in parts), strict=True)
 
 
-def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Gates and what they open, of x [rows, 2 * width]: views [rows, width]."""
-    width = x.shape[1] // 2
-    return x[:, :width], x[:, width:]
-
-
-def _swiglu(gate_up: Tensor) -> Tensor:
+def _swiglu(gate_up: Tensor, is_cut: bool) -> Tensor:
     """[rows, 2 * width] -> [rows, width]."""
-    gate, up = _halves(gate_up)
-    y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    for block in _blocks(*gate.shape):
-        torch.mul(F.silu(gate[block]), up[block], out=y[block])
-    return y
+    gates, ups = gate_up.chunk(2, 1)
+    products = torch.empty(gates.shape, dtype=gates.dtype, device=gates.device)
+    for gate, up, y in _blocks(is_cut, gates, ups, products):
+        torch.mul(F.silu(gate), up, out=y)
+    return products
 
 
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+    def forward(ctx: Any, gate_up: Tensor, is_cut: bool) -> Tensor:
         ctx.save_for_backward(gate_up)
-        return _swiglu(gate_up)
+        ctx.is_cut = is_cut
+        return _swiglu(gate_up, is_cut)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, None]:
         (gate_up,) = ctx.saved_tensors
         inner = torch.empty_like(gate_up)
-        (gate, up), (to_gate, to_up) = _halves(gate_up), _halves(inner)
-        for block in _blocks(*gate.shape):
-            torch.mul(F.silu(gate[block]), grad[block], out=to_up[block])
-            torch.ops.aten.silu_backward(grad[block] * up[block], gate[block], grad_input=to_gate[block])
-        return inner
+        for gate, up, grad, to_gate, to_up in _blocks(ctx.is_cut, *gate_up.chunk(2, 1), grads, *inner.chunk(2, 1)):
+            torch.mul(F.silu(gate), grad, out=to_up)
+            torch.ops.aten.silu_backward(grad * up, gate, grad_input=to_gate)
+        return inner, None
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -67,9 +67,9 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
     Shazeer 2020, "GLU Variants Improve Transformer".
     """
-    if not is_invariant():
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
-    rows = gate_up.reshape(-1, gate_up.shape[-1])
-    y: Tensor = _SwiGLU.apply(rows) if torch.is_grad_enabled() else _swiglu(rows)  # type: ignore[no-untyped-call]
+    rows, is_cut = gate_up.reshape(-1, gate_up.shape[-1]), is_invariant()
+    if torch.is_grad_enabled():
+        y: Tensor = _SwiGLU.apply(rows, is_cut)  # type: ignore[no-untyped-call]
+    else:
+        y = _swiglu(rows, is_cut)
     return y.view(*gate_up.shape[:-1], y.shape[-1])

@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from rlcore.errors import ShapeError
 from rlcore.numerics.level import active
+from rlcore.numerics.product import product
 from rlcore.numerics.row_sum import shift
 
 
@@ -17,11 +18,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if x.shape[-1] != weight.shape[1]:
         raise ShapeError(f"linear of {tuple(x.shape)} and {tuple(weight.shape)}", legal="equal last dimensions")
-    recipe = active()
+    recipe, rows = active(), x.reshape(-1, x.shape[-1])
     if recipe is None:
-        return F.linear(x, weight, bias)
-    rows = recipe.linear(x.reshape(-1, x.shape[-1]), weight)
-    y = rows.view(*x.shape[:-1], weight.shape[0])
+        y = product(rows, weight).view(*x.shape[:-1], weight.shape[0])
+        return y if bias is None else y + bias
+    y = recipe.linear(rows, weight).view(*x.shape[:-1], weight.shape[0])
     return y if bias is None else shift(y, bias)
 
 

@@ -6,20 +6,18 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlcore.numerics.level import is_invariant
 from rlcore.numerics.row_sum import row_sum
 
 
-def _inverse_norm(x: Tensor, eps: float) -> Tensor:
-    """[..., width] fp32 -> [..., 1]; a norm over the last, contiguous dimension is taken row by row, in one pass."""
-    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return norm.square_().div_(x.shape[-1]).add_(eps).sqrt_().reciprocal_()
-
-
 def _normalised(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(rows of norm 1 in fp32, what they were multiplied with)."""
+    """(rows of mean square 1 in fp32, what they were multiplied with).
+
+    A norm over the last, contiguous dimension is taken row by row, in one pass. torch's rsqrt is a root and a division,
+    both rounded right; its sqrt is not.
+    """
     wide = x.float().contiguous()
-    inverse = _inverse_norm(wide, eps)
+    norm: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    inverse = norm.square_().div_(wide.shape[-1]).add_(eps).rsqrt_()
     return wide * inverse, inverse
 
 
@@ -34,10 +32,10 @@ class _RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         normal, weight, inverse = ctx.saved_tensors
-        outer = row_sum((grad * normal.to(grad.dtype)).flatten(0, -1 - weight.dim()))
-        through = (grad * weight).float()
-        along = (through * normal).mean(-1, keepdim=True)
-        inner = through.sub_(normal * along).mul_(inverse)
+        slopes = grad.float() * normal
+        outer = row_sum(slopes.flatten(0, -1 - weight.dim()))
+        along = slopes.mul_(weight).mean(-1, keepdim=True)
+        inner = (grad * weight).float().sub_(normal * along).mul_(inverse)
         return inner.to(grad.dtype), outer.to(weight.dtype), None
 
 
@@ -46,9 +44,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     x [..., width]; weight [width], or of the last dimensions of x: [heads, width].
     """
-    if is_invariant():
-        if not torch.is_grad_enabled():
-            return _normalised(x, eps)[0].to(x.dtype) * weight
-        return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call,no-any-return]
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+    if not torch.is_grad_enabled():
+        return _normalised(x, eps)[0].to(x.dtype) * weight
+    return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call,no-any-return]

@@ -1,9 +1,10 @@
-"""The cheapest recipe: torch's own kernels, at row counts whose kernels agree with each other.
+"""The cheapest recipe: the fastest kernels there are, at row counts whose kernels agree with each other.
 
-A product of one to three rows takes another path through MKL than one of sixteen, and so does attention of a single
-query; multiples of sixteen rows take one path whatever their number. Sums over keys are cut into blocks: over up to
-some 190 keys the cuts do not depend on how many follow, beyond it they do unless whole blocks of torch's attention are
-filled, which costs short sequences as much as long ones. That is seen, not promised: the probe looks.
+A product of one row takes another path through oneDNN than one of sixteen, one of up to three through MKL, and so does
+attention of a single query; multiples of sixteen rows take one path whatever their number. Sums over keys are cut into
+blocks: over up to some 190 keys the cuts do not depend on how many follow, beyond it they do unless whole blocks of
+torch's attention are filled, which costs short sequences as much as long ones. That is seen, not promised: the probe
+looks.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 
 from rlcore.numerics.attention import full_pass, heads_as_queries, plain_attention
 from rlcore.numerics.linear import padded
+from rlcore.numerics.product import product
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +28,17 @@ class Padding:
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """As `Recipe.linear`."""
-        y = F.linear(padded(x, self.rows, 0), weight)
+        y = product(padded(x, self.rows, 0), weight)
         return y if y.shape[0] == x.shape[0] else y[: x.shape[0]]
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
-        """As `Recipe.attention`; keys up to a multiple, which no query sees."""
+        """As `Recipe.attention`; keys up to a multiple, which no query sees: those of a full pass stand behind it."""
         num_queries = q.shape[2]
         k, v = padded(k, self.keys, 2), padded(v, self.keys, 2)
         if seen is None and self.keys > self.rows:
             seen = full_pass(q)  # then queries need not be padded as far as keys
         if seen is None:
-            y = plain_attention(padded(q, self.keys, 2), k, v, None)
+            y = plain_attention(padded(q, self.queries, 2), k, v, None)
             return y if y.shape[2] == num_queries else y[:, :, :num_queries]
         seen = padded(seen, self.keys, 3)
         if num_queries > 1:

@@ -18,7 +18,7 @@ def row_sum(x: Tensor) -> Tensor:
     """
     total: Tensor | None = None
     for chunk in torch.split(x, ROWS_AT_ONCE):
-        part = _fold(chunk.float())
+        part = _fold(chunk.to(torch.float32, copy=True))
         total = part if total is None else total + part
     if total is None:
         return torch.zeros(x.shape[1:], dtype=x.dtype, device=x.device)
@@ -26,11 +26,12 @@ def row_sum(x: Tensor) -> Tensor:
 
 
 def _fold(x: Tensor) -> Tensor:
-    """[rows, ...] -> [...]: the upper half onto the lower one until a single row is left."""
-    while (num_rows := x.shape[0]) > 1:
-        half, pairs = (num_rows + 1) // 2, num_rows // 2
-        added = x[:pairs] + x[half:]
-        x = added if pairs == half else torch.cat((added, x[pairs:half]))
+    """[rows, ...] -> [...]: the upper half onto the lower one until a single row is left; an odd one waits between."""
+    num_rows = x.shape[0]
+    while num_rows > 1:
+        half = (num_rows + 1) // 2
+        x[: num_rows - half].add_(x[half:num_rows])
+        num_rows = half
     return x[0]
 
 

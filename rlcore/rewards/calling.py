@@ -79,7 +79,7 @@ def call_all(rewards: Sequence[Reward], arguments: Arguments) -> list[Any]:
     Raises RewardError for the first of them that wants what there is not, raised, or took longer than its timeout.
     """
     calls = [_Call(reward, arguments.bound(reward)) for reward in rewards]
-    outcomes = {number: _caught(call) for number, call in enumerate(calls) if not call.reward.is_async}
+    outcomes = {number: called(call) for number, call in enumerate(calls) if not call.reward.is_async}
     awaited = [number for number in range(len(calls)) if number not in outcomes]
     outcomes.update(zip(awaited, _run([calls[number] for number in awaited]), strict=True))
     for number, reward in enumerate(rewards):
@@ -98,7 +98,7 @@ class _TookTooLongError(Exception):
     """By our clock, not the function's own."""
 
 
-def _caught(call: _Call) -> Any:
+def called(call: _Call) -> Any:
     """What a function that is not async returned, or raised."""
     try:
         return call.reward.function(**call.arguments)
@@ -130,10 +130,11 @@ def _loop() -> asyncio.Runner:
 
 
 async def _together(calls: Sequence[_Call]) -> list[Any]:
-    return await asyncio.gather(*map(_awaited, calls), return_exceptions=True)
+    return await asyncio.gather(*map(awaited, calls), return_exceptions=True)
 
 
-async def _awaited(call: _Call) -> Any:
+async def awaited(call: _Call) -> Any:
+    """The same of one that is async, within its timeout; raises what it raised."""
     timeout_s = call.reward.timeout_s
     try:
         async with asyncio.timeout(None if math.isinf(timeout_s) else timeout_s) as limit:
@@ -166,7 +167,7 @@ def _failure(reward: Reward, arguments: Arguments, error: BaseException) -> Rewa
 def _first_failing(reward: Reward, arguments: Arguments) -> int | None:
     for index in range(arguments.num_completions):
         call = _Call(reward, arguments.only(index).bound(reward))
-        outcome = _run([call])[0] if reward.is_async else _caught(call)
+        outcome = _run([call])[0] if reward.is_async else called(call)
         if isinstance(outcome, BaseException):
             return index
     return None

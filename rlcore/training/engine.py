@@ -10,6 +10,7 @@ from rlcore.tasks.base import Task
 from rlcore.trace import Recorder
 from rlcore.training.phases import Phases
 from rlcore.training.update import Learner
+from rlcore.training.warm_start_record import WarmStart
 from rlcore.types import Tokenizer
 from rlcore.weights.receipts import Receipt
 
@@ -37,6 +38,8 @@ class Engine:
     """Those that the completions of the step before were drawn with."""
     num_reference_writes: int | None = None
     """How often the reference had been written when it was first read; nobody writes it afterwards."""
+    warm_start: WarmStart | None = None
+    """What there is to record of it, in step 0; None where a run goes on, or begins without."""
     phases: Phases = field(default_factory=Phases)
 
     @property

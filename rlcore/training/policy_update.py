@@ -36,6 +36,7 @@ class PolicyView(NamedTuple):
     logprobs: Tensor
     entropy: Tensor
     old_logprobs: Tensor
+    rollout_logprobs: Tensor
     advantages: Tensor
     loss_mask: Tensor
     weights: Tensor | None
@@ -74,8 +75,9 @@ def view(engine: Engine, batch: TensorDict, lane: Lane) -> PolicyView:
     else:
         old = scored.logprobs.detach()
         check_match(old, lane.of(batch["rollout_logprobs"]), mask, engine.level)
-    weights = correction_weights(engine.config.correction, old, lane.of(batch["rollout_logprobs"]), mask)
-    return PolicyView(scored.logprobs, scored.entropy, old, lane.of(batch["advantages"]), mask, weights)
+    sampled = lane.of(batch["rollout_logprobs"])
+    weights = correction_weights(engine.config.correction, old, sampled, mask)
+    return PolicyView(scored.logprobs, scored.entropy, old, sampled, lane.of(batch["advantages"]), mask, weights)
 
 
 def correction_weights(section: CorrectionSection, old: Tensor, sampled: Tensor, mask: Tensor) -> Tensor | None:

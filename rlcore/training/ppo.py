@@ -32,7 +32,7 @@ def ppo_step(engine: Engine, section: PpoSection, step: int) -> StepMetrics:
     add_old_logprobs(engine, batch)
     add_ref_logprobs(engine, batch)
     add_values(engine, batch)
-    metrics = StepMetrics(completions, scores, kl_coef=engine.kl_coef)
+    metrics = StepMetrics(completions, scores, batch, kl_coef=engine.kl_coef)
     add_advantages(engine, section, batch)
 
     for minibatch in minibatches(batch, engine.config, engine.level, step):

@@ -119,11 +119,13 @@ def groups_of(completions: Sequence[Completion]) -> Tensor:
 
 
 def record_rollout(recorder: Recorder, completions: Sequence[Completion], batch: TensorDict) -> None:
-    """What was drawn, from which weights, and what it was worth."""
+    """What was drawn, from which weights, and what it was worth: all that a step reads of its batch."""
     recorder.record("rollout", "prompt_ids", [completion.request.prompt.id for completion in completions])
     recorder.record("rollout", "weights_digest", sorted({completion.weights_digest for completion in completions}))
     recorder.record("rollout", "loss_mask", batch["loss_mask"])
     recorder.record("rollout", "tokens", batch["tokens"])
     recorder.record("rollout", "logprobs", batch["rollout_logprobs"])
+    for name in ("prompt_lengths", "lengths", "groups"):
+        recorder.record("rollout", name, batch[name])
     recorder.record("reward", "included", batch["included"])
     recorder.record("reward", "rewards", batch["rewards"])

@@ -3,7 +3,7 @@
     read and check ─▶ task, model, level ─▶ warm start (or resume) ─▶ steps ─▶ evaluation, checkpoint
 
 One thread, one process. What is recorded of a step is recorded between begin_step and end_step; the warm start and the
-first sync come before, so that a resumed run has the same steps.
+first sync come before, so that a resumed run has the same steps, and the warm start is told in the first of them.
 """
 
 import copy
@@ -29,11 +29,13 @@ from rlcore.training.engine import Engine
 from rlcore.training.evaluation import evaluate
 from rlcore.training.grpo import grpo_step
 from rlcore.training.logs import RunLog
+from rlcore.training.memory import keep_freed_memory
 from rlcore.training.ppo import ppo_step
 from rlcore.training.resume import DIRECTORY, check_state, resume, save_checkpoint
 from rlcore.training.step_metrics import StepMetrics
 from rlcore.training.update import Learner, adamw
 from rlcore.training.warm_start import warm_start
+from rlcore.training.warm_start_record import WarmStart
 from rlcore.types import Tokenizer
 from rlcore.weights.sync import sync
 
@@ -63,6 +65,7 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
             raise InvalidValueError(f"{name} {directory_given!r}", legal="a directory that exists")
     # torch announces, where the first ragged tensor is made, that a function of torch.fx will be renamed.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+    keep_freed_memory()
     tokenizer, decoder = made_model(config)
     task = make_task(config.task, tokenizer, config.seed)
     longest = max(len(prompt.tokens) for prompt in (*task.train, *task.heldout)) + config.sampling.max_tokens
@@ -127,7 +130,7 @@ def prepared(
         kl_coef=algorithm.kl_coef,
     )
     if not config.output.resume and config.warm_start.num_steps:
-        warmed(engine, log)
+        engine.warm_start = warmed(engine, log)
     if isinstance(algorithm, PpoSection):
         critic, rate = critic_of(decoder), algorithm.critic_learning_rate
         engine.critic = Learner("critic", critic, adamw(critic, optimizer, rate), rate)
@@ -148,7 +151,7 @@ def prepared(
     return engine, first
 
 
-def warmed(engine: Engine, log: RunLog) -> None:
+def warmed(engine: Engine, log: RunLog) -> WarmStart:
     """Teach the policy the task's answers, until training prompts are answered well enough where that is asked for."""
     section, prompts = engine.config.warm_start, engine.task.train[: len(engine.task.heldout)]
 
@@ -159,7 +162,7 @@ def warmed(engine: Engine, log: RunLog) -> None:
         return evaluate(engine, prompts, step=0).reward_mean >= section.target_reward
 
     log.phase("warm start", section.num_steps)
-    warm_start(engine, told=lambda loss: log.advance(loss=loss), is_enough=is_enough)
+    return warm_start(engine, told=lambda loss: log.advance(loss=loss), is_enough=is_enough)
 
 
 def critic_of(decoder: Decoder) -> Critic:
@@ -192,6 +195,8 @@ def recorded_step(engine: Engine, step: int) -> StepMetrics:
     check_level(engine.level)
     algorithm, recorder = engine.config.algorithm, engine.recorder
     recorder.begin_step(step)
+    if step == 0 and engine.warm_start is not None:
+        engine.warm_start.record(recorder)
     if isinstance(algorithm, GrpoSection):
         metrics = grpo_step(engine, algorithm, step)
     else:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from tensordict import TensorDict
 
 from rlcore.metrics import mean, merge, of_completions
 from rlcore.rewards.score import Scores
@@ -12,15 +13,21 @@ from rlcore.types import Completion, StopReason
 
 
 class StepMetrics:
-    """Collects a step's numbers; those of several updates of one learner are averaged."""
+    """Collects a step's numbers; those of several updates of one learner are averaged.
 
-    def __init__(self, completions: Sequence[Completion], scores: Scores, **others: float) -> None:
+    Lengths and rewards are the batch's, from which the step learns.
+    """
+
+    def __init__(self, completions: Sequence[Completion], scores: Scores, batch: TensorDict, **others: float) -> None:
         self.has_learned = False
         """Whether the policy has had a gradient that is not 0."""
         self._of_rollout = others | of_completions(
-            [len(completion.tokens) for completion in completions],
+            batch["loss_mask"].sum(-1).tolist(),
             [completion.stop_reason is StopReason.LENGTH for completion in completions],
-            scores.rewards,
+            [
+                reward if is_judged else None
+                for reward, is_judged in zip(batch["rewards"].tolist(), batch["included"].tolist(), strict=True)
+            ],
             scores.by_function if len(scores.by_function) > 1 else {},
         )
         self._updates: dict[str, list[dict[str, float]]] = {}

@@ -3,6 +3,7 @@
 The same lanes and the same tree as in training, so that what comes out is as free of threads and workers.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -20,7 +21,9 @@ from rlcore.training.lanes import Lane
 from rlcore.training.minibatches import Minibatch
 from rlcore.training.scoring import score
 from rlcore.training.update import LanePart, Learner, adamw, gradient, step_optimizer
+from rlcore.training.warm_start_record import WarmStart, WarmStep
 from rlcore.types import Prompt, Tokenizer
+from rlcore.weights.digests import tensor_digest, weights_digest
 
 
 def warm_start(
@@ -28,7 +31,7 @@ def warm_start(
     *,
     told: Callable[[float], None] = lambda loss: None,
     is_enough: Callable[[], bool] = lambda: False,
-) -> None:
+) -> WarmStart:
     """Teach the policy the answers of training prompts; `told` hears of each step's loss, per token.
 
     `is_enough` is asked after every `check_every` steps, and ends it. Raises InvalidValueError where the task has no
@@ -37,6 +40,7 @@ def warm_start(
     config, decoder = engine.config, engine.decoder
     section, prompts = config.warm_start, engine.task.train
     learner = Learner("policy", decoder, adamw(decoder, config.optimizer, section.learning_rate), section.learning_rate)
+    before, steps = weights_digest(dict(decoder.named_parameters())), list[WarmStep]()
     for step in range(section.num_steps):
         chosen = epoch_items(step * section.batch_size, section.batch_size, len(prompts), config.seed, "warm_start")
         batch = answers([prompts[index] for index in chosen], engine.tokenizer).to(config.model.device)
@@ -50,10 +54,13 @@ def warm_start(
         with num_threads(config.perturbation.training_threads):
             found = gradient(decoder, minibatch.workers, loss_of)
             rate = linear_lr(step, peak=learner.peak_rate, num_steps=section.num_steps, final_ratio=0.1)
-            step_optimizer(learner, found.flat, learning_rate=rate, max_norm=1.0, recorder=NullRecorder())
-        told(sum(float(part.loss) for part in found.parts))
+            digest = tensor_digest(found.flat)
+            norm = step_optimizer(learner, found.flat, learning_rate=rate, max_norm=1.0, recorder=NullRecorder())
+        steps.append(WarmStep(math.fsum(float(part.loss) for part in found.parts), digest, norm))
+        told(steps[-1].loss)
         if (step + 1) % section.check_every == 0 and is_enough():
-            return
+            break
+    return WarmStart(before, tuple(steps))
 
 
 def answers(prompts: list[Prompt], tokenizer: Tokenizer) -> TensorDict:

@@ -66,8 +66,9 @@ class Host:
             except subprocess.TimeoutExpired:
                 exit_code = None
                 self.end_all()
-                program.kill()
-                program.wait()
+                # nsenter ends with its child. Killed before it has reaped it, it leaves a zombie to whoever adopts
+                # orphans here, and the host's PID namespace could not end before that one is reaped.
+                program.wait(SETTING_UP_S)
             output.seek(0)
             text = output.read().decode("utf-8", errors="replace")
             return Done(exit_code, text, time.monotonic() - begun_s)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 from harness.inject.op_log import OpLog
 from harness.inject.op_mode import OpMode
@@ -20,10 +20,11 @@ def record(program: Callable[[OpMode], object]) -> OpRecord:
 
 def record_until_the_end(program: Callable[[OpMode], object], said: list[str] | None = None) -> OpRecord:
     """The same, also of a record that ended early; what was said about it is added to `said`."""
-    directory = Path(mkdtemp(prefix="rlh-ops-"))
-    with OpMode(OpLog(directory, rank=0, step=0, say=(said if said is not None else []).append), str(ROOT)) as mode:
-        program(mode)
-    found = read_ops(directory, 0, 0)
+    say = (said if said is not None else []).append
+    with TemporaryDirectory(prefix="rlh-ops-") as directory:
+        with OpMode(OpLog(Path(directory), rank=0, step=0, say=say), str(ROOT)) as mode:
+            program(mode)
+        found = read_ops(Path(directory), 0, 0)
     assert found is not None
     return found
 

@@ -43,13 +43,18 @@ def program(recorder: Recorder, weights: Mapping[int, torch.Tensor], losses: Map
     return 3
 
 
-def stop_of(tmp_path: Path, *conditions: str, against: str = "", **values: Mapping[int, object]) -> Stop | None:
+def stop_of(
+    tmp_path: Path,
+    *conditions: str,
+    against: str = "",
+    weights: Mapping[int, torch.Tensor] | None = None,
+    losses: Mapping[int, float] | None = None,
+) -> Stop | None:
     """Where the program ended, if it did not go to its end."""
     watcher = Breakpoints(conditions, str(tmp_path / "stop.json"), against)
     recorder = Recorder(ToTrace(tmp_path / "trace"), watchers=[watcher])
-    weights, losses = values.get("weights", {}), values.get("losses", {})
     try:
-        program(recorder, weights, losses)  # type: ignore[arg-type]
+        program(recorder, weights or {}, losses or {})
     except RunEnded:
         assert (tmp_path / "stop.json").exists()
     else:
@@ -67,6 +72,13 @@ def with_element(value: float) -> torch.Tensor:
 def test_a_value_that_is_not_finite_ends_the_run_at_its_element(tmp_path: Path, word: str, value: float) -> None:
     found = stop_of(tmp_path, word, weights={1: with_element(value)})
     assert found == Stop(word, 1, 0, "backward", "weight", 0, (1, 2), str(value))
+
+
+def test_dtypes_that_have_no_inf_are_no_reason_to_end(tmp_path: Path) -> None:
+    eights = torch.tensor([1.0, NAN]).to(torch.float8_e4m3fn)
+    assert stop_of(tmp_path / "a", "inf", weights={1: eights}) is None
+    found = stop_of(tmp_path / "b", "inf", "nan", weights={1: eights})
+    assert found == Stop("nan", 1, 0, "backward", "weight", 0, (1,), "nan")
 
 
 def test_it_is_looked_only_for_what_was_asked_for(tmp_path: Path) -> None:

@@ -175,6 +175,47 @@ def test_a_disk_that_is_full_is_reported_and_nothing_closes_its_log(tmp_path: Pa
     assert "its log was closed" not in done.errors
 
 
+DYING = """
+import torch
+weight = torch.nn.Parameter(torch.ones(4))
+optimizer = torch.optim.SGD([weight])
+for step in range(2):
+    (weight * torch.rand(4)).sum().backward()
+    optimizer.step()
+"""
+DYING_INSIDE = """
+from harness.inject import open_recorder
+recorder = open_recorder()
+for step in (6, 7):
+    recorder.begin_step(step)
+    recorder.record("loss", "loss", 0.5)
+    if step == 6:
+        recorder.end_step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "step"),
+    [
+        (DYING, None),
+        (DYING + "weight.sum().backward()\n", 2),
+        (DYING_INSIDE, 7),
+        (DYING_INSIDE + "recorder.end_step()\n", None),
+    ],
+)
+def test_the_step_in_which_a_program_died_is_reported_and_none_behind_its_last(
+    tmp_path: Path, program: str, step: int | None
+) -> None:
+    trace = [sys.executable, "-m", "harness", "trace", "--out", f"{tmp_path}/t", "--"]
+    done = run(*trace, sys.executable, "-c", f"{program}raise RuntimeError('it cannot be saved')")
+    assert done.exit_code == 1, done.errors
+    (path,) = (tmp_path / "t" / PROCESSES).glob("*.json")
+    assert Report.parse(path.read_text()).unfinished_step == step
+    looks = [line for line in done.errors.splitlines() if "look closer" in line]
+    assert len(looks) == (step is not None)
+    assert all(f"look closer: rlharness replay --step {step} --op -- " in line for line in looks)
+
+
 @pytest.mark.parametrize(("mode", "cluster"), [(1, "Ray"), (0, ""), (None, "")])
 def test_workers_of_ray_say_so(
     tmp_path: Path, log: ProcessLog, monkeypatch: pytest.MonkeyPatch, mode: int | None, cluster: str

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from harness.errors import TraceError
 from harness.inject.recorder import look
 from harness.inject.unchanged import MIN_BYTES, Unchanged
 from harness.trace.chain import Scope
@@ -39,6 +40,14 @@ def test_writes_are_seen(write: object) -> None:
     write(tensor)  # type: ignore[operator]
     (seen,) = unchanged.look([("w", tensor)])
     assert seen.digested == look([("w", tensor)])[0].digested
+
+
+def test_a_value_whose_memory_was_given_back_is_refused_not_read() -> None:
+    unchanged, tensor = Unchanged(), value()
+    unchanged.look([("w", tensor)])
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(TraceError, match="without memory"):
+        unchanged.look([("w", tensor)])
 
 
 def test_another_tensor_of_that_name_is_another_value() -> None:

@@ -1,7 +1,7 @@
-"""Makes the README's examples of standing inside a step and of transplants, and a picture, from two real GRPO runs.
+"""Makes the manual's examples of standing inside a step and of transplants, and a picture, from two real GRPO runs.
 
 python tests/lab/inside_example.py            prints the examples; takes some minutes
-python tests/lab/inside_example.py --write    puts them into README.md, and the picture into .github/screenshots
+python tests/lab/inside_example.py --write    puts them into the pages, and the picture into .github/screenshots
 """
 
 import io
@@ -17,7 +17,8 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.lab.readme_example import SVG_TEMPLATE  # noqa: E402
+from tests.lab.replay_example import SVG_TEMPLATE  # noqa: E402
+from tests.manual import page_with  # noqa: E402
 from tests.runner.whole_run import HARNESS, environment  # noqa: E402
 
 RUNS = (
@@ -41,7 +42,7 @@ TYPED = (
 )
 TRANSPLANT = "rlharness transplant first second"
 INSIDE, CAUSE = "inside", "cause"
-"""The names of the two places in the README."""
+"""The names of the two places in the manual."""
 WIDTH = 120
 
 
@@ -83,10 +84,10 @@ def _typed(command: str, demo: Path, text: str = "") -> str:
 
 
 def write(shown: dict[str, str]) -> None:
-    """Replace the README's examples and the picture by new ones."""
-    path = ROOT / "README.md"
+    """Replace the manual's examples and the picture by new ones."""
     for name, text in shown.items():
         begin, end = marks(name)
+        path = page_with(begin)
         head, rest = path.read_text("utf-8").split(begin)
         _, tail = rest.split(end)
         path.write_text(f"{head}{begin}```console\n{text}```\n{end}{tail}", encoding="utf-8")

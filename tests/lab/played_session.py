@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.lab.entry_call import Refusal
 from harness.lab.envelope import Envelope
 from harness.lab.recording import Problem, Recording
-from harness.lab.supervised import Run
+from harness.lab.supervised import OUTPUT, Run
 from harness.trace.tensor_file import Kept
 from tests.trace.traces import trace_of_values, value
 
@@ -41,9 +41,11 @@ class PlayedSession:
     seconds: Mapping[str, float] = field(default_factory=dict)
     records_more: str = ""
     """A side whose steps have a value of their own."""
+    broken: str = HEAD
+    """The side whose runs do not come to their end, for this reason, with these words as their last."""
     problem: str = ""
-    """What is wrong with runs of the head."""
     refusal: Refusal | None = None
+    printed: str = ""
     interrupted_by: str = ""
     interrupted_at: int = 10**9
     asked: list[tuple[str, int | None]] = field(default_factory=list)
@@ -66,9 +68,10 @@ class PlayedSession:
         trace_of_values(directory, values, keeps=bool(envelope.keep))
         lines = [json.dumps({"step": step, "seconds/a": self.seconds.get(side, 1.0)}) for step in range(num_steps)]
         (directory / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
-        problems = (Problem(self.problem),) if self.problem and side == HEAD else ()
-        if self.refusal is not None and side == HEAD:
+        problems = (Problem(self.problem),) if self.problem and side == self.broken else ()
+        if self.refusal is not None and side == self.broken:
             self.refusal.write(directory)
+        (directory / OUTPUT).write_text(self.printed, encoding="utf-8")
         return Run(number, False, Recording(directory, 0, num_steps, (0,), 1, problems), 3.0)
 
 

@@ -1,4 +1,4 @@
-"""The README's examples of standing inside a step and of transplants are such as the commands print."""
+"""The manual's examples of standing inside a step and of transplants are such as the commands print."""
 
 import re
 from pathlib import Path
@@ -6,14 +6,13 @@ from pathlib import Path
 from harness.lab.interactive.words import COMMANDS, parse_line
 from harness.lab.transplant.grafts import parse_take
 from tests.lab.inside_example import CAUSE, INSIDE, STAND, TRANSPLANT, TYPED, marks, picture
+from tests.manual import between, section
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text("utf-8")
 
 
 def shown(name: str) -> str:
-    begin, end = marks(name)
-    return README.partition(begin)[2].partition(end)[0]
+    return between(*marks(name))
 
 
 def test_the_examples_are_of_these_commands() -> None:
@@ -27,15 +26,13 @@ def test_the_examples_are_of_these_commands() -> None:
 
 
 def test_every_command_of_the_prompt_is_documented() -> None:
-    section = README.partition("## Standing inside a step\n")[2].partition("\n## ")[0]
-    told = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", section, re.MULTILINE))
+    told = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", section("Standing inside a step"), re.MULTILINE))
     wanted = {f"{name} {usage}".strip(): does for name, (usage, does) in COMMANDS.items()}
     assert {name.replace("\\|", "|"): does.replace("`", "") for name, does in told.items()} == wanted
 
 
 def test_everything_that_is_told_to_be_taken_can_be() -> None:
-    section = README.partition("## What caused it\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (`.+?) \| .+ \|$", section, re.MULTILINE)
+    rows = re.findall(r"^\| (`.+?) \| .+ \|$", section("What caused it"), re.MULTILINE)
     words = [word for row in rows for word in re.findall(r"`([^`]+)`", row) if word != "--take"]
     assert {"advantages", "weights", "rewards+advantages"} <= set(words)
     for word in words:
@@ -43,6 +40,6 @@ def test_everything_that_is_told_to_be_taken_can_be() -> None:
 
 
 def test_the_picture_is_one() -> None:
-    assert "(.github/screenshots/interactive.svg)" in README
+    assert "(../../.github/screenshots/interactive.svg)" in section("Standing inside a step")
     assert (ROOT / ".github" / "screenshots" / "interactive.svg").read_text("utf-8").startswith("<svg")
     assert "next" in picture("(step 9, beginning) next")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.exit_codes import ExitCode
+from harness.inject.op_log import OpLog
 from harness.lab.judgement import Replay, judge
 from harness.trace.ops import OpDifference
 from harness.trace.reader import read_trace
@@ -74,6 +75,15 @@ def test_operations_are_trusted_where_their_step_came_out_as_without_them(
     assert operations.first.what is OpDifference.OUTPUT
     assert len(comparison.notes) == bool(doubt)
     assert all(doubt in note for note in comparison.notes)
+
+
+def test_operations_of_a_step_that_no_trace_has_are_not_said_to_be_other_ones(tmp_path: Path) -> None:
+    runs = [run_of(tmp_path, number, op=op) for number in (1, 2) for op in ("", "b")]
+    for run in runs[1::2]:
+        log = OpLog(run.recording.directory, rank=0, step=3, say=print)
+        log.close()
+    (comparison,) = judge(plan_of(tmp_path, op_step=3), runs).comparisons
+    assert comparison.notes == ("rank 0: not valid: there is no step 3 in run 1, run 2",)
 
 
 def test_operations_that_were_not_recorded_are_told(tmp_path: Path) -> None:

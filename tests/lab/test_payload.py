@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import UsageError
-from harness.lab.payload import flattened, keys_with_dots, overridden, parts
+from harness.lab.payload import flattened, keys_with_dots, meant, overridden, parts
 
 SEEDED = settings(derandomize=True, max_examples=100, deadline=None)
 names = st.sampled_from("abcd")
@@ -79,3 +79,21 @@ def test_the_order_of_keys_is_no_matter() -> None:
 def test_keys_that_would_be_two_places_are_found() -> None:
     assert list(keys_with_dots({"a": {"b.c": {"d": 1}}, "": 2})) == ["a.b.c", ""]
     assert list(keys_with_dots({"a": {"b": [{"x.y": 1}]}})) == [], "below a list there is no dotted key"
+
+
+@pytest.mark.parametrize(
+    ("dotted", "near"),
+    [
+        ("perturbation.wrokers", "perturbation.workers"),
+        ("num_stepps", "num_steps"),
+        ("perturbatoin.workers", "perturbation.workers"),
+        ("perturbation.workers", ""),
+        ("perturbation", ""),
+        ("perturbation.num_steps", ""),
+        ("workers", ""),
+        ("num_steps.deeper", ""),
+        ("new.key", ""),
+    ],
+)
+def test_a_key_that_is_not_there_is_taken_for_a_close_one_of_its_section(dotted: str, near: str) -> None:
+    assert meant({"num_steps": 3, "perturbation": {"workers": 1}}, dotted) == near

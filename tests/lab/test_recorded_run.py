@@ -72,7 +72,7 @@ def test_other_directories_are_refused(tmp_path: Path) -> None:
         read_recorded_run(tmp_path / "foreign")
     run = recorded(tmp_path / "cut")
     (run.directory / "call.json").write_text('{"entry": ', "utf-8")
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="does not say which entry was called"):
         read_recorded_run(run.directory)
 
 
@@ -94,7 +94,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
 
     (run.checkpoint(4) / "weights").write_bytes(b"w")
     assert run.start_before(5) == 2
-    assert run.passed_over(5) == (f"{run.checkpoint(4)}: weights has 1 bytes, and had 7",)
+    assert run.passed_over(5) == (f"{run.checkpoint(4)}: weights has 1 byte, and had 7",)
     (run.checkpoint(2) / "weights").unlink()
     assert (run.start_before(5), len(run.passed_over(5))) == (None, 2)
     assert run.passed_over(1) == ()

@@ -41,7 +41,7 @@ def test_as_json_with_each_verdict(traces: Path, capsys: pytest.CaptureFixture[s
     told = json.loads(out)
     assert (told["exit_code"], told["page"], err) == (0, str(traces / "x.html"), "")
     assert told["size_bytes"] == (traces / "x.html").stat().st_size
-    assert told["runs"] == [{"letter": x, "name": name} for x, name in zip("ABC", "aba", strict=True)]
+    assert told["runs"] == [{"letter": x, "name": name, "gaps": []} for x, name in zip("ABC", "aba", strict=True)]
     assert [(each["a"], each["b"], each["verdict"], each["exit_code"]) for each in told["comparisons"]] == [
         ("A", "B", "diverged", 10),
         ("A", "C", "equal", 0),
@@ -51,12 +51,33 @@ def test_as_json_with_each_verdict(traces: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.usefixtures("traces")
 def test_a_run_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "a"]) == ExitCode.OK
-    assert capsys.readouterr().out.startswith("A: a, alone")
+    assert capsys.readouterr().out.startswith("A: a, 3 steps, alone")
+
+
+@pytest.mark.usefixtures("traces")
+def test_what_is_missing_of_a_run_is_said_and_the_page_is_made_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("b", "manifest.json").write_text("{", "utf-8")
+    assert main(["report", "a", "b"]) == ExitCode.OK, "it is the page that was asked for"
+    assert capsys.readouterr().out.splitlines()[:-1] == [
+        "B: b  NOT COMPARABLE  first difference: step 1, backward layers.0.weight",
+        "  B is not whole: manifest.json is missing or cut",
+    ]
+    assert main(["report", "b", "--json"]) == ExitCode.OK
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert run["gaps"] == ["manifest.json is missing or cut"]
+
+
+@pytest.mark.usefixtures("traces")
+def test_the_directory_of_a_page_is_made(capsys: pytest.CaptureFixture[str]) -> None:
+    """As that of every other --out is."""
+    assert main(["report", "a", "--out", "none/../new/of/x.html"]) == ExitCode.OK
+    assert capsys.readouterr().out.splitlines()[-1].startswith("new/of/x.html: ")
+    assert Path("new/of/x.html").is_file()
 
 
 @pytest.mark.usefixtures("traces")
 def test_a_replay_stands_for_its_runs_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "replay", "a", "--json"]) == ExitCode.OK
+    assert main(["report", "replay/run-1/../../replay", "a", "--json"]) == ExitCode.OK
     names = [run["name"] for run in json.loads(capsys.readouterr().out)["runs"]]
     assert names == ["replay/run-1", "replay/run-2", "replay/run-10", "a"]
 
@@ -68,8 +89,9 @@ def test_a_replay_stands_for_its_runs_in_their_order(capsys: pytest.CaptureFixtu
         (["a", "notes.txt"], "is a file"),
         (["a", "--out", "notes.txt"], "exists, and is no report"),
         (["a", "--out", "b"], "is a directory"),
-        (["a", "--out", "none/x.html"], "there is no directory"),
-        ([], "Missing argument 'TRACE|RUN...'"),
+        (["a", "--out", "notes.txt/x.html"], "the report cannot be written to notes.txt/x.html: "),
+        (["nowhere", "--out", "none/x.html"], "no trace in"),
+        ([], "TRACE|RUN... is missing"),
     ],
 )
 def test_refusals_leave_everything_as_it_is(
@@ -128,3 +150,9 @@ def test_a_full_disk_leaves_nothing_and_is_said(
     assert main(["report", "a"]) == ExitCode.USAGE_ERROR
     assert "the report cannot be written" in capsys.readouterr().err
     assert not [path for path in traces.iterdir() if "report" in path.name]
+
+
+def test_what_of_a_run_is_damaged_is_said(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (traces / "b" / "curve.jsonl").write_text("garbage\n")
+    assert main(["report", "a", "b"]) == ExitCode.OK
+    assert "  note: B: curve.jsonl is damaged: it was read up to line 1\n" in capsys.readouterr().out

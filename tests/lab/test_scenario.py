@@ -104,6 +104,10 @@ def test_the_nearest_names_are_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
         find_scenario("zzzzz", tmp_path)
     assert "grpo_reverse_text" in refused.value.legal
+    for name in ("zzzzz", "runs/zzzzz"):
+        with pytest.raises(UsageError) as refused:
+            find_scenario(name, tmp_path)
+        assert "of replay, also the directory of a recorded run" in refused.value.legal
 
 
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_without_its_cards_or_beside_another_harness_nothing_is_run(
     path = write_tiny(tmp_path)
     path.write_text(TINY.replace("free:", "gpus: 64\nfree:"), encoding="utf-8")
     invocation = Invocation(tmp_path, {**os.environ, "CUDA_VISIBLE_DEVICES": ""})
-    with pytest.raises(UsageError, match="needs 64 GPUs, and here are 0 free"):
+    with pytest.raises(UsageError, match="needs 64 GPUs, and 0 are free here"):
         asked_scenario(invocation, arguments(), "smoke")
     write_tiny(tmp_path)
     monkeypatch.setattr("harness.lab.scenario_envelope.find_spec", lambda name: None)
@@ -149,3 +149,24 @@ def test_what_was_prepared_can_be_taken_back(tmp_path: Path) -> None:
     (tmp_path / "t" / "metrics.jsonl").touch()
     abandon(prepared)
     assert [path.name for path in (tmp_path / "t").iterdir()] == ["metrics.jsonl"], "what an entry has written stays"
+
+
+def test_keys_that_are_perhaps_misspelt_are_told_once_and_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chaos = "chaos: {factors: {perturbation.num_prats: [1, 2]}}\n"
+    path = write_tiny(tmp_path)
+    path.write_text(chaos + TINY.replace("full: {}", "full: {num_stesp: 9}"))
+    typed = arguments(overrides=("num_stepps=2", "new=1"), vary=("perturbation.nun_parts=1,3",))
+    asked = asked_scenario(Invocation(tmp_path, os.environ), typed, "smoke")
+    assert capsys.readouterr().err.splitlines() == [
+        "rlharness: note: sizes.full: num_stesp: config has no such key; did you mean num_steps?",
+        "rlharness: note: chaos.factors: perturbation.num_prats: config has no such key;"
+        " did you mean perturbation.num_parts?",
+        "rlharness: note: --set num_stepps: config has no such key; did you mean num_steps?",
+        "rlharness: note: --vary perturbation.nun_parts: config has no such key; did you mean perturbation.num_parts?",
+    ]
+    call = scenario_envelope(asked, typed, 1).call
+    assert call is not None
+    assert (call.config["num_stepps"], call.config["num_steps"], call.config["perturbation"]["nun_parts"]) == (2, 3, 3)
+    assert capsys.readouterr().err == ""

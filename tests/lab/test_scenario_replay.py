@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ import pytest
 
 from harness.errors import UsageError
 from harness.exit_codes import ExitCode
+from harness.lab.next_command import program_command
 from harness.lab.replay_plan import ReplayPlan, make_plan
-from harness.reporters.replay import closer_command
 from harness.runner.options import Invocation
 from tests.lab.lab_run import Done, type_command
 from tests.lab.scenario_texts import write_tiny
@@ -85,7 +86,7 @@ def test_each_run_has_its_own_value_and_there_are_as_many_runs_as_values(tmp_pat
 
 def test_the_command_that_looks_closer_names_the_scenario(tmp_path: Path) -> None:
     found = plan(tmp_path, vary=("perturbation.num_parts=1,2",), overrides=("seed=3",), level="rerun", step=1, op=True)
-    assert closer_command(found, 2) == (
+    assert program_command(replace(found.envelope, typed=found.typed), 2) == (
         "rlharness replay tiny --size smoke --set seed=3 --vary perturbation.num_parts=1,2 --level rerun --step 2 --op"
     )
 

@@ -5,10 +5,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from harness.clock import SystemClock
-from harness.lab.entry_call import EntryCall
+from harness.errors import UsageError
+from harness.lab.entry_call import EntryCall, Refusal
+from harness.lab.recording import Recording
 from harness.lab.scenario_envelope import CHILD, envelope_of_call
-from harness.lab.session import open_session
+from harness.lab.session import open_session, refuse
 from harness.lab.supervised import Place, Run
 from harness.reporters.replay_progress import make_display
 from harness.trace.diff import diff
@@ -40,3 +44,21 @@ def test_a_run_is_ended_in_order_after_its_last_step(tmp_path: Path) -> None:
     a, b = (read_trace(run.recording.directory) for run in (whole, cut))
     assert diff(excerpt(a, 0, 1), b).kind is Kind.EQUAL
     assert diff(a, b).kind is Kind.DIVERGED
+
+
+@pytest.mark.parametrize("has_earlier_run", [False, True])
+def test_of_a_run_that_was_refused_nothing_is_left_but_earlier_ones(tmp_path: Path, *, has_earlier_run: bool) -> None:
+    directory = tmp_path / "replay"
+    (directory / "run-2").mkdir(parents=True)
+    (directory / "stdin").touch()
+    run = Run(2, False, Recording(directory / "run-2", 4, 0, (), 0), 1.0)
+    refuse(run, directory)
+    assert (directory / "run-2").exists(), "nobody has refused it"
+
+    if has_earlier_run:
+        (directory / "run-1").mkdir()
+    Refusal("the seed is 'x'", "a number", "say so").write(directory / "run-2")
+    with pytest.raises(UsageError, match=r"the seed is 'x'\n  legal:  a number\n  remedy: say so"):
+        refuse(run, directory)
+    assert [path.name for path in tmp_path.rglob("run-*")] == ["run-1"] * has_earlier_run
+    assert directory.exists() is has_earlier_run

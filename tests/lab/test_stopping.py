@@ -54,7 +54,7 @@ def test_a_run_ends_at_its_nan_and_leaves_a_bundle_of_it(project: Path) -> None:
     again = replay(project, "--bundle", found["bundle"], "--op", "--out", "again")
     assert again.code == ExitCode.OK, again.stdout + again.stderr
     assert "the same as far as it was recorded, which is not to its end: 2 leaves, every bit" in again.stdout
-    assert "run again from the checkpoint of step 2; the 1 step before it too" in again.stdout
+    assert "run again from the checkpoint of step 2; the step before it too\n" in again.stdout
     assert "first NaN: made by forward aten.sub.Tensor" in again.stdout
     assert "this checkout's own was called: tests.lab.fragile_entry:run" in again.stdout
 
@@ -73,6 +73,10 @@ def test_a_run_ends_where_the_curve_says_so_and_where_it_leaves_another_one(proj
     assert never.stdout.startswith("NOT MET  divergence, nan: not in 5 steps\n"), never.stdout + never.stderr
     assert never.code == ExitCode.OK
 
+    misspelt = replay(project, "fragile", "--until", "lose<3", "--out", "misspelt")
+    assert (misspelt.code, "remedy: did you mean 'loss'?" in misspelt.stderr) == (ExitCode.USAGE_ERROR, True)
+    assert not (project / "misspelt").exists(), "a run that was ended by a slip of the hand is not in the way"
+
     unknown = replay(project, "whole", "--until", "lose<3", "--out", "unknown")
     assert unknown.code == ExitCode.USAGE_ERROR
     assert "the curve has no value 'lose'\n  legal:  grad_norm, loss\n" in unknown.stderr
@@ -85,7 +89,20 @@ def test_a_command_ends_in_order_where_a_condition_holds(project: Path) -> None:
     assert done.code == ExitCode.OK, done.stdout + done.stderr
     assert done.stdout.startswith("STOPPED  loss<0.5 after step 1: loss is 0.0\n")
     assert "note: a bundle holds a step of a scenario" in done.stdout
+    assert f"  look closer: rlharness replay --step 1 --op -- {sys.executable} train.py\n" in done.stdout
     assert (project / "stopped" / "run-1" / "output.log").read_text("utf-8") == "seen 0\n"
+
+
+def test_a_command_that_is_traced_does_too(project: Path) -> None:
+    (project / "train.py").write_text(FOREIGN, "utf-8")
+    words = ("--out", "t", "--until", "loss<0.5", "--", sys.executable, "train.py")
+    done = type_command(project, "trace", *words)
+    assert (done.code, done.stdout) == (ExitCode.OK, "seen 0\n"), done.stderr
+    assert read_trace(project / "t").steps == (0, 1)
+    assert done.stderr.splitlines()[-2:] == [
+        "rlharness: STOPPED  loss<0.5 after step 1: loss is 0.0",
+        f"rlharness:   look closer: rlharness replay --step 1 --op -- {sys.executable} train.py",
+    ]
 
 
 def test_a_signal_ends_the_run_in_order_and_is_no_answer(tmp_path: Path) -> None:

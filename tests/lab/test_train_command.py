@@ -1,6 +1,7 @@
 """`rlharness train` and `scenarios` as they are typed: what is recorded, what is refused, how an entry may end."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,9 @@ from harness.inject.process import write_report
 from harness.lab.entry_call import EntryCall
 from harness.lab.envelope import Envelope, prepare
 from harness.lab.recording import finish
-from harness.lab.train import exit_code
 from harness.trace import read_trace, verify
 from harness.trace.ops import read_ops, recorded_steps
+from tests.lab.fragile_entry import write_fragile
 from tests.lab.lab_run import Done, type_command
 from tests.lab.scenario_texts import write_tiny
 
@@ -42,7 +43,8 @@ def test_a_run_is_recorded(trained: tuple[Path, Done]) -> None:
     entry = "tests.lab.tiny_entry:run"
     assert told["scenario"] == {"name": "tiny", "entry": entry, "size": "full", "level": "invariant"}
     assert '{"loss": 1.5}' in done.stderr, "what the entry prints makes way for JSON"
-    assert f"rlharness diff {directory}/t OTHER" in done.stderr
+    assert "  compare it with another:  rlharness diff t OTHER\n" in done.stderr
+    assert (told["stop"], told["next"]) == (None, None)
     trace = read_trace(directory / "t")
     assert (trace.gaps, list(trace.steps), list(verify(trace))) == ((), [0, 1, 2, 3, 4], [])
     assert trace.manifest is not None
@@ -99,13 +101,53 @@ def test_a_run_that_fails_keeps_what_it_recorded(tmp_path: Path) -> None:
     assert done.code == 1, done.stderr
     assert "error: step 2 is not finite\n  legal:  finite numbers\n  remedy: lower the learning rate\n" in done.stderr
     assert "Traceback" not in done.stderr
+    assert done.stderr.endswith(
+        "rlharness:   stand in the step that it died in: rlharness replay t --step 2 --interactive\n"
+    )
     told = json.loads((tmp_path / "t" / "recording.json").read_text("utf-8"))
     assert (told["is_whole"], told["num_steps"], told["exit_code"]) == (False, 2, 1)
 
 
-def test_exit_codes_are_those_of_the_process_but_for_an_interruption() -> None:
-    assert [exit_code(code, is_whole=True) for code in (0, 1, 130, 137)] == [0, 1, ExitCode.INTERRUPTED, 137]
-    assert [exit_code(code, is_whole=False) for code in (0, 1)] == [ExitCode.INCOMPLETE_RECORDING, 1]
+def test_a_run_ends_where_a_condition_holds_and_says_what_to_type_next(tmp_path: Path) -> None:
+    write_fragile(tmp_path)
+    words = (
+        "fragile",
+        "--out",
+        "there/t",
+        "--set",
+        "nan_at=3",
+        "--set",
+        "notices=false",
+        "--break-on",
+        "nan",
+        "--json",
+    )
+    done = type_command(tmp_path, "train", *words)
+    assert done.code == ExitCode.OK, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["stop"]["step"], told["stop"]["phase"], told["recording"]["num_steps"]) == (3, "backward", 3)
+    assert done.stderr.splitlines()[-2:] == [
+        "rlharness: STOPPED  nan at step 3, backward weights, element [0]: nan",
+        "rlharness:   look closer: rlharness replay there/t --step 3 --op",
+    ]
+    next_words = shlex.split(told["next"])[1:]
+    looked = type_command(tmp_path, *next_words, "--out", "again")
+    assert "first NaN: made by forward aten.sub.Tensor" in looked.stdout, looked.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--break-on", "divergence"), "there is nothing that the run could differ from"),
+        (("--until", "lose<3"), "the curve has no value 'lose'\n  legal:  loss"),
+    ],
+)
+def test_a_condition_that_cannot_hold_is_refused_and_leaves_nothing(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    done = train(tmp_path, *words)
+    assert (done.code, said in done.stderr) == (ExitCode.USAGE_ERROR, True), done.stderr
+    assert not (tmp_path / "t").exists()
 
 
 def test_an_entry_that_records_nothing_is_told_so(tmp_path: Path) -> None:

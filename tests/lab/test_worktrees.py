@@ -93,6 +93,14 @@ def test_each_side_imports_its_own_and_this_recorder(project: Project, tmp_path:
         assert import_origin(base, "nothing_of_this_name") == ""
 
 
+def test_what_lies_in_gits_own_directory_is_the_same_for_all(project: Project) -> None:
+    tools = project.directory / ".git" / "tools"
+    tools.mkdir()
+    found = checkout(project, PYTHONPATH=str(tools))
+    with open_worktrees(found) as worktrees, worktrees.at(found.commit("HEAD")) as side:
+        assert str(tools) in side.environ["PYTHONPATH"].split(os.pathsep)
+
+
 def test_a_directory_below_the_root_stays_one(project: Project) -> None:
     found = checkout(project, project.directory / "scenarios")
     with open_worktrees(found) as worktrees, worktrees.at(found.commit("HEAD")) as side:

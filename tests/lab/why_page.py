@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.lab.readme_example import without_digits  # noqa: E402
+from tests.lab.replay_example import without_digits  # noqa: E402
 from tests.runner.whole_run import HARNESS, environment  # noqa: E402
 
 PAGE = ROOT / "harness" / "lab" / "WHY.md"

@@ -1,7 +1,6 @@
 """What a level sets before a program starts: which of a user's values stay, which are refused, and how."""
 
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +11,8 @@ from harness.machine.doctor.bit_variables import LOWERED, MOVE_BITS, WORKSPACES
 from harness.machine.levels import INVARIANT, OFF, RERUN, SETTINGS, level_variables
 from harness.trace.fingerprint import perturbation
 from harness.trace.manifest import LEVELS
+from tests.manual import section
 
-README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 SEEDED = settings(derandomize=True)
 LEGAL = {
     "PYTHONHASHSEED": ("0", "42"),
@@ -115,8 +114,8 @@ def test_every_variable_of_a_level_is_part_of_the_fingerprint() -> None:
     assert all(setting.allows(setting.value) and setting.reason for setting in SETTINGS)
 
 
-def test_the_readme_has_the_table() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| (.+) \|$", README, re.MULTILINE)
+def test_the_manual_has_the_table() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| (.+) \|$", section("Levels"), re.MULTILINE)
     assert rows == [(setting.name, setting.value, setting.reason) for setting in SETTINGS]
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from harness.inject.orders import ORDERS_VARIABLE
 from harness.machine import recorded_env
+from tests.manual import text
 
-README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 TRACE, BOOT = ("TRACE", Path("/out/orders.json")), Path("/boot")
 words = st.text("abcPY_=/:", min_size=1, max_size=6)
 
@@ -35,8 +35,8 @@ def test_everything_else_is_as_it_was(parent: dict[str, str], level: dict[str, s
     assert level.items() <= env.items()
 
 
-def test_the_readme_has_the_table() -> None:
-    (table,) = re.findall(r"^\| variable \| in a recorded program \|\n(?:\|.*\n)+", README, re.MULTILINE)
+def test_the_manual_has_the_table() -> None:
+    (table,) = re.findall(r"^\| variable \| in a recorded program \|\n(?:\|.*\n)+", text(), re.MULTILINE)
     told, documented = (re.findall(r"`([A-Z_]+)`", text) for text in (table, recorded_env.__doc__ or ""))
     env = recorded_env.recorded_env({}, orders=(ORDERS_VARIABLE, Path("/o")), boot=BOOT, level={}, marker="m")
     assert set(told) == set(documented) == env.keys()

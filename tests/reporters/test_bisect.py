@@ -11,7 +11,7 @@ from harness.lab.bisect.criterion import Criterion
 from harness.lab.bisect.result import Bisection, Probe
 from harness.lab.bisect.search import Outcome
 from harness.lab.worktrees import Commit
-from harness.reporters.bisect import bisection_json, bisection_text
+from harness.reporters.bisect import MAX_CANDIDATES, bisection_json, bisection_text
 from harness.trace.diff import diff
 from tests.trace.traces import flip_bit, steps_of, trace
 
@@ -66,6 +66,14 @@ def test_several_candidates_are_told_with_the_reason(found: Bisection) -> None:
     assert "The other half\\x1b[31m parts from bbbbbbb A comment at step 1" in text
     assert "Ada" not in text
     assert several.exit_code is ExitCode.INCOMPLETE_RECORDING
+
+
+def test_of_very_many_candidates_some_are_told(found: Bisection) -> None:
+    many = replace(found, candidates=(*[BROKEN] * (MAX_CANDIDATES + 4), FOUND))
+    lines = bisection_text(many, colour=False).splitlines()
+    assert lines[MAX_CANDIDATES].startswith("  ccccccc ")
+    assert lines[MAX_CANDIDATES + 1] == "  and 5 more"
+    assert len(bisection_json(many)["candidates"]) == MAX_CANDIDATES + 5
 
 
 def test_versions_are_told_by_name_and_number(found: Bisection) -> None:

@@ -22,10 +22,12 @@ from harness.lab.supervised import OUTPUT
 from harness.reporters.chaos import chaos_json, chaos_text, command, effect, sentence
 from harness.reporters.chaos_progress import ChaosLines
 from harness.trace.diff import diff
+from tests.manual import between
 from tests.trace.traces import flip_bit, steps_of, trace
 
 ENTRY = Envelope(("python",), call=EntryCall("a:b", {}))
 FOREIGN = Envelope(("python", "train.py", "--token", "hf_abcdefghijklmnopqrstuvwxyz0123456789"))
+FACTORS = (Factor("perturbation.n", Span(1, 9)), Factor("threads", Span(1, 2)))
 
 
 @pytest.fixture
@@ -37,8 +39,7 @@ def moved(tmp_path: Path) -> Outcome:
 
 def chaos(finding: Finding | None, envelope: Envelope = ENTRY, **others: Any) -> Chaos:
     typed = ("tiny", "--size", "smoke") if envelope.call else ("--level", "rerun")
-    factors = (Factor("perturbation.n", Span(1, 9)), Factor("threads", Span(1, 2)))
-    plan = ChaosPlan(Subject(lambda values: envelope, factors, typed), factors, Path("out"), seed=4)
+    plan = ChaosPlan(Subject(lambda values: envelope, FACTORS, typed), FACTORS, Path("out"), seed=4)
     return Chaos(plan, finding, **{"num_probes": 7, "num_runs": 12, **others})
 
 
@@ -49,10 +50,13 @@ def found(outcome: Outcome, perturbation: dict[str, Any], **others: Any) -> Find
 
 def test_one_cause_is_told_with_what_it_moves(moved: Outcome) -> None:
     finding = found(moved, {"perturbation.n": 3}, num_steps=3)
-    assert sentence(finding) == "perturbation.n=3 alone moves the gradient of layers.1.weight at step 2, in 3 of 3 runs"
+    assert (
+        sentence(chaos(finding))
+        == "perturbation.n=3 alone moves the gradient of layers.1.weight at step 2, in 3 of 3 runs"
+    )
     text = chaos_text(chaos(finding), colour=False)
     first, *rest = text.splitlines()
-    assert first == f"DIVERGED  {sentence(finding)}"
+    assert first == f"DIVERGED  {sentence(chaos(finding))}"
     assert "  with nothing changed: 0 of 4 runs differ" in rest
     assert "  first seen with perturbation 7 of seed 4: perturbation.n=3, load=2" in rest
     assert f"  look closer: rlharness diff out/run-1 {moved.directory}" in rest
@@ -63,9 +67,19 @@ def test_one_cause_is_told_with_what_it_moves(moved: Outcome) -> None:
     assert chaos_text(chaos(finding), colour=True).startswith("\x1b[1;31mDIVERGED\x1b[0m  perturbation.n=3")
 
 
+def test_a_cause_is_called_what_the_scenario_calls_it(moved: Outcome) -> None:
+    named = chaos(found(moved, {"perturbation.n": 3, "threads": 2}))
+    factors = tuple(replace(each, about=f"the {each.name[-1]}") for each in FACTORS[:1]) + FACTORS[1:]
+    plan = replace(named.plan, subject=replace(named.plan.subject, factors=factors))
+    assert sentence(replace(named, plan=plan)) == (
+        "the n (perturbation.n=3) and threads=2 together move the gradient of layers.1.weight at step 2, in 3 of 3 runs"
+    )
+    assert sentence(chaos(None)) == ""
+
+
 def test_several_causes_act_together(moved: Outcome) -> None:
     finding = found(moved, {"a.x": 3, "threads": 2, "crash": "2.end"})
-    assert sentence(finding).startswith(
+    assert sentence(chaos(finding)).startswith(
         "a.x=3, threads=2 and crash=2.end together move the gradient of layers.1.weight"
     )
 
@@ -75,7 +89,7 @@ def test_several_causes_act_together(moved: Outcome) -> None:
     [
         ("loss", "loss", "moves the loss at"),
         ("rollout", "tokens", "moves tokens of the rollout at"),
-        ("optimizer", "layers.0.weight", "moves what the optimizer makes of layers.0.weight at"),
+        ("optimizer", "layers.0.weight", "moves layers.0.weight of the optimizer at"),
         ("forward", "logprobs", "moves logprobs of the forward pass at"),
     ],
 )
@@ -91,24 +105,29 @@ def test_a_step_that_is_missing_has_moved_too(tmp_path: Path) -> None:
 
 def test_how_often_it_shows_is_how_often_it_is_run_again(moved: Outcome) -> None:
     finding = found(moved, {"perturbation.n": 3}, tally=Tally(3, 6))
-    assert sentence(finding).endswith(", in 3 of 6 runs")
+    assert sentence(chaos(finding)).endswith(", in 3 of 6 runs")
     assert command(chaos(finding)) == "rlharness chaos tiny --size smoke --only perturbation.n=3 --repeats 7"
 
 
 def test_a_run_that_differs_from_itself_is_replayed(moved: Outcome) -> None:
     finding = found(moved, {}, tally=Tally(2, 3), drawn={}, index=None)
-    assert sentence(finding) == (
+    assert sentence(chaos(finding)) == (
         "the run differs from itself with no perturbation at all: it moves the gradient of layers.1.weight at step 2,"
         " in 2 of 3 runs"
     )
-    assert command(chaos(finding)) == "PYTHONHASHSEED=0 rlharness replay tiny --size smoke --runs 4"
+    told = chaos(finding)
+    assert command(told) == "PYTHONHASHSEED=0 rlharness replay tiny --size smoke --runs 4"
+    for usual, said in ((5, "PYTHONHASHSEED=5 rlharness"), (None, "rlharness")):
+        factors = (*FACTORS, Factor("hash_seed", Span(0, 9), usual))
+        plan = replace(told.plan, subject=replace(told.plan.subject, factors=factors))
+        assert command(replace(told, plan=plan)) == f"{said} replay tiny --size smoke --runs 4"
 
 
 def test_a_run_that_broke_shows_the_end_of_what_it_said(tmp_path: Path) -> None:
     (tmp_path / OUTPUT).write_text("step 0\nerror: no such thing\n", encoding="utf-8")
     broke = Outcome(Sign.BROKE, 1, problem="exit code 1", directory=tmp_path)
     finding = found(broke, {"threads": 2})
-    assert sentence(finding).startswith("threads=2 alone ends the run before step 1 is done: exit code 1")
+    assert sentence(chaos(finding)).startswith("threads=2 alone ends the run before step 1 is done: exit code 1")
     text = chaos_text(chaos(finding), colour=False)
     assert text.startswith("BROKE  ")
     assert "  | error: no such thing" in text.splitlines()
@@ -123,6 +142,11 @@ def test_commands_of_others_are_told_without_their_secrets(moved: Outcome) -> No
 def test_that_nothing_was_found_is_told_with_what_was_changed() -> None:
     text = chaos_text(chaos(None), colour=False)
     assert text.startswith("NOTHING FOUND  7 perturbations of perturbation.n, threads move no bit\n")
+    one = chaos_text(chaos(None, num_probes=1), colour=False)
+    assert one.startswith("NOTHING FOUND  1 perturbation of perturbation.n, threads moves no bit\n")
+    plan = replace(chaos(None).plan, only={"threads": 2, "perturbation.n": 3})
+    only = chaos_text(replace(chaos(None), plan=plan), colour=False)
+    assert only.startswith("NOTHING FOUND  threads=2, perturbation.n=3 move no bit in 12 runs, the baseline's among")
     cut = chaos_text(chaos(None, is_out_of_time=True), colour=False)
     assert "  its time was up: 7 of 20 perturbations were run, in 12 runs" in cut.splitlines()
     interrupted = chaos_text(chaos(None, interrupted_by="SIGINT", is_out_of_time=True), colour=False)
@@ -205,12 +229,19 @@ def test_progress_says_which_probe_and_how_long_the_others_take(capsys: pytest.C
     assert capsys.readouterr().err == "rlharness: nothing changed: 4 steps after 31 s\n"
 
 
-def test_the_readmes_example_is_what_is_printed() -> None:
+def test_progress_of_one_perturbation_counts_its_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ChaosLines(replace(chaos(None).plan, only={"threads": 2}, num_repeats=2), FakeClock())
+    for perturbation in ({}, {"threads": 2}, {"threads": 2}):
+        lines.begins(perturbation)
+        lines.ended(Outcome(Sign.SAME), 10.0)
+    said = [line.partition(":")[2].strip().partition(":")[0] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["the baseline", "the baseline", "run 1 of 2", "run 2 of 2"]
+
+
+def test_the_example_of_the_manual_is_what_is_printed() -> None:
     """Its numbers are a machine's; its form is this reporter's."""
-    text = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
-    shown = re.search(r"<!-- example: chaos -->\n```text\n(.*?)```\n", text, re.DOTALL)
-    assert shown
-    head = shown[1].splitlines()
-    assert re.fullmatch(r"DIVERGED  (\S+)=\S+ alone moves the gradient of weight at step 0, in 3 of 3 runs", head[0])
+    head = between("<!-- example: chaos -->\n```text\n", "```").splitlines()
+    cause = r"the number of workers \(perturbation\.world_size=2\)"
+    assert re.fullmatch(rf"DIVERGED  {cause} alone moves the gradient of weight at step 0, in 3 of 3 runs", head[0])
     assert head[1] == "  with nothing changed: 0 of 4 runs differ"
     assert head[-1].startswith("  see it again: rlharness chaos ")

@@ -2,9 +2,7 @@
 
 import json
 import math
-import re
 import struct
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from harness.trace.reader import read_trace
 from harness.trace.tensor_file import Kept
 from harness.trace.values import Float
 from harness.trace.verdict import Difference, Divergence, Kind, Verdict
+from tests.manual import goldens
 from tests.trace.traces import (
     flip_bit,
     leaf,
@@ -106,7 +105,7 @@ def tokens(directory: Path) -> Verdict:
     def state(name: str, content: object) -> Kept:
         data = repr(content).encode().ljust(20)
         leaf, _ = value("rollout", name, "state", (), data)
-        return replace(leaf, scope=Scope.CONTEXT), data
+        return leaf._replace(scope=Scope.CONTEXT), data
 
     a = trace_of_values(directory / "a", [step(number, 99) for number in range(6)])
     b = trace_of_values(directory / "b", [step(number, 4) for number in range(6)])
@@ -122,11 +121,9 @@ def test_the_text_is_the_golden(tmp_path: Path, name: str) -> None:
     assert verdict_text(MADE[name](tmp_path), colour=False, width=90) + "\n" == golden
 
 
-def test_the_readme_shows_the_goldens() -> None:
-    shown = re.findall(r"<!-- golden: (diff_\w*) -->\n```text\n(.*?)```\n", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert {"diff_equal", "diff_diverged"} <= {name for name, _ in shown}
-    for name, text in shown:
-        assert text == (GOLDEN / f"{name}.txt").read_text("utf-8")
+def test_the_manual_shows_the_goldens() -> None:
+    names = ("diff_equal", "diff_diverged")
+    assert goldens(r"diff_\w*") == {name: (GOLDEN / f"{name}.txt").read_text("utf-8") for name in names}
 
 
 def test_only_the_label_is_coloured(tmp_path: Path) -> None:
@@ -239,7 +236,7 @@ def test_payloads_zeros_and_many_elements(tmp_path: Path) -> None:
 def test_a_leaf_that_one_has_more_and_ranks_parts(tmp_path: Path) -> None:
     part = leaf("forward", "hidden", 1, scope=Scope.PHYSICAL)
     a = trace(tmp_path / "a", [[part, leaf("loss", "loss", 1)]])
-    b = trace(tmp_path / "b", [[replace(part, digest=bytes(16)), leaf("loss", "loss", 1)]])
+    b = trace(tmp_path / "b", [[part._replace(digest=bytes(16)), leaf("loss", "loss", 1)]])
     assert verdict_text(diff(a, b), colour=False).splitlines() == [
         "EQUAL  1 step, every bit",
         "  of micro-batches, which do not count, the first difference: step 0, forward hidden",

@@ -23,6 +23,7 @@ from harness.machine.findings import Finding, Severity
 from harness.machine.inventory import Gpu, Inventory, LeftOut
 from harness.reporters.findings import findings_json, findings_text, fix_lines
 from tests.machine.doctor.soundness import sound
+from tests.manual import goldens
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
@@ -151,12 +152,9 @@ def test_a_healthy_machine_raises_no_alarm() -> None:
     assert len({finding.check for finding in sound(container())}) == len(container())
 
 
-def test_the_readme_shows_the_goldens() -> None:
-    shown = re.findall(
-        r"<!-- golden: (doctor\w*) -->\n```text\n(.*?)```\n", (ROOT / "README.md").read_text(), re.DOTALL
-    )
+def test_the_manual_shows_the_goldens() -> None:
     names = ("doctor", "doctor_container", "doctor_distributed")
-    assert dict(shown) == {name: (GOLDEN / f"{name}.txt").read_text() for name in names}
+    assert goldens(r"doctor\w*") == {name: (GOLDEN / f"{name}.txt").read_text() for name in names}
 
 
 def test_json_holds_all_of_it() -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from harness.exit_codes import ExitCode
-from harness.lab.gate.change import Change, Finding
+from harness.lab.gate.change import Change, Finding, judge
 from harness.lab.gate.golden import Acceptance, golden_of
 from harness.lab.gate.policy import Policy
 from harness.lab.gate.rounding import Rounding
 from harness.reporters.gate import cost_line, directory_name, gate_json, gate_text, rounding_lines
 from harness.reporters.github import summary
 from harness.trace.diff import diff
+from harness.trace.verdict import REWARDS, TOKENS, Count, Place
 from tests.reporters.gates import NOISY, SLOWER, STEADY, gate_of, scenario_of
 from tests.trace.traces import flip_bit, steps_of, trace
 
@@ -52,9 +53,30 @@ def test_every_change_has_a_label_and_json(change: Change) -> None:
     assert told["base"]["subject"] == "The base, 100 %"
 
 
+def test_what_is_counted_is_said_once_and_the_next_command_with_it(tmp_path: Path) -> None:
+    a = trace(tmp_path / "a", steps_of(3))
+    b = trace(tmp_path / "b", steps_of(3, flip_bit(1, "rollout", "tokens")))
+    counts = {TOKENS: Count(64, 5, 0, Place(2, 0, "tokens", (8, 8), 9)), REWARDS: Count(8)}
+    finding = judge(replace(diff(a, b), attribution=counts), None)
+    scenario = replace(scenario_of("a b", Change.BEHAVIOUR, costs=()), finding=finding)
+    assert gate_text(gate_of(scenario), colour=False).splitlines()[1:5] == [
+        "BEHAVIOUR CHANGED  a b: step 1, rollout tokens",
+        "  tokens flipped: 5 of 64 (7.8 %); first step 2, sequence 1, position 1",
+        "  none of 8 rewards changed",
+        "  look closer: rlharness diff 'gates/1/a b/base/run-1' 'gates/1/a b/head/run-1'",
+    ]
+    unsteady = scenario_of("a b", Change.NONDETERMINISTIC, costs=())
+    assert "  look closer: rlharness replay 'a b'\n" in gate_text(gate_of(unsteady), colour=False)
+
+
 def test_of_tensors_that_are_all_equal_nothing_is_told() -> None:
     assert len(list(rounding_lines(ROUNDING))) == 2
     assert list(rounding_lines(replace(ROUNDING, num_different=0, first="", name="", phase=""))) == []
+
+
+def test_the_first_tensor_may_be_the_one_that_is_furthest_apart() -> None:
+    alone = replace(ROUNDING, name=ROUNDING.first, max_ulp=ROUNDING.first_ulp)
+    assert next(rounding_lines(alone)).endswith(" the first backward layers.0.weight by up to 3 ulp, which is the most")
 
 
 def test_a_cost_says_what_its_noise_is() -> None:
@@ -68,12 +90,22 @@ def test_a_cost_says_what_its_noise_is() -> None:
 
 def test_what_was_accepted_is_told_with_its_reason(tmp_path: Path) -> None:
     found = golden_of(trace(tmp_path / "a", steps_of(2)), "a", "smoke")
-    accepted = replace(found, history=(Acceptance("2026-11-20", "aaaaaaa+", "the clip is lower", "Ada"),))
-    gate = gate_of(replace(scenario_of("a", Change.EQUAL), accepted=accepted, against="golden 0123"))
-    text = gate_text(gate, colour=False)
-    assert "EQUAL  a (golden 0123)\n" in text
-    assert "  accepted on 2026-11-20 at aaaaaaa+: the clip is lower\n" in text
-    assert gate_json(gate)["scenarios"][0]["accepted"][0]["by"] == "Ada"
+    golden = replace(found, history=(Acceptance("2026-11-20", "aaaaaaa+", "the clip is lower", "Ada"),))
+    scenario = scenario_of("a", Change.ACCEPTED, "the first golden of this machine and environment", costs=())
+    gate = gate_of(replace(scenario, golden=golden, against="golden 0123"))
+    assert gate_text(gate, colour=False).splitlines()[1:-1] == [
+        "ACCEPTED  a (golden 0123)",
+        "  the first golden of this machine and environment",
+        "  it holds 2 steps: a digest of each and of its rollout, forward, loss, backward, optimizer; a curve of loss",
+        "  accepted on 2026-11-20 at aaaaaaa+: the clip is lower",
+        "passed: 1 accepted",
+    ]
+    assert gate_json(gate)["scenarios"][0]["golden"][0]["by"] == "Ada"
+    equal = replace(scenario, finding=Finding(Change.EQUAL), golden=golden, against="golden 0123")
+    assert gate_text(gate_of(equal), colour=False).splitlines()[1:3] == [
+        "EQUAL  a (golden 0123): 2 steps, every bit",
+        "  accepted on 2026-11-20 at aaaaaaa+: the clip is lower",
+    ]
 
 
 def test_what_did_not_run_shows_the_end_of_what_it_printed(tmp_path: Path) -> None:

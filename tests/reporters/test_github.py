@@ -55,6 +55,7 @@ def test_each_scenario_that_is_not_what_it_was_is_annotated() -> None:
         scenario_of("moved", Change.NUMERICS),
         scenario_of("other", Change.CONFIGURATION, "seed was 1 and is 2", costs=()),
         scenario_of("new", Change.NEW),
+        scenario_of("written", Change.ACCEPTED),
     )
     told = [read_back(line) for line in annotations(gate)]
     assert [(kind, properties["title"]) for kind, properties, _ in told] == [

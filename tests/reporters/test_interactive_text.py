@@ -19,7 +19,7 @@ def said(answer: Answer, *, colour: bool = False) -> list[str]:
 
 
 def visit(*marks: Mark, other: Mark | None = None, number: int = 0) -> tuple[Visit, tuple[Marked, ...]]:
-    leaves = tuple(replace(HEAD, name=f"w{at}") for at in range(len(marks)))
+    leaves = tuple(HEAD._replace(name=f"w{at}") for at in range(len(marks)))
     marked = tuple(Marked(each, mark, other) for each, mark in zip(leaves, marks, strict=True))
     return Visit("backward", number, 0, leaves), marked
 
@@ -90,15 +90,24 @@ def test_a_value_is_shown_with_its_range() -> None:
 
 def test_two_values_are_told_apart_by_element() -> None:
     value = compare("f32", bytes(8), bytes(4) + b"\x01\0\0\0")
-    small = replace(HEAD, shape=(2,))
-    other = replace(small, digest=bytes(16))
-    assert said(Compared(small, other, "gb", is_equal=False, value=value))[1:] == [
+    small = HEAD._replace(shape=(2,))
+    other = small._replace(digest=bytes(16))
+    whole = (range(2),)
+    assert said(Compared(small, other, "gb", is_equal=False, ranges=whole, value=value))[1:] == [
         "  DIFFERENT in 1 of 2 elements, by at most 1 ulp (1.4e-45)",
         "  the first, [1]: here 0.0, there 1.4013e-45",
     ]
+    behind = replace(Compared(small, other, "gb", is_equal=False, part="[:, 4:]"), ranges=(range(1), range(4, 6)))
+    assert said(replace(behind, value=value)) == [
+        "backward head  f32 [2] [:, 4:], beside that of gb",
+        "  DIFFERENT in 1 of 2 elements, by at most 1 ulp (1.4e-45)",
+        "  the first, [0, 5]: here 0.0, there 1.4013e-45",
+    ]
+    bytewise = Compared(small, other, "gb", is_equal=False, ranges=whole, value=compare("own", bytes(8), b"\x01" * 8))
+    assert said(bytewise)[2].startswith("  the first, 0: here "), "of bytes nobody knows to which element they belong"
     assert said(Compared(small, small, "gb", is_equal=True))[1:] == ["  equal, every bit"]
     assert said(Compared(small, None, "gb", is_equal=False))[1:] == ["  it has no such value"]
-    assert said(Compared(small, replace(other, shape=(3,)), "gb", is_equal=False))[1:] == [
+    assert said(Compared(small, other._replace(shape=(3,)), "gb", is_equal=False))[1:] == [
         "  here f32 [2], there f32 [3]"
     ]
     assert said(Compared(small, other, "gb", is_equal=False, why_unknown="so"))[1:] == [

@@ -18,6 +18,11 @@ def test_a_whole_recording() -> None:
     ]
 
 
+def test_what_else_has_come_of_the_run_stands_in_the_place_of_what_it_is_good_for() -> None:
+    lines = list(recording_lines(WHOLE, iter(["STOPPED  nan at step 3", "  look closer: rlharness replay"])))
+    assert lines[1:] == ["STOPPED  nan at step 3", "  look closer: rlharness replay"]
+
+
 def test_one_that_is_not_whole() -> None:
     problems = (Problem("rank-0.log is torn", "try again"), Problem("a\nsecond \x1b[2J one"))
     assert list(recording_lines(replace(WHOLE, ranks=(0,), num_steps=1, problems=problems, notes=("look",)))) == [

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from harness.cli import cli
 from harness.lab.judgement import Replay, judge
+from harness.lab.next_command import program_command
 from harness.reporters.divergence import verdict_text
 from harness.reporters.operations import operations_text
-from harness.reporters.replay import TAIL_LINES, closer_command, output_tail, replay_json, replay_text, run_line
+from harness.reporters.replay import TAIL_LINES, output_tail, replay_json, replay_text, run_line
 from tests.lab.replays import plan_of, report, run_of, with_reports
 from tests.trace.traces import flip_bit
 
@@ -55,6 +56,7 @@ def test_runs_that_failed(tmp_path: Path) -> None:
         "".join(f"line {number}\n" for number in range(40)) + "\x1b[2Jboom \udce4".encode("utf-8", "replace").decode()
     )
     runs = [run_of(tmp_path, 1, output=output, problem="it broke"), run_of(tmp_path, 2, problem="it broke")]
+    runs[1] = with_reports(runs[1], replace(report(1, "h"), unfinished_step=3))
     lines = lines_of(judge(plan_of(tmp_path), runs))
     at = lines.index("run 1 is not whole")
     assert lines[at : at + 5] == [
@@ -66,7 +68,7 @@ def test_runs_that_failed(tmp_path: Path) -> None:
     ]
     assert lines[at + 3 + TAIL_LINES] == "  | boom ?"
     assert f"  it printed nothing ({tmp_path}/run-2/output.log)" in lines
-    assert not any("look closer" in line for line in lines)
+    assert lines[-2] == "  look closer: rlharness replay --step 3 --op -- python train.py --lr 1e-3"
     assert run_line(runs[0]) == "run 1: 3 steps in 12.3 s, INCOMPLETE: it broke"
 
 
@@ -80,6 +82,7 @@ def test_runs_that_failed_alike_are_told_together(tmp_path: Path) -> None:
 def test_an_interrupted_replay_says_so_first(tmp_path: Path) -> None:
     lines = lines_of(judge(plan_of(tmp_path), [run_of(tmp_path, 1, problem="it was ended")], "SIGTERM"))
     assert lines[:2] == ["interrupted by SIGTERM; what was recorded is kept", "run 1 is not whole"]
+    assert not any("look closer" in line for line in lines), "who has ended it knows why"
 
 
 def test_operations_follow_their_verdict(tmp_path: Path) -> None:
@@ -98,6 +101,17 @@ def test_operations_follow_their_verdict(tmp_path: Path) -> None:
     assert told["operations"][0]["first"]["what"] == "output"
     elsewhere = lines_of(judge(plan_of(tmp_path, op_step=2), runs))
     assert "  look closer: rlharness replay --step 1 --op -- python train.py --lr 1e-3" in elsewhere
+
+
+def test_the_first_operation_that_makes_a_nan_is_named(tmp_path: Path) -> None:
+    for words, told in (("aa nan", ["    first NaN: made by "]), ("aa inf", []), ("aa", [])):
+        place = tmp_path / words
+        runs = [run_of(place, number, SAME, op=op) for number in (1, 2) for op in ("", words)]
+        replay = judge(plan_of(place, op_step=1), runs)
+        found = [line for line in lines_of(replay) if line.strip().startswith("first ")]
+        assert [line[:23] for line in found] == told, "an Inf alone may be meant"
+        (comparison,) = replay_json(replay)["comparisons"]
+        assert (comparison["nan"] is not None) is bool(told)
 
 
 def test_operations_that_cannot_be_trusted_say_so(tmp_path: Path) -> None:
@@ -119,7 +133,7 @@ def test_the_tail_of_an_output_is_harmless_and_short(tmp_path: Path) -> None:
 def test_the_command_that_looks_closer_is_one(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, level="rerun")
     envelope = replace(plan.envelope, metrics=("loss=l (.)", "(?P<a>x)"), argv=("python", "a b.py", "--", "-x"))
-    words = shlex.split(closer_command(replace(plan, envelope=envelope, timeout_s=30.0), 7))
+    words = shlex.split(program_command(envelope, 7, 30.0))
     assert words[words.index("--") + 1 :] == ["python", "a b.py", "--", "-x"]
     own = words[1 : words.index("--")]
     assert shlex.join(own) == (

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.reporters.report.completions import MAX_SEQUENCES, MAX_STEPS, MAX_TOKENS, flipped_rollouts
-from harness.reporters.report.shown_completions import MAX_SHOWN, Shown, read_shown, shown_pairs
+from harness.reporters.report.shown_completions import MAX_SHOWN, Shown, ShownPair, read_shown, shown_pairs
+from harness.reporters.report.views import MAX_BY_LETTER, MAX_SHOWN_CHARS, shown_view, visible
 from harness.reporters.report.vocabulary import parse_vocabulary, read_vocabulary
 from harness.trace.reader import Trace
 from harness.trace.tensor_file import Kept
@@ -140,3 +141,38 @@ def test_shown_completions_are_paired_by_prompt(tmp_path: Path) -> None:
     assert shown_pairs(a, []) == shown_pairs([], None) == []
     assert len(shown_pairs(a[1:2] * 50, None)) == MAX_SHOWN
     assert read_shown(tmp_path / "nowhere") == []
+
+
+def pieces_of(a: str, b: str) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:
+    """What is shown of two completions, in pieces, each with whether the other has something else there."""
+    pair = ShownPair(*(Shown(1, "p", text, "", None) for text in (a, b)))
+    one, other = (side["pieces"] for side in shown_view(pair)["sides"])
+    return one, other
+
+
+def test_what_two_runs_showed_is_told_by_letters_and_of_long_texts_by_words() -> None:
+    assert pieces_of("abc", "abd") == ([("ab", False), ("c", True)], [("ab", False), ("d", True)])
+    words = " ".join(f"word{number}" for number in range(MAX_BY_LETTER // 5))
+    one, _ = pieces_of(f"{words} cat {words}", f"{words} car {words}")
+    assert one == [(f"{words} ", False), ("cat ", True), (words, False)]
+    whole, _ = pieces_of("x" * (MAX_SHOWN_CHARS + 7), "y")
+    assert whole[0][0].endswith("x… and 7 more characters")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [("a" * 5000, "ab" * 2500), ("a " * 5000, "a b " * 2500), ("a" * 200, "ab" * 100), ("x y " * 48, "y x " * 48)],
+)
+def test_a_model_that_repeats_itself_takes_no_time(a: str, b: str) -> None:
+    one, other = pieces_of(a, b)
+    assert ("".join(text for text, _ in one), "".join(text for text, _ in other)) == (a, b)
+
+
+def test_what_is_not_seen_is_shown_but_for_what_joins_letters() -> None:
+    family, persian = "\U0001f469\u200d\U0001f467", "\u0645\u06cc\u200c\u062e"
+    assert (visible(family), visible(persian)) == (family, persian)
+    assert visible("a\u200db") == "a\\u200db", "between these it means nothing"
+    assert visible("\xe9\u200d\u200d\xe9") == "\xe9\\u200d\\u200d\xe9"
+    assert visible("\xe9\u200d") == "\xe9\\u200d"
+    assert visible("\u202ea\n\t\r\x1b") == "\\u202ea\u21b5\u21e5\u240d\\x1b"

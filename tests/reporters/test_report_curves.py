@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +56,12 @@ def test_of_long_runs_the_extremes_stay(values: list[float], max_points: int) ->
         assert (min(shown), max(shown)) == (min(finite), max(finite))
     if len(values) <= max_points:
         assert shown == finite
+
+
+def test_extremes_come_in_the_order_in_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curves, "MAX_POINTS", 4)
+    (found,) = panels([[point(step, loss=loss) for step, loss in enumerate((1, 2, 3, 9, 8, 7))]])
+    assert (found.num_together, found.lines) == (3, ((1.0, 3.0, 9.0, 7.0),))
 
 
 def test_a_thousand_steps_are_shown_one_by_one() -> None:

@@ -4,14 +4,15 @@ import struct
 import tempfile
 from base64 import b64decode
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.reporters.report import grid as grids
+from harness.reporters.report import grid_data as grid_data_module
 from harness.reporters.report.grid import Grid, difference_grid
 from harness.reporters.report.grid_data import KINDS, NO_RANK, grid_data
 from harness.trace.chain import Leaf, Scope
@@ -161,10 +162,10 @@ def test_leaves_that_one_has_and_steps_that_one_has(tmp_path: Path) -> None:
     ],
 )
 def test_dtype_and_shape_differ_and_other_algorithms_cannot_be_compared(
-    tmp_path: Path, change: dict[str, object], what: Difference | None
+    tmp_path: Path, change: dict[str, Any], what: Difference | None
 ) -> None:
     def other(step: int, each: Leaf) -> Leaf:
-        return replace(each, **change) if each.name == "tokens" else each  # type: ignore[arg-type]
+        return each._replace(**change) if each.name == "tokens" else each
 
     found = difference_grid(trace(tmp_path / "a", steps_of(2)), trace(tmp_path / "b", steps_of(2, other)))
     assert {first.what for first in found.firsts.values()} == ({what} if what else set())
@@ -208,6 +209,16 @@ def test_a_whole_that_is_cut_otherwise_does_not_differ(tmp_path: Path) -> None:
     assert sum(difference_grid(a, sick).num_different.values()) == 2  # of each rank its part of the whole that differs
 
 
+def test_beside_a_whole_that_is_cut_otherwise_one_that_differs_is_seen(tmp_path: Path) -> None:
+    def two(cuts: Sequence[int], bit: int) -> list[list[list[Leaf]]]:
+        both = zip(shards(cuts), shards(cuts, bit), strict=True)
+        return [[[*one, *(each._replace(name="v") for each in other)]] for ((one,), (other,)) in both]
+
+    a, b = (trace_of_ranks(tmp_path / name, two(*how)) for name, how in (("a", ([4, 8], 0)), ("b", ([3, 8], 1))))
+    found = difference_grid(a, b)
+    assert [found.rows[cell].names for cell in found.firsts] == [("v",)]
+
+
 def test_of_several_ranks_each_is_counted(tmp_path: Path) -> None:
     sick = steps_of(2, flip_bit(1, "backward", "layers.0.weight"))
     a = trace_of_ranks(tmp_path / "a", [steps_of(2), steps_of(2)])
@@ -243,6 +254,18 @@ def test_the_script_is_given_the_same_numbers(tmp_path: Path) -> None:
 
 def chunks(data: bytes, size: int) -> list[bytes]:
     return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+def test_of_many_kept_values_the_earliest_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(name: str, last: float) -> Trace:
+        data = struct.pack("<8f", *range(7), last)
+        return trace_of_values(tmp_path / name, [[value("backward", "w", "f32", (8,), data)]] * 3)
+
+    a, b = run("a", 7.0), run("b", 8.0)
+    grid = difference_grid(a, b)
+    assert list(grid_data(grid, a, b)["values"]) == ["0", "1", "2"]
+    monkeypatch.setattr(grid_data_module, "MAX_KEPT_BYTES", 2 * 32)
+    assert list(grid_data(grid, a, b)["values"]) == ["0", "1"]
 
 
 def test_values_that_are_known_are_told_in_ulp(tmp_path: Path) -> None:

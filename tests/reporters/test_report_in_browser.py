@@ -29,6 +29,17 @@ for (let at = 0; at < data.length; at += 4) {
 }
 return num;
 """
+LISTEN = """
+window.written = [];
+const write = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+  if (this.textBaseline === "top" && this.textAlign === "left") {
+    written.push([text, x, y, this.measureText(text).width, parseFloat(this.font.match(/([0-9.]+)px/)[1])]);
+  }
+  write.call(this, text, x, y);
+};
+"""
+"""From here on `written` is (text, left, top, width, height) of each letter that the plots draw."""
 CELL = "return document.querySelector('.grid-cell').innerText"
 
 
@@ -92,6 +103,34 @@ def test_curves_are_drawn_with_the_place_where_they_part(tab: Browser, diverged:
     assert tab.run("return document.querySelectorAll('.phases .first').length") == 1
 
 
+def test_several_runs_that_part_at_once_are_told_apart(tab: Browser, tmp_path: Path) -> None:
+    """Their letters do not lie over each other; each verdict leads to what there is to say of that pair."""
+    runs = [write_run(tmp_path / name, parts_at=at) for name, at in zip("abcde", (12, 5, 5, 6, 11), strict=True)]
+    path = tmp_path / "several.html"
+    path.write_text(page_of(tmp_path, *runs), "utf-8")
+    tab.open(path)
+    tab.run(LISTEN)
+    tab.prefer("dark")  # which draws them again
+    tab.settle()
+    written = tab.run("return written")
+    assert sorted(text for text, *_ in written[:4]) == list("BCDE"), "the first plot"
+    boxes = [(left, top, left + width, top + height) for _, left, top, width, height in written[:4]]
+    for at, (left, top, right, bottom) in enumerate(boxes):
+        assert not any(left < r and x < right and top < b and y < bottom for x, y, r, b in boxes[:at])
+    tab.run("document.querySelectorAll('.banner a')[3].click()")
+    assert tab.run("return document.querySelector(':target').innerText").startswith("A and E: diverged")
+
+
+def test_a_legend_has_values_only_while_something_is_pointed_at(tab: Browser, diverged: Path) -> None:
+    tab.open(diverged)
+    seen = "return getComputedStyle(document.querySelector('.u-legend')).visibility"
+    assert tab.run(seen) == "hidden"
+    over = tab.driver.find_elements("css selector", "#panels .u-over")
+    ActionChains(tab.driver, duration=0).move_to_element(over[1]).perform()
+    tab.settle()
+    assert tab.run(seen) == "visible", "all plots have one cursor"
+
+
 def test_equal_curves_have_no_mark_and_no_grid(tab: Browser, tmp_path: Path) -> None:
     path = tmp_path / "equal.html"
     path.write_text(page_of(tmp_path, write_run(tmp_path / "a"), write_run(tmp_path / "b")), "utf-8")
@@ -130,12 +169,13 @@ def test_the_grid_tells_a_cell(tab: Browser, diverged: Path) -> None:
     start, width = cells(tab)
     row = 22 * 4 + 16 / 2 + 22  # rollout, reward, forward, loss are folded; backward is open
     told = point(tab, start + 8.5 * width, row)
-    assert "step 8 · backward w<script>" in told and "1 of 1 differ" in told
+    assert "step 8 · backward w<script>" in told and told.splitlines()[1] == "differs"
+    assert "rank" not in told, "there is one"
     for run in ("a", "b"):
         leaves = read_trace(diverged.parent / run).columns(8, 0).leaves()
         (digest,) = [each.digest.hex() for each in leaves if each.phase == "backward"]
         assert f"{run.upper()}  xxh3_128 {digest}" in told.splitlines()
-    assert "1 equal" in point(tab, start + 2.5 * width, row)
+    assert point(tab, start + 2.5 * width, row).splitlines()[1] == "equal"
     assert "step 6 · rollout" in point(tab, start + 6.5 * width, 11)
 
 

@@ -18,7 +18,7 @@ from harness.reporters.report.page import page, require_jinja
 from harness.reporters.report.subjects import Report, Subject
 from harness.trace.reader import read_trace
 from tests.reporters.report_pages import HOSTILE, NUM_STEPS, page_of, write_pair, write_run
-from tests.trace.traces import manifest_of, steps_of, write
+from tests.trace.traces import flip_bit, manifest_of, steps_of, write
 
 UPLOT = {
     "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
@@ -172,9 +172,21 @@ def test_incomplete_and_not_comparable_runs_are_shown_and_said(tmp_path: Path) -
     other = write(tmp_path / "other", steps_of(4), manifest_of(identity={"seed": "8"}))
     text = Elements(page_of(tmp_path, whole, cut, other)).text
     assert "INCOMPLETE no difference in 2 steps" in text
-    assert "Incomplete: its program did not end in order" in text
+    assert "Not whole: its program did not end in order; rank-0.log was not closed" in text
     assert "NOT COMPARABLE no difference in 4 steps" in text
     assert "identity differs: seed" in text
+
+
+def test_one_differs_and_two_differ_and_what_is_hatched_is_said(tmp_path: Path) -> None:
+    flip = flip_bit(2, "backward", "layers.0.weight")
+    one, other = write(tmp_path / "a", steps_of(3)), write(tmp_path / "b", steps_of(3, flip))
+    text = Elements(page_of(tmp_path, one, other)).text
+    assert "1 of 3 steps differs." in text and "≠ 1 of 2 differs" in text
+    assert "Hatched" not in text
+    longer = write(tmp_path / "longer", steps_of(4, flip_bit(1, "backward", "layers.0.weight")))
+    text = Elements(page_of(tmp_path, one, longer)).text
+    assert "3 of 4 steps differ." in text
+    assert "Hatched: only one of them has the step." in text
 
 
 def test_a_trace_without_steps_curve_or_manifest_is_a_page(tmp_path: Path) -> None:
@@ -210,6 +222,13 @@ def test_the_library_that_plots_is_as_it_was_published() -> None:
     assert found == UPLOT
     assert "uPlot 1.6.32" in place.joinpath("README.md").read_text("utf-8")
     assert b"v1.6.32" in place.joinpath("uPlot.iife.min.js").read_bytes()
+
+
+def test_damaged_tensors_stand_beside_their_run(tmp_path: Path) -> None:
+    whole, damaged = write_run(tmp_path / "a"), write_run(tmp_path / "b", parts_at=4)
+    (damaged / "tensors" / "rank-0-step-7.safetensors").write_bytes(b"")
+    text = Elements(page_of(tmp_path, whole, damaged)).text
+    assert "Note: the kept tensors of step 7, rank 0, are damaged: told from digests alone" in text
 
 
 def test_gaps_of_a_run_stand_beside_it(tmp_path: Path) -> None:

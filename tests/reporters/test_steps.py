@@ -1,7 +1,6 @@
 """What `rlharness replay RUN --step K` prints: whole against a golden, line by line elsewhere, and as JSON."""
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +12,14 @@ from harness.lab.entry_call import EntryCall
 from harness.lab.envelope import Envelope
 from harness.lab.recorded_run import RecordedRun
 from harness.lab.recording import Problem, Recording
-from harness.lab.steps.command import StepReplay
-from harness.lab.steps.judgement import Ending, OtherRun, Repeated, StepOperations
+from harness.lab.steps.judgement import Ending, OtherRun, OtherTrace, Repeated, StepOperations
 from harness.lab.steps.plan import StepPlan
-from harness.lab.stopping import Stopped, StopPlan
+from harness.lab.steps.result import StepReplay
+from harness.lab.stopped import Stopped, StopPlan
 from harness.lab.supervised import Run
-from harness.reporters.steps import non_finite_lines, step_json, step_text
+from harness.reporters.divergence import verdict_text
+from harness.reporters.operations import non_finite_lines
+from harness.reporters.steps import step_json, step_text
 from harness.reporters.stopping import stopped_json, stopped_text, where
 from harness.trace.diff import diff
 from harness.trace.manifest import Manifest
@@ -26,6 +27,7 @@ from harness.trace.non_finite import NonFinite
 from harness.trace.ops import INF, NAN, Operation, OpValue
 from harness.trace.reader import Trace
 from harness.trace.verdict import Kind, Verdict
+from tests.manual import goldens
 from tests.trace.traces import flip_bit, steps_of, trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,25 +57,41 @@ def repeated(*verdicts: Verdict, ending: Ending = Ending.SAME_MIDDLE, operations
     return Repeated(plan, (made,), verdicts, 46, root, ending, (OPERATIONS,) if operations else ())
 
 
-def replay_of(found: Repeated, **more: object) -> StepReplay:
-    return replace(StepReplay(found, Path("demo/.rlharness/replays/20261122-095101-3f09ac")), **more)  # type: ignore[arg-type]
+def replay_of(found: Repeated, *, other: OtherRun | None = None, interrupted_by: str = "") -> StepReplay:
+    directory = Path("demo/.rlharness/replays/20261122-095101-3f09ac")
+    return StepReplay(found, directory, other, interrupted_by=interrupted_by)
 
 
-def test_the_text_is_the_golden_and_the_readme_shows_it() -> None:
+def test_the_text_is_the_golden_and_the_manual_shows_it() -> None:
     golden = (ROOT / "tests" / "golden" / "step_reproduced.txt").read_text("utf-8")
     assert step_text(replay_of(repeated(EQUAL)), colour=False) + "\n" == golden
-    shown = re.findall(r"<!-- golden: step_reproduced -->\n```text\n(.*?)```\n", (ROOT / "README.md").read_text(), re.S)
-    assert shown == [golden]
+    assert goldens("step_reproduced") == {"step_reproduced": golden}
 
 
 def test_a_step_that_is_not_the_same_is_told_as_diff_tells_it(tmp_path: Path) -> None:
     a, b = trace(tmp_path / "a", steps_of(2)), trace(tmp_path / "b", steps_of(2, flip_bit(1, "loss", "loss")))
     replay = replay_of(repeated(diff(a, b), ending=Ending.WHOLE, operations=False))
     text = step_text(replay, colour=True)
-    assert text.startswith("A: broken  B: its steps 1 to 1 again\n\x1b[1;31mDIVERGED\x1b[0m  step 1, loss loss\n")
+    assert text.startswith("A: broken  B: its step 1 again\n\x1b[1;31mDIVERGED\x1b[0m  step 1, loss loss\n")
     assert "  the program ended with exit code 1\n" in text
     assert replay.exit_code == 10
     assert step_json(replay)["comparisons"][0]["first"]["a"]["name"] == "loss"
+
+
+def test_what_comes_next_is_the_operations_of_a_step_that_ends_in_its_middle() -> None:
+    broken = replay_of(repeated(EQUAL, operations=False))
+    assert step_text(broken, colour=False).splitlines()[-2] == "  look closer: rlharness replay broken --step 1 --op"
+    for found in (repeated(EQUAL), repeated(EQUAL, ending=Ending.WHOLE, operations=False)):
+        assert "look closer" not in step_text(replay_of(found), colour=False)
+    assert "look closer" not in step_text(replace(broken, interrupted_by="SIGINT"), colour=False)
+
+
+def test_steps_before_it_are_counted(tmp_path: Path) -> None:
+    found = repeated(EQUAL)
+    for first, told in ((1, ""), (0, "; the step before it too"), (-2, "; the 3 steps before it too")):
+        plan = replace(found.plan, first=first)
+        text = step_text(replay_of(replace(found, plan=plan)), colour=False)
+        assert f"run again from the checkpoint of step {first}{told}\n" in text
 
 
 def test_a_step_of_which_nothing_was_recorded_is_no_success() -> None:
@@ -90,6 +108,19 @@ def test_with_another_run_the_exit_code_is_what_the_two_are_to_each_other() -> N
     assert "A: this run's step 1  B: broken\nNOT COMPARABLE" in step_text(replay, colour=False)
     assert json.loads(json.dumps(step_json(replay)))["against"]["verdict"]["verdict"] == "not_comparable"
     assert replay_of(repeated(EQUAL), other=replace(other, verdict=None)).exit_code == 12
+
+
+def test_a_whole_run_is_told_against_a_trace_as_diff_tells_it(tmp_path: Path) -> None:
+    a, b = trace(tmp_path / "a", steps_of(2)), trace(tmp_path / "b", steps_of(2, flip_bit(0, "loss", "loss")))
+    for other, code in ((OtherTrace(b.directory, diff(a, b)), 10), (OtherTrace(a.directory, diff(a, a)), 0)):
+        replay = replace(replay_of(repeated(EQUAL, operations=False)), other_trace=other)
+        shown = f"A: this run's step 1  B: {other.directory}\n{verdict_text(other.verdict, colour=False)}\n"
+        text = step_text(replay, colour=False)
+        assert text.startswith("REPRODUCED")
+        assert (shown in text, replay.exit_code) == (True, code)
+        assert step_json(replay)["against"]["run"] == str(other.directory)
+    other_bits = replace(replay, repeated=repeated(diff(a, b), operations=False))
+    assert other_bits.exit_code == 10, "it is not what was recorded"
 
 
 def test_operations_that_came_out_otherwise_do_not_count() -> None:
@@ -119,6 +150,11 @@ def test_where_a_number_ceased_to_be_one(found: NonFinite, lines: list[str]) -> 
     assert all(line.startswith(start) for line, start in zip(told, lines, strict=False)), told
 
 
+def test_of_many_inputs_the_first_ones_are_told() -> None:
+    many = operation(3, 1, [(WEIGHT, ()) for _ in range(8)], NAN)
+    assert list(non_finite_lines(NonFinite(NAN, many)))[1].endswith("; f32 [64]; 2 more")
+
+
 # --------------------------------------------------------------------------------------------------------- conditions
 
 
@@ -142,7 +178,10 @@ def test_what_comes_next_is_said_where_there_is_a_bundle(tmp_path: Path) -> None
     met = Stopped(plan, run, stop, tmp_path, bundle=Path("a b.rlb"))
     assert "  look closer: rlharness replay --bundle 'a b.rlb' --op\n" in stopped_text(met, colour=False)
     assert (met.exit_code, stopped_json(met)["stop"]["step"]) == (0, 3)
+    of_command = stopped_text(replace(met, bundle=None), colour=False)
+    assert "  look closer: rlharness replay --step 3 --op -- python\n" in of_command
     never = replace(met, stop=None, bundle=None)
+    assert "look closer" not in stopped_text(never, colour=False)
     assert stopped_text(never, colour=False).startswith("NOT MET  nan, loss>3.0: not in 3 steps\n")
     assert (never.exit_code, stopped_json(never)["stop"]) == (0, None)
     assert replace(met, stop=Stop("divergence", 3)).exit_code == 10

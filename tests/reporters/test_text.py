@@ -1,11 +1,12 @@
 import io
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.reporters.text import card_names, cards, count, label, one_line, put, ranges, tally
+from harness.reporters.text import card_names, cards, count, label, one_line, path_text, put, ranges, tally
 from harness.runner.events import RunStarted
 from harness.runner.stats import RunState
 from harness.runner.units import Outcome, TestCounts, TestOutcome
@@ -55,3 +56,21 @@ def test_counts_and_labels() -> None:
     assert tally(some) == "1 passed, 2 skipped"
     outcomes = (Outcome.PASSED, Outcome.NO_TESTS, Outcome.TIMED_OUT)
     assert [label(outcome) for outcome in outcomes] == ["passed", "no tests", "TIMED OUT"]
+
+
+def test_a_path_is_told_as_it_would_be_typed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here" / "inner").mkdir(parents=True)
+    (tmp_path / "here" / "link").symlink_to(tmp_path / "here" / "inner")
+    monkeypatch.chdir(tmp_path / "here")
+    here = tmp_path / "here"
+    told = {
+        here / "runs" / "a": "runs/a",
+        here: ".",
+        here / ".." / "here" / "runs": "runs",
+        here / ".." / "there": str(tmp_path / "there"),
+        here / "link" / ".." / "b": "b",
+        here / "link" / "b": "link/b",
+        Path("runs/a"): "runs/a",
+        Path("/nowhere"): "/nowhere",
+    }
+    assert {path: path_text(path) for path in told} == told

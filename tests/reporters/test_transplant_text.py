@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from harness.exit_codes import ExitCode
 from harness.lab.transplant.findings import Findings, Pair
@@ -30,9 +31,9 @@ def outcome(take: str, effect: Effect, *, is_once: bool = False, share: float = 
     )
 
 
-def findings(tmp_path: Path, *outcomes: Outcome, **more: object) -> Findings:
-    pair = Pair(recorded(tmp_path / "a"), recorded(tmp_path / "b"), 2, 5)
-    return Findings(pair, tmp_path / "out", outcomes, **more)  # type: ignore[arg-type]
+def findings(tmp_path: Path, *outcomes: Outcome, **more: Any) -> Findings:
+    pair = Pair(recorded(tmp_path / "a"), recorded(tmp_path / "b"), 2, 2, 5)
+    return Findings(pair, tmp_path / "out", outcomes, **more)
 
 
 def test_the_cause_is_the_first_from_which_b_follows(tmp_path: Path) -> None:
@@ -60,6 +61,7 @@ def test_the_cause_is_the_first_from_which_b_follows(tmp_path: Path) -> None:
         "differs before it, and is A's still: reward rewards",
         "once, at step 2, is not enough: it acts again later",
         "on the way from it to B: gradients",
+        f"look closer: rlharness replay {tmp_path}/a --step 2 --op --against {tmp_path}/b",
         f"traces: {tmp_path}/out",
     ]
     told = transplant_json(found)
@@ -90,6 +92,14 @@ def test_what_explains_the_curve_but_for_noise_is_a_cause_too(tmp_path: Path) ->
     ]
 
 
+def test_what_stays_as_since_it_is_no_memory_is_counted(tmp_path: Path) -> None:
+    for num_kept, said in ((1, "1 value stayed A's, being no tensor"), (2, "2 values stayed A's, being no tensors")):
+        kept = replace(outcome("rollout", Effect.MOVES), num_kept=num_kept)
+        assert f"\n  rollout, from step 2 on: {said}\n" in transplant_text(
+            findings(tmp_path / said, kept), colour=False
+        )
+
+
 def test_nothing_found_is_said_and_so_is_what_proves_less(tmp_path: Path) -> None:
     found = findings(tmp_path, outcome("loss", Effect.NOTHING, share=0.0), notes=("A does not come out again",))
     lines = transplant_text(found, colour=False).splitlines()
@@ -109,8 +119,17 @@ def test_where_nothing_was_tried_nothing_is_said_of_the_cause(tmp_path: Path) ->
         f"A: {tmp_path}/a  B: {tmp_path}/b",
         "put in from step 2 on, and looked at up to step 5",
         "NOTHING TRIED  nothing of B was put into A: nothing is said of the cause",
+        f"  look closer: rlharness diff {tmp_path}/a {tmp_path}/b",
         f"  traces: {tmp_path}/out",
     ]
+
+
+def test_where_it_begins_is_told_where_the_two_part_before(tmp_path: Path) -> None:
+    found = findings(tmp_path, outcome("loss", Effect.NOTHING, share=0.0))
+    later = replace(found, pair=replace(found.pair, parts=1))
+    line = transplant_text(later, colour=False).splitlines()[1]
+    assert line == "they part at step 1; put in from step 2 on, and looked at up to step 5"
+    assert (transplant_json(later)["first_difference"], transplant_json(later)["step"]) == (1, 2)
 
 
 def test_other_configurations_are_told(tmp_path: Path) -> None:

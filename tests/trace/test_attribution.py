@@ -2,7 +2,6 @@
 
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,7 +110,7 @@ def test_what_was_read_is_a_batch_and_no_tokens(tmp_path: Path, name: str) -> No
 
 
 def test_ranks_that_lack_a_step_are_not_counted_in_it(tmp_path: Path) -> None:
-    part = replace(tokens(*range(24))[0], scope=Scope.PHYSICAL)
+    part = tokens(*range(24))[0]._replace(scope=Scope.PHYSICAL)
     a = trace_of_ranks(tmp_path / "a", [[[part]] * 2, [[part]] * 2])
     b = trace_of_ranks(tmp_path / "b", [[[part]] * 2, [[part]]])
     assert attribute(a, b) == attribute(b, a) == {TOKENS: Count(3 * 24)}
@@ -135,7 +134,7 @@ def test_parts_count_where_there_is_no_whole(tmp_path: Path) -> None:
     def parts(*digests: bytes) -> list[Leaf]:
         whole, _ = tokens(*range(24))
         return [
-            replace(whole, digest=digest, occurrence=number, scope=Scope.PHYSICAL)
+            whole._replace(digest=digest, occurrence=number, scope=Scope.PHYSICAL)
             for number, digest in enumerate(digests)
         ]
 
@@ -149,8 +148,8 @@ def test_parts_count_where_there_is_no_whole(tmp_path: Path) -> None:
 
 def test_ranks_have_parts_of_their_own_and_wholes_in_common(tmp_path: Path) -> None:
     whole, _ = floats("reward", *range(5))
-    part = replace(tokens(*range(24))[0], scope=Scope.PHYSICAL)
-    sick = replace(part, digest=bytes(16))
+    part = tokens(*range(24))[0]._replace(scope=Scope.PHYSICAL)
+    sick = part._replace(digest=bytes(16))
     a = trace_of_ranks(tmp_path / "a", [[[whole, part]], [[whole, part]]])
     b = trace_of_ranks(tmp_path / "b", [[[whole, part]], [[whole, sick]]])
     counts = attribute(a, b)
@@ -158,5 +157,5 @@ def test_ranks_have_parts_of_their_own_and_wholes_in_common(tmp_path: Path) -> N
     assert counts[TOKENS] == Count(24, 0, 1, Place(0, 1, "completions.tokens", (4, 6), None))
     alone = trace(tmp_path / "c", [[whole, part]])
     assert attribute(alone, b) == {REWARDS: Count(5)}
-    drifted = trace_of_ranks(tmp_path / "d", [[[whole]], [[replace(whole, digest=bytes(16))]]])
+    drifted = trace_of_ranks(tmp_path / "d", [[[whole]], [[whole._replace(digest=bytes(16))]]])
     assert attribute(a, drifted)[REWARDS].num_unknown == 1

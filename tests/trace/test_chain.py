@@ -3,7 +3,6 @@
 import json
 import re
 import struct
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +117,8 @@ def test_a_root_does_not_depend_on_the_order(leaves: list[Leaf], random: Any, st
 @SEEDED
 @given(any_leaf, any_leaf, st.sampled_from(["phase", "name", "occurrence", "dtype", "shape", "algorithm", "digest"]))
 def test_a_root_depends_on_every_field(one: Leaf, other: Leaf, field: str) -> None:
-    one = replace(one, scope=Scope.LOGICAL)
-    changed = replace(one, **{field: getattr(other, field)})
+    one = one._replace(scope=Scope.LOGICAL)
+    changed = one._replace(**{field: getattr(other, field)})
     assert (chain.step_root(0, [one]) == chain.step_root(0, [changed])) == (one == changed)
     assert chain.step_root(0, [one]) != chain.step_root(1, [one])
 
@@ -146,12 +145,12 @@ def test_a_chain_begins_with_the_identity(one: dict[str, str], other: dict[str, 
 
 
 def test_a_repeated_key_is_an_error() -> None:
-    twice = [leaf("loss", "loss", 1), replace(leaf("loss", "loss", 2), dtype="f64")]
-    for other in (twice[1], replace(twice[1], scope=Scope.SHARD)):
+    twice = [leaf("loss", "loss", 1), leaf("loss", "loss", 2)._replace(dtype="f64")]
+    for other in (twice[1], twice[1]._replace(scope=Scope.SHARD)):
         with pytest.raises(TraceError, match=re.escape("step 4 has two leaves loss loss 0")):
             chain.step_root(4, [twice[0], other])
-    others = [replace(twice[1], scope=scope) for scope in (Scope.PHYSICAL, Scope.CONTEXT)]
-    chain.step_root(4, [twice[0], *others, replace(twice[1], occurrence=1)])
+    others = [twice[1]._replace(scope=scope) for scope in (Scope.PHYSICAL, Scope.CONTEXT)]
+    chain.step_root(4, [twice[0], *others, twice[1]._replace(occurrence=1)])
 
 
 def test_a_name_that_is_no_text_is_an_error() -> None:

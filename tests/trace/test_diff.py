@@ -119,8 +119,8 @@ def test_the_sign_of_zero_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda each: replace(each, dtype="bf16"), Difference.DTYPE),
-        (lambda each: replace(each, shape=(32, 64)), Difference.SHAPE),
+        (lambda each: each._replace(dtype="bf16"), Difference.DTYPE),
+        (lambda each: each._replace(shape=(32, 64)), Difference.SHAPE),
         (lambda each: None, Difference.LEAF_ONLY_IN_A),
     ],
 )
@@ -211,7 +211,7 @@ def test_other_code_and_other_threads_are_no_excuse(tmp_path: Path, part: str) -
 
 def test_digests_of_different_algorithms_are_never_compared(tmp_path: Path) -> None:
     def other_algorithm(step: int, each: Leaf) -> Leaf:
-        each = replace(each, algorithm=SHARDSUM_128, digest=bytes(16)) if each.phase == "backward" else each
+        each = each._replace(algorithm=SHARDSUM_128, digest=bytes(16)) if each.phase == "backward" else each
         return flip_bit(1, "optimizer", "layers.0.weight")(step, each) if flips and step == 1 else each
 
     a = trace(tmp_path / "a", steps_of(3))

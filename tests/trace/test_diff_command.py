@@ -50,9 +50,7 @@ def test_paths_may_be_absolute(traces: Path, capsys: pytest.CaptureFixture[str])
 def test_what_is_no_trace_is_a_usage_error(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", "a", "nowhere", "--json"]) == ExitCode.USAGE_ERROR
     out, err = capsys.readouterr()
-    assert err.startswith(
-        f"error: no trace in {traces / 'nowhere'}\n  legal:  a directory with manifest.json and rank-0.log"
-    )
+    assert err.startswith("error: no trace in nowhere\n  legal:  a directory with manifest.json and rank-0.log")
     assert json.loads(out)["exit_code"] == ExitCode.USAGE_ERROR
     assert main(["diff", "a"]) == ExitCode.USAGE_ERROR
 

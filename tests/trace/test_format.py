@@ -3,7 +3,6 @@
 import io
 import random
 import struct
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -63,7 +62,7 @@ def test_a_step_is_read_as_it_was_written(leaves: list[Leaf], step: int) -> None
 @SEEDED
 @given(any_leaves, st.data())
 def test_phases_are_found_without_decoding(leaves: list[Leaf], data: st.DataObject) -> None:
-    renamed = [replace(each, name=data.draw(st.sampled_from([each.name, *PHASES]))) for each in leaves]
+    renamed = [each._replace(name=data.draw(st.sampled_from([each.name, *PHASES]))) for each in leaves]
     leaves = list({(each.scope not in CHAINED and each.scope, each.key): each for each in renamed}.values())
     found = columns_of(step_payload(0, ROOT, CHAIN, leaves))
     values = [(index, each) for index, each in enumerate(leaves) if each.scope is not Scope.CONTEXT]

@@ -3,7 +3,6 @@
 import io
 import random
 from collections.abc import Collection
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -27,7 +26,7 @@ def columns(leaves: list[Leaf]) -> Columns:
 @given(any_leaves, st.data(), ALL_SCOPES)
 def test_columns_are_compared_as_leaves_are(leaves: list[Leaf], data: st.DataObject, scopes: Collection[Scope]) -> None:
     digests = [data.draw(st.sampled_from([each.digest, bytes(16)])) for each in leaves]
-    others = [replace(each, digest=digest) for each, digest in zip(leaves, digests, strict=True)]
+    others = [each._replace(digest=digest) for each, digest in zip(leaves, digests, strict=True)]
     same(compare_columns(columns(leaves), columns(others), scopes), compare_leaves(leaves, others, scopes))
 
 
@@ -58,7 +57,7 @@ def same(fast: StepDifference, slow: StepDifference) -> None:
 @pytest.mark.parametrize("index", [0, 1, 4095, 4096, 4500, 4999])
 def test_of_thousands_the_right_one_is_found(index: int) -> None:
     leaves = [leaf("backward", str(number), number) for number in range(5000)]
-    others = [*leaves[:index], replace(leaves[index], digest=bytes(16)), *leaves[index + 1 :]]
+    others = [*leaves[:index], leaves[index]._replace(digest=bytes(16)), *leaves[index + 1 :]]
     found = compare_columns(columns(leaves), columns(others))
     assert found.first is not None
     assert (found.first.position, found.first.a, found.num_different) == (index, leaves[index], 1)
@@ -67,7 +66,7 @@ def test_of_thousands_the_right_one_is_found(index: int) -> None:
 
 def test_what_is_missing_first_comes_first() -> None:
     leaves = [leaf("backward", str(number), number) for number in range(4)]
-    other = replace(leaves[2], digest=bytes(16))
+    other = leaves[2]._replace(digest=bytes(16))
     found = compare_leaves(leaves, [leaves[1], other, leaves[3]])
     assert found.first is not None
     assert (found.first.what, found.first.a, found.num_different) == (Difference.LEAF_ONLY_IN_A, leaves[0], 2)

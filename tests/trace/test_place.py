@@ -1,14 +1,15 @@
 """The first place: which micro-batch it is, what stands before it, and how kept values differ."""
 
 import struct
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from harness.trace.chain import Scope
 from harness.trace.diff import diff
-from harness.trace.tensor_file import Kept
+from harness.trace.reader import read_trace
+from harness.trace.tensor_file import Kept, write_tensors
 from harness.trace.verdict import Divergence
 from tests.trace.traces import Steps, leaf, steps_of, trace, trace_of_ranks, trace_of_values, value
 
@@ -40,22 +41,61 @@ def test_kept_values_are_compared(tmp_path: Path) -> None:
     assert first.value is None
 
 
-def test_a_kept_file_that_is_cut_is_no_value(tmp_path: Path) -> None:
+DAMAGED = "B: the kept tensors of step 0, rank 0, are damaged: told from digests alone"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: b"",
+        lambda data: data[:-4] + weights(3.0),
+        lambda data: data[:8] + b"[" * len(data[8:]),
+    ],
+    ids=["cut", "empty", "overwritten", "garbage"],
+)
+def test_a_kept_file_that_is_damaged_is_no_value_and_told(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     a, b = (
         trace_of_values(tmp_path / side, [[value("backward", "w", "f32", (8,), weights(*[number] * 8))]])
         for side, number in (("a", 1.0), ("b", 2.0))
     )
     (file,) = (tmp_path / "b" / "tensors").iterdir()
-    file.write_bytes(file.read_bytes()[:-1])
-    first = diff(a, b).first
-    assert first is not None
-    assert first.value is None
+    file.write_bytes(damage(file.read_bytes()))
+    verdict = diff(a, b)
+    assert verdict.first is not None
+    assert (verdict.first.value, verdict.notes) == (None, (DAMAGED,))
+    file.unlink()
+    assert diff(a, read_trace(tmp_path / "b")).notes == ()
+
+
+def test_damaged_tokens_count_as_unknown_and_are_told(tmp_path: Path) -> None:
+    a, b = (
+        trace_of_values(tmp_path / side, [[value("rollout", "tokens", "i64", (1, 3), struct.pack("<3q", *tokens))]] * 2)
+        for side, tokens in (("a", (1, 2, 3)), ("b", (1, 2, 4)))
+    )
+    for file in (tmp_path / "b" / "tensors").iterdir():
+        file.write_bytes(file.read_bytes()[:-1] + b"\1")
+    verdict = diff(a, b)
+    assert (verdict.attribution["tokens"].num_unknown, verdict.attribution["tokens"].num_different) == (2, 0)
+    assert verdict.notes == (DAMAGED.replace("rank 0,", "rank 0, and 1 more"),)
+
+
+def test_what_a_rank_has_otherwise_than_the_lowest_is_not_damaged(tmp_path: Path) -> None:
+    kept = [value("backward", "w", "f32", (8,), weights(*[number] * 8)) for number in (1.0, 2.0, 3.0)]
+    alone = trace_of_values(tmp_path / "a", [[kept[0]]])
+    of_two = trace_of_ranks(tmp_path / "b", [[[kept[1][0]]], [[kept[2][0]]]])
+    (tmp_path / "b" / "tensors").mkdir()
+    write_tensors(tmp_path / "b" / "tensors" / "rank-1-step-0.safetensors", [kept[2]])
+    verdict = diff(alone, of_two)
+    assert verdict.first is not None
+    assert verdict.first.value is None
+    assert verdict.notes == ("in B, ranks have backward w of step 0 otherwise; the lowest rank's was compared",)
 
 
 @pytest.mark.parametrize("sick", [0, 1, 2])
 def test_the_micro_batch_is_named(tmp_path: Path, sick: int) -> None:
     losses = [leaf("loss", "loss", number, scope=Scope.PHYSICAL, occurrence=number) for number in range(3)]
-    other = [replace(each, digest=bytes(16)) if each.occurrence >= sick else each for each in losses]
+    other = [each._replace(digest=bytes(16)) if each.occurrence >= sick else each for each in losses]
     alike = [leaf("loss", "loss of another", 1, scope=Scope.PHYSICAL), leaf("loss", "loss", 1)]
     first = first_of(
         [[*losses, *alike, leaf("backward", "w", 1)]], [[*other, *alike, leaf("backward", "w", 2)]], tmp_path
@@ -68,7 +108,7 @@ def test_the_micro_batch_is_named(tmp_path: Path, sick: int) -> None:
 def test_what_stands_before_it_is_told(tmp_path: Path) -> None:
     context = leaf("reference", "random.torch", 1, scope=Scope.CONTEXT)
     steps = steps_of(1)[0]
-    sick = [*steps[:4], replace(steps[4], digest=bytes(16)), steps[5]]
+    sick = [*steps[:4], steps[4]._replace(digest=bytes(16)), steps[5]]
     first = first_of([[context, *steps]], [[context, *sick]], tmp_path)
     assert (first.num_before, first.phases_before) == (4, ("rollout", "forward", "loss", "backward"))
     more = first_of([[context, *steps]], [[context, *steps[:2], leaf("loss", "new", 1), *steps[2:]]], tmp_path / "more")

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from harness.errors import TraceError
 from harness.trace.chain import Leaf, next_chain
 from harness.trace.diff import diff
 from harness.trace.digests import digest
+from harness.trace.excerpt import excerpt
 from harness.trace.format import HEADER, done_payload, frame, step_payload
 from harness.trace.manifest import Fingerprint, Manifest, manifest_text, parse_manifest
 from harness.trace.reader import read_trace, verify, whole_leaves
 from harness.trace.verdict import Kind
-from tests.trace.traces import SEEDED, leaf, manifest_of, names, steps_of, write
+from tests.manual import section
+from tests.trace.traces import SEEDED, leaf, manifest_of, names, steps_of, trace, write
 
-README_MD = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 FORMAT_MD = (Path(harness.trace.__file__).parent / "FORMAT.md").read_text("utf-8")
 
 
@@ -71,6 +73,32 @@ def test_a_torn_tail_is_told_by_its_bytes(tmp_path: Path) -> None:
     assert read_trace(directory).gaps == (f"rank-0.log is torn: its last {size - whole_bytes} bytes were skipped",)
 
 
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (lambda lines: [lines[0], b"\xffgarbage\n", lines[2]], 2),
+        (lambda lines: [*lines[:2], lines[2][:-2]], 3),
+        (lambda lines: [b"garbage"], 1),
+    ],
+    ids=["garbage", "cut", "nothing else"],
+)
+def test_a_damaged_curve_is_told_and_equal_bits_stay_equal(
+    tmp_path: Path, damage: Callable[[list[bytes]], list[bytes]], line: int
+) -> None:
+    whole = trace(tmp_path / "a", steps_of(3))
+    curve = write(tmp_path / "b", steps_of(3)) / "curve.jsonl"
+    assert diff(whole, read_trace(tmp_path / "b")).notes == ()
+    curve.write_bytes(b"".join(damage(curve.read_bytes().splitlines(keepends=True))))
+
+    damaged = read_trace(tmp_path / "b")
+    verdict = diff(whole, damaged)
+
+    told = f"B: curve.jsonl is damaged: it was read up to line {line}"
+    assert (verdict.kind, verdict.notes, len(damaged.curve)) == (Kind.EQUAL, (told,), line - 1)
+    cut_out = excerpt(damaged, 0, 0)
+    assert cut_out.damages == (damaged.damages if line == 1 else ())
+
+
 def test_ranks_that_end_apart_have_the_steps_that_both_have(tmp_path: Path) -> None:
     manifest = Manifest(world_size=2)
     write(tmp_path / "a", steps_of(5), manifest, rank=0)
@@ -103,10 +131,10 @@ def test_a_log_that_was_closed_over_missing_steps_is_not_closed(tmp_path: Path) 
 # ------------------------------------------------------------------------------------------- versions, other writers
 
 
-def test_the_example_of_the_readme_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_the_manual_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"^```python\n((?:(?!```).)*TraceWriter.*?)^```$", README_MD, re.MULTILINE | re.DOTALL)
-    exec(compile(code, "README.md", "exec"), {})
+    (code,) = re.findall(r"^```python\n(.*?)^```$", section("Traces"), re.MULTILINE | re.DOTALL)
+    exec(compile(code, "TRACES.md", "exec"), {})
     found = read_trace(tmp_path / "out")
     assert (found.steps, found.gaps, verify(found)) == ((0, 1, 2), (), [])
     assert found.ranks[0].columns(1).leaves()[0].digest == bytes.fromhex("0000003f").ljust(16, b"\0")

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,7 +86,7 @@ def test_a_whole_is_compared_with_its_shards(tmp_path: Path) -> None:
         steps = []
         for step in range(3):
             leaves = [shard(step, name, weights(step, name, sick), lambda at: True) for name in NAMES]
-            wholes = [replace(each, scope=Scope.LOGICAL, algorithm=algorithm) for each in leaves]
+            wholes = [each._replace(scope=Scope.LOGICAL, algorithm=algorithm) for each in leaves]
             steps.append([leaf("loss", "loss", step), *wholes])
         return trace(directory, steps)
 
@@ -124,7 +123,7 @@ def test_a_part_that_two_ranks_have_counts_twice(tmp_path: Path) -> None:
 
 def test_shards_of_other_shapes_are_told(tmp_path: Path) -> None:
     one = shard(0, "w", weights(0, "w", None), lambda at: at < 12)
-    other = replace(shard(0, "w", weights(0, "w", None), lambda at: at >= 12), shape=(COLUMNS, ROWS))
+    other = shard(0, "w", weights(0, "w", None), lambda at: at >= 12)._replace(shape=(COLUMNS, ROWS))
     apart = trace_of_ranks(tmp_path / "a", [[[one]], [[other]]])
     whole = trace(tmp_path / "b", [[one]])
     assert diff(apart, whole).notes == (

@@ -11,7 +11,7 @@ from safetensors import deserialize
 
 from harness.errors import TraceError
 from harness.trace.chain import Leaf, Scope
-from harness.trace.tensor_file import DTYPES, Kept, read_tensor, tensor_key, write_tensors
+from harness.trace.tensor_file import DTYPES, DamagedTensor, Kept, read_digested, read_tensor, tensor_key, write_tensors
 from tests.trace.traces import SEEDED, names
 
 
@@ -89,3 +89,14 @@ def test_a_file_cut_anywhere_holds_nothing_wrong(tmp_path: Path) -> None:
     for end in range(len(whole)):
         (tmp_path / "cut").write_bytes(whole[:end])
         assert read_tensor(tmp_path / "cut", leaf) is None
+
+
+def test_a_header_nested_too_deep_is_damaged_and_a_digest_of_another_algorithm_is_not_judged(tmp_path: Path) -> None:
+    leaf, data = tensor("w", "f32", (8,)), bytes(range(32))
+    write_tensors(tmp_path / "kept", [(leaf, data)])
+    assert read_digested(tmp_path / "kept", leaf._replace(algorithm="shardsum_128")) == data
+    with pytest.raises(DamagedTensor, match=r"logical/backward/0/w in .*kept is not what was digested"):
+        read_digested(tmp_path / "kept", leaf)
+    (tmp_path / "kept").write_bytes(struct.pack("<Q", 10**5) + b"[" * 10**5)
+    with pytest.raises(DamagedTensor, match="kept is cut, or no file of safetensors"):
+        read_digested(tmp_path / "kept", leaf)

@@ -68,7 +68,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_program(tmp_path: Path) -> N
     assert 0 < num_whole < 50
     assert chains[num_whole:] == [None] * (50 - num_whole)
     assert len(said) == 1
-    assert f"ended after {num_whole} steps, the program goes on: File too large" in said[0]
+    assert f"ended after {num_whole} step{'s' * (num_whole != 1)}, the program goes on: File too large" in said[0]
     writer.close()
     found = read_trace(tmp_path / "a")
     assert found.steps == tuple(range(num_whole))
@@ -84,7 +84,7 @@ def test_a_disk_that_is_full_at_the_end(tmp_path: Path) -> None:
     with largest_file(size + 10):
         writer.close()
     assert len(said) == 1
-    assert "ended after 1 steps" in said[0]
+    assert "ended after 1 step, " in said[0]
     assert (tmp_path / "a" / "rank-0.log").stat().st_size == size, "what did not fit is taken back"
     found = read_trace(tmp_path / "a")
     assert (found.steps, len(found.gaps)) == ((0,), 2)
@@ -259,6 +259,6 @@ def test_shards_have_a_digest_that_can_be_added(tmp_path: Path) -> None:
     said: list[str] = []
     writer = TraceWriter(tmp_path / "a", manifest_of(), say=said.append)
     shard = leaf("backward", "w", 1, scope=Scope.SHARD)
-    assert writer.append(0, [replace(shard, algorithm=SHARDSUM_128)]) is not None
+    assert writer.append(0, [shard._replace(algorithm=SHARDSUM_128)]) is not None
     assert writer.append(1, [shard]) is None
     assert "legal:  shardsum_128" in said[0]

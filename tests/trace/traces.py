@@ -60,7 +60,7 @@ def flip_bit(at_step: int, phase: str, name: str) -> Callable[[int, Leaf], Leaf]
     def change(step: int, leaf: Leaf) -> Leaf:
         if step < at_step or (leaf.phase, leaf.name) != (phase, name):
             return leaf
-        return replace(leaf, digest=bytes([leaf.digest[0] ^ 1]) + leaf.digest[1:])
+        return leaf._replace(digest=bytes([leaf.digest[0] ^ 1]) + leaf.digest[1:])
 
     return change
 

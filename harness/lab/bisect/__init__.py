@@ -1,6 +1,7 @@
 """`rlharness bisect`: the commit, or the version of a package, that first changed what a run computes.
 
-search.py      the search over a history of any shape, pure     commits.py    probes in worktrees
-criterion.py   what makes a probe bad: bits, reward, a metric   packages.py   probes beside versions of a package
+search.py      the search over a history of any shape, pure     candidates.py  commits, each in a worktree
+criterion.py   what makes a probe bad: bits, reward, a metric   packages.py    versions of a package, beside the rest
+hunt.py        the probes, one after the other                  result.py      a bisection that has ended
 command.py     from arguments to exit code
 """

@@ -1,7 +1,7 @@
 """Between what a bisection looks: commits, each in a worktree of its own, or versions of a package."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from typing import Protocol
 
 from harness.errors import HarnessError, UsageError
@@ -17,6 +17,12 @@ class Interrupted(HarnessError):
     """A signal has asked for the end before both ends were known."""
 
     exit_code = ExitCode.INTERRUPTED
+
+
+def refuse_interrupted(interrupted_by: str) -> None:
+    """Interrupted where a signal of this name has asked for the end; nothing for no name."""
+    if interrupted_by:
+        raise Interrupted(f"interrupted by {interrupted_by}, before both ends were known")
 
 
 class Candidates(Protocol):
@@ -57,15 +63,12 @@ class CommitCandidates:
     @asynccontextmanager
     async def at(self, name: str) -> AsyncIterator[Side]:
         """Its worktree."""
-        try:
-            tree = self._worktrees.at(self.commit(name))
-            side = tree.__enter__()
-        except GitError as error:
-            raise UnavailableError(error.what) from None
-        try:
+        with ExitStack() as stack:
+            try:
+                side = stack.enter_context(self._worktrees.at(self.commit(name)))
+            except GitError as error:
+                raise UnavailableError(error.what) from None
             yield side
-        finally:
-            tree.__exit__(None, None, None)
 
 
 def checked_ends(checkout: Checkout, good: str, bad: str) -> tuple[Commit, Commit]:
@@ -78,7 +81,7 @@ def checked_ends(checkout: Checkout, good: str, bad: str) -> tuple[Commit, Commi
         raise UsageError(
             f"--good {good} is no ancestor of --bad {bad}",
             legal="a good commit from which the bad one has come",
-            remedy="exchange them, and look for the commit that mended it: --by tells the two apart either way"
+            remedy=f"--good {bad} --bad {good} finds the commit between them too; then turn a condition of --by round"
             if turned
             else f"git merge-base {good} {bad} names one that both have come from",
         )

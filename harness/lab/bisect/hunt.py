@@ -1,19 +1,23 @@
 """The probes of a bisection: each run once, the good end twice, since bits that come and go cannot be bisected."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.errors import HarnessError
 from harness.exit_codes import ExitCode
-from harness.lab.bisect.candidates import Candidates, Interrupted, UnavailableError
-from harness.lab.bisect.criterion import Criterion, Judged
+from harness.lab.bisect.candidates import Candidates, UnavailableError, refuse_interrupted
+from harness.lab.bisect.criterion import Criterion
 from harness.lab.bisect.result import Bisection, Probe
 from harness.lab.bisect.search import Outcome, Search
 from harness.lab.entry_call import read_refusal
 from harness.lab.envelope import Envelope
-from harness.lab.gate.plan import Scene, check_origin
-from harness.lab.session import Session
+from harness.lab.gate.plan import check_origin
+from harness.lab.gate.sides import Runs
+from harness.lab.supervised import OUTPUT
+from harness.lab.worktrees import Side
+from harness.reporters.replay import output_tail
 from harness.reporters.run_lines import RunLines
+from harness.reporters.text import path_text
 from harness.trace.diff import diff
 from harness.trace.reader import Trace, read_trace
 
@@ -35,7 +39,7 @@ class Hunt:
 
     def __init__(
         self,
-        session: Session,
+        session: Runs,
         lines: RunLines,
         candidates: Candidates,
         criterion: Criterion,
@@ -68,23 +72,18 @@ class Hunt:
         return self._told(scenario, search, good, bad, probes)
 
     async def _good_end(self, envelope: Envelope) -> Probe:
-        """The good end, which is shown to agree with itself where bits are what is asked for."""
-        good = await self._probe(self._candidates.good, "good", envelope)
-        if good.outcome is Outcome.SKIP or good.directory is None:
-            self._check_end(good)
-        assert good.directory is not None
-        self._good = read_trace(good.directory)
-        self._criterion.check(self._good)
-        if (judged := self._criterion.judge(self._good, self._good)).outcome is not Outcome.GOOD:
-            found = "is bad" if judged.outcome is Outcome.BAD else "cannot be judged"
-            raise NothingToFindError(
-                f"{good.told}, which should be good, {found}: {judged.reason}",
-                legal="a good one",
-                remedy="name another --good",
-            )
-        again = await self._probe(self._candidates.good, "good, once more", envelope, suffix="-again")
+        """The good end, which is shown to agree with itself."""
+        name = self._candidates.good
+        try:
+            async with self._candidates.at(name) as side:
+                good = await self._run(name, "good", envelope, side)
+                self._take(good)
+                again = await self._run(name, "good, once more", envelope, side, suffix="-again")
+        except UnavailableError as error:
+            self._check_end(Probe(name, self._candidates.told(name), Outcome.SKIP, error.what))
+            raise
         if again.outcome is not Outcome.GOOD:
-            self._refuse_interrupted()
+            refuse_interrupted(self._session.interrupted_by)
             raise NothingToFindError(
                 f"two runs of {good.told} are not alike: {again.reason}",
                 legal="a scenario that gives the same bits twice",
@@ -93,45 +92,72 @@ class Hunt:
             )
         return good
 
-    def _check_end(self, end: Probe) -> None:
-        self._refuse_interrupted()
-        if end.outcome is Outcome.SKIP:
-            raise EndsError(f"{end.told} cannot be run: {end.reason}", legal="two ends that can")
-        if end.outcome is Outcome.GOOD:
+    def _take(self, good: Probe) -> None:
+        """The run with which all others are compared. HarnessError where it cannot be that."""
+        if good.outcome is Outcome.SKIP:
+            self._check_end(good)
+        assert good.directory is not None
+        self._good = read_trace(good.directory)
+        self._criterion.check(self._good)
+        if (judged := self._criterion.judge(self._good, self._good)).outcome is not Outcome.GOOD:
+            found = "is bad" if judged.outcome is Outcome.BAD else "cannot be judged"
             raise NothingToFindError(
-                f"{end.told}, which should be bad, is as the good one: {end.reason}",
-                legal="a bad one",
-                remedy="the scenario is that of the working tree, at every revision: what changed may be the scenario",
+                f"{good.told}, which should be good, {found}: {judged.reason}",
+                legal="a good end for which --by does not hold",
+                remedy="name an earlier one",
             )
 
-    def _refuse_interrupted(self) -> None:
-        if self._session.interrupted_by:
-            raise Interrupted(f"interrupted by {self._session.interrupted_by}, before both ends were known")
+    def _check_end(self, end: Probe) -> None:
+        refuse_interrupted(self._session.interrupted_by)
+        if end.outcome is Outcome.SKIP:
+            said = f"; what it printed: {path_text(end.directory / OUTPUT)}" if end.directory else ""
+            raise EndsError(
+                f"{end.told} cannot be run: {end.reason}",
+                legal="two ends that can be",
+                remedy=f"name another end, at which the scenario's entry runs{said}",
+            )
+        if end.outcome is Outcome.GOOD:
+            remedy = "look between other versions, or at another package"
+            if self._checkout_root:
+                remedy = "the scenario is that of the working tree, at every revision: what changed may be the scenario"
+            raise NothingToFindError(
+                f"{end.told}, which should be bad, is as the good one: {end.reason}",
+                legal="a bad end that differs from the good one",
+                remedy=remedy,
+            )
 
-    async def _probe(self, name: str, title: str, envelope: Envelope, *, suffix: str = "") -> Probe:
-        """Run one candidate, and judge it."""
-        told = self._candidates.told(name)
-        self._lines.title = f"{told} ({title})"
-        place = self._directory / f"{told.split()[0] if self._checkout_root else name}{suffix}"
+    async def _probe(self, name: str, title: str, envelope: Envelope) -> Probe:
+        """Run one candidate where it is had, and judge it."""
         try:
             async with self._candidates.at(name) as side:
-                if self._checkout_root is not None:
-                    check_origin(Scene("", "", side, envelope), self._checkout_root)
-                run = await self._session.record(envelope, place, environ=side.environ, cwd=side.cwd)
+                return await self._run(name, title, envelope, side)
         except UnavailableError as error:
-            self._lines.end(f"{self._lines.title}: skipped: {error.what}")
+            told = self._candidates.told(name)
+            self._lines.end(f"{told} ({title}): skipped: {error.what}")
             return Probe(name, told, Outcome.SKIP, error.what)
+
+    async def _run(self, name: str, title: str, envelope: Envelope, side: Side, *, suffix: str = "") -> Probe:
+        """Run one candidate, and judge it; the first one is good."""
+        told = self._candidates.told(name)
+        self._lines.title = f"{told} ({title})"
+        if self._checkout_root is not None:
+            check_origin(side, envelope, self._checkout_root)
+        place = self._directory / f"{told.split()[0] if self._checkout_root else name}{suffix}"
+        run = await self._session.record(envelope, place, environ=side.environ, cwd=side.cwd)
         self._lines.ended(run)
         directory = run.recording.directory
         if refusal := read_refusal(directory):
             return Probe(name, told, Outcome.SKIP, f"its entry refuses to begin: {refusal.what}", directory)
         if not run.recording.is_whole or not run.recording.num_steps:
             problem = run.recording.problems[0].what if run.recording.problems else "no step was recorded"
-            return Probe(name, told, Outcome.SKIP, problem, directory)
+            return Probe(name, told, Outcome.SKIP, ": ".join([problem, *output_tail(run.output)[-1:]]), directory)
         trace = read_trace(directory)
-        judged = Judged(Outcome.GOOD, "") if self._good is None else self._criterion.judge(self._good, trace)
-        self._lines.end(f"{self._lines.title}: {judged.outcome.value}, {judged.reason}" if judged.reason else told)
-        return Probe(name, told, judged.outcome, judged.reason, directory, tuple(_chains(trace)))
+        chains = tuple(_chains(trace))
+        if self._good is None:
+            return Probe(name, told, Outcome.GOOD, "", directory, chains)
+        judged = self._criterion.judge(self._good, trace)
+        self._lines.end(f"{self._lines.title}: {judged.outcome.value}, {judged.reason}")
+        return Probe(name, told, judged.outcome, judged.reason, directory, chains)
 
     def _told(self, scenario: str, search: Search[str], good: Probe, bad: Probe, probes: list[Probe]) -> Bisection:
         by_name = {probe.name: probe for probe in (good, *probes, bad)}
@@ -140,24 +166,30 @@ class Hunt:
         before = [by_name[name] for name in parents if name in by_name and by_name[name].outcome is Outcome.GOOD]
         last_good = before[0] if before else good
         assert found.directory is not None and last_good.directory is not None
-        unknown = [name for name in search.candidates if name not in by_name]
-        never = [Probe(name, self._candidates.told(name), Outcome.SKIP, "not looked at") for name in unknown]
+        left = [
+            by_name.get(name) or Probe(name, self._candidates.told(name), Outcome.SKIP, "not looked at")
+            for name in search.candidates
+        ]
         return Bisection(
             scenario=scenario,
             criterion=self._criterion,
             good=good,
             bad=bad,
             probes=tuple(probes),
-            candidates=tuple(
-                {probe.name: probe for probe in (*by_name.values(), *never)}[n] for n in search.candidates
-            ),
+            candidates=tuple(left),
             found=found,
             last_good=last_good,
             verdict=diff(read_trace(last_good.directory), read_trace(found.directory)),
             directory=self._directory,
-            notes=tuple(_moved_again(found, bad, probes)),
+            notes=(*_of_merge(parents, before), *_moved_again(found, bad, probes)),
             interrupted_by=self._session.interrupted_by,
         )
+
+
+def _of_merge(parents: Sequence[str], good: Sequence[Probe]) -> Iterator[str]:
+    """That a merge is to blame, and neither of the sides that it brings together."""
+    if len(parents) > 1 and len(good) == len(parents):
+        yield f"it is a merge, and {', '.join(probe.told for probe in good)} are good: only together they are not"
 
 
 def _moved_again(found: Probe, bad: Probe, probes: list[Probe]) -> Iterator[str]:

@@ -7,19 +7,20 @@ everything else, torch above all, is the same in every probe. The environment it
 """
 
 import json
+import os
 import re
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from harness.errors import HarnessError, UsageError
-from harness.lab.bisect.candidates import Interrupted, UnavailableError
+from harness.errors import UsageError
+from harness.lab.bisect.candidates import UnavailableError, refuse_interrupted
 from harness.lab.bisect.search import in_a_line
 from harness.lab.session import Session
 from harness.lab.supervised import OUTPUT
@@ -28,13 +29,13 @@ from harness.machine.scratch import remove_tree
 from harness.reporters.base import say
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
-LEGAL = "NAME==A..B, the good version and the bad one"
+LEGAL = "NAME==A..B, the good version and a later one that is bad"
 _SPEC = re.compile(r"\s*([A-Za-z0-9][\w.-]*)\s*==\s*(\S+?)\s*\.\.\s*(\S+)\s*")
 _VERSIONS = re.compile(r"^Available versions: (.+)$", re.MULTILINE)
 
 
 def parse_packages(text: str) -> tuple[str, Version, Version]:
-    """(name, good version, bad version) of NAME==A..B; UsageError for any other text."""
+    """(name, good version, bad version) of NAME==A..B, where A is the earlier; UsageError for any other text."""
     match = _SPEC.fullmatch(text)
     try:
         if match is None:
@@ -44,11 +45,18 @@ def parse_packages(text: str) -> tuple[str, Version, Version]:
         raise UsageError(f"--packages {text}", legal=LEGAL, remedy="--packages torch==2.10.0..2.12.0") from None
     if good == bad:
         raise UsageError(f"--packages {text}: one version", legal=LEGAL)
+    if good > bad:
+        raise UsageError(
+            f"--packages {text}: {good} is later than {bad}",
+            legal=LEGAL,
+            remedy=f"--packages {match[1]}=={bad}..{good} finds the version between them too; then turn a condition of"
+            " --by round",
+        )
     return name, good, bad
 
 
 def versions_between(known: Sequence[str], name: str, good: Version, bad: Version) -> list[str]:
-    """The versions from the good one to the bad one, both included, newer or older; UsageError where one is unknown.
+    """The versions from the good one to the bad one, both included; UsageError where one is unknown.
 
     Pre-releases are among them only where one of the two is one.
     """
@@ -56,15 +64,12 @@ def versions_between(known: Sequence[str], name: str, good: Version, bad: Versio
     for wanted in (good, bad):
         if wanted not in by_version:
             raise UsageError(
-                f"the index has no {name} {wanted}",
-                legal=", ".join(by_version[each] for each in sorted(by_version)[-12:])
-                or "none: it has no such package",
+                f"pip finds no {name} {wanted} for Python {sys.version_info.major}.{sys.version_info.minor} here",
+                legal=", ".join(by_version[each] for each in sorted(by_version)[-12:]) or "none: it finds no version",
                 remedy=f"pip index versions {name} shows them all; of yanked and foreign builds it says nothing",
             )
     takes_all = good.is_prerelease or bad.is_prerelease
-    low, high = sorted((good, bad))
-    found = [v for v in sorted(by_version) if low <= v <= high and (takes_all or not v.is_prerelease)]
-    return [by_version[each] for each in (found if good < bad else reversed(found))]
+    return [by_version[v] for v in sorted(by_version) if good <= v <= bad and (takes_all or not v.is_prerelease)]
 
 
 class PackageCandidates:
@@ -76,6 +81,7 @@ class PackageCandidates:
         self._directory = directory
         self._name = name
         self._numbers = count(1)
+        self._requirements: dict[str, list[str]] = {}
         self.good, self.bad = versions[0], versions[-1]
         self.parents: Mapping[str, Sequence[str]] = in_a_line(versions)
 
@@ -88,24 +94,23 @@ class PackageCandidates:
         """The environment with this version in front of it."""
         target = self._directory / f"packages-{name}"
         try:
-            wanted = await self._what_would_change(name)
-            if wanted:
+            if wanted := await self.requirements(name):
                 say(f"installing {', '.join(wanted)}, beside the environment")
                 arguments = ("install", "--quiet", "--no-deps", "--target", str(target), *wanted)
                 await pip(self._session, arguments, self._log(), f"{self.told(name)} cannot be installed")
-            paths = [str(target)] if wanted else []
-            path = ":".join([*self._recorder_first(paths)])
+            recorder, *rest = self._side.environ["PYTHONPATH"].split(os.pathsep)
+            path = os.pathsep.join([recorder, *([str(target)] if wanted else []), *rest])
             yield replace(self._side, environ={**self._side.environ, "PYTHONPATH": path})
         finally:
             remove_tree(str(target))
 
-    def _recorder_first(self, paths: Sequence[str]) -> list[str]:
-        """The import path: what records, then these, then what it was."""
-        first, *rest = self._side.environ["PYTHONPATH"].split(":")
-        return [first, *paths, *rest]
+    async def requirements(self, version: str) -> list[str]:
+        """What pip would install to have this version here; nothing where it is here. UnavailableError."""
+        if version not in self._requirements:
+            self._requirements[version] = await self._resolved(version)
+        return self._requirements[version]
 
-    async def _what_would_change(self, version: str) -> list[str]:
-        """The requirements that pip would install to have this version here; none where it is here."""
+    async def _resolved(self, version: str) -> list[str]:
         log = self._log()
         report = log.with_suffix(".json")
         arguments = ("install", "--dry-run", "--quiet", "--report", str(report), f"{self._name}=={version}")
@@ -118,15 +123,19 @@ class PackageCandidates:
 
 
 async def index_versions(session: Session, name: str, directory: Path, *, pre: bool) -> list[str]:
-    """What the index has of a package, as pip is configured; HarnessError where it cannot be asked."""
+    """What the index has of a package for this Python and machine, as pip is configured.
+
+    UsageError where it cannot be asked, or has none.
+    """
     log = directory / "pip-versions"
     arguments = ("index", "versions", name, *(("--pre",) if pre else ()))
     try:
         output = await pip(session, arguments, log, f"the versions of {name} are not known")
     except UnavailableError as error:
-        if session.interrupted_by:
-            raise Interrupted(f"interrupted by {session.interrupted_by}, before both ends were known") from None
-        raise HarnessError(error.what, remedy="check the name, and pip's index: pip index versions") from None
+        refuse_interrupted(session.interrupted_by)
+        raise UsageError(
+            error.what, legal="a package that pip can install here", remedy=f"see what pip index versions {name} says"
+        ) from None
     match = _VERSIONS.search(output)
     return [text.strip() for text in match[1].split(",")] if match else []
 
@@ -139,6 +148,14 @@ async def pip(session: Session, arguments: Sequence[str], log: Path, what: str) 
     except FileNotFoundError:
         output = ""
     if end.exit_code != 0:
-        faults = [line for line in output.splitlines() if line.startswith("ERROR:")] or output.splitlines()[-1:]
-        raise UnavailableError(f"{what}: {'; '.join(dict.fromkeys(faults)) or 'pip was ended'}")
+        raise UnavailableError(f"{what}: {'; '.join(faults_of(output)) or 'pip was ended'}")
     return output
+
+
+def faults_of(output: str) -> list[str]:
+    """The lines of pip's output that say what failed: its errors, what did not succeed, the last line of a build."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    ends = [before for before, line in pairwise(lines) if line == "[end of output]"]
+    found = [line for line in lines if line.startswith(("ERROR:", "\N{MULTIPLICATION SIGN}")) or line in ends]
+    others = [line for line in lines if not line.startswith("WARNING:")]
+    return list(dict.fromkeys(found or others[-1:]))

@@ -21,6 +21,8 @@ from harness.lab.bundles.contents import HEAD, MAX_HEAD_BYTES, MAX_MEMBERS, Head
 
 Content = bytes | Path
 """What a member holds: these bytes, or those of a file."""
+WHOLE = "a bundle as rlharness replay --bundle has written it"
+AGAIN = "copy it again, or have it made again"
 _CHUNK_BYTES = 2**20
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """The first date that the format has."""
@@ -64,12 +66,12 @@ def open_bundle(path: Path) -> Bundle:
     """A bundle, its head and the names of its members checked; BundleError for any other file."""
     with _opened(path) as (archive, infos):
         if infos.get(HEAD) is None or infos[HEAD].file_size > MAX_HEAD_BYTES:
-            raise BundleError(f"{path} is no bundle: it has no {HEAD}", legal="what rlharness replay --bundle writes")
+            raise BundleError(f"{path} is no bundle: it has no {HEAD}")
         with archive.open(infos[HEAD]) as member:
             head = parse_head(member.read())
         sizes = {name: info.file_size for name, info in infos.items() if name != HEAD}
         if sizes != {name: member.num_bytes for name, member in head.members.items()}:
-            raise BundleError(f"the members of {path} are not those that its {HEAD} names", remedy="copy it again")
+            raise BundleError(f"the members of {path} are not those that its {HEAD} names")
         return Bundle(path, head)
 
 
@@ -126,17 +128,18 @@ def _opened(path: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.Zip
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             yield archive, _harmless(archive, os.fstat(file.fileno()).st_size)
     except BundleError as error:
-        raise BundleError(_named(path, error.what), legal=error.legal, remedy=error.remedy) from None
+        raise BundleError(_named(path, error.what), legal=error.legal or WHOLE, remedy=error.remedy or AGAIN) from None
     except OSError as error:
         raise BundleError(
             f"{error.filename or path}: {error.strerror or error}",
+            legal=WHOLE,
             remedy="name a file that can be read, and a place that can be written to",
         ) from None
     except _DAMAGE as error:
         raise BundleError(
             f"{path} is damaged, or no bundle: {str(error) or type(error).__name__:.100}",
-            legal="what rlharness replay --bundle writes",
-            remedy="copy it again",
+            legal=WHOLE,
+            remedy=AGAIN,
         ) from None
 
 
@@ -174,4 +177,4 @@ def _checked(member: IO[bytes], name: str, expected: Member) -> Iterator[bytes]:
         num_bytes += len(chunk)
         yield chunk
     if (num_bytes, digest.hexdigest()) != (expected.num_bytes, expected.xxh3_128):
-        raise BundleError(f"{name} is damaged: its checksum is not that of the head", remedy="copy it again")
+        raise BundleError(f"{name} is damaged: its checksum is not that of the head")

@@ -18,13 +18,14 @@ from harness.lab.bundles.archive import Bundle, open_bundle
 from harness.lab.bundles.contents import check_call
 from harness.lab.bundles.making import checkpoint_digest
 from harness.lab.entry_call import CALL
-from harness.lab.out_directory import out_directory
+from harness.lab.out_directory import out_directory, place_of
 from harness.lab.payload import flattened
 from harness.lab.recorded_run import CHECKPOINTS, RecordedRun, read_recorded_run
 from harness.lab.replay_plan import REPLAYS
 from harness.lab.scenario_places import all_scenarios
-from harness.lab.steps.command import StepReplay, replay_steps, tell
+from harness.lab.steps.command import replay_steps, tell
 from harness.lab.steps.plan import check_machine, plan_step
+from harness.lab.steps.result import StepReplay
 from harness.lab.supervised import Place
 from harness.machine.scratch import remove_tree
 from harness.runner.options import Invocation
@@ -44,31 +45,33 @@ def run_bundle_replay(invocation: Invocation, arguments: Mapping[str, Any]) -> E
         )
     if arguments["step"] is not None or arguments["against"] or arguments["reference_checkpoint"]:
         raise UsageError(
-            "--step, --against or --reference-checkpoint with a bundle", legal="--op, --set, --timeout, --out, --json"
+            "--step, --against or --reference-checkpoint with a bundle",
+            legal="--op, --set, --timeout, --out, --json",
+            remedy="leave it out: a bundle is of one step, and of one run",
         )
     program = check_machine(invocation)
-    bundle = open_bundle(invocation.cwd / arguments["bundle"])
+    bundle = open_bundle(place_of(invocation.cwd, arguments["bundle"]))
     call = check_call(bundle.read(CALL))
-    check_entry(call["entry"], invocation.cwd)
+    check_entry(call.entry, invocation.cwd)
     own_id = new_run_id(SystemClock().wall())
     directory = out_directory(invocation.cwd, arguments["out"], REPLAYS, own_id)
-    run = unpacked(bundle, directory / UNPACKED)
-    plan = plan_step(run, arguments, bundle.head.step)
+    try:
+        run = unpacked(bundle, directory / UNPACKED)
+        plan = plan_step(run, arguments, bundle.head.step)
+    except HarnessError:
+        remove_tree(str(directory))
+        raise
     place = Place(program, invocation.cwd, invocation.environ, own_id, plan.timeout_s)
     replay = replay_steps(plan, None, directory, place)
     return tell(replace(replay, notes=tuple(_notes(run, replay))), invocation, arguments)
 
 
 def unpacked(bundle: Bundle, directory: Path) -> RecordedRun:
-    """The run of a bundle, in a directory that is new; HarnessError for one that is not whole: nothing is left then."""
-    try:
-        bundle.unpack(directory)
-        if (named := bundle.head.checkpoint) is not None:
-            _bring(Path(named.path), named.digest, directory / CHECKPOINTS / f"step-{bundle.head.start or 0:06}")
-        return read_recorded_run(directory)
-    except HarnessError:
-        remove_tree(str(directory))
-        raise
+    """The run of a bundle, in a directory that is new; HarnessError for one that is not whole."""
+    bundle.unpack(directory)
+    if (named := bundle.head.checkpoint) is not None:
+        _bring(Path(named.path), named.digest, directory / CHECKPOINTS / f"step-{bundle.head.start or 0:06}")
+    return read_recorded_run(directory)
 
 
 def check_entry(entry: str, cwd: Path) -> None:
@@ -91,7 +94,11 @@ def _bring(path: Path, digest: str, target: Path) -> None:
             target.symlink_to(path.resolve(), target_is_directory=True)
             return
     except OSError as error:
-        raise BundleError(f"the checkpoint {path} cannot be read: {error.strerror}") from None
+        raise BundleError(
+            f"the checkpoint {path} cannot be read: {error.strerror}",
+            legal="a directory that this user can read",
+            remedy="copy it to where it can be read, or have the bundle made without --reference-checkpoint",
+        ) from None
     raise BundleError(
         f"the bundle names a checkpoint, {path}, which is {'another one' if found else 'not there'}",
         legal=f"the checkpoint of digest {digest}",

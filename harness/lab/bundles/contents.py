@@ -18,7 +18,7 @@ from typing import Any
 
 from harness import __version__
 from harness.errors import BundleError
-from harness.lab.scenario import ENTRY
+from harness.lab.entry_call import EntryCall
 
 FORMAT = 1
 HEAD = "bundle.json"
@@ -103,32 +103,20 @@ def parse_head(data: bytes) -> Head:
     except BundleError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise BundleError(f"its {HEAD} cannot be read: {error!r:.100}", remedy="copy it again") from None
+        raise BundleError(f"its {HEAD} cannot be read: {error!r:.100}") from None
     if head.encoded() != data:
-        raise BundleError(f"its {HEAD} is not as rlharness writes it", remedy="copy it again")
+        raise BundleError(f"its {HEAD} is not as rlharness writes it")
     return head
 
 
-def check_call(data: bytes) -> dict[str, Any]:
-    """What call.json holds, checked as far as anything here relies on it; BundleError for anything else."""
+def check_call(data: bytes) -> EntryCall:
+    """What call.json says; BundleError for anything else."""
     try:
-        fields = json.loads(data)
-        resume = fields["resume"]
-        is_call = (
-            set(fields) == {"entry", "config", "free", "resume"}
-            and re.fullmatch(ENTRY, fields["entry"], re.ASCII) is not None
-            and isinstance(fields["config"], dict)
-            and isinstance(fields["free"], list)
-            and all(isinstance(name, str) for name in fields["free"])
-            and (
-                resume is None or (set(resume) == {"run", "step"} and all(isinstance(k, str) for k in resume.values()))
-            )
-        )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        is_call = False
-    if not is_call:
-        raise BundleError("its call.json does not say what is called", remedy="make the bundle again")
-    return dict(fields)
+        return EntryCall.parse(data)
+    except ValueError:
+        raise BundleError(
+            "its call.json does not say what is called", legal="a call as rlharness writes it", remedy="make it again"
+        ) from None
 
 
 def _checked_name(name: str) -> str:

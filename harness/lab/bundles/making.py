@@ -6,10 +6,11 @@ The configuration is the recorded one, which has no secrets. A checkpoint is tak
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xxhash import xxh3_128
 
@@ -17,17 +18,17 @@ from harness.errors import BundleError, TraceError, UsageError
 from harness.lab.bundles.archive import Content, checksums, open_bundle, write_bundle
 from harness.lab.bundles.contents import ENDING, Head, NamedCheckpoint
 from harness.lab.entry_call import CALL, without_secrets
+from harness.lab.out_directory import place_of
 from harness.lab.recorded_run import CHECKPOINTS, RecordedRun
+from harness.lab.steps.result import StepReplay
 from harness.lab.steps.step_traces import check_step, unfinished_trace
+from harness.reporters.text import path_text
 from harness.trace.excerpt import excerpt
 from harness.trace.format import HEADER, done_payload, frame
 from harness.trace.layout import CURVE, MANIFEST, TENSORS, UNFINISHED, log_name, tensors_name
 from harness.trace.manifest import PARTS, Fingerprint, Manifest, finished, manifest_text
 from harness.trace.reader import RankLog, Trace
 from harness.trace.redaction import redact_argv, redact_fields
-
-if TYPE_CHECKING:
-    from harness.lab.steps.command import StepReplay
 
 
 def write_bundle_of(
@@ -55,28 +56,39 @@ def write_bundle_of(
         write_bundle(path, head, contents)
     except OSError as error:
         raise BundleError(
-            f"the bundle {path} cannot be written: {error.strerror}", remedy="name another place with --bundle"
+            f"the bundle {path_text(path)} cannot be written: {error.strerror}",
+            legal="a place with room for it",
+            remedy="name another one with --bundle",
         ) from None
     return head
 
 
 def bundle_place(cwd: Path, name: str) -> Path:
-    """Where a bundle of this name goes; UsageError for what is there and no bundle: somebody may want to keep it."""
-    path = cwd / name
+    """Where a bundle of this name goes, in directories that are made for it, as those of --out are.
+
+    UsageError for what is there and no bundle: somebody may want to keep it; and where none can be written.
+    """
+    path = place_of(cwd, name)
     path = path if path.suffix else path.with_suffix(ENDING)
+    legal, remedy = "a new file, or an earlier bundle, which is replaced", "name another one with --bundle"
     try:
         if path.exists():
             open_bundle(path)
+        above = next(each for each in path.parents if each.exists())
     except BundleError:
+        raise UsageError(f"{path_text(path)} exists, and is no bundle", legal=legal, remedy=remedy) from None
+    except OSError as error:
+        raise UsageError(f"{path_text(path)}: {error.strerror}", legal=legal, remedy=remedy) from None
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise UsageError(
-            f"{path} exists, and is no bundle",
-            legal="a new file, or an earlier bundle, which is replaced",
-            remedy="name another one with --bundle, or remove it",
-        ) from None
+            f"{path_text(path)} cannot be written: {path_text(above)} is no directory to write to",
+            legal=legal,
+            remedy=remedy,
+        )
     return path
 
 
-def bundle_of_replay(replay: "StepReplay", path: Path, arguments: Mapping[str, Any]) -> "StepReplay":
+def bundle_of_replay(replay: StepReplay, path: Path, arguments: Mapping[str, Any]) -> StepReplay:
     """The same replay, its step written as a bundle: with all that was kept where it came out as it was recorded."""
     plan = replay.repeated.plan
     again = replay.repeated.runs[0].recording.directory if replay.repeated.is_reproduced else None
@@ -101,7 +113,8 @@ def checkpoint_of(run: RecordedRun, step: int) -> tuple[Path, int] | None:
     path = place / CHECKPOINTS / f"step-{start:06}"
     if not path.is_dir():
         raise BundleError(
-            f"{run.directory} has gone on from {path}, which is not there any more",
+            f"{path_text(run.directory)} has gone on from {path_text(path)}, which is not there any more",
+            legal="a run whose checkpoints are there",
             remedy="bring it back, or make the bundle of a later step",
         )
     return path, start
@@ -195,7 +208,11 @@ def _frames(log: RankLog, first: int, last: int) -> bytes:
                 file.seek(place.start)
                 payloads.append(file.read(place.length))
     except OSError as error:
-        raise TraceError(f"{log.path} cannot be read: {error.strerror}") from None
+        raise TraceError(
+            f"{path_text(log.path)} cannot be read: {error.strerror}",
+            legal="a log that this user can read",
+            remedy="copy the run to where it can be read",
+        ) from None
     return b"".join([HEADER, *map(frame, payloads), frame(done_payload(len(payloads)))])
 
 

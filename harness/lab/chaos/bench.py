@@ -5,7 +5,7 @@ perturbation ─▶ envelope, environment, load ─▶ run (with a crash: two) �
 
 import sys
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -17,22 +17,33 @@ from harness.lab.chaos.factors import CRASH, Perturbation, told
 from harness.lab.chaos.plan import ChaosPlan
 from harness.lab.entry_call import Refusal, read_refusal
 from harness.lab.envelope import Envelope
-from harness.lab.recorded_run import RecordedRun, read_recorded_run
-from harness.lab.session import Session
+from harness.lab.recorded_run import checkpoint_steps_in
 from harness.lab.supervised import Run
 from harness.machine.scratch import remove_tree
 from harness.trace.reader import Trace, read_trace
 
 PROGRAM = sys.executable
 """What starts every run: launch.py, which becomes the program."""
-
-
 BASELINE = "run-1"
 """Its directory; every other run has a number of its own."""
 
 
 class OutOfTimeError(Exception):
     """No further run is started: a signal has asked for the end, or time is up."""
+
+
+class Runs(Protocol):
+    """Starts runs, as a session does."""
+
+    @property
+    def interrupted_by(self) -> str:
+        """The name of the signal that has asked for the end; empty for none."""
+
+    async def record(self, envelope: Envelope, parent: Path, number: int, *, environ: Mapping[str, str]) -> Run:
+        """Carry out one run in this environment, in a directory of its own below `parent`."""
+
+    def beside(self, argv: tuple[str, ...], directory: Path) -> AbstractAsyncContextManager[None]:
+        """A program that goes on while this is entered."""
 
 
 class Listener(Protocol):
@@ -49,7 +60,7 @@ class Bench:
     """Makes runs, one at a time, and keeps the traces of those that are not the baseline's."""
 
     def __init__(
-        self, plan: ChaosPlan, session: Session, environ: Mapping[str, str], clock: Clock, listener: Listener
+        self, plan: ChaosPlan, session: Runs, environ: Mapping[str, str], clock: Clock, listener: Listener
     ) -> None:
         self._plan = plan
         self._session = session
@@ -67,9 +78,14 @@ class Bench:
         return self._baseline
 
     async def record_baseline(self) -> Run:
-        """The run with which all others are compared; its trace is there where it is whole."""
+        """The run with which all others are compared; its trace is there where it is whole.
+
+        OutOfTimeError where a signal has ended it.
+        """
         self._listener.begins({})
         (run,) = await self._record({}, None if self._plan.num_steps is None else self._plan.num_steps - 1)
+        if self._session.interrupted_by and not run.recording.is_whole:
+            raise OutOfTimeError
         if run.recording.is_whole and run.recording.num_steps:
             self._baseline = read_trace(run.recording.directory)
         return run
@@ -110,7 +126,7 @@ class Bench:
             crashed = await self._start(crashing(envelope, perturbation), perturbation, environ)
             if not has_died(self.baseline, crashed, perturbation[CRASH]):
                 return [crashed]
-            if _checkpoint_steps(crashed):
+            if checkpoint_steps_in(crashed.recording.directory):
                 envelope = going_on(envelope, crashed.recording.directory)
             return [crashed, await self._start(envelope, perturbation, environ, is_first=False)]
 
@@ -121,19 +137,14 @@ class Bench:
             raise OutOfTimeError
         self.num_runs += 1
         run = await self._session.record(
-            launched(envelope, perturbation), self._plan.directory, self.num_runs, environ=environ
+            launched(envelope, perturbation, self._plan.subject.factors),
+            self._plan.directory,
+            self.num_runs,
+            environ=environ,
         )
         if is_first and (refusal := read_refusal(run.recording.directory)):
             _refuse(run, perturbation, refusal)
         return run
-
-
-def _checkpoint_steps(crashed: Run) -> tuple[int, ...]:
-    """With which steps its checkpoints begin; none where it died before it had recorded anything."""
-    if not crashed.recording.ranks:
-        return ()
-    found: RecordedRun = read_recorded_run(Path(crashed.recording.directory))
-    return found.checkpoint_steps
 
 
 def _refuse(run: Run, perturbation: Perturbation, refusal: Refusal) -> NoReturn:

@@ -1,12 +1,13 @@
 """How a perturbation is brought to a run: what it is called with, started with, and in which environment. Pure.
 
     payload keys ─▶ call        hash_seed, threads ─▶ variables        nice, cores ─▶ launch.py        crash ─▶ crash.py
+    latency ─▶ inject/latency
 
 A load is a program of its own beside the run, which the bench starts.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from harness.lab.chaos.factors import (
     CORES,
     CRASH,
     HASH_SEED,
+    LATENCY,
     LOAD,
     NICE,
     OUTSIDE,
     THREADS,
     USUAL_HASH_SEED,
+    Factor,
     Perturbation,
     parse_moment,
     written,
@@ -29,6 +32,7 @@ from harness.lab.payload import overridden
 
 LAUNCH = str(Path(__file__).with_name("launch.py"))
 BUSY = str(Path(__file__).with_name("busy.py"))
+DELAYS = "harness.inject.latency:Latency"
 CRASHING_ENTRY = "harness.lab.chaos.crash:run"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -36,6 +40,13 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 def payload_values(perturbation: Perturbation) -> dict[str, Any]:
     """What of it is a key of the payload."""
     return {name: value for name, value in perturbation.items() if name not in OUTSIDE}
+
+
+def watchers_of(perturbation: Perturbation, latency: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What looks on in its process: what delays the calls of these functions, where they are delayed."""
+    if LATENCY not in perturbation:
+        return {}
+    return {DELAYS: {"seed": perturbation[LATENCY], "functions": list(latency)}}
 
 
 def environ_of(perturbation: Perturbation, environ: Mapping[str, str]) -> dict[str, str]:
@@ -50,10 +61,15 @@ def environ_of(perturbation: Perturbation, environ: Mapping[str, str]) -> dict[s
     return found
 
 
-def launched(envelope: Envelope, perturbation: Perturbation) -> Envelope:
-    """The envelope with its program started by `launch.py`, and told what it does not know of itself."""
+def launched(envelope: Envelope, perturbation: Perturbation, factors: Sequence[Factor] = ()) -> Envelope:
+    """The envelope with its program started by `launch.py`, and told what it does not know of itself.
+
+    That is what it is perturbed with, and of other factors from outside what they are as usual.
+    """
     nice, cores = perturbation.get(NICE, 0), perturbation.get(CORES, 0)
-    outside = {name: written(value) for name, value in perturbation.items() if name in OUTSIDE}
+    usual = {each.name: each.usual for each in factors if each.is_outside and each.usual is not None}
+    known = {**usual, **perturbation}
+    outside = {name: written(known[name]) for name in OUTSIDE if name in known}
     return replace(
         envelope,
         argv=(sys.executable, LAUNCH, str(nice), str(cores), *envelope.argv),

@@ -9,6 +9,7 @@ A factor with a dot in its name is a key of a scenario's payload; the others are
 | `load` | processes that keep cores busy beside the run |
 | `cores` | how many cores the run may use |
 | `nice` | how many steps its priority is lowered by |
+| `latency` | keyed delays before calls of the functions that the scenario names: tools, judges, rewards |
 | `crash` | a SIGKILL at a step and phase; the run goes on from its last checkpoint |
 """
 
@@ -21,12 +22,14 @@ from harness.errors import UsageError
 from harness.lab.chaos.values import Choice, Span, Values, is_same
 from harness.lab.plain_yaml import read_yaml
 
-HASH_SEED, THREADS, LOAD, CORES, NICE, CRASH = "hash_seed", "threads", "load", "cores", "nice", "crash"
-OUTSIDE = (HASH_SEED, THREADS, LOAD, CORES, NICE, CRASH)
+HASH_SEED, THREADS, LOAD, CORES, NICE = "hash_seed", "threads", "load", "cores", "nice"
+LATENCY, CRASH = "latency", "crash"
+OUTSIDE = (HASH_SEED, THREADS, LOAD, CORES, NICE, LATENCY, CRASH)
 USUAL_HASH_SEED = 0
 """Of every run that has no other: without one, each process would have another."""
 MAX_HASH_SEED = 2**32 - 1
 MAX_NICE = 19
+MAX_LATENCY = 10_000
 END = "end"
 """In the place of a phase: the step is recorded, and nothing after it has happened."""
 
@@ -44,6 +47,8 @@ class Factor:
     """In a run as it always is; None where it is not set there."""
     num_quarters: int = 3
     """In how many of four probes it is changed: what makes a run dear comes less often."""
+    about: str = ""
+    """What a sentence calls it: the trainer's thread count."""
 
     @property
     def is_outside(self) -> bool:
@@ -53,21 +58,32 @@ class Factor:
 
 def outside_factors(num_cores: int, environ: Mapping[str, str]) -> tuple[Factor, ...]:
     """What can be changed of any program on this machine; what a crash needs is not known here."""
-    seed, threads = environ.get("PYTHONHASHSEED", ""), environ.get("OMP_NUM_THREADS", "")
+    seed = environ.get("PYTHONHASHSEED") or str(USUAL_HASH_SEED)
+    threads = environ.get("OMP_NUM_THREADS", "")
     found = [
-        Factor(HASH_SEED, Span(0, MAX_HASH_SEED), int(seed) if seed.isdecimal() else USUAL_HASH_SEED),
-        Factor(THREADS, Span(1, max(2, num_cores)), int(threads) if threads.isdecimal() else None),
-        Factor(LOAD, Span(1, 2 * num_cores), num_quarters=1),
-        Factor(NICE, Span(1, MAX_NICE), num_quarters=2),
+        Factor(HASH_SEED, Span(0, MAX_HASH_SEED), _number(seed), about="the hash seed"),
+        Factor(THREADS, Span(1, max(2, num_cores)), _number(threads), about="the thread count"),
+        Factor(LOAD, Span(1, 2 * num_cores), 0, num_quarters=1, about="machine load"),
+        Factor(NICE, Span(1, MAX_NICE), 0, num_quarters=2, about="the priority"),
     ]
     if num_cores > 1:
-        found.append(Factor(CORES, Span(1, num_cores - 1), num_quarters=2))
+        cores = Span(1, num_cores - 1)
+        found.append(Factor(CORES, cores, num_cores, num_quarters=2, about="the number of cores"))
     return tuple(found)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
+
+
+def latency_factor() -> Factor:
+    """Delays of a seed, before calls of what a scenario names."""
+    return Factor(LATENCY, Span(1, MAX_LATENCY), 0, num_quarters=2, about="tool latency")
 
 
 def crash_factor(moments: Sequence[str]) -> Factor:
     """A crash at one of these moments, which are written as `moment` writes them; the earliest first."""
-    return Factor(CRASH, Choice(tuple(moments)), num_quarters=1)
+    return Factor(CRASH, Choice(tuple(moments)), num_quarters=1, about="a crash")
 
 
 def moment(step: int, phase: str) -> str:

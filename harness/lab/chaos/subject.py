@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.errors import UsageError
-from harness.lab.chaos.conditions import payload_values
-from harness.lab.chaos.factors import CRASH, Factor, Perturbation, crash_factor, outside_factors
+from harness.lab.chaos.conditions import payload_values, watchers_of
+from harness.lab.chaos.factors import CRASH, Factor, Perturbation, crash_factor, latency_factor, outside_factors
 from harness.lab.envelope import Envelope
 from harness.lab.foreign_program import foreign_envelope
 from harness.lab.payload import Payload
 from harness.lab.scenario import SMOKE
 from harness.lab.scenario_envelope import asked_scenario, scenario_envelope
+from harness.lab.scenario_places import nothing_to_run
 from harness.runner.options import Invocation, num_cores
 
 
@@ -27,16 +28,19 @@ class Subject:
     crash_settings: Mapping[str, Any] | None = None
     """What of its payload a run has otherwise that will crash; None: it cannot be gone on from."""
 
+    latency: tuple[str, ...] = ()
+    """module:function of what waits for something outside; none of a command."""
+
     @property
     def is_foreign(self) -> bool:
         """Whether it is a command: one that cannot be ended in order after a step."""
         return self.envelope_of({}).call is None
 
     def envelope(self, perturbation: Perturbation, last_step: int | None = None) -> Envelope:
-        """That of a run under a perturbation, as far as it is a matter of the payload and of steps."""
+        """That of a run under a perturbation, as far as it is a matter of what is called and of steps."""
         settings = self.crash_settings if CRASH in perturbation else None
         envelope = self.envelope_of({**(settings or {}), **payload_values(perturbation)})
-        return replace(envelope, last_step=last_step)
+        return replace(envelope, last_step=last_step, watchers=watchers_of(perturbation, self.latency))
 
 
 def make_subject(invocation: Invocation, arguments: Mapping[str, Any]) -> Subject:
@@ -57,6 +61,7 @@ def _scenario(invocation: Invocation, arguments: Mapping[str, Any]) -> Subject:
     asked = asked_scenario(invocation, arguments, SMOKE)
     section = asked.scenario.chaos
     usual = dict(_dotted(asked.scenario.payload(asked.size, asked.overrides)))
+    latency = (latency_factor(),) if section.latency else ()
     crash = () if section.crash is None else (crash_factor(()),)
 
     def envelope_of(values: Mapping[str, Any]) -> Envelope:
@@ -65,13 +70,16 @@ def _scenario(invocation: Invocation, arguments: Mapping[str, Any]) -> Subject:
 
     return Subject(
         envelope_of,
-        (*section.payload_factors(usual), *outside_factors(num_cores(), invocation.environ), *crash),
+        (*section.payload_factors(usual), *outside_factors(num_cores(), invocation.environ), *latency, *crash),
         (*asked.typed, *_metrics(arguments)),
         section.crash,
+        tuple(section.latency),
     )
 
 
 def _foreign(invocation: Invocation, arguments: Mapping[str, Any]) -> Subject:
+    if not invocation.trailing:
+        raise nothing_to_run("chaos", invocation.cwd)
     envelope = foreign_envelope(invocation, arguments)
     level = ("--level", arguments["level"]) if arguments["level"] else ()
     factors = outside_factors(num_cores(), invocation.environ)

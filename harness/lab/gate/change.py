@@ -10,9 +10,12 @@ floats alone, no further than rounding                 numerics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from math import isinf
 
 from harness.lab.gate.recorded import Alone
 from harness.lab.gate.rounding import Rounding
+from harness.reporters.divergence import COUNTED
+from harness.reporters.text import count
 from harness.trace.verdict import (
     ADVANTAGE_SIGNS,
     BATCHES,
@@ -45,7 +48,11 @@ class Change(Enum):
     BROKEN = "broken"
     """The head does not run to its end."""
     NEW = "new"
+    """The base has no such scenario."""
     REMOVED = "removed"
+    """The head has it no more."""
+    ACCEPTED = "accepted"
+    """Its golden was written: nothing is judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,7 @@ def judge(verdict: Verdict, rounding: Rounding | None) -> Finding:
 
 
 MAX_NAMES = 5
+"""So many names stand in a sentence."""
 
 
 def equal_but_for(verdict: Verdict, alone: Alone) -> Finding:
@@ -108,32 +116,27 @@ WHAT = {
     Difference.STEP_ONLY_IN_A: "the base has a step that the head has not",
     Difference.STEP_ONLY_IN_B: "the head has a step that the base has not",
 }
-MOVED = {
-    BATCHES: "what was read changed",
-    INTEGERS: "integers or texts of rollouts changed",
-    TOKENS: "tokens flipped",
-    REWARDS: "rewards changed",
-    ADVANTAGE_SIGNS: "signs of advantages changed",
-}
 
 
 def _moved(kind: str, attribution: Mapping[str, Count]) -> str:
     """That a kind of value changed, with how many and where first; empty where it did not."""
-    count = attribution.get(kind)
-    if count is None or count.is_equal:
+    moved = attribution.get(kind)
+    if moved is None or moved.is_equal:
         return ""
-    where = "" if count.first is None else f", first at step {count.first.step}"
-    if count.num_different:
-        return f"{MOVED[kind]}: {count.num_different:,} of {count.num_compared:,}{where}"
+    where = "" if moved.first is None else f", first at step {moved.first.step}"
+    if moved.num_different:
+        return f"{COUNTED[kind]}: {moved.num_different:,} of {moved.num_compared:,}{where}"
     if kind == ADVANTAGE_SIGNS:
         return f"whether signs of advantages changed is not known: they are too large to be kept{where}"
-    return f"{MOVED[kind]}{where}"
+    return f"{COUNTED[kind]}{where}"
 
 
 def beyond_rounding(rounding: Rounding) -> str:
     """That floats are further apart than rounding makes them."""
-    if not rounding.phase:
-        return "NaN came or went"
+    if rounding.num_nan:
+        return f"NaN came or went, in {count(rounding.num_nan, 'element')}"
+    if isinf(rounding.share):
+        return f"all of {rounding.phase} was 0 at the base, and is not"
     return (
         f"{rounding.phase} differs by {100 * rounding.share:.3g} % of its largest element: more than rounding explains"
     )

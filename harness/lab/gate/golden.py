@@ -10,19 +10,21 @@ behaviour without the trace.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import isnan
 from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError
-from harness.lab.gate.change import DECIDING, MOVED, Change, Finding
+from harness.lab.gate.change import DECIDING, Change, Finding
 from harness.lab.gate.rounding import HALF_OF_THE_DIGITS
+from harness.reporters.divergence import COUNTED
 from harness.trace.attribution import PHASES as COUNTED_PHASES
 from harness.trace.attribution import kind_of
 from harness.trace.chain import CHAINED, PHASES, Leaf
-from harness.trace.curve import CurvePoint, curve_line, parse_curve
+from harness.trace.curve import NAMES, CurvePoint, curve_line, parse_curve
 from harness.trace.curve_diff import is_cost
 from harness.trace.digests import digest
 from harness.trace.element_diff import numbers
@@ -37,7 +39,8 @@ KEY_CHARS = 12
 STEP = "step"
 """Under which the root of everything that counts in a step stands, beside those of phases and kinds."""
 NORM = "gradient_norm"
-"""A value of the curve that does not cancel: half of its digits agree where only rounding differs."""
+"""The one of the curve's NAMES that does not cancel: half of its own digits agree where only rounding differs. A loss
+with a baseline or a KL may be nothing but rounding; made of terms of the order of 1, they are judged beside 1."""
 
 Roots = Mapping[str, tuple[str | None, ...]]
 
@@ -150,7 +153,7 @@ def compare_with_golden(golden: Golden, now: Golden) -> Finding:
         return Finding(Change.EQUAL)
     phases = [phase for phase in PHASES if _first(golden, now, phase) == step]
     reasons = [
-        f"{MOVED[kind]}, first at step {at}" for kind in DECIDING if (at := _first(golden, now, kind)) is not None
+        f"{COUNTED[kind]}, first at step {at}" for kind in DECIDING if (at := _first(golden, now, kind)) is not None
     ]
     if _has_unknown_signs(golden, now):
         reasons.append("whether signs of advantages changed is not known: they are too large to be kept")
@@ -158,6 +161,17 @@ def compare_with_golden(golden: Golden, now: Golden) -> Finding:
     change = Change.BEHAVIOUR if reasons else Change.NUMERICS
     notes = () if reasons else ("a golden holds no tensors: how far apart floats are, --base REV tells",)
     return Finding(change, tuple(reasons), notes, place=f"step {step}, {phases[0]}" if phases else f"step {step}")
+
+
+def acceptance_finding(before: Golden | None, now: Golden) -> Finding:
+    """What it means that a golden is written: what it is to the one whose place it takes, where there was one."""
+    if before is None:
+        return Finding(Change.ACCEPTED, ("the first golden of this machine and environment",))
+    found = compare_with_golden(before, now)
+    was = f"in place of that of {before.history[-1].date}" if before.history else "in place of another"
+    if found.change is Change.EQUAL:
+        return found
+    return replace(found, change=Change.ACCEPTED, reasons=(f"{was}: {found.change.value}", *found.reasons))
 
 
 def _first(golden: Golden, now: Golden, name: str) -> int | None:
@@ -176,15 +190,22 @@ def _has_unknown_signs(golden: Golden, now: Golden) -> bool:
 
 
 def _further_than_rounding(golden: Golden, now: Golden, step: int) -> Iterator[str]:
-    values = [
-        next((p.values[NORM].value() for p in each.curve if p.step == step and NORM in p.values), None)
-        for each in (golden, now)
-    ]
-    a, b = values
-    if a is None or b is None:
-        return
-    if not abs(a - b) <= HALF_OF_THE_DIGITS["f32"] * max(abs(a), abs(b)):
-        yield f"the gradient norm of step {step} was {a:.6g} and is {b:.6g}: more than rounding explains"
+    """Values of the curve that rounding does not explain, in the step in which they part and in the next.
+
+    In which what the optimizer has done is seen first; later on, rounding itself grows.
+    """
+    a, b = ({point.step: point.values for point in each.curve} for each in (golden, now))
+    for name in NAMES:
+        for at in sorted(each for each in a.keys() & b.keys() if each >= step)[:2]:
+            x, y = a[at].get(name), b[at].get(name)
+            if x is not None and y is not None and x != y and not _is_rounding(name, x.value(), y.value()):
+                yield f"{name} of step {at} was {x.value():.6g} and is {y.value():.6g}: more than rounding explains"
+                break
+
+
+def _is_rounding(name: str, x: float, y: float) -> bool:
+    scale = max(abs(x), abs(y), 0.0 if name == NORM else 1.0)
+    return abs(x - y) <= HALF_OF_THE_DIGITS["f32"] * scale  # of NaN it is not
 
 
 # -------------------------------------------------------------------------------------------------------------- files
@@ -195,16 +216,22 @@ def golden_directory(goldens: Path, scenario: str, size: str) -> Path:
     return goldens / f"{Path(scenario).stem}.{size}"
 
 
-def read_golden(directory: Path) -> Golden | None:
-    """The golden in a directory; None where there is none. GoldenError for one that cannot be read."""
+def read_goldens(directory: Path) -> dict[str, Golden]:
+    """All goldens of a scenario in a size, by key. GoldenError where one cannot be read."""
+    return {path.parent.name: _read_golden(path.parent) for path in sorted(directory.glob(f"*/{GOLDEN}"))}
+
+
+def _read_golden(directory: Path) -> Golden:
     path = directory / GOLDEN
-    if not path.exists():
-        return None
     try:
         fields = json.loads(path.read_text("utf-8"))
         if fields["version"] > VERSION:
-            raise GoldenError(f"{path} is of format {fields['version']}", legal=f"formats up to {VERSION}")
-        return Golden(
+            raise GoldenError(
+                f"{path} is of format {fields['version']}",
+                legal=f"formats up to {VERSION}",
+                remedy="a newer rlharness reads it",
+            )
+        found = Golden(
             scenario=fields["scenario"],
             size=fields["size"],
             identity=fields["identity"],
@@ -214,13 +241,16 @@ def read_golden(directory: Path) -> Golden | None:
             curve=tuple(parse_curve((directory / CURVE).read_text("utf-8"))),
             history=tuple(Acceptance(**each) for each in fields["history"]),
         )
+        if tuple(point.step for point in found.curve) != found.steps:
+            raise ValueError(f"{CURVE} has {len(found.curve)} of its {len(found.steps)} steps")
+        return found
     except GoldenError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise GoldenError(
-            f"{path} cannot be read: {error}",
+            f"{path} cannot be read: {type(error).__name__}: {error}",
             legal="what rlharness gate --accept has written",
-            remedy="git checkout it, or write it anew: rlharness gate --golden DIR --accept --reason TEXT",
+            remedy=f"git checkout -- {shlex.quote(str(directory))}; or remove it, and --accept another",
         ) from None
 
 
@@ -238,8 +268,8 @@ def write_golden(directory: Path, golden: Golden) -> None:
     }
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / GOLDEN).write_text(json.dumps(fields, indent=1) + "\n", "utf-8")
         (directory / CURVE).write_text("".join(map(curve_line, golden.curve)), "utf-8")
+        (directory / GOLDEN).write_text(json.dumps(fields, indent=1) + "\n", "utf-8")
     except OSError as error:
         raise GoldenError(f"{directory} cannot be written to: {error.strerror}") from None
 
@@ -253,8 +283,3 @@ def accepted(golden: Golden, before: Golden | None, acceptance: Acceptance) -> G
     ):
         return before
     return replace(golden, history=(*(before.history if before else ()), acceptance))
-
-
-def other_keys(directory: Path, key: str) -> Sequence[str]:
-    """Of other machines and environments, for which there are goldens of the same scenario."""
-    return sorted(path.parent.name for path in directory.glob(f"*/{GOLDEN}") if path.parent.name != key)

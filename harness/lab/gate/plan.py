@@ -11,8 +11,9 @@ from harness.errors import UsageError
 from harness.lab.envelope import Envelope
 from harness.lab.gate.costs import Limits
 from harness.lab.gate.policy import Policy, checked_reasons
+from harness.lab.out_directory import place_of
 from harness.lab.scenario import SMOKE
-from harness.lab.scenario_envelope import asked_of, check_machine, scenario_envelope
+from harness.lab.scenario_envelope import asked_of, check_machine, say_misspelt, scenario_envelope
 from harness.lab.scenario_places import ScenarioFile, all_scenarios, find_scenario
 from harness.lab.worktrees import CHILD, Side, import_origin
 from harness.runner.options import Invocation
@@ -63,7 +64,9 @@ def gate_options(invocation: Invocation, arguments: Mapping[str, Any]) -> GateOp
     config = load_config(invocation.cwd)
     keys = config.gate
     root = config.path.parent if config.path else invocation.cwd
-    golden = invocation.cwd / arguments["golden"] if arguments["golden"] else keys.golden and root / keys.golden
+    golden = place_of(invocation.cwd, arguments["golden"]) if arguments["golden"] else None
+    if golden is None and keys.golden:
+        golden = root / keys.golden
     if arguments["accept"] and not golden:
         raise UsageError("--accept without goldens", legal="--golden DIR --accept", remedy="say where they are kept")
     if arguments["accept"] and not (arguments["reason"] or "").strip():
@@ -78,7 +81,7 @@ def gate_options(invocation: Invocation, arguments: Mapping[str, Any]) -> GateOp
         invocation=invocation,
         names=tuple(arguments["scenarios"]),
         base=arguments["base"] or "",
-        golden=golden or None,
+        golden=golden,
         accepts=arguments["accept"],
         reason=(arguments["reason"] or "").strip(),
         size=arguments["size"] or keys.size,
@@ -117,6 +120,7 @@ def scenario_names(side: Side, options: GateOptions) -> tuple[str, ...]:
 def head_scene(name: str, head: Side, options: GateOptions) -> Scene:
     """A scenario of the working tree; UsageError where it cannot be run here as it was asked for."""
     asked = asked_of(name, find_scenario(name, head.cwd).read(), options.given, SMOKE)
+    say_misspelt(asked)
     check_machine(options.invocation, asked.scenario)
     return _scene(name, asked.size, head, scenario_envelope(asked, options.given))
 
@@ -143,20 +147,20 @@ def _scene(name: str, size: str, side: Side, envelope: Envelope) -> Scene:
     return Scene(name, size, side, replace(envelope, argv=CHILD))
 
 
-def check_origin(scene: Scene, checkout: Path) -> str:
+def check_origin(side: Side, envelope: Envelope, checkout: Path) -> str:
     """A note where the entry's package is no part of the checkout: the same code is run on both sides, then.
 
     UsageError where this side's process would import it from the checkout though it is a worktree's turn: a gate that
     compares a tree with itself finds every change equal.
     """
-    assert scene.envelope.call is not None
-    module = scene.envelope.call.entry.partition(":")[0].partition(".")[0]
-    origin = import_origin(scene.side, module)
-    if not origin or scene.side.holds(origin):
+    assert envelope.call is not None
+    module = envelope.call.entry.partition(":")[0].partition(".")[0]
+    origin = import_origin(side, module)
+    if not origin or side.holds(origin):
         return ""
     if Path(origin).resolve().is_relative_to(checkout.resolve()) and "site-packages" not in Path(origin).parts:
         raise UsageError(
-            f"{module} is imported from {origin}, and not from the worktree at {scene.side.root}",
+            f"{module} is imported from {origin}, and not from the worktree at {side.root}",
             legal="a package that lies in the working directory, on PYTHONPATH or on the path of an editable install",
             remedy="add the directory that holds it: PYTHONPATH=src rlharness gate ...",
         )

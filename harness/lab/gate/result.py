@@ -22,8 +22,8 @@ class GateScenario:
     against: str = ""
     """With what it was compared: "base 3f9c2a7", "golden 5d0e..."; empty where with nothing."""
     notes: tuple[str, ...] = ()
-    accepted: Golden | None = None
-    """The golden that was written."""
+    golden: Golden | None = None
+    """With which it was compared, or that was written."""
     output: Path | None = None
     """What the run printed that did not come to its end."""
 

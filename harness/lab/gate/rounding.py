@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite, prod
 
-from harness.trace.chain import PHASES, Leaf, Scope
+from harness.trace.chain import CHAINED, PHASES, Leaf, Scope
 from harness.trace.element_diff import compare, numbers
 from harness.trace.reader import Trace
 from harness.trace.values import ELEMENT_BYTES, FLOATS
@@ -45,6 +45,8 @@ class Rounding:
     """With it; empty where none is judged."""
     is_rounding: bool
     """Whether at least half of the digits agree in every phase that is judged, and no NaN came or went."""
+    num_nan: int = 0
+    """Elements that are NaN on one side alone."""
 
 
 @dataclass(slots=True)
@@ -94,7 +96,20 @@ def measure_rounding(a: Trace, b: Trace, step: int, first_phase: str) -> Roundin
         share=shares.get(worst, 0.0),
         phase=worst[0],
         is_rounding=not num_nan and all(share <= HALF_OF_THE_DIGITS[dtype] for (_, dtype), share in shares.items()),
+        num_nan=num_nan,
     )
+
+
+def earliest_phase(a: Trace, b: Trace, step: int) -> str:
+    """Of the phases in which two traces of a step differ, the one that comes first in a step; empty for none.
+
+    What was recorded first need not be of it: another update may follow, and a warm start comes before all of them.
+    """
+    found: set[str] = set()
+    for rank in a.logs(step).keys() & b.logs(step).keys():
+        of_a, of_b = ({(leaf.scope, leaf.key): leaf for leaf in each.columns(step, rank).leaves()} for each in (a, b))
+        found |= {key[0] for scope, key in of_a if scope in CHAINED and of_b.get((scope, key)) != of_a[scope, key]}
+    return min(found, key=lambda phase: PHASES.index(phase) if phase in PHASES else len(PHASES), default="")
 
 
 def phases_judged(first: str) -> tuple[str, ...]:

@@ -11,17 +11,18 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from harness.lab.entry_call import read_refusal
+from harness.lab.envelope import Envelope
 from harness.lab.gate.change import Change, Finding, equal_but_for, judge
 from harness.lab.gate.costs import CostChange, Limits, RunCosts, compare_costs, costs_of_run
 from harness.lab.gate.plan import Scene
 from harness.lab.gate.recorded import recorded_alone
-from harness.lab.gate.rounding import MAX_BYTES, Rounding, measure_rounding, step_bytes
+from harness.lab.gate.rounding import MAX_BYTES, Rounding, earliest_phase, measure_rounding, step_bytes
 from harness.lab.recording import Problem
-from harness.lab.session import Session
 from harness.lab.supervised import Run
+from harness.reporters.base import say
 from harness.reporters.run_lines import RunLines
 from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt
@@ -66,10 +67,23 @@ class Measured:
     costs: tuple[CostChange, ...]
 
 
+class Runs(Protocol):
+    """Starts runs of either side, as a session does."""
+
+    @property
+    def interrupted_by(self) -> str:
+        """The name of the signal that has asked for the end; empty for none."""
+
+    async def record(
+        self, envelope: Envelope, parent: Path, number: int = 1, *, environ: Mapping[str, str], cwd: Path
+    ) -> Run:
+        """Carry out one run, in a directory of its own below `parent`, from this place."""
+
+
 class Recorder:
     """Records the runs of one scenario, each side in a directory of its own."""
 
-    def __init__(self, session: Session, lines: RunLines, directory: Path) -> None:
+    def __init__(self, session: Runs, lines: RunLines, directory: Path) -> None:
         self._session = session
         self._lines = lines
         self._directory = directory
@@ -122,6 +136,7 @@ async def compare_sides(recorder: Recorder, base: Scene, head: Scene, *, num_run
     finding = await _changed(recorder, base, head)
     costs = compare_costs(recorder.costs(BASE), recorder.costs(HEAD), limits)
     if num_runs > 1 and any(each.is_over_limit for each in costs):
+        say(f"{head.name} seems to cost more: {NUM_CONFIRMING} more runs of each side will tell")
         for _ in range(NUM_CONFIRMING):
             await recorder.record(BASE, base)
             await recorder.record(HEAD, head)
@@ -167,9 +182,7 @@ def _with_values(verdict: Verdict, base: Trace, head: Trace) -> Finding:
     """The finding, with distances from the pair that has kept its tensors."""
     first, again = verdict.first, diff(base, head).first
     assert first is not None and again is not None
-    leaf = first.a or first.b
-    assert leaf is not None
-    rounding: Rounding | None = measure_rounding(base, head, first.step, leaf.phase)
+    rounding: Rounding | None = measure_rounding(base, head, first.step, earliest_phase(base, head, first.step))
     return judge(replace(verdict, first=replace(first, value=first.value or again.value)), rounding)
 
 

@@ -18,18 +18,20 @@ from harness.lab.interactive.console import Console, Inside
 from harness.lab.interactive.lines import Lines, open_lines
 from harness.lab.interactive.words import COMMANDS, parse_line
 from harness.lab.out_directory import out_directory
-from harness.lab.recorded_run import is_recorded_run, read_recorded_run
+from harness.lab.recorded_run import is_recorded_run
+from harness.lab.replay_plan import REPLAYS
 from harness.lab.session import open_session
-from harness.lab.steps.plan import check_machine, free_overrides, refuse_options
+from harness.lab.steps.plan import check_machine, free_overrides, named_run, refuse_options
 from harness.lab.supervised import Place
+from harness.machine.scratch import remove_tree
 from harness.reporters.base import say, show
 from harness.reporters.interactive import answer_json, answer_text, prompt_text
 from harness.reporters.run_lines import SilentRuns
+from harness.reporters.text import count, path_text
 from harness.runner.options import Invocation, wants_colour
 from harness.runner.run_directory import HOME, new_run_id
 from harness.trace.chain import PHASES
 
-REPLAYS = "replays"
 HISTORY = "interactive-history"
 WITHOUT_MEANING = ("op", "break_on", "until", "bundle", "reference_checkpoint", "timeout")
 """Options of replay that a prompt has no use for."""
@@ -60,7 +62,9 @@ def make_inside(invocation: Invocation, arguments: Mapping[str, Any], run_id: st
     """The step that was asked for; UsageError where nobody can stand in it, or an option means nothing there."""
     name, step = arguments["scenario"], arguments["step"]
     if not arguments["interactive"]:
-        raise UsageError("--commands without --interactive", legal="--interactive --commands FILE")
+        raise UsageError(
+            "--commands without --interactive", legal="--interactive --commands FILE", remedy="add --interactive"
+        )
     if name is None or step is None or not is_recorded_run(invocation.cwd / name):
         raise UsageError(
             "--interactive without a recorded run and one of its steps",
@@ -74,14 +78,22 @@ def make_inside(invocation: Invocation, arguments: Mapping[str, Any], run_id: st
             remedy="leave it out; break stops where something is recorded",
         )
     refuse_options(arguments)
-    run = read_recorded_run(invocation.cwd / name)
-    against = read_recorded_run(invocation.cwd / arguments["against"]) if arguments["against"] else None
+    run = named_run(invocation.cwd, name)
+    against = named_run(invocation.cwd, arguments["against"]) if arguments["against"] else None
     for each in (run, *([against] if against else ())):
         if tuple(each.trace.ranks) != (0,):
-            raise UsageError(f"{each.directory} has {len(each.trace.ranks)} ranks", legal="runs of one process")
+            raise UsageError(
+                f"{path_text(each.directory)} has {count(len(each.trace.ranks), 'rank')}",
+                legal="a run of one process",
+                remedy="rlharness replay RUN --step K runs a step of several again",
+            )
     after = max(run.trace.steps, default=-1) + 1
     if step > after:  # that behind the last one is legal: the run may have ended in it
-        raise UsageError(f"--step {step}", legal=f"a step that {run.directory} has: 0 to {after - 1}")
+        raise UsageError(
+            f"--step {step}: {path_text(run.directory)} has none",
+            legal=f"0 to {after}, the one behind its last included",
+            remedy=f"--step {after} stands in the step in which the run has ended",
+        )
     overrides = free_overrides(run, arguments)
     directory = out_directory(invocation.cwd, arguments["out"], REPLAYS, run_id)
     return Inside(
@@ -99,18 +111,21 @@ async def _converse(
 
         def on_signal(name: str) -> None:
             if name == "SIGINT" and console.is_going and not console.is_pausing:
-                say("it stops at the next value; once more leaves")
                 console.pause()
+                say("it stops at the next value; once more leaves")
             else:
+                say(f"interrupted by {name}")
                 talk.cancel()
 
-        session.on_signal = on_signal
+        session.hear(on_signal)
         try:
             return await talk
         except asyncio.CancelledError:  # by a signal
             return ExitCode.INTERRUPTED
         finally:
             await console.end()
+            if not console.has_begun:
+                remove_tree(str(inside.directory))
 
 
 async def _talk(console: Console, tell: Callable[[Answer], None], lines: Lines) -> ExitCode:

@@ -10,17 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError, UsageError
+from harness.inject.stepping_messages import BEGIN
 from harness.lab.entry_call import read_refusal
 from harness.lab.interactive.answers import Answer, Compared, Listed, Marked, Shown, Stood, Told
 from harness.lab.interactive.process import Gone, SteppedRun
-from harness.lab.interactive.walk import Visit, Walk, by_key, first_other
-from harness.lab.interactive.words import COMMANDS, Command
+from harness.lab.interactive.slices import Slice, part_bytes, ranges_of, shape_of, slices_text
+from harness.lab.interactive.walk import Visit, Walk, by_key, first_other, names_of
+from harness.lab.interactive.words import COMMANDS, Command, completed, did_you_mean
 from harness.lab.recorded_run import RecordedRun
 from harness.lab.session import Session
 from harness.reporters.replay import output_tail
+from harness.reporters.text import count
+from harness.trace.attribution import TEXTS
 from harness.trace.chain import PHASES, Leaf, Scope
 from harness.trace.element_diff import compare
-from harness.trace.reader import read_trace
+from harness.trace.reader import Trace, read_trace
 
 SCOPES = (Scope.LOGICAL, Scope.PHYSICAL, Scope.SHARD)
 
@@ -71,11 +75,16 @@ class Console:
         """Whether it was asked to stop."""
         self.walk = Walk(inside.step, by_key(inside.leaves_of(inside.run)), other)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether somebody has stood in the step."""
+        return self._num_started > 1 or self._process is not None
+
     async def begin(self) -> Answer:
         """Start the run, and go to the beginning of the step."""
         self._process, gone = await self._start(self._inside.run)
         self.walk.take(gone.leaves, gone.stop)
-        return self._stood(gone, self._how_it_came(self._process))
+        return self._stood(gone, (*self._how_it_came(self._process), *self._how_it_ended(gone)))
 
     async def carry_out(self, command: Command) -> Answer:
         """One command; what it was told wrongly is an answer too."""
@@ -98,7 +107,7 @@ class Console:
             case "show":
                 return await self._show(command)
             case "compare":
-                return await self._compare(command.argument)
+                return await self._compare(command)
             case "list":
                 return self._list(command.argument)
             case "break" | "clear":
@@ -134,7 +143,7 @@ class Console:
             await process.end()
             raise
         if refusal := read_refusal(process.directory):
-            raise UsageError(refusal.what, legal=refusal.legal, remedy=refusal.remedy)
+            raise refusal.error()
         return process, gone
 
     def _how_it_came(self, process: SteppedRun) -> tuple[str, ...]:
@@ -143,22 +152,28 @@ class Console:
         begun = "from the beginning" if start is None else f"from the checkpoint of step {start}"
         if not process.passed:
             return (f"run again {begun}",)
-        heads, others = read_trace(process.directory).ranks[0].heads, self._inside.run.trace.ranks[0].heads
-        unlike = [step for step in process.passed if step in others and heads[step].root != others[step].root]
-        span = f"{process.passed[0]} to {process.passed[-1]}" if len(process.passed) > 1 else str(process.passed[0])
-        if unlike:
+        made, recorded = read_trace(process.directory), self._inside.run.trace
+        known = [step for step in process.passed if _root(recorded, step) is not None]
+        if not known:
+            return (f"run again {begun}",)
+        if unlike := [step for step in known if _root(made, step) != _root(recorded, step)]:
             return (f"run again {begun}: step {unlike[0]} did NOT come out as it was recorded",)
-        return (f"run again {begun}: step {span} came out as recorded, every bit",)
+        first, last = process.passed[0], process.passed[-1]
+        span = f"step {first}" if first == last else f"steps {first} to {last}"
+        return (f"run again {begun}: {span} came out as recorded, every bit",)
 
-    async def _next(self, phase: str) -> Answer:
-        if phase and phase not in PHASES:
-            raise UsageError(f"next {phase}", legal=f"one of the phases {', '.join(PHASES)}")
+    async def _next(self, word: str) -> Answer:
+        phase = completed(word, PHASES, "phase") if word else ""
         return await self._go(boundaries=not phase, phase=phase)
 
     async def _go(self, *, boundaries: bool, phase: str = "") -> Answer:
         process = self._living()
         if self.walk.has_ended:
-            raise UsageError(f"step {self.walk.step} has come to its end", legal="back, list, show, compare or quit")
+            raise UsageError(
+                f"step {self.walk.step} has come to its end",
+                legal="back, list, show, compare or quit",
+                remedy="back runs it again, up to its last phase",
+            )
         phases = [phase] if phase else []
         phases += [each for each in self._breaks if each in PHASES]
         leaves = [each for each in self._breaks if each not in PHASES]
@@ -167,38 +182,48 @@ class Console:
         return self._stood(gone, self._how_it_ended(gone))
 
     async def _back(self) -> Answer:
+        if self.walk.why == BEGIN:
+            return Told((f"this is the beginning of step {self.walk.step} already: there is nothing to run again",))
         position, before = self.walk.position_back(), list(self.walk.leaves)
         if self._process is not None:
             await self._process.end()
-        self._say(f"going back: step {self.walk.step} is run again to its value {position}")
+        self._process = None
+        self.walk.take((), None)
+        self._say(f"going back: step {self.walk.step} is run again, past {count(position, 'value')}")
         self._process, gone = await self._start(self._inside.run)
         self.walk.leaves.clear()
         self.walk.take(gone.leaves, gone.stop)
         if position and gone.stop is not None:
             gone = await self._process.run_to(position=position)
             self.walk.take(gone.leaves, gone.stop)
-        if (leaf := first_other(before, self.walk.leaves)) is not None:
+        leaves = self.walk.leaves
+        if (leaf := first_other(before, leaves)) is not None:
             proof = f"NOT the same again: {leaf.phase} {leaf.name} has other bits than before"
+        elif len(leaves) < position:
+            proof = f"NOT the same again: {count(len(leaves), 'value')} came out, {position:,} did before"
         else:
-            proof = f"{len(self.walk.leaves)} values came out again as before, every bit"
-        return self._stood(Gone((), gone.stop), (proof,))
+            proof = f"{count(len(leaves), 'value')} came out again as before, every bit"
+        return self._stood(Gone((), gone.stop), (proof, *self._how_it_ended(gone)))
 
     def _how_it_ended(self, gone: Gone) -> tuple[str, ...]:
         """What is to be said of the end of the step, or of the process."""
         process = self._process
         assert process is not None
         if gone.stop is None:
+            where = "within" if process.has_arrived else "before"
             problem = process.run.recording.problems[0].what if process.run and process.run.recording.problems else ""
-            return (f"the run has ended within the step{f': {problem}' if problem else ''}", *self._last_words())
+            return (f"the run has ended {where} the step{f': {problem}' if problem else ''}", *self._last_words())
         if not self.walk.has_ended:
             return ()
-        recorded = self._inside.run.trace.ranks[0].heads.get(self.walk.step)
-        made = read_trace(process.directory).ranks[0].heads[self.walk.step]
-        if recorded is None:
-            return (f"the recorded run has no step {self.walk.step} to compare it with",)
-        if made.root == recorded.root:
-            return (f"its root is the recorded one, {made.root.hex()}: {made.num_leaves} values, every bit",)
-        return (f"its root is NOT the recorded one: {made.root.hex()}, recorded {recorded.root.hex()}",)
+        recorded = _root(self._inside.run.trace, self.walk.step)
+        made = _root(read_trace(process.directory), self.walk.step)
+        if recorded is None or made is None:
+            whose = "the recorded run has no" if recorded is None else "the disk did not take this"
+            return (f"{whose} step {self.walk.step}: there is nothing to compare",)
+        if made == recorded:
+            num_values = count(len(self.walk.leaves), "value")
+            return (f"its root is the recorded one, {made.hex()}: {num_values}, every bit",)
+        return (f"its root is NOT the recorded one: {made.hex()}, recorded {recorded.hex()}",)
 
     def _last_words(self) -> tuple[str, ...]:
         run = self._process.run if self._process is not None else None
@@ -207,31 +232,32 @@ class Console:
     def _living(self) -> SteppedRun:
         """The process that stands in the step; UsageError where it has ended."""
         if self._process is None or not self.walk.why:
-            raise UsageError(
-                "the run has ended", legal="back, list or quit", remedy="back runs it again up to the phase"
-            )
+            raise _has_ended()
         return self._process
 
     # ----------------------------------------------------------------------------------------------------- looking
 
     async def _show(self, command: Command) -> Answer:
         position = self.walk.find(command.argument)
-        told = await self._living().show(position, command.slices)
+        leaf = self.walk.leaves[position]
+        ranges = _checked_ranges(leaf, command.slices)
+        told = await self._living().show(position, ranges)
         if told is None:
-            raise UsageError("the run has ended", legal="back, list or quit")
-        if told["e"] == "refused":
-            raise UsageError(f"the slice {_slice_text(command)}: {told['what']}")
-        shape = None if told["shape"] is None else tuple(told["shape"])
-        leaf = self.walk.leaves[position]
-        return Shown(leaf, _slice_text(command), shape, told["range"], told["text"], told["is_as_recorded"])
+            raise _has_ended()
+        shape = None if leaf.dtype in TEXTS else shape_of(command.slices, ranges)
+        return Shown(leaf, slices_text(command.slices), shape, told["range"], told["text"], told["is_as_recorded"])
 
-    async def _compare(self, name: str) -> Answer:
-        position = self.walk.find(name)
+    async def _compare(self, command: Command) -> Answer:
+        position = self.walk.find(command.argument)
         leaf = self.walk.leaves[position]
+        ranges = _checked_ranges(leaf, command.slices)
         other = by_key(self._inside.leaves_of(self._inside.other)).get((leaf.scope, leaf.key))
-        compared = Compared(leaf, other, self._inside.whose, is_equal=leaf == other)
+        part = slices_text(command.slices)
+        compared = Compared(leaf, other, self._inside.whose, is_equal=leaf == other, part=part, ranges=ranges)
         if other is None or leaf == other or (leaf.dtype, leaf.shape) != (other.dtype, other.shape):
             return compared
+        if leaf.dtype in TEXTS:
+            return replace(compared, why_unknown="texts have no elements; show shows this one")
         mine, is_as_recorded = await self._living().value(position, leaf)
         theirs = self._inside.other.trace.tensor(self.walk.step, 0, other)
         if theirs is None:
@@ -240,7 +266,9 @@ class Console:
             return replace(compared, why_unknown="the other run does not come out again as it was recorded")
         if not is_as_recorded:
             return replace(compared, why_unknown="the program has written to it since: go back, and compare it there")
-        return replace(compared, value=compare(leaf.dtype, mine, theirs))
+        if command.slices:
+            mine, theirs = (part_bytes(each, leaf.shape, ranges) for each in (mine, theirs))
+        return replace(compared, is_equal=mine == theirs, value=compare(leaf.dtype, mine, theirs))
 
     async def _value_of_other(self, leaf: Leaf) -> bytes | None:
         """A value of the other run, which is run again for it to the end of the step; None where it is another one."""
@@ -255,26 +283,37 @@ class Console:
         value, is_as_recorded = await self._other.value(self._other_leaves.index(leaf), leaf)
         return value if is_as_recorded else None
 
-    def _list(self, phase: str) -> Answer:
+    def _list(self, word: str) -> Answer:
+        phase = completed(word, PHASES, "phase") if word else ""
         found = [visit for visit in self.walk.visits() if phase in ("", visit.phase)]
+        if not found:
+            return Told((f"nothing of {phase} was recorded so far" if phase else "nothing was recorded so far",))
         other = "" if self._inside.against is None else self._inside.whose
         return Listed(tuple((visit, self._marked(visit)) for visit in found), other)
 
     def _break(self, command: Command) -> Answer:
-        place = command.argument
         if command.name == "clear":
-            if place not in self._breaks:
-                raise UsageError(f"clear {place}", legal=", ".join(self._breaks) or "nothing: there is no break")
-            del self._breaks[place]
-        elif place:
-            known = {leaf.name for _, (_, leaf) in enumerate(self.walk.recorded.items())}
-            known |= {f"{leaf.phase}/{leaf.name}" for leaf in self.walk.recorded.values()}
-            if place not in PHASES and known and place not in known:
-                near = [each for each in sorted(known) if place in each]
-                raise UsageError(f"break {place}", legal="a phase, or a value", remedy=", ".join(near[:5]))
-            self._breaks[place] = None
+            del self._breaks[completed(command.argument, self._breaks, "break")]
+        elif command.argument:
+            self._breaks[self._place(command.argument)] = None
         places = [f"where {each} begins" if each in PHASES else f"behind {each}" for each in self._breaks]
         return Told((f"stops {', '.join(places)}" if places else "no breaks: continue goes to the end of the step",))
+
+    def _place(self, word: str) -> str:
+        """The phase or the value that somebody means; any word may be a value where nothing was recorded of the step.
+
+        UsageError for a word that is neither.
+        """
+        names = names_of(self.walk.recorded.values())
+        if word in names or (not names and not any(phase.startswith(word) for phase in PHASES)):
+            return word
+        if any(phase.startswith(word) for phase in PHASES):
+            return completed(word, PHASES, "phase")
+        raise UsageError(
+            f"{word!r} is neither a phase nor a value of this step",
+            legal=f"{', '.join(PHASES)}, or the name of a value",
+            remedy=did_you_mean(word, names) or "list shows the names",
+        )
 
     def _stood(self, gone: Gone, notes: Sequence[str]) -> Stood:
         walk = self.walk
@@ -286,10 +325,25 @@ class Console:
         return tuple(Marked(leaf, self.walk.mark(leaf), self.walk.mark_of_other(leaf)) for leaf in visit.leaves)
 
 
-def _slice_text(command: Command) -> str:
-    """The slice as a person writes it."""
-    parts = [
-        str(each) if isinstance(each, int) else ":".join("" if number is None else str(number) for number in each[:2])
-        for each in command.slices
-    ]
-    return f"[{', '.join(parts)}]" if parts else ""
+def _has_ended() -> UsageError:
+    return UsageError(
+        "the run has ended", legal="back, list or quit", remedy="back runs it again, up to its last phase"
+    )
+
+
+def _checked_ranges(leaf: Leaf, slices: Sequence[Slice]) -> tuple[range, ...]:
+    """The indices of a part of a value; UsageError where it has none."""
+    if slices and (leaf.dtype in TEXTS or leaf.scope is Scope.SHARD):
+        kind = "a text" if leaf.dtype in TEXTS else "a part of a tensor"
+        raise UsageError(
+            f"the slice {slices_text(slices)} of {leaf.name}, which is {kind}",
+            legal="a slice of a tensor",
+            remedy="leave the brackets out",
+        )
+    return () if leaf.dtype in TEXTS else ranges_of(slices, leaf.shape)
+
+
+def _root(trace: Trace, step: int) -> bytes | None:
+    """Of rank 0; None where it has no such step."""
+    head = trace.ranks[0].heads.get(step) if 0 in trace.ranks else None
+    return None if head is None else head.root

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from harness.errors import UsageError
+from harness.reporters.text import path_text
 
 
 class Lines(Protocol):
@@ -109,7 +110,12 @@ def open_lines(
         try:
             return PlainLines(commands.read_text("utf-8"), show)
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--commands {commands}: {error}", legal="a text file, a command a line") from None
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise UsageError(
+                f"--commands {path_text(commands)}: {why}",
+                legal="a text file, a command a line",
+                remedy="leave --commands out to type them, or to read them from a pipe",
+            ) from None
     if sys.stdin.isatty() and sys.stdout.isatty():
         return EditedLines(history, words)
     fd = sys.stdin.fileno()

@@ -42,6 +42,8 @@ class SteppedRun:
         """Of its trace."""
         self.passed: list[int] = []
         """The steps before the one that is wanted, as they were done."""
+        self.has_arrived = False
+        """Whether it has come to the step that is wanted."""
         self.run: Run | None = None
         """Once the process has ended by itself."""
         self._task = task
@@ -86,9 +88,10 @@ class SteppedRun:
         self._order({"do": "run", "boundaries": boundaries, **places})
         return await self._gone()
 
-    async def show(self, position: int, slices: Sequence[Any]) -> dict[str, Any] | None:
-        """A value as the process describes it; None where that has ended."""
-        self._order({"do": "show", "leaf": position, "slices": slices})
+    async def show(self, position: int, ranges: Sequence[range]) -> dict[str, Any] | None:
+        """The part of a value that has these indices, as the process describes it; None where that has ended."""
+        indices = [[each.start, each.stop, each.step] for each in ranges]
+        self._order({"do": "show", "leaf": position, "indices": indices})
         return await self._message()
 
     async def value(self, position: int, leaf: Leaf) -> tuple[bytes | None, bool]:
@@ -120,7 +123,7 @@ class SteppedRun:
             elif message["e"] == "leaf":
                 leaves.append(leaf_of(message["leaf"]))
             elif message["e"] == "stopped":
-                self._why = message["why"]
+                self._why, self.has_arrived = message["why"], True
                 return Gone(tuple(leaves), Stop(message["why"], message["phase"]))
         self._why = ""
         self.run = self._task.result()

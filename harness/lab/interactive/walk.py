@@ -1,17 +1,16 @@
 """Where a run stands within a step, what it has recorded there, and how that compares with other runs. Pure."""
 
-import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from harness.errors import UsageError
 from harness.inject.stepping_messages import BEGIN, END, Stop
+from harness.lab.interactive.words import did_you_mean
 from harness.trace.chain import Key, Leaf, Scope
 
 _OCCURRENCE = re.compile(r"(.+)#(\d+)")
-MAX_NAMES = 5
 
 
 class Mark(StrEnum):
@@ -102,17 +101,20 @@ class Walk:
         ]
         keys = {self.leaves[at].key[:2] for at in found}
         if len(keys) > 1:
-            names = [f"{phase}/{each}" for phase, each in sorted(keys)]
-            raise UsageError(f"{text!r} is the name of several values", legal=", ".join(names))
+            names = ", ".join(f"{phase}/{each}" for phase, each in sorted(keys))
+            raise UsageError(f"{text!r} is the name of several values", legal=names, remedy="type its phase before it")
         if not found:
-            names = [f"{leaf.phase}/{leaf.name}" for leaf in self.leaves] + [leaf.name for leaf in self.leaves]
-            near = difflib.get_close_matches(name, dict.fromkeys(names), n=MAX_NAMES)
             raise UsageError(
                 f"nothing called {text!r} was recorded so far",
-                legal=", ".join(near) or "the names that list shows",
-                remedy="next, or continue, goes on to what comes later",
+                legal="the names that list shows",
+                remedy=did_you_mean(name, names_of(self.leaves)) or "next, or continue, goes on to what comes later",
             )
         return found[-1]
+
+
+def names_of(leaves: Iterable[Leaf]) -> list[str]:
+    """What values may be called, without and with their phase."""
+    return [name for leaf in leaves for name in (leaf.name, f"{leaf.phase}/{leaf.name}")]
 
 
 def by_key(leaves: Sequence[Leaf]) -> dict[tuple[Scope, Key], Leaf]:

@@ -5,10 +5,13 @@
 A command may be cut to any beginning that no other command has.
 """
 
+import difflib
 import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from harness.errors import UsageError
+from harness.lab.interactive.slices import Slice, parse_slices
 
 COMMANDS = {
     "next": ("[PHASE]", "go on to where the next phase begins, or the next PHASE"),
@@ -16,7 +19,7 @@ COMMANDS = {
     "continue": ("", "go on to the end of the step, or to the next break"),
     "list": ("[PHASE]", "what was recorded, and whether it is the same as in the recorded run"),
     "show": ("NAME [SLICE]", "a value: what it is, its range, its elements; of a part: show NAME [0:2, -1]"),
-    "compare": ("NAME", "a value here and in the other run: how many elements differ, by how much, the first"),
+    "compare": ("NAME [SLICE]", "a value here and in the other run: how many elements differ, by how much, the first"),
     "break": ("[PHASE|NAME]", "stop where this phase begins, or behind this value; alone: say where"),
     "clear": ("PHASE|NAME", "stop there no more"),
     "where": ("", "where the run stands"),
@@ -26,11 +29,11 @@ COMMANDS = {
 """Name -> (arguments, what it does)."""
 SHORT = {"c": "continue"}
 """What debuggers have taught hands to type, beside the beginnings."""
+SLICED = ("show", "compare")
+"""What takes a part of a value."""
+MAX_NAMES = 5
+"""So many names are offered to somebody who has typed another."""
 _SLICE = re.compile(r"\[([^\]]*)\]$")
-_PART = re.compile(r"(-?\d+)?(?:(:)(-?\d+)?(?::(\d+)?)?)?")
-
-Slice = int | tuple[int | None, int | None, int | None]
-"""An index, or begin, end and step of a part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,42 +48,42 @@ class Command:
 
 def parse_line(line: str) -> Command | None:
     """The command of a line; None for an empty one and a comment. UsageError for what is none."""
-    text = line.partition("#")[0].strip() if line.lstrip().startswith("#") else line.strip()
-    if not text:
+    text = line.strip()
+    if not text or text.startswith("#"):
         return None
     word, _, rest = text.partition(" ")
     name, rest, slices = full_name(word), rest.strip(), ""
-    if name == "show" and (match := _SLICE.search(rest)):
+    if name in SLICED and (match := _SLICE.search(rest)):
         rest, slices = rest[: match.start()].strip(), match[1]
     usage = COMMANDS[name][0]
     is_wanted, is_allowed = bool(usage) and not usage.startswith("["), bool(usage)
     if (is_wanted and not rest) or (rest and not is_allowed):
-        raise UsageError(f"{text!r}", legal=f"{name} {usage}".strip(), remedy="help says what each command takes")
+        problem = "wants no more words" if rest else "wants a name"
+        raise UsageError(
+            f"{text!r}: {name} {problem}", legal=f"{name} {usage}".strip(), remedy="help says what each command takes"
+        )
     return Command(name, rest, parse_slices(slices) if slices.strip() else ())
 
 
 def full_name(word: str) -> str:
     """The command of which a word is the beginning; UsageError where it is that of none, or of several."""
-    found = [name for name in COMMANDS if name.startswith(word)]
-    if word in (*COMMANDS, *SHORT):
-        return SHORT.get(word, word)
-    if len(found) != 1:
-        what = f"{word!r} is short for {' and '.join(found)}" if found else f"{word!r} is no command"
-        raise UsageError(what, legal=", ".join(COMMANDS), remedy="help says what each does")
-    return found[0]
+    return SHORT.get(word) or completed(word, COMMANDS, "command")
 
 
-def parse_slices(text: str) -> tuple[Slice, ...]:
-    """What stands in the brackets of a slice: numbers, and parts BEGIN:END:STEP, with commas between them."""
-    found: list[Slice] = []
-    for part in text.split(","):
-        match = _PART.fullmatch(part.strip())
-        if match is None or not part.strip() or match[4] == "0":
-            raise UsageError(f"the slice [{text}]", legal="numbers and BEGIN:END:STEP, as in [0:2, -1]")
-        begin, colon, end, step = match.groups()
-        found.append((_number(begin), _number(end), _number(step)) if colon else int(begin))
-    return tuple(found)
+def completed(word: str, known: Collection[str], kind: str) -> str:
+    """The one of these that a word is, or begins; `kind` is what each is. UsageError where it is none, or several."""
+    found = [each for each in known if each.startswith(word)]
+    if word in known or len(found) == 1:
+        return word if word in known else found[0]
+    raise UsageError(
+        f"{word!r} is short for {' and '.join(found)}" if found else f"{word!r} is no {kind}",
+        legal=", ".join(known) or f"nothing: there is no {kind}",
+        remedy=did_you_mean(word, found or known) or "help says what each command takes",
+    )
 
 
-def _number(text: str | None) -> int | None:
-    return int(text) if text else None
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """The names that hold a word, and those that are spelt much like it, as a question; empty where there is none."""
+    names = list(dict.fromkeys(names))
+    near = [name for name in names if word in name] + difflib.get_close_matches(word, names, n=MAX_NAMES)
+    return f"did you mean {' or '.join(list(dict.fromkeys(near))[:MAX_NAMES])}?" if near else ""

@@ -2,76 +2,50 @@
 
 RUN, K ─▶ plan ─▶ K again (with --op once more, its operations recorded) ─▶ is it what it was? ─▶ text, JSON, bundle
 --against OTHER ─▶ the same step of the other run ─▶ the first operation that differs between the two
+without --step  ─▶ the whole run again ─▶ is it what it was? --against OTHER ─▶ all its steps, and the trace in OTHER
 """
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from harness.clock import SystemClock
-from harness.errors import UsageError
 from harness.exit_codes import ExitCode
-from harness.lab.entry_call import read_refusal
-from harness.lab.out_directory import out_directory
+from harness.lab.bundles.making import bundle_of_replay, bundle_place
+from harness.lab.out_directory import out_directory, place_of
 from harness.lab.replay_plan import REPLAYS
-from harness.lab.session import Session, open_session
-from harness.lab.steps.judgement import OtherRun, Repeated, judge_other, judge_step
+from harness.lab.session import Session, open_session, refuse
+from harness.lab.steps.judgement import judge_other, judge_step, judge_trace
 from harness.lab.steps.plan import StepPlan, check_machine, named_run, plan_step
+from harness.lab.steps.result import StepReplay
 from harness.lab.supervised import Place, Run
-from harness.machine.scratch import remove_tree
 from harness.reporters.base import show
 from harness.reporters.run_lines import RunLines
 from harness.reporters.steps import step_json, step_text
 from harness.runner.options import Invocation, wants_colour
 from harness.runner.run_directory import new_run_id
-from harness.trace.command import EXIT_CODES
-
-
-@dataclass(frozen=True, slots=True)
-class StepReplay:
-    """A step that was run again, and all that was found."""
-
-    repeated: Repeated
-    directory: Path
-    other: OtherRun | None = None
-    bundle: Path | None = None
-    """Where it was written; None where none was asked for."""
-    bundle_needs: str = ""
-    """The checkpoint that the bundle names; empty where it holds all that it needs."""
-    notes: tuple[str, ...] = ()
-    interrupted_by: str = ""
-    """The name of a signal; empty where it went to its end."""
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """That of a step which did not come out again; else, with another run, what the two are to each other."""
-        if self.interrupted_by:
-            return ExitCode.INTERRUPTED
-        if not self.repeated.is_reproduced or self.other is None:
-            return self.repeated.exit_code
-        if not self.other.repeated.is_reproduced:
-            return self.other.repeated.exit_code
-        verdict = self.other.verdict
-        return ExitCode.INCOMPLETE_RECORDING if verdict is None else EXIT_CODES[verdict.kind]
+from harness.trace.reader import read_trace
 
 
 def run_step_replay(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness replay RUN`; HarnessError for what the user can mend."""
-    from harness.lab.bundles.making import bundle_of_replay, bundle_place
-
     program = check_machine(invocation)
     plan = plan_step(named_run(invocation.cwd, arguments["scenario"]), arguments)
     other = arguments["against"]
-    other_plan = plan_step(named_run(invocation.cwd, other), arguments, plan.step) if other else None
+    is_whole = arguments["step"] is None
+    other_trace = read_trace(place_of(invocation.cwd, other)) if other and is_whole else None
+    other_plan = plan_step(named_run(invocation.cwd, other), arguments, plan.step) if other and not is_whole else None
     bundle = bundle_place(invocation.cwd, arguments["bundle"]) if arguments["bundle"] else None
     own_id = new_run_id(SystemClock().wall())
     directory = out_directory(invocation.cwd, arguments["out"], REPLAYS, own_id)
     place = Place(program, invocation.cwd, invocation.environ, own_id, plan.timeout_s)
     replay = replay_steps(plan, other_plan, directory, place)
     replay = replace(replay, notes=tuple(f"a damaged checkpoint is passed over: {each}" for each in plan.passed_over))
+    if other_trace is not None and not replay.interrupted_by:
+        replay = replace(replay, other_trace=judge_trace(replay.repeated, other_trace))
     if bundle is not None and replay.repeated.runs and not replay.interrupted_by:
         replay = bundle_of_replay(replay, bundle, arguments)
     return tell(replay, invocation, arguments)
@@ -112,20 +86,9 @@ async def _record(plan: StepPlan, session: Session, directory: Path, number: int
     for envelope in envelopes:
         lines.title = f"{steps}{whose} again" + ("" if envelope.op_step is None else ", with operations")
         run = await session.record(envelope, directory, number)
-        refuse(run, directory, runs)
+        refuse(run, directory)
         lines.ended(run)
         runs.append(run)
         if session.interrupted_by or not run.recording.ranks:
             break
     return runs
-
-
-def refuse(run: Run, directory: Path, before: Sequence[Run] = ()) -> None:
-    """UsageError, as an entry has said it before it began; of its run nothing is left."""
-    refusal = read_refusal(run.recording.directory)
-    if refusal is None:
-        return
-    remove_tree(str(run.recording.directory))
-    if not before and not any(directory.iterdir()):
-        directory.rmdir()
-    raise UsageError(refusal.what, legal=refusal.legal, remedy=refusal.remedy)

@@ -89,6 +89,15 @@ class OtherRun:
     """Of each rank."""
 
 
+@dataclass(frozen=True, slots=True)
+class OtherTrace:
+    """A trace as it lies there, set against all steps of a run."""
+
+    directory: Path
+    verdict: Verdict
+    """On the run that was run again (A) and the trace (B)."""
+
+
 def judge_step(plan: StepPlan, runs: Sequence[Run]) -> Repeated:
     """What a step is to the recorded one, from the runs that have repeated it: without operations, then with them."""
     recorded, again = plan.run.trace, _trace(runs[0]) if runs else None
@@ -117,6 +126,12 @@ def judge_other(repeated: Repeated, other: Repeated) -> OtherRun:
         if records[0] is not None and records[1] is not None:
             found.append(compare_ops(records[0], records[1], operations.rank, repeated.plan.step))
     return OtherRun(other, verdict, tuple(found))
+
+
+def judge_trace(repeated: Repeated, other: Trace) -> OtherTrace | None:
+    """What a run that was run again is to a trace, in all steps; None where nothing was recorded."""
+    again = _trace(repeated.runs[0]) if repeated.runs else None
+    return None if again is None else OtherTrace(other.directory, diff(again, other))
 
 
 def _verdicts(plan: StepPlan, recorded: Trace, again: Trace) -> Iterator[Verdict]:

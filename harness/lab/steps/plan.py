@@ -4,21 +4,19 @@ RUN, K ─▶ envelope of its steps from the nearest checkpoint to K ─▶ one 
 """
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from harness.config import shadowing
 from harness.errors import UsageError
 from harness.lab.entry_call import CALL
 from harness.lab.envelope import TRAIN, Envelope
+from harness.lab.out_directory import place_of
 from harness.lab.payload import flattened
 from harness.lab.recorded_run import RecordedRun, is_recorded_run, read_recorded_run
-from harness.lab.scenario_envelope import CHILD, override_of
+from harness.lab.scenario_envelope import CHILD, check_entries, override_of
 from harness.lab.scenario_places import all_scenarios
 from harness.lab.steps.step_traces import check_step
 from harness.runner.options import Invocation
@@ -82,7 +80,7 @@ def plan_step(run: RecordedRun, arguments: Mapping[str, Any], step: int | None =
 
 def named_run(cwd: Path, name: str) -> RecordedRun:
     """The recorded run in a directory; UsageError where it holds none."""
-    return read_recorded_run(cwd / name)
+    return read_recorded_run(place_of(cwd, name))
 
 
 def names_recorded_run(cwd: Path, name: str | None) -> bool:
@@ -149,17 +147,9 @@ def check_machine(invocation: Invocation) -> str:
     """The path of the program that calls entries; UsageError where none could be called here."""
     if invocation.trailing:
         raise UsageError(
-            "a recorded run and a command", legal="one of the two: the directory of a run, or a command after --"
+            "a recorded run and a command",
+            legal="one of the two: the directory of a run, or a command after --",
+            remedy="leave out what stands behind --",
         )
-    if hidden_by := shadowing(invocation.cwd):
-        raise UsageError(
-            f"{hidden_by} would be imported in place of rlharness's own package of that name",
-            legal="a working directory without a top-level package `harness`",
-            remedy="change into another directory",
-        )
-    if find_spec("torch") is None:
-        raise UsageError(
-            f"torch is not installed for {sys.executable}, and entries are recorded with it",
-            remedy="pip install 'rlharness[engine]'",
-        )
+    check_entries(invocation)
     return CHILD[0]

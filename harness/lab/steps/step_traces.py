@@ -6,7 +6,8 @@ unfinished             4        what was recorded of it until then
 
 from pathlib import Path
 
-from harness.errors import UsageError
+from harness.errors import TraceError, UsageError
+from harness.reporters.text import path_text
 from harness.trace.excerpt import excerpt
 from harness.trace.layout import MANIFEST, UNFINISHED
 from harness.trace.reader import Trace, read_trace
@@ -16,6 +17,15 @@ def unfinished_trace(directory: Path) -> Trace | None:
     """What was recorded of the step in whose middle a run has ended; None where it ended between two steps."""
     path = directory / UNFINISHED
     return read_trace(path) if (path / MANIFEST).exists() else None
+
+
+def unfinished_step(directory: Path) -> int | None:
+    """The step in whose middle a run has ended; None where it ended between two, or what was kept cannot be read."""
+    try:
+        trace = unfinished_trace(directory)
+    except TraceError:
+        return None
+    return None if trace is None else max(trace.steps, default=None)
 
 
 def recorded_steps_of(trace: Trace) -> list[int]:
@@ -42,7 +52,11 @@ def check_step(trace: Trace, step: int) -> None:
     known = recorded_steps_of(trace)
     if step not in known:
         span = f"{known[0]} to {known[-1]}" if known else "none"
-        raise UsageError(f"--step {step}: {trace.directory} has none", legal=f"a step that it has recorded: {span}")
+        raise UsageError(
+            f"--step {step}: {path_text(trace.directory)} has none",
+            legal=f"a step that it has recorded: {span}",
+            remedy="record a run that comes so far",
+        )
 
 
 def root_of(trace: Trace | None, rank: int) -> bytes | None:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.errors import UsageError
 from harness.inject.transplant_report import REPORT, read_report
 from harness.lab.entry_call import read_refusal
 from harness.lab.envelope import Envelope
@@ -74,7 +73,7 @@ class Bench:
         Of B, whatever is taken is kept; of both, the last step, so that distances of weights are known.
         """
         pair = self._pair
-        first, last = min((graft.first for graft in grafts), default=pair.step), pair.last
+        first, last = min(graft.first for graft in grafts), pair.last
         is_known = all(graft.take.operation is not None or has_kept(pair.b.trace, graft) for graft in grafts)
         kept = (last,) if is_known else tuple(range(first, last + 1))
         a = replace(pair.a.envelope_to(first), last_step=last, keep=(last,))
@@ -130,7 +129,7 @@ class Bench:
         self._lines.title = title
         run = await self._session.record(envelope, self._directory / name)
         if refusal := read_refusal(run.recording.directory):
-            raise UsageError(refusal.what, legal=refusal.legal, remedy=refusal.remedy)
+            raise refusal.error()
         self._lines.ended(run)
         return run
 

@@ -1,24 +1,24 @@
 """`rlharness transplant` from arguments to exit code.
 
-A, B ─▶ the first step in which they differ ─▶ session: A again, then A with something of B, one after another ─▶ table
+A, B ─▶ plan ─▶ session: A again, B again, then A with something of B, one after another ─▶ table
 """
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.clock import SystemClock
 from harness.exit_codes import ExitCode
-from harness.lab.out_directory import out_directory
+from harness.lab.out_directory import out_directory, place_of
 from harness.lab.recorded_run import read_recorded_run
 from harness.lab.session import open_session
 from harness.lab.steps.plan import check_machine
 from harness.lab.supervised import Place
 from harness.lab.transplant.bench import Bench
-from harness.lab.transplant.findings import Findings, Pair, make_pair
-from harness.lab.transplant.grafts import Graft, candidates, graft_of, parse_take
+from harness.lab.transplant.findings import Findings
+from harness.lab.transplant.plan import TransplantPlan, make_plan
 from harness.reporters.base import show
 from harness.reporters.run_lines import RunLines
 from harness.reporters.transplant import transplant_json, transplant_text
@@ -31,14 +31,14 @@ TRANSPLANTS = "transplants"
 def run_transplant(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness transplant`; HarnessError for what the user can mend."""
     program = check_machine(invocation)
-    a, b = (read_recorded_run(invocation.cwd / arguments[side]) for side in ("a", "b"))
-    pair = make_pair(a, b, arguments["step"], arguments["steps"])
-    takes = [parse_take(text) for text in arguments["take"]] or candidates(a.trace, b.trace, pair.step)
-    grafts = [graft_of(take, a.trace, b.trace, pair.step, pair.last, is_once=arguments["only"]) for take in takes]
+    a, b = (read_recorded_run(place_of(invocation.cwd, arguments[side])) for side in ("a", "b"))
+    plan = make_plan(
+        a, b, arguments["take"], step=arguments["step"], num_steps=arguments["steps"], is_once=arguments["only"]
+    )
     own_id = new_run_id(SystemClock().wall())
     directory = out_directory(invocation.cwd, arguments["out"], TRANSPLANTS, own_id)
     place = Place(program, invocation.cwd, invocation.environ, own_id)
-    findings = asyncio.run(_carry_out(pair, grafts, directory, place))
+    findings = asyncio.run(_carry_out(plan, directory, place))
     if arguments["json"]:
         show(json.dumps(transplant_json(findings)))
     else:
@@ -46,7 +46,7 @@ def run_transplant(invocation: Invocation, arguments: Mapping[str, Any]) -> Exit
     return findings.exit_code
 
 
-async def _carry_out(pair: Pair, grafts: Sequence[Graft], directory: Path, place: Place) -> Findings:
+async def _carry_out(plan: TransplantPlan, directory: Path, place: Place) -> Findings:
     lines = RunLines()
     with open_session(place, lines) as session:
-        return await Bench(pair, session, directory, lines).search(grafts)
+        return await Bench(plan.pair, session, directory, lines).search(plan.grafts)

@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import UsageError
 from harness.exit_codes import ExitCode
 from harness.lab.recorded_run import RecordedRun
-from harness.lab.transplant.grafts import first_difference
 from harness.lab.transplant.judgement import Effect, Outcome
 from harness.trace.verdict import FieldDifference
 
@@ -17,6 +15,8 @@ class Pair:
 
     a: RecordedRun
     b: RecordedRun
+    parts: int
+    """The first step in which the two differ."""
     step: int
     """The first step in which something is put; of weights, the step that begins with them."""
     last: int
@@ -58,22 +58,3 @@ class Findings:
         if self.notes:
             return ExitCode.NOT_COMPARABLE
         return ExitCode.OK if self.cause else ExitCode.DIVERGED
-
-
-def make_pair(a: RecordedRun, b: RecordedRun, step: int | None, num_steps: int | None) -> Pair:
-    """Where two runs part, and how far they are looked at; UsageError where they cannot be set against each other."""
-    for run in (a, b):
-        if tuple(run.trace.ranks) != (0,):
-            raise UsageError(f"{run.directory} has {len(run.trace.ranks)} ranks", legal="runs of one process")
-    found = first_difference(a.trace, b.trace) if step is None else step
-    common = sorted(set(a.trace.steps) & set(b.trace.steps))
-    if found is None:
-        raise UsageError(
-            f"{a.directory} and {b.directory} have the same bits in every step that both have",
-            legal="two runs that differ: there is nothing to explain",
-        )
-    if found not in common:
-        span = f"{common[0]} to {common[-1]}" if common else "none"
-        raise UsageError(f"--step {found}", legal=f"a step that both runs have recorded: {span}")
-    last = common[-1] if num_steps is None else min(common[-1], found + num_steps - 1)
-    return Pair(a, b, found, last)

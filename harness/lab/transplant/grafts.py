@@ -10,12 +10,13 @@ op:17                       what operation 17 of the step gives
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.errors import UsageError
+from harness.inject.transplant_report import is_taken
+from harness.reporters.text import path_text
 from harness.trace.attribution import TEXTS
 from harness.trace.chain import PHASES, Key, Leaf, Scope
-from harness.trace.leaf_diff import compare_leaves
 from harness.trace.reader import Trace
 
 ALIASES = {"advantages": "advantage", "rewards": "reward", "tokens": "rollout", "gradients": "backward"}
@@ -43,7 +44,11 @@ class Take:
 
     def takes(self, key: Key) -> bool:
         """Whether a leaf is among them."""
-        return key[0] in self.phases or key in self.leaves or key[:2] in self.leaves
+        return is_taken(key, self.phases, self.leaves)
+
+    def at(self, leaves: Iterable[Leaf]) -> "Take":
+        """The same among the leaves of a step: of weights, which of them these are."""
+        return replace(self, leaves=weights_of(leaves)) if self.is_weights else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,31 +104,37 @@ def weights_of(leaves: Iterable[Leaf]) -> tuple[Named, ...]:
 
 
 def graft_of(take: Take, a: Trace, b: Trace, step: int, last: int, *, is_once: bool = False) -> Graft:
-    """How something is taken from B into A from a step on; UsageError where one of them has nothing of the kind."""
+    """How something is taken from B into A from a step on; UsageError for weights that no step has made."""
+    first = first_put(take, a, b, step)
+    if take.is_weights:
+        found = take.at(logical_leaves(a, first))
+        if not found.leaves:
+            raise UsageError(
+                f"no weights are recorded in step {first} of {path_text(a.directory)}",
+                legal="leaves of the optimizer that are named as gradients are",
+                remedy="take what it records: --take PHASE/NAME",
+            )
+        return Graft(found, first, first, is_once=True)
+    is_once = is_once or take.operation is not None
+    return Graft(take, first, first if is_once else last, is_once)
+
+
+def first_put(take: Take, a: Trace, b: Trace, step: int) -> int:
+    """In which step something is put that is asked for from `step` on: weights where they are made.
+
+    UsageError for weights that no step of both has made.
+    """
     first = step - 1 if take.is_weights else step
     if first not in a.steps or first not in b.steps:
         raise UsageError(
             f"the {take.text} of step {step} are not recorded in both runs: step {first} made them",
             legal="a step behind one that both runs have recorded",
-            remedy=f"--step {min(set(a.steps) & set(b.steps)) + 1}",
+            remedy=f"--step {common_steps(a, b)[0] + 1}",
         )
-    if take.is_weights:
-        found = Take(take.text, leaves=weights_of(logical_leaves(a, first)), is_weights=True)
-        if not found.leaves:
-            raise UsageError(
-                f"no weights are recorded in step {first} of {a.directory}",
-                legal="leaves of the optimizer that are named as gradients are",
-                remedy="take what it records: --take PHASE/NAME",
-            )
-        return Graft(found, first, first, is_once=True)
-    if take.operation is None:
-        for trace in (a, b):
-            _check_known(take, trace, step)
-    is_once = is_once or take.operation is not None
-    return Graft(take, first, first if is_once else last, is_once)
+    return first
 
 
-def _check_known(take: Take, trace: Trace, step: int) -> None:
+def check_known(take: Take, trace: Trace, step: int) -> None:
     """UsageError where one of the phases or leaves is none of this step's."""
     keys = [leaf.key for leaf in logical_leaves(trace, step)]
     known = {key[:2] for key in keys}
@@ -133,7 +144,7 @@ def _check_known(take: Take, trace: Trace, step: int) -> None:
         names = [f"{phase}/{name}" for phase, name in known]
         near = difflib.get_close_matches(absent[0], names, n=1)
         raise UsageError(
-            f"--take {take.text}: {trace.directory} records no {absent[0]} in step {step}",
+            f"--take {take.text}: {path_text(trace.directory)} records no {absent[0]} in step {step}",
             legal=f"phases and leaves of that step, of the phases {', '.join(dict.fromkeys(key[0] for key in keys))}",
             remedy=f"--take {near[0]}" if near else "",
         )
@@ -145,22 +156,22 @@ def candidates(a: Trace, b: Trace, step: int) -> tuple[Take, ...]:
     Phases of which texts alone differ are left out: nothing can be put into them. Where rollouts and rewards both
     differ, also both together: rewards are judged before either is recorded.
     """
-    before = {leaf.key: leaf for leaf in logical_leaves(b, step)}
-    leaves = logical_leaves(a, step)
-    unlike = [leaf for leaf in leaves if leaf.dtype not in TEXTS and before.get(leaf.key) not in (None, leaf)]
-    phases = tuple(dict.fromkeys(leaf.phase for leaf in unlike))
+    of_a, of_b = values_of(a, step), values_of(b, step)
+    phases = tuple(dict.fromkeys(key[0] for key, leaf in of_a.items() if of_b.get(key) not in (None, leaf)))
     takes = [Take(_word_of(phase), (phase,)) for phase in phases]
     if {"rollout", "reward"} <= set(phases):
-        takes.insert(2, Take("rollout+rewards", ("rollout", "reward")))
+        takes.insert(phases.index("reward") + 1, Take("rollout+rewards", ("rollout", "reward")))
     return tuple(takes)
 
 
-def first_difference(a: Trace, b: Trace) -> int | None:
-    """The first step that both have and in which they have a leaf otherwise; None where there is none."""
-    for step in sorted(set(a.steps) & set(b.steps)):
-        if compare_leaves(logical_leaves(a, step), logical_leaves(b, step)).first is not None:
-            return step
-    return None
+def common_steps(a: Trace, b: Trace) -> Sequence[int]:
+    """Those that both have recorded, in order."""
+    return sorted(set(a.steps) & set(b.steps))
+
+
+def values_of(trace: Trace, step: int) -> dict[Key, Leaf]:
+    """The logical leaves of a step that can be put into another run, in the order of recording: all but texts."""
+    return {leaf.key: leaf for leaf in logical_leaves(trace, step) if leaf.dtype not in TEXTS}
 
 
 def logical_leaves(trace: Trace, step: int) -> Sequence[Leaf]:

@@ -243,7 +243,7 @@ def _of_weights(step: int, made: Trace, a: Trace, b: Trace) -> Iterator[Distance
             max(to_b, _apart(leaf, own, of_b)),
             max(apart, _apart(leaf, of_a, of_b)),
         )
-        size = max(size, max(map(abs, numbers(leaf.dtype, of_a)), default=0.0))
+        size = max(size, *(max(map(abs, numbers(leaf.dtype, each)), default=0.0) for each in (of_a, of_b)))
     if apart and isfinite(apart + to_a + to_b):
         yield Distance(WEIGHTS, size, apart, to_a, to_b)
 

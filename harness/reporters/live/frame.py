@@ -6,7 +6,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from harness.reporters.sentences import bare_test, words
-from harness.reporters.text import card_names, label, one_line, ranges
+from harness.reporters.text import card_names, count, label, one_line, ranges
 from harness.runner.stats import Progress, Running
 from harness.runner.units import Outcome
 
@@ -131,7 +131,11 @@ def _function(attempt: Running) -> str:
 
 
 def _collecting(progress: Progress, now_t: float, space: int) -> Text:
-    done = f": {progress.num_collect_done} of {progress.num_collect_total} files" if progress.num_collect_total else ""
+    done = (
+        f": {progress.num_collect_done} of {count(progress.num_collect_total, 'file')}"
+        if progress.num_collect_total
+        else ""
+    )
     line = Text(f" collecting{done}, {_clock_time(now_t)}", style="dim", no_wrap=True, overflow="crop")
     line.truncate(space)
     return line

@@ -8,7 +8,6 @@ difference: steps from the column's first (u16le), rank (u16le, 65535 for none),
 import struct
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -40,6 +39,7 @@ def grid_data(grid: Grid, a: Trace, b: Trace) -> dict[str, Any]:
             {"phase": phases.index(row.phase), "names": [one_line(name) for name in row.names], "part": row.is_part}
             for row in grid.rows
         ],
+        "ranks": max(len(a.ranks), len(b.ranks)),
         "columns": [[steps[0], steps[-1], len(steps)] for steps in grid.columns],
         "onlyA": [sum(step in alone for step in steps) for alone in [set(grid.only_in_a)] for steps in grid.columns],
         "onlyB": [sum(step in alone for step in steps) for alone in [set(grid.only_in_b)] for steps in grid.columns],
@@ -102,7 +102,7 @@ def first_value(first: First, a: Trace, b: Trace) -> ValueDifference | None:
     if first.what is not Difference.VALUE or first.a is None or first.b is None:
         return None
     sides = ((a, first.a, first.digest_a), (b, first.b, first.digest_b))
-    one, other = (next(_kept(trace, first, replace(leaf, digest=digest)), None) for trace, leaf, digest in sides)
+    one, other = (next(_kept(trace, first, leaf._replace(digest=digest)), None) for trace, leaf, digest in sides)
     if one is None or other is None or len(one) != len(other):
         return None
     return compare(first.a.dtype, one, other)

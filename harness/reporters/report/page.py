@@ -44,7 +44,7 @@ def page(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"one_line": one_line, "visible": visible, "count": count}
+    environment.filters |= {"one_line": one_line, "visible": visible, "count": count, "differ": differ}
     style, script = ("\n".join(map(_file, names)) for names in (STYLES, SCRIPTS))
     views = [pair_view(pair, MAX_CELLS // len(report.pairs)) for pair in report.pairs]
     return environment.get_template("report.html").render(
@@ -58,6 +58,11 @@ def page(report: Report) -> str:
         alone=None if report.pairs else alone_view(report.subjects[0]),
         data={"curves": curves_data(report), "grids": [view.pop("grid_data") for view in views]},
     )
+
+
+def differ(number: int) -> str:
+    """The verb of so many."""
+    return "differs" if number == 1 else "differ"
 
 
 @cache

@@ -1,5 +1,6 @@
 """The facts of a report in plain values, as the template takes them. Reads traces; everything foreign is text here."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ from harness.trace.verdict import TOKENS, Kind
 SIGNS = {Kind.EQUAL: "=", Kind.DIVERGED: "≠", Kind.NOT_COMPARABLE: "?", Kind.INCOMPLETE: "…"}
 MAX_LEAVES = 50
 """Of the table of first differences."""
+MAX_SHOWN_CHARS = 20_000
+"""Of a text that a run has shown."""
+MAX_BY_LETTER = 400
+"""Letters of two texts that are compared one by one: of texts that repeat themselves it takes the cube of them."""
 EQUAL, DIFFERENT, FIRST, ABSENT = "equal", "different", "first", "absent"
 
 
@@ -48,10 +53,15 @@ class LeafState:
     values: str
 
 
+_JOINER = re.compile("(?<=[^\x00-\x7f\u200c\u200d])[\u200c\u200d](?=[^\x00-\x7f\u200c\u200d])")
+"""Joins two letters or two emoji, or keeps them apart: part of how they are written, and no letter of its own."""
+
+
 def visible(text: str) -> str:
     """A token's text with nothing in it that would not be seen: line breaks, tabs, what turns text around."""
     shown = text.replace("\n", "↵").replace("\t", "⇥").replace("\r", "␍")
-    return "".join(escape(each) if not each.isprintable() else each for each in shown)
+    joiners = {match.start() for match in _JOINER.finditer(shown)}
+    return "".join(each if each.isprintable() or at in joiners else escape(each) for at, each in enumerate(shown))
 
 
 def subject_view(subject: Subject) -> dict[str, Any]:
@@ -65,6 +75,7 @@ def subject_view(subject: Subject) -> dict[str, Any]:
         "level": manifest.level if manifest else "unknown",
         "command": " ".join(redact_argv(manifest.argv)) if manifest else "",
         "gaps": trace.gaps,
+        "damages": trace.damages,
     }
 
 
@@ -99,7 +110,7 @@ def pair_view(pair: Pair, max_cells: int) -> dict[str, Any]:
         "grid_data": grid_data(grid, a, b),
         "fingerprints": side_by_side(a.manifest, b.manifest),
         "rollouts": list(_rollouts(pair)),
-        "shown": [_shown(each) for each in shown_pairs(read_shown(a.directory), read_shown(b.directory))],
+        "shown": [shown_view(each) for each in shown_pairs(read_shown(a.directory), read_shown(b.directory))],
         "has_tokens": TOKENS in verdict.attribution,
     }
 
@@ -109,7 +120,7 @@ def alone_view(subject: Subject) -> dict[str, Any]:
     manifest = subject.trace.manifest
     return {
         "fingerprints": side_by_side(manifest, manifest),
-        "shown": [_shown(each) for each in shown_pairs(read_shown(subject.trace.directory), None)],
+        "shown": [shown_view(each) for each in shown_pairs(read_shown(subject.trace.directory), None)],
     }
 
 
@@ -214,23 +225,31 @@ def _seen(text: str) -> str:
 Pieces = list[tuple[str, bool]]
 
 
-def _shown(pair: ShownPair) -> dict[str, Any]:
-    """A completion that a run has shown, letter by letter where the other run has another."""
+def shown_view(pair: ShownPair) -> dict[str, Any]:
+    """A completion that a run has shown, with what the other run has otherwise."""
     both = [each for each in (pair.a, pair.b) if each is not None]
-    texts = [visible(redact_text(each.completion)) for each in both]
+    texts = [_cut(visible(redact_text(each.completion))) for each in both]
     pieces = _pieces(*texts) if len(texts) == 2 else ([(texts[0], False)],)
     return {
         "step": pair.a.step,
-        "prompt": visible(redact_text(pair.a.prompt)),
-        "answer": visible(redact_text(pair.a.answer)),
+        "prompt": _cut(visible(redact_text(pair.a.prompt))),
+        "answer": _cut(visible(redact_text(pair.a.answer))),
         "sides": [{"pieces": told, "reward": each.reward} for told, each in zip(pieces, both, strict=True)],
     }
 
 
+def _cut(text: str) -> str:
+    more = len(text) - MAX_SHOWN_CHARS
+    return text if more <= 0 else f"{text[:MAX_SHOWN_CHARS]}… and {count(more, 'more character')}"
+
+
 def _pieces(a: str, b: str) -> tuple[Pieces, Pieces]:
-    """Two texts in pieces, each with whether the other has something else there."""
-    matched = SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+    """Two texts in pieces, each with whether the other has something else there: letters, or words of long texts."""
+    is_long = len(a) + len(b) > MAX_BY_LETTER
+    x, y = (re.findall(r"\S+\s*|\s+", text) if is_long else list(text) for text in (a, b))
+    # Words that come again and again are no anchors: a model that repeats itself would take minutes.
+    matched = SequenceMatcher(None, x, y, autojunk=is_long).get_opcodes()
     return (
-        [(a[i:j], what != "equal") for what, i, j, _, _ in matched if i < j],
-        [(b[i:j], what != "equal") for what, _, _, i, j in matched if i < j],
+        [("".join(x[i:j]), what != "equal") for what, i, j, _, _ in matched if i < j],
+        [("".join(y[i:j]), what != "equal") for what, _, _, i, j in matched if i < j],
     )

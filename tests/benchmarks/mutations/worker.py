@@ -3,7 +3,7 @@
     {"payload": ..., "directory": ..., "lost_after": 3}  ─▶  {"end": "whole", "num_reached": 12, "first_effect": 0, ...}
 
 torch is imported, and the level certified, once. A fault is taken back after its run; that nothing of it stays is seen
-from the honest runs that come after (`runner.check_clean`).
+from the honest runs that come after (`runner._left_behind`).
 """
 
 import contextlib

@@ -22,6 +22,7 @@ from rlcore.tasks.base import Task
 from rlcore.trace import NullRecorder
 from rlcore.training.engine import Engine
 from rlcore.training.lanes import LENGTH_MULTIPLE
+from rlcore.training.memory import keep_freed_memory
 from rlcore.training.phases import Phases
 from rlcore.training.run import recorded_step
 from rlcore.training.update import Learner, adamw
@@ -106,6 +107,7 @@ def main() -> None:
     arguments = parser.parse_args()
     turns = Turns()
     torch.set_num_threads(1)
+    keep_freed_memory()
     engine = engine_of(arguments, turns)
     with at_level(arguments.level, engine.decoder.config, length=engine.decoder.config.max_length) as certificate:
         engine.receipt = sync(engine.decoder, engine.sampler, 0, None)

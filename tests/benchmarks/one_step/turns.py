@@ -24,13 +24,19 @@ from torch.utils.flop_counter import FlopCounterMode
 
 aten = torch.ops.aten
 ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", ATTENTION, f"{ATTENTION}_backward")
+ONEDNN = "mkldnn::_linear_pointwise"
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", ONEDNN, ATTENTION, f"{ATTENTION}_backward")
 
 
 def peak_bytes() -> int:
     """The most memory this process has held at once, since it began or since somebody reset it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+def onednn_flops(x: list[int], weight: list[int], *_: Any, **__: Any) -> int:
+    """Of [rows, inputs] and [outputs, inputs]."""
+    return 2 * x[0] * x[1] * weight[0]
 
 
 def attention_flops(q: list[int], k: list[int], *_: Any, **__: Any) -> int:
@@ -66,6 +72,7 @@ class Turns:
             self._profile = self._measuring.enter_context(profile(activities=[ProfilerActivity.CPU]))
         if self._word == "flops":
             formulas = {
+                torch.ops.mkldnn._linear_pointwise: onednn_flops,
                 aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
                 aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward_flops,
             }

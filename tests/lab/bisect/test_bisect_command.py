@@ -81,8 +81,9 @@ def test_what_cannot_be_is_refused(project: Project, words: tuple[str, ...], sai
     arguments = parsed(*words)
     invocation = Invocation(project.directory, os.environ)
     with pytest.raises(UsageError) as refused:
-        run_bisect(invocation, {**arguments, "out": "out"})
+        run_bisect(invocation, arguments)
     assert said in refused.value.what
+    assert not (project.directory / ".rlharness").exists(), "nothing is left of what was refused"
     assert project.worktrees == []
 
 

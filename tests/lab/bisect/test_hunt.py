@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import UsageError
+from harness.errors import HarnessError, UsageError
 from harness.exit_codes import ExitCode
 from harness.lab.bisect.candidates import Interrupted, UnavailableError
 from harness.lab.bisect.criterion import parse_criterion
@@ -27,12 +27,14 @@ class Versions:
 
     names: Sequence[str]
     missing: frozenset[str] = frozenset()
+    merges: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The parents of those that have others than the one before."""
     entered: list[str] = field(default_factory=list)
     num_open: int = 0
 
     def __post_init__(self) -> None:
         self.good, self.bad = self.names[0], self.names[-1]
-        self.parents: Mapping[str, Sequence[str]] = in_a_line(self.names)
+        self.parents: Mapping[str, Sequence[str]] = {**in_a_line(self.names), **self.merges}
 
     def told(self, name: str) -> str:
         return f"tiny {name}"
@@ -54,13 +56,14 @@ def hunted(
     gradients: Mapping[str, Sequence[Gradient]],
     *,
     missing: str = "",
+    merges: Mapping[str, Sequence[str]] | None = None,
     interrupted_at: int = 10**9,
     by: str = "bits",
 ) -> tuple[Bisection, Versions]:
     """A bisection over the versions that `gradients` names, in their order."""
-    versions = Versions(list(gradients), frozenset(missing))
+    versions = Versions(list(gradients), frozenset(missing), merges or {})
     session = PlayedSession(gradients, interrupted_at=interrupted_at)
-    hunt = Hunt(session, RunLines(), versions, parse_criterion(by, None), tmp_path)  # type: ignore[arg-type]
+    hunt = Hunt(session, RunLines(), versions, parse_criterion(by, None), tmp_path)
     found = asyncio.run(hunt.first_bad("sums", Envelope(("python",), typed=("sums",))))
     assert versions.num_open == 0
     return found, versions
@@ -77,8 +80,9 @@ def test_the_first_bad_one_is_found_and_compared_with_the_one_before(tmp_path: P
     found, versions = hunted(tmp_path, runs(text))
     before = chr(ord(first) - 1)
     assert (found.found.name, found.last_good.name, found.exit_code) == (first, before, ExitCode.OK)
-    assert versions.entered[:3] == ["a", "a", versions.bad], "the good end is run twice"
-    assert len(versions.entered) == 3 + len(found.probes) <= 3 + 3
+    assert versions.entered[:2] == ["a", versions.bad]
+    assert len(versions.entered) == 2 + len(found.probes) <= 2 + 3
+    assert {"a", "a-again"} <= {path.name for path in tmp_path.iterdir()}, "the good end is run twice"
     assert found.verdict.first is not None
     assert found.verdict.first.step == 1
     assert found.notes == ()
@@ -91,6 +95,15 @@ def test_what_cannot_be_had_is_passed_over(tmp_path: Path) -> None:
     assert found.exit_code is ExitCode.INCOMPLETE_RECORDING
 
 
+def test_what_does_not_run_is_passed_over_with_its_last_words(tmp_path: Path) -> None:
+    gradients = runs("gggbb")
+    session = PlayedSession(gradients, broken="c", problem="it ended with 1", printed="step 0\nZeroDivisionError\n")
+    hunt = Hunt(session, RunLines(), Versions(list(gradients)), parse_criterion("bits", None), tmp_path)
+    found = asyncio.run(hunt.first_bad("sums", Envelope(("python",), typed=("sums",))))
+    assert [probe.name for probe in found.candidates] == ["c", "d"]
+    assert found.candidates[0].reason == "it ended with 1: ZeroDivisionError"
+
+
 def test_bits_that_moved_again_are_noticed(tmp_path: Path) -> None:
     found, _ = hunted(tmp_path, runs("ggob"))
     assert found.found.name == "c"
@@ -98,6 +111,17 @@ def test_bits_that_moved_again_are_noticed(tmp_path: Path) -> None:
     found, _ = hunted(tmp_path / "twice", runs("gbobb"))
     assert found.found.name == "b"
     assert found.notes == ("and with tiny c they were others still: what moved bits may have come in several commits",)
+
+
+def test_a_merge_whose_sides_are_good_is_told_as_that(tmp_path: Path) -> None:
+    sides = {"c": ["a"], "d": ["b", "c"]}
+    found, _ = hunted(tmp_path, runs("gggbb"), merges=sides)
+    assert found.found.name == "d"
+    assert found.notes == ("it is a merge, and tiny b, tiny c are good: only together they are not",)
+    half, _ = hunted(tmp_path / "half", runs("gggbb"), merges=sides, missing="c")
+    assert (half.found.name, half.notes) == ("d", ()), "what c is, nobody knows"
+    by_one, _ = hunted(tmp_path / "one", runs("ggbbb"), merges=sides)
+    assert (by_one.found.name, by_one.notes) == ("c", ())
 
 
 @pytest.mark.parametrize(
@@ -112,8 +136,9 @@ def test_bits_that_moved_again_are_noticed(tmp_path: Path) -> None:
 def test_ends_that_do_not_hold_are_refused(
     tmp_path: Path, text: str, missing: str, error: type[Exception], said: str
 ) -> None:
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=said) as refused:
         hunted(tmp_path, runs(text), missing=missing)
+    assert isinstance(refused.value, HarnessError) and refused.value.legal and refused.value.remedy
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])

@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from harness.errors import UsageError
 from harness.exit_codes import ExitCode
-from harness.lab.bisect.packages import parse_packages, versions_between
+from harness.lab.bisect.packages import faults_of, parse_packages, versions_between
 from tests.lab.lab_run import Done, type_command
 from tests.lab.projects import SCENARIO
 
@@ -22,12 +22,11 @@ KNOWN = ["2.0rc1", "1.10", "1.9", "1.2.post1", "1.2", "1.0"]
 
 def test_versions_stand_in_their_own_order() -> None:
     assert versions_between(KNOWN, "x", Version("1.0"), Version("1.10")) == ["1.0", "1.2", "1.2.post1", "1.9", "1.10"]
-    assert versions_between(KNOWN, "x", Version("1.9"), Version("1.2")) == ["1.9", "1.2.post1", "1.2"], "backwards too"
     assert versions_between(KNOWN, "x", Version("1.9"), Version("2.0rc1")) == ["1.9", "1.10", "2.0rc1"]
     with_candidate = ["1.9rc1", *KNOWN]
     assert "1.9rc1" not in versions_between(with_candidate, "x", Version("1.2"), Version("1.10"))
     assert "1.9rc1" in versions_between(with_candidate, "x", Version("1.2"), Version("2.0rc1"))
-    with pytest.raises(UsageError, match=r"the index has no x 1\.3") as refused:
+    with pytest.raises(UsageError, match=r"pip finds no x 1\.3 for Python 3\.\d+ here") as refused:
         versions_between(KNOWN, "x", Version("1.0"), Version("1.3"))
     assert "1.2.post1, 1.9, 1.10" in refused.value.legal
 
@@ -36,11 +35,11 @@ def test_versions_stand_in_their_own_order() -> None:
 @given(st.sets(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=2), st.data())
 def test_what_is_between_lies_between(numbers: set[tuple[int, int]], data: st.DataObject) -> None:
     known = [f"{major}.{minor}" for major, minor in numbers]
-    ends = data.draw(st.lists(st.sampled_from(known), min_size=2, max_size=2, unique=True))
+    ends = sorted(data.draw(st.lists(st.sampled_from(known), min_size=2, max_size=2, unique=True)), key=Version)
     found = versions_between(known, "x", *map(Version, ends))
     assert [found[0], found[-1]] == ends
     assert len(set(found)) == len(found)
-    assert sorted(found, key=Version) in (found, found[::-1])
+    assert sorted(found, key=Version) == found
 
 
 @pytest.mark.parametrize("text", ["torch", "torch==1.0", "torch==1..", "torch==a..b", "torch>=1.0..2.0", "==1..2"])
@@ -53,6 +52,31 @@ def test_a_range_is_read() -> None:
     assert parse_packages(" Torch_Geometric == 2.0 .. 2.1.1 ") == ("torch-geometric", Version("2.0"), Version("2.1.1"))
     with pytest.raises(UsageError, match="one version"):
         parse_packages("torch==2.0..2.0.0")
+    with pytest.raises(UsageError, match=r"2\.10 is later than 2\.9") as turned:
+        parse_packages("torch==2.10..2.9")
+    assert turned.value.remedy.startswith("--packages torch==2.9..2.10 ")
+
+
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        (
+            "WARNING: Location '/x' is ignored.\nERROR: No version of x\nERROR: No x\nERROR: No x\n",
+            ["ERROR: No version of x", "ERROR: No x"],
+        ),
+        (
+            "  error: subprocess-exited-with-error\n  \n  \u00d7 Preparing metadata did not run.\n  │ exit code: 1\n"
+            "  ╰─> [2 lines of output]\n      Traceback:\n      ModuleNotFoundError: No module named 'numpy'\n"
+            "      [end of output]\n  note: This error originates from a subprocess.\nWARNING: something\n",
+            ["\u00d7 Preparing metadata did not run.", "ModuleNotFoundError: No module named 'numpy'"],
+        ),
+        ("Killed\nWARNING: Location '/x' is ignored.\n", ["Killed"]),
+        ("WARNING: nothing else\n", []),
+        ("", []),
+    ],
+)
+def test_what_failed_is_found_in_what_pip_says(output: str, told: list[str]) -> None:
+    assert faults_of(output) == told
 
 
 # ------------------------------------------------------------------------------------------------- of wheels made here
@@ -131,4 +155,20 @@ def test_the_version_that_moved_bits_is_found(wheelhouse: Path) -> None:
 
     unknown = bisect(wheelhouse, "--packages", "tinyscale==1.0..1.9")
     assert unknown.code == ExitCode.USAGE_ERROR
-    assert "error: the index has no tinyscale 1.9\n  legal:  1.0, 1.1, 1.2, 1.3, 1.4\n" in unknown.stderr
+    assert "error: pip finds no tinyscale 1.9 for Python " in unknown.stderr
+    assert " here\n  legal:  1.0, 1.1, 1.2, 1.3, 1.4\n" in unknown.stderr
+
+
+def test_ends_that_cannot_be_are_refused_before_anything_is_installed(wheelhouse: Path) -> None:
+    """In the wrong order; one that cannot be had, which is the second to be needed; no such package."""
+    turned = bisect(wheelhouse, "--packages", "tinyscale==1.4..1.0")
+    assert turned.code == ExitCode.USAGE_ERROR
+    assert "error: --packages tinyscale==1.4..1.0: 1.4 is later than 1.0\n" in turned.stderr
+    assert not (wheelhouse.parent / ".rlharness").exists(), "nor is pip asked"
+    missing = bisect(wheelhouse, "--packages", "tinyscale==1.0..1.2")
+    assert missing.code == ExitCode.INCOMPLETE_RECORDING
+    assert "error: tinyscale 1.2 cannot be had here: ERROR: Could not find a version that satisfies" in missing.stderr
+    nothing = bisect(wheelhouse, "--packages", "nobody-has-this==1..2")
+    assert nothing.code == ExitCode.USAGE_ERROR
+    assert "error: the versions of nobody-has-this are not known: ERROR: No matching distribution" in nothing.stderr
+    assert "installing" not in missing.stderr + nothing.stderr

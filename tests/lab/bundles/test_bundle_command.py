@@ -148,7 +148,7 @@ def test_what_a_bundle_may_not_say_is_refused(
     bundle(project / "a.rlb", call, checkpoint)
     done = type_command(project, "replay", "--bundle", "a.rlb", "--out", "out")
     assert (done.code, said in done.stderr) == (ExitCode.USAGE_ERROR, True), done.stderr
-    assert not list((project / "out").glob("*"))
+    assert not (project / "out").exists()
 
 
 def test_what_is_no_bundle_and_what_cannot_go_with_one_are_refused(project: Path) -> None:
@@ -161,3 +161,4 @@ def test_what_is_no_bundle_and_what_cannot_go_with_one_are_refused(project: Path
         bundle(project / "a.rlb", CALL)
         done = type_command(project, "replay", "--bundle", "a.rlb", *words)
         assert done.code == ExitCode.USAGE_ERROR, done.stderr
+    assert not list((project / ".rlharness").glob("replays/*")), "what is refused leaves no directory"

@@ -91,10 +91,20 @@ def test_a_checkpoint_that_is_only_named_has_to_be_the_same(tmp_path: Path) -> N
     (place / "values.json").write_text("3", "utf-8")
     with pytest.raises(BundleError, match="which is another one"):
         unpacked(open_bundle(tmp_path / "a.rlb"), tmp_path / "other")
-    assert not (tmp_path / "other").exists()
     shutil.rmtree(place)
     with pytest.raises(BundleError, match="which is not there"):
-        unpacked(open_bundle(tmp_path / "a.rlb"), tmp_path / "other")
+        unpacked(open_bundle(tmp_path / "a.rlb"), tmp_path / "third")
+
+
+def test_a_bundle_goes_where_directories_can_be_made_for_it(tmp_path: Path) -> None:
+    assert bundle_place(tmp_path, "new/er/a") == tmp_path / "new" / "er" / "a.rlb"
+    assert not (tmp_path / "new").exists(), "not before there is something to put there"
+    write_bundle_of(recorded(tmp_path / "run"), 3, bundle_place(tmp_path / "run", "../new/a.b"))
+    assert bundle_place(tmp_path, "new/a.b") == tmp_path / "new" / "a.b", "an earlier bundle is replaced"
+    (tmp_path / "notes").write_text("mine", "utf-8")
+    for name, said in (("notes/a", "cannot be written: .*notes is no directory"), ("run/call.json", "is no bundle")):
+        with pytest.raises(UsageError, match=said):
+            bundle_place(tmp_path, name)
 
 
 def test_a_run_that_has_gone_on_from_another_takes_that_ones_checkpoint(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 A policy of a few logits learns to choose actions that tools rate highly. `sound` is right; each of the other entries
 has one of its functions replaced. What must not matter: concurrency, arrival_seed, microbatch_size, training_threads,
-world_size, tool_threads, and a crash.
+world_size, tool_threads, how long `ask` takes, and a crash.
 """
 
+import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,17 @@ def in_canonical_order(order: Sequence[int], values: Sequence[Any]) -> list[Any]
 def rate(action: int) -> float:
     """A tool that takes its time."""
     return sum(1.0 / (action + k) for k in range(1, 300)) / 8
+
+
+async def ask(action: int) -> float:
+    """A judge, who answers at once unless somebody lets him wait."""
+    return rate(action)
+
+
+def waited_for(answers: Coroutine[Any, Any, list[float]]) -> list[float]:
+    """In a loop of its own, also where one is running."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, answers).result()
 
 
 def ratings_by_request(actions: Sequence[int], num_threads: int) -> list[float]:
@@ -239,6 +251,30 @@ def racing_tools(config: Mapping[str, Any], *, level: str, directory: Path, reco
         return in_canonical_order(by_part, found)
 
     train(Parts(ratings=ratings_as_they_come), config, directory, recorder)
+
+
+def judges_in_order(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Any) -> None:
+    """Nothing is wrong: judges are asked all at once, and each answer goes to what was asked."""
+
+    async def answers(actions: Sequence[int]) -> list[float]:
+        return list(await asyncio.gather(*(ask(action) for action in actions)))
+
+    train(Parts(ratings=lambda actions, num_threads: waited_for(answers(actions))), config, directory, recorder)
+
+
+def judges_as_they_answer(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Any) -> None:
+    """Judges are asked all at once, and their answers are taken in the order in which they come."""
+
+    async def answers(actions: Sequence[int]) -> list[float]:
+        found: list[float] = []
+
+        async def asked(action: int) -> None:
+            found.append(await ask(action))
+
+        await asyncio.gather(*map(asked, actions))
+        return found
+
+    train(Parts(ratings=lambda actions, num_threads: waited_for(answers(actions))), config, directory, recorder)
 
 
 def own_clock(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Any) -> None:

@@ -16,6 +16,10 @@ chaos:
     perturbation.training_threads: {{min: 1, max: 2}}
     perturbation.world_size: {{min: 1, max: 6}}
     perturbation.tool_threads: {{min: 1, max: 4}}
+  names:
+    perturbation.training_threads: the trainer's thread count
+    perturbation.world_size: the number of workers
+  latency: [tests.lab.chaos.faulty_entries:ask]
   crash: {{output.checkpoint_every: 1}}
 config:
   seed: 1

@@ -1,7 +1,8 @@
 """Recorded runs of entries in the test's own process: real traces of real entries, without the seconds of a process."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any
 from unittest.mock import patch
 
 from harness.clock import FakeClock
+from harness.inject.latency import found
 from harness.inject.orders import ORDERS, Orders
 from harness.inject.process import ProcessLog
 from harness.inject.recorder import Recorder
+from harness.inject.watching import make_watchers
 from harness.lab.chaos.bench import Bench
+from harness.lab.chaos.factors import LATENCY
 from harness.lab.chaos.finding import Chaos
 from harness.lab.chaos.hunt import Hunt
 from harness.lab.chaos.plan import ChaosPlan
@@ -20,7 +24,6 @@ from harness.lab.chaos.subject import make_subject
 from harness.lab.envelope import Envelope, prepare
 from harness.lab.recording import finish
 from harness.lab.scenario_main import call_entry
-from harness.lab.session import Session
 from harness.lab.supervised import Run
 from harness.runner.options import Invocation
 
@@ -29,32 +32,32 @@ DISTRIBUTIONS = cache(metadata.packages_distributions)
 NONE = {"size": None, "overrides": (), "vary": (), "level": None, "metric": ()}
 
 
-class InProcess(Session):
-    """A session whose runs are calls."""
+class InProcess:
+    """Runs that are calls, without a load beside them."""
 
-    def __init__(self) -> None:
-        self.told: list[Mapping[str, str]] = []
+    interrupted_by = ""
 
-    @property
-    def interrupted_by(self) -> str:
-        return ""
+    def beside(self, argv: tuple[str, ...], directory: Path) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
-    async def record(
-        self,
-        envelope: Envelope,
-        parent: Path,
-        number: int = 1,
-        *,
-        environ: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-    ) -> Run:
-        self.told.append(envelope.perturbation)
+    async def record(self, envelope: Envelope, parent: Path, number: int, *, environ: Mapping[str, str]) -> Run:
         prepared = prepare(envelope, parent / f"run-{number}", {})
         log = ProcessLog(Orders.parse((prepared.directory / ORDERS).read_text("utf-8")))
-        recorder = Recorder(log, last_step=envelope.last_step)
-        code = call_entry(prepared.directory, envelope.level, recorder, has_begun=lambda: log.rank is not None)
+        with _ended_with_the_run(envelope):
+            recorder = Recorder(log, last_step=envelope.last_step, watchers=make_watchers(envelope.watchers))
+            code = call_entry(prepared.directory, envelope.level, recorder, has_begun=lambda: log.rank is not None)
         log.close()
         return Run(number, False, finish(prepared.directory, envelope, code), 0.1)
+
+
+@contextmanager
+def _ended_with_the_run(envelope: Envelope) -> Iterator[None]:
+    """Delays are for the life of a process: here for that of a run."""
+    functions = [name for fields in envelope.watchers.values() for name in fields["functions"]]
+    honest = [found(name) for name in functions]
+    yield
+    for module, function in honest:
+        setattr(module, function.__name__, function)
 
 
 class Silence:
@@ -66,9 +69,9 @@ class Silence:
 
 
 def searched(cwd: Path, scenario: str, **options: Any) -> Chaos:
-    """A search over a scenario of the project in `cwd`, factors of its payload only."""
+    """A search over a scenario of the project in `cwd`, factors of its payload and of its process only."""
     subject = make_subject(Invocation(cwd, {}), {**NONE, "scenario": scenario})
-    factors = tuple(factor for factor in subject.factors if not factor.is_outside)
+    factors = tuple(factor for factor in subject.factors if not factor.is_outside or factor.name == LATENCY)
     plan = ChaosPlan(subject, factors, cwd / "out", **options)
     bench = Bench(plan, InProcess(), {}, FakeClock(), Silence())
     with patch.object(metadata, "packages_distributions", DISTRIBUTIONS):

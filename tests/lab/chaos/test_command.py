@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def test_a_crash_finds_a_generator_that_no_checkpoint_holds_and_its_command_show
     done = chaos(tmp_path, name, *words, "--json")
     assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
     found = done.finding
-    assert found["sentence"] == "crash=1.rollout alone moves actions of the rollout at step 1, in 1 of 1 run"
+    assert found["sentence"] == "a crash (crash=1.rollout) alone moves actions of the rollout at step 1, in 1 of 1 run"
     assert found["num_steps"] == 2
     assert found["reproduce"] == "rlharness chaos forgotten_generator --only crash=1.rollout --steps 2"
     assert "looking for the cause" in done.stderr
@@ -57,7 +58,10 @@ def test_the_order_of_a_set_is_the_hash_seeds_doing_alone(tmp_path: Path) -> Non
     name = write_scenario(tmp_path, "set_order")
     done = chaos(tmp_path, name, "--factors", "hash_seed,perturbation.concurrency", "--repeats", "1")
     assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
-    assert done.stdout.startswith("DIVERGED  hash_seed=1 alone moves prompts of the rollout at step 0, in 1 of 1 run\n")
+    assert done.stdout.startswith(
+        "DIVERGED  the hash seed (hash_seed=1) alone moves prompts of the rollout at step 0, in 1 of 1 run\n"
+    )
+    assert re.search(r"^      hash_seed +A 0  B 1$", done.stdout, re.MULTILINE), done.stdout
     assert "see it again: rlharness chaos set_order --only hash_seed=1 --steps 1\n" in done.stdout
 
 
@@ -72,7 +76,7 @@ def test_somebodys_program_is_perturbed_from_outside(tmp_path: Path) -> None:
     assert done.finding["reproduce"].endswith(f"--only hash_seed=1 -- {sys.executable} train.py")
     harmless = chaos(tmp_path, "--only", "load=2", "--only", "nice=5", "--repeats", "1", *program)
     assert harmless.code == ExitCode.OK, harmless.stdout + harmless.stderr
-    assert harmless.stdout.startswith("NOTHING FOUND  load=2, nice=5 moves no bit in 3 runs")
+    assert harmless.stdout.startswith("NOTHING FOUND  load=2, nice=5 move no bit in 3 runs")
 
 
 @pytest.mark.timeout(900)
@@ -84,6 +88,18 @@ def test_a_value_that_the_entry_refuses_is_a_usage_error(tmp_path: Path) -> None
     assert said in done.stderr
     assert said in json.loads(done.stdout)["error"]
     assert [path.name for path in (tmp_path / "t").iterdir()] == ["run-1"]
+
+
+@pytest.mark.timeout(900)
+def test_a_function_that_is_not_there_cannot_be_let_wait(tmp_path: Path) -> None:
+    name = write_scenario(tmp_path, "sound")
+    path = tmp_path / "scenarios" / f"{name}.yaml"
+    path.write_text(path.read_text("utf-8").replace("faulty_entries:ask]", "faulty_entries:asks]"), "utf-8")
+    done = chaos(tmp_path, name, "--only", "latency=1", "--steps", "1")
+    assert done.code == ExitCode.USAGE_ERROR, done.stdout + done.stderr
+    said = "chaos.latency tests.lab.chaos.faulty_entries:asks: tests.lab.chaos.faulty_entries has no function asks"
+    assert f"the entry refuses to begin with latency=1: {said}" in done.stderr
+    assert "sound" in done.stderr.partition("legal:")[2]
 
 
 @pytest.mark.timeout(900)
@@ -113,7 +129,7 @@ def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path: Path) -> No
         ((name, "--", "ls"), "the scenario sound and a command"),
         (("--steps", "3", "--", "ls"), "--steps and a command"),
         (("--", "no-such-program"), "no-such-program cannot be started"),
-        ((), "there is no command to record"),
+        ((), "rlharness chaos without anything to run"),
     ):
         done = chaos(tmp_path, *words)
         assert (done.code, said in done.stderr.partition("\n")[0]) == (ExitCode.USAGE_ERROR, True), done.stderr

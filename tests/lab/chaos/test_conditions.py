@@ -6,8 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from harness.lab.chaos.conditions import (
     BUSY,
+    DELAYS,
     LAUNCH,
     busy_argv,
     crashing,
@@ -15,7 +18,10 @@ from harness.lab.chaos.conditions import (
     going_on,
     launched,
     payload_values,
+    watchers_of,
 )
+from harness.lab.chaos.factors import Factor, outside_factors
+from harness.lab.chaos.values import Span
 from harness.lab.entry_call import EntryCall
 from harness.lab.envelope import Envelope
 
@@ -44,6 +50,24 @@ def test_what_a_program_does_not_know_of_itself_is_told_and_is_no_identity() -> 
     assert found.argv == (sys.executable, LAUNCH, "5", "0", "python", "-c", "pass")
     assert found.perturbation == {"output.x": "1", "nice": "5", "load": "2"}
     assert (found.identity, found.call) == (ENVELOPE.identity, CALL)
+
+
+def test_what_is_not_changed_is_told_as_it_is() -> None:
+    """So that two runs differ in a value, and not in that one of them tells none."""
+    factors = (Factor("output.x", Span(1, 9), 1), *outside_factors(2, {"PYTHONHASHSEED": "5"}))
+    assert launched(ENVELOPE, {"hash_seed": 7}, factors).perturbation == {
+        "output.x": "1", "hash_seed": "7", "load": "0", "cores": "2", "nice": "0"
+    }  # fmt: skip
+    assert launched(ENVELOPE, {}, factors).perturbation["hash_seed"] == "5"
+
+
+def test_delays_are_put_before_what_the_scenario_names() -> None:
+    assert watchers_of({"latency": 3, "nice": 1}, ["tools:ask"]) == {DELAYS: {"seed": 3, "functions": ["tools:ask"]}}
+    assert watchers_of({"nice": 1}, ["tools:ask"]) == {}
+    pytest.importorskip("torch")
+    from harness.inject.watching import make_watchers
+
+    assert make_watchers({DELAYS: {"seed": 3, "functions": []}})
 
 
 def test_a_crash_wraps_the_entry_and_not_the_identity() -> None:

@@ -22,6 +22,13 @@ def test_factors_of_a_payload_have_values_and_know_what_is_usual() -> None:
     assert parse_scenario(HEAD, "f").chaos.payload_factors({}) == ()
 
 
+def test_factors_have_names_and_what_takes_its_time_is_named() -> None:
+    text = HEAD + "chaos: {factors: {spread.n: [1]}, names: {spread.n: how wide it is}, latency: [tools:ask]}\n"
+    section = parse_scenario(text, "f").chaos
+    assert [each.about for each in section.payload_factors({})] == ["how wide it is"]
+    assert section.latency == ["tools:ask"]
+
+
 def test_a_crash_says_what_it_needs() -> None:
     assert parse_scenario(HEAD + RESUME + "chaos: {crash: {output.every: 1}}\n", "f").chaos.crash == {"output.every": 1}
 
@@ -35,6 +42,8 @@ def test_a_crash_says_what_it_needs() -> None:
         ("{factors: {spread.n: {min: 1}}}", "chaos.factors.spread.n"),
         ("{factors: {spread.n: []}}", "chaos.factors.spread.n"),
         ("{factors: {spread.n: {min: 1.5, max: 2}}}", "chaos.factors.spread.n"),
+        ("{names: {spread.n: how wide it is}}", "chaos.names: spread.n is none of its factors, which are none"),
+        ("{latency: [ask]}", "chaos.latency.0"),
         ("{factor: {}}", "unknown key 'chaos.factor'"),
         ("{crash: {output.every: 1}}", "chaos.crash goes with resume"),
         ("{crash: {other.every: 1}}", "chaos: other.every is not in a section that is free"),

@@ -1,7 +1,6 @@
 """Factors by name: what this machine allows, how a perturbation is written and read again."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from harness.lab.chaos.factors import (
     written,
 )
 from harness.lab.chaos.values import Choice, Span
+from tests.manual import section
 
 OWN = Factor("perturbation.x", Choice((1, "two")), 1)
 FACTORS = (OWN, *outside_factors(4, {}), crash_factor(("1.loss", "1.end")))
@@ -76,14 +76,16 @@ def test_factors_are_chosen_by_name() -> None:
 
 def test_what_is_usual_is_what_the_environment_says() -> None:
     found = {each.name: each for each in outside_factors(2, {"PYTHONHASHSEED": "5", "OMP_NUM_THREADS": "2"})}
-    assert (found["hash_seed"].usual, found["threads"].usual, found["load"].usual) == (5, 2, None)
+    assert (found["hash_seed"].usual, found["threads"].usual, found["load"].usual) == (5, 2, 0)
+    assert {each.name: each.usual for each in outside_factors(2, {})} == {
+        "hash_seed": 0, "threads": None, "load": 0, "nice": 0, "cores": 2
+    }  # fmt: skip
     assert found["cores"].values == Span(1, 1)
     assert {each.name for each in outside_factors(1, {"PYTHONHASHSEED": "random"})} == found.keys() - {"cores"}
 
 
 def test_what_is_brought_from_outside_is_documented() -> None:
-    readme = (Path(__file__).parents[3] / "README.md").read_text("utf-8")
-    chaos = readme[readme.index("\n## Chaos\n") : readme.index("\n## The engine\n")]
+    chaos = section("Chaos")
     assert re.findall(r"^\| `(\w+)` \|", chaos, re.MULTILINE) == list(OUTSIDE)
     assert re.findall(r"^\| `(\w+)` \|", factors.__doc__ or "", re.MULTILINE) == list(OUTSIDE)
 

@@ -1,5 +1,6 @@
 """Planted faults are found, and each is shrunk to its one cause; what is sound is not accused."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,15 +27,22 @@ def _threads() -> Iterator[None]:
         ("plain_matmul", "perturbation.concurrency=1 alone moves logits of the rollout at step 1"),
         ("unsorted_arrival", "perturbation.arrival_seed=1 alone moves prompts of the rollout at step 0"),
         ("local_denominators", "perturbation.microbatch_size=8 alone moves the gradient of weight at step 0"),
-        ("full_sum", "perturbation.training_threads=2 alone moves penalty of the loss at step 0"),
-        ("all_reduce_in_fp32", "perturbation.world_size=2 alone moves the gradient of weight at step 0"),
+        (
+            "full_sum",
+            "the trainer's thread count (perturbation.training_threads=2) alone moves penalty of the loss at step 0",
+        ),
+        (
+            "all_reduce_in_fp32",
+            "the number of workers (perturbation.world_size=2) alone moves the gradient of weight at step 0",
+        ),
+        ("judges_as_they_answer", "tool latency (latency=1) alone moves the rewards at step 0"),
     ],
 )
 def test_a_fault_is_shrunk_to_its_one_cause(tmp_path: Path, entry: str, said: str) -> None:
     chaos = searched(tmp_path, write_scenario(tmp_path, entry))
     assert chaos.exit_code == ExitCode.DIVERGED
     assert chaos.finding is not None
-    assert sentence(chaos.finding) == f"{said}, in 3 of 3 runs"
+    assert sentence(chaos) == f"{said}, in 3 of 3 runs"
     assert (chaos.finding.without.num_failed, chaos.finding.without.num_runs) == (0, 4)
     assert chaos.finding.num_steps == 1 + int(said[-1]), "no step more than shows it"
     assert chaos.finding.is_smallest
@@ -47,22 +55,26 @@ def test_a_fault_that_comes_and_goes_is_shrunk_to_its_one_cause(tmp_path: Path) 
     assert list(chaos.finding.perturbation) == ["perturbation.tool_threads"]
     assert chaos.finding.without.num_failed == 0
     assert chaos.finding.tally.num_runs >= 8
-    assert sentence(chaos.finding).startswith("perturbation.tool_threads=2 alone moves the rewards at step 0, in ")
+    said = sentence(chaos)
+    assert re.match(
+        r"perturbation\.tool_threads=[234] alone moves the rewards at step 0, in [1-9]\d* of \d+ runs$", said
+    )
 
 
 def test_what_differs_from_itself_needs_no_perturbation(tmp_path: Path) -> None:
     chaos = searched(tmp_path, write_scenario(tmp_path, "own_clock"))
     assert chaos.exit_code == ExitCode.DIVERGED
     assert chaos.finding is not None
-    assert sentence(chaos.finding) == (
+    assert sentence(chaos) == (
         "the run differs from itself with no perturbation at all: it moves actions of the rollout at step 0,"
         " in 3 of 3 runs"
     )
     assert chaos.num_probes == 0
 
 
-def test_what_is_sound_is_not_accused(tmp_path: Path) -> None:
-    chaos = searched(tmp_path, write_scenario(tmp_path, "sound"), num_probes=20)
-    assert (chaos.exit_code, chaos.finding, chaos.num_probes, chaos.num_runs) == (ExitCode.OK, None, 20, 22)
+@pytest.mark.parametrize(("entry", "count"), [("sound", 20), ("judges_in_order", 6)])
+def test_what_is_sound_is_not_accused(tmp_path: Path, entry: str, count: int) -> None:
+    chaos = searched(tmp_path, write_scenario(tmp_path, entry), num_probes=count)
+    assert (chaos.exit_code, chaos.finding, chaos.num_probes, chaos.num_runs) == (ExitCode.OK, None, count, count + 2)
     kept = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert kept == ["run-1"], "runs that are the baseline's are not kept"

@@ -1,12 +1,14 @@
 """What a verdict means for a change: equal, numerics only, behaviour; every doubt counts as behaviour."""
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
 
-from harness.lab.gate.change import MOVED, WHAT, Change, judge
+from harness.lab.gate.change import WHAT, Change, judge
 from harness.lab.gate.rounding import Rounding
+from harness.reporters.divergence import COUNTED
 from harness.trace.diff import diff
 from harness.trace.verdict import (
     ADVANTAGE_SIGNS,
@@ -49,15 +51,16 @@ def test_floats_further_apart_are_behaviour(moved: Verdict) -> None:
     found = judge(moved, FAR)
     assert found.change is Change.BEHAVIOUR
     assert found.reasons == ("backward differs by 50 % of its largest element: more than rounding explains",)
-    assert judge(moved, replace(FAR, share=0.0, phase="")).reasons == ("NaN came or went",)
+    assert judge(moved, replace(FAR, share=1e-9, num_nan=3)).reasons == ("NaN came or went, in 3 elements",)
+    assert judge(moved, replace(FAR, share=inf)).reasons == ("all of backward was 0 at the base, and is not",)
 
 
 @pytest.mark.parametrize("kind", [BATCHES, INTEGERS, TOKENS, REWARDS, ADVANTAGE_SIGNS])
 def test_whatever_is_decided_otherwise_is_behaviour(moved: Verdict, kind: str) -> None:
     place = Place(2, 0, kind, (4, 4), 3)
-    found = judge(replace(moved, attribution={**SAME, kind: Count(64, 5, 0, place)}), ROUNDING)
+    found = judge(replace(moved, attribution={**SAME, kind: Count(64, 5, 0, place)}), FAR)
     assert found.change is Change.BEHAVIOUR
-    assert found.reasons == (f"{MOVED[kind]}: 5 of 64, first at step 2",)
+    assert found.reasons == (f"{COUNTED[kind]}: 5 of 64, first at step 2",), "floats follow from it"
     unknown = judge(replace(moved, attribution={**SAME, kind: Count(0, 0, 1, place)}), ROUNDING)
     assert unknown.change is Change.BEHAVIOUR
     assert ("not known" in unknown.reasons[0]) == (kind == ADVANTAGE_SIGNS), "an advantage that moved may keep its sign"
@@ -93,5 +96,5 @@ def test_what_the_change_itself_imports_is_no_excuse(tmp_path: Path) -> None:
 
 def test_digests_that_cannot_be_compared_are_no_equality(tmp_path: Path) -> None:
     a = trace(tmp_path / "a", steps_of(3))
-    b = trace(tmp_path / "b", steps_of(3, lambda step, leaf: replace(leaf, algorithm="their own")))
+    b = trace(tmp_path / "b", steps_of(3, lambda step, leaf: leaf._replace(algorithm="their own")))
     assert judge(diff(a, b), None).change is Change.NOT_COMPARABLE

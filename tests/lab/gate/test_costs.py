@@ -127,10 +127,10 @@ def test_phases_are_summed_to_the_step_and_memory_is_the_peak() -> None:
 
 def test_small_phases_are_part_of_the_step_and_memory_has_a_limit_of_its_own() -> None:
     small = 0.5 * LEAST_SHARE
-    base = [RunCosts(9.0, {STEP: 1.0, "big": 0.9, "small": small}, {"big": 1.0})] * 2
-    head = [RunCosts(9.0, {STEP: 1.0, "big": 0.9, "small": 1.9 * small}, {"big": 1.15})] * 2
+    base = [RunCosts(9.0, {STEP: 1.0, "big": 0.9, "small": small}, {"big": 1.0, "small": small})] * 2
+    head = [RunCosts(9.0, {STEP: 1.0, "big": 0.9, "small": 1.9 * small}, {"big": 1.15, "small": small})] * 2
     found = {(each.kind, each.name): each for each in compare_costs(base, head, LIMITS)}
-    assert found.keys() == {(SECONDS, RUN), (SECONDS, STEP), (SECONDS, "big"), (MEMORY, "big")}
+    assert found.keys() == {(SECONDS, RUN), (SECONDS, STEP), (SECONDS, "big"), (MEMORY, "big"), (MEMORY, "small")}
     assert found[MEMORY, "big"].is_too_much
     grown = [RunCosts(9.0, {STEP: 1.0, "big": 0.9, "small": 0.2}, {"big": 1.0})] * 2
     assert any(each.name == "small" and each.is_too_much for each in compare_costs(base, grown, LIMITS))

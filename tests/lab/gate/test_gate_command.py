@@ -97,6 +97,7 @@ def test_a_golden_is_accepted_held_and_on_another_machine_the_base_decides(proje
     goldens = ("--golden", "goldens")
     done = gate(project, *goldens, "--accept", "--reason", "the first ones")
     assert done.code == ExitCode.OK, done.stderr
+    assert "ACCEPTED  sums (golden " in done.stdout and "\npassed: 1 accepted\n" in done.stdout
     (directory,) = (project.directory / "goldens" / "sums.smoke").iterdir()
     (entry,) = json.loads((directory / "golden.json").read_text("utf-8"))["history"]
     assert (entry["reason"], entry["by"], entry["commit"]) == ("the first ones", "Ada", project.first[:7])
@@ -108,6 +109,10 @@ def test_a_golden_is_accepted_held_and_on_another_machine_the_base_decides(proje
     assert (moved.code, only(moved)["change"]) == (ExitCode.DIVERGED, "behaviour")
     assert only(moved)["reasons"][0] == "signs of advantages changed, first at step 0"
 
+    again = gate(project, *goldens, "--accept", "--reason", "another sign", "--json")
+    assert only(again)["reasons"][0].endswith(": behaviour")
+    assert [each["reason"] for each in only(again)["golden"]] == ["the first ones", "another sign"]
+
     directory.rename(directory.with_name("0123456789ab"))
     golden = directory.with_name("0123456789ab") / "golden.json"
     golden.write_text(golden.read_text("utf-8").replace('"python": "', '"python": "P'), encoding="utf-8")
@@ -115,6 +120,26 @@ def test_a_golden_is_accepted_held_and_on_another_machine_the_base_decides(proje
     assert (foreign.code, only(foreign)["change"]) == (ExitCode.OK, "equal")
     assert "the nearest differs in python; compared with the base instead" in only(foreign)["notes"][0]
     assert only(foreign)["against"].startswith("base ")
+
+
+def test_goldens_are_looked_at_before_anything_runs(project: Project) -> None:
+    nowhere = gate(project, "--golden", "gildens")
+    assert (nowhere.code, nowhere.stdout) == (ExitCode.USAGE_ERROR, "")
+    assert "there are no goldens in " in nowhere.stderr
+    (project.directory / "goldens" / "sums.smoke" / "0123456789ab").mkdir(parents=True)
+    project.write("goldens/sums.smoke/0123456789ab/golden.json", "{")
+    for words in ((), ("--accept", "--reason", "it is torn")):
+        torn = gate(project, "--golden", "goldens", *words)
+        assert (torn.code, torn.stdout) == (ExitCode.USAGE_ERROR, "")
+        assert "golden.json cannot be read: " in torn.stderr
+        assert " begins" not in torn.stderr
+    assert not (project.directory / ".rlharness").exists(), "nothing is left of what was refused"
+    shutil.rmtree(project.directory / "goldens" / "sums.smoke")
+    none = gate(project, "--golden", "goldens")
+    assert none.code == ExitCode.NOT_COMPARABLE
+    assert " begins" not in none.stderr, "there is neither a golden nor a base"
+    assert "sums.smoke holds no golden: rlharness gate --accept writes one\n" in none.stdout
+    assert "  there is no base: " in none.stdout
 
 
 def test_without_a_base_nothing_passes(project: Project) -> None:

@@ -10,17 +10,19 @@ import pytest
 from harness.lab.gate.change import Change
 from harness.lab.gate.golden import (
     GOLDEN,
+    NORM,
     Acceptance,
     Golden,
     GoldenError,
+    acceptance_finding,
     accepted,
     compare_with_golden,
     golden_directory,
     golden_of,
-    other_keys,
-    read_golden,
+    read_goldens,
     write_golden,
 )
+from harness.trace.curve import NAMES, CurvePoint
 from harness.trace.reader import read_trace
 from harness.trace.tensor_file import Kept
 from harness.trace.values import Float
@@ -50,12 +52,11 @@ def step_of(*, token: int = 5, reward: float = 1.0, advantage: float = 0.5, grad
     return made
 
 
-def golden(directory: Path, steps: Step, *, num_steps: int = 3, norm: float = 4.0, keeps: bool = True) -> Golden:
+def golden(directory: Path, steps: Step, *, num_steps: int = 3, keeps: bool = True) -> Golden:
     with TraceWriter(directory, manifest_of(numerics={"python": "3.12", "machine": "x86_64"}), say=print) as writer:
         for step in range(num_steps):
             values = steps(step)
-            told = {"gradient_norm": Float("f32", struct.unpack("<I", struct.pack("<f", norm))[0])}
-            told["step_seconds"] = Float("f32", step)
+            told = {"gradient_norm": Float("f32", 0x40800000), "step_seconds": Float("f32", step)}
             writer.append(step, [leaf for leaf, _ in values], told, tensors=values if keeps else ())
     return golden_of(read_trace(directory), "sums", "smoke")
 
@@ -89,10 +90,49 @@ def test_a_change_is_told_from_roots_alone(
     assert (found.change, found.reasons, found.place) == expected
 
 
-def test_a_gradient_norm_that_has_moved_further_than_rounding_is_behaviour(before: Golden, tmp_path: Path) -> None:
-    found = compare_with_golden(before, golden(tmp_path / "now", step_of(gradient=4.0), norm=8.0))
-    assert found.change is Change.BEHAVIOUR
-    assert found.reasons == ("the gradient norm of step 0 was 4 and is 8: more than rounding explains",)
+def with_curve(made: Golden, *steps: dict[str, float]) -> Golden:
+    """The same with other values in its curve, as f32."""
+    bits = [{name: Float("f32", struct.unpack("<I", struct.pack("<f", x))[0]) for name, x in s.items()} for s in steps]
+    return replace(made, curve=tuple(CurvePoint(step, values, "") for step, values in enumerate(bits)))
+
+
+@pytest.fixture
+def moved(tmp_path: Path) -> Golden:
+    """A gradient is another from step 1 on."""
+    return golden(tmp_path / "moved", step_of(gradient=4.0, at=1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("at", [1, 2], ids=["where they part", "one step later"])
+def test_a_value_of_the_curve_that_has_moved_further_than_rounding_is_behaviour(
+    before: Golden, moved: Golden, name: str, at: int
+) -> None:
+    a = with_curve(before, {name: 4.0}, {name: 4.0}, {name: 4.0})
+    b = with_curve(moved, *({name: 8.0 if step == at else 4.0} for step in range(3)))
+    found = compare_with_golden(a, b)
+    assert (found.change, found.place) == (Change.BEHAVIOUR, "step 1, backward")
+    assert found.reasons == (f"{name} of step {at} was 4 and is 8: more than rounding explains",)
+    assert compare_with_golden(a, with_curve(b, *3 * [{name: 4.000002}])).change is Change.NUMERICS
+
+
+def test_later_on_rounding_itself_grows_and_is_not_judged(before: Golden, tmp_path: Path) -> None:
+    a, b = (golden(tmp_path / side, steps) for side, steps in (("a", step_of()), ("b", step_of(gradient=2.5))))
+    same = {"loss": 4.0}
+    found = compare_with_golden(with_curve(a, same, same, same), with_curve(b, same, same, {"loss": 8.0}))
+    assert found.change is Change.NUMERICS
+
+
+def test_what_cancels_is_judged_beside_one_and_the_gradient_norm_by_itself(before: Golden, moved: Golden) -> None:
+    for name in NAMES:
+        a, b = (with_curve(each, *3 * [{name: x}]) for each, x in ((before, 1e-9), (moved, -3e-9)))
+        assert compare_with_golden(a, b).change is (Change.BEHAVIOUR if name == NORM else Change.NUMERICS), name
+
+
+def test_a_nan_that_came_is_no_rounding_and_one_that_was_there_is_no_change(before: Golden, moved: Golden) -> None:
+    nan = {"loss": float("nan")}
+    a, b = with_curve(before, *3 * [{"loss": 1.0}]), with_curve(moved, {"loss": 1.0}, nan, nan)
+    assert compare_with_golden(a, b).reasons == ("loss of step 1 was 1 and is nan: more than rounding explains",)
+    assert compare_with_golden(with_curve(before, nan, nan, nan), with_curve(moved, nan, nan, nan)).reasons == ()
 
 
 def test_signs_that_nobody_knows_count_as_behaviour(tmp_path: Path) -> None:
@@ -118,14 +158,10 @@ def test_files_hold_everything_and_no_timings(before: Golden, tmp_path: Path) ->
     directory = golden_directory(tmp_path / "goldens", "scenarios/sums.yaml", "smoke") / before.key
     assert directory.parent.name == "sums.smoke"
     write_golden(directory, kept)
-    found = read_golden(directory)
-    assert found == kept
-    assert found is not None
-    assert found.history == (WHY,)
+    assert read_goldens(directory.parent) == {before.key: kept}
+    assert read_goldens(directory.parent)[before.key].history == (WHY,)
     assert "step_seconds" not in (directory / "curve.jsonl").read_text("utf-8")
-    assert other_keys(directory.parent, "another") == [before.key]
-    assert other_keys(directory.parent, before.key) == []
-    assert read_golden(directory.parent / "none") is None
+    assert read_goldens(tmp_path / "none") == {}
 
 
 def test_a_golden_is_rewritten_only_where_it_is_another_and_history_grows(before: Golden, tmp_path: Path) -> None:
@@ -141,16 +177,33 @@ def test_the_key_is_that_of_the_numerics(before: Golden) -> None:
     assert len(before.key) == 12
 
 
+def test_what_is_written_says_what_it_is_to_the_one_before(before: Golden, tmp_path: Path) -> None:
+    first = acceptance_finding(None, before)
+    assert (first.change, first.reasons) == (Change.ACCEPTED, ("the first golden of this machine and environment",))
+    kept = replace(before, history=(replace(WHY, date="2025-01-01"), WHY))
+    assert acceptance_finding(kept, before).change is Change.EQUAL
+    other = acceptance_finding(kept, golden(tmp_path / "now", step_of(token=6, at=1)))
+    assert (other.change, other.place) == (Change.ACCEPTED, "step 1, rollout")
+    assert other.reasons == ("in place of that of 2026-11-20: behaviour", "tokens flipped, first at step 1")
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version": 1}', '{"version": 2}'])
 def test_what_is_no_golden_is_told(before: Golden, tmp_path: Path, text: str) -> None:
     write_golden(tmp_path / "g", accepted(before, None, WHY))
     (tmp_path / "g" / GOLDEN).write_text(text, encoding="utf-8")
-    with pytest.raises(GoldenError, match=GOLDEN):
-        read_golden(tmp_path / "g")
+    with pytest.raises(GoldenError, match=GOLDEN) as refused:
+        read_goldens(tmp_path)
+    assert refused.value.legal and refused.value.remedy
 
 
-def test_half_a_golden_is_none_either(before: Golden, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_lines", [None, 2])
+def test_half_a_golden_is_none_either(before: Golden, tmp_path: Path, num_lines: int | None) -> None:
+    """Its curve is gone, or cut."""
     write_golden(tmp_path / "g", accepted(before, None, WHY))
-    (tmp_path / "g" / "curve.jsonl").unlink()
+    curve = tmp_path / "g" / "curve.jsonl"
+    lines = curve.read_text("utf-8").splitlines(keepends=True)
+    curve.unlink()
+    if num_lines:
+        curve.write_text("".join(lines[:num_lines]), "utf-8")
     with pytest.raises(GoldenError, match=r"curve\.jsonl"):
-        read_golden(tmp_path / "g")
+        read_goldens(tmp_path)

@@ -1,7 +1,6 @@
 """What the gate was asked for: options over configuration over defaults, and both sides of a scenario."""
 
 import os
-from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 
 from harness.commands.finding import gate as gate_command
 from harness.errors import UsageError
-from harness.lab.gate.command import other_identity
+from harness.lab.gate.against_base import other_identity
 from harness.lab.gate.costs import Limits
 from harness.lab.gate.plan import (
     GateOptions,
@@ -128,8 +127,9 @@ def test_each_side_has_its_own_file(tmp_path: Path) -> None:
         assert same.envelope.identity == packaged.envelope.identity
         assert other_identity(other.envelope.identity, scene.envelope.identity) == ("num_steps was 3 and is 4",)
         assert other_identity(scene.envelope.identity, scene.envelope.identity) == ()
-        assert check_origin(scene, found.root) == check_origin(other, found.root) == ""
-        assert "the same code on both sides" in check_origin(packaged, found.root)
+        for each in (scene, other):
+            assert check_origin(each.side, each.envelope, found.root) == ""
+        assert "the same code on both sides" in check_origin(packaged.side, packaged.envelope, found.root)
 
 
 def test_a_tree_that_would_be_compared_with_itself_is_refused(tmp_path: Path) -> None:
@@ -145,7 +145,23 @@ def test_a_tree_that_would_be_compared_with_itself_is_refused(tmp_path: Path) ->
         wrong = Side(base.root, base.cwd, head.environ)
         (base.root / "sums.py").unlink()
         with pytest.raises(UsageError, match=r"sums is imported from .*project/sums\.py, and not from the worktree"):
-            check_origin(replace(scene, side=wrong), found.root)
+            check_origin(wrong, scene.envelope, found.root)
+
+
+def test_a_package_of_an_environment_that_lies_in_the_checkout_is_the_same_on_both_sides(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    project = Project(tmp_path / "project")
+    packages = project.directory / ".venv" / "site-packages"
+    packages.mkdir(parents=True)
+    (project.directory / "sums.py").rename(packages / "sums.py")
+    found = Checkout(project.directory, {**os.environ, "PYTHONPATH": str(packages)})
+    given = options(project.directory)
+    with open_worktrees(found) as worktrees, worktrees.at(found.commit("HEAD")) as base:
+        (base.root / "sums.py").unlink()
+        scene = head_scene("sums", worktrees.working_tree, given)
+        for side in (worktrees.working_tree, base):
+            assert str(packages) in side.environ["PYTHONPATH"].split(os.pathsep)
+        assert "the same code on both sides" in check_origin(base, scene.envelope, found.root)
 
 
 def test_many_keys_are_counted() -> None:

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.lab.gate.rounding import HALF_OF_THE_DIGITS, Rounding, measure_rounding, phases_judged, step_bytes
+from harness.lab.gate.rounding import (
+    HALF_OF_THE_DIGITS,
+    Rounding,
+    earliest_phase,
+    measure_rounding,
+    phases_judged,
+    step_bytes,
+)
+from harness.trace.chain import Scope
 from harness.trace.tensor_file import Kept
 from tests.trace.traces import trace_of_values, value
 
@@ -58,9 +66,10 @@ def test_what_cancels_may_differ_whole(tmp_path: Path) -> None:
 
 
 def test_a_nan_that_came_is_no_rounding(tmp_path: Path) -> None:
-    found = measured(tmp_path, [f32("backward", "w", 1.0, 2.0)], [f32("backward", "w", 1.0, float("nan"))])
+    found = measured(tmp_path, [f32("backward", "w", 1.0, 2.0)], [f32("backward", "w", 1.0000001, float("nan"))])
     assert found is not None
-    assert not found.is_rounding
+    assert (found.is_rounding, found.num_nan) == (False, 1)
+    assert found.share < 1e-6, "which is not the reason"
 
 
 def test_infinity_is_no_scale(tmp_path: Path) -> None:
@@ -74,6 +83,15 @@ def test_what_is_all_zero_on_one_side_has_no_scale(tmp_path: Path) -> None:
     found = measured(tmp_path, [f32("backward", "w", 0.0, 0.0)], [f32("backward", "w", 0.0, 1e-30)])
     assert found is not None
     assert not found.is_rounding
+
+
+def test_states_of_generators_are_no_tensors_of_the_step(tmp_path: Path) -> None:
+    weight = f32("backward", "w", 1.0, 2.0)
+    (leaf, data), (_, other) = f32("forward", "random", 1.0, 2.0), f32("forward", "random", 1.0, 9.0)
+    states = [(leaf._replace(scope=Scope.CONTEXT, digest=bytes(each).ljust(16)), each) for each in (data, other)]
+    found = measured(tmp_path, [weight, states[0]], [weight, states[1]])
+    assert found is not None
+    assert (found.num_compared, found.num_different) == (1, 0)
 
 
 def test_half_of_the_digits_depends_on_how_many_there_are(tmp_path: Path) -> None:
@@ -93,6 +111,19 @@ def test_nothing_kept_nothing_known(tmp_path: Path) -> None:
     traces = [trace_of_values(tmp_path / side, values, keeps=False) for side in "ab"]
     assert measure_rounding(traces[0], traces[1], 0, "backward") is None
     assert step_bytes(traces[0], 0) == 9 * 4
+
+
+def test_what_is_recorded_first_need_not_be_of_the_earliest_phase(tmp_path: Path) -> None:
+    """A warm start: its norm, then the first rollout of what it has made."""
+
+    def step(norm: float, logprob: float) -> list[Kept]:
+        return [number("optimizer", "norm", norm), f32("rollout", "logprobs", logprob, 2.0), f32("sync", "w", norm)]
+
+    made = step(1.0, 3.0), step(1.5, 3.000001), step(1.5, 3.0)
+    traces = [trace_of_values(tmp_path / str(at), [values]) for at, values in enumerate(made)]
+    assert earliest_phase(traces[0], traces[1], 0) == "rollout"
+    assert earliest_phase(traces[0], traces[2], 0) == "optimizer"
+    assert earliest_phase(traces[0], traces[0], 0) == ""
 
 
 def test_phases_that_are_judged() -> None:

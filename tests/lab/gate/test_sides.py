@@ -8,6 +8,7 @@ import pytest
 
 from harness.lab.entry_call import Refusal
 from harness.lab.envelope import Envelope
+from harness.lab.gate import sides
 from harness.lab.gate.change import Change
 from harness.lab.gate.costs import Limits
 from harness.lab.gate.plan import Scene
@@ -31,7 +32,7 @@ from tests.lab.played_session import Gradient, PlayedSession, doubled, rounded, 
 def compared(
     tmp_path: Path, session: PlayedSession, *, num_runs: int = 2, limits: Limits | None = None
 ) -> tuple[Measured, PlayedSession]:
-    recorder = Recorder(session, RunLines(), tmp_path)  # type: ignore[arg-type]
+    recorder = Recorder(session, RunLines(), tmp_path)
     scenes = [Scene("sums", "smoke", Side(tmp_path, tmp_path, {}), Envelope(("python",))) for _ in range(2)]
     found = asyncio.run(compare_sides(recorder, *scenes, num_runs=num_runs, limits=limits or Limits()))
     return found, session
@@ -73,6 +74,24 @@ def test_with_one_run_of_each_the_kept_pair_shows_it(tmp_path: Path, side: str) 
     assert len(session.asked) == 4
 
 
+def test_what_is_too_much_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sides, "MAX_BYTES", 10)
+    found, session = compared(tmp_path, PlayedSession({BASE: [steady], HEAD: [rounded]}), num_runs=1)
+    assert session.asked == [(BASE, None), (HEAD, None)] * 2, "another pair shows that each agrees with itself"
+    assert (found.finding.change, found.finding.rounding) == (Change.NUMERICS, None)
+
+
+def test_runs_that_there_are_already_count(tmp_path: Path) -> None:
+    """Of the head, which has run against its golden before."""
+    session = PlayedSession({BASE: [steady], HEAD: [steady]})
+    recorder = Recorder(session, RunLines(), tmp_path)
+    scene = Scene("sums", "smoke", Side(tmp_path, tmp_path, {}), Envelope(("python",)))
+    for _ in range(2):
+        asyncio.run(recorder.record(HEAD, scene))
+    asyncio.run(compare_sides(recorder, scene, scene, num_runs=2, limits=Limits()))
+    assert [name for name, _ in session.asked] == [HEAD, HEAD, BASE, BASE]
+
+
 def longer(step: int) -> tuple[float, ...]:
     return (*steady(step), 3.0)
 
@@ -100,10 +119,11 @@ def test_who_records_more_computes_the_same(tmp_path: Path, side: str) -> None:
     assert found.finding.reasons == (f"a value is recorded at the {side} alone",)
 
 
-def test_what_seems_slower_is_measured_more_often(tmp_path: Path) -> None:
+def test_what_seems_slower_is_measured_more_often(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     session = PlayedSession({BASE: [steady], HEAD: [steady]}, seconds={HEAD: 2.0})
     found, _ = compared(tmp_path, session)
     assert len(session.asked) == 2 * (2 + NUM_CONFIRMING)
+    assert "rlharness: sums seems to cost more: 4 more runs of each side will tell\n" in capsys.readouterr().err
     assert {each.name: each.is_too_much for each in found.costs} == {"run": False, "step": True, "a": True}
     one, alone = compared(tmp_path / "one", PlayedSession({BASE: [steady], HEAD: [steady]}, {HEAD: 2.0}), num_runs=1)
     assert len(alone.asked) == 2, "who asks for one run of each asks for no costs"

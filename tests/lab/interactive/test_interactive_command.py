@@ -7,6 +7,8 @@ import select
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -44,20 +46,38 @@ def stand(directory: Path, text: str, *words: str) -> Done:
 
 @pytest.mark.timeout(120)
 def test_somebody_walks_through_a_step_and_back_and_looks_at_both_runs(runs: Path) -> None:
-    lines = "next\nn\nback\nbreak weight\nc\nlist\nshow backward/weight [0:2]\ncompare backward/weight\nc\nc\nb\n"
+    lines = (
+        "back\nlist\nnext\nlist sync\nn adv\nback\nbreak weight\nc\nlist\nshow backward/weight [0:2]\n"
+        "show backward/weight [62:]\nshow weight [64]\nshow names [0]\ncompare names\ncompare backward/weight\n"
+        "compare backward/weight [60:]\nbreak wieght\nbreak optim\nclear opt\nc\nc\nb\n"
+    )
     done = stand(runs, lines, "a", "--step", "3", "--against", "b", "--out", "walk")
     assert done.code == ExitCode.OK, done.stdout + done.stderr
     said = done.stdout
     assert said.startswith(
-        "at the beginning of step 3\n  run again from the beginning: step 0 to 2 came out as recorded, every bit\n"
-        "(step 3, beginning) next\n  rollout       2 values: as recorded; 2 NOT as in the other run, first names\n"
-        "before reward\n"
+        "at the beginning of step 3\n  run again from the beginning: steps 0 to 2 came out as recorded, every bit\n"
+        "(step 3, beginning) back\nthis is the beginning of step 3 already: there is nothing to run again\n"
+        "(step 3, beginning) list\nnothing was recorded so far\n(step 3, beginning) next\n"
+        "  rollout       2 values: as recorded; 2 NOT as in the other run, first names\n"
+        "before reward\n(step 3, before reward) list sync\nnothing of sync was recorded so far\n"
+        "(step 3, before reward) n adv\n"
     )
+    assert "the slice [64] of a value of shape [64]\n  legal:  at most 1 index: -64 to 63\n  remedy: " in said
+    assert "the slice [0] of names, which is a text\n" in said
+    assert "by how much is not known: texts have no elements" in said
+    assert "f32 [64] [60:], beside that of b\n  DIFFERENT in 4 of 4 elements, by at most " in said
+    assert "\n  the first, [60]: here " in said
+    assert "\n'wieght' is neither a phase nor a value of this step\n" in said
+    assert "stops behind weight, where optimizer begins\n" in said
+    assert "clear opt\nstops behind weight\n" in said
     assert "(step 3, before advantage) back\nbefore reward\n  2 values came out again as before, every bit\n" in said
     assert "behind backward weight\n(step 3, behind backward weight) list\n" in said
     assert "  = !  weight  f32 [64]\n" in said
-    shown, compared = said.split("[0:2]\nbackward weight  f32 [64] [0:2] [2]\n  min ")[1].split("compare ")
+    shown = said.split("[0:2]\nbackward weight  f32 [64] [0:2] [2]\n  min ")[1]
+    compared = said.split("compare backward/weight\n")[1]
     first = shown.splitlines()[1].split()[0]
+    assert "show backward/weight [62:]\nbackward weight  f32 [64] [62:] [2]\n  min " in said
+    assert "\n  [62]  " in said.split("show backward/weight [62:]\n")[1].split("(step 3")[0]
     assert "\n  DIFFERENT in 64 of 64 elements, by at most " in compared
     assert f"  the first, [0]: here {first}, there " in compared
     assert "  its root is the recorded one, " in said
@@ -84,7 +104,7 @@ def test_a_run_that_ends_in_its_step_is_walked_into_all_the_same(runs: Path) -> 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("a", "--step", "99"), "--step 99\n  legal:  a step that"),
+        (("a", "--step", "99"), "--step 99: a has none\n  legal:  0 to 5, the one behind its last included"),
         (("a",), "--interactive without a recorded run and one of its steps"),
         (("tiny", "--step", "1"), "--interactive without a recorded run and one of its steps"),
         (("a", "--step", "1", "--commands", "none.txt"), "--commands"),
@@ -99,31 +119,42 @@ def test_what_nobody_can_stand_in_is_refused(runs: Path, words: tuple[str, ...],
     assert said in done.stderr
 
 
-@pytest.mark.timeout(120)
-def test_ctrl_c_stops_what_goes_on_at_the_next_value_and_leaves_where_nothing_does(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+@contextmanager
+def standing_before_a_gate(directory: Path, step: int) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """An interactive replay of a step that cannot be passed before somebody opens the gate, a FIFO, to write."""
+    gate = directory / "gate"
     gate.touch()
-    recorded_bandits(tmp_path, waiting={"waits_for": str(gate)})
+    recorded_bandits(directory, waiting={"waits_for": str(gate)})
     gate.unlink()
     os.mkfifo(gate)
-    words = [*HARNESS, "replay", "waiting", "--step", "3", "--interactive"]
+    pipe = subprocess.PIPE
+    words = [*HARNESS, "replay", "waiting", "--step", str(step), "--interactive"]
     with subprocess.Popen(
-        words,
-        cwd=tmp_path,
-        env=environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        words, cwd=directory, env=environment(), stdin=pipe, stdout=pipe, stderr=pipe, text=True
     ) as process:
+        yield process, gate
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_before_somebody_stands_in_the_step_leaves_nothing_behind(tmp_path: Path) -> None:
+    with standing_before_a_gate(tmp_path, step=4) as (process, gate), gate.open("w"):  # step 3, on the way, reads it
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, stdout, stderr) == (ExitCode.INTERRUPTED, "", "rlharness: interrupted by SIGINT\n")
+    assert not list((tmp_path / ".rlharness" / "replays").iterdir())
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_stops_what_goes_on_at_the_next_value_and_leaves_where_nothing_does(tmp_path: Path) -> None:
+    with standing_before_a_gate(tmp_path, step=3) as (process, gate):
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         process.stdin.write("continue\n")
         process.stdin.flush()
         with gate.open("w"):  # it is open once the step reads it
             process.send_signal(signal.SIGINT)
             assert process.stderr.readline() == "rlharness: it stops at the next value; once more leaves\n"
-        lines = iter(process.stdout.readline, "before reward\n")
-        assert "  rollout       2 values: as recorded\n" in list(lines)
+        lines = list(takewhile(lambda line: line != "before reward\n", process.stdout))
+        assert "  rollout       2 values: as recorded\n" in lines
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == ExitCode.INTERRUPTED
     pid = json.loads(next((tmp_path / ".rlharness").glob("replays/*/run-1/processes/*.json")).read_text("utf-8"))["pid"]

@@ -1,7 +1,5 @@
 """Where a run stands within a step, and what it has there beside other runs."""
 
-from dataclasses import replace
-
 import pytest
 
 from harness.errors import UsageError
@@ -55,7 +53,7 @@ def test_it_ends_with_its_step_or_its_process() -> None:
 
 
 def test_a_value_is_marked_by_what_other_runs_have() -> None:
-    other = [replace(STEP[0], digest=bytes(16)), STEP[1]]
+    other = [STEP[0]._replace(digest=bytes(16)), STEP[1]]
     walk = Walk(7, by_key(STEP[:1]), by_key(other))
     assert [walk.mark(each) for each in STEP[:2]] == [Mark.EQUAL, Mark.ABSENT]
     assert [walk.mark_of_other(each) for each in STEP[:3]] == [Mark.DIFFERENT, Mark.EQUAL, Mark.ABSENT]

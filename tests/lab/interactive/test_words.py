@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import UsageError
-from harness.lab.interactive.words import COMMANDS, Command, parse_line, parse_slices
+from harness.lab.interactive.words import COMMANDS, Command, completed, parse_line
+from harness.trace.chain import PHASES
 from tests.trace.traces import SEEDED
 
 
@@ -22,6 +23,7 @@ from tests.trace.traces import SEEDED
         ("show a[1]", Command("show", "a", (1,))),
         ("show a []", Command("show", "a")),
         ("compare loss", Command("compare", "loss")),
+        ("comp loss [0:2, 3]", Command("compare", "loss", ((0, 2, None), 3))),
         ("break", Command("break")),
         ("break reward", Command("break", "reward")),
         ("where", Command("where")),
@@ -42,9 +44,10 @@ def test_a_line_is_a_command(line: str, command: Command | None) -> None:
     [
         ("frobnicate", "'frobnicate' is no command"),
         ("b", "short for back and break"),
-        ("show", "legal:  show NAME [SLICE]"),
+        ("nxt", "remedy: did you mean next?"),
+        ("show", "'show': show wants a name\n  legal:  show NAME [SLICE]"),
         ("clear", "legal:  clear PHASE|NAME"),
-        ("quit now", "legal:  quit"),
+        ("quit now", "'quit now': quit wants no more words\n  legal:  quit"),
         ("show a [x]", "the slice [x]"),
         ("show a [0:2:0]", "the slice [0:2:0]"),
         ("show a [,]", "the slice [,]"),
@@ -66,14 +69,33 @@ def test_whatever_is_typed_is_a_command_or_refused(line: str) -> None:
     assert found is None or found.name in COMMANDS
 
 
-_NUMBER = st.integers(-99, 99)
+@pytest.mark.parametrize(
+    ("word", "phase"), [("optim", "optimizer"), ("rew", "reward"), ("loss", "loss"), ("s", "sync")]
+)
+def test_a_beginning_that_no_other_has_is_enough(word: str, phase: str) -> None:
+    assert completed(word, PHASES, "phase") == phase
 
 
-@given(st.lists(st.one_of(_NUMBER, st.tuples(*[st.none() | _NUMBER] * 2, st.none() | st.integers(1, 9))), min_size=1))
-@SEEDED
-def test_a_slice_is_read_as_it_was_meant(slices: list[int | tuple[int | None, int | None, int | None]]) -> None:
-    def word(number: int | None) -> str:
-        return "" if number is None else str(number)
+@pytest.mark.parametrize(
+    ("word", "what", "remedy"),
+    [
+        ("re", "'re' is short for reward and reference", "did you mean reward or reference?"),
+        ("optmizer", "'optmizer' is no phase", "did you mean optimizer?"),
+        ("ward", "'ward' is no phase", "did you mean reward or forward or backward?"),
+        ("xyz", "'xyz' is no phase", "help says what each command takes"),
+    ],
+)
+def test_any_other_word_is_refused_with_those_that_are_near(word: str, what: str, remedy: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        completed(word, PHASES, "phase")
+    assert (refused.value.what, refused.value.legal) == (what, ", ".join(PHASES))
+    assert refused.value.remedy == remedy
 
-    parts = [str(each) if isinstance(each, int) else ":".join(map(word, each)) for each in slices]
-    assert parse_slices(" , ".join(parts)) == tuple(slices)
+
+def test_a_whole_word_is_itself_though_others_begin_with_it() -> None:
+    assert completed("weight", ["weights", "weight"], "break") == "weight"
+
+
+def test_where_there_is_nothing_to_name_it_is_said() -> None:
+    with pytest.raises(UsageError, match="legal:  nothing: there is no break"):
+        completed("x", {}, "break")

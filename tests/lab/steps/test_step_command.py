@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from harness.exit_codes import ExitCode
+from harness.trace.reader import read_trace
+from harness.trace.writer import TraceWriter
 from tests.lab.fragile_entry import write_fragile
 from tests.lab.lab_run import Done, type_command
+from tests.trace.traces import flip_bit
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(240)
@@ -44,7 +47,7 @@ def test_a_step_comes_out_again_from_the_nearest_checkpoint(project: Path, tmp_p
     done = replay(project, tmp_path, "whole", "--step", "3")
     assert done.code == ExitCode.OK, done.stdout + done.stderr
     assert done.stdout.startswith("REPRODUCED  step 3: its root is the recorded one: 3 leaves, every bit\n")
-    assert "run again from the checkpoint of step 2; the 1 step before it too\n" in done.stdout
+    assert "run again from the checkpoint of step 2; the step before it too\n" in done.stdout
     assert "output.resume" not in (tmp_path / "out" / "run-1" / "call.json").read_text("utf-8").split('"resume": {')[0]
 
 
@@ -104,6 +107,29 @@ def test_the_first_operation_that_differs_from_another_run_is_named(project: Pat
     first = found["against"]["first_operations"][0]["first"]
     assert (first["what"], first["a"]["name"]) == ("other_arguments", "aten.add.Tensor")
     assert "fragile_entry.py" in first["a"]["at"]
+
+
+def test_without_a_step_all_steps_are_compared_with_the_other_trace_as_diff_compares_them(
+    project: Path, tmp_path: Path
+) -> None:
+    """The other run parts in step 1 alone, by one bit: in its last step it is the same."""
+    kept = read_trace(project / "whole")
+    assert kept.manifest is not None
+    without_trace = shutil.ignore_patterns("manifest.json", "rank-0.log", "curve.jsonl")
+    shutil.copytree(kept.directory, tmp_path / "early", ignore=without_trace)
+    with TraceWriter(tmp_path / "early", kept.manifest, say=print) as writer:
+        for step in kept.steps:
+            change = flip_bit(1 if step == 1 else 9, "backward", "weights")
+            writer.append(step, [change(step, leaf) for leaf in kept.columns(step, 0).leaves()])
+    shutil.copy(kept.directory / "curve.jsonl", tmp_path / "early")
+    done = replay(project, tmp_path, "whole", "--against", str(tmp_path / "early"), "--json")
+    assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
+    found = told(done)
+    assert (found["is_reproduced"], found["first"], found["step"]) == (True, 0, 4)
+    assert found["against"]["verdict"]["first"]["step"] == 1
+    assert sorted(each.name for each in (tmp_path / "out").iterdir()) == ["run-1"], "the other is not run again"
+    diff = type_command(project, "diff", str(tmp_path / "out" / "run-1"), str(tmp_path / "early"), "--json")
+    assert (diff.code, json.loads(diff.stdout)) == (done.code, found["against"]["verdict"])
 
 
 def test_a_step_in_whose_middle_a_run_ended_comes_out_again_and_its_nan_is_named(project: Path, tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ import pytest
 pytest.importorskip("torch")
 
 from harness.exit_codes import ExitCode
+from harness.lab.recorded_run import read_recorded_run
 from harness.lab.transplant.bench import Bench
-from harness.lab.transplant.findings import Findings, make_pair
-from harness.lab.transplant.grafts import candidates, graft_of, parse_take
+from harness.lab.transplant.findings import Findings
 from harness.lab.transplant.judgement import Effect
+from harness.lab.transplant.plan import make_plan
 from harness.reporters.run_lines import RunLines
 from harness.reporters.transplant import transplant_text
 from tests.lab.bandit_runs import InProcess, bandit
@@ -30,12 +31,10 @@ def searched(
     """What is found out about two bandits."""
 
     async def search() -> Findings:
-        pair = make_pair(await bandit(tmp_path / "a", **a), await bandit(tmp_path / "b", **b), step, None)
-        traces = pair.a.trace, pair.b.trace
-        wanted = [parse_take(text) for text in takes] or candidates(*traces, pair.step)
-        grafts = [graft_of(take, *traces, pair.step, pair.last) for take in wanted]
+        runs = await bandit(tmp_path / "a", **a), await bandit(tmp_path / "b", **b)
+        plan = make_plan(*runs, takes, step=step, num_steps=None, is_once=False)
         (tmp_path / "out").mkdir()
-        return await Bench(pair, session or InProcess(), tmp_path / "out", RunLines()).search(grafts)
+        return await Bench(plan.pair, session or InProcess(), tmp_path / "out", RunLines()).search(plan.grafts)
 
     return asyncio.run(search())
 
@@ -130,12 +129,10 @@ def test_a_run_that_does_not_come_out_again_makes_everything_unproven(tmp_path: 
         other = await bandit(tmp_path / "other", seed=2)
         (a.directory / "call.json").unlink()
         other.call.write(a.directory)
-        from harness.lab.recorded_run import read_recorded_run
-
-        pair = make_pair(read_recorded_run(a.directory), b, None, None)
-        grafts = [graft_of(parse_take("advantages"), pair.a.trace, b.trace, pair.step, pair.last)]
+        a = read_recorded_run(a.directory)
+        plan = make_plan(a, b, ["advantages"], step=None, num_steps=None, is_once=False)
         (tmp_path / "out").mkdir()
-        return await Bench(pair, InProcess(), tmp_path / "out", RunLines()).search(grafts)
+        return await Bench(plan.pair, InProcess(), tmp_path / "out", RunLines()).search(plan.grafts)
 
     found = asyncio.run(search())
     assert found.notes == ("A does not come out again as it was recorded: step 0 has other bits",)

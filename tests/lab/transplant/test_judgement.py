@@ -1,5 +1,6 @@
 """What came of a transplant, from traces that are written by hand."""
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,12 +8,13 @@ import pytest
 
 from harness.inject.transplant_report import Fate, Transplanted
 from harness.lab.transplant.grafts import Graft, parse_take
-from harness.lab.transplant.judgement import Distance, Effect, Outcome, Where, judge
+from harness.lab.transplant.judgement import WEIGHTS, Distance, Effect, Outcome, Where, judge
 from harness.trace.manifest import Manifest
 from harness.trace.reader import Trace, read_trace
+from harness.trace.tensor_file import Kept
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
-from tests.trace.traces import leaf, manifest_of
+from tests.trace.traces import leaf, manifest_of, trace_of_values, value
 
 PHASES = ("rollout", "reward", "advantage", "backward", "optimizer")
 Whose = Callable[[int, str], str]
@@ -121,6 +123,28 @@ def test_weights_count_from_the_step_that_begins_with_them(judged: Callable[...,
     """The step that made them had A's rewards still."""
     found = judged(whose_a, put(1), rewards=lambda step: step + (step > 1), take="weights")
     assert [distance.to_b for distance in found.distances] == [0.0]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_way_of_weights_is_that_of_all_of_them_or_not_told(tmp_path: Path, keeps: bool) -> None:
+    """The small one stands in its leaf; without the other nobody knows how far they went."""
+
+    def written(name: str, small: float, large: float) -> Trace:
+        values = [
+            f32("advantage", "x", small),
+            f32("optimizer", "small", small),
+            f32("optimizer", "large", *[large] * 9),
+        ]
+        return trace_of_values(tmp_path / name, [values], keeps=keeps)
+
+    made, a, b = written("made", 1.5, 4.0), written("a", 1.0, 2.0), written("b", 2.0, 6.0)
+    found = judge(Graft(parse_take("advantages"), 0, 0), made, a, b, report=put(0))
+    expected = [Distance(WEIGHTS, size=6.0, a_to_b=4.0, to_a=2.0, to_b=2.0)] if keeps else []
+    assert list(found.distances) == expected
+
+
+def f32(phase: str, name: str, *values: float) -> Kept:
+    return value(phase, name, "f32", (len(values),), struct.pack(f"<{len(values)}f", *values))
 
 
 def outcome(*distances: Distance, effect: Effect = Effect.MOVES) -> Outcome:

@@ -24,10 +24,10 @@ def test_the_planted_cause_is_named(runs: Path) -> None:
     done = type_command(runs, "transplant", "a", "b", "--take", "advantages", "--out", "found", "--steps", "3")
     assert done.code == ExitCode.OK, done.stdout + done.stderr
     said = done.stdout
-    assert said.startswith(f"A: {runs}/a  B: {runs}/b\nput in from step 0 on, and looked at up to step 2\n")
+    assert said.startswith("A: a  B: b\nput in from step 0 on, and looked at up to step 2\n")
     cause = "CAUSE  advantages, from step 0 on: with B's, A becomes B in every bit behind it, up to step 2"
     assert f"\n{cause}\n  once, at step 0, is not enough: it acts again later\n" in said
-    assert said.endswith(f"  traces: {runs}/found\n")
+    assert said.endswith("  look closer: rlharness replay a --step 0 --op --against b\n  traces: found\n")
     titles = [line.removeprefix("rlharness: ") for line in done.stderr.splitlines() if line.endswith(" begins")]
     assert titles == [
         "A again begins",
@@ -44,6 +44,10 @@ def test_the_planted_cause_is_named(runs: Path) -> None:
         (("a", "b", "--step", "9"), "--step 9\n  legal:  a step that both runs have recorded: 0 to 4"),
         (("a", "b", "--take", "advantage/advantage"), "remedy: --take advantage/advantages"),
         (("a", "none"), "no trace"),
+        (
+            ("a", "b", "--take", "rollout/pulls", "--step", "0", "--only"),
+            "the two runs have the same values in step 0\n",
+        ),
     ],
 )
 def test_what_cannot_be_explained_is_refused(runs: Path, words: tuple[str, ...], said: str) -> None:

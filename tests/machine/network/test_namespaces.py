@@ -22,6 +22,7 @@ from scenarios.networks.situations import (
     two_hosts,
 )
 from tests.machine.network.pretended import ROOT, environment
+from tests.manual import goldens
 
 GOLDEN = ROOT / "tests" / "golden"
 PREFLIGHT = """
@@ -188,9 +189,8 @@ def test_two_hosts_find_the_interface_that_works() -> None:
     assert (at_alpha.exit_code, at_beta.exit_code) == (1, 1)  # as they stand, NCCL and Gloo would pick the bad one
 
 
-def test_the_readme_shows_what_is_said() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
-    shown = readme.partition("<!-- golden: network_two_hosts_beta -->\n```text\n")[2].partition("```")[0]
+def test_the_manual_shows_what_is_said() -> None:
+    shown = goldens("network_two_hosts_beta")["network_two_hosts_beta"]
     assert shown == golden("two_hosts_beta").partition("\n\n")[0] + "\n"
 
 

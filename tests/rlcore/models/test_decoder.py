@@ -180,12 +180,20 @@ def test_weights_follow_from_the_seed_alone() -> None:
 
 
 def test_rotations_turn_and_turn_back() -> None:
-    cosines, sines = (table[:LENGTH, None] for table in rotation_table(CONFIG))
+    cosines, sines = (table[:LENGTH].repeat(1, 3) for table in rotation_table(CONFIG))
     x = torch.randn(2, LENGTH, 3, 8)
     turned = rotate(x, cosines, sines)
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
     torch.testing.assert_close(rotate(turned, cosines, -sines), x)
     torch.testing.assert_close((turned[:, 3] * turned[:, 9]).sum(-1), _turned_apart(x[:, 3], x[:, 9], 6))
+
+
+def test_gradients_of_rotations_are_those_of_the_formula() -> None:
+    cosines, sines = (table[:LENGTH] for table in rotation_table(CONFIG))
+    x, grad = torch.randn(2, LENGTH, 3, 8, requires_grad=True), torch.randn(2, LENGTH, 3, 8)
+    (ours,) = torch.autograd.grad(rotate(x, cosines.repeat(1, 3), sines.repeat(1, 3)), x, grad)
+    formula = x * cosines[:, None] + torch.cat((x[..., 4:], x[..., :4]), -1) * sines[:, None]
+    torch.testing.assert_close(ours, torch.autograd.grad(formula, x, grad)[0])
 
 
 def test_rotations_do_not_depend_on_threads() -> None:
@@ -200,7 +208,7 @@ def test_rotations_do_not_depend_on_threads() -> None:
 
 def _turned_apart(a: torch.Tensor, b: torch.Tensor, distance: int) -> torch.Tensor:
     """The product of two heads depends on how far they stand apart only."""
-    cosines, sines = (table[[0, distance], None] for table in rotation_table(CONFIG))
+    cosines, sines = (table[[0, distance]].repeat(1, a.shape[-2]) for table in rotation_table(CONFIG))
     turned = rotate(torch.stack((a, b), dim=1), cosines, sines)
     return (turned[:, 0] * turned[:, 1]).sum(-1)
 

@@ -3,7 +3,7 @@
 Where the naive operation holds on a machine, its test says so and is skipped: what it shows is not to be seen there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -28,6 +28,7 @@ from rlcore.numerics.row_sum import ROWS_AT_ONCE, row_sum
 DTYPES = (torch.float32, torch.bfloat16)
 few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 threads = st.sampled_from([1, 2])
+Of = Callable[..., Tensor]
 
 
 @pytest.fixture(params=RECIPES, ids=lambda recipe: recipe.name)
@@ -233,14 +234,20 @@ def test_values_and_gradients_are_those_of_torch(recipe: Recipe, dtype: torch.dt
     x, weight, bias, dy = drawn(21, 30), drawn(11, 30, seed=1), drawn(11, seed=2), drawn(21, 11, seed=3)
     close = 2e-5 if dtype == torch.float32 else 4e-2
 
-    def computed() -> list[Tensor]:
+    def computed(attend: Of, multiply: Of, norm: Of, gated: Of) -> list[Tensor]:
+        gates_and_ups = torch.cat((x * 5, x.flip(0)), -1).to(dtype)
         return [
-            *with_gradients(attention, grad, q, k, v),
-            *with_gradients(linear, dy.to(dtype), *(z.to(dtype) for z in (x, weight, bias))),
-            *with_gradients(lambda a, b: rms_norm(a, b, 1e-5), x.to(dtype), x.to(dtype), x[0].to(dtype)),
-            *with_gradients(swiglu, x.to(dtype), torch.cat((x * 5, x.flip(0)), -1).to(dtype)),
+            *with_gradients(attend, grad, q, k, v),
+            *with_gradients(multiply, dy.to(dtype), *(z.to(dtype) for z in (x, weight, bias))),
+            *with_gradients(norm, x.to(dtype), x.to(dtype), x[0].to(dtype)),
+            *with_gradients(gated, x.to(dtype), gates_and_ups),
         ]
 
-    ours = computed()
-    with following(None):
-        torch.testing.assert_close(ours, computed(), atol=close, rtol=close)
+    ours = computed(attention, linear, lambda a, b: rms_norm(a, b, 1e-5), swiglu)
+    torchs = computed(
+        lambda a, b, c: F.scaled_dot_product_attention(a, b, c, is_causal=True, enable_gqa=True),
+        F.linear,
+        lambda a, b: F.rms_norm(a, (30,), b, 1e-5),
+        lambda both: F.silu(both[:, :30]) * both[:, 30:],
+    )
+    torch.testing.assert_close(ours, torchs, atol=close, rtol=close)

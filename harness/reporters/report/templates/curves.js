@@ -10,27 +10,35 @@
   const plots = [];
   const sync = uPlot.sync("curves");
 
-  // Where each run parts from the first: a line across the plot, with its letter.
+  // Where each run parts from the first: a line across the plot, with its letter; letters that would meet are put below
+  // each other.
   const marks = (plot) => {
     const { ctx, bbox } = plot;
     const ratio = devicePixelRatio;
+    const isOne = parts.length === 1;
+    const ends = []; // of the last letter in each row
     ctx.save();
-    ctx.strokeStyle = ctx.fillStyle = page.colour("part");
     ctx.lineWidth = 1.5 * ratio;
     ctx.setLineDash([4 * ratio, 3 * ratio]);
     ctx.font = `600 ${11 * ratio}px ${page.colour("font")}`;
-    for (const { letter, step } of parts) {
+    ctx.textBaseline = "top";
+    ctx.textAlign = "left";
+    for (const { letter, step } of [...parts].sort((one, other) => one.step - other.step)) {
       if (step < plot.scales.x.min || step > plot.scales.x.max) continue;
+      ctx.strokeStyle = ctx.fillStyle = isOne ? page.colour("part") : colourOf(letters.indexOf(letter));
       const x = Math.round(plot.valToPos(step, "x", true));
       ctx.beginPath();
       ctx.moveTo(x, bbox.top);
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
-      const text = `${letter} parts`;
-      const isLeft = x + ctx.measureText(text).width + 6 * ratio < bbox.left + bbox.width;
-      ctx.textAlign = isLeft ? "left" : "right";
-      ctx.textBaseline = "top";
-      ctx.fillText(text, x + (isLeft ? 5 : -5) * ratio, bbox.top + 3 * ratio);
+      const text = isOne ? `${letter} parts` : letter;
+      const width = ctx.measureText(text).width + 5 * ratio;
+      const isRight = x + width < bbox.left + bbox.width;
+      const start = isRight ? x : x - width;
+      const free = ends.findIndex((end) => end < start);
+      const row = free < 0 ? ends.length : free;
+      ends[row] = start + width;
+      ctx.fillText(text, isRight ? x + 5 * ratio : start, bbox.top + (3 + 13 * row) * ratio);
     }
     ctx.restore();
   };
@@ -86,8 +94,9 @@
           value: (_, value) => number(value),
         })),
       ],
-      hooks: { draw: [marks] },
+      hooks: { draw: [marks], setCursor: [(made) => target.classList.toggle("idle", made.cursor.idx == null)] },
     };
+    target.classList.add("idle"); // nothing is pointed at: the legend has no values to tell
     const made = new uPlot(options, [panel.steps, ...lines], target);
     plots.push({ made, target });
   };
@@ -138,7 +147,7 @@
     plots.splice(0).forEach(({ made }) => made.destroy());
     for (const { target, panel } of figures) {
       target.textContent = "";
-      target.classList.remove("blank");
+      target.classList.remove("blank", "idle");
       if (!panel.cost || costs.open) plot(panel, target, isDistance);
     }
   };

@@ -179,7 +179,7 @@
     fitted(ctx, text, room) {
       if (ctx.measureText(text).width <= room) return text;
       let start = 1;
-      while (start < text.length && ctx.measureText(`…${text.slice(start)}`).width > room) start++;
+      while (start < text.length && (text[start] === "." || ctx.measureText(`…${text.slice(start)}`).width > room)) start++;
       return `…${text.slice(start)}`;
     }
 
@@ -352,7 +352,8 @@
       const said = [];
       if (this.data.onlyA[column]) said.push(`${this.data.onlyA[column]} only in A`);
       if (this.data.onlyB[column]) said.push(`${this.data.onlyB[column]} only in B`);
-      if (pairs) said.push(different ? `${different} of ${pairs} differ` : `${pairs} equal`);
+      if (pairs === 1) said.push(different ? "differs" : "equal");
+      else if (pairs) said.push(different ? `${different} of ${pairs} differ${different === 1 ? "s" : ""}` : `${pairs} equal`);
       this.told.replaceChildren(this.part("b", `${steps} · ${where}`), this.part("span", said.join(", ") || "nothing recorded"));
       const cells = line.rows.map((each) => this.data.first(each * this.numColumns + column)).filter(Boolean);
       const first = cells.reduce((best, each) => (!best || each.step < best.step ? each : best), null);
@@ -364,9 +365,9 @@
     details(first, isOne) {
       const words = isOne ? [] : [`first: step ${first.step}`, first.name];
       if (first.occurrence) words.push(`occurrence ${first.occurrence}`);
-      if (first.rank !== null) words.push(`rank ${first.rank}`);
+      if (first.rank !== null && this.data.ranks > 1) words.push(`rank ${first.rank}`);
       if (first.kind !== "value") words.push(first.kind);
-      const found = [this.part("span", words.join(", "))];
+      const found = words.length ? [this.part("span", words.join(", "))] : [];
       if (first.value) found.push(this.part("span", first.value));
       for (const side of ["a", "b"]) {
         found.push(this.part("code", `${side.toUpperCase()}  ${first[side] ? `${first.algorithm} ${first[side]}` : "none"}`));

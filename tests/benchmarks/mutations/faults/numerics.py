@@ -11,7 +11,7 @@ from rlcore.numerics.level import _active
 from rlcore.numerics.probe import num_threads
 from tests.benchmarks.mutations.fault import LEVEL, Probe, fault, honest, replaced
 
-PARTS = 16
+PARTS = 128
 READ = ("rollout", "forward")
 """Decoding and a pass give other bits: seen where the trainer's numbers are compared with the sampler's."""
 

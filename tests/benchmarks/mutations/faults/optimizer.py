@@ -1,7 +1,7 @@
 """Faults between a lane's gradient and the weights: who adds, who clips, which step, which rate."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -54,12 +54,12 @@ def gradients_kept(probe: Probe) -> Iterator[None]:
 
 @fault("torchtitan #3575", "gradients are set to zero before each microbatch: the last one counts", phases=BACKWARD)
 def last_gradient_only(probe: Probe) -> Iterator[None]:
-    taken = honest(TAKEN)
+    taken: Callable[[Any], Tensor] = honest(TAKEN)
     held: list[Tensor] = []
 
     def forgetting(parameters: Any) -> Tensor:
         if probe.step is None:
-            return taken(parameters)  # type: ignore[no-any-return]
+            return taken(parameters)
         probe.reached(has_effect=bool(held))
         for before in held:
             before.zero_()

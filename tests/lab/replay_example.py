@@ -1,7 +1,7 @@
-"""Makes the README's example of replays, and its pictures, from real ones.
+"""Makes the manual's example of replays, and its pictures, from real ones.
 
-python tests/lab/readme_example.py            prints the example
-python tests/lab/readme_example.py --write    puts it into README.md, and the pictures into .github/screenshots
+python tests/lab/replay_example.py            prints the example
+python tests/lab/replay_example.py --write    puts it into its page, and the pictures into .github/screenshots
 """
 
 import io
@@ -19,6 +19,7 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tests.manual import page_with  # noqa: E402
 from tests.runner.whole_run import HARNESS, environment  # noqa: E402
 
 PROGRAMS = ROOT / "scenarios" / "programs"
@@ -93,12 +94,12 @@ def _shown(command: str, demo: Path) -> str:
 
 
 def write() -> None:
-    """Replace the README's example and the pictures by new ones."""
+    """Replace the manual's example and the pictures by new ones."""
     shown = example()
-    readme = ROOT / "README.md"
-    head, rest = readme.read_text("utf-8").split(BEGIN)
+    page = page_with(BEGIN)
+    head, rest = page.read_text("utf-8").split(BEGIN)
     _, tail = rest.split(END)
-    readme.write_text(f"{head}{BEGIN}{shown}{END}{tail}", encoding="utf-8")
+    page.write_text(f"{head}{BEGIN}{shown}{END}{tail}", encoding="utf-8")
     for name, command in PICTURES.items():
         path = ROOT / ".github" / "screenshots" / f"{name}.svg"
         path.write_text(picture(command, "rlharness replay"), encoding="utf-8")

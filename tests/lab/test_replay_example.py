@@ -1,30 +1,27 @@
-"""The README's example of replays is what they print."""
+"""The manual's example of replays is what they print."""
 
 import os
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.lab.readme_example import BEGIN, END, EXAMPLE, PICTURES, example, without_digits
-
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text("utf-8")
+from tests.lab.replay_example import BEGIN, END, EXAMPLE, PICTURES, example, without_digits
+from tests.manual import README, between
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the program diverges with two threads only")
-def test_the_readme_shows_what_the_commands_print() -> None:
+def test_the_manual_shows_what_the_commands_print() -> None:
     pytest.importorskip("torch")
-    shown = README.partition(BEGIN)[2].partition(END)[0]
+    shown = between(BEGIN, END)
     assert without_digits(shown) == without_digits(example())
 
 
-def test_the_readme_has_both_verdicts_and_pictures_of_both() -> None:
-    shown = README.partition(BEGIN)[2].partition(END)[0]
+def test_the_manual_has_both_verdicts_and_pictures_of_both() -> None:
+    shown = between(BEGIN, END)
     assert re.findall(r"^\$ (.*)$", shown, re.MULTILINE) == list(EXAMPLE)
     assert re.findall(r"^(EQUAL|DIVERGED) ", shown, re.MULTILINE) == ["DIVERGED", "EQUAL"]
-    assert all(f"(.github/screenshots/{name}.svg)" in README for name in PICTURES)
+    assert all(f"(.github/screenshots/{name}.svg)" in README.read_text("utf-8") for name in PICTURES)
 
 
 def test_numbers_and_digests_are_set_aside_and_nothing_else() -> None:

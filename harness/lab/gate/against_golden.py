@@ -1,0 +1,97 @@
+"""Scenarios against the goldens of this machine and environment; or what becomes a golden, where that is asked for."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from harness.clock import Clock
+from harness.errors import UsageError
+from harness.lab.gate.change import MAX_NAMES, Change, Finding
+from harness.lab.gate.golden import (
+    Acceptance,
+    Golden,
+    acceptance_finding,
+    accepted,
+    compare_with_golden,
+    golden_directory,
+    golden_of,
+    read_goldens,
+    write_golden,
+)
+from harness.lab.gate.plan import GateOptions, Scene
+from harness.lab.gate.result import GateScenario
+from harness.lab.gate.sides import HEAD, Recorder, disagreement
+from harness.lab.worktrees import Checkout
+from harness.reporters.text import path_text
+
+LEAST_AGREEING = 2
+"""Runs of the head that have to agree before one is compared with a golden, or becomes one."""
+
+
+class AgainstGolden:
+    """The goldens of one gate, all of which are read before the first run."""
+
+    def __init__(self, options: GateOptions, directory: Path, checkout: Checkout, clock: Clock) -> None:
+        self._options = options
+        self._directory = directory
+        self._commit = checkout.commit("HEAD").short + ("+" if checkout.is_dirty else "")  # goldens make it dirty
+        self._user = checkout.user
+        self._clock = clock
+        self._read: dict[str, dict[str, Golden]] = {}
+        self.notes: list[str] = []
+
+    def read(self, scenes: Iterable[Scene]) -> None:
+        """Read the goldens of these; GoldenError for one that cannot be read, UsageError for no such directory."""
+        if not self._options.accepts and not self._directory.is_dir():
+            raise UsageError(
+                f"there are no goldens in {path_text(self._directory)}: it is no directory",
+                legal="a directory that rlharness gate --accept has written to",
+                remedy="rlharness gate --golden DIR --accept --reason TEXT writes the first ones",
+            )
+        self._read = {scene.name: read_goldens(self._place(scene)) for scene in scenes}
+
+    async def compare(self, recorder: Recorder, scene: Scene) -> GateScenario:
+        """A scenario and its golden; NOT_COMPARABLE where there is none for it here. Interrupted, BrokenRun."""
+        place, goldens = self._place(scene), dict(self._read[scene.name])
+        if not goldens and not self._options.accepts:
+            reason = f"{path_text(place)} holds no golden: rlharness gate --accept writes one"
+            return GateScenario(scene.name, Finding(Change.NOT_COMPARABLE, (reason,)))
+        while len(recorder.runs[HEAD]) < LEAST_AGREEING:
+            await recorder.record(HEAD, scene)
+        if unlike := disagreement(recorder):
+            return GateScenario(scene.name, unlike)
+        now = golden_of(recorder.traces(HEAD)[0], scene.name, scene.size)
+        before = goldens.pop(now.key, None)
+        against = f"golden {now.key}"
+        if not self._options.accepts:
+            if before is None:
+                return GateScenario(scene.name, Finding(Change.NOT_COMPARABLE, (foreign(goldens.values(), now),)))
+            return GateScenario(scene.name, compare_with_golden(before, now), against=against, golden=before)
+        golden = accepted(now, before, self._acceptance())
+        if golden is not before:
+            write_golden(place / now.key, golden)
+        if goldens:
+            self.notes.append(
+                f"{scene.name}: goldens of other machines or environments stay as they were: {', '.join(goldens)};"
+                " accept it there too"
+            )
+        return GateScenario(scene.name, acceptance_finding(before, now), against=against, golden=golden)
+
+    def _place(self, scene: Scene) -> Path:
+        return golden_directory(self._directory, scene.name, scene.size)
+
+    def _acceptance(self) -> Acceptance:
+        return Acceptance(f"{self._clock.wall():%Y-%m-%d}", self._commit, self._options.reason, self._user)
+
+
+def foreign(goldens: Iterable[Golden], now: Golden) -> str:
+    """Why none of these goldens can be compared with."""
+    differing = [
+        sorted(n for n in now.numerics.keys() | each.numerics.keys() if now.numerics.get(n) != each.numerics.get(n))
+        for each in goldens
+    ]
+    names = min(differing, key=len)
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return (
+        f"the goldens are of other machines or environments: the nearest differs in {', '.join(names[:MAX_NAMES])}"
+        f"{more}; compared with the base instead"
+    )

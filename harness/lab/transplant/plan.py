@@ -1,0 +1,131 @@
+"""What `rlharness transplant` will put into A, and where: decided from the two traces, before any run. Pure.
+
+A, B ─▶ where they part ─▶ of each --take where B first has something other to put ─▶ grafts
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from harness.errors import UsageError
+from harness.lab.recorded_run import RecordedRun
+from harness.lab.transplant.findings import Pair
+from harness.lab.transplant.grafts import (
+    Graft,
+    Take,
+    candidates,
+    check_known,
+    common_steps,
+    first_put,
+    graft_of,
+    logical_leaves,
+    parse_take,
+    values_of,
+)
+from harness.reporters.text import path_text
+from harness.trace.leaf_diff import compare_leaves
+from harness.trace.reader import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class TransplantPlan:
+    """Transplants that can be carried out."""
+
+    pair: Pair
+    grafts: tuple[Graft, ...]
+    """At least one, in the order in which they are tried."""
+
+
+def make_plan(
+    a: RecordedRun, b: RecordedRun, texts: Sequence[str], *, step: int | None, num_steps: int | None, is_once: bool
+) -> TransplantPlan:
+    """What is put where of what --take texts ask for, or of each phase that differs where there are none.
+
+    UsageError where the two runs cannot be set against each other, and where of something there is nothing to put.
+    """
+    for run in (a, b):
+        if tuple(run.trace.ranks) != (0,):
+            raise UsageError(
+                f"{path_text(run.directory)} has {len(run.trace.ranks)} ranks",
+                legal="runs of one process, into whose memory values are put",
+                remedy="record both runs with one rank",
+            )
+    common, parts = common_steps(a.trace, b.trace), first_difference(a.trace, b.trace)
+    if step is not None and step not in common:
+        span = f"{common[0]} to {common[-1]}" if common else "none"
+        raise UsageError(f"--step {step}", legal=f"a step that both runs have recorded: {span}")
+    if parts is None:
+        raise UsageError(
+            f"{path_text(a.directory)} and {path_text(b.directory)} have the same bits in every step that both have",
+            legal="two runs that differ: there is nothing to explain",
+        )
+    takes = [parse_take(text) for text in dict.fromkeys(texts)] or candidates(
+        a.trace, b.trace, parts if step is None else step
+    )
+    if not takes:
+        at = parts if step is None else step
+        raise UsageError(
+            f"in step {at} nothing differs that could be put in",
+            legal=f"a step with values that differ, as from step {parts} on; texts are no values",
+            remedy="" if at == parts else f"--step {parts}",
+        )
+    begins = [_begin(take, a.trace, b.trace, parts, step, is_once=is_once) for take in takes]
+    last = common[-1] if num_steps is None else min(common[-1], max(begins) + num_steps - 1)
+    grafts = tuple(
+        graft_of(take, a.trace, b.trace, begin, last, is_once=is_once)
+        for take, begin in zip(takes, begins, strict=True)
+    )
+    return TransplantPlan(Pair(a, b, parts, min(begins), last), grafts)
+
+
+def first_difference(a: Trace, b: Trace) -> int | None:
+    """The first step that both have and that has other leaves in one of them; None where there is none."""
+    return next(_unlike_steps(a, b, common_steps(a, b)), None)
+
+
+def first_to_put(take: Take, a: Trace, b: Trace, steps: Iterable[int]) -> int | None:
+    """The first of these steps in which B has other values of what is taken; None where it has none.
+
+    Of weights it is the step that makes them.
+    """
+    for step in _unlike_steps(a, b, steps):
+        of_a, of_b = values_of(a, step), values_of(b, step)
+        taken = take.at(of_a.values())
+        if any(taken.takes(key) and of_a.get(key) != of_b.get(key) for key in of_a.keys() | of_b.keys()):
+            return step
+    return None
+
+
+def _unlike_steps(a: Trace, b: Trace, steps: Iterable[int]) -> Iterator[int]:
+    for step in steps:
+        if compare_leaves(logical_leaves(a, step), logical_leaves(b, step)).first is not None:
+            yield step
+
+
+def _begin(take: Take, a: Trace, b: Trace, parts: int, step: int | None, *, is_once: bool) -> int:
+    """With which step a transplant begins: the one that is asked for, else the first with something to put."""
+    begin = parts if step is None else step
+    if take.operation is not None:  # what operations give is not recorded: only a run shows it
+        return begin
+    for trace in (a, b):
+        check_known(take, trace, begin)
+    first = begin - take.is_weights if step is None else first_put(take, a, b, step)
+    steps = [each for each in common_steps(a, b) if each >= first]
+    is_one = step is not None and (is_once or take.is_weights)
+    found = first_to_put(take, a, b, steps[:1] if is_one else steps)
+    if found is None:
+        where = f"step {begin}" if is_one else f"every step from {begin} on"
+        differing = ", ".join(each.text for each in candidates(a, b, parts))
+        raise UsageError(
+            f"--take {take.text}: the two runs have the same values in {where}",
+            legal=f"what differs: in step {parts}, {differing or 'texts only, which cannot be put in'}",
+            remedy=f"--take {candidates(a, b, parts)[0].text}" if differing else "",
+        )
+    if step is not None:
+        return step
+    if take.is_weights and found + 1 not in common_steps(a, b):
+        raise UsageError(
+            f"--take {take.text}: they differ first behind step {found}, and no step follows that both runs have",
+            legal="weights with which a recorded step begins",
+            remedy="record more steps, or take what made them: --take optimizer",
+        )
+    return found + take.is_weights

@@ -1,0 +1,95 @@
+"""Delays move in which order calls answer, and nothing else."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.errors import UsageError
+from harness.inject.latency import NUM_UNITS, UNIT_S, Latency, delay_s, delayed
+from tests.trace.traces import SEEDED
+
+TOOLS = "tools_of_a_test"
+
+
+@pytest.fixture
+def tools() -> Iterator[ModuleType]:
+    """A module with a function of each kind."""
+    module = ModuleType(TOOLS)
+
+    def look_up(word: str, times: int = 1) -> str:
+        return word * times
+
+    async def ask(word: str) -> str:
+        return word
+
+    module.look_up, module.ask, module.TABLE = look_up, ask, {}  # type: ignore[attr-defined]
+    sys.modules[TOOLS] = module
+    yield module
+    del sys.modules[TOOLS]
+
+
+def answers(tools: ModuleType, words: str) -> str:
+    """The letters in the order in which they are answered, asked for all at once."""
+    told: list[str] = []
+
+    async def asked(word: str) -> None:
+        told.append(await tools.ask(word))
+
+    async def all_asked() -> None:
+        await asyncio.gather(*map(asked, words))
+
+    asyncio.run(all_asked())
+    return "".join(told)
+
+
+def test_answers_come_in_another_order_which_follows_from_the_seed(tools: ModuleType) -> None:
+    honest = vars(tools)["ask"]
+    assert answers(tools, "abcdefgh") == "abcdefgh"
+    orders = []
+    for seed in (1, 1, 2):
+        vars(tools)["ask"] = honest
+        Latency(seed, [f"{TOOLS}:ask"])
+        orders.append(answers(tools, "abcdefgh"))
+    key = f"1 {TOOLS}:ask"
+    assert orders[0] == orders[1] == "".join(sorted("abcdefgh", key=lambda word: delay_s(key, "abcdefgh".index(word))))
+    assert orders[0] not in ("abcdefgh", orders[2])
+
+
+def test_what_a_function_gives_and_takes_stays(tools: ModuleType) -> None:
+    Latency(1, [f"{TOOLS}:look_up", f"{TOOLS}:ask"])
+    assert tools.look_up("a", times=2) == "aa"
+    assert asyncio.run(tools.ask("a")) == "a"
+    assert (tools.look_up.__name__, asyncio.iscoroutinefunction(tools.ask)) == ("look_up", True)
+
+
+def test_each_call_waits_as_its_number_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("harness.inject.latency.sleep", waited.append)
+    function = delayed(str, "key")
+    assert [function(number) for number in range(20)] == [str(number) for number in range(20)]
+    assert waited == [delay_s("key", number) for number in range(20)]
+
+
+@given(st.text(max_size=20))
+@SEEDED
+def test_a_key_has_delays_of_every_length(key: str) -> None:
+    assert {delay_s(key, number) for number in range(200)} == {unit * UNIT_S for unit in range(NUM_UNITS)}
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "legal"),
+    [
+        ("no_such_tools:ask", "there is no module no_such_tools", "can be imported"),
+        (f"{TOOLS}:asks", f"{TOOLS} has no function asks", "look_up, ask"),
+        (f"{TOOLS}:TABLE", f"{TOOLS} has no function TABLE", "look_up, ask"),
+    ],
+)
+def test_what_is_no_function_is_refused(tools: ModuleType, name: str, what: str, legal: str) -> None:
+    with pytest.raises(UsageError, match=what) as refused:
+        Latency(1, [name])
+    assert legal in refused.value.legal

@@ -1,0 +1,185 @@
+"""Which runs a probe is made of, and what is left of them: traces written by hand, nothing started."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from harness.clock import FakeClock
+from harness.errors import UsageError
+from harness.lab.chaos.bench import Bench, OutOfTimeError
+from harness.lab.chaos.comparison import SIGKILLED, Outcome, Sign
+from harness.lab.chaos.conditions import BUSY, CRASHING_ENTRY
+from harness.lab.chaos.factors import Perturbation, outside_factors
+from harness.lab.chaos.plan import ChaosPlan
+from harness.lab.chaos.subject import Subject
+from harness.lab.entry_call import EntryCall, Refusal
+from harness.lab.envelope import Envelope
+from harness.lab.recording import Problem, Recording
+from harness.lab.supervised import Run
+from tests.trace.traces import flip_bit, steps_of, write
+
+NUM_STEPS = 4
+CALL = EntryCall("a:b", {"output": {"run": ""}}, ("output",), {"run": "output.run", "step": "output.step"})
+Happens = Callable[[int, "Played"], tuple[int, bool]]
+"""Of a run by its number: its exit code, and whether its bits are others from step 2 on."""
+
+
+@dataclass
+class Played:
+    """Runs that are played."""
+
+    happens: Happens = lambda number, played: (0, False)
+    interrupted_by: str = ""
+    refusal: Refusal | None = None
+    asked: list[Envelope] = field(default_factory=list)
+    environs: list[Mapping[str, str]] = field(default_factory=list)
+    beside_it: list[str] = field(default_factory=list)
+
+    async def record(self, envelope: Envelope, parent: Path, number: int, *, environ: Mapping[str, str]) -> Run:
+        self.asked.append(envelope)
+        self.environs.append(environ)
+        exit_code, is_other = self.happens(number, self)
+        num_steps = NUM_STEPS // 2 if exit_code else NUM_STEPS
+        steps = steps_of(num_steps, flip_bit(2 if is_other else NUM_STEPS, "loss", "loss"))
+        directory = write(parent / f"run-{number}", steps, complete=not exit_code)
+        if self.refusal is not None and number > 1:
+            self.refusal.write(directory)
+        problems = (Problem(f"exit code {exit_code}"),) if exit_code else ()
+        return Run(number, False, Recording(directory, exit_code, num_steps, (0,), 1, problems), 1.0)
+
+    @asynccontextmanager
+    async def beside(self, argv: tuple[str, ...], directory: Path) -> AsyncIterator[None]:
+        self.beside_it.append(" ".join(argv[-2:]))
+        yield
+        self.beside_it.append(f"ended after {len(self.asked)} runs")
+
+
+@dataclass
+class Heard:
+    """A listener that writes down what it hears."""
+
+    said: list[str] = field(default_factory=list)
+
+    def begins(self, perturbation: Perturbation) -> None:
+        self.said.append(f"begins {dict(perturbation)}")
+
+    def ended(self, outcome: Outcome, duration_s: float) -> None:
+        self.said.append(f"ended {outcome.sign.value}")
+
+
+@dataclass
+class Made:
+    """A bench and what it is made of."""
+
+    bench: Bench
+    clock: FakeClock
+    heard: Heard
+
+    def baseline(self) -> Run:
+        return asyncio.run(self.bench.record_baseline())
+
+    def probe(self, perturbation: Perturbation, num_steps: int | None = None) -> Outcome:
+        return asyncio.run(self.bench.probe(perturbation, num_steps))
+
+
+def made(directory: Path, runs: Played, max_s: float = 100.0) -> Made:
+    subject = Subject(
+        lambda values: Envelope(
+            ("python",), call=CALL, perturbation={name: str(value) for name, value in values.items()}
+        ),
+        outside_factors(2, {}),
+        ("tiny",),
+        crash_settings={"output.every": 1},
+    )
+    plan = ChaosPlan(subject, subject.factors, directory, max_s=max_s)
+    clock, heard = FakeClock(), Heard()
+    return Made(Bench(plan, runs, {"HOME": "/home"}, clock, heard), clock, heard)
+
+
+def kept(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_only_what_differs_is_kept_beside_the_baseline(tmp_path: Path) -> None:
+    found = made(tmp_path, Played(lambda number, _: (0, number == 3)))
+    assert found.baseline().recording.is_whole
+    assert found.probe({"nice": 2}).sign is Sign.SAME
+    assert (found.probe({"nice": 3}).sign, kept(tmp_path)) == (Sign.MOVED, ["run-1", "run-3"])
+    assert found.bench.num_runs == 3
+    assert found.heard.said == ["begins {}", "begins {'nice': 2}", "ended same", "begins {'nice': 3}", "ended moved"]
+
+
+def test_a_perturbation_reaches_the_run(tmp_path: Path) -> None:
+    runs = Played()
+    found = made(tmp_path, runs)
+    found.baseline()
+    found.probe({"hash_seed": 7, "load": 2}, 3)
+    first, second = runs.asked
+    assert (first.perturbation["hash_seed"], second.perturbation["hash_seed"]) == ("0", "7")
+    assert [each["PYTHONHASHSEED"] for each in runs.environs] == ["0", "7"]
+    assert (first.last_step, second.last_step) == (None, 2)
+    assert runs.beside_it == [f"{BUSY} 2", "ended after 2 runs"]
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_a_run_that_died_as_it_was_to_is_gone_on_from_or_begun_anew(tmp_path: Path, *, has_checkpoint: bool) -> None:
+    runs = Played(lambda number, _: (SIGKILLED, False) if number == 2 else (0, False))
+    if has_checkpoint:
+        (tmp_path / "run-2" / "checkpoints" / "step-000001").mkdir(parents=True)
+    found = made(tmp_path, runs)
+    found.baseline()
+    assert found.probe({"crash": "2.loss"}).sign is Sign.SAME
+    _, crashed, gone_on = runs.asked
+    assert crashed.call is not None
+    assert gone_on.call is not None
+    assert (crashed.call.entry, gone_on.call.entry) == (CRASHING_ENTRY, CALL.entry)
+    assert crashed.perturbation["output.every"] == gone_on.perturbation["output.every"] == "1"
+    assert gone_on.call.config["output"]["run"] == (str(tmp_path / "run-2") if has_checkpoint else "")
+    assert kept(tmp_path) == ["run-1"]
+
+
+def test_a_run_that_did_not_die_is_not_gone_on_from(tmp_path: Path) -> None:
+    runs = Played()
+    found = made(tmp_path, runs)
+    found.baseline()
+    found.probe({"crash": "2.loss"})
+    assert len(runs.asked) == 2
+
+
+@pytest.mark.parametrize("when", [1, 2])
+def test_what_a_signal_has_ended_is_no_finding(tmp_path: Path, when: int) -> None:
+    def happens(number: int, runs: Played) -> tuple[int, bool]:
+        runs.interrupted_by = "SIGINT" if number == when else ""
+        return (130, False) if number == when else (0, False)
+
+    found = made(tmp_path, Played(happens))
+    if when == 1:
+        with pytest.raises(OutOfTimeError):
+            found.baseline()
+        return
+    found.baseline()
+    with pytest.raises(OutOfTimeError):
+        found.probe({"nice": 2})
+    assert found.heard.said[-1] == "begins {'nice': 2}"
+
+
+def test_no_run_begins_when_time_is_up(tmp_path: Path) -> None:
+    runs = Played()
+    found = made(tmp_path, runs, max_s=5.0)
+    found.baseline()
+    found.clock.advance(6.0)
+    with pytest.raises(OutOfTimeError):
+        found.probe({"nice": 2})
+    assert len(runs.asked) == 1
+
+
+def test_what_an_entry_refuses_is_the_users_to_mend(tmp_path: Path) -> None:
+    found = made(tmp_path, Played(refusal=Refusal("nice 2 is not nice", "1", "be nice")))
+    found.baseline()
+    with pytest.raises(UsageError, match="the entry refuses to begin with nice=2: nice 2 is not nice") as refused:
+        found.probe({"nice": 2})
+    assert (refused.value.legal, refused.value.remedy, kept(tmp_path)) == ("1", "be nice", ["run-1"])

@@ -1,0 +1,64 @@
+"""What --break-on and --until say, to a run of whatever command."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import TraceError, UsageError
+from harness.inject.conditions import Condition, Stop
+from harness.lab.break_conditions import (
+    BREAKPOINTS,
+    conditions_of,
+    conditions_of_one_run,
+    exit_code_of,
+    read_report,
+    watched,
+)
+from harness.lab.envelope import Envelope
+
+
+def typed(*break_on: str, until: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"break_on": break_on, "until": until}
+
+
+def test_both_options_are_read_and_words_belong_to_one_of_them() -> None:
+    found = conditions_of(typed("nan", "loss>3", until=("reward<0.2",)))
+    assert [str(each) for each in found] == ["nan", "loss>3.0", "reward<0.2"]
+    with pytest.raises(UsageError, match=r"--until nan\n  legal:  a comparison[\s\S]*remedy: --break-on nan"):
+        conditions_of(typed(until=("nan",)))
+
+
+def test_a_run_that_knows_of_no_other_cannot_diverge() -> None:
+    assert conditions_of_one_run(typed("nan")) == (Condition("nan"),)
+    with pytest.raises(UsageError, match="nothing that the run could differ from") as refused:
+        conditions_of_one_run(typed("nan", "divergence"))
+    assert refused.value.legal.startswith("nan, inf, or")
+    assert refused.value.remedy.startswith("rlharness replay")
+
+
+def test_an_envelope_is_watched_only_where_something_is_looked_for(tmp_path: Path) -> None:
+    plain = Envelope(("python",), watchers={"a:b": {"c": 1}})
+    assert watched(plain, (), tmp_path / "stop.json") is plain
+    told = watched(plain, [Condition("nan")], tmp_path / "stop.json", tmp_path / "other").watchers
+    expected = {"conditions": ["nan"], "report": str(tmp_path / "stop.json"), "against": str(tmp_path / "other")}
+    assert told == {"a:b": {"c": 1}, BREAKPOINTS: expected}
+    assert watched(plain, [Condition("nan")], tmp_path / "stop.json").watchers[BREAKPOINTS]["against"] == ""
+
+
+def test_a_report_is_where_a_run_has_ended_or_what_was_typed_wrongly(tmp_path: Path) -> None:
+    assert read_report(tmp_path / "none.json") is None
+    Stop("nan", 3).write(tmp_path / "met.json")
+    assert read_report(tmp_path / "met.json") == Stop("nan", 3)
+    Stop("", 0, unknown="lose", known=("loss", "reward_mean")).write(tmp_path / "unknown.json")
+    with pytest.raises(
+        UsageError, match=r"no value 'lose'\n  legal:  loss, reward_mean\n  remedy: did you mean 'loss'"
+    ):
+        read_report(tmp_path / "unknown.json")
+    (tmp_path / "cut.json").write_text('{"condition": "na', "utf-8")
+    with pytest.raises(TraceError, match="does not say where the run has ended"):
+        read_report(tmp_path / "cut.json")
+
+
+def test_a_divergence_alone_is_no_success() -> None:
+    assert [int(exit_code_of(Stop(word, 1))) for word in ("nan", "inf", "loss>3.0", "divergence")] == [0, 0, 0, 10]

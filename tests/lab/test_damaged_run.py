@@ -1,0 +1,115 @@
+"""A recorded run of which any file was cut short, or holds something else: every reader says so, none breaks."""
+
+import io
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from harness.cli import main
+from harness.errors import HarnessError
+from harness.exit_codes import ExitCode
+from harness.lab.bundles.making import write_bundle_of
+from harness.lab.entry_call import EntryCall
+from harness.lab.recorded_run import read_recorded_run
+from harness.lab.steps.plan import plan_step
+from harness.lab.steps.step_traces import unfinished_step
+from tests.lab.test_checkpoint_check import write_checkpoint
+from tests.trace.traces import SEEDED, trace_of_values, value
+
+CALL = EntryCall("a:b", {"seed": 7, "output": {}}, ("output",), {"run": "output.resume", "step": "output.resume_step"})
+STEP = {"op": False, "overrides": (), "timeout": None}
+FILES = (
+    *("manifest.json", "call.json", "curve.jsonl", "rank-0.log", "tensors/rank-0-step-2.safetensors"),
+    *("checkpoints/step-000001/checksums.json", "checkpoints/step-000001/weights"),
+    *("unfinished/manifest.json", "unfinished/rank-0.log"),
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["entry", "config", "free", "resume", "format", "fingerprint", "x"]), inner)
+    ),
+    max_leaves=6,
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps that has ended in a fourth, with a checkpoint and kept tensors; every file is there."""
+    directory = tmp_path_factory.mktemp("runs") / "whole"
+    steps = [[value("rollout", "tokens", "i64", (64,), bytes([step] * 512))] for step in range(4)]
+    trace_of_values(directory, steps[:3], keeps=True)
+    trace_of_values(directory / "unfinished", [[], [], [], *steps[3:]], keeps=True)
+    CALL.write(directory)
+    write_checkpoint(directory / "checkpoints" / "step-000001")
+    assert [name for name in FILES if not (directory / name).is_file()] == []
+    assert list(read(directory)) == []
+    return directory
+
+
+def read(directory: Path) -> Iterator[HarnessError]:
+    """What every reader of a run has to say of one, beside what it has read."""
+
+    def bundle(step: int) -> None:
+        write_bundle_of(read_recorded_run(directory), step, directory / "a.rlb")
+
+    def plan(step: int) -> None:
+        plan_step(read_recorded_run(directory), {**STEP, "step": step})
+
+    for reader, step in product((bundle, plan), (2, 3)):
+        try:
+            reader(step)
+        except HarnessError as error:
+            yield error
+    unfinished_step(directory)
+
+
+def refused_or_read(whole: Path, name: str, data: bytes) -> None:
+    """Each reader of a copy in which this file holds `data` has read it, or says in its own words why not."""
+    with TemporaryDirectory() as scratch:
+        copy = Path(scratch, "copy")
+        shutil.copytree(whole, copy)
+        (copy / name).write_bytes(data)
+        for error in read(copy):
+            assert error.what and (error.legal or error.remedy), error
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as said:
+            code = main(["diff", str(whole), str(copy)])
+        assert code != ExitCode.INTERNAL_ERROR, said.getvalue()
+
+
+@SEEDED
+@given(name=st.sampled_from(FILES), share=st.floats(0, 1), flip=st.integers(0, 255), put=st.binary(max_size=20))
+def test_a_file_that_is_cut_or_changed_is_read_or_refused(
+    whole: Path, name: str, share: float, flip: int, put: bytes
+) -> None:
+    data = (whole / name).read_bytes()
+    at = int(share * len(data))
+    refused_or_read(whole, name, data[:at])
+    refused_or_read(whole, name, data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :] if at < len(data) else put)
+
+
+@SEEDED
+@given(name=st.sampled_from([name for name in FILES if "json" in name]), data=JSON)
+@example(name="manifest.json", data={"format": float("inf"), "fingerprint": {}})
+def test_a_file_that_holds_other_json_is_read_or_refused(whole: Path, name: str, data: object) -> None:
+    refused_or_read(whole, name, json.dumps(data).encode() + b"\n")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_a_thousand_brackets_is_read_or_refused(whole: Path, name: str) -> None:
+    refused_or_read(whole, name, b"[" * 100_000 + b"\n")
+
+
+def test_a_configuration_that_would_exhaust_a_stack_is_refused(whole: Path) -> None:
+    deep = b'{"entry": "a:b", "config": ' + b'{"x": ' * 500 + b"1" + b"}" * 500 + b', "free": [], "resume": null}'
+    with pytest.raises(ValueError, match="no call"):
+        EntryCall.parse(deep)
+    refused_or_read(whole, "call.json", deep)

@@ -1,0 +1,32 @@
+"""How a run in a terminal has ended, as an exit code."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from harness.exit_codes import ExitCode
+from harness.inject.conditions import Stop
+from harness.lab.entry_call import EntryCall
+from harness.lab.envelope import Envelope
+from harness.lab.recording import Problem, Recording
+from harness.lab.terminal_run import TerminalRun
+
+SCENARIO, PROGRAM = Envelope(("python",), call=EntryCall("a:b", {})), Envelope(("python",))
+WHOLE = Recording(Path("run"), 0, 5, (0,), 100)
+
+
+def codes(envelope: Envelope, *, is_whole: bool, stop: Stop | None = None) -> list[int]:
+    """Those of the command, for these of the program."""
+    problems = () if is_whole else (Problem("it is torn"),)
+    runs = [replace(WHOLE, exit_code=code, problems=problems) for code in (0, 1, 130, 137)]
+    return [int(TerminalRun(envelope, (), run, stop).exit_code) for run in runs]
+
+
+def test_it_is_the_programs_own_but_for_an_interrupted_entry() -> None:
+    assert codes(PROGRAM, is_whole=True) == [0, 1, 130, 137]
+    assert codes(SCENARIO, is_whole=True) == [0, 1, ExitCode.INTERRUPTED, 137]
+    assert codes(PROGRAM, is_whole=False) == [ExitCode.INCOMPLETE_RECORDING, 1, 130, 137]
+
+
+def test_a_condition_that_held_is_the_answer_whatever_the_program_made_of_it() -> None:
+    assert codes(SCENARIO, is_whole=False, stop=Stop("nan", 3)) == [ExitCode.OK] * 4
+    assert codes(SCENARIO, is_whole=True, stop=Stop("divergence", 3)) == [ExitCode.DIVERGED] * 4

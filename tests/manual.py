@@ -1,0 +1,47 @@
+"""The manual: the README, and the pages it leads to, each in the room that it tells of."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+
+
+def pages() -> dict[str, Path]:
+    """The pages of the README's table "Where to read on", by their titles there; without the DESIGN.md of packages."""
+    rows = re.findall(r"^\| \[([^]]+)\]\(([^)]+\.md)\) \|", section("Where to read on", README), re.MULTILINE)
+    return {title: ROOT / path for title, path in rows}
+
+
+def text() -> str:
+    """All of it."""
+    return "\n".join(path.read_text("utf-8") for path in (README, *pages().values()))
+
+
+def section(title: str, page: Path | None = None) -> str:
+    """The text below a heading, up to the next of its level or above; of all pages, or of one."""
+    return section_of(text() if page is None else page.read_text("utf-8"), title)
+
+
+def section_of(text: str, title: str) -> str:
+    """The text below a heading, up to the next of the first two levels."""
+    match = re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^#{{1,2}} |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert match, f"no section {title!r}"
+    return match[1]
+
+
+def between(begin: str, end: str) -> str:
+    """What stands between two marks that the manual has once."""
+    _, rest = text().split(begin)
+    return rest.partition(end)[0]
+
+
+def page_with(mark: str) -> Path:
+    """The one page that holds a mark, to be written to."""
+    (page,) = [path for path in (README, *pages().values()) if mark in path.read_text("utf-8")]
+    return page
+
+
+def goldens(pattern: str) -> dict[str, str]:
+    """The texts that the manual shows and that lie in tests/golden, by their names there."""
+    return dict(re.findall(rf"<!-- golden: ({pattern}) -->\n```text\n(.*?)```\n", text(), re.DOTALL))

@@ -1,0 +1,72 @@
+"""Products are right, take rows one by one from two on, and leave to torch what is not oneDNN's."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from rlcore.numerics import product as module
+from rlcore.numerics.cases import with_gradients
+from rlcore.numerics.probe import num_threads
+from rlcore.numerics.product import product
+
+needs_onednn = pytest.mark.skipif(not module.HAS_ONEDNN, reason="this torch has no oneDNN: products are torch's own")
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 5), (21, 30, 11), (40, 64, 192), (0, 3, 5), (0, 0, 5)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_values_and_gradients_are_torchs(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    rows, inputs, outputs = shape
+    given_ = [drawn(rows, outputs, seed=2), drawn(rows, inputs), drawn(outputs, inputs, seed=1)]
+    ours, torchs = (with_gradients(of, *(x.to(dtype) for x in given_)) for of in (product, F.linear))
+    close = 4e-2 if dtype == torch.bfloat16 else 2e-5
+    torch.testing.assert_close(ours, torchs, atol=close, rtol=close)
+
+
+def test_operands_are_not_rounded_down() -> None:
+    x, weight = torch.full((16, 64), 1 + 2**-12), torch.full((32, 64), 1 + 2**-12)
+    assert torch.equal(product(x, weight), torch.full((16, 32), 64 * (1 + 2**-12) ** 2))
+
+
+@needs_onednn
+@pytest.mark.parametrize("asked", [0, 1], ids=["rows", "weight"])
+def test_only_the_gradient_that_is_asked_for_is_computed(asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    operands = [drawn(4, 3), drawn(5, 3, seed=1)]
+    operands[asked].requires_grad_()
+    multiply = module._by_onednn
+    shapes: list[tuple[int, ...]] = []
+
+    def told(x: Tensor, weight: Tensor) -> Tensor:
+        shapes.append(tuple(x.shape))
+        return multiply(x, weight)
+
+    monkeypatch.setattr(module, "_by_onednn", told)
+    (grad,) = torch.autograd.grad(product(*operands).sum(), operands[asked])
+    assert grad.shape == operands[asked].shape
+    assert shapes == [(4, 3), (4, 5) if asked == 0 else (5, 4)]
+
+
+@needs_onednn
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from([(64, 64), (100, 37), (64, 512), (384, 30)]),
+    st.lists(st.integers(0, 299), min_size=2, max_size=300),
+    st.sampled_from([1, 2, 3]),
+)
+def test_two_rows_and_more_have_the_bits_of_any_batch(shape: tuple[int, int], rows: list[int], count: int) -> None:
+    inputs, outputs = shape
+    x, weight, grad = drawn(300, inputs), drawn(outputs, inputs, seed=1), drawn(300, outputs, seed=2)
+    with num_threads(1):
+        y, dx, dw = with_gradients(product, grad, x, weight)
+    with num_threads(count):
+        part, dpart, _ = with_gradients(product, grad[rows], x[rows], weight)
+        again = with_gradients(product, grad, x, weight)[2]
+    assert torch.equal(part, y[rows])
+    assert torch.equal(dpart, dx[rows])
+    assert torch.equal(again, dw)

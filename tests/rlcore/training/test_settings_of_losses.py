@@ -1,0 +1,167 @@
+"""Every loss and advantage that can be set: a step runs with it, and is what the pure function says."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is, masked_is_keep
+from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
+from rlcore.config import GrpoSection, read_config
+from rlcore.determinism import at_level
+from rlcore.errors import InvalidValueError, RewardError
+from rlcore.training.grpo import grpo_step, surrogate_of
+from rlcore.training.policy_update import PolicyView
+from tests.rlcore.training.recorded import config, first_difference, recorded
+from tests.rlcore.training.test_invariance import with_section
+from tests.rlcore.training.test_steps import Kept, engine_of
+
+REWARDS = f"{__name__}:letters"
+
+
+def letters(completions: list[str], **_: Any) -> list[float]:
+    """More for more letters, and for an a."""
+    return [len(text) + 0.5 * text.count("a") for text in completions]
+
+
+def unjudged(completions: list[str], **_: Any) -> list[None]:
+    return [None for _ in completions]
+
+
+def stepped(directory: Path, *, reward: str = REWARDS, **algorithm: Any) -> Kept:
+    """What one step records, in two passes over one lane of all samples, the second far from the sampler."""
+    of = config(
+        algorithm={"name": "grpo", **algorithm},
+        task={"name": "reverse_text", "rewards": (reward,), "num_prompts": 24, "num_heldout": 4},
+        optimizer={"learning_rate": 0.1},
+        training={"num_steps": 1, "prompts_per_step": 4, "group_size": 4, "lane_width": 16, "num_epochs": 2},
+    )
+    recorder = Kept()
+    engine = engine_of(of, directory, recorder, "invariant")
+    section = of.algorithm
+    assert isinstance(section, GrpoSection)
+    with at_level("invariant", engine.decoder.config, length=64):
+        grpo_step(engine, section, 0)
+    return recorder
+
+
+def as_is(loss: Callable[..., PolicyLoss], **settings: Any) -> Callable[..., PolicyLoss]:
+    """A loss of the policy, the one before the step, the sampler, advantages and the mask."""
+    return lambda policy, old, sampled, advantages, mask: loss(policy, old, advantages, mask, **settings)
+
+
+def to_sampler(loss: Callable[..., PolicyLoss], **settings: Any) -> Callable[..., PolicyLoss]:
+    return lambda policy, old, sampled, advantages, mask: loss(policy, sampled, advantages, mask, **settings)
+
+
+def masked(policy: Tensor, old: Tensor, sampled: Tensor, advantages: Tensor, mask: Tensor) -> PolicyLoss:
+    return masked_is(policy, sampled, advantages, mask, masked_is_keep(policy, sampled, mask), kl_coef=0.2)
+
+
+EXPECTED: dict[str, tuple[dict[str, Any], Callable[..., PolicyLoss]]] = {
+    "ppo_clip": ({"clip_eps_high": 0.3}, as_is(ppo_clip, clip_eps_high=0.3, dual_clip=None)),
+    "gspo": ({"clip_eps_low": 0.1}, as_is(gspo, clip_eps_low=0.1, clip_eps_high=0.2)),
+    "cispo": ({}, as_is(cispo)),
+    "dppo_tv": ({"mask_low": 0.05, "mask_high": 0.01}, to_sampler(dppo_tv, mask_low=0.05, mask_high=0.01)),
+    "ipo": ({"proximal_coef": 0.5, "mask_high": 0.01}, to_sampler(ipo, kl_coef=0.5, mask_high=0.01)),
+    "masked_is": ({"proximal_coef": 0.2}, masked),
+}
+
+
+def test_every_loss_is_among_them() -> None:
+    assert EXPECTED.keys() == set(get_args(GrpoSection.model_fields["loss"].annotation))
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_each_loss_is_to_the_policy_that_is_its_own(name: str) -> None:
+    """Of sampler and policy before the step the numbers differ here; at level invariant they never do."""
+    settings, pure = EXPECTED[name]
+    policy, old, sampled, advantages = torch.randn(4, 6, 9, generator=torch.Generator().manual_seed(3))
+    mask = torch.arange(9) > torch.arange(6).unsqueeze(-1)
+    seen = PolicyView(policy, policy, old, sampled, advantages, mask, None)
+    found = surrogate_of(GrpoSection.model_validate({"name": "grpo", "loss": name, **settings}), seen)
+    expected = pure(policy, old, sampled, advantages, mask)
+    assert torch.equal(found.losses, expected.losses)
+    assert torch.equal(found.clipped, expected.clipped)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_loss_of_a_step_is_the_pure_functions(tmp_path: Path, name: str) -> None:
+    settings, pure = EXPECTED[name]
+    recorder = stepped(tmp_path, loss=name, **settings)
+    mask, sampled = recorder.of("rollout", "loss_mask"), recorder.of("rollout", "logprobs")
+    first = int(recorder.of("rollout", "prompt_lengths").min())
+    width = mask.shape[1] - first
+    passes = recorder.values["forward", "policy.logprobs"]
+    old = torch.zeros_like(sampled)
+    old[:, first:] = passes[0][:, :width]
+    assert torch.equal(old, torch.where(mask, sampled, 0.0)), "the first pass is on policy"
+    for number, seen in enumerate(passes):
+        policy = torch.zeros_like(sampled)
+        policy[:, first:] = seen[:, :width]
+        found = pure(policy, old, sampled, recorder.of("advantage", "advantages"), mask)
+        expected = (found.losses * mask).sum() / mask.sum()
+        torch.testing.assert_close(recorder.values["loss", "policy"][number], expected, atol=1e-6, rtol=1e-5)
+        held = torch.zeros_like(sampled)
+        held[:, first:] = recorder.values["forward", "policy.clipped"][number][:, :width]
+        assert torch.equal(held, found.clipped.float())
+    assert bool(held.any()) or name == "masked_is", "the last pass is far enough for the bounds to count"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"mask_low": 0.1}, "algorithm.mask_low goes with loss dppo_tv, ipo, and this is ppo_clip"),
+        ({"loss": "masked_is", "mask_high": 0.1}, "algorithm.mask_high goes with loss dppo_tv, ipo"),
+        ({"loss": "gspo", "proximal_coef": 0.1}, "algorithm.proximal_coef goes with loss dppo_tv, ipo, masked_is"),
+        ({"loss": "ipo", "mask_low": -1.0}, "algorithm.mask_low is -1.0"),
+    ],
+)
+def test_a_setting_that_would_change_nothing_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidValueError, match=said):
+        read_config({"task": {"name": "sorting"}, "algorithm": {"name": "grpo", **settings}})
+
+
+def test_remax_is_the_reward_less_that_of_the_greedy_completion(tmp_path: Path) -> None:
+    recorder = stepped(tmp_path / "step", advantage="remax")
+    mask, tokens = recorder.of("rollout", "loss_mask"), recorder.of("rollout", "tokens")
+    lengths, greedy = recorder.of("rollout", "prompt_lengths"), recorder.of("reward", "greedy_rewards")
+    decoder, tokenizer = fresh(tmp_path / "fresh")
+    expected = []
+    for sample in range(0, 16, 4):
+        read = tokens[sample, : lengths[sample]].tolist()
+        drawn: list[int] = []
+        while len(drawn) < 8 and tokenizer.eos_id not in drawn:
+            with torch.no_grad():
+                drawn.append(int(decoder(torch.tensor([read + drawn]))[0, -1].argmax()))
+        text = tokenizer.decode([token for token in drawn if token != tokenizer.eos_id])
+        expected += letters([text]) * 4
+    assert greedy.tolist() == expected
+    assert len(set(expected)) > 1
+    rewards = recorder.of("reward", "rewards").float()
+    assert torch.equal(recorder.of("advantage", "advantages"), torch.where(mask, (rewards - greedy)[:, None], 0.0))
+
+
+def fresh(directory: Path) -> tuple[Any, Any]:
+    """The policy with which the step begins, and its tokenizer."""
+    of = config(task={"name": "reverse_text", "rewards": (REWARDS,), "num_prompts": 24, "num_heldout": 4})
+    with at_level("invariant", engine_of(of, directory, Kept(), "invariant").decoder.config, length=64):
+        engine = engine_of(of, directory, Kept(), "invariant")
+    return engine.decoder, engine.tokenizer
+
+
+def test_greedy_completions_depend_on_nobody_beside_them(tmp_path: Path) -> None:
+    of = config(algorithm={"name": "grpo", "advantage": "remax", "loss": "ipo"}, training={
+        "num_steps": 2, "prompts_per_step": 4, "group_size": 4, "lane_width": 4})  # fmt: skip
+    other = with_section(of, "perturbation", {"arrival_seed": 3, "concurrency": 3, "preempt_every": 1, "world_size": 3})
+    found = recorded(of, tmp_path / "one")
+    assert (1, "reward", "greedy_rewards", 0) in found.leaves
+    assert first_difference(found, recorded(other, tmp_path / "other")) is None
+
+
+def test_a_greedy_completion_that_nobody_can_judge_is_no_baseline(tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match=r"the greedy completion of prompt \S+ could not be judged"):
+        stepped(tmp_path, advantage="remax", reward=f"{__name__}:unjudged")
