@@ -1,10 +1,10 @@
 """The cheapest recipe: the fastest kernels there are, at row counts whose kernels agree with each other.
 
-A product of one row takes another path through oneDNN than one of sixteen, one of up to three through MKL, and so does
-attention of a single query; multiples of sixteen rows take one path whatever their number. Sums over keys are cut into
-blocks: over up to some 190 keys the cuts do not depend on how many follow, beyond it they do unless whole blocks of
-torch's attention are filled, which costs short sequences as much as long ones. That is seen, not promised: the probe
-looks.
+A product of one row takes another path through oneDNN than one of sixteen, one of up to twelve through MKL where it is
+not strict, and so does attention of a single query; multiples of sixteen rows take one path whatever their number. Sums
+over keys are cut into blocks: over up to some 190 keys the cuts do not depend on how many follow, beyond it they do
+unless whole blocks of torch's attention are filled, which costs short sequences as much as long ones. That is seen, not
+promised: the probe looks.
 """
 
 from dataclasses import dataclass

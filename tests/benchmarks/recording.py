@@ -42,26 +42,26 @@ def train(args: argparse.Namespace, directory: Path) -> int:
         inside_s += time.perf_counter() - began_s
 
     foreign.guarded = timed  # type: ignore[assignment,method-assign]
-    foreign.rest(True)
-    plain = Training(args)
-    foreign.rest(False)
     recorded = Training(args)
-    hooks_s, steps_s = [], {False: [0.0], True: [0.0]}
-    for number in range(args.pairs + 1):
+    recorded.step()  # warms up: names are found, the log is opened
+    foreign.rest(True)  # from here on, or the other model would be a bystander of the recorded one, read at every step
+    plain = Training(args)
+    plain.step()
+    hooks_s, steps_s = [], {False: list[float](), True: list[float]()}
+    for _ in range(args.pairs):
         for training, is_recorded in ((recorded, True), (plain, False)):
             foreign.rest(not is_recorded)
             before_s, began_s = inside_s, time.perf_counter()
             training.step()
-            if number:  # the first one warms up: names are found, the log is opened
-                steps_s[is_recorded].append(time.perf_counter() - began_s)
-                hooks_s += [inside_s - before_s] if is_recorded else []
+            steps_s[is_recorded].append(time.perf_counter() - began_s)
+            hooks_s += [inside_s - before_s] if is_recorded else []
     log = directory / "rank-0.log"
     num_bytes = log.stat().st_size / (args.pairs + 1)
-    plain_s, recorded_s = (statistics.median(steps_s[kind][1:]) for kind in (False, True))
+    plain_s, recorded_s = (statistics.median(steps_s[kind]) for kind in (False, True))
     hook_s = statistics.median(hooks_s)
     num_parameters = sum(each.numel() for each in plain.weights())
     is_same = all(torch.equal(a, b) for a, b in zip(plain.weights(), recorded.weights(), strict=True))
-    digested = 4 * num_parameters * 6  # weights twice, gradients twice, two moments
+    digested = 4 * num_parameters * 4  # weights, gradients, two moments
     print(
         f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, torch {torch.__version__},"
         f" {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f};"

@@ -1,4 +1,10 @@
-"""Products are right, take rows one by one from two on, and leave to torch what is not oneDNN's."""
+"""Products are right with either library, take rows one by one from two on, and leave to torch what is not oneDNN's."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -13,6 +19,29 @@ from rlcore.numerics.probe import num_threads
 from rlcore.numerics.product import product
 
 needs_onednn = pytest.mark.skipif(not module.HAS_ONEDNN, reason="this torch has no oneDNN: products are torch's own")
+needs_strict_mkl = pytest.mark.skipif(
+    module.LIBRARY == "oneDNN" or not torch.backends.mkl.is_available(),
+    reason="products are not MKL's here, or not in its strict mode",
+)
+ROWS_ALONE = """
+import torch
+import rlcore.numerics.product as module
+draw = torch.Generator().manual_seed(0)
+x, weight, grad = (torch.randn(shape, generator=draw) for shape in ((320, 384), (512, 384), (320, 512)))
+torch.set_num_threads(1)
+whole, outer = module.product(x, weight), grad.t() @ x
+alone = all(torch.equal(module.product(x[:rows], weight), whole[:rows]) for rows in (1, 2, 4, 12, 16, 100))
+torch.set_num_threads(2)
+print(alone, torch.equal(module.product(x, weight), whole) and torch.equal(grad.t() @ x, outer))
+"""
+
+
+@contextmanager
+def by(library: str) -> Iterator[None]:
+    """Products of this library, whatever the processor."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "LIBRARY", library)
+        yield
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -21,17 +50,21 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("shape", [(1, 3, 5), (21, 30, 11), (40, 64, 192), (0, 3, 5), (0, 0, 5)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_values_and_gradients_are_torchs(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("library", [pytest.param("oneDNN", marks=needs_onednn), "torch"])
+def test_values_and_gradients_are_torchs(shape: tuple[int, int, int], dtype: torch.dtype, library: str) -> None:
     rows, inputs, outputs = shape
     given_ = [drawn(rows, outputs, seed=2), drawn(rows, inputs), drawn(outputs, inputs, seed=1)]
-    ours, torchs = (with_gradients(of, *(x.to(dtype) for x in given_)) for of in (product, F.linear))
+    with by(library):
+        ours, torchs = (with_gradients(of, *(x.to(dtype) for x in given_)) for of in (product, F.linear))
     close = 4e-2 if dtype == torch.bfloat16 else 2e-5
     torch.testing.assert_close(ours, torchs, atol=close, rtol=close)
 
 
-def test_operands_are_not_rounded_down() -> None:
+@pytest.mark.parametrize("library", [pytest.param("oneDNN", marks=needs_onednn), "torch"])
+def test_operands_are_not_rounded_down(library: str) -> None:
     x, weight = torch.full((16, 64), 1 + 2**-12), torch.full((32, 64), 1 + 2**-12)
-    assert torch.equal(product(x, weight), torch.full((16, 32), 64 * (1 + 2**-12) ** 2))
+    with by(library):
+        assert torch.equal(product(x, weight), torch.full((16, 32), 64 * (1 + 2**-12) ** 2))
 
 
 @needs_onednn
@@ -47,7 +80,8 @@ def test_only_the_gradient_that_is_asked_for_is_computed(asked: int, monkeypatch
         return multiply(x, weight)
 
     monkeypatch.setattr(module, "_by_onednn", told)
-    (grad,) = torch.autograd.grad(product(*operands).sum(), operands[asked])
+    with by("oneDNN"):
+        (grad,) = torch.autograd.grad(product(*operands).sum(), operands[asked])
     assert grad.shape == operands[asked].shape
     assert shapes == [(4, 3), (4, 5) if asked == 0 else (5, 4)]
 
@@ -62,11 +96,52 @@ def test_only_the_gradient_that_is_asked_for_is_computed(asked: int, monkeypatch
 def test_two_rows_and_more_have_the_bits_of_any_batch(shape: tuple[int, int], rows: list[int], count: int) -> None:
     inputs, outputs = shape
     x, weight, grad = drawn(300, inputs), drawn(outputs, inputs, seed=1), drawn(300, outputs, seed=2)
-    with num_threads(1):
+    with by("oneDNN"), num_threads(1):
         y, dx, dw = with_gradients(product, grad, x, weight)
-    with num_threads(count):
+    with by("oneDNN"), num_threads(count):
         part, dpart, _ = with_gradients(product, grad[rows], x[rows], weight)
         again = with_gradients(product, grad, x, weight)[2]
     assert torch.equal(part, y[rows])
     assert torch.equal(dpart, dx[rows])
     assert torch.equal(again, dw)
+
+
+@pytest.mark.parametrize(
+    ("processor", "has_mkl", "has_onednn", "library"),
+    [
+        ("Intel Xeon", True, True, "torch"),
+        ("Intel Core Ultra 7 155H", True, True, "torch"),
+        ("AMD EPYC 9J45", True, True, "oneDNN"),
+        ("", True, True, "oneDNN"),
+        ("Intel Xeon", False, True, "oneDNN"),
+        ("AMD EPYC 9J45", True, False, "torch"),
+    ],
+)
+def test_mkl_multiplies_on_its_makers_processors(processor: str, has_mkl: bool, has_onednn: bool, library: str) -> None:
+    assert module.library(processor, has_mkl=has_mkl, has_onednn=has_onednn) == library
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [({}, "AUTO,STRICT"), ({"MKL_CBWR": "auto"}, "AUTO,STRICT"), ({"MKL_CBWR": "COMPATIBLE"}, "COMPATIBLE")],
+)
+def test_mkl_is_strict_where_nobody_chose_otherwise(before: dict[str, str], after: str) -> None:
+    module.be_strict(before)
+    assert before == {"MKL_CBWR": after}
+
+
+def rows_alone(chosen: str) -> str:
+    """Whether a row has the bits it has alone, and a product those of one thread, where MKL_CBWR is this."""
+    env = {**os.environ, "MKL_CBWR": chosen, "MKL_DYNAMIC": "FALSE"}
+    done = subprocess.run([sys.executable, "-c", ROWS_ALONE], env=env, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@needs_strict_mkl
+def test_strict_products_take_rows_one_by_one_whatever_the_threads() -> None:
+    assert rows_alone("AUTO") == "True True"
+
+
+@needs_strict_mkl
+def test_products_that_are_not_strict_do_not() -> None:
+    assert rows_alone("AVX2") == "False False"
