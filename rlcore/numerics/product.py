@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+HAS_MKL: bool = torch._C.has_mkl
 HAS_ONEDNN: bool = torch._C._has_mkldnn
 """Whether torch was built with it."""
 
 
-def library(processor: str, *, has_mkl: bool = torch.backends.mkl.is_available(), has_onednn: bool = HAS_ONEDNN) -> str:
+def library(processor: str, *, has_mkl: bool = HAS_MKL, has_onednn: bool = HAS_ONEDNN) -> str:
     """Whose fp32 products a processor of this name computes fastest: "oneDNN", or "torch" for what torch takes."""
     return "oneDNN" if has_onednn and not (has_mkl and processor.startswith("Intel")) else "torch"
 
@@ -36,7 +37,7 @@ def be_strict(environ: MutableMapping[str, str]) -> None:
         environ["MKL_CBWR"] = "AUTO,STRICT"
 
 
-if LIBRARY == "torch" and torch.backends.mkl.is_available():
+if LIBRARY == "torch" and HAS_MKL:
     be_strict(os.environ)
 
 

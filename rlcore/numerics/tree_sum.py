@@ -26,7 +26,7 @@ class TreeSum:
         self._nodes: dict[Place, Tensor] = {}
 
     def add(self, lane: int, value: Tensor) -> None:
-        """Put in one lane's tensor, which is never written to.
+        """Put in one lane's tensor, which is the tree's from now on: sums are written into it.
 
         Raises InvalidValueError for a lane that does not exist or came before.
         """
@@ -38,7 +38,7 @@ class TreeSum:
         self._put((0, lane), value)
 
     def absorb(self, other: "TreeSum") -> None:
-        """Put in what another part of the same tree holds; each lane belongs to one part."""
+        """Put in what another part of the same tree holds, which is not to be used after; a lane belongs to one part."""
         if other.num_lanes != self.num_lanes:
             raise InvalidValueError(f"a tree of {other.num_lanes} lanes", legal=f"{self.num_lanes} lanes, as this one")
         if twice := self._seen & other._seen:
@@ -66,7 +66,7 @@ class TreeSum:
         """Add upwards for as long as the neighbour is there."""
         level, index = place
         while (neighbour := self._nodes.pop((level, index ^ 1), None)) is not None:
-            value = neighbour + value if index % 2 else value + neighbour
+            value = neighbour.add_(value)  # whichever is the left one: a sum of two is the same from either side
             level, index = level + 1, index // 2
         self._nodes[level, index] = value
 
@@ -79,5 +79,5 @@ def tree_sum(lanes: Iterable[Tensor | None]) -> Tensor | None:
     tree = TreeSum(len(given))
     for lane, value in enumerate(given):
         if value is not None:
-            tree.add(lane, value)
+            tree.add(lane, value.clone())
     return tree.total()

@@ -136,13 +136,16 @@ def global_norm(gradients: Iterable[Tensor]) -> float:
 
 
 def _taken(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """The gradients that are there, flat and in fp32; the parameters have none afterwards."""
-    pieces = []
-    for parameter in parameters:
-        grad = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-        pieces.append(grad.reshape(-1))
-        parameter.grad = None
-    return torch.cat(pieces).float()
+    """The gradients that are there, flat and in fp32; each is let go as soon as it has been copied."""
+    sizes = [parameter.numel() for parameter in parameters]
+    flat = parameters[0].new_empty(sum(sizes), dtype=torch.float32)
+    for parameter, piece in zip(parameters, torch.split(flat, sizes), strict=True):
+        if parameter.grad is None:
+            piece.zero_()
+        else:
+            piece.copy_(parameter.grad.flatten())
+            parameter.grad = None
+    return flat.detach()
 
 
 def _check_loss(loss: Tensor, lane: Lane) -> None:

@@ -20,7 +20,7 @@ from rlcore.numerics.product import product
 
 needs_onednn = pytest.mark.skipif(not module.HAS_ONEDNN, reason="this torch has no oneDNN: products are torch's own")
 needs_strict_mkl = pytest.mark.skipif(
-    module.LIBRARY == "oneDNN" or not torch.backends.mkl.is_available(),
+    module.LIBRARY == "oneDNN" or not module.HAS_MKL,
     reason="products are not MKL's here, or not in its strict mode",
 )
 ROWS_ALONE = """

@@ -27,7 +27,7 @@ def test_owners_and_order_do_not_matter(num_lanes: int, data: st.DataObject) -> 
     num_parts = data.draw(st.integers(1, 4))
     parts = [TreeSum(num_lanes) for _ in range(num_parts)]
     for lane in data.draw(st.permutations([lane for lane in range(num_lanes) if lane not in absent])):
-        parts[data.draw(st.integers(0, num_parts - 1))].add(lane, given_lanes[lane])
+        parts[data.draw(st.integers(0, num_parts - 1))].add(lane, given_lanes[lane].clone())
     whole = TreeSum(num_lanes)
     for part in data.draw(st.permutations(parts)):
         whole.absorb(part)
@@ -64,6 +64,16 @@ def test_nothing_given_is_written_to() -> None:
     before = [bits(value) for value in given_lanes]
     tree_sum(given_lanes)
     assert [bits(value) for value in given_lanes] == before
+
+
+def test_sums_take_no_new_memory() -> None:
+    given_lanes = lanes(4)
+    tree = TreeSum(4)
+    for lane, value in enumerate(given_lanes):
+        tree.add(lane, value)
+    total = tree.total()
+    assert total is not None
+    assert total.data_ptr() in {value.data_ptr() for value in given_lanes}
 
 
 def test_wrong_lanes_are_refused() -> None:
