@@ -38,7 +38,7 @@ class TreeSum:
         self._put((0, lane), value)
 
     def absorb(self, other: "TreeSum") -> None:
-        """Put in what another part of the same tree holds, which is not to be used after; a lane belongs to one part."""
+        """Put in what another part of the same tree holds, which is used no more; each lane has one part."""
         if other.num_lanes != self.num_lanes:
             raise InvalidValueError(f"a tree of {other.num_lanes} lanes", legal=f"{self.num_lanes} lanes, as this one")
         if twice := self._seen & other._seen:
