@@ -4,6 +4,7 @@ Nobody promises that a kernel takes rows one by one; it is seen. A look is finit
 give the model's own product shapes. Recipes are tried from cheap to dear, each whole, until one holds.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from rlcore.numerics.certificate import Certificate, Measurement, machine
 from rlcore.numerics.exact import Exact
 from rlcore.numerics.level import Recipe, check_arithmetic, following
 from rlcore.numerics.padding import Padding
+from rlcore.numerics.product import be_strict
 from rlcore.numerics.tiles import Tiles
 
 RECIPES: tuple[Recipe, ...] = (Padding(), Padding(keys=512, name="pad16_keys512"), Tiles(), Exact())
@@ -57,8 +59,9 @@ def certify(
     """The first of the recipes that holds for these products and heads.
 
     `shapes` are (inputs, outputs), `heads` (heads, kv_heads, width), `length` the most keys there will be. Raises
-    LevelError where none holds.
+    LevelError where none holds. MKL is asked to be strict first (`product.be_strict`).
     """
+    be_strict(os.environ)
     check_arithmetic()
     length = max(MIN_LENGTH, length + -length % KEYS_AT_ONCE)
     plain = _Look(None, THREADS, clock)

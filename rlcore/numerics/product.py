@@ -1,10 +1,9 @@
 """Matrix products by the library that computes them fastest: oneDNN for fp32 on a processor that is not Intel's.
 
-torch itself gives fp32 products to MKL, which uses half the width of such a processor: on Zen 5 they take twice as
-long. On Intel's own MKL is the faster one, by a fifth in a pass and by four fifths in a call of a few rows.
+torch itself gives fp32 products to MKL, which uses half the width of such a processor: on a Zen 5 they take twice
+as long. On Intel's own MKL is the faster one (figures and dates are in rlcore/DESIGN.md, "Numerics").
 """
 
-import os
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -30,20 +29,16 @@ LIBRARY = library(str(torch.cpu.get_capabilities().get("cpu_name", "")))
 def be_strict(environ: MutableMapping[str, str]) -> None:
     """Have MKL add each product's numbers in one order, whatever its rows and threads, where nobody chose otherwise.
 
-    Its strict mode, which costs nothing measurable. MKL reads the variable at its first product, and on a processor
-    that is not Intel's does not know it.
+    Its strict mode, which costs nothing measurable. MKL reads the variable of the process at its first product; where
+    that has been, nothing changes, and the probe says what holds.
     """
-    if environ.get("MKL_CBWR", "AUTO").upper() == "AUTO":
+    if LIBRARY == "torch" and HAS_MKL and environ.get("MKL_CBWR", "AUTO").upper() == "AUTO":
         environ["MKL_CBWR"] = "AUTO,STRICT"
 
 
-if LIBRARY == "torch" and HAS_MKL:
-    be_strict(os.environ)
-
-
-def _is_onednns(x: Tensor) -> bool:
-    """Whether products of this tensor are oneDNN's: bf16 is without being asked, and of nothing it makes nothing."""
-    return LIBRARY == "oneDNN" and x.is_cpu and x.dtype == torch.float32 and x.numel() > 0
+def _is_onednns(x: Tensor, weight: Tensor) -> bool:
+    """Whether the product of these is oneDNN's: bf16 is without being asked, and of nothing it makes nothing."""
+    return LIBRARY == "oneDNN" and x.is_cpu and x.dtype == weight.dtype == torch.float32 and x.numel() > 0
 
 
 def _by_onednn(x: Tensor, weight: Tensor) -> Tensor:
@@ -71,7 +66,7 @@ class _Product(torch.autograd.Function):
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """x [rows, inputs] @ weight [outputs, inputs].T -> [rows, outputs]; differentiable."""
-    if not _is_onednns(x):
+    if not _is_onednns(x, weight):
         return F.linear(x, weight)
     if not torch.is_grad_enabled():
         return _by_onednn(x, weight)

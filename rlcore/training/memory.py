@@ -12,6 +12,6 @@ def keep_freed_memory() -> None:
     glibc asks the kernel for each block above a threshold, and gives what is free at the end of its heap back beyond
     twice that. It raises the threshold to the largest block that it has seen freed. With that of a small model, every
     pass gives back what it has freed and asks for it again, page by page, each filled with zeros: a tenth of a step
-    of `grpo_reverse_text`. Up to 64 MiB are kept now. Another allocator learns nothing from it.
+    of `grpo_reverse_text` (2026-11-22). Up to 64 MiB are kept now. Another allocator learns nothing from it.
     """
     bytearray(LARGEST_LEARNED - SLACK)

@@ -197,6 +197,7 @@ def recorded_step(engine: Engine, step: int) -> StepMetrics:
     recorder.begin_step(step)
     if step == 0 and engine.warm_start is not None:
         engine.warm_start.record(recorder)
+        engine.warm_start = None
     if isinstance(algorithm, GrpoSection):
         metrics = grpo_step(engine, algorithm, step)
     else:

@@ -14,7 +14,7 @@ def child(name: str, step_s: float = 1.0, *, update_s: float = 0.1, peak_bytes: 
     step = {f"{kind}/{part}": seconds for kind in ("wall", "cpu") for part, seconds in times.items()}
     slow = {key: 100.0 * seconds for key, seconds in step.items()}  # a median does not see it
     rounds = [{**each, "peak_bytes": peak_bytes} for each in (step, slow, step)]
-    return Child(name, NO_PROCESS, steps=rounds, products_s=0.05, flops=1e9)
+    return Child(name, NO_PROCESS, steps=rounds, products_share=0.5, flops=1e9)
 
 
 def judged(**ours: Any) -> tuple[list[str], bool]:

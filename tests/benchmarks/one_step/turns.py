@@ -86,7 +86,8 @@ class Turns:
         self._measuring.close()
         if self._word == "products":
             events = self._profile.key_averages()
-            self._told["products_s"] = sum(e.self_cpu_time_total for e in events if e.key in PRODUCTS) / 1e6
+            by_products = sum(event.self_cpu_time_total for event in events if event.key in PRODUCTS)
+            self._told["products_share"] = by_products / sum(event.self_cpu_time_total for event in events)
         if self._word == "flops":
             self._told["flops"] = self._counter.get_total_flops()
         self.note_peak()

@@ -24,8 +24,9 @@ needs_strict_mkl = pytest.mark.skipif(
     reason="products are not MKL's here, or not in its strict mode",
 )
 ROWS_ALONE = """
-import torch
+import os, torch
 import rlcore.numerics.product as module
+module.be_strict(os.environ)
 draw = torch.Generator().manual_seed(0)
 x, weight, grad = (torch.randn(shape, generator=draw) for shape in ((320, 384), (512, 384), (320, 512)))
 torch.set_num_threads(1)
@@ -126,8 +127,15 @@ def test_mkl_multiplies_on_its_makers_processors(processor: str, has_mkl: bool, 
     [({}, "AUTO,STRICT"), ({"MKL_CBWR": "auto"}, "AUTO,STRICT"), ({"MKL_CBWR": "COMPATIBLE"}, "COMPATIBLE")],
 )
 def test_mkl_is_strict_where_nobody_chose_otherwise(before: dict[str, str], after: str) -> None:
-    module.be_strict(before)
-    assert before == {"MKL_CBWR": after}
+    environ = dict(before)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "HAS_MKL", True)
+        with by("oneDNN"):
+            module.be_strict(environ)
+            assert environ == before, "who does not multiply is asked nothing"
+        with by("torch"):
+            module.be_strict(environ)
+            assert environ == {"MKL_CBWR": after}
 
 
 def rows_alone(chosen: str) -> str:
