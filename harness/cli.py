@@ -83,7 +83,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(cli.main(args=own, prog_name="rlharness", obj=invocation, standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as error:  # no command at all
         error.show()
-        _answer_in_json(own, ExitCode.USAGE_ERROR, "there is no command")
         return ExitCode.USAGE_ERROR
     except click.ClickException as error:
         return _refuse(own, refusal_of(error, cli, own))

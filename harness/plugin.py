@@ -6,6 +6,7 @@ file, loaded into anybody's suite with `-p harness.plugin`: it imports pytest an
     {"k":"hello","version":1,"pid":123}
     {"k":"collected","need":{"gpus":2,…},"nodeids":["tests/a.py::test_x",…]}
     {"k":"collect_error","id":"tests/a.py","text":"…"}
+    {"k":"refused","text":"not found: …/tests/a.py::test_gone"}
     {"k":"start","id":"tests/a.py::test_x","timeout_s":5.0}
     {"k":"end","id":"tests/a.py::test_x","outcome":"passed","counted":["passed"],"duration_s":0.01,"reason":"","text":""}
     {"k":"finish","exit":0}
@@ -113,7 +114,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     except pytest.UsageError as error:  # a node id that names no test
         if reporter:
             said = [line for text in error.args for line in str(text).splitlines()[:1]]
-            reporter.write("collect_error", id=".", text="\n".join(said))
+            reporter.write("refused", text="\n".join(said))
         raise
     try:
         need = need_of_items(session.items)

@@ -19,7 +19,7 @@ def text() -> str:
 
 
 def section(title: str, page: Path | None = None) -> str:
-    """The text below a heading, up to the next of its level or above; of all pages, or of one."""
+    """The text below a heading, up to the next of the first two levels; of all pages, or of one."""
     return section_of(text() if page is None else page.read_text("utf-8"), title)
 
 

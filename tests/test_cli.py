@@ -156,9 +156,9 @@ def test_a_refusal_is_json_where_json_was_asked_for(
 
 
 def test_a_node_id_without_a_test_is_named(suite: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--gpus", "none", "--json", "test_a.py::test_quikc"]) == ExitCode.TESTS_FAILED
+    assert main(["run", "--gpus", "none", "--json", "test_a.py::test_quikc"]) == ExitCode.USAGE_ERROR
     (unit,) = json.loads(capsys.readouterr().out)["units"]
-    assert unit["outcome"] == "collect_error"
+    assert unit["outcome"] == "usage_error"
     assert unit["reason"].startswith("not found: ")
     assert unit["reason"].endswith("test_a.py::test_quikc")
 

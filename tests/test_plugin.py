@@ -178,6 +178,17 @@ def test_a_file_that_cannot_be_imported_is_a_collect_error(pytester: pytest.Pyte
     assert of_kind(records, "finish") == [{"k": "finish", "exit": 2}]
 
 
+def test_what_pytest_refuses_is_told_line_by_line(pytester: pytest.Pytester) -> None:
+    file = pytester.makepyfile("def test_x(): pass")
+    result, records = run(pytester, f"{file}::test_gone", f"{file}::TestGone")
+    assert of_kind(records, "refused") == [
+        {"k": "refused", "text": f"not found: {file}::test_gone\nnot found: {file}::TestGone"}
+    ]
+    assert not of_kind(records, "collect_error")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert read_report(pytester.path / "report.jsonl").refused.count("not found: ") == 2
+
+
 RERUNNING = """
 import pytest
 from _pytest.runner import runtestprotocol

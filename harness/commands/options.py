@@ -49,7 +49,7 @@ SHARED_OPTIONS: Options = (
         help="Cards to use: every free one, none, a number, a list, or pretended ones.  [default: auto]",
     ),
     click.option("--cpu-units", type=click.IntRange(1), help="Files without GPU needs run at once.  [default: cores]"),
-    click.option("--needs", "needs_file", type=click.Path(path_type=Path), help="TOML file of globs and their needs."),
+    click.option("--needs", "needs_file", type=SomePath(path_type=Path), help="TOML file of globs and their needs."),
     click.option("--mix-models/--no-mix-models", default=None, help="Allow cards of different models in one lease."),
     click.option(
         "--collect-timeout",

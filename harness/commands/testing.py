@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from harness.commands.options import SHARED_OPTIONS, Seconds, all_of, color_option
+from harness.commands.options import SHARED_OPTIONS, Seconds, SomePath, all_of, color_option
 from harness.runner.options import Invocation
 
 
@@ -21,8 +21,8 @@ from harness.runner.options import Invocation
     default=None,
     help="Exit 0 although files were not run for want of GPUs.",
 )
-@click.option("--events", "events_file", type=click.Path(path_type=Path), help="Write every event, a JSON line each.")
-@click.option("--junit", "junit_file", type=click.Path(path_type=Path), help="Write a JUnit XML report.")
+@click.option("--events", "events_file", type=SomePath(path_type=Path), help="Write every event, a JSON line each.")
+@click.option("--junit", "junit_file", type=SomePath(path_type=Path), help="Write a JUnit XML report.")
 @click.option(
     "--device-ids",
     type=click.Choice(["uuid", "number"]),

@@ -34,27 +34,27 @@ def refusal_of(error: click.ClickException, cli: click.Group, words: list[str]) 
         word = words[0] if words else ""
         kind, known = ("option", _OWN) if word.startswith("-") else ("command", tuple(cli.commands))
         return _unknown(f"{word} is no {kind}", word, known, "rlharness --help")
-    path = f"rlharness {command.name}"
-    remedy = f"{path} --help"
+    called = f"rlharness {command.name}"
+    remedy = f"{called} --help"
     match error:
         case click.MissingParameter(param=click.Parameter() as param):
             shows = "; rlharness scenarios shows what there is" if param.name == "scenario" else ""
-            what = f"{path}: {' '.join(_typed(param))} is missing"
+            what = f"{called}: {' '.join(_typed(param))} is missing"
             return UsageError(what, legal=_usage(command), remedy=f"{remedy}{shows}")
         case click.BadParameter(param=click.Parameter() as param):
-            value, _, _ = error.message.partition(" is not ")
+            value = error.message.rpartition(" is not ")[0] or error.message
             return UsageError(f"{param.opts[0]} {value}", legal=legal_values(param.type), remedy=remedy)
         case click.NoSuchOption():
             name = error.option_name
-            behind = f"; of pytest: {path} -- {name}" if command.name in ("run", "plan") else ""
-            return _unknown(f"{name} is no option of {path}", name, _options(command), remedy + behind)
+            behind = f"; of pytest: {called} -- {name}" if command.name in ("run", "plan") else ""
+            return _unknown(f"{name} is no option of {called}", name, _options(command), remedy + behind)
         case click.BadOptionUsage():
             option = next((each for each in command.params if error.option_name in (each.name, *each.opts)), None)
-            words = _typed(option) if option is not None else [error.option_name]
-            what = f"{words[0]} without {' '.join(words[1:])}" if words[1:] else f"{words[0]} with a value"
-            return UsageError(what, legal=" ".join(words), remedy=remedy)
+            name, *values = _typed(option) if option is not None else [error.option_name]
+            what = f"{name} without {' '.join(values)}" if values else f"{name} with a value"
+            return UsageError(what, legal=" ".join([name, *values]), remedy=remedy)
     more = _EXTRA.search(error.message)
-    what = f"{path} with more words than it takes: {more[1]}" if more else f"{path}: {error.format_message()}"
+    what = f"{called} with more words than it takes: {more[1]}" if more else f"{called}: {error.format_message()}"
     return UsageError(what, legal=_usage(command), remedy=remedy)
 
 

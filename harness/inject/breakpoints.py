@@ -16,6 +16,7 @@ import torch
 from harness.inject.conditions import DIVERGENCE, INF, NAN, Stop, parse_condition, unknown_names
 from harness.inject.orders import RunEnded
 from harness.inject.process import rank_and_world_size
+from harness.inject.tensors import NOT_OF_DTYPE
 from harness.inject.watching import Watcher
 from harness.trace.chain import CHAINED, Key, Leaf, Scope
 from harness.trace.reader import read_trace
@@ -129,7 +130,9 @@ def _first(word: str, tensor: torch.Tensor) -> tuple[int, ...] | None:
     """The indices of the first element that is NaN, or infinite; None where none is."""
     try:
         where = OF_TENSORS[word](tensor)
-    except RuntimeError:  # of dtypes that have no such value, as float8_e4m3fn has no Inf
+    except RuntimeError as error:  # of dtypes that have no such value, as float8_e4m3fn has no Inf
+        if NOT_OF_DTYPE not in str(error):
+            raise
         return None
     return tuple(where.nonzero()[0].tolist()) if where.any() else None
 

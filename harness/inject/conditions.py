@@ -17,6 +17,7 @@ from harness.inject.metrics import NAMES
 from harness.trace.values import Float
 
 NAN, INF, DIVERGENCE = "nan", "inf", "divergence"
+WORDS = (NAN, INF, DIVERGENCE)
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,
@@ -95,9 +96,12 @@ def read_stop(path: Path) -> Stop | None:
         ) from None
 
 
-def parse_condition(text: str, option: str = "--break-on") -> Condition:
-    """The condition that a text is; UsageError, which begins with the option, for any other."""
-    if text.strip() in (NAN, INF, DIVERGENCE):
+def parse_condition(text: str, option: str = "--break-on", words: Sequence[str] = WORDS) -> Condition:
+    """The condition that a text is; UsageError, which begins with the option, for any other.
+
+    `words` are those that make sense where the text was typed: only they are told as legal.
+    """
+    if text.strip() in WORDS:
         return Condition(text.strip())
     match = _COMPARISON.fullmatch(text)
     try:
@@ -105,9 +109,10 @@ def parse_condition(text: str, option: str = "--break-on") -> Condition:
     except ValueError:
         number = math.nan
     if match is None or math.isnan(number):
+        others = f"{', '.join(words)}, or " if words else ""
         raise UsageError(
             f"{option} {text!r}",
-            legal=f"{NAN}, {INF}, {DIVERGENCE}, or a name of the curve, one of {' '.join(OPERATORS)} and a number",
+            legal=f"{others}a name of the curve, one of {' '.join(OPERATORS)} and a number",
             remedy=f"{option} 'reward<0.2'",
         )
     return Condition("", match[1], match[2], number)

@@ -39,6 +39,8 @@ def dtype_name(dtype: torch.dtype) -> str:
     return DTYPES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
+NOT_OF_DTYPE = "not implemented for"
+"""In what torch says of an operation that a dtype has not, as no other of its errors does."""
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types whose tensors are what they seem: a subclass may hold parts, or be a wrapper without memory."""
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from harness.inject.tensors import tensor_bytes
+from harness.inject.tensors import NOT_OF_DTYPE, tensor_bytes
+from harness.trace.element_diff import coordinates
 from harness.trace.values import ELEMENT_BYTES, shown
 
 MAX_ELEMENTS = 64
@@ -26,7 +27,9 @@ def value_range(tensor: torch.Tensor) -> dict[str, float | int]:
         return {}
     try:
         wide = tensor.detach().double()
-    except RuntimeError:  # two numbers in a byte: torch computes nothing with float4
+    except RuntimeError as error:  # two numbers in a byte: torch computes nothing with float4
+        if NOT_OF_DTYPE not in str(error):
+            raise
         return {}
     finite = wide[wide.isfinite()]
     found: dict[str, float | int] = {"nan": int(wide.isnan().sum()), "inf": int(wide.isinf().sum())}
@@ -58,7 +61,7 @@ def _lines(dtype: str, part: torch.Tensor, ranges: Sequence[range], begin: int, 
         return ["  ".join(texts)] if texts else []
     width = max(map(len, texts), default=0)
     lines = [
-        (str(_place(first, ranges)), "  ".join(text.rjust(width) for text in texts[first - begin : last - begin]))
+        (str(coordinates(first, ranges)), "  ".join(text.rjust(width) for text in texts[first - begin : last - begin]))
         for first, last in _spans(begin, end, len(ranges[-1]))
     ]
     label_width = max((len(label) for label, _ in lines), default=0)
@@ -71,12 +74,3 @@ def _spans(begin: int, end: int, row: int) -> Iterator[tuple[int, int]]:
         last = min(end, begin + LINE_ELEMENTS, (begin // row + 1) * row)
         yield begin, last
         begin = last
-
-
-def _place(number: int, ranges: Sequence[range]) -> list[int]:
-    """Where the element of this number, in C order, lies in the whole tensor."""
-    found = []
-    for indices in reversed(ranges):
-        number, at = divmod(number, len(indices))
-        found.append(indices[at])
-    return found[::-1]

@@ -10,7 +10,17 @@ from typing import Any
 
 from harness.errors import UsageError
 from harness.exit_codes import ExitCode
-from harness.inject.conditions import DIVERGENCE, INF, NAN, Condition, Stop, parse_condition, read_stop, refuse_unknown
+from harness.inject.conditions import (
+    DIVERGENCE,
+    INF,
+    NAN,
+    WORDS,
+    Condition,
+    Stop,
+    parse_condition,
+    read_stop,
+    refuse_unknown,
+)
 from harness.lab.envelope import Envelope
 
 BREAKPOINTS = "harness.inject.breakpoints:Breakpoints"
@@ -18,27 +28,29 @@ STOP = "stop.json"
 """In the directory of a command: where its run has ended."""
 
 
-def conditions_of(arguments: Mapping[str, Any]) -> tuple[Condition, ...]:
-    """What --break-on and --until say; UsageError for what is no condition, or no comparison."""
-    found = [parse_condition(text, "--break-on") for text in arguments["break_on"]]
+ELSEWHERE = f"rlharness replay SCENARIO --against RUN --break-on {DIVERGENCE}"
+"""What looks for a divergence, where a command cannot."""
+
+
+def conditions_of(arguments: Mapping[str, Any], words: Sequence[str] = WORDS) -> tuple[Condition, ...]:
+    """What --break-on and --until say; UsageError for what is no condition, or no comparison.
+
+    `words` are the conditions that make sense to a command, beside comparisons.
+    """
+    found = [parse_condition(text, "--break-on", words) for text in arguments["break_on"]]
     for text in arguments["until"]:
-        condition = parse_condition(text, "--until")
+        condition = parse_condition(text, "--until", ())
         if condition.word:
-            raise UsageError(
-                f"--until {condition.word}", legal="a comparison: 'reward<0.2'", remedy=f"--break-on {condition.word}"
-            )
+            remedy = f"--break-on {condition.word}" if condition.word in words else ELSEWHERE
+            raise UsageError(f"--until {condition.word}", legal="a comparison: 'reward<0.2'", remedy=remedy)
         found.append(condition)
     return tuple(found)
 
 
 def conditions_of_one_run(arguments: Mapping[str, Any]) -> tuple[Condition, ...]:
     """The same of a command that knows of no other run; UsageError for the condition of a divergence too."""
-    conditions = conditions_of(arguments)
-    refuse_divergence(
-        conditions,
-        legal=f"{NAN}, {INF}, or a comparison: 'reward<0.2'",
-        remedy=f"rlharness replay SCENARIO --against RUN --break-on {DIVERGENCE}",
-    )
+    conditions = conditions_of(arguments, (NAN, INF))
+    refuse_divergence(conditions, legal=f"{NAN}, {INF}, or a comparison: 'reward<0.2'", remedy=ELSEWHERE)
     return conditions
 
 

@@ -15,8 +15,8 @@ from harness.trace.redaction import REDACTED, is_secret_name, redact_text
 
 CALL = "call.json"
 REFUSAL = "refusal.json"
-FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
-"""module:function"""
+FUNCTION = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
+"""module:function, of letters that every reader of a pattern takes for the same."""
 MAX_DEPTH = 100
 """Of a configuration: what is deeper was made to exhaust somebody's stack."""
 INTERRUPTED = 130
@@ -46,7 +46,7 @@ class EntryCall:
             fields = json.loads(data)
             call = cls(**{**fields, "free": tuple(fields["free"])})
             is_call = (
-                re.fullmatch(FUNCTION, fields["entry"], re.ASCII) is not None
+                re.fullmatch(FUNCTION, fields["entry"]) is not None
                 and isinstance(fields["config"], dict)
                 and isinstance(fields["free"], list)
                 and all(isinstance(name, str) for name in fields["free"])

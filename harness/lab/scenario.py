@@ -16,7 +16,7 @@ config:
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -114,15 +114,50 @@ class Scenario(BaseModel):
         return asked or default
 
 
+_KEYS: Mapping[tuple[object, ...], tuple[str, ...]] = {
+    (): tuple(Scenario.model_fields),
+    ("chaos",): tuple(ChaosSection.model_fields),
+    ("resume",): tuple(Resumption.model_fields),
+}
+"""The keys of each section that has its own."""
+LEGAL: Mapping[tuple[str, ...], str] = {
+    ("about",): "one line of text",
+    ("entry",): "module:function",
+    ("determinism",): ", ".join(get_args(Scenario.model_fields["determinism"].annotation)),
+    ("gpus",): "a whole number, 0 or more",
+    ("sizes",): "names of sizes, each with values by dotted keys: {smoke: {training.num_steps: 4}}",
+    ("sizes", "*"): "values by dotted keys: {training.num_steps: 4}",
+    ("free",): "a list of sections of config",
+    ("free", "*"): "the name of a section of config",
+    ("resume",): f"the keys {', '.join(_KEYS[('resume',)])}",
+    ("resume", "run"): "a dotted key of config",
+    ("resume", "step"): "a dotted key of config",
+    ("chaos",): f"the keys {', '.join(_KEYS[('chaos',)])}",
+    ("chaos", "factors"): "dotted keys, each with {min: 1, max: 64} or a list of values",
+    ("chaos", "factors", "*"): (
+        "{min: 1, max: 64}, whole numbers of which the first is less; or a list of values, the simplest first"
+    ),
+    ("chaos", "names"): "dotted keys of its factors, each with what sentences call it",
+    ("chaos", "names", "*"): "one line of text",
+    ("chaos", "latency"): "a list of module:function",
+    ("chaos", "latency", "*"): "module:function",
+    ("chaos", "crash"): "values by dotted keys: {output.checkpoint_every: 1}",
+    ("config",): "a mapping of keys to values",
+}
+"""What may stand at a place of the file; * is any key of a mapping, and any place in a list."""
+
+
 def parse_scenario(text: str, where: str) -> Scenario:
     """A scenario from the text of its file; UsageError, which begins with `where`, for whatever is wrong in it."""
     fields = read_yaml(text, where)
     if not isinstance(fields, dict):
-        raise UsageError(f"{where} is no mapping", legal=f"the keys {_keys()}", remedy="see rlharness scenarios")
+        raise UsageError(
+            f"{where} is no mapping", legal=f"the keys {', '.join(_KEYS[()])}", remedy="see rlharness scenarios"
+        )
     try:
         return Scenario.model_validate(fields)
     except ValidationError as error:
-        faults = [_fault(dict(fault)) for fault in error.errors()]
+        faults = dict.fromkeys(_fault(dict(fault), fields) for fault in error.errors())
     raise UsageError(
         f"{where}: " + "; ".join(what for what, _ in faults),
         legal="; ".join(dict.fromkeys(legal for _, legal in faults if legal)),
@@ -130,20 +165,36 @@ def parse_scenario(text: str, where: str) -> Scenario:
     )
 
 
-def _fault(fault: Mapping[str, Any]) -> tuple[str, str]:
-    """What is wrong, and what would be right."""
-    place = ".".join(map(str, fault["loc"]))
-    if fault["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(place, Scenario.model_fields, n=1, cutoff=0.5)
-        return f"unknown key {place!r}" + (f", did you mean {near[0]!r}?" if near else ""), f"the keys {_keys()}"
-    if fault["type"] == "missing":
-        return f"{place} is missing", f"the keys {_keys()}"
-    if place == "entry":
-        return f"entry is {fault['input']!r}", "module:function"
-    if not place:
+def _fault(fault: Mapping[str, Any], fields: Mapping[str, Any]) -> tuple[str, str]:
+    """What is wrong, and what would be right, in words of the file."""
+    location, kind = tuple(fault["loc"]), fault["type"]
+    if not location:  # of several keys, in words of ours
         return str(fault["msg"]).removeprefix("Value error, "), ""
-    return f"{place} is {fault['input']!r}", str(fault["msg"])
+    around, key = location[:-1], location[-1]
+    if key == "[key]":
+        around, key = around[:-1], around[-1]
+        return f"{_dotted(around)} has the key {key!r}", "dotted keys: SECTION.NAME"
+    if keys := _KEYS.get(around, ()):
+        legal = f"the keys {', '.join(keys)}"
+        if kind == "missing":
+            return f"{_dotted(location)} is missing", legal
+        if kind == "extra_forbidden":
+            near = difflib.get_close_matches(str(key), keys, n=1, cutoff=0.5)
+            meant = f", did you mean {_dotted((*around, near[0]))!r}?" if near else ""
+            return f"unknown key {_dotted(location)!r}{meant}", legal
+    pattern = max((each for each in LEGAL if _is_at(location, each)), key=len)
+    place, value = location[: len(pattern)], fields
+    for key in place:
+        value = value[key]
+    return f"{_dotted(place)} is {value!r}", LEGAL[pattern]
 
 
-def _keys() -> str:
-    return ", ".join(Scenario.model_fields)
+def _is_at(location: tuple[object, ...], pattern: tuple[str, ...]) -> bool:
+    """Whether a location is the place of a pattern, or within it."""
+    return len(pattern) <= len(location) and all(
+        each in ("*", key) for each, key in zip(pattern, location, strict=False)
+    )
+
+
+def _dotted(location: tuple[object, ...]) -> str:
+    return ".".join(map(str, location))

@@ -1,6 +1,7 @@
 """Where scenarios are: a file that is named, the directory `scenarios` of the user's project, those of the package."""
 
 import difflib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
@@ -44,6 +45,12 @@ def all_scenarios(cwd: Path) -> list[ScenarioFile]:
     return [found[name] for name in sorted(found)]
 
 
+def project_above(cwd: Path) -> Path | None:
+    """The nearest directory above this one that has scenarios; None where none has."""
+    readable = (each for each in cwd.parents if os.access(each / PACKAGE, os.R_OK | os.X_OK))
+    return next((each for each in readable if any(_in(each / PACKAGE))), None)
+
+
 def find_scenario(name: str, cwd: Path) -> ScenarioFile:
     """The scenario of a name, or in a file; UsageError, with the nearest names, where there is none."""
     if name.endswith(ENDINGS) or "/" in name:
@@ -57,10 +64,14 @@ def find_scenario(name: str, cwd: Path) -> ScenarioFile:
     known = {each.name: each for each in all_scenarios(cwd)}
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        remedy = f"did you mean {' or '.join(near)}?" if near else "rlharness scenarios tells what each is"
+        above = project_above(cwd)
+        if above is not None and any(each.name == name for each in _in(above / PACKAGE)):
+            remedy = f"cd {os.path.relpath(above, cwd)}: it is in the {PACKAGE} there"
         raise UsageError(
             f"there is no scenario {name!r}",
             legal=f"{', '.join(known)}, or a YAML file; {OF_REPLAY}, or a command after --",
-            remedy=f"did you mean {' or '.join(near)}?" if near else "rlharness scenarios tells what each is",
+            remedy=remedy,
         )
     return known[name]
 

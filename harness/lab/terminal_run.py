@@ -58,7 +58,7 @@ def run_here(
     """Carry out one run, recorded in `directory`; `stdout` is a descriptor in the place of this process's own.
 
     UsageError where it cannot be started, its entry refuses it before its first step, or a condition names what its
-    curve has not: nothing is left then.
+    curve has not: nothing is left then. TraceError where nobody knows which condition held: the recording is finished.
     """
     envelope = watched(envelope, conditions, directory / STOP)
     prepared = prepare(envelope, directory, environ)
@@ -73,12 +73,12 @@ def run_here(
         raise refusal.error()
     with suppress(KeyboardInterrupt):  # somebody does not want to wait
         await_recorders(prepared.directory, SystemClock())
+    code = status if status >= 0 else 128 - status
+    notes = notes_on(environ)
+    recording = finish(prepared.directory, envelope, code, leader_pid=started[0], notes=notes)
     try:
         stop = read_report(prepared.directory / STOP)
     except UsageError:
         remove_tree(str(prepared.directory))
         raise
-    code = status if status >= 0 else 128 - status
-    notes = notes_on(environ)
-    recording = finish(prepared.directory, envelope, code, leader_pid=started[0], notes=notes)
     return TerminalRun(envelope, tuple(conditions), recording, stop)

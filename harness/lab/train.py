@@ -35,7 +35,8 @@ def run_train(invocation: Invocation, arguments: Mapping[str, Any]) -> int:
     if arguments["json"]:
         told = {"scenario": _scenario_json(asked, envelope.level), "recording": recording_json(run.recording)}
         told["stop"] = run.stop and asdict(run.stop)
-        told["next"] = run.next_command and run.next_command.command
+        command = run.next_command
+        told["next"] = command and command.command
         show(json.dumps({"version": VERSION, "exit_code": int(run.exit_code), **told}))
     return run.exit_code
 

@@ -9,7 +9,7 @@ from harness.reporters.curve_picture import curve_picture
 from harness.reporters.operations import operations_json, operations_text
 from harness.reporters.text import count, one_line, ranges
 from harness.trace.chain import Leaf, Scope
-from harness.trace.element_diff import ValueDifference
+from harness.trace.element_diff import ValueDifference, coordinates
 from harness.trace.manifest import PARTS
 from harness.trace.values import Float, plain
 from harness.trace.verdict import (
@@ -154,16 +154,7 @@ def _leaf(leaf: Leaf | None, value: ValueDifference | None, side: str) -> str:
 
 def _element(index: int, shape: Sequence[int]) -> str:
     """element 17; element [2, 17] of a matrix."""
-    return f"element {coordinates(index, shape) if len(shape) > 1 else index}"
-
-
-def coordinates(index: int, shape: Sequence[int]) -> list[int]:
-    """Where an element of this index stands, C order."""
-    found: list[int] = []
-    for size in reversed(shape):
-        index, at = divmod(index, size)
-        found.append(at)
-    return found[::-1]
+    return f"element {coordinates(index, [*map(range, shape)]) if len(shape) > 1 else index}"
 
 
 def _distance(value: ValueDifference) -> Iterator[str]:
@@ -249,7 +240,7 @@ def _element_of(kind: str, place: Place) -> str:
     if place.element is None:
         return one_line(place.name, MAX_CHARS)
     if kind == TOKENS and len(place.shape) == 2:
-        sequence, position = coordinates(place.element, place.shape)
+        sequence, position = coordinates(place.element, [*map(range, place.shape)])
         return f"sequence {sequence}, position {position}"
     return _element(place.element, place.shape)
 

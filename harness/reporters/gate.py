@@ -17,6 +17,7 @@ from harness.reporters.replay import ending_lines, output_tail
 from harness.reporters.text import count, one_line, path_text
 from harness.trace.command import EXIT_CODES
 from harness.trace.curve import common_names
+from harness.trace.redaction import redact_argv
 
 VERSION = 1
 LABELS = {
@@ -68,7 +69,7 @@ def _next_command(gate: Gate, scenario: GateScenario) -> list[str]:
     """What tells more of a scenario; nothing where nothing does."""
     finding = scenario.finding
     if finding.change is Change.NONDETERMINISTIC:
-        return ["rlharness", "replay", scenario.name]
+        return ["rlharness", "replay", *redact_argv(scenario.typed)]
     if finding.verdict is None or finding.verdict.first is None or finding.change not in PARTED:
         return []
     runs = (gate.directory / directory_name(scenario.name) / side / "run-1" for side in ("base", "head"))

@@ -6,11 +6,10 @@ from math import prod
 from typing import Any
 
 from harness.lab.interactive.answers import Answer, Compared, Listed, Marked, Shown, Stood, Told
-from harness.lab.interactive.slices import place_of_element
 from harness.lab.interactive.walk import Mark, Visit, Walk
 from harness.reporters.text import count, one_line
 from harness.trace.chain import Leaf
-from harness.trace.element_diff import ValueDifference
+from harness.trace.element_diff import ValueDifference, coordinates
 
 MAX_LISTED = 40
 """So many values of one phase are listed, those that differ first."""
@@ -167,7 +166,7 @@ def _difference(value: ValueDifference, compared: Compared) -> Iterator[str]:
     at_most = f", by at most {' ('.join(furthest)}{')' if len(furthest) > 1 else ''}" if furthest else ""
     yield f"  DIFFERENT in {value.num_different:,} of {count(value.num_elements, 'element')}{at_most}"
     is_of_elements = prod(map(len, compared.ranges)) == value.num_elements  # else of bytes, or of a rank's part
-    at = list(place_of_element(value.first, compared.ranges)) if compared.ranges and is_of_elements else value.first
+    at = coordinates(value.first, compared.ranges) if compared.ranges and is_of_elements else value.first
     yield f"  the first, {at}: here {value.a}, there {value.b}"
     if value.num_nan_only_a or value.num_nan_only_b:
         yield f"  NaN here only: {value.num_nan_only_a:,}, there only: {value.num_nan_only_b:,}"

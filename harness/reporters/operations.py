@@ -142,7 +142,7 @@ def non_finite_lines(found: NonFinite) -> Iterator[str]:
     yield f"first {kind}: made by {named(found.made_by)}"
     yield from _inputs(found.made_by)
     if found.origin is not None:
-        handed_on = f", handed on by {count(found.num_between, 'operation')}" if found.num_between else ""
+        handed_on = f", handed on by {count(found.num_between, 'operation')}," if found.num_between else ""
         yield f"  of an Inf{handed_on} that was made of finite numbers by {named(found.origin)}"
         yield from _inputs(found.origin)
     elif found.kind == NAN and any(INF in value.not_finite for value in found.made_by.inputs):

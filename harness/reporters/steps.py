@@ -40,8 +40,8 @@ def step_text(replay: StepReplay, *, colour: bool) -> str:
         bundle = shlex.quote(path_text(replay.bundle))
         where = f"where {one_line(replay.bundle_needs)} is" if replay.bundle_needs else "on any machine"
         lines += [f"  bundle: {bundle}", f"    {where}:  rlharness replay --bundle {bundle}"]
-    if replay.next_command is not None:
-        lines.append(f"  {replay.next_command}")
+    if (command := replay.next_command) is not None:
+        lines.append(f"  {command}")
     lines.append(f"  traces: {shlex.quote(path_text(replay.directory))}")
     return "\n".join(lines)
 

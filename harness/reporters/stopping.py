@@ -31,8 +31,8 @@ def stopped_text(stopped: Stopped, *, colour: bool) -> str:
     if stopped.bundle is not None:
         bundle = shlex.quote(path_text(stopped.bundle))
         lines += [f"  bundle: {bundle}", f"  look closer: rlharness replay --bundle {bundle} --op"]
-    elif stopped.next_command is not None:
-        lines.append(f"  {stopped.next_command}")
+    elif (command := stopped.next_command) is not None:
+        lines.append(f"  {command}")
     lines += [f"  note: {one_line(note)}" for note in stopped.notes]
     lines.append(f"  traces: {shlex.quote(path_text(stopped.directory))}")
     return "\n".join(lines)
@@ -42,8 +42,8 @@ def stop_lines(run: TerminalRun) -> Iterator[str]:
     """How a run in a terminal has ended that did not just come to its end, and what to type next."""
     if run.conditions:
         yield condition_line(run.conditions, run.stop, run.recording.num_steps, colour=False)
-    if run.next_command is not None:
-        yield f"  {run.next_command}"
+    if (command := run.next_command) is not None:
+        yield f"  {command}"
 
 
 def condition_line(conditions: Sequence[Condition], stop: Stop | None, num_steps: int, *, colour: bool) -> str:

@@ -24,6 +24,7 @@ REMEDY_OF_NEED = {
 REASON_OF_CODE = {
     ExitCode.INTERRUPTED: "the run was interrupted",
     ExitCode.INTERNAL_ERROR: "rlharness itself failed",
+    ExitCode.USAGE_ERROR: "pytest refused its arguments",
     ExitCode.NOTHING_COLLECTED: "no tests were collected",
     ExitCode.GPU_QUARANTINED: "the tests passed, and a card did not come back clean",
     ExitCode.UNITS_NOT_RUN: "units were not run for want of GPUs (--allow-missing-gpus accepts that)",

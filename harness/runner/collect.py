@@ -72,6 +72,8 @@ class Collected:
     """Size of each file, by the path of its unit."""
     why_imported: Mapping[str, str] = field(default_factory=dict)
     """Why a file's source did not tell its need, for those that were imported."""
+    asks: Mapping[str, Mapping[str, Need]] = field(default_factory=dict)
+    """What each test of a file asks for, by the path of its unit and the test's name in it; where markers say so."""
     notes: tuple[str, ...] = ()
     """What a person should know once."""
 
@@ -133,11 +135,12 @@ class _Collector:
         inifile = suite.found["inifile"]
         args = ("--rootdir", str(rootdir), *(("-c", inifile) if inifile else ()))
         units, to_import = self._planned(suite, selections)
+        asks = {path: _by_test(asked) for path, asked in suite.found["asks"].items()}
         num_done = 0
 
         async def imported(unit: Unit) -> Unit:
             nonlocal num_done
-            known = await self._imported(unit, rootdir, args)
+            known, asks[unit.path] = await self._imported(unit, rootdir, args)
             num_done += 1
             on_progress(num_done, len(to_import))
             return known
@@ -152,6 +155,7 @@ class _Collector:
             pytest_args=(*args, "-n0") if suite.found["has_xdist"] else args,
             sizes_bytes={path: size_bytes for path, size_bytes, _, _ in files},
             why_imported={unit.path: why[unit.path] for unit in to_import},
+            asks={path: asks[path] for path, unit in units.items() if path in asks and unit.source != NeedSource.TABLE},
             notes=tuple(suite.notes),
         )
 
@@ -260,8 +264,8 @@ class _Collector:
             suite.notes += [f"the pattern {glob!r} of the needs table matches no file" for glob in idle]
         return units, to_import
 
-    async def _imported(self, unit: Unit, rootdir: Path, args: tuple[str, ...]) -> Unit:
-        """The unit with the need that its file, imported, turns out to have."""
+    async def _imported(self, unit: Unit, rootdir: Path, args: tuple[str, ...]) -> tuple[Unit, dict[str, Need]]:
+        """The unit with the need that its file, imported, turns out to have, and that of each of its tests."""
         directory = self._directory()
         report_args = ("--rlharness-report", str(directory / "report.jsonl"))
         end = await self._child(
@@ -270,8 +274,8 @@ class _Collector:
         report = read_report(directory / "report.jsonl")
         error = self._import_error(end, report, directory)
         if not error and report.collected_need is not None:
-            return replace(unit, need=report.collected_need)
-        return replace(unit, collect_error=error, collect_timed_out=end.reason == "timeout")
+            return replace(unit, need=report.collected_need), report.asks
+        return replace(unit, collect_error=error, collect_timed_out=end.reason == "timeout"), {}
 
     def _import_error(self, end: AttemptEnd, report: TestReport, directory: Path) -> str:
         if report.collect_errors and end.exit_code != CONTINUED:
@@ -279,6 +283,10 @@ class _Collector:
         if report.collected:
             return ""
         return f"it was being imported when pytest {self._ending(end)}\n{output_of(directory)}".rstrip()
+
+
+def _by_test(asked: Mapping[str, dict[str, Any]]) -> dict[str, Need]:
+    return {test: Need.from_json(need) for test, need in asked.items()}
 
 
 @dataclass(frozen=True, slots=True)

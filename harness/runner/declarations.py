@@ -7,9 +7,9 @@ collected, and what is inherited from it for uncertain.
 
 import fnmatch
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from harness.plugin import NeedJson
+from harness.plugin import NOTHING, NeedJson
 from harness.runner.marker_values import CannotTell
 
 Params = tuple[NeedJson | None, ...]
@@ -62,10 +62,24 @@ class DeclaredClass(Namespace):
     """An empty class with the same bases, to ask Python for the order of inheritance."""
 
 
-def needs(space: Namespace, patterns: Patterns, enclosing: NeedJson | None = None) -> Iterator[tuple[NeedJson, bool]]:
-    """The need of each test in `space` that carries a marker, and whether it is certain that pytest collects it.
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A test, and what the marker closest to it asks for."""
 
-    `enclosing` is the marker closest around `space`. Raises CannotTell where the closest marker is not known.
+    test: str
+    """`test_x`, `TestA::test_x`; ends in `::` for tests that may come from elsewhere and have no name here."""
+    need: NeedJson
+    certain: bool
+    """Whether it is certain that pytest collects it."""
+
+
+def asking(
+    space: Namespace, patterns: Patterns, enclosing: NeedJson | None = None, within: str = ""
+) -> Iterator[Asking]:
+    """Each test in `space`, once for each of its parameter sets.
+
+    `enclosing` is the marker closest around `space`, `within` what stands before the names of its tests. Raises
+    CannotTell where the closest marker is not known.
     """
     lineage = _lineage(space)
     is_class = isinstance(space, DeclaredClass)
@@ -73,7 +87,7 @@ def needs(space: Namespace, patterns: Patterns, enclosing: NeedJson | None = Non
     own = _own_of(lineage)
     enclosing = own if own is not None else enclosing
     if space.may_have_more:
-        yield from _given(enclosing, False)
+        yield Asking(within or "::", enclosing or NOTHING, False)
     seen: set[str] = set()
     for ancestor in lineage:
         certain = ancestor is space or not (is_class and space.may_have_more)
@@ -83,16 +97,13 @@ def needs(space: Namespace, patterns: Patterns, enclosing: NeedJson | None = Non
             seen.add(name)
             if isinstance(member, DeclaredTest):
                 for need, sure in _of_test(name, member, enclosing, is_test_case, patterns):
-                    yield need, sure and certain
+                    yield Asking(within + name, need, sure and certain)
             elif isinstance(member, DeclaredClass) and is_test_case is not True:
                 collected = _is_collected(name, member, patterns)
-                for need, sure in needs(member, patterns, enclosing) if collected is not False else ():
-                    yield need, sure and certain and collected is True and is_test_case is False
-
-
-def _given(need: NeedJson | None, certain: bool) -> Iterator[tuple[NeedJson, bool]]:
-    if need is not None:
-        yield need, certain
+                sure = certain and collected is True and is_test_case is False
+                inner = asking(member, patterns, enclosing, f"{within}{name}::") if collected is not False else ()
+                for each in inner:
+                    yield replace(each, certain=each.certain and sure)
 
 
 def _of_test(
@@ -110,7 +121,7 @@ def _of_test(
     if True in verdicts:
         sure = test.certain and False not in verdicts
         for param in test.params:
-            yield from _given(test.own or param or enclosing, sure)
+            yield test.own or param or enclosing or NOTHING, sure
 
 
 def _is_collected(name: str, declared: DeclaredClass, patterns: Patterns) -> bool | None:

@@ -8,8 +8,8 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from harness.plugin import MarkError, NeedJson, merge_needs
-from harness.runner.declarations import NO_PARAMS, DeclaredClass, DeclaredTest, Namespace, Params, Patterns, needs
+from harness.plugin import NOTHING, MarkError, NeedJson, merge_needs
+from harness.runner.declarations import NO_PARAMS, DeclaredClass, DeclaredTest, Namespace, Params, Patterns, asking
 from harness.runner.marker_values import (
     ATTRIBUTES,
     MODULES,
@@ -37,8 +37,8 @@ KEEPS_MARKERS = frozenset(
 REACHES_NAMESPACES = frozenset(("globals", "locals", "vars", "setattr", "exec", "eval"))
 
 
-def declared_need(tree: ast.Module, patterns: Patterns) -> NeedJson:
-    """The need of the tests in `tree`, as the plugin would collect it.
+def declared_needs(tree: ast.Module, patterns: Patterns) -> tuple[NeedJson, dict[str, NeedJson]]:
+    """The need of the tests in `tree` together, as the plugin would collect it, and that of each by its name.
 
     Raises CannotTell where the source alone does not say.
     """
@@ -47,15 +47,19 @@ def declared_need(tree: ast.Module, patterns: Patterns) -> NeedJson:
     reader = _Reader(module)
     reader.read(tree.body, module, Scope())
     reader.check_leftovers(tree)
-    found = list(needs(module, patterns))
+    found = list(asking(module, patterns))
     try:
-        possible = merge_needs(need for need, _ in found)
-        certain = merge_needs(need for need, is_certain in found if is_certain)
+        possible = merge_needs(each.need for each in found)
+        certain = merge_needs(each.need for each in found if each.certain)
     except MarkError as error:
         raise CannotTell(f"the file {error}") from None
     if certain != possible:
         raise CannotTell("only importing it shows which of its tests there are")
-    return certain
+    by_test: dict[str, NeedJson] = {}
+    for each in found:
+        if not each.test.endswith("::"):
+            by_test[each.test] = merge_needs([by_test.get(each.test, NOTHING), each.need])
+    return certain, by_test
 
 
 @dataclass(slots=True)

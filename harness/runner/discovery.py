@@ -9,7 +9,8 @@ FILE holds JSON lines: `conftest` (path) before an import and `imported` (path) 
 `skipped` (path, reason) for a directory that skips itself, `error` (id, text) for what cannot be collected, and at the
 end one `found` with everything else.
 
-Without the option, the plugin only keeps a collecting child from writing: caches, reports, coverage.
+Without the option, the plugin keeps a collecting child from writing (caches, reports, coverage), and has the report say
+what each test asks for: `asks` (by_test).
 """
 
 import json
@@ -22,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from harness.plugin import NOTHING
+from harness.plugin import NOTHING, NeedJson, merge_needs, need_of_items
 from harness.runner.declarations import Patterns
 from harness.runner.static_needs import StaticNeed, StaticNeeds
 
@@ -72,6 +73,17 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     for name in CACHE_WRITERS:
         if session.config.pluginmanager.hasplugin(name):
             session.config.pluginmanager.unregister(name=name)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Report what each test asks for: the markers have been checked by now."""
+    if reporter := session.config.pluginmanager.get_plugin("rlharness-reporter"):
+        by_test: dict[str, NeedJson] = {}
+        for item in session.items:
+            test = item.nodeid.partition("[")[0].partition("::")[2]
+            by_test[test] = merge_needs([by_test.get(test, NOTHING), need_of_items([item])])
+        reporter.write("asks", by_test=by_test)
 
 
 def _silence(options: Any) -> None:
@@ -159,15 +171,14 @@ class Finder:
         """Read the needs once all files are known; not where pytest refuses its arguments."""
         result = yield
         config = session.config
+        needs = [(self._relative(path), self.sizes_bytes[path], need) for path, need in self._needs(config)]
         self._note(
             "found",
             rootdir=str(self._rootdir),
             inifile=str(config.inipath) if config.inipath else None,
             has_xdist=config.pluginmanager.hasplugin("xdist"),
-            files=[
-                (self._relative(path), self.sizes_bytes[path], need.need, need.why_import)
-                for path, need in self._needs(config)
-            ],
+            files=[(path, size_bytes, need.need, need.why_import) for path, size_bytes, need in needs],
+            asks={path: need.by_test for path, _, need in needs if need.by_test},
         )
         return result
 

@@ -193,7 +193,9 @@ class Dispatcher:
     def _finish_impossible(self) -> None:
         """What no set of this run's cards can ever hold is not run."""
         for job, reason in self._queue.drop(self._table.why_never):
-            self._post_not_run(self._units[job.index], reason, for_want_of_gpus=True)
+            unit = self._units[job.index]
+            who = self._table.who_keeps_it(self._runner.collected.asks.get(unit.path, {}))
+            self._post_not_run(unit, reason + who, for_want_of_gpus=True)
 
     def _post_not_run(self, unit: Unit, reason: str, for_want_of_gpus: bool = False) -> None:
         result = UnitResult(unit, Outcome.NOT_RUN, reason, for_want_of_gpus=for_want_of_gpus)

@@ -8,12 +8,16 @@ follow the same rules:
 - which cards: see `card_choice`.
 """
 
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
 
 from harness.machine.inventory import Gpu, Inventory
 from harness.runner.card_choice import CardChoice
 from harness.runner.units import Need
+
+MAX_NAMED = 3
+"""Tests that keep their file from running which are named; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,20 @@ class LeaseTable:
         if need.gpus > 0:
             return self.choice.why_never(need, self.choice.all_cards & ~self._quarantined)
         return "" if self.cpu_units > 0 else f"needs {need}, so a CPU place; this run has none (cpu_units is 0)"
+
+    def who_keeps_it(self, asks: Mapping[str, Need]) -> str:
+        """What to add to why a file can never run whose tests ask for these: which of them keep it, and a remedy.
+
+        "" where no test alone does, or every one.
+        """
+        keeping = [test for test, need in asks.items() if self.why_never(need)]
+        if not keeping or len(keeping) == len(asks):
+            return ""
+        named = [*keeping[:MAX_NAMED], *([f"{num_more} more"] if (num_more := len(keeping) - MAX_NAMED) > 0 else [])]
+        who = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
+        verb, it = ("asks", "it") if len(keeping) == 1 else ("ask", "them")
+        own = "a file of its own" if len(keeping) == 1 else "a file of their own"
+        return f"; only {who} {verb} for that: put {it} in {own}, and the others of this file can run"
 
     @property
     def leases(self) -> tuple[Lease, ...]:

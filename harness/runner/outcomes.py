@@ -11,7 +11,7 @@ PYTEST_EXITS = {
     1: (Outcome.FAILED, ""),
     2: (Outcome.FAILED, "pytest was interrupted from within (exit 2)"),
     3: (Outcome.PYTEST_ERROR, "pytest had an internal error (exit 3)"),
-    4: (Outcome.PYTEST_ERROR, "pytest refused its arguments or a conftest (exit 4)"),
+    4: (Outcome.USAGE_ERROR, "pytest refused its arguments or a conftest (exit 4)"),
     5: (Outcome.NO_TESTS, ""),
 }
 BY_REASON = {
@@ -36,6 +36,8 @@ class Reported:
     """The telling line of a collection error; empty for none."""
     num_failed: int = 0
     """Tests that failed or had an error."""
+    refused: str = ""
+    """What pytest said of its arguments when it refused them."""
 
 
 def signal_name(number: int) -> str:
@@ -75,7 +77,8 @@ def judge(end: AttemptEnd, reported: Reported, timeout_s: float) -> tuple[Outcom
         return Outcome.EXITED_EARLY, f"pytest ended with {end.exit_code}{during}"
     if end.exit_code == 5 and reported.num_ended:  # the whole file skipped itself
         return Outcome.PASSED, ""
-    return PYTEST_EXITS.get(end.exit_code, (Outcome.PYTEST_ERROR, f"unknown exit {end.exit_code}"))
+    outcome, why = PYTEST_EXITS.get(end.exit_code, (Outcome.PYTEST_ERROR, f"unknown exit {end.exit_code}"))
+    return outcome, reported.refused if reported.refused and outcome is Outcome.USAGE_ERROR else why
 
 
 def _why_ended(reason: str, reported: Reported, timeout_s: float) -> str:

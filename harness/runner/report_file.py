@@ -56,6 +56,10 @@ class TestReport:
     """The exit code pytest had decided on at its own end; None if it never came to that."""
     collect_errors: tuple[tuple[str, str], ...] = ()
     """(node id, text) of everything that could not be collected."""
+    refused: str = ""
+    """What pytest says is wrong with its arguments, a line for each; empty where it took them."""
+    asks: dict[str, Need] = field(default_factory=dict)
+    """What each test asks for, by its name in the file; told only where a file is imported for its need."""
     num_unreadable: int = 0
     """Whole lines that are no record."""
 
@@ -151,6 +155,10 @@ def _apply(record: dict[str, Any], report: TestReport, begun: dict[str, None]) -
             report.nodeids, report.collected = nodeids, True
         case "collect_error":
             report.collect_errors += ((_text(record["id"]), _text(record["text"])),)
+        case "asks":
+            report.asks = {_text(test): Need.from_json(dict(need)) for test, need in dict(record["by_test"]).items()}
+        case "refused":
+            report.refused = _text(record["text"])
         case "start":
             begun[_text(record["id"])] = None
         case "end":

@@ -24,6 +24,7 @@ from harness.reporters.base import Guarded, say, show
 from harness.reporters.chart import chart, plan_json
 from harness.reporters.json_summary import summary_json
 from harness.reporters.make import ReportOptions, make_reporters
+from harness.reporters.summary import REASON_OF_CODE
 from harness.runner import events
 from harness.runner.bounds import lower_bound
 from harness.runner.collect import Collected
@@ -73,6 +74,10 @@ async def _carry_out_plan(options: RunOptions, width: int | None) -> ExitCode:
             for note in (*stage.notes, *planned.collected.notes):
                 say(note)
             _show(planned, options, width)
+    if not planned.collected.units:
+        code = ExitCode.NOTHING_COLLECTED
+        say(f"exit code {code}: {REASON_OF_CODE[code]}")
+        return code
     can_collect = all(unit.can_run for unit in planned.collected.units)
     return ExitCode.OK if can_collect else ExitCode.TESTS_FAILED
 
@@ -88,7 +93,11 @@ def _show(planned: Planned, options: RunOptions, width: int | None) -> None:
     broken = tuple(
         (n, f"it cannot be collected: {why_uncollected(unit)}") for n, unit in enumerate(units) if not unit.can_run
     )
-    plan = replace(planned.plan, never=(*planned.plan.never, *broken))
+    never = tuple(
+        (n, why + planned.table.who_keeps_it(planned.collected.asks.get(units[n].path, {})))
+        for n, why in planned.plan.never
+    )
+    plan = replace(planned.plan, never=(*never, *broken))
     names = [unit.path for unit in units]
     if options.json:
         show(json.dumps(plan_json(plan, names)))

@@ -14,13 +14,13 @@ import ast
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.plugin import NOTHING, NeedJson
 from harness.runner.declarations import Patterns
-from harness.runner.declared_tests import declared_need, when_imported
+from harness.runner.declared_tests import declared_needs, when_imported
 from harness.runner.marker_values import CannotTell, mentions
 
 TEXT = b"gpus"
@@ -33,6 +33,8 @@ class StaticNeed:
 
     need: NeedJson | None
     why_import: str = ""
+    by_test: Mapping[str, NeedJson] = field(default_factory=dict)
+    """What each test asks for, by its name; empty where that is nothing."""
 
 
 class StaticNeeds:
@@ -49,13 +51,13 @@ class StaticNeeds:
         try:
             source = path.read_bytes()
             tree = _parsed(source)
-            need = declared_need(tree, self._patterns) if TEXT in source else NOTHING
+            need, by_test = declared_needs(tree, self._patterns) if TEXT in source else (NOTHING, {})
             self._check_imports(tree, path)
         except CannotTell as error:
             return StaticNeed(None, str(error))
         except UNREADABLE as error:
             return StaticNeed(None, f"it cannot be read: {error}")
-        return StaticNeed(need)
+        return StaticNeed(need, by_test=by_test)
 
     def uses_marker(self, path: str) -> bool:
         """Whether the Python file `path` mentions the marker at all; a file that cannot be read may."""

@@ -284,7 +284,8 @@ def closing_figures(
 def exit_code(state: RunState, *, allow_missing_gpus: bool, internal_error: bool = False) -> ExitCode:
     """The exit code of a run; what stands higher here wins over what stands lower.
 
-    A bug of ours wins: nothing else that is said of such a run can be relied on. A unit that did not run to its end,
+    A bug of ours wins: nothing else that is said of such a run can be relied on. Where pytest refused its arguments and
+    nothing else failed, the code is pytest's own for that. A unit that did not run to its end,
     with neither a failure nor a lack of cards to explain it, makes the run an interrupted one: nothing that was left
     out may end as 0.
     """
@@ -294,7 +295,8 @@ def exit_code(state: RunState, *, allow_missing_gpus: bool, internal_error: bool
     ladder = (
         (internal_error, ExitCode.INTERNAL_ERROR),
         (state.interrupted, ExitCode.INTERRUPTED),
-        (any(outcome.is_failure for outcome in outcomes), ExitCode.TESTS_FAILED),
+        (any(outcome.is_failure for outcome in outcomes.keys() - {Outcome.USAGE_ERROR}), ExitCode.TESTS_FAILED),
+        (outcomes[Outcome.USAGE_ERROR], ExitCode.USAGE_ERROR),
         (outcomes[Outcome.INTERRUPTED] or len(not_run) > num_wanting, ExitCode.INTERRUPTED),
         (outcomes[Outcome.NO_TESTS] == len(state.units), ExitCode.NOTHING_COLLECTED),
         (num_wanting and not allow_missing_gpus, ExitCode.UNITS_NOT_RUN),

@@ -295,4 +295,5 @@ def _reported(report: TestReport) -> Reported:
         num_ended=len(report.ends),
         collect_error=errors[0] if errors else "",
         num_failed=sum(e.outcome in (TestOutcome.FAILED, TestOutcome.ERROR) for e in report.ends.values()),
+        refused="; ".join(report.refused.splitlines()),
     )

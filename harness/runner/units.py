@@ -93,7 +93,8 @@ class Outcome(StrEnum):
     NO_TESTS = "no_tests"  # the file collected nothing, or everything was deselected
     COLLECT_ERROR = "collect_error"  # it could not be imported or collected
     COLLECT_TIMEOUT = "collect_timeout"  # it hung at import
-    PYTEST_ERROR = "pytest_error"  # pytest's internal or usage error
+    PYTEST_ERROR = "pytest_error"  # pytest's internal error
+    USAGE_ERROR = "usage_error"  # pytest refused its arguments: a node id that names no test
     TIMED_OUT = "timed_out"  # its own limit or one test's; the tree was ended
     CRASHED = "crashed"  # a signal, or a non-zero exit before pytest had finished
     EXITED_EARLY = "exited_early"  # exit 0 before pytest had finished

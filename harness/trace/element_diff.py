@@ -52,6 +52,15 @@ class ValueDifference:
         return self.num_nan_both == self.num_different
 
 
+def coordinates(number: int, ranges: Sequence[range]) -> list[int]:
+    """Where the element of this number, in C order, lies in a tensor of which a part, or all, has these indices."""
+    found: list[int] = []
+    for indices in reversed(ranges):
+        number, at = divmod(number, len(indices))
+        found.append(indices[at])
+    return found[::-1]
+
+
 def compare(dtype: str, a: bytes, b: bytes) -> ValueDifference | None:
     """How two buffers of as many bytes differ; None where they do not.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.inject.breakpoints import Breakpoints
+from harness.inject.breakpoints import OF_TENSORS, Breakpoints
 from harness.inject.conditions import Stop, read_stop
 from harness.inject.orders import RunEnded
 from harness.inject.recorder import Kept, Recorder
@@ -79,6 +79,17 @@ def test_dtypes_that_have_no_inf_are_no_reason_to_end(tmp_path: Path) -> None:
     assert stop_of(tmp_path / "a", "inf", weights={1: eights}) is None
     found = stop_of(tmp_path / "b", "inf", "nan", weights={1: eights})
     assert found == Stop("nan", 1, 0, "backward", "weight", 0, (1,), "nan")
+
+
+def test_what_torch_cannot_do_for_another_reason_is_no_finite_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(tensor: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError(f"no room for {tensor.shape}")
+
+    monkeypatch.setitem(OF_TENSORS, "nan", exhausted)
+    with pytest.raises(torch.OutOfMemoryError):
+        stop_of(tmp_path, "nan", weights={1: torch.ones(2)})
 
 
 def test_it_is_looked_only_for_what_was_asked_for(tmp_path: Path) -> None:

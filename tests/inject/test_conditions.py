@@ -53,9 +53,9 @@ def test_names_are_those_of_the_curve_whatever_a_program_calls_them() -> None:
 @given(st.text(max_size=20))
 def test_anything_else_is_refused_by_a_typed_error(text: str) -> None:
     try:
-        found = parse_condition(text, "--until")
+        found = parse_condition(text, "--break-on")
     except UsageError as error:
-        assert error.what.startswith("--until")  # noqa: PT017
+        assert error.what.startswith("--break-on")  # noqa: PT017
         assert "divergence" in error.legal  # noqa: PT017
     else:
         assert found.word or (found.name and found.relation and not math.isnan(found.number))

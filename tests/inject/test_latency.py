@@ -1,6 +1,8 @@
 """Delays move in which order calls answer, and nothing else."""
 
 import asyncio
+import inspect
+import selectors
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -33,6 +35,33 @@ def tools() -> Iterator[ModuleType]:
     del sys.modules[TOOLS]
 
 
+class Waiting(asyncio.SelectorEventLoop):
+    """A loop whose clock moves by what is waited for, and a nanosecond whenever it is read: no machine is too busy."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        super().__init__(Selector(self))
+
+    def time(self) -> float:
+        self._now_s += 1e-9
+        return self._now_s
+
+    def wait(self, seconds: float) -> None:
+        self._now_s += seconds
+
+
+class Selector(selectors.DefaultSelector):
+    """Looks for what is there already, and lets the loop's own time pass."""
+
+    def __init__(self, loop: Waiting) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self._loop.wait(timeout or 0.0)
+        return super().select(0)
+
+
 def answers(tools: ModuleType, words: str) -> str:
     """The letters in the order in which they are answered, asked for all at once."""
     told: list[str] = []
@@ -43,7 +72,8 @@ def answers(tools: ModuleType, words: str) -> str:
     async def all_asked() -> None:
         await asyncio.gather(*map(asked, words))
 
-    asyncio.run(all_asked())
+    with asyncio.Runner(loop_factory=Waiting) as runner:
+        runner.run(all_asked())
     return "".join(told)
 
 
@@ -64,7 +94,17 @@ def test_what_a_function_gives_and_takes_stays(tools: ModuleType) -> None:
     Latency(1, [f"{TOOLS}:look_up", f"{TOOLS}:ask"])
     assert tools.look_up("a", times=2) == "aa"
     assert asyncio.run(tools.ask("a")) == "a"
-    assert (tools.look_up.__name__, asyncio.iscoroutinefunction(tools.ask)) == ("look_up", True)
+    assert (tools.look_up.__name__, inspect.iscoroutinefunction(tools.ask)) == ("look_up", True)
+
+
+def test_it_is_delayed_under_the_name_that_callers_use(tools: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is not that of its definition, where something else has made it."""
+    waited: list[float] = []
+    monkeypatch.setattr("harness.inject.latency.sleep", waited.append)
+    vars(tools)["search"] = tools.look_up
+    Latency(1, [f"{TOOLS}:search"])
+    assert (tools.search("a"), len(waited)) == ("a", 1)
+    assert (tools.look_up("a"), len(waited)) == ("a", 1), "nobody has named it so"
 
 
 def test_each_call_waits_as_its_number_says(monkeypatch: pytest.MonkeyPatch) -> None:

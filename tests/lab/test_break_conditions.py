@@ -37,6 +37,35 @@ def test_a_run_that_knows_of_no_other_cannot_diverge() -> None:
     assert refused.value.remedy.startswith("rlharness replay")
 
 
+COMPARISON = "a name of the curve, one of <= >= == != < > and a number"
+
+
+@pytest.mark.parametrize(
+    ("words", "legal", "legal_of_one_run"),
+    [
+        (typed("reward<"), f"nan, inf, divergence, or {COMPARISON}", f"nan, inf, or {COMPARISON}"),
+        (typed(until=("reward<",)), COMPARISON, COMPARISON),
+    ],
+)
+def test_what_is_no_condition_is_told_what_is_one_here(
+    words: dict[str, Any], legal: str, legal_of_one_run: str
+) -> None:
+    for read, expected in (conditions_of, legal), (conditions_of_one_run, legal_of_one_run):
+        with pytest.raises(UsageError, match="'reward<'") as refused:
+            read(words)
+        assert refused.value.legal == expected
+
+
+def test_divergence_is_no_comparison_and_its_remedy_is_one_that_works_here() -> None:
+    for read, remedy in (
+        (conditions_of, "--break-on divergence"),
+        (conditions_of_one_run, "rlharness replay SCENARIO --against RUN --break-on divergence"),
+    ):
+        with pytest.raises(UsageError, match="--until divergence") as refused:
+            read(typed(until=("divergence",)))
+        assert refused.value.remedy == remedy
+
+
 def test_an_envelope_is_watched_only_where_something_is_looked_for(tmp_path: Path) -> None:
     plain = Envelope(("python",), watchers={"a:b": {"c": 1}})
     assert watched(plain, (), tmp_path / "stop.json") is plain

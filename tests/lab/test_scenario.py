@@ -3,11 +3,15 @@
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from harness.errors import UsageError
-from harness.lab.scenario import parse_scenario
-from harness.lab.scenario_places import all_scenarios, find_scenario
+from harness.lab.chaos.declaration import ChaosSection
+from harness.lab.scenario import LEGAL, Resumption, Scenario, parse_scenario
+from harness.lab.scenario_places import all_scenarios, find_scenario, project_above
 from tests.lab.scenario_texts import TINY, write_tiny
+
+PLAIN = ("about: a sum", "entry: a:b", "determinism: off", "free: [perturbation, output]")
 
 
 def test_an_envelope_is_read() -> None:
@@ -45,6 +49,7 @@ def test_a_size_that_is_not_there_is_refused_if_it_was_asked_for() -> None:
         ("about:", "abuot:", "unknown key 'abuot', did you mean 'about'?"),
         ("about: A sum in parts\n", "", "about is missing"),
         ("tests.lab.tiny_entry:run", "tests/lab/tiny_entry.py", "entry is 'tests/lab/tiny_entry.py'"),
+        ("tests.lab.tiny_entry:run", "tests.lab.tin\xe9:run", "entry is 'tests.lab.tin\xe9:run'"),
         ("determinism: invariant", "determinism: full", "determinism is 'full'"),
         ("free:", "gpus: -1\nfree:", "gpus is -1"),
         ("free:", "gpus: '1'\nfree:", "gpus is '1'"),
@@ -62,6 +67,70 @@ def test_what_is_wrong_in_an_envelope_is_named(old: str, new: str, said: str) ->
         parse_scenario(TINY.replace(old, new), "tiny.yaml")
     assert f"tiny.yaml: {said}" in refused.value.what or said in refused.value.what
     assert refused.value.what.startswith("tiny.yaml: ")
+
+
+IN_FACTORS = "{min: 1, max: 64}, whole numbers of which the first is less; or a list of values, the simplest first"
+FACTOR = "chaos.factors.perturbation.num_parts is"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said", "legal"),
+    [
+        ("chaos: {factors: {perturbation.num_parts: 7}}", f"{FACTOR} 7", IN_FACTORS),
+        ("chaos: {factors: {perturbation.num_parts: {min: 1}}}", f"{FACTOR} {{'min': 1}}", IN_FACTORS),
+        (
+            "chaos: {factors: {perturbation.num_parts: {min: 5, max: 5}}}",
+            f"{FACTOR} {{'min': 5, 'max': 5}}",
+            IN_FACTORS,
+        ),
+        ("chaos: {factors: {perturbation.num_parts: {mn: 1, max: 5}}}", f"{FACTOR} {{'mn': 1, 'max': 5}}", IN_FACTORS),
+        ("chaos: {factors: {perturbation.num_parts: []}}", f"{FACTOR} []", IN_FACTORS),
+        ("chaos: {factors: {num_steps: [1, 2]}}", "chaos.factors has the key 'num_steps'", "dotted keys: SECTION.NAME"),
+        (
+            "chaos: {factors: 3}",
+            "chaos.factors is 3",
+            "dotted keys, each with {min: 1, max: 64} or a list of values",
+        ),
+        (
+            "chaos: {names: {perturbation.num_parts: ''}}",
+            "chaos.names.perturbation.num_parts is ''",
+            "one line of text",
+        ),
+        ("chaos: {latency: [a b]}", "chaos.latency.0 is 'a b'", "module:function"),
+        ("chaos: {crash: 3}", "chaos.crash is 3", "values by dotted keys: {output.checkpoint_every: 1}"),
+        ("chaos: 3", "chaos is 3", "the keys factors, names, latency, crash"),
+        (
+            "chaos: {factor: {}}",
+            "unknown key 'chaos.factor', did you mean 'chaos.factors'?",
+            "the keys factors, names, latency, crash",
+        ),
+        ("resume: 3", "resume is 3", "the keys run, step"),
+        ("resume: {run: output.resume}", "resume.step is missing", "the keys run, step"),
+        ("resume: {run: a b, step: output.step}", "resume.run is 'a b'", "a dotted key of config"),
+        ("gpus: -1", "gpus is -1", "a whole number, 0 or more"),
+        ("determinism: full", "determinism is 'full'", "off, rerun, invariant"),
+        ("free: perturbation", "free is 'perturbation'", "a list of sections of config"),
+        ("free: [a.b]", "free.0 is 'a.b'", "the name of a section of config"),
+        ("sizes: 3", "sizes is 3", "names of sizes, each with values by dotted keys: {smoke: {training.num_steps: 4}}"),
+        ("sizes: {smoke: 3}", "sizes.smoke is 3", "values by dotted keys: {training.num_steps: 4}"),
+        ("config: 3", "config is 3", "a mapping of keys to values"),
+        ("about: ''", "about is ''", "one line of text"),
+        ("entry: 7", "entry is 7", "module:function"),
+    ],
+)
+def test_what_is_legal_is_told_in_words_of_the_file(lines: str, said: str, legal: str) -> None:
+    key = lines.partition(":")[0]
+    others = [line for line in PLAIN if not line.startswith(f"{key}:")]
+    with pytest.raises(UsageError) as refused:
+        parse_scenario("\n".join([*others, lines]), "a.yaml")
+    assert (refused.value.what, refused.value.legal) == (f"a.yaml: {said}", legal)
+    assert refused.value.remedy == "mend the file"
+
+
+def test_each_key_of_the_file_has_a_legal_value() -> None:
+    sections: dict[tuple[str, ...], type[BaseModel]] = {(): Scenario, ("chaos",): ChaosSection, ("resume",): Resumption}
+    keys = {(*section, key) for section, model in sections.items() for key in model.model_fields}
+    assert {place for place in LEGAL if place[-1] != "*"} == keys
 
 
 def test_what_is_no_mapping_is_refused() -> None:
@@ -95,6 +164,21 @@ def test_a_file_is_named_by_its_path(tmp_path: Path) -> None:
         assert find_scenario(name, tmp_path).read().about == "A sum in parts"
     with pytest.raises(UsageError, match=r"no file other\.yaml"):
         find_scenario("other.yaml", tmp_path)
+
+
+def test_a_directory_above_that_has_the_scenario_is_told(tmp_path: Path) -> None:
+    write_tiny(tmp_path)
+    below = tmp_path / "src" / "deep"
+    below.mkdir(parents=True)
+    with pytest.raises(UsageError, match="no scenario 'tiny'") as refused:
+        find_scenario("tiny", below)
+    assert refused.value.remedy == "cd ../..: it is in the scenarios there"
+    with pytest.raises(UsageError) as other:
+        find_scenario("tny", below)
+    assert "cd" not in other.value.remedy
+    assert project_above(below) == tmp_path
+    (below / "scenarios").mkdir()
+    assert project_above(below / "scenarios") == tmp_path, "an empty directory is no project's"
 
 
 def test_the_nearest_names_are_told(tmp_path: Path) -> None:

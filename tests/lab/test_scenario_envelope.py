@@ -154,7 +154,8 @@ def test_what_was_prepared_can_be_taken_back(tmp_path: Path) -> None:
 def test_keys_that_are_perhaps_misspelt_are_told_once_and_taken(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chaos = "chaos: {factors: {perturbation.num_prats: [1, 2]}}\n"
+    chaos = "chaos: {factors: {perturbation.num_prats: [1, 2]}, crash: {perturbation.nmu_parts: 2}}\n"
+    chaos += "resume: {run: output.resume, step: output.resume_step}\n"
     path = write_tiny(tmp_path)
     path.write_text(chaos + TINY.replace("full: {}", "full: {num_stesp: 9}"))
     typed = arguments(overrides=("num_stepps=2", "new=1"), vary=("perturbation.nun_parts=1,3",))
@@ -162,6 +163,8 @@ def test_keys_that_are_perhaps_misspelt_are_told_once_and_taken(
     assert capsys.readouterr().err.splitlines() == [
         "rlharness: note: sizes.full: num_stesp: config has no such key; did you mean num_steps?",
         "rlharness: note: chaos.factors: perturbation.num_prats: config has no such key;"
+        " did you mean perturbation.num_parts?",
+        "rlharness: note: chaos.crash: perturbation.nmu_parts: config has no such key;"
         " did you mean perturbation.num_parts?",
         "rlharness: note: --set num_stepps: config has no such key; did you mean num_steps?",
         "rlharness: note: --vary perturbation.nun_parts: config has no such key; did you mean perturbation.num_parts?",

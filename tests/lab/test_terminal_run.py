@@ -1,5 +1,7 @@
-"""How a run in a terminal has ended, as an exit code."""
+"""How a run in a terminal has ended, as an exit code and as what is left."""
 
+import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from harness.lab.entry_call import EntryCall
 from harness.lab.envelope import Envelope
 from harness.lab.recording import Problem, Recording
 from harness.lab.terminal_run import TerminalRun
+from tests.lab.lab_run import PRETENDER, type_command
 
 SCENARIO, PROGRAM = Envelope(("python",), call=EntryCall("a:b", {})), Envelope(("python",))
 WHOLE = Recording(Path("run"), 0, 5, (0,), 100)
@@ -30,3 +33,10 @@ def test_it_is_the_programs_own_but_for_an_interrupted_entry() -> None:
 def test_a_condition_that_held_is_the_answer_whatever_the_program_made_of_it() -> None:
     assert codes(SCENARIO, is_whole=False, stop=Stop("nan", 3)) == [ExitCode.OK] * 4
     assert codes(SCENARIO, is_whole=True, stop=Stop("divergence", 3)) == [ExitCode.DIVERGED] * 4
+
+
+def test_a_stop_that_the_disk_did_not_take_costs_no_recording(tmp_path: Path) -> None:
+    program = f"{shlex.join(PRETENDER)} && printf '{{' > t/stop.json"
+    done = type_command(tmp_path, "trace", "--out", "t", "--break-on", "nan", "--", "sh", "-c", program)
+    assert (done.code, "stop.json does not say where the run has ended" in done.stderr) == (ExitCode.USAGE_ERROR, True)
+    assert json.loads((tmp_path / "t" / "recording.json").read_text("utf-8"))["is_whole"]

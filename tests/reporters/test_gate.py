@@ -65,8 +65,10 @@ def test_what_is_counted_is_said_once_and_the_next_command_with_it(tmp_path: Pat
         "  none of 8 rewards changed",
         "  look closer: rlharness diff 'gates/1/a b/base/run-1' 'gates/1/a b/head/run-1'",
     ]
-    unsteady = scenario_of("a b", Change.NONDETERMINISTIC, costs=())
-    assert "  look closer: rlharness replay 'a b'\n" in gate_text(gate_of(unsteady), colour=False)
+    typed = ("a b", "--size", "full", "--set", "seed=3")
+    unsteady = replace(scenario_of("a b", Change.NONDETERMINISTIC, costs=()), typed=typed)
+    line = "  look closer: rlharness replay 'a b' --size full --set seed=3\n"
+    assert line in gate_text(gate_of(unsteady), colour=False), "as the gate has run it"
 
 
 def test_of_tensors_that_are_all_equal_nothing_is_told() -> None:

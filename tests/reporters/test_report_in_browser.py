@@ -1,6 +1,6 @@
 """The page of a report in a browser: what it draws, what one can do with it, and that it talks to nobody."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -11,9 +11,13 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 from harness.reporters.report import curves
+from harness.trace.chain import Leaf, Scope
 from harness.trace.reader import read_trace
+from harness.trace.values import Float
 from tests.browser import NARROW, Browser, browser, missing
+from tests.reporters import report_pages
 from tests.reporters.report_pages import NUM_STEPS, page_of, write_pair, write_run
+from tests.trace.traces import leaf, write
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=f"not on this machine: {', '.join(missing())}")
 
@@ -40,6 +44,15 @@ CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
 };
 """
 """From here on `written` is (text, left, top, width, height) of each letter that the plots draw."""
+LISTEN_TO_LABELS = """
+window.written = [];
+const write = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+  if (this.textAlign === "right") written.push([text, x - this.measureText(text).width]);
+  write.call(this, text, x, y);
+};
+"""
+"""From here on `written` is (text, left) of each label beside the upright axes."""
 CELL = "return document.querySelector('.grid-cell').innerText"
 
 
@@ -155,6 +168,29 @@ def test_extremes_have_no_distance(tab: Browser, tmp_path: Path, monkeypatch: py
     assert texts == ["no distance: two points stand for 4 steps"] * 2
 
 
+@pytest.mark.parametrize("width", [1e-3, 1e-7, 1e-12])
+def test_no_two_labels_of_an_axis_are_the_same(
+    tab: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: float
+) -> None:
+    """However little a value moves."""
+
+    def nearly_still(step: int, is_other: bool) -> Mapping[str, Float]:
+        return {"reward_mean": Float.of(1 + width * step, "f64")}
+
+    monkeypatch.setattr(report_pages, "curve", nearly_still)
+    path = tmp_path / "still.html"
+    path.write_text(page_of(tmp_path, write_run(tmp_path / "a")), "utf-8")
+    tab.open(path)
+    tab.run(LISTEN_TO_LABELS)
+    tab.prefer("dark")  # which draws them again
+    tab.settle()
+    labels = tab.run("return written")
+    assert len(labels) > 2
+    texts = [text for text, _ in labels]
+    assert len(set(texts)) == len(texts), texts
+    assert all(left >= 0 for _, left in labels), "and none is cut"
+
+
 def test_costs_are_drawn_when_they_are_opened(tab: Browser, diverged: Path) -> None:
     tab.open(diverged)
     assert tab.run("return document.querySelectorAll('#cost-panels canvas').length") == 0
@@ -177,6 +213,19 @@ def test_the_grid_tells_a_cell(tab: Browser, diverged: Path) -> None:
         assert f"{run.upper()}  xxh3_128 {digest}" in told.splitlines()
     assert point(tab, start + 2.5 * width, row).splitlines()[1] == "equal"
     assert "step 6 · rollout" in point(tab, start + 6.5 * width, 11)
+
+
+def test_a_whole_and_its_parts_are_told_apart(tab: Browser, tmp_path: Path) -> None:
+    def steps(number: int) -> list[list[Leaf]]:
+        return [[leaf("backward", "w", number), leaf("backward", "w", number, scope=Scope.PHYSICAL)]]
+
+    path = tmp_path / "parts.html"
+    path.write_text(page_of(tmp_path, write(tmp_path / "a", steps(0)), write(tmp_path / "b", steps(1))), "utf-8")
+    tab.open(path)
+    frame = tab.driver.find_element("css selector", ".grid-frame")
+    assert tab.run(CELL).splitlines()[0] == "step 0 · backward w"
+    frame.send_keys(Keys.ARROW_DOWN)
+    assert tab.run(CELL).splitlines()[0] == "step 0 · backward w (part)"
 
 
 def test_the_grid_is_moved_in_with_keys(tab: Browser, diverged: Path) -> None:

@@ -76,6 +76,23 @@ def test_equal_runs_want_no_command_and_others_may_only_be_compared(tmp_path: Pa
     assert commands(pair_of(tmp_path / "other", known, other_seed)) == ["rlharness diff runs/a 'runs/my b'"]
 
 
+def test_runs_of_other_identities_are_asked_what_made_them_part(tmp_path: Path) -> None:
+    """But not whether what must not matter does; and not where another library's numbers would come out."""
+    known = replace(manifest_of(perturbation={"spread.n": "1"}), argv=("rlharness", "train", "grpo"))
+    numerics = {**known.fingerprint.numerics, "torch": "0.0"}
+    for name, fingerprint, is_alike in (
+        ("identity", replace(known.fingerprint, identity={"seed": "8"}, perturbation={"spread.n": "2"}), True),
+        ("numerics", replace(known.fingerprint, numerics=numerics), False),
+    ):
+        pair = pair_of(tmp_path / name, known, replace(known, fingerprint=fingerprint))
+        for run in ("a", "b"):
+            (tmp_path / name / run / "call.json").write_text('{"free": ["spread"]}', "utf-8")
+        assert commands(pair) == [
+            "rlharness replay runs/a --step 1 --op --against 'runs/my b'",
+            "rlharness transplant runs/a 'runs/my b'",
+        ] * is_alike + ["rlharness diff runs/a 'runs/my b'"]
+
+
 def test_fingerprints_stand_side_by_side_without_secrets() -> None:
     a = manifest_of(numerics={"python": "3.11", "libc": "2.36", "variable HF_TOKEN": "x"})
     b = manifest_of(numerics={"python": "3.12", "libc": "2.36", "driver": "570"})

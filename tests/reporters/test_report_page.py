@@ -16,9 +16,10 @@ import pytest
 from harness.errors import UsageError
 from harness.reporters.report.page import page, require_jinja
 from harness.reporters.report.subjects import Report, Subject
+from harness.trace.chain import Leaf, Scope
 from harness.trace.reader import read_trace
 from tests.reporters.report_pages import HOSTILE, NUM_STEPS, page_of, write_pair, write_run
-from tests.trace.traces import flip_bit, manifest_of, steps_of, write
+from tests.trace.traces import flip_bit, leaf, manifest_of, steps_of, write
 
 UPLOT = {
     "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
@@ -235,3 +236,20 @@ def test_gaps_of_a_run_stand_beside_it(tmp_path: Path) -> None:
     manifest = replace(manifest_of(), world_size=2)
     text = Elements(page_of(tmp_path, write(tmp_path / "a", steps_of(2), manifest))).text
     assert "rank-1.log is missing" in text
+
+
+def test_a_leaf_is_named_with_its_occurrence_and_whose_part_it_is(tmp_path: Path) -> None:
+    def steps(is_other: bool) -> list[list[Leaf]]:
+        number = int(is_other)
+        return [
+            [
+                leaf("loss", "policy", 0),
+                leaf("loss", "policy", number, occurrence=1),
+                leaf("backward", "w", number),
+                leaf("backward", "w", number, scope=Scope.PHYSICAL),
+            ]
+        ]
+
+    text = page_of(tmp_path, write(tmp_path / "a", steps(False)), write(tmp_path / "b", steps(True)))
+    names = re.findall(r'<td class="name">(.*?)</td>', text)
+    assert names == ["policy #1", "w", "w <small>part</small>"]

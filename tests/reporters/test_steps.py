@@ -35,30 +35,33 @@ EQUAL = Verdict(Kind.EQUAL, num_steps=1)
 WIDE, WEIGHT = "16,16,64", "64"
 
 
-def operation(index: int, line: int, reads: Sequence[tuple[str, tuple[str, ...]]], *gives: str) -> Operation:
+def operation(
+    index: int, line: int, reads: Sequence[tuple[str, tuple[str, ...]]], *gives: str, name: str = "aten.mul.Tensor"
+) -> Operation:
     inputs = tuple(OpValue("f32", shape, "xxh3_128", "00" * 16, words) for shape, words in reads)
     outputs = (OpValue("f32", WIDE, "xxh3_128", "00" * 16, gives),)
     at = f"rlcore/numerics/norms.py:{line} backward"
     makers = tuple(-1 for _ in reads)
-    return Operation(index, "backward", "aten.mul.Tensor", at, "", "", inputs, makers, "", outputs)
+    return Operation(index, "backward", name, at, "", "", inputs, makers, "", outputs)
 
 
-ORIGIN = operation(1716, 38, [(WIDE, ()), (WEIGHT, ())], INF)
-MADE = operation(1717, 39, [(WIDE, (INF,)), (WIDE, ())], NAN)
-OPERATIONS = StepOperations(0, {"forward": 2286, "backward": 850}, "", NonFinite(NAN, MADE, origin=ORIGIN), True)
+ORIGIN = operation(1751, 38, [(WIDE, ()), (WEIGHT, ())], INF)
+MADE = operation(1754, 38, [(WIDE, (INF,)), ("16,16,1", ())], NAN, name="aten.mul_.Tensor")
+FIRST = NonFinite(NAN, MADE, origin=ORIGIN, num_between=1)
+OPERATIONS = StepOperations(0, {"forward": 2347, "backward": 820}, "", FIRST, True)
 
 
 def repeated(*verdicts: Verdict, ending: Ending = Ending.SAME_MIDDLE, operations: bool = True) -> Repeated:
     run = RecordedRun(Trace(Path("broken"), Manifest(), {}, ()), EntryCall("a:b", {}))
     plan = StepPlan(run, 1, 1, Envelope(("python",)), is_from_checkpoint=True, has_operations=operations)
-    root = bytes.fromhex("d1e96474fc68c631fa1425b52794c61a")
+    root = bytes.fromhex("8daab07e9e38393979b547a535943b58")
     problem = Problem("the program ended with exit code 1")
     made = Run(1, False, Recording(Path("out/run-1"), 1, 0, (0,), 100, (problem,)), 4.0)
-    return Repeated(plan, (made,), verdicts, 46, root, ending, (OPERATIONS,) if operations else ())
+    return Repeated(plan, (made,), verdicts, 49, root, ending, (OPERATIONS,) if operations else ())
 
 
 def replay_of(found: Repeated, *, other: OtherRun | None = None, interrupted_by: str = "") -> StepReplay:
-    directory = Path("demo/.rlharness/replays/20261122-095101-3f09ac")
+    directory = Path(".rlharness/replays/20261122-185252-12956a")
     return StepReplay(found, directory, other, interrupted_by=interrupted_by)
 
 
@@ -133,7 +136,7 @@ def test_operations_that_came_out_otherwise_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("found", "lines"),
     [
-        (NonFinite(INF, ORIGIN), ["first Inf: made by backward aten.mul.Tensor (#1716)"]),
+        (NonFinite(INF, ORIGIN), ["first Inf: made by backward aten.mul.Tensor (#1751)"]),
         (NonFinite(NAN, None, read_by=MADE), ["first NaN: it was there before the step", "  read first by backward"]),
         (
             NonFinite(NAN, MADE),
@@ -141,7 +144,7 @@ def test_operations_that_came_out_otherwise_do_not_count() -> None:
         ),
         (
             NonFinite(NAN, MADE, origin=ORIGIN, num_between=2),
-            ["first NaN", "    it", "  of an Inf, handed on by 2 operations"],
+            ["first NaN", "    it", "  of an Inf, handed on by 2 operations, that was"],
         ),
     ],
 )

@@ -7,11 +7,12 @@ import pytest
 
 from harness.plugin import NOTHING, NeedJson
 from harness.runner.declarations import Patterns
-from harness.runner.declared_tests import declared_need
+from harness.runner.declared_tests import declared_needs
 
 
 def need(source: str, patterns: Patterns | None = None) -> NeedJson:
-    return declared_need(ast.parse(textwrap.dedent(source)), patterns or Patterns())
+    together, _ = declared_needs(ast.parse(textwrap.dedent(source)), patterns or Patterns())
+    return together
 
 
 READABLE = {

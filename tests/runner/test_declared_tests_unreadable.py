@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from harness.runner.declarations import Patterns
-from harness.runner.declared_tests import declared_need
+from harness.runner.declared_tests import declared_needs
 from harness.runner.marker_values import CannotTell
 
 UNREADABLE = {
@@ -228,4 +228,4 @@ UNREADABLE = {
 @pytest.mark.parametrize(("reason", "source"), UNREADABLE.values(), ids=UNREADABLE.keys())
 def test_what_cannot_be_read_is_told_with_its_reason(reason: str, source: str) -> None:
     with pytest.raises(CannotTell, match=re.escape(reason)):
-        declared_need(ast.parse(textwrap.dedent(source)), Patterns())
+        declared_needs(ast.parse(textwrap.dedent(source)), Patterns())

@@ -91,6 +91,17 @@ def test_a_unit_without_gpus_needs_a_cpu_place() -> None:
     assert "cpu_units is 0" in LeaseTable(EIGHT, cpu_units=0).why_never(CPU)
 
 
+def test_who_keeps_a_file_from_running() -> None:
+    table = LeaseTable(inventory((3, "H200", 143.0)), cpu_units=1)
+    asks = {"test_a": Need(gpus=1), "test_b": CPU, "test_c": Need(gpus=4)}
+    said = table.who_keeps_it(asks)
+    assert said == "; only test_c asks for that: put it in a file of its own, and the others of this file can run"
+    assert table.who_keeps_it({**asks, "test_c": Need(gpus=2)}) == "", "nobody alone does"
+    assert table.who_keeps_it({"test_c": Need(gpus=4), "test_d": Need(gpus=5)}) == "", "there are no others"
+    many = {f"test_{number}": Need(gpus=4) for number in range(7)}
+    assert "only test_0, test_1, test_2 and 4 more ask for that" in table.who_keeps_it({**asks, **many, "test_c": CPU})
+
+
 def test_a_fresh_table_shares_no_state() -> None:
     table = LeaseTable(EIGHT, cpu_units=1)
     lease = got(table.lease(Need(gpus=8)))

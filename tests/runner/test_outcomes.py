@@ -1,5 +1,7 @@
 """The judgement over the whole space of ends and reports."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,11 +102,14 @@ def said(
         (
             ended(4),
             said(None, num_ended=0),
-            Outcome.PYTEST_ERROR,
+            Outcome.USAGE_ERROR,
             "pytest refused its arguments or a conftest (exit 4)",
         ),
         (ended(5), said(5, num_ended=0), Outcome.NO_TESTS, ""),
         (ended(5), said(5, num_ended=1), Outcome.PASSED, ""),
+        (ended(4), replace(said(4), refused="not found: a"), Outcome.USAGE_ERROR, "not found: a"),
+        (ended(4), replace(said(4, error="No x"), refused="not found: a"), Outcome.COLLECT_ERROR, "No x"),
+        (ended(3), replace(said(3), refused="of old"), Outcome.PYTEST_ERROR, "pytest had an internal error (exit 3)"),
         (ended(99), said(99), Outcome.PYTEST_ERROR, "unknown exit 99"),
         (ended(0), said(0, num_failed=2), Outcome.FAILED, "pytest exited with 0 although 2 tests had failed"),
         (

@@ -170,6 +170,33 @@ def test_a_need_that_was_misread_is_imported_the_next_time(mixed: Done) -> None:
     assert [(e["num_done"], e["num_total"]) for e in again.of("collection_progress")] == [(1, 1)]
 
 
+SOME_WANT_NINE = """
+import pytest
+@pytest.mark.gpus(9)
+def test_nine(): pass
+class TestRing:
+    @pytest.mark.gpus({})
+    @pytest.mark.parametrize("size", [1, 2])
+    def test_wide(self, size): pass
+@pytest.mark.gpus(1)
+def test_one(): pass
+def test_none(): pass
+"""
+
+
+@pytest.mark.parametrize("number", ["9", "int('9')"], ids=["read from source", "imported"])
+def test_tests_that_keep_their_file_from_running_are_named(tmp_path: Path, number: str) -> None:
+    write_suite(tmp_path, {"test_a.py": SOME_WANT_NINE.format(number), "test_b.py": NEEDS_FOUR.replace("4", "9")})
+    lines = {
+        "  test_a.py: needs 9 GPUs; this run has 8 x sim 80 GB; only test_nine and TestRing::test_wide ask for that: "
+        "put them in a file of their own, and the others of this file can run",
+        "  test_b.py: needs 9 GPUs; this run has 8 x sim 80 GB",
+    }
+    for command in "run", "plan":
+        done = run(tmp_path, command, "--gpus", "sim:8")
+        assert lines <= set(done.stdout.splitlines())
+
+
 # ------------------------------------------------------------------------------------------------------- exit codes
 
 
@@ -182,6 +209,9 @@ CODES: list[tuple[dict[str, str], tuple[str, ...], ExitCode]] = [
     ({"test_a.py": QUICK, "conftest.py": REFUSES}, (), ExitCode.TESTS_FAILED),
     ({"test_a.py": QUICK}, ("test_nowhere.py",), ExitCode.USAGE_ERROR),
     ({"test_a.py": QUICK}, ("--", "--no-such-option"), ExitCode.USAGE_ERROR),
+    ({"test_a.py": QUICK, "test_b.py": QUICK}, ("test_a.py::test_gone", "test_b.py"), ExitCode.USAGE_ERROR),
+    ({"test_a.py": QUICK, "test_b.py": "import gone\n"}, ("test_a.py::test_gone", "."), ExitCode.TESTS_FAILED),
+    ({"test_b.py": "import nothing_there\n"}, ("test_b.py::test_gone",), ExitCode.TESTS_FAILED),
     ({"readme.txt": "no test here"}, (), ExitCode.NOTHING_COLLECTED),
     ({"test_a.py": QUICK}, ("--", "-k", "nothing_of_that_name"), ExitCode.NOTHING_COLLECTED),
     ({"test_a.py": QUICK, "test_b.py": NEEDS_FOUR}, (), ExitCode.UNITS_NOT_RUN),
@@ -194,6 +224,17 @@ def test_exit_codes(tmp_path: Path, files: dict[str, str], arguments: tuple[str,
     done = run(write_suite(tmp_path, files), "run", "--gpus", "sim:2", *arguments)
     assert done.code == code, done.stderr
     done.assert_sound()
+
+
+def test_node_ids_that_name_no_test_are_told_as_pytest_tells_them(tmp_path: Path) -> None:
+    write_suite(tmp_path, {"test_a.py": QUICK, "test_b.py": QUICK})
+    gone = ("test_a.py::test_gone", "test_a.py::TestGone", "test_b.py::test_quick")
+    done = run(tmp_path, "run", "--gpus", "none", *gone)
+    assert done.outcomes == {"test_a.py": "usage_error", "test_b.py": "passed"}
+    told = "; ".join(f"not found: {tmp_path / each}" for each in gone[:2])
+    assert done.results["test_a.py"]["reason"] == told
+    assert f"no tests: {told}" in done.stdout
+    assert "exit code 4: pytest refused its arguments" in done.stdout
 
 
 def test_a_suite_that_cannot_be_collected_is_a_failure_with_its_reason_in_every_report(tmp_path: Path) -> None:
@@ -265,6 +306,16 @@ def test_plan_as_json_names_what_cannot_run(tmp_path: Path) -> None:
     assert [unit["path"] for unit in told["units"]] == ["test_a.py"]
     assert [entry["path"] for entry in told["never"]] == ["test_b.py", "test_c.py"]
     assert "No module named 'no_such_module'" in told["never"][1]["reason"]
+
+
+def test_plan_ends_as_a_run_does_where_there_are_no_tests(tmp_path: Path) -> None:
+    for options, shown in ((), "nothing to run\n"), (("--json",), '"units": []'):
+        done = run(write_suite(tmp_path, {"readme.txt": "no test here"}), "plan", "--gpus", "none", *options)
+        assert (done.code, done.stderr) == (
+            ExitCode.NOTHING_COLLECTED,
+            "rlharness: exit code 5: no tests were collected\n",
+        )
+        assert shown in done.stdout
 
 
 def test_plan_of_a_suite_that_cannot_be_collected(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The probes of a bisection: each run once, the good end twice, since bits that come and go cannot be bisected."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -84,11 +85,11 @@ class Hunt:
             raise
         if again.outcome is not Outcome.GOOD:
             refuse_interrupted(self._session.interrupted_by)
+            replay = shlex.join(["rlharness", "replay", *envelope.typed])
             raise NothingToFindError(
                 f"two runs of {good.told} are not alike: {again.reason}",
                 legal="a scenario that gives the same bits twice",
-                remedy=f"rlharness replay {' '.join(envelope.typed)} says why; --by reward --tolerance X bisects it as"
-                " it is",
+                remedy=f"{replay} says why; --by reward --tolerance X bisects it as it is",
             )
         return good
 

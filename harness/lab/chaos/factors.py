@@ -9,7 +9,7 @@ A factor with a dot in its name is a key of a scenario's payload; the others are
 | `load` | processes that keep cores busy beside the run |
 | `cores` | how many cores the run may use |
 | `nice` | how many steps its priority is lowered by |
-| `latency` | keyed delays before calls of the functions that the scenario names: tools, judges, rewards |
+| `latency` | the seed of delays before calls of the functions that the scenario names: tools, judges, rewards |
 | `crash` | a SIGKILL at a step and phase; the run goes on from its last checkpoint |
 """
 
@@ -29,7 +29,7 @@ USUAL_HASH_SEED = 0
 """Of every run that has no other: without one, each process would have another."""
 MAX_HASH_SEED = 2**32 - 1
 MAX_NICE = 19
-MAX_LATENCY = 10_000
+MAX_LATENCY_SEED = 10_000
 END = "end"
 """In the place of a phase: the step is recorded, and nothing after it has happened."""
 
@@ -78,7 +78,7 @@ def _number(text: str) -> int | None:
 
 def latency_factor() -> Factor:
     """Delays of a seed, before calls of what a scenario names."""
-    return Factor(LATENCY, Span(1, MAX_LATENCY), 0, num_quarters=2, about="tool latency")
+    return Factor(LATENCY, Span(1, MAX_LATENCY_SEED), 0, num_quarters=2, about="tool latency")
 
 
 def crash_factor(moments: Sequence[str]) -> Factor:

@@ -14,12 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from harness.clock import SystemClock
-from harness.errors import UsageError
 from harness.exit_codes import ExitCode
 from harness.lab.gate.against_base import AgainstBase
 from harness.lab.gate.against_golden import AgainstGolden
 from harness.lab.gate.change import Change, Finding
-from harness.lab.gate.plan import GateOptions, Scene, check_origin, gate_options, head_scene, scenario_names
+from harness.lab.gate.plan import (
+    GateOptions,
+    Scene,
+    check_origin,
+    gate_options,
+    head_scene,
+    nothing_to_gate,
+    scenario_names,
+)
 from harness.lab.gate.result import Gate, GateScenario
 from harness.lab.gate.sides import HEAD, BrokenRun, Interrupted, Recorder
 from harness.lab.out_directory import out_directory
@@ -78,11 +85,7 @@ async def _carried_out(
             golden.read(scenes)
         removed = removed_scenarios(options, scenes, None if golden else base.side())
         if not scenes and not removed:
-            raise UsageError(
-                "there is no scenario to gate",
-                legal="scenarios of the project, as rlharness scenarios lists them",
-                remedy="write one into the directory scenarios, or name those of a package",
-            )
+            raise nothing_to_gate(place.cwd)
         directory = out_directory(place.cwd, out, GATES, place.run_id)
         bench = Bench(checkout.root, base, golden, session, lines, directory)
         is_dirty = checkout.is_dirty  # before the runs, which may write anything
@@ -132,9 +135,10 @@ class Bench:
             if self.golden is not None:
                 found = await self.golden.compare(recorder, scene)
                 if found.finding.change is not Change.NOT_COMPARABLE:
-                    return replace(found, notes=notes)
+                    return replace(found, notes=notes, typed=scene.envelope.typed)
                 notes += found.finding.reasons
-            return replace(await self.base.compare(recorder, scene), notes=notes)
+            found = await self.base.compare(recorder, scene)
+            return replace(found, notes=notes, typed=scene.envelope.typed)
         except BrokenRun as broken:
             change = Change.BROKEN if broken.side == HEAD else Change.NOT_COMPARABLE
             return GateScenario(scene.name, Finding(change, broken.reasons), notes=notes, output=broken.run.output)

@@ -1,5 +1,6 @@
 """What `rlharness gate` was asked for: options over the configuration over the defaults, scenarios on both sides."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -14,7 +15,7 @@ from harness.lab.gate.policy import Policy, checked_reasons
 from harness.lab.out_directory import place_of
 from harness.lab.scenario import SMOKE
 from harness.lab.scenario_envelope import asked_of, check_machine, say_misspelt, scenario_envelope
-from harness.lab.scenario_places import ScenarioFile, all_scenarios, find_scenario
+from harness.lab.scenario_places import ScenarioFile, all_scenarios, find_scenario, project_above
 from harness.lab.worktrees import CHILD, Side, import_origin
 from harness.runner.options import Invocation
 
@@ -115,6 +116,19 @@ def scenario_names(side: Side, options: GateOptions) -> tuple[str, ...]:
     if config.gate.scenarios is not None and config.path is not None and side.holds(str(config.path)):
         return tuple(dict.fromkeys(config.gate.scenarios))
     return tuple(each.name for each in all_scenarios(side.cwd) if side.holds(str(each.file)))
+
+
+def nothing_to_gate(cwd: Path) -> UsageError:
+    """That there is no scenario; with the way to the project's, where they are above this directory."""
+    remedy = "write one into the directory scenarios, or name those of a package"
+    if above := project_above(cwd):
+        names = ", ".join(each.name for each in all_scenarios(above) if Path(str(each.file)).is_relative_to(above))
+        remedy = f"cd {os.path.relpath(above, cwd)}: its scenarios are {names}"
+    return UsageError(
+        "there is no scenario to gate",
+        legal="scenarios of the project, as rlharness scenarios lists them",
+        remedy=remedy,
+    )
 
 
 def head_scene(name: str, head: Side, options: GateOptions) -> Scene:

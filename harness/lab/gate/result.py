@@ -26,6 +26,8 @@ class GateScenario:
     """With which it was compared, or that was written."""
     output: Path | None = None
     """What the run printed that did not come to its end."""
+    typed: tuple[str, ...] = ()
+    """The words that name it to other commands, with its size and overrides; empty where none of its runs is judged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,8 @@ class Console:
             await self._process.end()
         self._process = None
         self.walk.take((), None)
-        self._say(f"going back: step {self.walk.step} is run again, past {count(position, 'value')}")
+        to = f"through its first {count(position, 'value')}" if position else "to its beginning"
+        self._say(f"going back: step {self.walk.step} is run again, {to}")
         self._process, gone = await self._start(self._inside.run)
         self.walk.leaves.clear()
         self.walk.take(gone.leaves, gone.stop)
@@ -197,6 +198,8 @@ class Console:
             gone = await self._process.run_to(position=position)
             self.walk.take(gone.leaves, gone.stop)
         leaves = self.walk.leaves
+        if not position:  # nothing of the step has come out yet
+            return self._stood(Gone((), gone.stop), self._how_it_ended(gone))
         if (leaf := first_other(before, leaves)) is not None:
             proof = f"NOT the same again: {leaf.phase} {leaf.name} has other bits than before"
         elif len(leaves) < position:

@@ -70,15 +70,6 @@ def part_bytes(data: bytes, shape: Sequence[int], ranges: Sequence[range]) -> by
     return b"".join(data[begin : begin + piece] for begin in map(sum, product(*offsets)))
 
 
-def place_of_element(number: int, ranges: Sequence[range]) -> tuple[int, ...]:
-    """Where the element of a part with this number, in C order, lies in the whole tensor."""
-    place = []
-    for indices in reversed(ranges):
-        number, at = divmod(number, len(indices))
-        place.append(indices[at])
-    return tuple(reversed(place))
-
-
 def _refusal(slices: Sequence[Slice], shape: Sequence[int]) -> UsageError:
     legal = ", ".join(f"{-size} to {size - 1}" if size else "none" for size in shape)
     return UsageError(

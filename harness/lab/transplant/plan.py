@@ -5,11 +5,13 @@ A, B ─▶ where they part ─▶ of each --take where B first has something ot
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.errors import UsageError
 from harness.lab.recorded_run import RecordedRun
 from harness.lab.transplant.findings import Pair
 from harness.lab.transplant.grafts import (
+    OPERATION,
     Graft,
     Take,
     candidates,
@@ -21,8 +23,9 @@ from harness.lab.transplant.grafts import (
     parse_take,
     values_of,
 )
-from harness.reporters.text import path_text
+from harness.reporters.text import count, path_text
 from harness.trace.leaf_diff import compare_leaves
+from harness.trace.ops import read_ops
 from harness.trace.reader import Trace
 
 
@@ -45,18 +48,23 @@ def make_plan(
     for run in (a, b):
         if tuple(run.trace.ranks) != (0,):
             raise UsageError(
-                f"{path_text(run.directory)} has {len(run.trace.ranks)} ranks",
+                f"{path_text(run.directory)} has {count(len(run.trace.ranks), 'rank')}",
                 legal="runs of one process, into whose memory values are put",
                 remedy="record both runs with one rank",
             )
     common, parts = common_steps(a.trace, b.trace), first_difference(a.trace, b.trace)
     if step is not None and step not in common:
         span = f"{common[0]} to {common[-1]}" if common else "none"
-        raise UsageError(f"--step {step}", legal=f"a step that both runs have recorded: {span}")
+        raise UsageError(
+            f"--step {step}",
+            legal=f"a step that both runs have recorded: {span}",
+            remedy="leave it out to begin where what is taken differs",
+        )
     if parts is None:
         raise UsageError(
             f"{path_text(a.directory)} and {path_text(b.directory)} have the same bits in every step that both have",
             legal="two runs that differ: there is nothing to explain",
+            remedy="name another run; rlharness diff says whether one of them goes on for longer",
         )
     takes = [parse_take(text) for text in dict.fromkeys(texts)] or candidates(
         a.trace, b.trace, parts if step is None else step
@@ -101,10 +109,25 @@ def _unlike_steps(a: Trace, b: Trace, steps: Iterable[int]) -> Iterator[int]:
             yield step
 
 
+def _check_operation(index: int, directories: tuple[Path, Path], step: int) -> None:
+    """UsageError where the operations of a step were recorded in one of the runs, and this is none of them."""
+    for directory in directories:
+        record = read_ops(directory, 0, step)
+        if record is not None and not record.problem and index >= len(record.operations):
+            a, b = map(path_text, directories)
+            raise UsageError(
+                f"--take {OPERATION}{index}: step {step} of {path_text(directory)} has"
+                f" {count(len(record.operations), 'operation')}",
+                legal=f"{OPERATION}0 to {OPERATION}{len(record.operations) - 1}" if record.operations else "",
+                remedy=f"rlharness replay {a} --step {step} --op --against {b} names one that differs",
+            )
+
+
 def _begin(take: Take, a: Trace, b: Trace, parts: int, step: int | None, *, is_once: bool) -> int:
     """With which step a transplant begins: the one that is asked for, else the first with something to put."""
     begin = parts if step is None else step
     if take.operation is not None:  # what operations give is not recorded: only a run shows it
+        _check_operation(take.operation, (a.directory, b.directory), begin)
         return begin
     for trace in (a, b):
         check_known(take, trace, begin)

@@ -27,10 +27,12 @@ def next_commands(pair: Pair) -> list[Next]:
     if pair.verdict.kind is Kind.EQUAL:
         return []
     again: Iterator[Next] = iter(())
-    if pair.verdict.kind is not Kind.NOT_COMPARABLE:
-        argv = pair.a.trace.manifest.argv if pair.a.trace.manifest else ()
-        is_scenario = argv[: len(TRAIN)] == TRAIN
-        again = _of_scenario(pair, redact_argv(argv[len(TRAIN) :])) if is_scenario else _of_program(pair, argv)
+    argv = pair.a.trace.manifest.argv if pair.a.trace.manifest else ()
+    is_scenario, is_comparable = argv[: len(TRAIN)] == TRAIN, pair.verdict.kind is not Kind.NOT_COMPARABLE
+    if is_scenario and (is_comparable or "numerics" not in pair.verdict.fingerprints):
+        again = _of_scenario(pair, redact_argv(argv[len(TRAIN) :]))
+    elif is_comparable:
+        again = _of_program(pair, argv)
     return [*again, Next("The same verdict in a terminal, or for a script", _typed("diff", pair.a.name, pair.b.name))]
 
 
@@ -47,12 +49,14 @@ def _of_program(pair: Pair, argv: Sequence[str]) -> Iterator[Next]:
 
 
 def _of_scenario(pair: Pair, words: Sequence[str]) -> Iterator[Next]:
-    """Commands for runs of a scenario, any step of which can be run again."""
+    """Commands for runs of a scenario, any step of which can be run again, in runs of other identities too."""
     a, b, step = pair.a, pair.b, _step(pair)
     if step and all((each.trace.directory / CALL).is_file() for each in (a, b)):
         why = f"Run step {step} of both again, alone, and name the first operation that differs"
         yield Next(why, _typed("replay", a.name, "--step", step, "--op", "--against", b.name))
         yield Next("Find out which of the differences caused the others", _typed("transplant", a.name, b.name))
+    if pair.verdict.kind is Kind.NOT_COMPARABLE:
+        return
     if varied := [word for name, x, y in _varied(pair) for word in ("--vary", f"{name}={x},{y}")]:
         yield Next("Run both again, with what was other in them", _typed("replay", *words, *varied))
         yield Next("Find the smallest change that moves a bit", _typed("chaos", *words))

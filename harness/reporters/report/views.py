@@ -52,6 +52,12 @@ class LeafState:
     num_pairs: int
     values: str
 
+    @property
+    def occurrence(self) -> int:
+        """Of the leaf that differs first."""
+        leaf = self.first.a or self.first.b
+        return leaf.occurrence if leaf else 0
+
 
 _JOINER = re.compile("(?<=[^\x00-\x7f\u200c\u200d])[\u200c\u200d](?=[^\x00-\x7f\u200c\u200d])")
 """Joins two letters or two emoji, or keeps them apart: part of how they are written, and no letter of its own."""

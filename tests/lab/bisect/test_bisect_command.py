@@ -87,6 +87,14 @@ def test_what_cannot_be_is_refused(project: Project, words: tuple[str, ...], sai
     assert project.worktrees == []
 
 
+def test_keys_that_are_perhaps_misspelt_are_told(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="nowhere is no commit"):
+        arguments = parsed("--good", "nowhere", "--bad", "HEAD", "--set", "num_stesp=2")
+        run_bisect(Invocation(project.directory, os.environ), arguments)
+    told = "rlharness: note: --set num_stesp: config has no such key; did you mean num_steps?\n"
+    assert capsys.readouterr().err == told
+
+
 def parsed(*words: str) -> dict[str, Any]:
     """The arguments that the command line makes of these words."""
     return dict(bisect_command.make_context("bisect", ["sums", *words]).params)

@@ -64,7 +64,8 @@ def hunted(
     versions = Versions(list(gradients), frozenset(missing), merges or {})
     session = PlayedSession(gradients, interrupted_at=interrupted_at)
     hunt = Hunt(session, RunLines(), versions, parse_criterion(by, None), tmp_path)
-    found = asyncio.run(hunt.first_bad("sums", Envelope(("python",), typed=("sums",))))
+    typed = ("sums", "--set", "names=[a, b]")
+    found = asyncio.run(hunt.first_bad("sums", Envelope(("python",), typed=typed)))
     assert versions.num_open == 0
     return found, versions
 
@@ -139,6 +140,12 @@ def test_ends_that_do_not_hold_are_refused(
     with pytest.raises(error, match=said) as refused:
         hunted(tmp_path, runs(text), missing=missing)
     assert isinstance(refused.value, HarnessError) and refused.value.legal and refused.value.remedy
+
+
+def test_what_is_not_steady_is_to_be_replayed_by_a_line_that_can_be_typed(tmp_path: Path) -> None:
+    with pytest.raises(NothingToFindError) as refused:
+        hunted(tmp_path, runs("?ggb"))
+    assert refused.value.remedy.startswith("rlharness replay sums --set 'names=[a, b]' says why; ")
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])

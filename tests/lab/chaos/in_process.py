@@ -54,10 +54,12 @@ class InProcess:
 def _ended_with_the_run(envelope: Envelope) -> Iterator[None]:
     """Delays are for the life of a process: here for that of a run."""
     functions = [name for fields in envelope.watchers.values() for name in fields["functions"]]
-    honest = [found(name) for name in functions]
-    yield
-    for module, function in honest:
-        setattr(module, function.__name__, function)
+    honest = [(*found(name), name.partition(":")[2]) for name in functions]
+    try:
+        yield
+    finally:
+        for module, function, name in honest:
+            setattr(module, name, function)
 
 
 class Silence:

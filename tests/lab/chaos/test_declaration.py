@@ -37,7 +37,7 @@ def test_a_crash_says_what_it_needs() -> None:
     ("chaos", "said"),
     [
         ("{factors: {seed.x: [1]}}", "chaos: seed.x is not in a section that is free"),
-        ("{factors: {spread: [1]}}", "chaos.factors.spread"),
+        ("{factors: {spread: [1]}}", "chaos.factors has the key 'spread'"),
         ("{factors: {spread.n: {min: 2, max: 2}}}", "chaos.factors.spread.n"),
         ("{factors: {spread.n: {min: 1}}}", "chaos.factors.spread.n"),
         ("{factors: {spread.n: []}}", "chaos.factors.spread.n"),

@@ -142,6 +142,23 @@ def test_goldens_are_looked_at_before_anything_runs(project: Project) -> None:
     assert "  there is no base: " in none.stdout
 
 
+def test_a_scenario_that_is_not_steady_is_to_be_replayed_as_the_gate_has_run_it(project: Project) -> None:
+    project.change("Another sign in every process", "SIGN = 1.0", "SIGN = 1.0\nimport os\nSIGN = float(os.getpid())")
+    words = ("--golden", "goldens", "--accept", "--reason", "the first ones", "--set", "num_steps=2")
+    done = gate(project, *words)
+    assert done.code == ExitCode.NOT_COMPARABLE, done.stderr
+    assert "  look closer: rlharness replay sums --size smoke --set num_steps=2\n" in done.stdout
+
+
+def test_below_the_project_it_says_where_the_scenarios_are(project: Project) -> None:
+    below = project.directory / "src"
+    below.mkdir(exist_ok=True)
+    done = type_command(below, "gate")
+    assert done.code == ExitCode.USAGE_ERROR
+    assert "there is no scenario to gate" in done.stderr
+    assert "  remedy: cd ..: its scenarios are sums\n" in done.stderr
+
+
 def test_without_a_base_nothing_passes(project: Project) -> None:
     done = gate(project)
     assert done.code == ExitCode.NOT_COMPARABLE

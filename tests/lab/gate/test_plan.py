@@ -164,6 +164,20 @@ def test_a_package_of_an_environment_that_lies_in_the_checkout_is_the_same_on_bo
         assert "the same code on both sides" in check_origin(base, scene.envelope, found.root)
 
 
+def test_keys_that_are_perhaps_misspelt_are_told_of_the_head_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = Project(tmp_path / "project")
+    found = Checkout(project.directory, project.environ)
+    given = options(project.directory, "--set", "num_stesp=2", "--set", "new=1")
+    with open_worktrees(found) as worktrees, worktrees.at(found.commit("HEAD")) as base:
+        scene = head_scene("sums", worktrees.working_tree, given)
+        told = "rlharness: note: --set num_stesp: config has no such key; did you mean num_steps?\n"
+        assert capsys.readouterr().err == told
+        assert base_scene(scene, worktrees.working_tree, base, given) is not None
+        assert capsys.readouterr().err == "", "once"
+
+
 def test_many_keys_are_counted() -> None:
     base, head = ({str(number): side for number in range(9)} for side in "ab")
     assert other_identity(base, head)[-1] == "and 4 more keys"

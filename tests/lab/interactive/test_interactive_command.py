@@ -47,7 +47,7 @@ def stand(directory: Path, text: str, *words: str) -> Done:
 @pytest.mark.timeout(120)
 def test_somebody_walks_through_a_step_and_back_and_looks_at_both_runs(runs: Path) -> None:
     lines = (
-        "back\nlist\nnext\nlist sync\nn adv\nback\nbreak weight\nc\nlist\nshow backward/weight [0:2]\n"
+        "back\nlist\nnext\nback\nnext\nlist sync\nn adv\nback\nbreak weight\nc\nlist\nshow backward/weight [0:2]\n"
         "show backward/weight [62:]\nshow weight [64]\nshow names [0]\ncompare names\ncompare backward/weight\n"
         "compare backward/weight [60:]\nbreak wieght\nbreak optim\nclear opt\nc\nc\nb\n"
     )
@@ -58,6 +58,9 @@ def test_somebody_walks_through_a_step_and_back_and_looks_at_both_runs(runs: Pat
         "at the beginning of step 3\n  run again from the beginning: steps 0 to 2 came out as recorded, every bit\n"
         "(step 3, beginning) back\nthis is the beginning of step 3 already: there is nothing to run again\n"
         "(step 3, beginning) list\nnothing was recorded so far\n(step 3, beginning) next\n"
+        "  rollout       2 values: as recorded; 2 NOT as in the other run, first names\n"
+        "before reward\n(step 3, before reward) back\n"
+        "at the beginning of step 3\n(step 3, beginning) next\n"
         "  rollout       2 values: as recorded; 2 NOT as in the other run, first names\n"
         "before reward\n(step 3, before reward) list sync\nnothing of sync was recorded so far\n"
         "(step 3, before reward) n adv\n"
@@ -82,8 +85,10 @@ def test_somebody_walks_through_a_step_and_back_and_looks_at_both_runs(runs: Pat
     assert f"  the first, [0]: here {first}, there " in compared
     assert "  its root is the recorded one, " in said
     assert "\n'b' is short for back and break\n" in said
+    assert "rlharness: going back: step 3 is run again, to its beginning\n" in done.stderr
+    assert "rlharness: going back: step 3 is run again, through its first 2 values\n" in done.stderr
     assert "rlharness: b is run again, up to the end of step 3\n" in done.stderr
-    assert {path.name for path in (runs / "walk").glob("run-*")} == {"run-1", "run-2", "run-3"}
+    assert {path.name for path in (runs / "walk").glob("run-*")} == {f"run-{number}" for number in range(1, 5)}
 
 
 @pytest.mark.timeout(120)

@@ -12,11 +12,11 @@ from harness.lab.interactive.slices import (
     Slice,
     parse_slices,
     part_bytes,
-    place_of_element,
     ranges_of,
     shape_of,
     slices_text,
 )
+from harness.trace.element_diff import coordinates
 from tests.trace.traces import SEEDED
 
 torch = pytest.importorskip("torch")
@@ -65,8 +65,8 @@ def test_a_part_has_the_elements_that_torch_says_and_what_it_has_not_is_refused(
     numbers = expected.reshape(-1).tolist()
     assert part_bytes(data, shape, ranges) == struct.pack(f"<{len(numbers)}i", *numbers)
     for at, number in enumerate(numbers):
-        place = place_of_element(at, ranges)
-        assert int(tensor[place]) == number
+        place = coordinates(at, ranges)
+        assert int(tensor[tuple(place)]) == number
 
 
 @pytest.mark.parametrize(

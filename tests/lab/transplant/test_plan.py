@@ -13,7 +13,8 @@ from harness.lab.recorded_run import RecordedRun
 from harness.lab.transplant.plan import TransplantPlan, first_difference, make_plan
 from harness.trace.chain import Leaf
 from harness.trace.reader import read_trace
-from tests.trace.traces import LEAVES, SEEDED, flip_bit, steps_of, write
+from tests.trace.test_ops import operation
+from tests.trace.traces import LEAVES, SEEDED, flip_bit, steps_of, write, write_ops
 
 CALL = EntryCall("a:b", {})
 NUM_STEPS = 6
@@ -90,7 +91,7 @@ def test_a_step_that_is_asked_for_is_where_it_begins(tmp_path: Path) -> None:
         (("weights",), {"step": 3}, "--take weights: the two runs have the same values in step 3", "--take loss"),
         (("weights",), {"step": 0}, "the weights of step 0 are not recorded in both runs", "--step 1"),
         ((), {"step": 0}, "in step 0 nothing differs that could be put in", "--step 1"),
-        (("loss",), {"step": 9}, "--step 9", ""),
+        (("loss",), {"step": 9}, "--step 9", "leave it out to begin where what is taken differs"),
         (("sync",), {}, "records no sync in step 1", ""),
     ],
 )
@@ -101,6 +102,23 @@ def test_what_is_not_there_to_put_is_refused_before_any_run(
         planned(tmp_path, LATER, *takes, **options)
     assert what in str(refused.value)
     assert refused.value.remedy == remedy
+
+
+def test_an_operation_that_a_record_of_the_step_does_not_have_is_refused_before_any_run(tmp_path: Path) -> None:
+    runs = run(tmp_path / "a"), run(tmp_path / "b", *LATER)
+    write_ops(runs[1].directory, [operation(0), operation(1)], step=1)
+    (at_the_end,) = make_plan(*runs, ["op:1"], step=None, num_steps=None, is_once=False).grafts
+    assert at_the_end.title == "op:1, at step 1 only"
+    with pytest.raises(UsageError) as refused:
+        make_plan(*runs, ["op:1", "op:2"], step=None, num_steps=None, is_once=False)
+    what, legal = f"--take op:2: step 1 of {runs[1].directory} has 2 operations", "op:0 to op:1"
+    remedy = f"rlharness replay {runs[0].directory} --step 1 --op --against {runs[1].directory} names one that differs"
+    assert (refused.value.what, refused.value.legal, refused.value.remedy) == (what, legal, remedy)
+    (elsewhere,) = make_plan(*runs, ["op:2"], step=3, num_steps=None, is_once=False).grafts
+    assert elsewhere.first == 3, "nobody knows before a run"
+    write_ops(runs[1].directory, [operation(0)], step=3, problem="its disk was full")
+    (torn,) = make_plan(*runs, ["op:2"], step=3, num_steps=None, is_once=False).grafts
+    assert torn.first == 3, "the record is not whole"
 
 
 def test_the_weights_of_a_step_are_looked_at_where_they_were_made(tmp_path: Path) -> None:

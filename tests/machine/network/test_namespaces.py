@@ -37,6 +37,20 @@ import asyncio
 from harness.machine.network.interfaces import is_name_asked_in_vain
 print(asyncio.run(is_name_asked_in_vain("127.0.0.1", limit_s=1)), flush=True)
 """
+DIES_LATE = """
+import ctypes, threading
+from scenarios.networks import host as hosts
+
+PR_SET_CHILD_SUBREAPER = 36
+assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+hosts.SETTING_UP_S = 5.0
+at_once = hosts.Host.end_all
+hosts.Host.end_all = lambda one: threading.Timer(0.5, at_once, [one]).start()
+with hosts.host("late", {}) as one:
+    done = one.run("sleep", "60", timeout_s=0.1)
+print(done.exit_code, flush=True)
+"""
+"""Adopts orphans, and runs on a host what has not died yet when its time is up and it was told to end."""
 LONG_S = 60.0
 
 
@@ -253,3 +267,12 @@ def test_hosts_come_and_go_without_a_trace() -> None:
         with host("gamma", {}):
             pass
     assert interfaces() == before
+
+
+def test_a_host_ends_whose_program_dies_late() -> None:
+    """Whoever adopts orphans would be left with a zombie of it, and the host could not end before that is reaped."""
+    argv = [sys.executable, "-c", DIES_LATE]
+    done = subprocess.run(
+        argv, cwd=ROOT, env=environment({}), capture_output=True, text=True, timeout=LONG_S, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr

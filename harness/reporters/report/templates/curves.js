@@ -44,7 +44,14 @@
   };
 
   const number = (value) => (value == null ? "–" : String(+value.toPrecision(6)));
-  const compact = (values) => values.map((value) => (value == null ? "" : String(+value.toPrecision(4))));
+
+  // Labels of an axis: as few digits as tell one from the other.
+  const compact = (values) => {
+    const told = values.filter((value) => value != null);
+    const digits = [4, 6, 8, 10, 12, 14].find((each) => new Set(told.map((value) => value.toPrecision(each))).size === told.length);
+    return values.map((value) => (value == null ? "" : String(+value.toPrecision(digits || 17))));
+  };
+  const room = (_, labels) => Math.max(58, 18 + 7 * Math.max(0, ...(labels || []).map((label) => label.length)));
   const axis = (extra) => ({
     stroke: () => page.colour("muted"),
     grid: { stroke: () => page.colour("rule"), width: 1 },
@@ -53,10 +60,14 @@
     ...extra,
   });
 
-  // A line that never moves gets room around it, not an axis to a hundred.
-  const widened = (_, low, high) => (low === high
-    ? [low - (Math.abs(low) * 0.1 || 1), high + (Math.abs(high) * 0.1 || 1)]
-    : uPlot.rangeNum(low, high, 0.08, true));
+  // A line that never moves gets room around it, not an axis to a hundred; one that hardly does is what is shown.
+  const widened = (_, low, high) => {
+    const span = high - low;
+    const size = Math.max(Math.abs(low), Math.abs(high));
+    if (span < 1e-12 * size || span === 0) return [low - (Math.abs(low) * 0.1 || 1), high + (Math.abs(high) * 0.1 || 1)];
+    if (span < 1e-3 * size) return [low - 0.08 * span, high + 0.08 * span];
+    return uPlot.rangeNum(low, high, 0.08, true);
+  };
 
   const distances = (lines) => lines.slice(1).map((line) => line.map((value, at) => {
     const other = lines[0][at];
@@ -81,7 +92,7 @@
       scales: { x: { time: false }, y: isDistance ? { distr: 3 } : { range: widened } },
       axes: [
         axis({ size: 26, gap: 3, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5, 1e6] }),
-        axis({ size: 58, gap: 4, values: (_, values) => compact(values) }),
+        axis({ size: room, gap: 4, values: (_, values) => compact(values) }),
       ],
       series: [
         { label: "step", value: (_, value) => (value == null ? "–" : value) },

@@ -170,7 +170,7 @@
         ctx.fillStyle = this.colours.muted;
         ctx.font = `11px ${this.colours.font}`;
         const more = row.names.length > 1 ? ` +${row.names.length - 1}` : "";
-        ctx.fillText(this.fitted(ctx, row.names[0] + more, this.gutter - 28), 20, middle);
+        ctx.fillText(this.fitted(ctx, row.names[0] + more + (row.part ? " (part)" : ""), this.gutter - 28), 20, middle);
       }
       this.drawCells(ctx, line, top);
     }
@@ -347,7 +347,7 @@
       const [start, end, numSteps] = this.data.columns[column];
       const steps = numSteps > 1 ? `steps ${start} to ${end}` : `step ${start}`;
       const row = line.name === null ? this.data.rows[line.rows[0]] : null;
-      const where = row ? `${this.data.phases[row.phase]} ${row.names.join(", ")}` : `${line.name}, ${line.rows.length} rows`;
+      const where = row ? `${this.data.phases[row.phase]} ${row.names.join(", ")}${row.part ? " (part)" : ""}` : `${line.name}, ${line.rows.length} rows`;
       const { pairs, different } = this.sums(line, column);
       const said = [];
       if (this.data.onlyA[column]) said.push(`${this.data.onlyA[column]} only in A`);
