@@ -1,6 +1,6 @@
 """Whether anything that must not matter does: every shipped scenario in its full size, 200 perturbations of each.
 
-    python tests/benchmarks/chaos.py --size smoke                       # an hour or two
+    python tests/benchmarks/chaos.py --size smoke                       # two or three hours
     python tests/benchmarks/chaos.py --scenarios grpo_sorting --size smoke --count 20
 
 Each is `rlharness chaos SCENARIO` as a user types it, one after another. Exit status 1 where anything is found. A
