@@ -17,6 +17,7 @@ from harness.machine.levels import OFF, level_variables
 from harness.machine.recorded_env import recorded_env
 from harness.machine.scratch import remove_tree
 from harness.reporters.text import path_text
+from harness.trace.fingerprint import is_intels
 from harness.trace.redaction import redact_argv
 
 TRAIN = ("rlharness", "train")
@@ -55,7 +56,8 @@ class Envelope:
 
     def level_env(self, environ: Mapping[str, str]) -> dict[str, str]:
         """The variables of its level; UsageError where the user has set what excludes it."""
-        return level_variables(self.level, environ, is_held_by_entry=self.call is not None)
+        is_held = self.call is not None
+        return level_variables(self.level, environ, is_held_by_entry=is_held, is_intels=is_intels())
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,11 @@ from harness.errors import UsageError
 
 OFF, RERUN, INVARIANT = "off", "rerun", "invariant"
 FALSE = "(?i)false|0"
+STRICT = {"MKL_CBWR": "AUTO,STRICT"}
+"""What `invariant` sets on Intel's processors in place of the table: MKL's strict mode, which it has there alone.
+
+Products then depend neither on threads nor on how many rows there are.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +108,14 @@ SETTINGS = (
 )
 
 
-def level_variables(level: str, environ: Mapping[str, str], *, is_held_by_entry: bool = False) -> dict[str, str]:
+def level_variables(
+    level: str, environ: Mapping[str, str], *, is_held_by_entry: bool = False, is_intels: bool = False
+) -> dict[str, str]:
     """Every variable of the level as the program shall have it: the user's value where it serves, else the level's.
 
-    `is_held_by_entry`: the program is the entry of a scenario, which holds `invariant` itself. UsageError, which names
-    them all, where the user has set what excludes the level; where nobody can hold the level from outside the program;
-    where there is no such level.
+    `is_held_by_entry`: the program is the entry of a scenario, which holds `invariant` itself; `is_intels`: the
+    processor is Intel's. UsageError, which names them all, where the user has set what excludes the level; where nobody
+    can hold the level from outside the program; where there is no such level.
     """
     if level == OFF:
         return {}
@@ -130,4 +137,5 @@ def level_variables(level: str, environ: Mapping[str, str], *, is_held_by_entry:
             legal="; ".join(s.legal for s in conflicts),
             remedy="unset " + " ".join(s.name for s in conflicts),
         )
-    return {s.name: environ.get(s.name) or s.value for s in settings}
+    values = {s.name: s.value for s in settings} | (STRICT if level == INVARIANT and is_intels else {})
+    return {name: environ.get(name) or value for name, value in values.items()}

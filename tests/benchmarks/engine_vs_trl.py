@@ -32,7 +32,7 @@ from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.numerics.certificate import machine
-from rlcore.numerics.product import product
+from rlcore.numerics.product import be_strict, product
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = Path(__file__).parent / "one_step"
@@ -139,13 +139,16 @@ def children(size: Size) -> Iterator[list[Child]]:
         errors = stack.enter_context((Path(directory) / "errors").open("w+"))
         started = []
         for name, command in commands(size, model).items():
+            own = dict(environ)
+            if name == INVARIANT:  # as `rlharness train` starts it
+                be_strict(own)
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env=environ,
+                env=own,
                 cwd=directory,
             )
             started.append(Child(name, stack.enter_context(process)))

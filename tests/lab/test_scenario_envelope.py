@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,16 @@ def test_sizes_levels_and_entries_count_by_what_they_do(tmp_path: Path) -> None:
     other = envelope(tmp_path, level="rerun")
     assert (other.level, other.identity["(level)"]) == ("rerun", "rerun")
     assert other.typed[-2:] == ("--level", "rerun")
+
+
+@pytest.mark.parametrize(("is_intels", "mode"), [(True, "AUTO,STRICT"), (False, "AUTO")])
+def test_mkl_is_strict_on_processors_that_know_the_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_intels: bool, mode: str
+) -> None:
+    monkeypatch.setattr("harness.lab.envelope.is_intels", lambda: is_intels)
+    found = replace(envelope(tmp_path), level="invariant")
+    assert found.level_env({})["MKL_CBWR"] == mode
+    assert replace(found, level="rerun").level_env({})["MKL_CBWR"] == "AUTO"
 
 
 def test_secrets_are_in_what_the_entry_gets_and_nowhere_else(tmp_path: Path) -> None:

@@ -98,6 +98,11 @@ def test_an_entry_that_holds_invariant_is_given_what_settles_how_something_is_co
     free = {"PYTHONHASHSEED", "OMP_DYNAMIC", "MKL_DYNAMIC"}
     assert invariant == {name: value for name, value in rerun.items() if name not in free}
     assert level_variables(RERUN, {}, is_held_by_entry=True) == rerun
+    strict = level_variables(INVARIANT, {}, is_held_by_entry=True, is_intels=True)
+    assert strict == invariant | {"MKL_CBWR": "AUTO,STRICT"}
+    assert level_variables(RERUN, {}, is_intels=True) == rerun
+    chosen = level_variables(INVARIANT, {"MKL_CBWR": "AVX2"}, is_held_by_entry=True, is_intels=True)
+    assert chosen["MKL_CBWR"] == "AVX2"
     told = perturbation(rerun, 1)
     assert {f"variable {name}" for name in free} == told.keys() & {f"variable {name}" for name in rerun}, (
         "what is of no matter is what the fingerprint tells as such"

@@ -17,24 +17,9 @@ from rlcore.numerics import product as module
 from rlcore.numerics.cases import with_gradients
 from rlcore.numerics.probe import num_threads
 from rlcore.numerics.product import product
+from tests.rlcore.numerics.rows_alone import ROWS_ALONE, needs_strict_mkl
 
 needs_onednn = pytest.mark.skipif(not module.HAS_ONEDNN, reason="this torch has no oneDNN: products are torch's own")
-needs_strict_mkl = pytest.mark.skipif(
-    module.LIBRARY == "oneDNN" or not module.HAS_MKL,
-    reason="products are not MKL's here, or not in its strict mode",
-)
-ROWS_ALONE = """
-import os, torch
-import rlcore.numerics.product as module
-module.be_strict(os.environ)
-draw = torch.Generator().manual_seed(0)
-x, weight, grad = (torch.randn(shape, generator=draw) for shape in ((320, 384), (512, 384), (320, 512)))
-torch.set_num_threads(1)
-whole, outer = module.product(x, weight), grad.t() @ x
-alone = all(torch.equal(module.product(x[:rows], weight), whole[:rows]) for rows in (1, 2, 4, 12, 16, 100))
-torch.set_num_threads(2)
-print(alone, torch.equal(module.product(x, weight), whole) and torch.equal(grad.t() @ x, outer))
-"""
 
 
 @contextmanager
@@ -141,7 +126,8 @@ def test_mkl_is_strict_where_nobody_chose_otherwise(before: dict[str, str], afte
 def rows_alone(chosen: str) -> str:
     """Whether a row has the bits it has alone, and a product those of one thread, where MKL_CBWR is this."""
     env = {**os.environ, "MKL_CBWR": chosen, "MKL_DYNAMIC": "FALSE"}
-    done = subprocess.run([sys.executable, "-c", ROWS_ALONE], env=env, capture_output=True, text=True, check=True)
+    code = "import os; from rlcore.numerics.product import be_strict; be_strict(os.environ); " + ROWS_ALONE
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
