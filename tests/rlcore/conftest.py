@@ -1,4 +1,7 @@
-"""MKL is asked to be strict when tests are collected: it reads its mode once, at the first product of a process."""
+"""MKL is asked to be strict when tests are collected, for as cheap a recipe as in a run.
+
+Where something computed before, in an import of tensordict say, it is not, and tests hold with a dearer one.
+"""
 
 import os
 

@@ -13,7 +13,7 @@ ROWS_ALONE = "from tests.rlcore.numerics.rows_alone import rows_alone; print(row
 
 
 def rows_alone() -> str:
-    """ "True True", where both hold."""
+    """Two words, each "True" where that holds."""
     draw = torch.Generator().manual_seed(0)
     x, weight, grad = (torch.randn(shape, generator=draw) for shape in ((320, 384), (512, 384), (320, 512)))
     with num_threads(1):
