@@ -1,7 +1,8 @@
 """At level invariant twenty steps have the same bits under every perturbation, and not when a mechanism is taken out.
 
 Everything recorded is compared: tokens, log-probabilities, rewards, advantages, losses, gradients, weights and the
-optimizer's state of every step. Perturbations are drawn by hypothesis; RLHARNESS_LONG=1 draws 300 in place of 4.
+optimizer's state of every step. Perturbations, and whether and where the process is lost and resumed, are drawn by
+hypothesis; RLHARNESS_LONG=1 draws 300 in place of 4.
 """
 
 import os
@@ -26,6 +27,7 @@ from rlcore.errors import CheckpointError, LevelError, StepError
 from rlcore.numerics.tree_sum import TreeSum
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.training.lanes import Lane, lanes_by_budget
+from rlcore.training.run import train
 from tests.rlcore.training.recorded import Digests, Lost, config, first_difference, recorded
 
 NUM_EXAMPLES = 300 if os.environ.get("RLHARNESS_LONG") else 4
@@ -50,6 +52,8 @@ perturbations = st.fixed_dictionaries(
         "world_size": st.sampled_from([1, 2, 4]),
     }
 )
+losses = st.none() | st.tuples(st.integers(0, 18), st.integers(1, 4))
+"""The step at whose end the process is lost, and how often a checkpoint is written; none: it runs through."""
 
 
 @pytest.fixture(scope="module")
@@ -80,17 +84,34 @@ def with_section(of: RunConfig, name: str, values: Mapping[str, Any]) -> RunConf
 @pytest.mark.parametrize("variant", VARIANTS)
 @settings(max_examples=NUM_EXAMPLES, deadline=None, derandomize=True,
           suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])  # fmt: skip
-@given(perturbation=perturbations)
+@given(perturbation=perturbations, lost=losses)
 def test_perturbations_move_no_bit(
     variant: str,
     perturbation: dict[str, Any],
+    lost: tuple[int, int] | None,
     undisturbed: Callable[[str], Digests],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    found = recorded(perturbed(variant, **perturbation), tmp_path_factory.mktemp("perturbed"))
+    of, first = perturbed(variant, **perturbation), 0
+    if lost is not None:
+        of, first = lost_and_resumed(of, *lost, tmp_path_factory.mktemp("lost"), undisturbed(variant))
+    found = recorded(of, tmp_path_factory.mktemp("perturbed"))
     assert first_difference(undisturbed(variant), found) is None
-    assert found.leaves.keys() == undisturbed(variant).leaves.keys()
-    assert len(found.curve) == 20
+    assert found.leaves.keys() == {leaf for leaf in undisturbed(variant).leaves if leaf[0] >= first}
+    assert found.curve.keys() == set(range(first, 20))
+
+
+def lost_and_resumed(
+    of: RunConfig, lost_at: int, checkpoint_every: int, directory: Path, undisturbed: Digests
+) -> tuple[RunConfig, int]:
+    """The run that goes on after the loss, and its first step; from the beginning, where nothing had been kept."""
+    of = with_section(of, "output", {"checkpoint_every": checkpoint_every})
+    before = Digests(stop_after=lost_at)
+    with pytest.raises(Lost):
+        train(of, level="invariant", directory=directory, recorder=before)
+    assert first_difference(undisturbed, before) is None
+    first = lost_at // checkpoint_every * checkpoint_every
+    return (with_section(of, "output", {"resume": str(directory)}), first) if first else (of, 0)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
