@@ -30,7 +30,9 @@ from rlcore.training.lanes import Lane, lanes_by_budget
 from rlcore.training.run import train
 from tests.rlcore.training.recorded import Digests, Lost, config, first_difference, recorded
 
-NUM_EXAMPLES = 300 if os.environ.get("RLHARNESS_LONG") else 4
+IS_LONG = bool(os.environ.get("RLHARNESS_LONG"))
+NUM_EXAMPLES = 300 if IS_LONG else 4
+TIMEOUT_S = 3 * 3600 if IS_LONG else 300
 VARIANTS: dict[str, RunConfig] = {
     "grpo": config(),
     "grpo, minibatches, epochs, a reference": config(
@@ -81,6 +83,7 @@ def with_section(of: RunConfig, name: str, values: Mapping[str, Any]) -> RunConf
 # --------------------------------------------------------------------------------------------------------- it holds
 
 
+@pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.parametrize("variant", VARIANTS)
 @settings(max_examples=NUM_EXAMPLES, deadline=None, derandomize=True,
           suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])  # fmt: skip
