@@ -4,16 +4,19 @@
 An unknown key is an error that names the nearest legal one.
 """
 
-import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 
+from rlcore.config_faults import told
 from rlcore.errors import InvalidValueError
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Texts = Annotated[tuple[str, ...], Strict(False)]
+Numbers = Annotated[tuple[float, ...], Strict(False)]
+"""Lists too; what is in them has to be what it says, like all else."""
 Level = Literal["off", "rerun", "invariant"]
 LEVELS: tuple[str, ...] = get_args(Level)
 
@@ -21,7 +24,7 @@ LEVELS: tuple[str, ...] = get_args(Level)
 class Section(BaseModel):
     """A part of a configuration."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelSection(Section):
@@ -54,9 +57,9 @@ class TaskSection(Section):
     min_length: Positive = 3
     max_length: Positive = 4
     """Letters, digits or items: what a task counts stands in it."""
-    rewards: tuple[str, ...] = ()
+    rewards: Texts = ()
     """module:function, in TRL's signature; with verl: or openrlhf: before it, in theirs; empty: the task's own."""
-    reward_weights: tuple[float, ...] = ()
+    reward_weights: Numbers = ()
     """One for each of the rewards; empty: all 1."""
     reward_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     """What an async reward function may take for a batch; more is an error, and never a reward."""
@@ -86,7 +89,7 @@ class SamplingSection(Section):
     top_k: Annotated[int, Field(ge=0)] = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    stop_strings: tuple[str, ...] = ()
+    stop_strings: Texts = ()
 
 
 class PolicySection(Section):
@@ -237,26 +240,13 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> "RunConfig":
-        num_samples = self.training.prompts_per_step * self.training.group_size
-        num_lanes, left = divmod(num_samples, self.training.lane_width)
-        if left:
-            raise ValueError(
-                f"training.lane_width {self.training.lane_width} does not divide the {num_samples} samples"
-            )
-        if num_lanes % self.training.num_minibatches:
-            raise ValueError(
-                f"training.num_minibatches {self.training.num_minibatches} does not divide the {num_lanes} lanes"
-            )
-        if (self.task.name == "file") != bool(self.task.path):
-            raise ValueError("task.path goes with task.name file, and with no other")
-        if len(self.task.reward_weights) not in (0, len(self.task.rewards)):
-            raise ValueError("task.reward_weights wants one number for each of task.rewards")
+        _check_training(self.training, self.algorithm)
+        _check_task(self.task)
         if isinstance(self.algorithm, GrpoSection):
             _check_loss_settings(self.algorithm)
         if self.correction.low > self.correction.high:
-            raise ValueError("correction.low is above correction.high")
-        if self.task.min_length > self.task.max_length:
-            raise ValueError("task.min_length is above task.max_length")
+            low, high = self.correction.low, self.correction.high
+            raise InvalidValueError(f"correction.low is {low}, above correction.high", legal=f"{high} or less")
         return self
 
     def identity(self) -> dict[str, Any]:
@@ -264,15 +254,60 @@ class RunConfig(Section):
         return self.model_dump(mode="json", exclude=set(FREE))
 
 
+def _check_training(section: TrainingSection, algorithm: GrpoSection | PpoSection) -> None:
+    num_samples = section.prompts_per_step * section.group_size
+    if num_samples % section.lane_width:
+        raise InvalidValueError(
+            f"training.lane_width is {section.lane_width}, which does not divide the {num_samples} samples of a step",
+            legal=_divisors(num_samples),
+        )
+    num_lanes = num_samples // section.lane_width
+    if num_lanes % section.num_minibatches:
+        raise InvalidValueError(
+            f"training.num_minibatches is {section.num_minibatches}, which does not divide the {num_lanes} lanes of a"
+            " step",
+            legal=_divisors(num_lanes),
+        )
+    if section.group_size == 1 and isinstance(algorithm, GrpoSection) and algorithm.advantage != "remax":
+        raise InvalidValueError(
+            f"training.group_size is 1, and advantage {algorithm.advantage} compares the completions of a prompt",
+            legal="2 or more; 1 with algorithm.advantage remax, or with algorithm.name ppo",
+        )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(each) for each in range(1, number + 1) if number % each == 0)
+
+
+def _check_task(section: TaskSection) -> None:
+    if (section.name == "file") != bool(section.path):
+        raise InvalidValueError(
+            f"task.path is {section.path!r}, and task.name {section.name}",
+            legal="a path with the name file, and none with another",
+        )
+    if len(section.reward_weights) not in (0, len(section.rewards)):
+        raise InvalidValueError(
+            f"task.reward_weights has {len(section.reward_weights)} numbers",
+            legal=f"one for each of task.rewards, {len(section.rewards)}, or none",
+        )
+    if section.min_length > section.max_length:
+        raise InvalidValueError(
+            f"task.min_length is {section.min_length}, above task.max_length", legal=f"1 to {section.max_length}"
+        )
+
+
 def _check_loss_settings(section: GrpoSection) -> None:
-    """ValueError for a setting of another loss: it would change nothing."""
+    """InvalidValueError for a setting of another loss: it would change nothing."""
     for name, losses in (
         ("mask_low", ("dppo_tv", "ipo")),
         ("mask_high", ("dppo_tv", "ipo")),
         ("proximal_coef", ("dppo_tv", "ipo", "masked_is")),
     ):
         if getattr(section, name) is not None and section.loss not in losses:
-            raise ValueError(f"algorithm.{name} goes with loss {', '.join(losses)}, and this is {section.loss}")
+            raise InvalidValueError(
+                f"algorithm.{name} goes with loss {', '.join(losses)}, and this is {section.loss}",
+                remedy=f"leave algorithm.{name} out, or set algorithm.loss",
+            )
 
 
 def read_config(payload: Mapping[str, Any]) -> RunConfig:
@@ -280,39 +315,4 @@ def read_config(payload: Mapping[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(payload)
     except ValidationError as error:
-        faults = list(_faults(error))
-        raise InvalidValueError(
-            "; ".join(what for what, _ in faults), legal="; ".join(legal for _, legal in faults if legal)
-        ) from None
-
-
-def _faults(error: ValidationError) -> Iterator[tuple[str, str]]:
-    """What is wrong, and what would be right, of each fault."""
-    for fault in error.errors():
-        # A discriminated union puts the name of the chosen model into the place: algorithm.grpo.clip.
-        place = [
-            str(part) for part in fault["loc"] if (fault["loc"][:1] != ("algorithm",) or part not in ("grpo", "ppo"))
-        ]
-        dotted = ".".join(place)
-        if fault["type"] == "extra_forbidden":
-            yield f"unknown key {dotted}", _nearest(fault["loc"])
-        elif dotted:
-            yield f"{dotted} is {fault.get('input')!r}", fault["msg"]
-        else:
-            yield fault["msg"].removeprefix("Value error, "), ""
-
-
-def _nearest(loc: tuple[int | str, ...]) -> str:
-    """The legal keys at an unknown one's place, the nearest first."""
-    model: Any = RunConfig
-    for part in loc[:-1]:
-        if model is RunConfig and part == "algorithm":
-            continue
-        if part in ("grpo", "ppo"):
-            model = GrpoSection if part == "grpo" else PpoSection
-            continue
-        model = model.model_fields[str(part)].annotation
-    names = list(model.model_fields)
-    near = difflib.get_close_matches(str(loc[-1]), names, n=1, cutoff=0.5)
-    told = ", ".join(names)
-    return f"{near[0]}? All: {told}" if near else told
+        raise told(error, RunConfig) from None

@@ -1,0 +1,120 @@
+"""A configuration is taken as it is meant or refused by its dotted key, in the words of who wrote it."""
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from rlcore.config import GrpoSection, PpoSection, RunConfig, read_config
+from rlcore.errors import InvalidValueError
+
+LEAST: dict[str, Any] = {"task": {"name": "sorting"}, "algorithm": {"name": "grpo"}}
+
+
+def with_value(dotted: str, value: Any, algorithm: str = "grpo") -> dict[str, Any]:
+    """The least that a configuration has to hold, and a value at a dotted key."""
+    payload: dict[str, Any] = {"task": dict(LEAST["task"]), "algorithm": {"name": algorithm}}
+    *sections, key = dotted.split(".")
+    place = payload
+    for section in sections:
+        place = place.setdefault(section, {})
+    place[key] = value
+    return payload
+
+
+def keys(model: type[BaseModel] = RunConfig, above: str = "") -> Iterator[tuple[str, str]]:
+    """Every dotted key, and the algorithm with which it goes."""
+    for name, field in model.model_fields.items():
+        kinds = [field.annotation, *get_args(field.annotation)]
+        sections = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        yield f"{above}{name}", "ppo" if model is PpoSection else "grpo"
+        for section in sections:
+            yield from keys(section, f"{above}{name}.")
+
+
+KEYS = sorted(set(keys()))
+
+
+@pytest.mark.parametrize(("dotted", "algorithm"), KEYS)
+@given(value=st.sampled_from([float("nan"), {"no": 1}, [[]], object()]))
+def test_what_no_key_takes_is_refused_by_its_key_without_pydantics_words(
+    dotted: str, algorithm: str, value: Any
+) -> None:
+    payload = with_value(dotted, value, algorithm)
+    with pytest.raises(InvalidValueError) as refused:
+        read_config(payload)
+    assert dotted in refused.value.what
+    assert refused.value.legal
+    assert "Input" not in str(refused.value)
+    assert "Section" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("dotted", "value", "what", "legal"),
+    [
+        ("optimizer.learning_rate", True, "optimizer.learning_rate is True", "a number"),
+        ("optimizer.learning_rate", "1e-3", "optimizer.learning_rate is '1e-3'", "a number"),
+        ("seed", True, "seed is True", "a whole number"),
+        ("seed", 1.0, "seed is 1.0", "a whole number"),
+        ("task.shuffles_rewards", 1, "task.shuffles_rewards is 1", "true or false"),
+        ("task.rewards", "a:b", "task.rewards is 'a:b'", "a list"),
+        ("task.rewards", ["a:b", 1], "task.rewards.1 is 1", "text"),
+        ("training.num_steps", 0, "training.num_steps is 0", "1 or more"),
+        ("model.family", "gpt", "model.family is 'gpt'", "'llama', 'qwen2' or 'qwen3'"),
+        ("algorithm.name", "pgo", "algorithm.name is 'pgo'", "'grpo', 'ppo'"),
+        ("algorithm", 3, "algorithm is 3", "keys with values"),
+        ("training", None, "training is None", "keys with values"),
+    ],
+)
+def test_a_value_of_another_kind_is_no_value(dotted: str, value: Any, what: str, legal: str) -> None:
+    with pytest.raises(InvalidValueError) as refused:
+        read_config(with_value(dotted, value))
+    assert (refused.value.what, refused.value.legal) == (what, legal)
+
+
+def test_a_list_and_a_whole_number_stand_for_what_is_meant() -> None:
+    found = read_config(with_value("sampling.stop_strings", ["."]) | {"optimizer": {"learning_rate": 1}})
+    assert found.sampling.stop_strings == (".",)
+    assert found.optimizer.learning_rate == 1.0
+
+
+@pytest.mark.parametrize(
+    ("dotted", "nearest", "section"),
+    [("traning", "training", RunConfig), ("algorithm.clip_eps", "clip_eps_low", GrpoSection)],
+)
+def test_an_unknown_key_is_told_with_the_nearest_and_all(dotted: str, nearest: str, section: type[BaseModel]) -> None:
+    with pytest.raises(InvalidValueError) as refused:
+        read_config(with_value(dotted, 1))
+    assert refused.value.what == f"unknown key {dotted}"
+    assert refused.value.legal == f"{nearest}? All: {', '.join(section.model_fields)}"
+
+
+def test_several_faults_are_told_at_once() -> None:
+    with pytest.raises(InvalidValueError) as refused:
+        read_config({"seed": -1, "algorithm": {"name": "ppo", "gamma": 2}})
+    assert refused.value.what == "seed is -1; task is missing; algorithm.gamma is 2"
+    assert refused.value.remedy == "set task"
+
+
+@pytest.mark.parametrize(
+    ("training", "what", "legal"),
+    [
+        ({"lane_width": 3}, "training.lane_width is 3, which does not divide the 64 samples", "1, 2, 4, 8, 16, 32, 64"),
+        ({"num_minibatches": 3}, "training.num_minibatches is 3, which does not divide the 8 lanes", "1, 2, 4, 8"),
+        ({"group_size": 1}, "training.group_size is 1, and advantage grpo compares", "2 or more"),
+    ],
+)
+def test_what_does_not_fit_together_is_told_with_what_would(training: dict[str, int], what: str, legal: str) -> None:
+    with pytest.raises(InvalidValueError) as refused:
+        read_config({**LEAST, "training": training})
+    assert refused.value.what.startswith(what)
+    assert refused.value.legal.startswith(legal)
+
+
+@pytest.mark.parametrize("algorithm", [{"name": "grpo", "advantage": "remax"}, {"name": "ppo"}])
+def test_one_completion_a_prompt_is_enough_where_nothing_is_compared(algorithm: dict[str, str]) -> None:
+    found = read_config({**LEAST, "algorithm": algorithm, "training": {"group_size": 1}})
+    assert found.training.group_size == 1
