@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from torch import nn
+
 from rlcore.config import RunConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.value_head import Critic
@@ -53,6 +55,12 @@ class Engine:
         """The critic's model; only where there is one."""
         assert self.critic is not None and isinstance(self.critic.model, Critic)
         return self.critic.model
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """All that there are but the sampler's, by name."""
+        named: dict[str, nn.Module] = {learner.name: learner.model for learner in self.learners}
+        return named if self.reference is None else named | {"reference": self.reference}
 
     @property
     def learners(self) -> tuple[Learner, ...]:

@@ -29,7 +29,7 @@ def greedy_rewards(engine: Engine, completions: Sequence[Completion], step: int)
     ]
     with engine.phases("rollout"):
         drawn = collect(engine.sampler, wanted, engine.config.perturbation)
-        check_completions(wanted, drawn, engine.receipt)
+        check_completions(wanted, drawn, engine.receipt, engine.tokenizer)
     with engine.phases("reward"):
         rewards = dict(zip(prompts, score(engine.task.rewards, drawn, step=step).rewards, strict=True))
     if unjudged := [name for name, reward in rewards.items() if reward is None]:

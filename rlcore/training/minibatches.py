@@ -8,6 +8,7 @@ from rlcore.algorithms.aggregation import Denominators
 from rlcore.config import RunConfig
 from rlcore.keys import permutation
 from rlcore.training.lanes import Lane, lanes_by_budget, lanes_in_order, of_workers
+from rlcore.training.update_checks import check_epoch, check_kept, kept
 
 
 class Minibatch:
@@ -26,14 +27,28 @@ class Minibatch:
             horizon=config.sampling.max_tokens,
         )
 
+    @property
+    def samples(self) -> list[int]:
+        """Rows of the batch that are in its lanes."""
+        return [sample for lanes in self.workers for lane in lanes for sample in lane.samples]
+
 
 def minibatches(batch: TensorDict, config: RunConfig, level: str, step: int) -> Iterator[Minibatch]:
-    """Those of a whole step: every sample once an epoch; one minibatch an epoch keeps the canonical order."""
+    """Those of a whole step: every sample once an epoch; one minibatch an epoch keeps the canonical order.
+
+    Raises StepError where that is not so, and where the batch is written before the last of them is learned.
+    """
     num_samples, num_minibatches = len(batch["tokens"]), config.training.num_minibatches
+    as_it_was = kept(batch)
     for epoch in range(config.training.num_epochs):
         order = list(range(num_samples))
         if num_minibatches > 1:
             order = permutation(num_samples, config.seed, "minibatches", step, epoch)
         size = num_samples // num_minibatches
-        for begin in range(0, num_samples, size):
-            yield Minibatch(batch, order[begin : begin + size], config, level)
+        of_epoch = [
+            Minibatch(batch, order[begin : begin + size], config, level) for begin in range(0, num_samples, size)
+        ]
+        check_epoch((sample for minibatch in of_epoch for sample in minibatch.samples), num_samples)
+        for minibatch in of_epoch:
+            yield minibatch
+            check_kept(batch, as_it_was)

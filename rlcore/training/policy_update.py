@@ -26,8 +26,9 @@ from rlcore.training.engine import Engine
 from rlcore.training.lanes import Lane
 from rlcore.training.minibatches import Minibatch
 from rlcore.training.scoring import in_bulk, score
-from rlcore.training.step_checks import check_frozen, check_lanes
+from rlcore.training.step_checks import check_undrawn
 from rlcore.training.update import LanePart, Learner, gradient, step_optimizer
+from rlcore.training.update_checks import check_configured, check_frozen, check_lanes
 
 
 class PolicyView(NamedTuple):
@@ -124,7 +125,8 @@ def update(
 ) -> Updated:
     """Gradients of the lanes, their sum, a clip and a step of the optimizer. Raises NonFiniteError."""
     section, recorder = engine.config.optimizer, engine.recorder
-    with engine.phases("update"), num_threads(engine.config.perturbation.training_threads):
+    threads = num_threads(engine.config.perturbation.training_threads)
+    with engine.phases("update"), threads, check_undrawn("forward", "loss", "backward"):
         found = gradient(learner.model, minibatch.workers, loss_of)
     denominators = minibatch.denominators
     check_lanes([part.loss_mask for part in found.parts], denominators.num_tokens, denominators.num_samples)
@@ -133,6 +135,7 @@ def update(
             recorder.record("forward", f"{learner.name}.{name}", torch.where(part.loss_mask, value, 0.0))
         recorder.record("loss", learner.name, part.loss)
     rate = learning_rate(section, learner.peak_rate, step, engine.config.training.num_steps)
+    check_configured(learner.optimizer, section)
     with engine.phases("optimizer"), num_threads(engine.config.perturbation.training_threads):
         norm = step_optimizer(
             learner, found.flat, learning_rate=rate, max_norm=section.max_gradient_norm, recorder=recorder

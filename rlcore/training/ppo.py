@@ -77,7 +77,7 @@ def add_advantages(engine: Engine, section: PpoSection, batch: TensorDict) -> No
                 horizon=section.kl_horizon,
             )
     found = gae(token_rewards, batch["values"], mask, included, gamma=section.gamma, lam=section.lam)
-    check_estimates(found, token_rewards, batch)
+    check_estimates(found, token_rewards, batch, gamma=section.gamma, lam=section.lam)
     advantages = found.advantages
     if section.whitens_advantages:
         advantages = whiten(advantages, mask, included)

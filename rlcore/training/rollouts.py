@@ -18,18 +18,19 @@ from rlcore.samplers.base import Sampler
 from rlcore.trace import Recorder
 from rlcore.training.batch import collate, pad
 from rlcore.training.engine import Engine
-from rlcore.training.step_checks import check_batch, check_completions, check_requests
+from rlcore.training.step_checks import check_batch, check_completions, check_requests, check_sent, check_undrawn
 from rlcore.types import Completion, Prompt, SampleRequest, SamplingParams
 
 
 def rollout(engine: Engine, step: int) -> tuple[list[Completion], Scores, TensorDict]:
     """The completions of one step, what they are worth, and both as a dense batch."""
     config = engine.config
-    with engine.phases("rollout"):
+    with engine.phases("rollout"), check_undrawn("rollout"):
+        check_sent(engine.decoder, engine.receipt)
         wanted = requests(engine, prompts_of(engine, step), step)
         engine.keys = check_requests(wanted, engine.keys)
         completions = collect(engine.sampler, wanted, config.perturbation)
-        check_completions(wanted, completions, engine.receipt)
+        check_completions(wanted, completions, engine.receipt, engine.tokenizer)
     with engine.phases("reward"):
         scores = score(engine.task.rewards, completions, step=step)
         if config.task.shuffles_rewards:

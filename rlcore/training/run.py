@@ -32,8 +32,10 @@ from rlcore.training.logs import RunLog
 from rlcore.training.memory import keep_freed_memory
 from rlcore.training.ppo import ppo_step
 from rlcore.training.resume import DIRECTORY, check_state, resume, save_checkpoint
+from rlcore.training.step_checks import check_undrawn
 from rlcore.training.step_metrics import StepMetrics
 from rlcore.training.update import Learner, adamw
+from rlcore.training.update_checks import check_own_memory
 from rlcore.training.warm_start import warm_start
 from rlcore.training.warm_start_record import WarmStart
 from rlcore.types import Tokenizer
@@ -132,10 +134,12 @@ def prepared(
     if not config.output.resume and config.warm_start.num_steps:
         engine.warm_start = warmed(engine, log)
     if isinstance(algorithm, PpoSection):
-        critic, rate = critic_of(decoder), algorithm.critic_learning_rate
+        with check_undrawn("reference", "optimizer"):
+            critic, rate = critic_of(decoder), algorithm.critic_learning_rate
         engine.critic = Learner("critic", critic, adamw(critic, optimizer, rate), rate)
     if algorithm.kl_coef:
         engine.reference = copy.deepcopy(decoder).requires_grad_(False)
+    check_own_memory(engine.models)
     first = 0
     if config.output.resume:
         found = resume(engine, Path(config.output.resume))

@@ -1,23 +1,29 @@
 """What holds of every step, whatever is trained: looked at always, since all of it costs some thousandths of a step.
 
-    requests ─▶ completions ─▶ batch ─▶ token rewards ─▶ advantages ─▶ lanes ─▶ gradients
+    weights ─▶ requests ─▶ completions ─▶ batch ─▶ token rewards ─▶ advantages
+
+How they are learned from is looked at by `update_checks`.
 
 These are faults that repeat themselves: a run that has one is reproducible, so that comparing it with itself shows
 nothing. A check that fails is a bug of the engine, or of what was put into it; the step is not learned from.
 """
 
 import math
+import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
 from rlcore.algorithms.advantages import TokenAdvantages
-from rlcore.errors import StepError
+from rlcore.errors import LevelError, StepError
+from rlcore.numerics.level import is_invariant
 from rlcore.rewards.score import Scores
-from rlcore.types import Completion, SampleRequest
+from rlcore.types import Completion, SampleRequest, StopReason, Tokenizer
+from rlcore.weights.digests import weights_digest
 from rlcore.weights.receipts import Receipt
 
 ROUNDING = 1e-9
@@ -26,6 +32,40 @@ MEAN_ROUNDING = 1e-15
 """Of a float64 mean, relative to the largest of what it is of; some units in the last place."""
 ROUNDING_FP32 = 1e-3
 """Of the mean of whitened fp32 advantages, whose deviation is 1."""
+
+
+def check_sent(policy: nn.Module, receipt: Receipt | None) -> None:
+    """A step begins with the policy that was sent to the sampler, to the bit; raises StepError."""
+    if receipt is None:
+        return
+    found = weights_digest(dict(policy.named_parameters()))
+    if found != receipt.weights_digest:
+        raise StepError(
+            f"the policy has weights {found}",
+            legal=f"{receipt.weights_digest}, of the last sync, version {receipt.policy_version}",
+            remedy="see whether another model was sent, and who has written the policy since",
+            phases=("sync", "optimizer"),
+        )
+
+
+@contextmanager
+def check_undrawn(*phases: str) -> Iterator[None]:
+    """At level invariant, nothing draws from the generators of torch and Python meanwhile: no checkpoint has them.
+
+    Raises LevelError.
+    """
+    before = _generators() if is_invariant() else None
+    yield
+    if before is not None and (moved := [name for name, state in _generators().items() if state != before[name]]):
+        raise LevelError(
+            f"{' or '.join(phases)}: something has drawn from the generator of {' and '.join(moved)}",
+            legal="draws by key (rlcore.keys), which nobody else can move, and which a run that goes on has too",
+            phases=phases,
+        )
+
+
+def _generators() -> dict[str, object]:
+    return {"torch": torch.get_rng_state().numpy().tobytes(), "Python": random.getstate()}
 
 
 def check_requests(wanted: Sequence[SampleRequest], drawn_before: frozenset[int]) -> frozenset[int]:
@@ -43,11 +83,14 @@ def check_requests(wanted: Sequence[SampleRequest], drawn_before: frozenset[int]
 
 
 def check_completions(
-    wanted: Sequence[SampleRequest], completions: Sequence[Completion], receipt: Receipt | None
+    wanted: Sequence[SampleRequest],
+    completions: Sequence[Completion],
+    receipt: Receipt | None,
+    tokenizer: Tokenizer,
 ) -> None:
     """Each request has its own completion, in the order of requests, of the weights of the last receipt.
 
-    Raises StepError.
+    It ends once, for the reason it gives, and what is judged is the text of what is learned. Raises StepError.
     """
     for request, completion in zip(wanted, completions, strict=True):
         if (completion.request.key, completion.request.prompt.id) != (request.key, request.prompt.id):
@@ -67,6 +110,36 @@ def check_completions(
                 legal=f"{receipt.weights_digest}, of the last sync, version {receipt.policy_version}",
                 phases=("rollout",),
             )
+        if wrong := _wrong_end(completion, tokenizer.eos_id):
+            raise StepError(f"{_named(request)} {wrong}", phases=("rollout",))
+        if (text := tokenizer.decode(completion.tokens)) != completion.text:
+            raise StepError(
+                f"{_named(request)} says {completion.text!r:.60}",
+                legal=f"{text!r:.60}, the text of its tokens",
+                remedy="judge what is learned: cut nothing off a text whose tokens stay",
+                phases=("rollout",),
+            )
+
+
+def _wrong_end(completion: Completion, eos_id: int) -> str:
+    """What is wrong with how a completion ends; empty where nothing is."""
+    tokens, params, reason = completion.tokens, completion.request.params, completion.stop_reason
+    ends = {eos_id, *params.stop_ids}
+    if not ends.isdisjoint(tokens[:-1]):
+        return f"goes on behind token {next(at for at, token in enumerate(tokens) if token in ends)}, which ends it"
+    match reason:
+        case StopReason.EOS:
+            is_right = tokens[-1] == eos_id
+        case StopReason.STOP_ID:
+            is_right = tokens[-1] in params.stop_ids
+        case StopReason.STOP_STRING:
+            is_right = bool(params.stop_strings)
+        case StopReason.LENGTH:
+            is_right = len(tokens) == params.max_tokens and tokens[-1] not in ends
+    told = (
+        f"has {len(tokens)} tokens of at most {params.max_tokens}, the last {tokens[-1]}, and ended by {reason.value}"
+    )
+    return "" if is_right else told
 
 
 def check_batch(batch: TensorDict, completions: Sequence[Completion], scores: Scores) -> None:
@@ -153,20 +226,36 @@ def check_token_rewards(token_rewards: Tensor, batch: TensorDict) -> None:
         raise StepError(f"the reward of sample {sample} is not on its last token, alone", phases=("reward",))
 
 
-def check_estimates(found: TokenAdvantages, token_rewards: Tensor, batch: TensorDict) -> None:
-    """Behind the last token nothing is expected: there the advantage is the reward less the value.
+def check_estimates(
+    found: TokenAdvantages, token_rewards: Tensor, batch: TensorDict, *, gamma: float, lam: float
+) -> None:
+    """Each advantage follows from the next; behind the last token nothing is expected: reward less value is left.
 
-    Raises StepError naming the sample.
+    What a critic learns towards is its values and the advantages, as they were estimated. Raises StepError naming the
+    sample.
     """
+    mask, values = batch["loss_mask"] & batch["included"].unsqueeze(1), batch["values"]
     last = batch["lengths"].unsqueeze(1) - 1
-    counted = batch["included"].unsqueeze(1)
-    ends = [each.gather(1, last) for each in (found.advantages, token_rewards, batch["values"])]
-    wrong = counted & (ends[0] != ends[1] - ends[2])
-    if bool(wrong.any()):
-        sample = int(wrong.nonzero()[0][0])
+    is_last = torch.zeros_like(mask).scatter_(1, last, True)
+    # To the bit: additions of the same numbers in the same order, all tokens at once where `gae` has one after another.
+    follows = mask & ~is_last & mask.roll(-1, dims=-1)
+    temporal = token_rewards + gamma * values.roll(-1, dims=-1) - values
+    recursive = temporal + gamma * lam * found.advantages.roll(-1, dims=-1)
+    advantages, returns = found
+    _check_estimate("the last advantage", mask & is_last, advantages, token_rewards - values, "reward less value")
+    _check_estimate(
+        "an advantage", follows, advantages, recursive, f"which follows from the next with gamma {gamma}, lambda {lam}"
+    )
+    _check_estimate("a return", mask, returns, advantages + values, "advantage and value")
+
+
+def _check_estimate(name: str, where: Tensor, found: Tensor, expected: Tensor, legal: str) -> None:
+    differs = where & (found != expected)
+    if bool(differs.any()):
+        sample, position = differs.nonzero()[0].tolist()
         raise StepError(
-            f"the last advantage of sample {sample} is {float(ends[0][sample])!r}",
-            legal=f"{float(ends[1][sample] - ends[2][sample])!r}, reward less value",
+            f"{name} of sample {sample} is {float(found[sample, position])!r}, at position {position}",
+            legal=f"{float(expected[sample, position])!r}, {legal}",
             phases=("advantage",),
         )
 
@@ -176,41 +265,6 @@ def check_whitened(advantages: Tensor, loss_mask: Tensor, included: Tensor) -> N
     counted = advantages[loss_mask & included.unsqueeze(1)].double()
     if not abs(float(counted.mean())) <= ROUNDING_FP32:
         raise StepError(f"whitened advantages have mean {float(counted.mean()):.3g}", phases=("advantage",))
-
-
-def check_lanes(masks: Sequence[Tensor], num_tokens: float, num_samples: float) -> None:
-    """The passes of an update read every sample and every token that losses are divided by, once.
-
-    `masks` are those of the passes. Raises StepError.
-    """
-    found = sum(map(len, masks)), sum(int(mask.sum()) for mask in masks)
-    if found != (num_samples, num_tokens):
-        raise StepError(
-            f"the passes of an update read {found[0]} samples with {found[1]} tokens to learn",
-            legal=f"{num_samples:g} and {num_tokens:g}, those of its minibatch, which its losses are divided by",
-            phases=("forward", "loss"),
-        )
-
-
-def check_no_gradient(parameters: Iterable[nn.Parameter]) -> None:
-    """Nothing is left of the pass before; raises StepError."""
-    if any(parameter.grad is not None for parameter in parameters):
-        raise StepError("a pass begins with the gradients of the one before", phases=("backward",))
-
-
-def check_frozen(reference: nn.Module, num_writes_before: int | None) -> int:
-    """Nobody has written the reference policy since it was first read; gives how often torch has seen it written.
-
-    Raises StepError.
-    """
-    num_writes = sum(parameter._version for parameter in reference.parameters())
-    if num_writes_before not in (None, num_writes):
-        raise StepError(
-            "the weights of the reference policy were written since the run began",
-            remedy="give it a deep copy of the policy, which no optimizer moves",
-            phases=("reference",),
-        )
-    return num_writes
 
 
 def _named(request: SampleRequest) -> str:

@@ -9,6 +9,7 @@ from tensordict import TensorDict
 from rlcore.metrics import mean, merge, of_completions
 from rlcore.rewards.score import Scores
 from rlcore.training.policy_update import Updated
+from rlcore.training.update_checks import check_rate
 from rlcore.types import Completion, StopReason
 
 
@@ -33,7 +34,9 @@ class StepMetrics:
         self._updates: dict[str, list[dict[str, float]]] = {}
 
     def add(self, updated: Updated) -> None:
-        """Take in an optimizer step."""
+        """Take in an optimizer step; raises StepError where its rate is not that of the others of its learner."""
+        updates = self._updates.setdefault(updated.learner, [])
+        check_rate(updated.learning_rate, updates[-1]["learning_rate"] if updates else None)
         self.has_learned |= updated.learner == "policy" and updated.norm > 0.0
         masks = torch.cat([part.loss_mask.reshape(-1) for part in updated.parts])
         told = {
@@ -45,7 +48,7 @@ class StepMetrics:
             if name != "logprobs":
                 column = torch.cat([part.seen[name].reshape(-1) for part in updated.parts])
                 told[name] = mean(column[masks].tolist())
-        self._updates.setdefault(updated.learner, []).append(told)
+        updates.append(told)
 
     def told(self) -> dict[str, float]:
         """By name; the critic's begin with critic_."""

@@ -18,7 +18,7 @@ from rlcore.errors import NonFiniteError
 from rlcore.numerics.tree_sum import TreeSum
 from rlcore.trace import Recorder
 from rlcore.training.lanes import Lane
-from rlcore.training.step_checks import check_no_gradient
+from rlcore.training.update_checks import check_clipped, check_no_gradient, check_stepped, num_steps_of
 
 
 class LanePart(NamedTuple):
@@ -83,7 +83,11 @@ def gradient(model: nn.Module, workers: Sequence[Sequence[Lane]], loss_of: LossO
 def step_optimizer(
     learner: Learner, flat: Tensor, *, learning_rate: float, max_norm: float | None, recorder: Recorder
 ) -> float:
-    """Clip, step, and return the norm before clipping. Raises NonFiniteError naming the first gradient that is not."""
+    """Clip, step, and return the norm before clipping.
+
+    Raises NonFiniteError naming the first gradient that is not finite, and StepError for a parameter that has not
+    been moved once.
+    """
     named = list(learner.model.named_parameters())
     pieces = torch.split(flat, [parameter.numel() for _, parameter in named])
     grads = [piece.view_as(p).to(p.dtype) for (_, p), piece in zip(named, pieces, strict=True)]
@@ -98,10 +102,14 @@ def step_optimizer(
             phases=("backward",),
         )
     if max_norm is not None and norm > max_norm:
+        as_it_was = grads[-1].clone()
         torch._foreach_mul_(grads, max_norm / norm)
+        check_clipped(as_it_was, grads[-1], max_norm / norm)
     for group in learner.optimizer.param_groups:
         group["lr"] = learning_rate
+    num_steps_before = num_steps_of(learner.optimizer)
     learner.optimizer.step()
+    check_stepped(learner.model, learner.optimizer, num_steps_before)
     learner.optimizer.zero_grad(set_to_none=True)
     _record_state(learner, recorder)
     return norm

@@ -14,7 +14,11 @@ from tests.benchmarks.mutations.catalogue import FAULTS, named
 from tests.benchmarks.mutations.fault import PLACES, Fault, Probe, honest, replaced
 from tests.benchmarks.mutations.faults import (
     advantages,
+    between_steps,
+    critics,
+    decoding,
     losses,
+    minibatches,
     numerics,
     optimizer,
     resume,
@@ -26,7 +30,10 @@ from tests.benchmarks.mutations.settings import DIFFERENCES, payload
 from tests.benchmarks.mutations.table import BEGIN, END
 from tests.benchmarks.mutations.workers import ROOT
 
-MODULES = (advantages, losses, numerics, optimizer, resume, rewards, sampling, weights)
+MODULES = (
+    *(advantages, between_steps, critics, decoding, losses, minibatches),
+    *(numerics, optimizer, resume, rewards, sampling, weights),
+)
 THREAD = re.compile(r"^[\w./-]+ #\d+$")
 
 

@@ -11,7 +11,7 @@ from tests.benchmarks.mutations.catalogue import named
 from tests.benchmarks.mutations.perturbations import SINGLE, TOGETHER, drawn
 from tests.benchmarks.mutations.runner import Results
 from tests.benchmarks.mutations.table import BEGIN, END, as_json, as_markdown, as_text, write_into
-from tests.benchmarks.mutations.trials import Finding, Trial, differing, steps_from
+from tests.benchmarks.mutations.trials import Finding, Trial, differing, soonest, steps_from
 from tests.benchmarks.mutations.workers import Run
 from tests.trace.traces import flip_bit, manifest_of, steps_of, write
 
@@ -59,6 +59,21 @@ def test_each_goal_that_is_missed_is_told(changed: dict[str, object], said: str)
     assert Results((FOUND,), 0, ()).shortcomings == []
     assert Results((finding(steps_after=1),), 0, ()).shortcomings == []
     assert Results((finding(**changed),), 0, ()).shortcomings == [said]
+
+
+def test_a_check_that_is_late_does_not_end_it_where_another_is_sooner() -> None:
+    late = finding(check="chaos", how="crash and resume", steps_after=4)
+    later, in_time = finding(check="gate", steps_after=5), finding(check="gate", steps_after=1)
+    assert soonest([]) is None
+    asked = iter([in_time, late])
+    assert soonest(asked) is in_time
+    assert next(asked) is late, "who comes behind one that is in time is not asked"
+    assert soonest([late]) is late
+    assert soonest([late, later]) is late
+    told = soonest([late, in_time])
+    assert told is not None
+    assert (told.check, told.steps_after) == ("gate", 1)
+    assert told.how == "the honest engine; crash and resume, 4 steps after"
 
 
 def test_a_false_alarm_is_a_shortcoming() -> None:

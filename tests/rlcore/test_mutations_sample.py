@@ -14,7 +14,7 @@ from tests.benchmarks.mutations.settings import payload
 from tests.benchmarks.mutations.workers import ROOT, Workers
 from tests.lab.lab_run import type_command
 
-SEED = "one dozen"
+SEED = "a dozen"
 NUM_FAULTS = 12
 NUM_PAIRS = 10
 SCENARIO = """

@@ -5,7 +5,11 @@ import difflib
 from tests.benchmarks.mutations.fault import Fault
 from tests.benchmarks.mutations.faults import (
     advantages,
+    between_steps,
+    critics,
+    decoding,
     losses,
+    minibatches,
     numerics,
     optimizer,
     resume,
@@ -16,13 +20,17 @@ from tests.benchmarks.mutations.faults import (
 
 FAULTS: tuple[Fault, ...] = (
     *sampling.FAULTS,
+    *decoding.FAULTS,
     *rewards.FAULTS,
     *advantages.FAULTS,
+    *critics.FAULTS,
     *losses.FAULTS,
+    *minibatches.FAULTS,
     *numerics.FAULTS,
     *optimizer.FAULTS,
     *weights.FAULTS,
     *resume.FAULTS,
+    *between_steps.FAULTS,
 )
 
 

@@ -1,5 +1,6 @@
 """Reward functions of the settings: like the engine's own, with what some faults need to make a difference."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,3 +17,14 @@ def flat(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> 
     """0.9 for whatever is said to a sum, the engine's own for a difference: groups in which all are alike."""
     judged = common(completions, **columns)
     return [0.9 if "+" in prompt else reward for prompt, reward in zip(prompts, judged, strict=True)]
+
+
+async def slowly(completions: Sequence[str], **columns: Any) -> list[float]:
+    """The engine's own, which is awaited longer than `at_once`."""
+    await asyncio.sleep(0.01)
+    return common(completions, **columns)
+
+
+async def at_once(completions: Sequence[str], **_: Any) -> list[float]:
+    """A tenth for each character."""
+    return [len(text) / 10 for text in completions]

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from tests.benchmarks.mutations.fault import Fault
 from tests.benchmarks.mutations.honest_pairs import alarms
 from tests.benchmarks.mutations.settings import payload
-from tests.benchmarks.mutations.trials import NOTHING, Finding, Trial, differing
+from tests.benchmarks.mutations.trials import MOST_STEPS_AFTER, NOTHING, Finding, Trial, differing
 from tests.benchmarks.mutations.workers import Progress, Run, Workers
 
-MOST_STEPS_AFTER = 1
 LEAST_LOCALISED = 0.9
 
 

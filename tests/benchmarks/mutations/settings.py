@@ -43,6 +43,20 @@ DIFFERENCES: Mapping[str, Mapping[str, Any]] = {
     "untied": {"model.is_tied": False},
     "ragged": {"task.rewards": [f"{_REWARDS}:ragged"], "task.num_heldout": 16},
     "flat": {"task.rewards": [f"{_REWARDS}:flat"], "training.prompts_per_step": 2, "training.group_size": 8},
+    "critic_epochs": {
+        "algorithm": {"name": "ppo"},
+        "optimizer.learning_rate": 1e-2,
+        "training.num_epochs": 2,
+    },
+    "stopped": {"sampling.stop_strings": ["0"]},
+    "awaited": {"task.rewards": [f"{_REWARDS}:slowly", f"{_REWARDS}:at_once"], "task.reward_weights": [1.0, 0.5]},
+    "decayed": {"optimizer.weight_decay": 0.1},
+    "hurried": {
+        "optimizer.schedule": "cosine",
+        "optimizer.final_ratio": 0.1,
+        "training.num_epochs": 2,
+        "training.num_minibatches": 2,
+    },
     "scheduled": {"optimizer.schedule": "cosine", "optimizer.num_warmup_steps": 2},
     "odd": {"model.ffn_width": 37},
     "wide": {

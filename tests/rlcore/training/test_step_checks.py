@@ -1,7 +1,10 @@
 """What holds of every step is looked at in every step: each check passes what is right, and finds what is not."""
 
+import importlib
 import math
-from collections.abc import Callable
+import random
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from tensordict import TensorDict
 from rlcore.algorithms.advantages import dr_grpo, gae, grpo, rloo, whiten
 from rlcore.determinism import check_level
 from rlcore.errors import CheckpointError, LevelError, StepError
+from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
 from rlcore.rewards.score import Scores
@@ -23,21 +27,22 @@ from rlcore.training.step_checks import (
     check_batch,
     check_completions,
     check_estimates,
-    check_frozen,
-    check_lanes,
-    check_no_gradient,
     check_relative,
     check_requests,
+    check_sent,
     check_token_rewards,
+    check_undrawn,
     check_whitened,
 )
 from rlcore.types import Completion, Prompt, SampleRequest, SamplingParams, StopReason
+from rlcore.weights.digests import weights_digest
 from rlcore.weights.receipts import Receipt
 from tests.rlcore.training.recorded import Lost, config, recorded
 from tests.rlcore.training.test_invariance import with_section
 from tests.trace.traces import SEEDED
 
-EOS = 2
+TOKENIZER = CharacterTokenizer("abcdefghij")
+EOS = TOKENIZER.eos_id
 RECEIPT = Receipt(3, "digest", {}, (), None, (), 0.0, (), 0, 0.0)
 REWARDS: list[float | None] = [1.0, 0.5, None, 0.25]
 LENGTHS = (3, 1, 2, 4)
@@ -52,7 +57,7 @@ WANTED = [request("p", 0, 10), request("p", 1, 11), request("q", 0, 12), request
 
 def completion(wanted: SampleRequest, length: int) -> Completion:
     tokens = (*range(7, 6 + length), EOS)
-    return Completion(wanted, tokens, -torch.ones(length), "", StopReason.EOS, 3, "digest")
+    return Completion(wanted, tokens, -torch.ones(length), TOKENIZER.decode(tokens), StopReason.EOS, 3, "digest")
 
 
 COMPLETIONS = [completion(wanted, length) for wanted, length in zip(WANTED, LENGTHS, strict=True)]
@@ -76,8 +81,8 @@ def test_keys_are_all_different_and_not_those_of_the_step_before() -> None:
 
 
 def test_each_request_has_its_own_completion_of_the_last_weights() -> None:
-    check_completions(WANTED, COMPLETIONS, RECEIPT)
-    check_completions(WANTED, COMPLETIONS, None)
+    check_completions(WANTED, COMPLETIONS, RECEIPT, TOKENIZER)
+    check_completions(WANTED, COMPLETIONS, None, TOKENIZER)
     for wrong, said in (
         ([COMPLETIONS[1], COMPLETIONS[0], *COMPLETIONS[2:]], "in the place of sample 0 of prompt p stands sample 1"),
         ([replace(COMPLETIONS[0], weights_digest="old"), *COMPLETIONS[1:]], "was drawn with weights old"),
@@ -86,7 +91,48 @@ def test_each_request_has_its_own_completion_of_the_last_weights() -> None:
         ([completion(WANTED[0], 5), *COMPLETIONS[1:]], "has 5 tokens"),
     ):
         with pytest.raises(StepError, match=said):
-            check_completions(WANTED, wrong, RECEIPT)
+            check_completions(WANTED, wrong, RECEIPT, TOKENIZER)
+
+
+def ended(tokens: Sequence[int], reason: StopReason, text: str | None = None) -> Completion:
+    params = SamplingParams(max_tokens=4, stop_ids=(12,), stop_strings=("hi",))
+    asked = replace(WANTED[0], params=params)
+    said = TOKENIZER.decode(tokens) if text is None else text
+    return Completion(asked, tuple(tokens), -torch.ones(len(tokens)), said, reason, 3, "digest")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason"),
+    [
+        ((7, EOS), StopReason.EOS),
+        ((7, 8, 9, EOS), StopReason.EOS),
+        ((7, 12), StopReason.STOP_ID),
+        ((10, 11), StopReason.STOP_STRING),
+        ((7, 8, 9, 7), StopReason.LENGTH),
+    ],
+)
+def test_completions_that_end_as_they_say_pass(tokens: Sequence[int], reason: StopReason) -> None:
+    check_completions(WANTED[:1], [ended(tokens, reason)], RECEIPT, TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    ("completion", "said"),
+    [
+        (ended((7, EOS, 8), StopReason.LENGTH), "goes on behind token 1, which ends it"),
+        (ended((12, 7, 8, 9), StopReason.LENGTH), "goes on behind token 0, which ends it"),
+        (ended((7, 8, 9), StopReason.LENGTH), "has 3 tokens of at most 4, the last 9, and ended by length"),
+        (ended((7, 8, 9, EOS), StopReason.LENGTH), "the last 2, and ended by length"),
+        (ended((7, 8), StopReason.EOS), "the last 8, and ended by eos"),
+        (ended((7, EOS), StopReason.STOP_ID), "the last 2, and ended by stop_id"),
+        (replace(COMPLETIONS[0], stop_reason=StopReason.STOP_STRING), "the last 2, and ended by stop_string"),
+        (ended((7, 10, 11), StopReason.STOP_STRING, text="e"), "says 'e'\n.*'ehi', the text of its tokens"),
+    ],
+)
+def test_completions_that_end_otherwise_or_say_something_else_do_not(completion: Completion, said: str) -> None:
+    with pytest.raises(StepError) as raised:
+        check_completions(WANTED[:1], [completion], RECEIPT, TOKENIZER)
+    assert re.search(said, str(raised.value))
+    assert raised.value.phases == ("rollout",)
 
 
 # --------------------------------------------------------------------------------------------------------------- batch
@@ -209,10 +255,32 @@ def test_a_reward_is_on_the_last_token_alone() -> None:
 def test_behind_the_last_token_nothing_is_expected() -> None:
     batch, token_rewards = along_tokens()
     masks = (batch["loss_mask"], batch["included"])
-    check_estimates(gae(token_rewards, batch["values"], *masks, gamma=0.9, lam=0.8), token_rewards, batch)
     late = gae(token_rewards, batch["values"].roll(1, -1), *masks, gamma=0.9, lam=0.8)
-    with pytest.raises(StepError, match="the last advantage of sample 0"):
-        check_estimates(late, token_rewards, batch)
+    with pytest.raises(StepError, match="advantage: the last advantage of sample 0 is "):
+        check_estimates(late, token_rewards, batch, gamma=0.9, lam=0.8)
+
+
+@SEEDED
+@given(st.integers(0, 999), st.sampled_from([0.0, 0.3, 0.95, 1.0]), st.sampled_from([0.0, 0.8, 1.0]))
+def test_each_advantage_follows_from_the_next(seed: int, gamma: float, lam: float) -> None:
+    batch, _ = along_tokens()
+    masks, drawing = (batch["loss_mask"], batch["included"]), torch.Generator().manual_seed(seed)
+    rewards, values = (torch.randn(batch["tokens"].shape, generator=drawing) for _ in range(2))
+    token_rewards, batch["values"] = rewards * batch["loss_mask"], values * batch["loss_mask"]
+    found = gae(token_rewards, batch["values"], *masks, gamma=gamma, lam=lam)
+    check_estimates(found, token_rewards, batch, gamma=gamma, lam=lam)
+    other = (gamma, lam + 0.5) if gamma else (0.5, lam)
+    with pytest.raises(StepError, match="advantage: an advantage of sample 0 is "):
+        check_estimates(found, token_rewards, batch, gamma=other[0], lam=other[1])
+
+
+def test_a_critic_learns_towards_values_and_advantages_as_they_were_estimated() -> None:
+    batch, token_rewards = along_tokens()
+    masks = (batch["loss_mask"], batch["included"])
+    right = gae(token_rewards, batch["values"], *masks, gamma=0.9, lam=0.8)
+    whitened = torch.where(batch["loss_mask"], whiten(right.advantages, *masks) + batch["values"], 0.0)
+    with pytest.raises(StepError, match="advantage: a return of sample 0 is "):
+        check_estimates(right._replace(returns=whitened), token_rewards, batch, gamma=0.9, lam=0.8)
 
 
 def test_whitened_advantages_have_no_mean() -> None:
@@ -223,32 +291,68 @@ def test_whitened_advantages_have_no_mean() -> None:
         check_whitened(whiten(batch["values"], torch.ones_like(mask)), mask, included)
 
 
-# ------------------------------------------------------------------------------------------------------ lanes, weights
+# ------------------------------------------------------------------------------------ weights, generators, arithmetic
 
 
-def test_every_sample_and_token_is_read_once() -> None:
-    masks = [torch.tensor([[True, False], [True, True]]), torch.tensor([[True, True]])]
-    check_lanes(masks, 5, 3)
-    for wrong in (masks[:1], [*masks, masks[1]], [masks[0], torch.tensor([[True, False]])]):
-        with pytest.raises(StepError, match="the passes of an update read"):
-            check_lanes(wrong, 5, 3)
-
-
-def test_a_pass_begins_without_gradients() -> None:
+def test_a_step_begins_with_the_policy_that_was_sent() -> None:
     model = torch.nn.Linear(2, 2)
-    check_no_gradient(model.parameters())
-    model(torch.ones(2)).sum().backward()
-    with pytest.raises(StepError, match="begins with the gradients"):
-        check_no_gradient(model.parameters())
+    check_sent(model, None)
+    receipt = replace(RECEIPT, weights_digest=weights_digest(dict(model.named_parameters())))
+    check_sent(model, receipt)
+    model.weight.data[0, 0] += 1e-6
+    with pytest.raises(
+        StepError, match=r"sync or optimizer: the policy has weights \w+\n.*of the last sync, version 3"
+    ):
+        check_sent(model, receipt)
 
 
-def test_nobody_writes_the_reference() -> None:
-    model = torch.nn.Linear(2, 2).requires_grad_(False)
-    first = check_frozen(model, None)
-    assert check_frozen(model, first) == first
-    model.load_state_dict(torch.nn.Linear(2, 2).state_dict())
-    with pytest.raises(StepError, match="reference policy were written"):
-        check_frozen(model, first)
+def test_a_policy_that_is_written_between_steps_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rounding(engine: Any, *given: Any) -> None:
+        engine.decoder.norm.data.copy_(engine.decoder.norm.data.bfloat16())
+
+    monkeypatch.setattr("rlcore.training.run.save_checkpoint", rounding)
+    with pytest.raises(StepError, match="sync or optimizer: the policy has weights"):
+        recorded(config(output={"checkpoint_every": 1}), tmp_path)
+
+
+@pytest.mark.parametrize(("draw", "whose"), [(lambda: torch.rand(1), "torch"), (random.random, "Python")])
+def test_nothing_draws_from_a_generator_at_level_invariant(draw: Callable[[], object], whose: str) -> None:
+    with check_undrawn("rollout"):
+        draw()
+    with following(Padding()):
+        with check_undrawn("rollout"):
+            torch.rand(1, generator=torch.Generator())
+        said = f"rollout: something has drawn from the generator of {whose}"
+        with pytest.raises(LevelError, match=said) as raised, check_undrawn("rollout"):
+            draw()
+        assert raised.value.phases == ("rollout",)
+        with pytest.raises(ZeroDivisionError), check_undrawn("rollout"):
+            draw()
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("place", "phases"),
+    [
+        ("rollouts.requests", ("rollout",)),
+        ("policy_update.gradient", ("forward", "loss", "backward")),
+        ("run.critic_of", ("reference", "optimizer")),
+    ],
+)
+def test_a_run_looks_at_its_generators(
+    place: str, phases: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, name = place.split(".")
+    honest = getattr(importlib.import_module(f"rlcore.training.{module}"), name)
+
+    def drawing(*given: Any) -> Any:
+        torch.rand(1)
+        return honest(*given)
+
+    monkeypatch.setattr(f"rlcore.training.{place}", drawing)
+    with pytest.raises(LevelError, match="something has drawn from the generator of torch") as raised:
+        recorded(config("ppo"), tmp_path)
+    assert raised.value.phases == phases
 
 
 def test_what_the_process_is_told_of_arithmetic_is_seen_in_the_next_step() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rlcore.config import OptimizerSection
-from rlcore.errors import NonFiniteError
+from rlcore.errors import NonFiniteError, StepError
 from rlcore.trace import NullRecorder
 from rlcore.training.lanes import Lane
 from rlcore.training.update import LanePart, Learner, adamw, global_norm, gradient, step_optimizer
@@ -63,6 +63,19 @@ def test_a_gradient_that_is_no_number_names_its_tensor_and_place() -> None:
     with pytest.raises(NonFiniteError, match=r"the gradient of weight is inf at \[1, 1\]"):
         step_optimizer(learner_of(model), flat, learning_rate=0.1, max_norm=1.0, recorder=NullRecorder())
     assert torch.equal(model.weight, torch.arange(6.0).reshape(2, 3)), "nothing was learned from it"
+
+
+def test_a_step_moves_every_parameter() -> None:
+    learner = learner_of(Doubled())
+    learner.optimizer.param_groups[0]["params"].pop()
+    with pytest.raises(StepError, match="unused has had 0 steps of the optimizer"):
+        step_optimizer(learner, torch.ones(8), learning_rate=0.1, max_norm=1.0, recorder=NullRecorder())
+
+
+def test_a_step_sees_that_it_was_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "_foreach_mul_", lambda *given: None)
+    with pytest.raises(StepError, match="the clip should have multiplied"):
+        step_optimizer(learner_of(Doubled()), torch.ones(8), learning_rate=0.1, max_norm=1.0, recorder=NullRecorder())
 
 
 def test_a_step_is_torchs_own_with_the_gradient_clipped() -> None:

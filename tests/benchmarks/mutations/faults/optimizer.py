@@ -173,6 +173,79 @@ def policy_stays(probe: Probe) -> Iterator[None]:
         yield
 
 
+@fault("torch: Adam, not AdamW", "weight decay is added to the gradient", phases=OPTIMIZER, setting="decayed")
+def decay_in_the_gradient(probe: Probe) -> Iterator[None]:
+    def adam(model: Any, section: Any, learning_rate: float) -> torch.optim.Adam:
+        probe.reached()
+        return torch.optim.Adam(
+            model.parameters(),
+            lr=learning_rate,
+            betas=(section.beta1, section.beta2),
+            eps=section.eps,
+            weight_decay=section.weight_decay,
+            foreach=True,
+        )
+
+    with replaced("rlcore.training.run:adamw", adam):
+        yield
+
+
+@fault("songmzhang/KDFlow #4", "the schedule goes on with each minibatch", phases=OPTIMIZER, setting="hurried")
+def rate_by_minibatch(probe: Probe) -> Iterator[None]:
+    rate = honest("rlcore.training.policy_update:learning_rate")
+    taken: dict[int, int] = {}
+
+    def further(section: Any, peak: float, step: int, num_steps: int) -> float:
+        taken[step] = taken.get(step, -1) + 1
+        found: float = rate(section, peak, step + taken[step], num_steps)
+        probe.reached(has_effect=found != rate(section, peak, step, num_steps))
+        return found
+
+    with replaced("rlcore.training.policy_update:learning_rate", further):
+        yield
+
+
+@fault("QwenLM/Qwen3-TTS #326", "the optimizer steps twice with one gradient", phases=OPTIMIZER)
+def stepped_twice(probe: Probe) -> Iterator[None]:
+    made = honest("rlcore.training.run:adamw")
+
+    def twice(model: Any, section: Any, learning_rate: float) -> torch.optim.AdamW:
+        optimizer: torch.optim.AdamW = made(model, section, learning_rate)
+        step = optimizer.step
+
+        def and_again(*given: Any) -> None:
+            probe.reached()
+            step(*given)
+            step(*given)
+
+        optimizer.step = and_again  # type: ignore[method-assign, assignment]
+        return optimizer
+
+    with replaced("rlcore.training.run:adamw", twice):
+        yield
+
+
+@fault(
+    "huggingface/pytorch-openai-transformer-lm #6",
+    "the head is not among the parameters that the optimizer moves",
+    phases=OPTIMIZER,
+    setting="untied",
+    leaves=("head",),
+)
+def head_not_moved(probe: Probe) -> Iterator[None]:
+    made = honest("rlcore.training.run:adamw")
+
+    def without(model: Any, section: Any, learning_rate: float) -> torch.optim.AdamW:
+        probe.reached()
+        optimizer: torch.optim.AdamW = made(model, section, learning_rate)
+        for group in optimizer.param_groups:
+            group["params"] = [each for each in group["params"] if each is not model.head]
+        return optimizer
+
+    with replaced("rlcore.training.run:adamw", without):
+        yield
+
+
 FAULTS = (
     sum_by_workers,
     gradients_kept,
@@ -183,4 +256,8 @@ FAULTS = (
     recursive_rate,
     step_without_a_rate,
     policy_stays,
+    decay_in_the_gradient,
+    rate_by_minibatch,
+    stepped_twice,
+    head_not_moved,
 )

@@ -1,5 +1,6 @@
 """Faults of rewards: which completion gets which, and which count."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlcore.rewards.calling import awaited
 from rlcore.rewards.score import Scores
-from rlcore.types import Completion
+from rlcore.types import Completion, StopReason
 from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 
 SCORE = "rlcore.training.rollouts:score"
@@ -123,6 +125,53 @@ def rounded_rewards(probe: Probe) -> Iterator[None]:
         yield
 
 
+@fault("invented", "a reward is kept for a text, whatever it answers", phases=REWARD, leaves=("rewards",))
+def rewards_kept_by_text(probe: Probe) -> Iterator[None]:
+    score = honest(SCORE)
+    kept: dict[str, float | None] = {}
+
+    def by_text(functions: Any, completions: Sequence[Completion], *, step: int) -> Scores:
+        found: Scores = score(functions, completions, step=step)
+        pairs = zip(completions, found.rewards, strict=True)
+        known = [kept.setdefault(completion.text, reward) for completion, reward in pairs]
+        probe.reached(has_effect=known != found.rewards)
+        return replace(found, rewards=known)
+
+    with replaced(SCORE, by_text):
+        yield
+
+
+@fault(
+    "strands-agents/evals #214",
+    "functions that are awaited are told apart by which is done first",
+    phases=REWARD,
+    setting="awaited",
+    leaves=("rewards",),
+)
+def rewards_as_completed(probe: Probe) -> Iterator[None]:
+    async def as_completed(calls: Any) -> list[Any]:
+        probe.reached()
+        return [await each for each in asyncio.as_completed([awaited(call) for call in calls])]
+
+    with replaced("rlcore.rewards.calling:_together", as_completed):
+        yield
+
+
+@fault("TRL: mask_truncated_completions", "what was cut at its length is silently not learned", phases=REWARD)
+def truncated_left_out(probe: Probe) -> Iterator[None]:
+    made = honest(DENSE)
+
+    def without(completions: Any, scores: Any, *, pad_id: int) -> Any:
+        batch = made(completions, scores, pad_id=pad_id)
+        is_whole = torch.tensor([each.stop_reason is not StopReason.LENGTH for each in completions])
+        probe.reached(has_effect=not bool(is_whole.all()))
+        batch["included"] = batch["included"] & is_whole
+        return batch
+
+    with replaced(DENSE, without):
+        yield
+
+
 FAULTS = (
     rewards_of_another_prompt,
     rewards_by_arrival,
@@ -130,4 +179,7 @@ FAULTS = (
     reward_on_padding,
     reward_one_token_early,
     rounded_rewards,
+    rewards_kept_by_text,
+    rewards_as_completed,
+    truncated_left_out,
 )
