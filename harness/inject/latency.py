@@ -13,6 +13,7 @@ from functools import wraps
 from hashlib import blake2b
 from importlib import import_module
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from harness.clock import sleep
@@ -27,28 +28,37 @@ NUM_UNITS = 4
 class Latency(Watcher):
     """Puts delays before the calls of `functions`, each "module:function", for the life of this process.
 
-    A function is replaced in its module: callers find it there, or bind the name after this. UsageError where there is
-    no such function.
+    A function is replaced in its module: callers find it there, or bind the name after this. The file `mark` is made
+    before the first delay: that there was one. UsageError where there is no such function.
     """
 
-    def __init__(self, seed: int, functions: Sequence[str]) -> None:
+    def __init__(self, seed: int, functions: Sequence[str], mark: str) -> None:
         for name in functions:
             module, function = found(name)
-            setattr(module, name.partition(":")[2], delayed(function, f"{seed} {name}"))
+            setattr(module, name.partition(":")[2], delayed(function, f"{seed} {name}", Path(mark)))
 
 
-def delayed(function: Callable[..., Any], key: str) -> Callable[..., Any]:
+def delayed(function: Callable[..., Any], key: str, mark: Path) -> Callable[..., Any]:
     """A function that does the same after a delay; calls of one that is async wait beside each other."""
     numbers = count()
+    is_marked = False
+
+    def next_s() -> float:
+        nonlocal is_marked
+        seconds = delay_s(key, next(numbers))
+        if seconds and not is_marked:
+            mark.touch()
+            is_marked = True
+        return seconds
 
     @wraps(function)
     def later(*given: Any, **named: Any) -> Any:
-        sleep(delay_s(key, next(numbers)))
+        sleep(next_s())
         return function(*given, **named)
 
     @wraps(function)
     async def awaited_later(*given: Any, **named: Any) -> Any:
-        await asyncio.sleep(delay_s(key, next(numbers)))
+        await asyncio.sleep(next_s())
         return await function(*given, **named)
 
     return awaited_later if inspect.iscoroutinefunction(function) else later

@@ -29,7 +29,7 @@ MAX_LINE_CHARS = 2**16
 
 
 class PrintedMetrics:
-    """Reads the lines of this process's standard output and error as they are written.
+    """Reads the lines of this process's standard output and error as they are written; who prints is never disturbed.
 
     `patterns` are NAME=REGEX with one group, or REGEX with named groups. A line of standard output that is a JSON
     object gives its numbers, but none for a name that a pattern has. `on_found` is told for which names a pattern has
@@ -46,6 +46,7 @@ class PrintedMetrics:
         self._patterned = frozenset(name for pattern in self._patterns for name in pattern.curve_names)
         self._log_values = log_values
         self._on_found = on_found
+        self._has_failed = False
 
     def watch_streams(self, *, has_json: bool = True) -> None:
         """Look at what goes through sys.stdout and sys.stderr from here on; `has_json`: at JSON objects too."""
@@ -74,19 +75,28 @@ class PrintedMetrics:
         @functools.wraps(original)
         def write(text: str, *args: Any, **kwargs: Any) -> Any:
             result = original(text, *args, **kwargs)
-            if isinstance(text, str):
-                pending.append(text)
-                if "\n" in text or sum(map(len, pending)) > MAX_LINE_CHARS:
-                    *lines, rest = "".join(pending).split("\n")
-                    pending[:] = [rest[-MAX_LINE_CHARS:]]
-                    for line in lines:
-                        self.read_line(line.rpartition("\r")[2].strip(), has_json=has_json)
+            if not self._has_failed and isinstance(text, str):
+                try:
+                    self._read(text, pending, has_json=has_json)
+                except Exception as error:  # whatever it is: who prints must go on as without a recording
+                    self._has_failed = True
+                    told = f"{type(error).__name__}: {error}"
+                    print(f"rlharness: nothing more is taken from what is printed: {told}", file=sys.stderr)
             return result
 
         try:
             stream.write = write
         except AttributeError:  # somebody's own stream without room for it: nothing is taken from it
             return
+
+    def _read(self, text: str, pending: list[str], *, has_json: bool) -> None:
+        """Take the values of the lines that end in `text`; `pending` is what was written before and not read yet."""
+        pending.append(text)
+        if "\n" in text or sum(map(len, pending)) > MAX_LINE_CHARS:
+            *lines, rest = "".join(pending).split("\n")
+            pending[:] = [rest[-MAX_LINE_CHARS:]]
+            for line in lines:
+                self.read_line(line.rpartition("\r")[2].strip(), has_json=has_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,20 +143,23 @@ def numbers_of_json(line: str) -> dict[str, Any]:
     """The numbers of a JSON object, by name; of any other line nothing."""
     try:
         fields = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return {} if not isinstance(fields, dict) else fields
 
 
-def floats(values: Mapping[str, Any]) -> dict[str, Float]:
-    """Those of the values that are numbers, or texts of numbers, and no timings; under the curve's own names."""
+def floats(values: Any) -> dict[str, Float]:
+    """Of a mapping those values that are numbers of a float's range, or texts of them, and no timings.
+
+    Under the curve's own names. Of anything else nothing.
+    """
     found = {}
-    for name, value in values.items():
-        if isinstance(value, bool) or TIMINGS.search(name):
+    for name, value in values.items() if isinstance(values, Mapping) else ():
+        if not isinstance(name, str) or isinstance(value, bool) or TIMINGS.search(name):
             continue
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except Exception:  # no number, one beyond a float's range, or what some class of the program's raises
             continue
         found[NAMES.get(name, name)] = Float.of(number)
     return found

@@ -91,6 +91,8 @@ class Report:
     """Names of the curve for which a pattern of the orders has found a number, as they were found."""
     unfinished_step: int | None = None
     """The step in whose middle it ended, where something of that was recorded; None where it ended between two."""
+    has_returned: bool = False
+    """Whether the entry that it called has returned, or was ended where that was wanted; False for a program."""
 
     def to_text(self) -> str:
         """As it stands in its file."""
@@ -98,9 +100,9 @@ class Report:
 
     @classmethod
     def parse(cls, text: str) -> "Report":
-        """The inverse of to_text; ValueError, TypeError or KeyError for any other text."""
+        """The inverse of to_text, but that what has a default may be absent; ValueError, TypeError or KeyError else."""
         fields = json.loads(text)
-        return cls(**{**fields, "argv": tuple(fields["argv"]), "metrics": tuple(fields["metrics"])})
+        return cls(**{**fields, "argv": tuple(fields["argv"]), "metrics": tuple(fields.get("metrics", ()))})
 
 
 def boot_directory() -> Path:

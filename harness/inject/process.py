@@ -110,6 +110,11 @@ class ProcessLog:
             self._report = replace(self._report, metrics=(*self._report.metrics, *new))
             self.save_report()
 
+    def note_return(self) -> None:
+        """The entry that this process called has returned; reported at once."""
+        self._report = replace(self._report, has_returned=True)
+        self.save_report()
+
     def operations(self, step: int) -> OpMode:
         """What records the operations of a step of this process."""
         rank = rank_and_world_size(os.environ)[0] if self.rank is None else self.rank

@@ -5,18 +5,17 @@ scenario calls an entry, in a process of this package's own (`scenario_main`).
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.errors import HarnessError, UsageError
+from harness.errors import HarnessError
 from harness.inject.orders import ORDERS, ORDERS_VARIABLE, PROCESSES, Orders, boot_directory
 from harness.lab.entry_call import CALL, REFUSAL, EntryCall
+from harness.lab.out_directory import OutDirectory
 from harness.machine.levels import OFF, level_variables
 from harness.machine.recorded_env import recorded_env
 from harness.machine.scratch import remove_tree
-from harness.reporters.text import path_text
 from harness.trace.fingerprint import is_intels
 from harness.trace.redaction import redact_argv
 
@@ -64,10 +63,14 @@ class Envelope:
 class Prepared:
     """A recording that can begin."""
 
-    directory: Path
-    """Absolute."""
+    out: OutDirectory
     env: Mapping[str, str]
     """The program's whole environment."""
+
+    @property
+    def directory(self) -> Path:
+        """Of the trace; absolute."""
+        return self.out.path
 
 
 def prepare(envelope: Envelope, directory: Path, environ: Mapping[str, str], marker: str = "") -> Prepared:
@@ -93,7 +96,7 @@ def prepare(envelope: Envelope, directory: Path, environ: Mapping[str, str], mar
         has_entry=envelope.call is not None,
     )
     path = directory / ORDERS
-    _make_empty(directory)
+    out = OutDirectory.take(directory)
     try:
         path.write_text(orders.to_text(), "utf-8")
         if envelope.call is not None:
@@ -101,7 +104,7 @@ def prepare(envelope: Envelope, directory: Path, environ: Mapping[str, str], mar
     except OSError as error:
         raise HarnessError(f"{error.filename or path} cannot be written: {error.strerror}") from None
     env = recorded_env(environ, orders=(ORDERS_VARIABLE, path), boot=boot_directory(), level=level_env, marker=marker)
-    return Prepared(directory, env)
+    return Prepared(out, env)
 
 
 def notes_on(environ: Mapping[str, str]) -> list[str]:
@@ -114,29 +117,9 @@ def notes_on(environ: Mapping[str, str]) -> list[str]:
 def abandon(prepared: Prepared) -> None:
     """Take back what `prepare` has made, and what a process that did not begin has reported.
 
-    What an entry has written itself stays.
+    What an entry has written itself stays, and so does a directory that was there before.
     """
     for name in (ORDERS, CALL, REFUSAL):
         (prepared.directory / name).unlink(missing_ok=True)
     remove_tree(str(prepared.directory / PROCESSES))
-    with suppress(OSError):  # there is something of the entry's in it
-        prepared.directory.rmdir()
-
-
-def _make_empty(directory: Path) -> None:
-    """Make a directory, or take one in which there is nothing."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        is_empty = next(directory.iterdir(), None) is None
-    except OSError as error:
-        raise UsageError(
-            f"a trace cannot be written to {path_text(directory)}: {error.strerror}",
-            legal="a directory that is new or empty, where this user may write",
-            remedy="name another one with --out",
-        ) from None
-    if not is_empty:
-        raise UsageError(
-            f"{path_text(directory)} is not empty",
-            legal="a directory that is new or empty",
-            remedy="name another one with --out, or remove what is there",
-        )
+    prepared.out.remove_if_empty()

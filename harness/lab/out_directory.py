@@ -1,13 +1,58 @@
 """Where a command of this room puts its runs: where it was told, or below `.rlharness`, where the last ones stay."""
 
+import shlex
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from harness.errors import UsageError
+from harness.inject.orders import ORDERS
 from harness.machine.scratch import remove_tree
 from harness.reporters.text import path_text
 from harness.runner.run_directory import HOME
 
 NUM_KEPT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class OutDirectory:
+    """A directory in which there was nothing when a command took it."""
+
+    path: Path
+    """Absolute."""
+    is_new: bool = True
+    """Whether the command has made it; else it was there before, and stays."""
+
+    @classmethod
+    def take(cls, path: Path) -> Self:
+        """Make it, or take the one that is there; UsageError where that holds anything, or nobody can write to it."""
+        path = path.absolute()
+        try:
+            is_new = not path.exists()
+            path.mkdir(parents=True, exist_ok=True)
+            is_empty = next(path.iterdir(), None) is None
+        except OSError as error:
+            raise _unwritable(path, error) from None
+        if not is_empty:
+            raise UsageError(
+                f"{path_text(path)} is not empty",
+                legal="a directory that is new or empty",
+                remedy=f"name another one with --out, or remove {_what_is_in(path)}",
+            )
+        return cls(path, is_new)
+
+    def give_back(self) -> None:
+        """Leave it as it was found, without anything that the command has put there."""
+        for each in self.path.iterdir():
+            remove_tree(str(each))
+        self.remove_if_empty()
+
+    def remove_if_empty(self) -> None:
+        """Remove it, where the command has made it and there is nothing in it."""
+        if self.is_new:
+            with suppress(OSError):  # there is
+                self.path.rmdir()
 
 
 def place_of(cwd: Path, name: str) -> Path:
@@ -16,29 +61,33 @@ def place_of(cwd: Path, name: str) -> Path:
     return path.resolve() if ".." in path.parts else path
 
 
-def out_directory(cwd: Path, out: str | None, kind: str, own_id: str) -> Path:
-    """The directory `out`, new or empty; without one `.rlharness/KIND/OWN_ID`. Absolute; UsageError where it cannot be.
+def out_directory(cwd: Path, out: str | None, kind: str, own_id: str) -> OutDirectory:
+    """The directory `out`, new or empty; without one `.rlharness/KIND/OWN_ID`. UsageError where it cannot be.
 
     Of a kind the last NUM_KEPT are kept; ids sort by date.
     """
-    directory = place_of(cwd, out) if out else cwd.absolute() / HOME / kind / own_id
+    if out:
+        return OutDirectory.take(place_of(cwd, out))
+    taken = OutDirectory.take(cwd.absolute() / HOME / kind / own_id)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if any(directory.iterdir()):
-            raise UsageError(
-                f"{path_text(directory)} is not empty",
-                legal="a directory that is new or empty",
-                remedy="name another one with --out, or leave --out out",
-            )
-        if not out:
-            _tidy(directory)
+        _tidy(taken.path)
     except OSError as error:
-        raise UsageError(
-            f"nothing can be written to {path_text(directory)}: {error.strerror}",
-            legal="a directory in which traces can be kept",
-            remedy="name one with --out",
-        ) from None
-    return directory
+        raise _unwritable(taken.path, error) from None
+    return taken
+
+
+def _unwritable(directory: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"nothing can be written to {path_text(directory)}: {error.strerror}",
+        legal="a directory that is new or empty, where this user may write",
+        remedy="name another one with --out",
+    )
+
+
+def _what_is_in(directory: Path) -> str:
+    """As a remedy says it: recorded runs with the command that removes them, all else without one."""
+    has_run = any(next(directory.glob(pattern), None) for pattern in (ORDERS, f"*/{ORDERS}"))
+    return f"what was recorded there: rm -r {shlex.quote(path_text(directory))}" if has_run else "what is there"
 
 
 def _tidy(directory: Path) -> None:

@@ -80,10 +80,11 @@ def finish(
     if exit_code and not problems:
         problems = [Problem(f"the program ended with {how_it_ended(exit_code)}")]
     trace, unreadable = _read(directory)
+    if not problems and envelope.call is not None and not any(report.has_returned for report in reports):
+        problems = [_left(envelope.call.entry, trace)]
     if trace is not None:
         if not problems:
-            # The process of an entry closes its log itself, unless something in it has left past its end.
-            notes = [*notes, *_close_logs(trace, reports, leader_pid if envelope.call is None else None)]
+            notes = [*notes, *_close_logs(trace, reports, leader_pid)]
         problems = [*problems, *_replace_manifest(trace, is_in_order=not problems)]
         trace, unreadable = _read(directory)
     if trace is not None:
@@ -201,6 +202,15 @@ def _problems(
     return told if told or trace.steps else [Problem("no step was recorded")]
 
 
+def _left(entry: str, trace: Trace | None) -> Problem:
+    """Of an entry whose process has ended with 0, and which has not returned."""
+    after = f"after {count(len(trace.steps), 'step')}" if trace and trace.steps else "before it had recorded a step"
+    return Problem(
+        f"{entry} ended too early, {after}: its process exited with 0 before it returned (sys.exit, os._exit or exec)",
+        "have it, and what it calls, return",
+    )
+
+
 def _unproven(rank: int, num_steps: int) -> Problem:
     return Problem(
         f"rank {rank}'s process ended without closing its log after {count(num_steps, 'step')}: killed, os._exit or"
@@ -219,11 +229,6 @@ def how_it_ended(exit_code: int) -> str:
 
 def _why_nothing(reports: Sequence[Report], envelope: Envelope) -> Problem:
     """Why a program left no log at all."""
-    if envelope.call is not None and not any(report.is_closed for report in reports):
-        return Problem(
-            f"{envelope.call.entry} has ended its process before it recorded a step: os._exit or exec",
-            "have it, and what it calls, return",
-        )
     if envelope.call is not None:
         return Problem(
             f"{envelope.call.entry} has returned and recorded no step",

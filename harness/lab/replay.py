@@ -81,7 +81,7 @@ async def _record_all(plan: ReplayPlan, place: Place, display: Display) -> tuple
     with open_session(place, display) as session:
         for number, envelope in _wanted(plan):
             run = await session.record(envelope, plan.directory, number)
-            refuse(run, plan.directory)
+            refuse(run, plan.out)
             runs.append(run)
             display.end(run_line(run))
             if session.interrupted_by or not run.recording.num_steps:

@@ -11,11 +11,11 @@ from typing import Any
 from harness.errors import HarnessError, UsageError
 from harness.lab.envelope import Envelope
 from harness.lab.foreign_program import foreign_envelope
-from harness.lab.out_directory import out_directory, place_of
+from harness.lab.out_directory import OutDirectory, out_directory, place_of
 from harness.lab.program_input import keep_input
 from harness.lab.scenario import SMOKE
 from harness.lab.scenario_envelope import asked_scenario, scenario_envelope
-from harness.lab.scenario_places import nothing_to_run
+from harness.lab.scenario_places import A_COMMAND, A_RUN, nothing_to_run
 from harness.reporters.text import path_text
 from harness.runner.options import Invocation
 from harness.trace.reader import Trace, read_trace
@@ -31,8 +31,8 @@ class ReplayPlan:
     """Of the first run."""
     program: str
     """The path of the program."""
-    directory: Path
-    """Absolute; holds a directory for each run."""
+    out: OutDirectory
+    """Holds a directory for each run."""
     num_runs: int
     level_env: Mapping[str, str] = field(default_factory=dict)
     """What every process shall have of the level."""
@@ -47,6 +47,11 @@ class ReplayPlan:
     """Of a scenario whose runs differ in what must not matter: theirs, one after the other, around and around."""
     typed: tuple[str, ...] = ()
     """The words by which a scenario is named after `rlharness replay`; of a foreign program none."""
+
+    @property
+    def directory(self) -> Path:
+        """That of `out`; absolute."""
+        return self.out.path
 
     def envelope_of(self, number: int) -> Envelope:
         """That of a run; they count from 1."""
@@ -70,7 +75,7 @@ def make_plan(
     trace = read_trace(place_of(invocation.cwd, against)) if against else None
     num_runs = _num_runs(arguments, len(envelopes))
     data = b"" if typed else given()  # the last that may take long or be refused before anything is made
-    directory = out_directory(invocation.cwd, arguments["out"], REPLAYS, replay_id)
+    out = out_directory(invocation.cwd, arguments["out"], REPLAYS, replay_id)
     return ReplayPlan(
         envelope=envelope,
         program=program,
@@ -79,8 +84,8 @@ def make_plan(
         num_runs=num_runs,
         op_step=arguments["step"] if arguments["op"] else None,
         timeout_s=arguments["timeout"] or inf,
-        directory=directory,
-        stdin=_keep(data, directory),
+        out=out,
+        stdin=_keep(data, out.path),
         variants=envelopes if len(envelopes) > 1 else (),
         typed=typed,
     )
@@ -89,7 +94,7 @@ def make_plan(
 def envelopes_of(invocation: Invocation, arguments: Mapping[str, Any]) -> tuple[tuple[Envelope, ...], tuple[str, ...]]:
     """(an envelope for each run that differs from the others, the words that name the scenario, if it is one)."""
     if arguments.get("scenario") is None and not invocation.trailing:
-        raise nothing_to_run("replay", invocation.cwd, "the directory of a recorded run", "--bundle FILE")
+        raise nothing_to_run("replay", invocation.cwd, A_RUN, "--bundle FILE")
     if arguments.get("scenario") is None:
         return (foreign_envelope(invocation, arguments),), ()
     if invocation.trailing:
@@ -98,7 +103,7 @@ def envelopes_of(invocation: Invocation, arguments: Mapping[str, Any]) -> tuple[
             legal="one of the two: a scenario, or a command after --",
             remedy="what a scenario does is changed with --set KEY=VALUE",
         )
-    asked = asked_scenario(invocation, arguments, SMOKE)
+    asked = asked_scenario(invocation, arguments, SMOKE, A_RUN, A_COMMAND)
     return tuple(scenario_envelope(asked, arguments, variant) for variant in range(asked.num_variants)), asked.typed
 
 

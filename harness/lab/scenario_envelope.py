@@ -49,10 +49,13 @@ class Asked:
         return {**self.overrides, **{key: values[variant % len(values)] for key, values in self.varied.items()}}
 
 
-def asked_scenario(invocation: Invocation, arguments: Mapping[str, Any], default_size: str) -> Asked:
-    """The scenario that was named; UsageError where there is none, or it cannot be run here as it was asked for."""
+def asked_scenario(invocation: Invocation, arguments: Mapping[str, Any], default_size: str, *others: str) -> Asked:
+    """The scenario that was named; UsageError where there is none, or it cannot be run here as it was asked for.
+
+    `others` are what can stand in its place.
+    """
     name = arguments["scenario"]
-    asked = asked_of(name, find_scenario(name, invocation.cwd).read(), arguments, default_size)
+    asked = asked_of(name, find_scenario(name, invocation.cwd, *others).read(), arguments, default_size)
     say_misspelt(asked)
     check_entries(invocation)
     check_machine(invocation, asked.scenario)

@@ -4,7 +4,8 @@
 
 An error with `what`, `legal` and `remedy` is the user's to mend. Before the first step it is handed to the launcher,
 which tells it as its own; afterwards it is printed here, and what was recorded stays. Any other error is a bug, and
-shows its traceback. What the entry takes from elsewhere is not watched.
+shows its traceback. What the entry takes from elsewhere is not watched. That the entry has returned is reported: of a
+process that ends with 0 nothing else tells it from one that sys.exit, os._exit or exec has ended in the middle.
 """
 
 import difflib
@@ -59,6 +60,8 @@ def _recorded() -> int:
         break_off(error)
         raise
     break_off(None)
+    if code == ExitCode.OK:
+        log.note_return()
     return code
 
 

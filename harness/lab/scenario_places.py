@@ -13,7 +13,8 @@ from harness.lab.scenario import Scenario, parse_scenario
 
 PACKAGE = "scenarios"
 ENDINGS = (".yaml", ".yml")
-OF_REPLAY = "of replay, also the directory of a recorded run"
+A_RUN, A_COMMAND = "the directory of a recorded run", "a command after --"
+"""What can stand in the place of a scenario, where a command takes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,16 @@ def project_above(cwd: Path) -> Path | None:
     return next((each for each in readable if any(_in(each / PACKAGE))), None)
 
 
-def find_scenario(name: str, cwd: Path) -> ScenarioFile:
-    """The scenario of a name, or in a file; UsageError, with the nearest names, where there is none."""
+def find_scenario(name: str, cwd: Path, *others: str) -> ScenarioFile:
+    """The scenario of a name, or in a file; UsageError, with the nearest names, where there is none.
+
+    `others` are what can stand in its place.
+    """
     if name.endswith(ENDINGS) or "/" in name:
         if not (cwd / name).is_file():
             raise UsageError(
                 f"there is no file {name}",
-                legal=f"a YAML file, or a name that rlharness scenarios shows; {OF_REPLAY}",
+                legal="; ".join(["a YAML file, or a name that rlharness scenarios shows", *others]),
                 remedy="check how it is spelled, and from where it is meant",
             )
         return ScenarioFile(name, cwd / name)
@@ -70,7 +74,7 @@ def find_scenario(name: str, cwd: Path) -> ScenarioFile:
             remedy = f"cd {os.path.relpath(above, cwd)}: it is in the {PACKAGE} there"
         raise UsageError(
             f"there is no scenario {name!r}",
-            legal=f"{', '.join(known)}, or a YAML file; {OF_REPLAY}, or a command after --",
+            legal="; ".join([f"{', '.join(known)}, or a YAML file", *others]),
             remedy=remedy,
         )
     return known[name]
@@ -81,7 +85,7 @@ def nothing_to_run(command: str, cwd: Path, *others: str) -> UsageError:
     names = ", ".join(each.name for each in all_scenarios(cwd))
     return UsageError(
         f"rlharness {command} without anything to run",
-        legal="; ".join([f"a scenario: {names}, or a YAML file", *others, "a command after --"]),
+        legal="; ".join([f"a scenario: {names}, or a YAML file", *others, A_COMMAND]),
         remedy=f"rlharness {command} SCENARIO, or rlharness {command} -- python train.py",
     )
 

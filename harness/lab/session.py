@@ -17,6 +17,7 @@ from pathlib import Path
 from harness.clock import SystemClock
 from harness.lab.entry_call import read_refusal
 from harness.lab.envelope import Envelope
+from harness.lab.out_directory import OutDirectory
 from harness.lab.supervised import Display, Place, Run, SupervisedRuns
 from harness.machine.child_env import ATTEMPT_MARKER
 from harness.machine.scratch import remove_tree
@@ -108,15 +109,15 @@ def open_session(place: Place, display: Display) -> Iterator[Session]:
         yield Session(supervisors, place, display, interruption)
 
 
-def refuse(run: Run, directory: Path) -> None:
+def refuse(run: Run, out: OutDirectory) -> None:
     """UsageError where its entry has refused a run before its first step; of the run nothing is left.
 
-    Nor of `directory`, which holds the runs of a command, unless there was one before it.
+    Nor in `out`, which holds the runs of a command, unless there was one before it.
     """
     refusal = read_refusal(run.recording.directory)
     if refusal is None:
         return
     remove_tree(str(run.recording.directory))
-    if not any(directory.glob("run-*")):
-        remove_tree(str(directory))
+    if not any(out.path.glob("run-*")):
+        out.give_back()
     raise refusal.error()

@@ -21,7 +21,7 @@ from harness.inject.conditions import Condition, refuse_unknown, unknown_names
 from harness.lab.break_conditions import STOP, conditions_of, read_report, refuse_divergence, watched
 from harness.lab.bundles.making import bundle_place, write_bundle_of
 from harness.lab.envelope import Envelope
-from harness.lab.out_directory import out_directory, place_of
+from harness.lab.out_directory import OutDirectory, out_directory, place_of
 from harness.lab.program_input import keep_input, read_input
 from harness.lab.recorded_run import RecordedRun, read_recorded_run
 from harness.lab.replay_plan import REPLAYS, envelopes_of, program_of
@@ -36,7 +36,6 @@ from harness.lab.steps.plan import (
 )
 from harness.lab.stopped import Stopped, StopPlan
 from harness.lab.supervised import Place
-from harness.machine.scratch import remove_tree
 from harness.reporters.base import say, show
 from harness.reporters.run_lines import RunLines
 from harness.reporters.stopping import stopped_json, stopped_text
@@ -51,12 +50,12 @@ def run_until(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     bundle = bundle_place(invocation.cwd, arguments["bundle"]) if arguments["bundle"] else None
     own_id = new_run_id(SystemClock().wall())
     data = read_input(0, say) if plan.envelope.call is None else b""
-    directory = out_directory(invocation.cwd, arguments["out"], REPLAYS, own_id)
-    stdin = keep_input(data, directory)
+    out = out_directory(invocation.cwd, arguments["out"], REPLAYS, own_id)
+    stdin = keep_input(data, out.path)
     place = Place(plan.program, invocation.cwd, invocation.environ, own_id, arguments["timeout"] or inf, stdin)
-    stopped = asyncio.run(_record(plan, directory, place))
+    stopped = asyncio.run(_record(plan, out, place))
     if stopped.stop is not None and not stopped.interrupted_by:
-        stopped = _bundled(stopped, bundle or directory / f"step-{stopped.stop.step}.rlb", arguments)
+        stopped = _bundled(stopped, bundle or out.path / f"step-{stopped.stop.step}.rlb", arguments)
     if arguments["json"]:
         show(json.dumps(stopped_json(stopped)))
     else:
@@ -116,21 +115,21 @@ def _reference(invocation: Invocation, arguments: Mapping[str, Any]) -> Path | N
     return read_trace(place_of(invocation.cwd, against)).directory if against else None
 
 
-async def _record(plan: StopPlan, directory: Path, place: Place) -> Stopped:
+async def _record(plan: StopPlan, out: OutDirectory, place: Place) -> Stopped:
     """The run; UsageError where its entry refuses it, or where a condition names what nothing is called."""
-    report = directory / STOP
+    report = out.path / STOP
     lines = RunLines()
     lines.title = f"a run until {' or '.join(map(str, plan.conditions))}"
     with open_session(place, lines) as session:
-        run = await session.record(watched(plan.envelope, plan.conditions, report, plan.against), directory)
-        refuse(run, directory)
+        run = await session.record(watched(plan.envelope, plan.conditions, report, plan.against), out.path)
+        refuse(run, out)
         try:
             stop = read_report(report)
         except UsageError:
-            remove_tree(str(directory))
+            out.give_back()
             raise
         lines.ended(run)
-        return Stopped(plan, run, stop, directory, interrupted_by=session.interrupted_by)
+        return Stopped(plan, run, stop, out.path, interrupted_by=session.interrupted_by)
 
 
 def _bundled(stopped: Stopped, path: Path, arguments: Mapping[str, Any]) -> Stopped:

@@ -17,7 +17,6 @@ from harness.lab.entry_call import INTERRUPTED, read_refusal
 from harness.lab.envelope import Envelope, abandon, notes_on, prepare
 from harness.lab.next_command import NextCommand, next_command
 from harness.lab.recording import Recording, await_recorders, finish
-from harness.machine.scratch import remove_tree
 from harness.runner.supervisor.foreground import run_in_foreground
 
 
@@ -79,6 +78,6 @@ def run_here(
     try:
         stop = read_report(prepared.directory / STOP)
     except UsageError:
-        remove_tree(str(prepared.directory))
+        prepared.out.give_back()
         raise
     return TerminalRun(envelope, tuple(conditions), recording, stop)

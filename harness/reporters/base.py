@@ -23,14 +23,30 @@ class Reporter(Protocol):
 class Guarded:
     """A reporter that is switched off at its first failure, which is said once; the run goes on.
 
-    `say` is given one line; stderr itself may be gone by then.
+    `say` is given one line; stderr itself may be gone by then. `is_asked`: it writes a file that somebody has named,
+    and will look for. `is_late`: it has written nothing before the last event.
     """
 
-    def __init__(self, reporter: Reporter, name: str, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        reporter: Reporter,
+        name: str,
+        say: Callable[[str], None],
+        *,
+        is_asked: bool = False,
+        is_late: bool = False,
+    ) -> None:
         self._reporter = reporter
         self._name = name
         self._say = say
+        self.is_asked = is_asked
+        self.is_late = is_late
         self.failure: Exception | None = None
+
+    @property
+    def loss(self) -> str:
+        """What is not there because it has failed; empty while it works."""
+        return f"{self._name} is not whole: {self.failure}" if self.failure is not None else ""
 
     def on_event(self, event: Event, state: RunState) -> None:
         """Pass the event on while the reporter works."""

@@ -38,6 +38,7 @@ def chaos_text(chaos: Chaos, *, colour: bool) -> str:
         lines.append(f"  interrupted by {chaos.interrupted_by}: {_how_far(chaos)}")
     elif chaos.is_out_of_time:
         lines.append(f"  its time was up: {_how_far(chaos)}")
+    lines += [f"  not applied: {one_line(told(e.perturbation))}: {one_line(e.why)}" for e in chaos.not_applied]
     if chaos.finding is not None:
         lines += _closer(chaos.finding.outcome, chaos.plan.directory / BASELINE)
     if words := command(chaos):
@@ -52,6 +53,8 @@ def _headline(chaos: Chaos, colour: bool) -> str:
     elif chaos.finding is not None:
         has_moved = chaos.finding.outcome.sign is Sign.MOVED
         label, tone, text = "DIVERGED" if has_moved else "BROKE", "1;31" if has_moved else "33", sentence(chaos)
+    elif chaos.not_applied and not chaos.num_probes:
+        label, tone, text = "NOT APPLIED", "33", "no perturbation has happened: nothing is said of any"
     elif not chaos.num_probes:
         label, tone = "INTERRUPTED" if chaos.interrupted_by else "OUT OF TIME", "33"
         text = "no perturbation was run to its end: nothing is said of any"
@@ -213,6 +216,7 @@ def chaos_json(chaos: Chaos) -> dict[str, Any]:
         "output_tail": output_tail(chaos.output) if chaos.output else [],
         "interrupted_by": chaos.interrupted_by,
         "is_out_of_time": chaos.is_out_of_time,
+        "not_applied": [{"perturbation": dict(e.perturbation), "why": e.why} for e in chaos.not_applied],
         "finding": _finding_json(chaos),
     }
 

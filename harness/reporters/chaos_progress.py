@@ -11,7 +11,12 @@ from harness.reporters.text import count, one_line
 
 EVERY_S = 30.0
 """How often a run that goes on is worth a line."""
-SIGNS = {Sign.SAME: "every bit is the same", Sign.MOVED: "DIVERGED", Sign.BROKE: "BROKE"}
+SIGNS = {
+    Sign.SAME: "every bit is the same",
+    Sign.MOVED: "DIVERGED",
+    Sign.BROKE: "BROKE",
+    Sign.NOT_APPLIED: "NOT APPLIED",
+}
 
 
 class ChaosLines:

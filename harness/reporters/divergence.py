@@ -92,7 +92,7 @@ def headline(verdict: Verdict) -> str:
         shown = "" if verdict.kind is Kind.DIVERGED else "first difference: "
         payload = " (NaN payloads only)" if verdict.is_nan_payload_only else ""
         return f"{shown}{_where(verdict.first, verdict.num_ranks)}{payload}"
-    return f"no difference in {count(verdict.num_steps, 'step')}" if verdict.num_steps else "no step in common"
+    return f"no difference in {count(verdict.num_steps, 'step')}" if verdict.num_steps else "no step is whole in both"
 
 
 def _where(place: Divergence, num_ranks: int) -> str:

@@ -61,6 +61,7 @@ class JUnitReporter:
         self._began: datetime | None = None
         self._started_t: dict[str, float] = {}
         self._state: RunState | None = None
+        self._is_written = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with NamedTemporaryFile(dir=path.parent):
@@ -78,28 +79,28 @@ class JUnitReporter:
         self._state = state
         if isinstance(event, AttemptStarted):
             self._started_t[event.path] = event.t
-        elif isinstance(event, RunFinished):
-            self._write(state)
+        elif isinstance(event, RunFinished) and not self._is_written:
+            self._write(state, event.t, event.error)
 
     def close(self) -> None:
         """Write what is known of a run that never finished."""
-        if self._state is not None:
-            self._write(self._state)
+        if self._state is not None and not self._is_written:
+            self._write(self._state, self._state.t, "")
 
-    def _write(self, state: RunState) -> None:
-        self._state = None
+    def _write(self, state: RunState, seconds: float, error: str) -> None:
+        self._is_written = True
         with TemporaryFile(dir=self._path.parent) as suites:
             totals = Counter[str]()
-            for suite in self._suites(state):
+            for suite in self._suites(state, error):
                 totals += Counter(tests=suite.tests, failures=suite.failures, errors=suite.errors)
                 suites.write(suite.tostring() + b"\n")  # type: ignore[no-untyped-call]
             suites.seek(0)
-            self._assemble(suites, totals, state.t)
+            self._assemble(suites, totals, seconds)
 
-    def _suites(self, state: RunState) -> Iterator[TestSuite]:
-        if state.finished is not None and state.finished.error:
+    def _suites(self, state: RunState, error: str) -> Iterator[TestSuite]:
+        if error:
             case = TestCase("[run]", "rlharness", 0.0)
-            case.result = _with_text(Error(_message(state.finished.error), "run"), state.finished.error)
+            case.result = _with_text(Error(_message(error), "run"), error)
             suite = TestSuite("rlharness")
             suite.add_testcases([case])
             suite._elem.set("file", ".")  # the suite as a whole

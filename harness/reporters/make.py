@@ -20,32 +20,36 @@ class ReportOptions:
     is_terminal: bool
     """Whether the output is a terminal that understands cursor movements."""
     colour: bool
-    events_files: tuple[Path, ...] = ()
+    record_file: Path | None = None
+    """The run's own record of its events."""
+    events_file: Path | None = None
+    """The one that was asked for."""
     junit_file: Path | None = None
 
 
 def make_reporters(
     options: ReportOptions, *, stream: TextIO, clock: Clock, say: Callable[[str], None]
-) -> list[Reporter]:
+) -> list[Guarded]:
     """The reporters of a run, in the order in which each must be given every event, and closed.
 
     The record comes first, the summary last: on the last event the display has left `stream` before it is written.
     `say` is given one line when a reporter has to be switched off. Raises UsageError for a file that cannot be made.
     """
-    reporters: list[Reporter] = []
+    reporters: list[Guarded] = []
     with ExitStack() as stack:  # one that cannot be made leaves none open
 
-        def add(reporter: Reporter, name: str) -> None:
-            reporters.append(Guarded(reporter, name, say))
+        def add(reporter: Reporter, name: str, *, is_asked: bool = False, is_late: bool = False) -> None:
+            reporters.append(Guarded(reporter, name, say, is_asked=is_asked, is_late=is_late))
             stack.callback(reporter.close)
 
-        for path in options.events_files:
-            add(JsonlReporter(path), f"the record of events in {path}")
+        for path in filter(None, (options.record_file, options.events_file)):
+            add(JsonlReporter(path), f"the record of events in {path}", is_asked=path == options.events_file)
         add(_display(options, stream, clock, say), "the display")
         if options.junit_file is not None:
             from harness.reporters.junit import JUnitReporter
 
-            add(JUnitReporter(options.junit_file, clock), f"the JUnit XML in {options.junit_file}")
+            junit = JUnitReporter(options.junit_file, clock)
+            add(junit, f"the JUnit XML in {options.junit_file}", is_asked=True, is_late=True)
         add(SummaryReporter(stream, colour=options.colour), "the summary")
         stack.pop_all()
     return reporters

@@ -107,7 +107,7 @@ class SummaryReporter:
                 tone = RED if outcome.is_failure else GREEN if outcome is Outcome.PASSED else YELLOW
                 self._put("  " + self._paint(f"{outcome.value.replace('_', ' '):<17}{number:>7,}", tone) + "\n")
         self._put(f"  tests: {tally(TestCounts(dict(state.tests)))}\n\n")
-        reason = REASON_OF_CODE.get(ExitCode(event.exit_code))
+        reason = _reason(event, state)
         if reason:
             self._put(self._paint(f"exit code {event.exit_code}: {reason}", YELLOW) + "\n")
         good = event.exit_code == ExitCode.OK
@@ -155,6 +155,13 @@ def _sections(event: RunFinished, state: RunState) -> Iterator[tuple[str, str, l
     quarantined = [f"{cards([e.gpu_id], state)} after {one_line(e.path)}: {one_line(e.reason)}" for e in held]
     yield "GPUs in quarantine, not leased again", RED, quarantined
     yield "notes", YELLOW, [one_line(note, 1000) for note in event.notes]
+
+
+def _reason(event: RunFinished, state: RunState) -> str:
+    """Why it ends with this code; empty where nothing has to be said of it."""
+    if event.exit_code == ExitCode.USAGE_ERROR and not event.error and not state.outcomes[Outcome.USAGE_ERROR]:
+        return "a file that was asked for could not be written: see the notes"
+    return REASON_OF_CODE.get(ExitCode(event.exit_code), "")
 
 
 def _with_reason(result: UnitResult) -> str:

@@ -6,6 +6,7 @@
               files ──▶ a pattern of the needs table? ──▶ its need
                         readable from source?         ──▶ that
                         else                          ──▶ import child, one per file, some at a time
+                a plan: a file of which node ids were asked for ──▶ a child that finds them, or says which it cannot
 
 Every child is an attempt like any other: supervised, limited in time, its tree ended for certain. What cannot be
 collected is a unit with the reason, never a hole; no file of the children is left behind.
@@ -57,6 +58,8 @@ class CollectOptions:
     needs: tuple[NeedRule, ...] = ()
     distrusted: Callable[[Path], frozenset[str]] = lambda rootdir: frozenset()
     """Files, relative to the root directory, whose source told another need than they turned out to have: imported."""
+    finds_node_ids: bool = False
+    """Whether the tests that node ids name are looked for, which imports their files; a run is told by its units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,10 @@ class Collected:
     """Why a file's source did not tell its need, for those that were imported."""
     asks: Mapping[str, Mapping[str, Need]] = field(default_factory=dict)
     """What each test of a file asks for, by the path of its unit and the test's name in it; where markers say so."""
+    not_found: Mapping[str, str] = field(default_factory=dict)
+    """What pytest says of node ids that name no test, by the path of their unit; only where they were looked for."""
+    num_workers: int = 0
+    """What -n of xdist asks for, which is not done."""
     notes: tuple[str, ...] = ()
     """What a person should know once."""
 
@@ -147,6 +154,7 @@ class _Collector:
 
         for unit in await fan_out(imported, to_import, limit=self.options.limit):
             units[unit.path] = unit
+        not_found = await self._unfound(units, rootdir, args) if self.options.finds_node_ids else {}
         files = [file for file in suite.found["files"] if file[0] in units]
         why = {path: reason or "its source told another need before" for path, _, _, reason in files}
         return Collected(
@@ -156,6 +164,8 @@ class _Collector:
             sizes_bytes={path: size_bytes for path, size_bytes, _, _ in files},
             why_imported={unit.path: why[unit.path] for unit in to_import},
             asks={path: asks[path] for path, unit in units.items() if path in asks and unit.source != NeedSource.TABLE},
+            not_found=not_found,
+            num_workers=suite.found["num_workers"],
             notes=tuple(suite.notes),
         )
 
@@ -266,16 +276,33 @@ class _Collector:
 
     async def _imported(self, unit: Unit, rootdir: Path, args: tuple[str, ...]) -> tuple[Unit, dict[str, Need]]:
         """The unit with the need that its file, imported, turns out to have, and that of each of its tests."""
+        imported, report = await self._collected(unit, (os.path.abspath(rootdir / unit.path),), args)
+        if imported.can_run and report.collected_need is not None:
+            return replace(imported, need=report.collected_need), report.asks
+        return imported, {}
+
+    async def _unfound(self, units: dict[str, Unit], rootdir: Path, args: tuple[str, ...]) -> dict[str, str]:
+        """What pytest says of node ids that name no test, by unit; one whose file cannot be imported says so itself."""
+
+        async def found(unit: Unit) -> tuple[Unit, str]:
+            file = os.path.abspath(rootdir / unit.path)
+            nodeids = tuple(f"{file}{each.removeprefix(unit.path)}" for each in unit.selection)
+            collected, report = await self._collected(unit, nodeids, args)
+            return (unit, report.refused) if report.refused and not report.collect_errors else (collected, "")
+
+        named = [unit for unit in units.values() if unit.selection and unit.can_run]
+        asked = await fan_out(found, named, limit=self.options.limit)
+        units.update((unit.path, unit) for unit, _ in asked)
+        return {unit.path: refused for unit, refused in asked if refused}
+
+    async def _collected(self, unit: Unit, paths: tuple[str, ...], args: tuple[str, ...]) -> tuple[Unit, TestReport]:
+        """What a pytest that collects these says; and the unit, with the reason where its file cannot be imported."""
         directory = self._directory()
         report_args = ("--rlharness-report", str(directory / "report.jsonl"))
-        end = await self._child(
-            (*self.options.pytest_args, *args, *CHILD, *report_args, os.path.abspath(rootdir / unit.path)), directory
-        )
+        end = await self._child((*self.options.pytest_args, *args, *CHILD, *report_args, *paths), directory)
         report = read_report(directory / "report.jsonl")
         error = self._import_error(end, report, directory)
-        if not error and report.collected_need is not None:
-            return replace(unit, need=report.collected_need), report.asks
-        return replace(unit, collect_error=error, collect_timed_out=end.reason == "timeout"), {}
+        return replace(unit, collect_error=error, collect_timed_out=bool(error) and end.reason == "timeout"), report
 
     def _import_error(self, end: AttemptEnd, report: TestReport, directory: Path) -> str:
         if report.collect_errors and end.exit_code != CONTINUED:

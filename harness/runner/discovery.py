@@ -177,6 +177,7 @@ class Finder:
             rootdir=str(self._rootdir),
             inifile=str(config.inipath) if config.inipath else None,
             has_xdist=config.pluginmanager.hasplugin("xdist"),
+            num_workers=config.getoption("numprocesses", None) or 0,
             files=[(path, size_bytes, need.need, need.why_import) for path, size_bytes, need in needs],
             asks={path: need.by_test for path, _, need in needs if need.by_test},
         )

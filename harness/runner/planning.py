@@ -30,10 +30,13 @@ class Planned:
         return tuple(expected.get(number, 0.0) for number in range(len(self.collected.units)))
 
 
-async def collect_and_plan(stage: Stage, on_progress: Callable[[int, int], None]) -> Planned:
+async def collect_and_plan(
+    stage: Stage, on_progress: Callable[[int, int], None], *, finds_node_ids: bool = False
+) -> Planned:
     """Find the units, expect their durations, pack them.
 
-    `on_progress` hears how many of the files that have to be imported are done. Raises CollectionError, UsageError.
+    `on_progress` hears how many of the files that have to be imported are done. With `finds_node_ids` what names no
+    test is told now, and not planned. Raises CollectionError, UsageError.
     """
     options = stage.options
     wanted = CollectOptions(
@@ -44,6 +47,7 @@ async def collect_and_plan(stage: Stage, on_progress: Callable[[int, int], None]
         pytest_args=options.invocation.trailing,
         needs=options.needs,
         distrusted=stage.history.to_import,
+        finds_node_ids=finds_node_ids,
     )
     make_spec = partial(_collection_spec, stage)
     collected = await collect(options.paths, wanted, stage.supervisors, make_spec, on_progress)
@@ -52,7 +56,7 @@ async def collect_and_plan(stage: Stage, on_progress: Callable[[int, int], None]
     jobs = [
         Job(number, unit.need, expected[unit.path].seconds, expected[unit.path].spread)
         for number, unit in enumerate(collected.units)
-        if unit.can_run
+        if unit.can_run and unit.path not in collected.not_found
     ]
     table = new_table(stage)
     return Planned(collected, table, packing.plan(jobs, table))

@@ -68,18 +68,26 @@ async def _carry_out_plan(options: RunOptions, width: int | None) -> ExitCode:
         if cards is None:
             return _interrupted(interruption)
         async with set_stage(options, SystemClock(), cards, claims, is_run=False) as stage:
-            planned = await interruption.unless_interrupted(collect_and_plan(stage, lambda num_done, num_total: None))
+            planned = await interruption.unless_interrupted(
+                collect_and_plan(stage, lambda num_done, num_total: None, finds_node_ids=True)
+            )
             if planned is None:
                 return _interrupted(interruption)
             for note in (*stage.notes, *planned.collected.notes):
                 say(note)
             _show(planned, options, width)
-    if not planned.collected.units:
-        code = ExitCode.NOTHING_COLLECTED
-        say(f"exit code {code}: {REASON_OF_CODE[code]}")
-        return code
-    can_collect = all(unit.can_run for unit in planned.collected.units)
-    return ExitCode.OK if can_collect else ExitCode.TESTS_FAILED
+    return _code_of_plan(planned.collected)
+
+
+def _code_of_plan(collected: Collected) -> ExitCode:
+    """With what a run of it would end, as far as collection shows; said where nothing else says why."""
+    if not all(unit.can_run for unit in collected.units):
+        return ExitCode.TESTS_FAILED
+    if collected.units and not collected.not_found:
+        return ExitCode.OK
+    code = ExitCode.USAGE_ERROR if collected.not_found else ExitCode.NOTHING_COLLECTED
+    say(f"exit code {code}: {REASON_OF_CODE[code]}")
+    return code
 
 
 def _interrupted(interruption: Interruption) -> ExitCode:
@@ -88,11 +96,12 @@ def _interrupted(interruption: Interruption) -> ExitCode:
 
 
 def _show(planned: Planned, options: RunOptions, width: int | None) -> None:
-    """Print the plan; what cannot be collected stands among what cannot run."""
-    units = planned.collected.units
+    """Print the plan; what cannot be collected, or names no test, stands among what cannot run."""
+    units, not_found = planned.collected.units, planned.collected.not_found
     broken = tuple(
         (n, f"it cannot be collected: {why_uncollected(unit)}") for n, unit in enumerate(units) if not unit.can_run
     )
+    broken += tuple((n, "; ".join(not_found[u.path].splitlines())) for n, u in enumerate(units) if u.path in not_found)
     never = tuple(
         (n, why + planned.table.who_keeps_it(planned.collected.asks.get(units[n].path, {})))
         for n, why in planned.plan.never
@@ -127,7 +136,11 @@ class _Run:
             failure = error
         try:
             finished = self._finished(failure)
-            recorder.take(finished)
+            for reporter in self.reporters:
+                if reporter.is_late:  # whether its file is there is a part of how the run has ended
+                    reporter.on_event(finished, self.state)
+            recorder.take(self._with_losses(finished))
+            finished = self._with_losses(finished)
         finally:
             recorder.close()
         if self.options.json:
@@ -157,7 +170,8 @@ class _Run:
         try:
             await dispatcher.run()
         finally:
-            self.notes = (*runner.notes, *(note for note in stage.history.notes if note not in stage.notes))
+            kept = (note for note in stage.history.notes if note not in stage.notes)
+            self.notes = (*_undone(planned.collected), *runner.notes, *kept)
         self.state.check_sum()
 
     async def _prepare(self) -> tuple[Planned, Preflight | None]:
@@ -189,9 +203,16 @@ class _Run:
         """The display goes to stdout, or to stderr where stdout is asked to be JSON."""
         options = self.options
         stream: TextIO = sys.stderr if options.json else sys.stdout
-        files = (self.directory / "events.jsonl", *([options.events_file] if options.events_file else []))
-        wanted = ReportOptions(options.live, options.colour, files, options.junit_file)
-        return Recorder(self.state, make_reporters(wanted, stream=stream, clock=clock, say=say), clock)
+        record = self.directory / "events.jsonl"
+        wanted = ReportOptions(options.live, options.colour, record, options.events_file, options.junit_file)
+        self.reporters = make_reporters(wanted, stream=stream, clock=clock, say=say)
+        return Recorder(self.state, self.reporters, clock)
+
+    def _with_losses(self, finished: events.RunFinished) -> events.RunFinished:
+        """With what reporters could not write: noted, and where somebody has asked for it, never an exit code of 0."""
+        lost = [reporter for reporter in self.reporters if reporter.failure is not None]
+        code = finished.exit_code or (ExitCode.USAGE_ERROR if any(each.is_asked for each in lost) else ExitCode.OK)
+        return replace(finished, exit_code=int(code), notes=(*finished.notes, *(each.loss for each in lost)))
 
     def _started(self) -> events.RunStarted:
         stage, inventory = self.stage, self.stage.cards.inventory
@@ -238,6 +259,13 @@ class _Run:
         )
         error = "" if failure is None else str(failure) if is_users else f"{type(failure).__name__}: {failure}"
         return replace(figures, error=error, notes=self.notes)
+
+
+def _undone(collected: Collected) -> tuple[str, ...]:
+    """What pytest's arguments ask for, and is not done."""
+    if not collected.num_workers:
+        return ()
+    return (f"-n {collected.num_workers} of pytest-xdist is set to 0: files are distributed here, --cpu-units at once",)
 
 
 def _worth_splitting(ran: Sequence[UnitResult], number: int | None) -> str:

@@ -76,9 +76,10 @@ class _Finder:
         self._found: dict[int, list[tuple[str, int, Leaf]]] = {}
 
     def all_of(self, trace: Trace, step: int, counterpart: Trace | None) -> dict[tuple[int, Scope, Key], _Found]:
-        """By rank, scope and key, of ranks that have the step in both; wholes by rank 0 without a counterpart.
+        """By rank, scope and key, of ranks that have the step in both.
 
-        `counterpart` is the other trace where that has the same ranks.
+        `counterpart` is the other trace where that has the same ranks. Without it wholes are by rank 0, and by their
+        own rank where that has them otherwise than the lowest.
         """
         found: dict[tuple[int, Scope, Key], _Found] = {}
         ranks = trace.logs(step) if counterpart is None else trace.logs(step).keys() & counterpart.logs(step).keys()
@@ -86,8 +87,10 @@ class _Finder:
             columns = trace.columns(step, rank)
             for kind, index, leaf in self._chosen(rank, columns):
                 if counterpart is not None or leaf.scope is Scope.LOGICAL:
-                    key = (0 if counterpart is None else rank, leaf.scope, leaf.key)
-                    found.setdefault(key, _Found(kind, rank, columns, index, leaf))
+                    each = _Found(kind, rank, columns, index, leaf)
+                    lowest = found.setdefault((0 if counterpart is None else rank, leaf.scope, leaf.key), each)
+                    if not _is_alike(lowest, each):
+                        found[rank, leaf.scope, leaf.key] = each
         return found
 
     def _chosen(self, rank: int, columns: Columns) -> list[tuple[str, int, Leaf]]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness.trace.curve import NAMES, CurvePoint
+from harness.trace.layout import CURVE
 from harness.trace.reader import Trace
 from harness.trace.values import Float
 from harness.trace.verdict import CurveDifference, Curves
@@ -25,12 +26,54 @@ def is_cost(name: str) -> bool:
 
 
 def compare_curves(a: Trace, b: Trace) -> tuple[CurveDifference, ...]:
-    """The values that differ at the first step where any does."""
+    """The values that differ at the first step where any does; without those that `uncompared` tells of.
+
+    What only one has of the last step of the other is none: programs print after a step, and may be ended before.
+    """
+    ends = {trace.curve[-1].step for trace in (a, b) if trace.curve}
     for step, x, y in common_points(a, b):
+        is_end = len(ends) > 1 and step in ends
         names = [name for name in dict.fromkeys([*x, *y]) if not is_cost(name)]
-        if differing := [name for name in names if x.get(name) != y.get(name)]:
+        if differing := [name for name in names if _differ(x.get(name), y.get(name), is_end=is_end)]:
             return tuple(CurveDifference(step, name, x.get(name), y.get(name)) for name in differing)
     return ()
+
+
+def _differ(x: Float | None, y: Float | None, *, is_end: bool) -> bool:
+    if x is None or y is None:
+        return not is_end
+    return x.dtype == y.dtype and x != y
+
+
+def uncompared(a: Trace, b: Trace) -> Iterator[str]:
+    """What of the curves could not be compared: lines that one of them lacks, numbers of other dtypes that differ.
+
+    The last line of a program that was killed is always missing, and not told.
+    """
+    for name, trace, other in (("A", a, b), ("B", b, a)):
+        known = {point.step for point in trace.curve}
+        lacked = {*trace.steps[: -1 if trace.gaps else None]} - known
+        absent = [point.step for point in other.curve if point.step in lacked]
+        if not absent or trace.curve_ends_at is not None:  # the damage is told
+            continue
+        if known:
+            yield f"{name}: {CURVE} has nothing of step {_and_more(absent)}: what was logged there was not compared"
+        else:
+            yield f"{name}: {CURVE} is missing or empty: what was logged was not compared"
+    for step, x, y in common_points(a, b):
+        if names := [name for name in x if name in y and _is_told_otherwise(x[name], y[name]) and not is_cost(name)]:
+            dtypes = f"{x[names[0]].dtype} in A, {y[names[0]].dtype} in B"
+            yield f"what was logged of {_and_more(names)} at step {step} is of two sources, {dtypes}: not compared"
+            return
+
+
+def _is_told_otherwise(x: Float, y: Float) -> bool:
+    """Whether one was read in a line, say, with the digits that it was given there, and the other seen as it is."""
+    return x.dtype != y.dtype and x.value() != y.value()
+
+
+def _and_more(names: Sequence[object]) -> str:
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else f"{names[0]}"
 
 
 def curves_to_show(a: Trace, b: Trace, differing: Sequence[CurveDifference]) -> Curves | None:

@@ -5,7 +5,8 @@
 Leaves of chained scope decide. Where both traces have the same ranks, each rank is compared with its counterpart, and
 the one that differs at the earliest position of its log comes first: ranks run one program, so the position is the
 clock they share. A rank that lacks a step of its counterpart's differs before every leaf of that step. Where the ranks
-of the two traces are not the same, or where wholes were cut into other shards, wholes are merged over ranks.
+of the two traces are not the same, or where wholes were cut into other shards, wholes are merged over ranks; one that
+ranks of a trace have otherwise differs.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,13 +15,15 @@ from dataclasses import dataclass, field
 from harness.trace.attribution import attribute
 from harness.trace.chain import CHAINED, Scope, chain_start
 from harness.trace.context import compare_contexts
-from harness.trace.curve_diff import compare_curves, curves_to_show
+from harness.trace.curve_diff import compare_curves, curves_to_show, uncompared
+from harness.trace.excerpt import common_ranks
 from harness.trace.leaf_diff import StepDifference, compare_columns, compare_leaves
 from harness.trace.manifest import PARTS, Fingerprint
 from harness.trace.ops import ops_of_divergence, ops_of_other_steps
 from harness.trace.place import earliest, missing_frame, missing_step, only_in_one
-from harness.trace.reader import Trace, chain_breaks, shard_sums, whole_leaves
+from harness.trace.reader import Trace, chain_breaks
 from harness.trace.verdict import Divergence, FieldDifference, Kind, Verdict
+from harness.trace.wholes import facing_wholes, shard_sums
 
 MAX_NAMES = 5
 """So many names of a fingerprint stand in a reason."""
@@ -33,13 +36,17 @@ ByRank = dict[int | None, StepDifference]
 
 def diff(a: Trace, b: Trace) -> Verdict:
     """Compare two traces; TraceError where a log holds frames that are whole and wrong."""
+    gaps, num_ranks = _gaps(a, b), len(a.ranks.keys() | b.ranks.keys())
+    a, b = common_ranks(a, b)
     found = _compare_steps(a, b)
     fingerprints = _compare_fingerprints(a, b)
-    kind, reasons = _judge(a, b, found, fingerprints)
+    kind, reasons = _judge(a, b, found, fingerprints, gaps)
     curve = compare_curves(a, b)
     part = _first_part(a, b, found.first)
     attribution = {} if found.first is None else attribute(a, b)
-    notes = [*found.notes, *found.faults, *_gaps(a, b), *_damages(a, b)]
+    notes = [*found.notes, *found.faults, *gaps, *_damages(a, b), *uncompared(a, b)]
+    if len(a.ranks.keys() | b.ranks.keys()) < num_ranks:
+        notes.append(f"compared: {len(a.ranks)} of {num_ranks} ranks, those of which both have a log")
     if kind is Kind.EQUAL and curve:
         names = ", ".join(each.name for each in curve)
         notes.append(f"what was logged differs from step {curve[0].step} on, and no leaf does: {names}")
@@ -53,7 +60,7 @@ def diff(a: Trace, b: Trace) -> Verdict:
         part=part,
         context=compare_contexts(a, b, None if found.first is None else found.first.step),
         attribution=attribution,
-        num_ranks=max(len(a.ranks), len(b.ranks)),
+        num_ranks=num_ranks,
         num_steps=found.num_steps,
         num_steps_different=found.num_different,
         is_nan_payload_only=found.first is not None and found.is_nan_payload_only,
@@ -170,14 +177,13 @@ def _open(a: Trace, b: Trace, step: int, scopes: Iterable[Scope]) -> ByRank:
 
 def _open_merged(a: Trace, b: Trace, step: int, found: _Found) -> ByRank:
     """How the wholes of a step differ, under None."""
-    (leaves_a, others_a), (leaves_b, others_b) = whole_leaves(a, step), whole_leaves(b, step)
+    wholes = facing_wholes(a, b, step)
     if not found.notes:
         found.notes += [
-            f"in {name}, ranks have {leaf.phase} {leaf.name} of step {step} otherwise; the lowest rank's was compared"
-            for name, others in (("A", others_a), ("B", others_b))
-            for leaf in others[:1]
+            f"rank {rank} of {name} has {leaf.phase} {leaf.name} of step {step} otherwise than a lower rank"
+            for name, rank, leaf in wholes.apart
         ]
-    return {None: compare_leaves(leaves_a, leaves_b)}
+    return {None: compare_leaves(wholes.a, wholes.b)}
 
 
 def _first_part(a: Trace, b: Trace, first: Divergence | None) -> Divergence | None:
@@ -213,7 +219,7 @@ def _chain_faults(name: str, trace: Trace) -> Iterator[str]:
 # ----------------------------------------------------------------------------------------------------------- verdict
 
 
-def _judge(a: Trace, b: Trace, found: _Found, fingerprints: Fields) -> tuple[Kind, list[str]]:
+def _judge(a: Trace, b: Trace, found: _Found, fingerprints: Fields, gaps: list[str]) -> tuple[Kind, list[str]]:
     """The verdict and its reasons. No level claims anything across different numerics."""
     reasons = []
     if "identity" in fingerprints:
@@ -230,7 +236,7 @@ def _judge(a: Trace, b: Trace, found: _Found, fingerprints: Fields) -> tuple[Kin
         return Kind.NOT_COMPARABLE, reasons
     if found.first is not None:
         return Kind.DIVERGED, []
-    if gaps := _gaps(a, b):
+    if gaps:
         return Kind.INCOMPLETE, gaps
     if not found.num_steps:
         return Kind.INCOMPLETE, ["no step was recorded"]

@@ -1,4 +1,4 @@
-"""Some steps of a trace, as a trace of their own: to compare what a run did again with what it had done.
+"""Some steps or ranks of a trace, as a trace of their own: to compare what a run did again with what it had done.
 
     recorded   0 1 2 3 4 5 6 7 8 9
     again            3 4 5           ──▶ diff(excerpt(recorded, 3, 5), again)
@@ -28,6 +28,23 @@ def excerpt(trace: Trace, first: int, last: int) -> Trace:
     curve = tuple(point for point in trace.curve if first <= point.step <= last)
     has_lost = not curve or curve[-1].step < last
     return Trace(trace.directory, manifest, logs, curve, trace.curve_ends_at if has_lost else None)
+
+
+def common_ranks(a: Trace, b: Trace) -> tuple[Trace, Trace]:
+    """Two traces as if their world were the ranks that both have: where it is one world, and logs are missing.
+
+    With shards they stay as they are: whether those were cut otherwise, only all ranks together tell.
+    """
+    if a.manifest is None or b.manifest is None or a.manifest.world_size != b.manifest.world_size:
+        return a, b
+    ranks = sorted(a.ranks.keys() & b.ranks.keys())
+    if not ranks or min(len(a.ranks), len(b.ranks)) >= a.manifest.world_size:
+        return a, b
+    if any(head.num_shards for trace in (a, b) for log in trace.ranks.values() for head in log.heads.values()):
+        return a, b
+    one, other = (replace(manifest, world_size=len(ranks)) for manifest in (a.manifest, b.manifest))
+    logs_a, logs_b = ({rank: trace.ranks[rank] for rank in ranks} for trace in (a, b))
+    return replace(a, manifest=one, ranks=logs_a), replace(b, manifest=other, ranks=logs_b)
 
 
 def _cut(log: RankLog, first: int, last: int) -> RankLog:

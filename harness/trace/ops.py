@@ -18,6 +18,7 @@ from typing import Any
 
 from harness.errors import TraceError
 from harness.trace.digests import RAW
+from harness.trace.regular_file import check_regular
 from harness.trace.values import FLOATS, Float
 
 OPS = "ops"
@@ -168,6 +169,7 @@ def read_ops(directory: Path, rank: int, step: int) -> OpRecord | None:
     """
     path = directory / OPS / ops_name(rank, step)
     try:
+        check_regular(path)
         text = path.read_text("utf-8", errors="replace")
     except FileNotFoundError:
         return None

@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 
 from harness.errors import TraceError
-from harness.trace.chain import CHAINED, Key, Leaf, Scope, chain_start, next_chain, step_root
+from harness.trace.chain import Leaf, chain_start, next_chain, step_root
 from harness.trace.curve import CurvePoint, bad_line, parse_curve
-from harness.trace.digests import RAW, add_shards, raw_value
+from harness.trace.digests import RAW, raw_value
 from harness.trace.format import (
     DONE,
     HEADER,
@@ -29,6 +29,7 @@ from harness.trace.format import (
 )
 from harness.trace.layout import CURVE, MANIFEST, TENSORS, log_name, tensors_name
 from harness.trace.manifest import Manifest, parse_manifest, refuse_newer
+from harness.trace.regular_file import check_regular
 from harness.trace.tensor_file import DamagedTensor, read_digested
 
 MAX_NAMES = 3
@@ -100,6 +101,10 @@ class Trace:
     def damages(self) -> tuple[str, ...]:
         """What of it is damaged that its steps do not need, as far as anybody has asked for it."""
         found = []
+        if self.manifest is not None and self.manifest.complete and len(self.ranks) > self.manifest.world_size:
+            world_size = self.manifest.world_size
+            ranks = f"{world_size} rank" + ("s" if world_size > 1 else "")
+            found.append(f"{log_name(max(self.ranks))} is there, and its manifest counts {ranks}")
         if self.curve_ends_at is not None:
             found.append(f"{CURVE} is damaged: it was read up to line {self.curve_ends_at}")
         if self.damaged:
@@ -187,6 +192,7 @@ def read_log(path: Path) -> RankLog:
     heads: dict[int, StepHead] = {}
     places: dict[int, Place] = {}
     num_done: int | None = None
+    check_regular(path)
     with path.open("rb") as file:
         size_bytes = path.stat().st_size
         header = file.read(len(HEADER))
@@ -240,40 +246,6 @@ def chain_breaks(log: RankLog, start: bytes | None) -> list[str]:
     return wrong
 
 
-def whole_leaves(trace: Trace, step: int) -> tuple[list[Leaf], list[Leaf]]:
-    """(leaves of wholes, those that a later rank has otherwise) of one step, over all ranks; of logical scope.
-
-    Shards of a key are added. Of a whole that several ranks have, and of the dtype and shape of shards, the lowest
-    rank's counts.
-    """
-    merged: dict[Key, Leaf] = {}
-    shards: dict[Key, list[bytes]] = {}
-    conflicts = []
-    for rank in trace.logs(step):
-        for leaf in trace.columns(step, rank).leaves():
-            if leaf.scope not in CHAINED:
-                continue
-            first = merged.setdefault(leaf.key, leaf)
-            if leaf.scope is Scope.SHARD and leaf._replace(digest=first.digest) == first:
-                shards.setdefault(leaf.key, []).append(leaf.digest)
-            elif leaf != first:
-                conflicts.append(leaf)
-    for key, digests in shards.items():
-        merged[key] = merged[key]._replace(digest=add_shards(digests), scope=Scope.LOGICAL)
-    return list(merged.values()), conflicts
-
-
-def shard_sums(trace: Trace, step: int) -> dict[Key, tuple[bytes, dict[int, bytes]]]:
-    """Of each key that is in shards: (the sum over all ranks, the digest of each rank's shard)."""
-    shards: dict[Key, dict[int, bytes]] = {}
-    for rank, log in trace.logs(step).items():
-        columns = trace.columns(step, rank) if log.heads[step].num_shards else None
-        for leaf in columns.leaves() if columns else ():
-            if leaf.scope is Scope.SHARD:
-                shards.setdefault(leaf.key, {})[rank] = leaf.digest
-    return {key: (add_shards(digests.values()), digests) for key, digests in shards.items()}
-
-
 def _checked_header(header: bytes, path: Path) -> int:
     """How many bytes of the header are whole: all or, where it is cut, none."""
     if not MAGIC.startswith(header[: len(MAGIC)]):
@@ -299,6 +271,7 @@ def _rank(path: Path) -> int | None:
 def _text(path: Path) -> str | None:
     """A file's text; None where there is none. What is no UTF-8 is replaced: it was cut in a character."""
     try:
+        check_regular(path)
         return path.read_text("utf-8", errors="replace")
     except FileNotFoundError:
         return None

@@ -21,6 +21,7 @@ from xxhash import xxh3_128_digest
 from harness.errors import TraceError
 from harness.trace.chain import Leaf
 from harness.trace.digests import XXH3_128
+from harness.trace.regular_file import check_regular
 
 Buffer = bytes | bytearray | memoryview
 Kept = tuple[Leaf, Buffer]
@@ -129,6 +130,7 @@ def read_digested(path: Path, leaf: Leaf) -> bytes | None:
 
 def _found(path: Path, leaf: Leaf) -> bytes | None:
     try:
+        check_regular(path)
         with path.open("rb") as file:
             return _tensor(file, path.stat().st_size, tensor_key(leaf))
     except FileNotFoundError:

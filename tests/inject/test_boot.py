@@ -1,6 +1,5 @@
 """What every Python process of a recorded program does before its own first line."""
 
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -9,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.inject.boot_hooks import import_hooks
-from harness.inject.orders import ORDERS, ORDERS_VARIABLE, PROCESSES, Orders, boot_directory
+from harness.inject.orders import ORDERS, ORDERS_VARIABLE, Orders, boot_directory
+from harness.lab.recording import read_reports
 from harness.trace import read_trace
 from harness.trace.ops import read_ops
 from tests.inject.programs import ROOT, Ran, program, record, run
@@ -32,7 +32,7 @@ def start(
 
 
 def problems(directory: Path) -> list[str]:
-    return [json.loads(path.read_text())["problem"] for path in (directory / PROCESSES).glob("*.json")]
+    return [report.problem for report in read_reports(directory)]
 
 
 def test_orders_and_reports_survive_their_files() -> None:
@@ -84,7 +84,9 @@ def test_a_program_with_a_package_of_that_name_is_not_recorded_and_runs(is_besid
     path = f"{boot_directory()}{os.pathsep}{directories[1]}"
     done = run("env", f"PYTHONPATH={path}", f"{ORDERS_VARIABLE}={tmp_path / ORDERS}", sys.executable, str(program))
     assert (done.exit_code, done.output) == (0, "True\n")
-    assert f"package 'harness' of its own, at {theirs}" in problems(tmp_path)[0]
+    assert problems(tmp_path) == [
+        f"{theirs / '__init__.py'} would be imported in place of rlharness's own package of that name: rename theirs"
+    ]
 
 
 def test_orders_that_are_gone_are_said(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import inspect
 import selectors
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -62,6 +63,11 @@ class Selector(selectors.DefaultSelector):
         return super().select(0)
 
 
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    return tmp_path / "delayed"
+
+
 def answers(tools: ModuleType, words: str) -> str:
     """The letters in the order in which they are answered, asked for all at once."""
     told: list[str] = []
@@ -77,42 +83,50 @@ def answers(tools: ModuleType, words: str) -> str:
     return "".join(told)
 
 
-def test_answers_come_in_another_order_which_follows_from_the_seed(tools: ModuleType) -> None:
+def test_answers_come_in_another_order_which_follows_from_the_seed(tools: ModuleType, mark: Path) -> None:
     honest = vars(tools)["ask"]
     assert answers(tools, "abcdefgh") == "abcdefgh"
     orders = []
     for seed in (1, 1, 2):
         vars(tools)["ask"] = honest
-        Latency(seed, [f"{TOOLS}:ask"])
+        Latency(seed, [f"{TOOLS}:ask"], str(mark))
         orders.append(answers(tools, "abcdefgh"))
     key = f"1 {TOOLS}:ask"
     assert orders[0] == orders[1] == "".join(sorted("abcdefgh", key=lambda word: delay_s(key, "abcdefgh".index(word))))
     assert orders[0] not in ("abcdefgh", orders[2])
 
 
-def test_what_a_function_gives_and_takes_stays(tools: ModuleType) -> None:
-    Latency(1, [f"{TOOLS}:look_up", f"{TOOLS}:ask"])
+def test_what_a_function_gives_and_takes_stays(tools: ModuleType, mark: Path) -> None:
+    Latency(1, [f"{TOOLS}:look_up", f"{TOOLS}:ask"], str(mark))
     assert tools.look_up("a", times=2) == "aa"
     assert asyncio.run(tools.ask("a")) == "a"
     assert (tools.look_up.__name__, inspect.iscoroutinefunction(tools.ask)) == ("look_up", True)
 
 
-def test_it_is_delayed_under_the_name_that_callers_use(tools: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_delayed_under_the_name_that_callers_use(
+    tools: ModuleType, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Which is not that of its definition, where something else has made it."""
     waited: list[float] = []
     monkeypatch.setattr("harness.inject.latency.sleep", waited.append)
     vars(tools)["search"] = tools.look_up
-    Latency(1, [f"{TOOLS}:search"])
+    Latency(1, [f"{TOOLS}:search"], str(mark))
     assert (tools.search("a"), len(waited)) == ("a", 1)
     assert (tools.look_up("a"), len(waited)) == ("a", 1), "nobody has named it so"
 
 
-def test_each_call_waits_as_its_number_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_call_waits_as_its_number_says_and_the_first_that_waits_leaves_a_mark(
+    mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waited: list[float] = []
     monkeypatch.setattr("harness.inject.latency.sleep", waited.append)
-    function = delayed(str, "key")
-    assert [function(number) for number in range(20)] == [str(number) for number in range(20)]
-    assert waited == [delay_s("key", number) for number in range(20)]
+    function, marks = delayed(str, "ask", mark), []
+    for number in range(20):
+        assert function(number) == str(number)
+        marks.append(mark.exists())
+    assert waited == [delay_s("ask", number) for number in range(20)]
+    assert marks == [any(waited[: number + 1]) for number in range(20)]
+    assert not marks[0], "this key's first call does not wait"
 
 
 @given(st.text(max_size=20))
@@ -131,5 +145,5 @@ def test_a_key_has_delays_of_every_length(key: str) -> None:
 )
 def test_what_is_no_function_is_refused(tools: ModuleType, name: str, what: str, legal: str) -> None:
     with pytest.raises(UsageError, match=what) as refused:
-        Latency(1, [name])
+        Latency(1, [name], "")
     assert legal in refused.value.legal

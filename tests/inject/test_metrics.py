@@ -6,11 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.inject import metrics
 from harness.inject.metrics import PrintedMetrics, floats, parse_pattern
+from harness.inject.orders import RunEnded
 from harness.trace.values import Float
 
 
@@ -67,12 +69,33 @@ def test_a_pattern_is_believed_before_a_json_line_of_the_same_name() -> None:
     assert read(line, r"loss=kl.: (\d)") == {"loss": 2.0, "reward_mean": 1.0, "kl": 2.0}
 
 
-@pytest.mark.parametrize("line", ["{broken", "{}", "[1, 2]", '{"a": [1]}', "{'loss': 1}", "{" * 10_000 + "}"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            "{broken",
+            "{}",
+            "[1, 2]",
+            '{"a": [1]}',
+            "{'loss': 1}",
+            "{" * 10_000 + "}",
+            '{"a":' * 9_000 + "1" + "}" * 9_000,
+        ),
+        json.dumps({"n": 10**400}),
+        f'{{"n": {"9" * 5_000}}}',
+    ],
+)
 def test_lines_that_are_no_json_object_of_numbers_give_nothing(line: str) -> None:
     assert read(line) == {}
 
 
-@given(st.text())
+of_json = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers(-(10**400), 10**400) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(st.text() | st.dictionaries(st.text(), of_json).map(json.dumps))
 def test_no_line_is_an_error(line: str) -> None:
     read(line, r"x=(.*)")
 
@@ -83,6 +106,28 @@ def test_values_of_every_kind() -> None:
         "a": Float.of(float("inf")),
         "b": Float.of(float("nan")),
     }
+
+
+class Stubborn:
+    """A number that does not like to be one."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __float__(self) -> float:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "value", [10**400, torch.ones(2), torch.ones(1, device="meta"), Stubborn(KeyError("x")), 1j], ids=type
+)
+def test_what_will_be_no_float_is_left_out(value: object) -> None:
+    assert floats({"a": value, "b": 2}) == {"b": Float.of(2.0)}
+
+
+@pytest.mark.parametrize("values", [None, [("loss", 1.0)], {7: 1.0, None: 2.0, ("a",): 3.0}])
+def test_logs_of_another_shape_give_nothing(values: Any) -> None:
+    assert floats(values) == {}
 
 
 class TestStreams:
@@ -133,6 +178,30 @@ class TestStreams:
         print('\n{"loss": 4}')
         assert logged == {"loss": 4.0}
         assert len(out.getvalue()) == 40 * metrics.MAX_LINE_CHARS + 13
+
+    def test_a_mistake_of_the_reader_is_told_once_and_never_reaches_who_prints(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def log_values(values: object) -> None:
+            raise LookupError("lost")
+
+        out, err = io.StringIO(), io.StringIO()
+        monkeypatch.setattr("sys.stdout", out)
+        monkeypatch.setattr("sys.stderr", err)
+        PrintedMetrics([r"loss=loss (\S+)"], log_values).watch_streams()
+        for _ in range(3):
+            print("loss 1")
+        assert out.getvalue() == "loss 1\n" * 3
+        assert err.getvalue() == "rlharness: nothing more is taken from what is printed: LookupError: lost\n"
+
+    def test_a_run_that_is_to_end_ends_where_it_prints(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def log_values(values: object) -> None:
+            raise RunEnded
+
+        monkeypatch.setattr("sys.stdout", io.StringIO())
+        PrintedMetrics([], log_values).watch_streams()
+        with pytest.raises(RunEnded):
+            print('{"loss": 1}')
 
     def test_what_write_returns_and_raises_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         _, out, _ = self.watched(monkeypatch)

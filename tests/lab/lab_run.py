@@ -1,5 +1,7 @@
 """Commands of the lab as a user types them: a process of their own, what it printed, its exit code."""
 
+import os
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -34,3 +36,23 @@ def type_command(directory: Path, *words: str, **env: str) -> Done:
         check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def shown(command: str, directory: Path, called: str = "") -> str:
+    """What a terminal shows of a command line typed in `directory`: standard output and error, as they come.
+
+    Paths below the directory stand there as paths below `called`, "demo/" say, wherever it lies.
+    """
+    program, *words = shlex.split(command)
+    argv = [*HARNESS, *words] if program == "rlharness" else [program, *words]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        argv,
+        cwd=directory,
+        env=environment(PATH=path, PYTHONWARNINGS="ignore"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.stdout.replace(f"{directory.resolve()}/", called).replace(f"{directory}/", called)

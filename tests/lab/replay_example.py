@@ -6,8 +6,6 @@ python tests/lab/replay_example.py --write    puts it into its page, and the pic
 
 import io
 import re
-import shlex
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -19,8 +17,8 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tests.lab.lab_run import shown  # noqa: E402
 from tests.manual import page_with  # noqa: E402
-from tests.runner.whole_run import HARNESS, environment  # noqa: E402
 
 PROGRAMS = ROOT / "scenarios" / "programs"
 EXAMPLE = (
@@ -47,8 +45,8 @@ def example() -> str:
         demo = Path(scratch, "demo")
         demo.mkdir()
         _copy_programs(demo)
-        shown = [f"$ {command}\n{_shown(command, demo)}" for command in EXAMPLE]
-    return "```console\n" + "".join(shown) + "```\n"
+        blocks = [f"$ {command}\n{shown(command, demo, 'demo/')}" for command in EXAMPLE]
+    return "```console\n" + "".join(blocks) + "```\n"
 
 
 def without_digits(text: str) -> str:
@@ -65,9 +63,11 @@ def picture(command: str, title: str) -> str:
         demo = Path(scratch, "demo")
         demo.mkdir()
         _copy_programs(demo)
-        shown = _shown(command.replace(" -- ", " --color always -- "), demo)
+        text = shown(command.replace(" -- ", " --color always -- "), demo, "demo/")
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
-    console.print(Text.from_ansi(f"$ {command}\n{shown}".rstrip()))
+    shows = Text.from_ansi(f"$ {command}\n{text}".rstrip())
+    shows.highlight_regex("[⠀-⣿]+", "none")  # segments of their own: most fonts have these dots wider than letters
+    console.print(shows)
     return console.export_svg(title=title, code_format=SVG_TEMPLATE, unique_id="s")
 
 
@@ -76,30 +76,13 @@ def _copy_programs(demo: Path) -> None:
         (demo / name).write_text((PROGRAMS / original).read_text("utf-8"), encoding="utf-8")
 
 
-def _shown(command: str, demo: Path) -> str:
-    """Standard output and error of a command typed in `demo`, which is called so whatever its place."""
-    program, *words = shlex.split(command)
-    assert program == "rlharness"
-    path = f"{Path(sys.executable).parent}:{environment().get('PATH', '')}"
-    done = subprocess.run(
-        [*HARNESS, *words],
-        cwd=demo,
-        env=environment(PATH=path, PYTHONWARNINGS="ignore"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    return done.stdout.replace(f"{demo.resolve()}/", "demo/").replace(f"{demo}/", "demo/")
-
-
 def write() -> None:
     """Replace the manual's example and the pictures by new ones."""
-    shown = example()
+    made = example()
     page = page_with(BEGIN)
     head, rest = page.read_text("utf-8").split(BEGIN)
     _, tail = rest.split(END)
-    page.write_text(f"{head}{BEGIN}{shown}{END}{tail}", encoding="utf-8")
+    page.write_text(f"{head}{BEGIN}{made}{END}{tail}", encoding="utf-8")
     for name, command in PICTURES.items():
         path = ROOT / ".github" / "screenshots" / f"{name}.svg"
         path.write_text(picture(command, "rlharness replay"), encoding="utf-8")

@@ -6,6 +6,7 @@ from pathlib import Path
 from harness.inject.op_log import OpLog
 from harness.inject.orders import Report
 from harness.lab.envelope import Envelope
+from harness.lab.out_directory import OutDirectory
 from harness.lab.recording import Problem, Recording
 from harness.lab.replay_plan import ReplayPlan
 from harness.lab.supervised import OUTPUT, Run
@@ -24,7 +25,7 @@ OP = {
 
 def plan_of(directory: Path, *, num_runs: int = 2, op_step: int | None = None, level: str = "off") -> ReplayPlan:
     envelope = Envelope(("python", "train.py", "--lr", "1e-3"), level=level)
-    return ReplayPlan(envelope, "/bin/python", directory, num_runs, op_step=op_step)
+    return ReplayPlan(envelope, "/bin/python", OutDirectory(directory), num_runs, op_step=op_step)
 
 
 def run_of(

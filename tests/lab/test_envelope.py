@@ -30,7 +30,7 @@ def test_a_directory_that_holds_something_is_refused_and_stays_as_it_is(tmp_path
         prepare(Envelope(ARGV), tmp_path, {})
     assert "--out" in refused.value.remedy
     assert [path.read_text("utf-8") for path in tmp_path.iterdir()] == ["mine"]
-    with pytest.raises(UsageError, match=r"cannot be written to .*/a: "):
+    with pytest.raises(UsageError, match=r"nothing can be written to .*/a: "):
         prepare(Envelope(ARGV), tmp_path / "a", {})
     shutil.rmtree(tmp_path)
     prepare(Envelope(ARGV), tmp_path, {})

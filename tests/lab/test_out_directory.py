@@ -1,11 +1,13 @@
 """Where the runs of a command go."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from harness.errors import UsageError
-from harness.lab.out_directory import NUM_KEPT, out_directory, place_of
+from harness.lab.envelope import Envelope, prepare
+from harness.lab.out_directory import NUM_KEPT, OutDirectory, out_directory, place_of
 
 
 def test_what_a_person_names_is_a_path_without_detours(tmp_path: Path) -> None:
@@ -18,8 +20,9 @@ def test_what_a_person_names_is_a_path_without_detours(tmp_path: Path) -> None:
 
 
 def test_it_is_new_or_empty(tmp_path: Path) -> None:
-    assert out_directory(tmp_path, "deep/er", "replays", "id") == tmp_path / "deep" / "er"
-    assert out_directory(tmp_path, "deep/er", "replays", "id") == tmp_path / "deep" / "er", "it is empty still"
+    deep = tmp_path / "deep" / "er"
+    assert out_directory(tmp_path, "deep/er", "replays", "id") == OutDirectory(deep, is_new=True)
+    assert out_directory(tmp_path, "deep/er", "replays", "id") == OutDirectory(deep, is_new=False), "it is empty still"
     assert not (tmp_path / ".rlharness").exists()
     with pytest.raises(UsageError, match=r"deep is not empty\n  legal:  .*\n  remedy: "):
         out_directory(tmp_path, "deep", "replays", "id")
@@ -31,9 +34,36 @@ def test_it_is_new_or_empty(tmp_path: Path) -> None:
 
 
 def test_without_a_name_the_last_ones_of_a_kind_are_kept(tmp_path: Path) -> None:
-    made = [out_directory(tmp_path, None, "replays", f"id-{number:03}") for number in range(NUM_KEPT + 2)]
-    other = out_directory(tmp_path, None, "chaos", "id-000")
+    made = [out_directory(tmp_path, None, "replays", f"id-{number:03}").path for number in range(NUM_KEPT + 2)]
+    other = out_directory(tmp_path, None, "chaos", "id-000").path
     assert [path.exists() for path in made] == [False, False, *[True] * NUM_KEPT]
     assert made[-1] == tmp_path / ".rlharness" / "replays" / f"id-{NUM_KEPT + 1:03}"
     assert other.exists()
     assert (tmp_path / ".rlharness" / ".gitignore").read_text("utf-8") == "*\n"
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_only_what_a_command_has_made_is_taken_back(tmp_path: Path, *, is_new: bool) -> None:
+    directory = tmp_path / "out"
+    if not is_new:
+        directory.mkdir()
+    out = out_directory(tmp_path, "out", "replays", "id")
+    (directory / "run-1").mkdir()
+    (directory / "stdin").touch()
+    out.remove_if_empty()
+    assert (directory / "stdin").exists()
+    out.give_back()
+    assert (directory.exists(), list(tmp_path.rglob("*/*"))) == (not is_new, [])
+
+
+def test_what_was_recorded_is_refused_with_the_command_that_removes_it(tmp_path: Path) -> None:
+    for name in ("a run", "replays/run-1"):
+        prepare(Envelope(("python",)), tmp_path / name, {})
+        with pytest.raises(UsageError) as refused:
+            OutDirectory.take(tmp_path / name.partition("/")[0])
+        command = refused.value.remedy.rpartition(": ")[2]
+        subprocess.run(command, shell=True, check=True)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").touch()
+    with pytest.raises(UsageError, match=r"or remove what is there$"):
+        OutDirectory.take(tmp_path)

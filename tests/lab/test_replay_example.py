@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from tests.lab.replay_example import BEGIN, END, EXAMPLE, PICTURES, example, without_digits
+from tests.lab import replay_example
+from tests.lab.replay_example import BEGIN, END, EXAMPLE, PICTURES, example, picture, without_digits
 from tests.manual import README, between
 
 
@@ -22,6 +23,14 @@ def test_the_manual_has_both_verdicts_and_pictures_of_both() -> None:
     assert re.findall(r"^\$ (.*)$", shown, re.MULTILINE) == list(EXAMPLE)
     assert re.findall(r"^(EQUAL|DIVERGED) ", shown, re.MULTILINE) == ["DIVERGED", "EQUAL"]
     assert all(f"(.github/screenshots/{name}.svg)" in README.read_text("utf-8") for name in PICTURES)
+
+
+def test_the_dots_of_a_curve_stand_in_their_columns_whatever_the_font(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_example, "shown", lambda *words: "  1.5 │  ⠉⠒ A\n")
+    dots = re.search(r'x="([\d.]+)" y="[\d.]+" textLength="([\d.]+)"[^>]*>⠉⠒<', picture("rlharness replay", "a curve"))
+    assert dots is not None, "a segment whose length is theirs and that of letters would move the letters too"
+    begin, length = map(float, dots.groups())
+    assert begin == pytest.approx(9 * length / 2)
 
 
 def test_numbers_and_digests_are_set_aside_and_nothing_else() -> None:

@@ -10,6 +10,7 @@ import pytest
 from harness.clock import SystemClock
 from harness.errors import UsageError
 from harness.lab.entry_call import EntryCall, Refusal
+from harness.lab.out_directory import OutDirectory
 from harness.lab.recording import Recording
 from harness.lab.scenario_envelope import CHILD, envelope_of_call
 from harness.lab.session import open_session, refuse
@@ -49,16 +50,17 @@ def test_a_run_is_ended_in_order_after_its_last_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize("has_earlier_run", [False, True])
 def test_of_a_run_that_was_refused_nothing_is_left_but_earlier_ones(tmp_path: Path, *, has_earlier_run: bool) -> None:
     directory = tmp_path / "replay"
+    out = OutDirectory(directory)
     (directory / "run-2").mkdir(parents=True)
     (directory / "stdin").touch()
     run = Run(2, False, Recording(directory / "run-2", 4, 0, (), 0), 1.0)
-    refuse(run, directory)
+    refuse(run, out)
     assert (directory / "run-2").exists(), "nobody has refused it"
 
     if has_earlier_run:
         (directory / "run-1").mkdir()
     Refusal("the seed is 'x'", "a number", "say so").write(directory / "run-2")
     with pytest.raises(UsageError, match=r"the seed is 'x'\n  legal:  a number\n  remedy: say so"):
-        refuse(run, directory)
+        refuse(run, out)
     assert [path.name for path in tmp_path.rglob("run-*")] == ["run-1"] * has_earlier_run
     assert directory.exists() is has_earlier_run

@@ -96,6 +96,16 @@ def test_what_an_entry_refuses_is_a_usage_error_and_leaves_nothing(tmp_path: Pat
     assert not (tmp_path / "t").exists()
 
 
+@pytest.mark.parametrize("words", [("train",), ("replay",), ("replay", "--until", "loss<0")])
+def test_a_refusal_leaves_the_directory_that_somebody_had_made(tmp_path: Path, words: tuple[str, ...]) -> None:
+    write_tiny(tmp_path)
+    (tmp_path / "t").mkdir()
+    command, *options = words
+    done = type_command(tmp_path, command, "tiny", "--out", "t", "--set", "frobnicate=1", *options)
+    assert (done.code, "unknown key frobnicate" in done.stderr) == (ExitCode.USAGE_ERROR, True), done.stderr
+    assert list((tmp_path / "t").iterdir()) == []
+
+
 def test_a_run_that_fails_keeps_what_it_recorded(tmp_path: Path) -> None:
     done = train(tmp_path, "--set", "ends=failed")
     assert done.code == 1, done.stderr
@@ -153,17 +163,27 @@ def test_a_condition_that_cannot_hold_is_refused_and_leaves_nothing(
 def test_an_entry_that_records_nothing_is_told_so(tmp_path: Path) -> None:
     envelope = Envelope(("python",), call=EntryCall("a:b", {}))
     prepare(envelope, tmp_path / "t", {})
-    write_report(tmp_path / "t" / PROCESSES, Report(2**22 + 1, ("x",), "python", is_closed=True))
+    write_report(tmp_path / "t" / PROCESSES, Report(2**22 + 1, ("x",), "python", is_closed=True, has_returned=True))
     recording = finish(tmp_path / "t", envelope, 0)
     assert [problem.what for problem in recording.problems] == ["a:b has returned and recorded no step"]
     assert "begin_step" in recording.problems[0].remedy
 
 
-@pytest.mark.parametrize(("at", "said"), [(0, "before it recorded a step"), (3, "after 3 steps: killed, os._exit")])
-def test_an_entry_that_leaves_is_told_so_whatever_its_exit_code(tmp_path: Path, at: int, said: str) -> None:
-    done = train(tmp_path, "--set", "ends=left", "--set", f"left_at={at}")
+@pytest.mark.parametrize("how", ["left", "exited"])
+@pytest.mark.parametrize(("at", "said"), [(0, "before it had recorded a step"), (3, "after 3 steps")])
+def test_an_entry_that_leaves_has_ended_too_early_whatever_its_exit_code(
+    tmp_path: Path, how: str, at: int, said: str
+) -> None:
+    done = train(tmp_path, "--set", f"ends={how}", "--set", f"left_at={at}")
     assert done.code == ExitCode.INCOMPLETE_RECORDING, done.stderr
-    assert said in done.stderr
+    assert f"tests.lab.tiny_entry:run ended too early, {said}: its process exited with 0" in done.stderr
+    assert "compare it with another" not in done.stderr
+
+
+def test_an_entry_that_has_returned_is_whole_however_its_process_ends(tmp_path: Path) -> None:
+    done = train(tmp_path, "--set", "ends=late")
+    assert done.code == ExitCode.OK, done.stderr
+    assert "note: rank 0 left by os._exit with 0 after 5 steps; its log was closed" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,23 @@
 """An entry for tests: checks its payload, then a few steps of a sum in parts, in which the parts must not matter.
 
 With `leaks` they do. `ends` says how it ends: whole, refused (before its first step), failed (by an error that the user
-can mend, after the second), broken (by a bug), nothing (without a step), left (by os._exit with 0, before `left_at`).
+can mend, after the second), broken (by a bug), nothing (without a step), left and exited (by os._exit and by sys.exit
+with 0, before `left_at`), late (whole, and its process by os._exit before anything that Python does at its end).
 """
 
+import atexit
 import json
 import math
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import torch
 
 KEYS = {"seed", "num_steps", "leaks", "ends", "left_at", "api_key", "perturbation", "output"}
+LEAVING: Mapping[str, Callable[[int], Never]] = {"left": os._exit, "exited": sys.exit}
 
 
 class MendableError(ValueError):
@@ -33,8 +37,10 @@ def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Any
         raise MendableError("it does not begin", "another end", "say so")
     if ends == "nothing":
         return
-    if ends == "left" and not config["left_at"]:
-        os._exit(0)
+    if ends in LEAVING and not config["left_at"]:
+        LEAVING[ends](0)
+    if ends == "late":
+        atexit.register(os._exit, 0)
     with (directory / "seen.json").open("w", encoding="utf-8") as file:
         json.dump({"config": config, "level": level, "hash": hash("a text")}, file)
     for step in range(config["num_steps"]):
@@ -42,8 +48,8 @@ def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Any
             raise MendableError("step 2 is not finite", "finite numbers", "lower the learning rate")
         if step == 2 and ends == "broken":
             raise RuntimeError("a bug of the entry")
-        if ends == "left" and step == config["left_at"]:
-            os._exit(0)
+        if ends in LEAVING and step == config["left_at"]:
+            LEAVING[ends](0)
         _step(step, config, recorder)
 
 

@@ -4,10 +4,7 @@ python tests/lab/why_page.py            prints the page
 python tests/lab/why_page.py --write    puts it in place
 """
 
-import os
 import re
-import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,8 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tests.lab.lab_run import shown  # noqa: E402
 from tests.lab.replay_example import without_digits  # noqa: E402
-from tests.runner.whole_run import HARNESS, environment  # noqa: E402
 
 PAGE = ROOT / "harness" / "lab" / "WHY.md"
 _FILE = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```\n", re.DOTALL)
@@ -40,15 +37,15 @@ def typed(page: str, directory: Path) -> dict[str, str]:
     """What a terminal shows of the commands of each block, typed in a directory, in which the page's files are made."""
     for name, text in files(page).items():
         (directory / name).write_text(text, encoding="utf-8")
-    shown: dict[str, str] = {}
+    made: dict[str, str] = {}
     for name, command in commands(page):
-        shown[name] = shown.get(name, "") + f"$ {command}\n{_shown(command, directory)}"
-    return shown
+        made[name] = made.get(name, "") + f"$ {command}\n{shown(command, directory)}"
+    return made
 
 
-def renewed(page: str, shown: dict[str, str]) -> str:
+def renewed(page: str, made: dict[str, str]) -> str:
     """The page with these outputs in place of what stands there."""
-    return _OUTPUT.sub(lambda block: block[1] + shown[block[2]] + block[4], page)
+    return _OUTPUT.sub(lambda block: block[1] + made[block[2]] + block[4], page)
 
 
 def without_chance(text: str) -> str:
@@ -56,23 +53,6 @@ def without_chance(text: str) -> str:
     text = re.sub(r"\b(b?f\d+):[0-9a-f]+", r"\1:BITS", text)
     text = re.sub(r"about [\w ]+ left", "some time left", text)
     return re.sub(" +", " ", without_digits(text))
-
-
-def _shown(command: str, directory: Path) -> str:
-    """Standard output and error of a command."""
-    program, *words = shlex.split(command)
-    argv = [*HARNESS, *words] if program == "rlharness" else [program, *words]
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        argv,
-        cwd=directory,
-        env=environment(PATH=path, PYTHONWARNINGS="ignore"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    return done.stdout.replace(f"{directory.resolve()}/", "").replace(f"{directory}/", "")
 
 
 if __name__ == "__main__":

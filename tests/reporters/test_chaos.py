@@ -12,7 +12,7 @@ from harness.clock import FakeClock
 from harness.exit_codes import ExitCode
 from harness.lab.chaos.comparison import Outcome, Sign
 from harness.lab.chaos.factors import Factor
-from harness.lab.chaos.finding import Chaos, Finding, Tally
+from harness.lab.chaos.finding import Chaos, Finding, NotApplied, Tally
 from harness.lab.chaos.plan import ChaosPlan
 from harness.lab.chaos.subject import Subject
 from harness.lab.chaos.values import Span
@@ -189,6 +189,24 @@ def test_where_nothing_was_perturbed_nothing_is_said_to_be_harmless() -> None:
     assert late.exit_code == ExitCode.INCOMPLETE_RECORDING
     interrupted = replace(late, interrupted_by="SIGINT")
     assert chaos_text(interrupted, colour=False).startswith("INTERRUPTED  no perturbation was run")
+
+
+def test_what_never_happened_is_told_and_nothing_is_said_of_it() -> None:
+    missed = (NotApplied({"crash": "9.loss"}, "the crash never came: there is no step 9, the last is 2"),)
+    line = "  not applied: crash=9.loss: the crash never came: there is no step 9, the last is 2"
+    none = chaos(None, num_probes=0, not_applied=missed)
+    assert chaos_text(none, colour=False).splitlines()[:2] == [
+        "NOT APPLIED  no perturbation has happened: nothing is said of any",
+        line,
+    ]
+    some = chaos(None, not_applied=missed)
+    assert chaos_text(some, colour=False).splitlines()[:2] == [
+        "NOTHING FOUND  7 perturbations of perturbation.n, threads move no bit",
+        line,
+    ]
+    told = json.loads(json.dumps(chaos_json(none)))
+    assert told["not_applied"] == [{"perturbation": {"crash": "9.loss"}, "why": missed[0].why}]
+    assert told["exit_code"] == ExitCode.INCOMPLETE_RECORDING
 
 
 def test_json_says_the_same(moved: Outcome) -> None:

@@ -300,7 +300,7 @@ def test_many_names_are_counted(tmp_path: Path) -> None:
 
 
 def test_nothing_in_common() -> None:
-    assert verdict_text(Verdict(Kind.INCOMPLETE, ("x",)), colour=False) == "INCOMPLETE  no step in common\n  x"
+    assert verdict_text(Verdict(Kind.INCOMPLETE, ("x",)), colour=False) == "INCOMPLETE  no step is whole in both\n  x"
     place = Divergence(3, Difference.STEP_ONLY_IN_A)
     assert verdict_text(Verdict(Kind.NOT_COMPARABLE, first=place), colour=False).startswith(
         "NOT COMPARABLE  first difference: step 3, which only A has"

@@ -15,7 +15,8 @@ def test_all_of_them_tell_one_run(sample_run: Any, tmp_path: Path) -> None:
     options = ReportOptions(
         is_terminal=False,
         colour=False,
-        events_files=(tmp_path / "a.jsonl", tmp_path / "b.jsonl"),
+        record_file=tmp_path / "a.jsonl",
+        events_file=tmp_path / "b.jsonl",
         junit_file=tmp_path / "junit.xml",
     )
     sample_run.tell(*make_reporters(options, stream=stream, clock=FakeClock(), say=said.append))
@@ -31,7 +32,7 @@ def test_one_that_fails_takes_no_other_with_it(sample_run: Any, tmp_path: Path) 
     said: list[str] = []
     stream = io.StringIO()
     stream.close()
-    options = ReportOptions(is_terminal=False, colour=False, events_files=(tmp_path / "a.jsonl",))
+    options = ReportOptions(is_terminal=False, colour=False, record_file=tmp_path / "a.jsonl")
     sample_run.tell(*make_reporters(options, stream=stream, clock=FakeClock(), say=said.append))
     assert ["the display" in line or "the summary" in line for line in said] == [True, True]
     assert json.loads((tmp_path / "a.jsonl").read_text().splitlines()[-1])["event"] == "run_finished"

@@ -227,6 +227,8 @@ def test_of_several_ranks_each_is_counted(tmp_path: Path) -> None:
     (first,) = found.firsts.values()
     assert (first.step, first.rank, sum(found.num_different.values())) == (1, 1, 1)
     assert sum(found.num_pairs.values()) == 2 * 2 * len(LEAVES)
+    of_one_rank = difference_grid(trace(tmp_path / "c", steps_of(2)), b)
+    assert different_steps(of_one_rank, "layers.0.weight", "backward") == [1], "rank 1 contradicts rank 0"
 
 
 # ------------------------------------------------------------------------------------------ as the page's script has it

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from harness.errors import UsageError
 from harness.runner.supervisor.foreground import run_in_foreground
-from harness.runner.supervisor.process_tree import read_process
+from harness.runner.supervisor.process_tree import Process, read_process
 from tests.runner.whole_run import PATIENCE_S, environment, until
 
 RUN = """
@@ -66,6 +67,11 @@ def started(directory: Path, *program: str) -> Iterator["subprocess.Popen[str]"]
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+def is_alive(process: Process) -> bool:
+    now = read_process(process.pid)
+    return now is not None and not now.is_zombie and now.start_ticks == process.start_ticks
+
+
 @pytest.mark.parametrize(
     ("code", "status"),
     [("pass", 0), ("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9)],
@@ -83,6 +89,31 @@ def test_signals_that_somebody_sends_are_passed_on(tmp_path: Path) -> None:
             until((tmp_path / f"heard-{name}").exists, process)
         process.terminate()
         assert process.communicate(timeout=PATIENCE_S)[0] == "heard USR1 INT\nstatus 7\n"
+
+
+def test_a_program_does_not_outlive_who_watches_over_it(tmp_path: Path) -> None:
+    """What it has started itself does: of that nobody here is told."""
+    code = (
+        "import os, subprocess, time\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        "open('pids.new', 'w').write(f'{os.getpid()} {child.pid}')\n"
+        "os.rename('pids.new', 'pids')\n"
+        "time.sleep(600)"
+    )
+    with started(tmp_path, sys.executable, "-c", code) as process:
+        until((tmp_path / "pids").exists, process)
+        program, child = (read_process(int(pid)) for pid in (tmp_path / "pids").read_text("utf-8").split())
+        assert program is not None
+        assert child is not None
+        process.kill()
+        process.wait(timeout=PATIENCE_S)
+        until_s = time.monotonic() + 10.0
+        while is_alive(program) and time.monotonic() < until_s:
+            time.sleep(0.01)
+        found = is_alive(program), is_alive(child)
+        for left in filter(is_alive, (program, child)):
+            os.kill(left.pid, signal.SIGKILL)
+    assert found == (False, True)
 
 
 def test_the_program_inherits_what_it_would_without_us(tmp_path: Path) -> None:

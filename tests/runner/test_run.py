@@ -1,6 +1,7 @@
 """Whole runs: what a mixed suite ends as, what is recorded and reported of it, and every exit code."""
 
 import json
+import os
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,42 @@ def test_node_ids_that_name_no_test_are_told_as_pytest_tells_them(tmp_path: Path
     assert "exit code 4: pytest refused its arguments" in done.stdout
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+@pytest.mark.parametrize("option", ["--junit", "--events"])
+def test_a_report_that_was_asked_for_and_is_not_there_does_not_end_with_0(tmp_path: Path, option: str) -> None:
+    write_suite(tmp_path, {"test_a.py": QUICK})
+    done = run(tmp_path, "run", "--gpus", "none", option, "/dev/full")
+    assert done.code == ExitCode.USAGE_ERROR, done.stdout + done.stderr
+    notes = done.stdout.partition("\nnotes (1)\n")[2]
+    assert "/dev/full is not whole: [Errno 28] No space left on device" in notes.splitlines()[0]
+    assert "exit code 4: a file that was asked for could not be written: see the notes" in notes
+    finished = done.events[-1]
+    assert (finished["event"], finished["exit_code"]) == ("run_finished", 4), "the record says what the process says"
+    (note,) = finished["notes"]
+    assert "/dev/full is not whole" in note
+    told = json.loads(run(tmp_path, "run", "--gpus", "none", option, "/dev/full", "--json").stdout)
+    assert (told["exit_code"], told["notes"]) == (4, [note])
+
+
+def test_workers_that_are_not_started_are_told(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    write_suite(tmp_path, {"test_a.py": QUICK})
+    done = run(tmp_path, "run", "--gpus", "none", "--json", "--", "-p", "xdist", "-n", "2")
+    assert done.code == ExitCode.OK, done.stderr
+    (note,) = json.loads(done.stdout)["notes"]
+    assert note.startswith("-n 2 of pytest-xdist is set to 0: ")
+    assert note in done.stderr.partition("\nnotes (1)\n")[2]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_tests_that_failed_weigh_more_than_a_report_that_is_not_there(tmp_path: Path) -> None:
+    write_suite(tmp_path, {"test_a.py": "def test_bad(): assert False\n"})
+    done = run(tmp_path, "run", "--gpus", "none", "--junit", "/dev/full", "--json")
+    told = json.loads(done.stdout)
+    assert (done.code, told["exit_code"]) == (ExitCode.TESTS_FAILED, 1), done.stderr
+    assert [note.partition(": ")[0] for note in told["notes"]] == ["the JUnit XML in /dev/full is not whole"]
+
+
 def test_a_suite_that_cannot_be_collected_is_a_failure_with_its_reason_in_every_report(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": QUICK, "conftest.py": REFUSES})
     done = run(tmp_path, "run", "--gpus", "none", "--json", "--junit", "junit.xml")
@@ -316,6 +353,30 @@ def test_plan_ends_as_a_run_does_where_there_are_no_tests(tmp_path: Path) -> Non
             "rlharness: exit code 5: no tests were collected\n",
         )
         assert shown in done.stdout
+
+
+WITH_IDS = "import pytest\n@pytest.mark.parametrize('a', ['x/../y'])\ndef test_with_ids(a): pass\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "nodeids", "code", "reason"),
+    [
+        ({"test_a.py": WITH_IDS}, ("test_a.py::test_with_ids[x/../y]",), ExitCode.OK, ""),
+        ({"test_a.py": QUICK}, ("test_a.py::test_gone", "test_a.py::TestA"), ExitCode.USAGE_ERROR, "not found: "),
+        ({"test_a.py": "import no_such_module\n" + QUICK}, ("test_a.py::test_quick",), ExitCode.TESTS_FAILED, "it can"),
+    ],
+)
+def test_plan_ends_as_a_run_does_for_node_ids(
+    tmp_path: Path, files: dict[str, str], nodeids: tuple[str, ...], code: ExitCode, reason: str
+) -> None:
+    write_suite(tmp_path, files)
+    plan, done = (run(tmp_path, word, "--gpus", "none", *nodeids) for word in ("plan", "run"))
+    assert (plan.code, done.code) == (code, code), plan.stderr
+    assert (f"\n  test_a.py: {reason}" in plan.stdout) == bool(reason)
+    if code is ExitCode.USAGE_ERROR:
+        assert f"\n  test_a.py: {done.results['test_a.py']['reason']}\n" in plan.stdout
+        assert plan.stderr == "rlharness: exit code 4: pytest refused its arguments\n"
+        assert json.loads(run(tmp_path, "plan", "--gpus", "none", "--json", *nodeids).stdout)["order"] == []
 
 
 def test_plan_of_a_suite_that_cannot_be_collected(tmp_path: Path) -> None:

@@ -159,3 +159,13 @@ def test_ranks_have_parts_of_their_own_and_wholes_in_common(tmp_path: Path) -> N
     assert attribute(alone, b) == {REWARDS: Count(5)}
     drifted = trace_of_ranks(tmp_path / "d", [[[whole]], [[whole._replace(digest=bytes(16))]]])
     assert attribute(a, drifted)[REWARDS].num_unknown == 1
+
+
+def test_tokens_that_ranks_of_one_trace_have_otherwise_are_unknown(tmp_path: Path) -> None:
+    """Rank 0 has those of the other trace; what rank 1 has has no counterpart there."""
+    ids, others = tokens(*range(24))[0], tokens(*range(1, 25))[0]
+    alone = trace(tmp_path / "a", [[ids]])
+    apart, alike = (trace_of_ranks(tmp_path / name, [[[ids]], [[of_1]]]) for name, of_1 in (("b", others), ("c", ids)))
+    for a, b in ((alone, apart), (apart, alone)):
+        assert attribute(a, b)[TOKENS] == Count(24, 0, 1, Place(0, 1, ids.name, ids.shape, None))
+    assert attribute(alone, alike)[TOKENS] == Count(24)

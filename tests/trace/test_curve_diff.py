@@ -11,14 +11,19 @@ from harness.trace.reader import Trace, read_trace
 from harness.trace.values import Float
 from harness.trace.verdict import Curves, Kind
 from harness.trace.writer import TraceWriter
-from tests.trace.traces import manifest_of
+from tests.trace.traces import manifest_of, steps_of, trace
+
+
+def told_by(directory: Path, *lines: Mapping[str, Float]) -> Trace:
+    """A trace with these curve values, and nothing else."""
+    with TraceWriter(directory, manifest_of(), say=print) as writer:
+        for step, values in enumerate(lines):
+            writer.append(step, [], values)
+    return read_trace(directory)
 
 
 def curve(directory: Path, *lines: Mapping[str, float]) -> Trace:
-    with TraceWriter(directory, manifest_of(), say=print) as writer:
-        for step, values in enumerate(lines):
-            writer.append(step, [], {name: Float.of(value) for name, value in values.items()})
-    return read_trace(directory)
+    return told_by(directory, *({name: Float.of(value) for name, value in values.items()} for values in lines))
 
 
 @pytest.mark.parametrize(
@@ -57,6 +62,61 @@ def test_the_first_step_that_differs_is_told(tmp_path: Path) -> None:
     assert [(each.step, each.name) for each in found] == [(1, "loss"), (1, "kl")]
     assert (found[0].a, found[0].b, found[1].b) == (Float.of(2.0), Float.of(2.5), None)
     assert compare_curves(a, a) == ()
+
+
+@pytest.mark.parametrize("digits", ["0.8454363346099854", "0.8454"])
+def test_values_of_other_sources_are_no_difference(tmp_path: Path, digits: str) -> None:
+    """A line has the digits that somebody printed, a tensor the bits of its own dtype."""
+    seen, printed = Float.of(0.8454363346099854, "f32"), Float.of(float(digits))
+    a = told_by(tmp_path / "a", {"loss": printed, "kl": printed}, {"loss": seen, "kl": seen})
+    b = told_by(tmp_path / "b", *[{"loss": printed, "kl": printed}] * 2)
+    verdict = diff(a, b)
+    assert (verdict.kind, verdict.curve) == (Kind.EQUAL, ())
+    told = "what was logged of loss and 1 more at step 1 is of two sources, f32 in A, f64 in B: not compared"
+    assert verdict.notes == ((told,) if digits == "0.8454" else ())
+    later = told_by(tmp_path / "c", {"loss": seen}, {"loss": Float.of(2.0)})
+    assert [(each.step, each.name) for each in compare_curves(later, b)] == [(0, "kl")]
+
+
+def test_what_a_run_had_not_logged_when_it_was_ended_is_no_difference(tmp_path: Path) -> None:
+    """Ended right after a step, a program has not come to print what it prints of it."""
+    a = curve(tmp_path / "a", {"loss": 1.0, "kl": 1.0}, {"loss": 2.0})
+    b = curve(tmp_path / "b", {"loss": 1.0, "kl": 1.0}, {"loss": 2.0, "kl": 2.0}, {"loss": 3.0, "kl": 3.0})
+    for one, other in ((a, b), (b, a)):
+        assert compare_curves(one, other) == ()
+    c = curve(tmp_path / "c", {"loss": 1.0, "kl": 1.0}, {"loss": 2.5})
+    assert [each.name for each in compare_curves(c, b)] == ["loss"]
+    assert [each.name for each in compare_curves(b, b)] == []
+    longer = curve(tmp_path / "d", {"loss": 1.0, "kl": 1.0}, {"loss": 2.0}, {"loss": 3.0})
+    assert [each.name for each in compare_curves(longer, b)] == ["kl"]
+
+
+@pytest.mark.parametrize(
+    ("num_lines", "told"),
+    [
+        (None, "curve.jsonl is missing or empty: what was logged was not compared"),
+        (0, "curve.jsonl is missing or empty: what was logged was not compared"),
+        (2, "curve.jsonl has nothing of step 2 and 1 more: what was logged there was not compared"),
+    ],
+)
+def test_a_curve_that_is_missing_is_told(tmp_path: Path, num_lines: int | None, told: str) -> None:
+    whole, shorn = (trace(tmp_path / name, steps_of(4)) for name in "ab")
+    path = shorn.directory / "curve.jsonl"
+    lines = path.read_text("utf-8").splitlines(keepends=True)
+    path.unlink()
+    if num_lines is not None:
+        path.write_text("".join(lines[:num_lines]), "utf-8")
+    a, b = whole, read_trace(shorn.directory)
+    assert (diff(a, b).kind, diff(a, b).notes) == (Kind.EQUAL, (f"B: {told}",))
+    assert diff(b, a).notes == (f"A: {told}",)
+    assert diff(b, b).notes == (), "where neither has it there was nothing to compare"
+
+
+def test_the_line_that_a_kill_takes_is_no_loss(tmp_path: Path) -> None:
+    whole, killed = trace(tmp_path / "a", steps_of(4)), trace(tmp_path / "b", steps_of(3), complete=False)
+    path = killed.directory / "curve.jsonl"
+    path.write_text("".join(path.read_text("utf-8").splitlines(keepends=True)[:2]), "utf-8")
+    assert diff(whole, read_trace(killed.directory)).notes == ()
 
 
 def test_the_picture_goes_on_to_the_end_of_the_longer(tmp_path: Path) -> None:

@@ -1,40 +1,31 @@
 """Verdicts: a single bit is found wherever it is, and nothing that does not count is taken for a divergence."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.trace.chain import Leaf, Scope
+from harness.trace.chain import Leaf
 from harness.trace.diff import diff
 from harness.trace.digests import SHARDSUM_128
 from harness.trace.format import HEADER, done_payload, frame, step_payload
 from harness.trace.leaf_diff import StepDifference, compare_leaves
 from harness.trace.manifest import Fingerprint, Manifest
-from harness.trace.reader import Trace, read_trace
-from harness.trace.verdict import Difference, Divergence, Kind
+from harness.trace.reader import read_trace
+from harness.trace.verdict import Difference, Kind
 from tests.trace.traces import (
     LEAVES,
     SEEDED,
-    Steps,
     any_leaves,
     flip_bit,
-    leaf,
     manifest_of,
     scalar,
     steps_of,
     trace,
-    trace_of_ranks,
     write,
 )
-
-
-def part(name: str, content: object) -> Leaf:
-    return leaf("forward", name, content, scope=Scope.PHYSICAL)
-
 
 # ------------------------------------------------------------------------------------------------- one rank, one bit
 
@@ -250,138 +241,6 @@ def test_a_root_that_is_not_that_of_its_leaves_is_no_divergence(tmp_path: Path) 
         "B, rank 0: the chain of step 0 does not follow from the one before",
         "the roots of step 0 differ, its leaves do not: a root is not that of its leaves",
     )
-
-
-# -------------------------------------------------------------------------------------------------------------- ranks
-
-
-def test_the_rank_that_differs_first_is_named(tmp_path: Path) -> None:
-    def of_rank(rank: int, is_sick: bool) -> Steps:
-        made = []
-        for step in range(3):
-            sick = is_sick and step >= 1
-            parts = [part(f"hidden.{n}", (rank, step, n, sick and (rank, n) >= (1, 1))) for n in range(3)]
-            made.append([*parts, leaf("backward", "w", (step, sick))])
-        return made
-
-    a = trace_of_ranks(tmp_path / "a", [of_rank(0, False), of_rank(1, False)])
-    b = trace_of_ranks(tmp_path / "b", [of_rank(0, True), of_rank(1, True)])
-    first = diff(a, b).first
-    assert first is not None
-    assert first.a is not None
-    assert (first.step, first.rank, first.ranks, first.a.name) == (1, 1, (0, 1), "hidden.1")
-    assert first.last_equal is not None
-    assert (first.last_equal.name, first.num_different, first.num_leaves) == ("hidden.0", 3, 4)
-
-
-def test_ranks_parts_do_not_count_and_are_told(tmp_path: Path) -> None:
-    def steps(content: int) -> Steps:
-        return [[leaf("loss", "loss", step), part("hidden", content if step else 0)] for step in range(2)]
-
-    a, b = trace(tmp_path / "a", steps(1)), trace(tmp_path / "b", steps(2))
-    verdict = diff(a, b)
-    assert (verdict.kind, verdict.first) == (Kind.EQUAL, None)
-    assert verdict.part is not None
-    assert verdict.part.a is not None
-    assert (verdict.part.step, verdict.part.a.name, verdict.part.num_leaves) == (1, "hidden", 1)
-    assert diff(a, a).part is None
-
-
-def test_runs_of_other_world_sizes_can_be_equal(tmp_path: Path) -> None:
-    logical = steps_of(3)
-    alone = trace(tmp_path / "a", logical)
-    shared = trace_of_ranks(
-        tmp_path / "b",
-        [
-            [[each for n, each in enumerate(leaves) if n % 2 == rank] + [part("hidden", rank)] for leaves in logical]
-            for rank in range(2)
-        ],
-    )
-    everywhere = trace_of_ranks(tmp_path / "c", [logical, logical])
-    for other in (shared, everywhere):
-        for verdict in (diff(alone, other), diff(other, alone)):
-            assert (verdict.kind, verdict.num_steps_different, verdict.notes) == (Kind.EQUAL, 0, ())
-
-
-def test_runs_of_other_world_sizes_diverge_where_their_logical_leaves_do(tmp_path: Path) -> None:
-    alone = trace(tmp_path / "a", steps_of(3))
-    sick = steps_of(3, flip_bit(1, "backward", "layers.1.weight"))
-    shared = trace_of_ranks(
-        tmp_path / "b",
-        [[[each for n, each in enumerate(leaves) if n % 2 == rank] for leaves in sick] for rank in range(2)],
-    )
-    verdict = diff(alone, shared)
-    first = verdict.first
-    assert first is not None
-    assert first.a is not None
-    assert (verdict.kind, verdict.num_steps_different) == (Kind.DIVERGED, 2)
-    assert (first.step, first.rank, first.ranks, first.a.name) == (1, None, (), "layers.1.weight")
-
-
-def test_replicas_that_disagree_are_told(tmp_path: Path) -> None:
-    alone = trace(tmp_path / "a", steps_of(1))
-    apart = trace_of_ranks(tmp_path / "b", [steps_of(1), steps_of(1, flip_bit(0, "backward", "layers.1.weight"))])
-    verdict = diff(alone, apart)
-    assert verdict.notes == (
-        "in B, ranks have backward layers.1.weight of step 0 otherwise; the lowest rank's was compared",
-    )
-    together = trace_of_ranks(tmp_path / "c", [steps_of(1), steps_of(1)])
-    first = diff(together, apart).first
-    assert first is not None
-    assert (first.rank, first.ranks) == (1, (1,))
-
-
-# ------------------------------------------------------------------------------------- ranks that have not every step
-
-
-def uneven(directory: Path, *num_steps: int, sick: int | None = None, complete: bool = True) -> Trace:
-    """A trace whose ranks have so many steps; one bit differs in step 3 of the rank `sick`."""
-    manifest = replace(manifest_of(), world_size=len(num_steps))
-    for rank, number in enumerate(num_steps):
-        change = flip_bit(3 if rank == sick else 99, "loss", "loss")
-        write(directory, steps_of(number, change), manifest, rank=rank, complete=complete)
-    return read_trace(directory)
-
-
-def test_a_rank_that_lacks_a_step_of_its_counterpart_has_diverged(tmp_path: Path) -> None:
-    a, b = uneven(tmp_path / "a", 5, 5), uneven(tmp_path / "b", 5, 3)
-    for verdict, what in ((diff(a, b), Difference.STEP_ONLY_IN_A), (diff(b, a), Difference.STEP_ONLY_IN_B)):
-        assert (verdict.kind, verdict.num_steps, verdict.num_steps_different) == (Kind.DIVERGED, 5, 2)
-        assert verdict.first == Divergence(3, what, rank=1, ranks=(1,))
-        assert not verdict.is_nan_payload_only
-    assert diff(b, uneven(tmp_path / "c", 5, 3)).kind is Kind.EQUAL
-
-
-def test_a_missing_frame_comes_before_the_leaves_of_other_ranks(tmp_path: Path) -> None:
-    a, b = uneven(tmp_path / "a", 5, 5, 5), uneven(tmp_path / "b", 5, 5, 3, sick=0)
-    assert diff(a, b).first == Divergence(3, Difference.STEP_ONLY_IN_A, rank=2, ranks=(0, 2))
-
-
-def test_the_last_steps_of_some_ranks_only(tmp_path: Path) -> None:
-    a, b = uneven(tmp_path / "a", 3, 5), uneven(tmp_path / "b", 3, 3)
-    verdict = diff(a, b)
-    assert verdict.first == Divergence(3, Difference.STEP_ONLY_IN_A, rank=1, ranks=(1,))
-    assert (verdict.num_steps, verdict.num_steps_different) == (5, 2)
-    assert diff(uneven(tmp_path / "c", 4, 4), b).first == Divergence(3, Difference.STEP_ONLY_IN_A), "every rank has it"
-
-
-def test_a_rank_whose_log_was_not_closed_may_have_come_further(tmp_path: Path) -> None:
-    a, cut = uneven(tmp_path / "a", 5, 5), uneven(tmp_path / "b", 5, 3, complete=False)
-    verdict = diff(a, cut)
-    assert (verdict.kind, verdict.num_steps, verdict.first) == (Kind.INCOMPLETE, 3, None)
-    assert "B: rank-1.log was not closed" in verdict.reasons
-
-
-def test_a_rank_that_was_closed_early_in_a_program_that_fell_is_incomplete(tmp_path: Path) -> None:
-    a, fell = uneven(tmp_path / "a", 5, 5), uneven(tmp_path / "b", 5, 3)
-    assert fell.manifest is not None
-    fell = replace(fell, manifest=replace(fell.manifest, complete=False))
-    verdict = diff(a, fell)
-    assert (verdict.kind, verdict.num_steps, verdict.num_steps_different) == (Kind.INCOMPLETE, 5, 0)
-    sick = replace(uneven(tmp_path / "c", 5, 3, sick=0), manifest=fell.manifest)
-    first = diff(a, sick).first
-    assert first is not None
-    assert (first.step, first.what, first.rank) == (3, Difference.VALUE, 0)
 
 
 def test_a_level_is_kept(tmp_path: Path) -> None:

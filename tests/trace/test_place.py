@@ -89,7 +89,7 @@ def test_what_a_rank_has_otherwise_than_the_lowest_is_not_damaged(tmp_path: Path
     verdict = diff(alone, of_two)
     assert verdict.first is not None
     assert verdict.first.value is None
-    assert verdict.notes == ("in B, ranks have backward w of step 0 otherwise; the lowest rank's was compared",)
+    assert verdict.notes == ("rank 1 of B has backward w of step 0 otherwise than a lower rank",)
 
 
 @pytest.mark.parametrize("sick", [0, 1, 2])

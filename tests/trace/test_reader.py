@@ -1,6 +1,7 @@
 """The reader: cut at every byte of every file, other versions, other people's writers, traces that contradict."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -20,10 +21,22 @@ from harness.trace.digests import digest
 from harness.trace.excerpt import excerpt
 from harness.trace.format import HEADER, done_payload, frame, step_payload
 from harness.trace.manifest import Fingerprint, Manifest, manifest_text, parse_manifest
-from harness.trace.reader import read_trace, verify, whole_leaves
+from harness.trace.reader import read_trace, verify
 from harness.trace.verdict import Kind
+from harness.trace.wholes import whole_leaves
 from tests.manual import section
-from tests.trace.traces import SEEDED, leaf, manifest_of, names, steps_of, trace, write
+from tests.trace.traces import (
+    SEEDED,
+    leaf,
+    manifest_of,
+    names,
+    steps_of,
+    trace,
+    trace_of_values,
+    value,
+    write,
+    write_ops,
+)
 
 FORMAT_MD = (Path(harness.trace.__file__).parent / "FORMAT.md").read_text("utf-8")
 
@@ -219,8 +232,25 @@ def test_what_is_no_trace_is_said(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="is no log of a trace"):
         read_trace(tmp_path)
     (tmp_path / "manifest.json").mkdir()
-    with pytest.raises(TraceError, match="cannot be read: Is a directory"):
+    with pytest.raises(TraceError, match=r"manifest\.json cannot be read: it is no regular file"):
         read_trace(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["manifest.json", "rank-0.log", "curve.jsonl", "tensors/rank-0-step-0.safetensors", "ops/rank-0-step-0.jsonl"],
+)
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    """Opening it would wait for whoever writes to it, for good."""
+    kept = [value("backward", "w", "f32", (8,), bytes([number] * 32)) for number in (1, 2)]
+    sides = [tmp_path / "a", tmp_path / "b"]
+    for side, each in zip(sides, kept, strict=True):
+        trace_of_values(side, [[each]])
+        write_ops(side, [], step=0)
+    (tmp_path / "b" / name).unlink()
+    os.mkfifo(tmp_path / "b" / name)
+    with pytest.raises(TraceError, match=f"{re.escape(name)} cannot be read: it is no regular file"):
+        diff(*map(read_trace, sides))
 
 
 def test_a_file_of_a_trace_and_a_directory_of_traces_are_no_traces(tmp_path: Path) -> None:
@@ -298,9 +328,9 @@ def test_ranks_that_disagree_are_told(tmp_path: Path) -> None:
     for rank in range(2):
         leaves = [leaf("loss", "loss", rank), leaf("backward", "w", 1)]
         write(tmp_path / "a", [leaves], Manifest(world_size=2), rank=rank)
-    merged, conflicts = whole_leaves(read_trace(tmp_path / "a"), 0)
+    merged, apart = whole_leaves(read_trace(tmp_path / "a"), 0)
     assert merged == [leaf("loss", "loss", 0), leaf("backward", "w", 1)]
-    assert conflicts == [leaf("loss", "loss", 1)]
+    assert apart == [(1, leaf("loss", "loss", 1))]
 
 
 @settings(SEEDED, max_examples=30)

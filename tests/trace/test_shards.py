@@ -9,7 +9,7 @@ import pytest
 from harness.trace.chain import Leaf, Scope
 from harness.trace.diff import diff
 from harness.trace.digests import SHARDSUM_128, add_shards, shardsum
-from harness.trace.reader import Trace, verify
+from harness.trace.reader import Trace, read_trace, verify
 from harness.trace.verdict import Kind
 from tests.trace.traces import leaf, trace, trace_of_ranks
 
@@ -109,6 +109,14 @@ def test_a_shard_that_is_missing_is_a_difference(tmp_path: Path) -> None:
     assert (verdict.kind, verdict.first.step, verdict.num_steps_different) == (Kind.DIVERGED, 0, 3)
 
 
+def test_of_wholes_that_may_be_cut_otherwise_nothing_is_known_without_every_log(tmp_path: Path) -> None:
+    a, b = sharded(tmp_path / "a", 2, by_rows(2)), sharded(tmp_path / "b", 2, by_columns(2))
+    (b.directory / "rank-1.log").unlink()
+    verdict = diff(a, read_trace(b.directory))
+    assert (verdict.kind, verdict.num_steps) == (Kind.INCOMPLETE, 0)
+    assert (verdict.reasons, verdict.notes) == (("B: rank-1.log is missing",), ())
+
+
 def test_a_part_that_two_ranks_have_counts_twice(tmp_path: Path) -> None:
     """Equal roots of ranks are no proof where the cut is another."""
     part = shard(0, "w", weights(0, "w", None), lambda at: True)
@@ -126,6 +134,22 @@ def test_shards_of_other_shapes_are_told(tmp_path: Path) -> None:
     other = shard(0, "w", weights(0, "w", None), lambda at: at >= 12)._replace(shape=(COLUMNS, ROWS))
     apart = trace_of_ranks(tmp_path / "a", [[[one]], [[other]]])
     whole = trace(tmp_path / "b", [[one]])
-    assert diff(apart, whole).notes == (
-        "in A, ranks have optimizer w of step 0 otherwise; the lowest rank's was compared",
-    )
+    verdict = diff(apart, whole)
+    assert verdict.kind is Kind.DIVERGED
+    assert verdict.notes == ("rank 1 of A has optimizer w of step 0 otherwise than a lower rank",)
+
+
+def test_ranks_whose_wholes_differ_alike_are_equal_over_any_cut(tmp_path: Path) -> None:
+    """A rank's own value, in its own log of either trace, beside shards that were cut otherwise."""
+
+    def two_ranks(directory: Path, cut: Cut, own: int) -> Trace:
+        data = weights(0, "w", None)
+        parts = [shard(0, "w", data, lambda at: cut(at) == 0), shard(0, "w", data, lambda at: cut(at) == 1)]
+        return trace_of_ranks(
+            directory, [[[part, leaf("rollout", "batch", rank * own)]] for rank, part in enumerate(parts)]
+        )
+
+    rows, columns = by_rows(2), by_columns(2)
+    verdict = diff(two_ranks(tmp_path / "a", rows, 1), two_ranks(tmp_path / "b", columns, 1))
+    assert (verdict.kind, verdict.notes) == (Kind.EQUAL, ())
+    assert diff(two_ranks(tmp_path / "c", rows, 1), two_ranks(tmp_path / "d", columns, 2)).kind is Kind.DIVERGED

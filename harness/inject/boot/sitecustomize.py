@@ -92,7 +92,9 @@ def main() -> None:
 
     def bring_package() -> bool:
         if theirs := foreign_package():
-            report(orders, f"this program has a package {PACKAGE.name!r} of its own, at {theirs}")
+            report(
+                orders, f"{theirs} would be imported in place of rlharness's own package of that name: rename theirs"
+            )
             return False
         make_importable()
         try:

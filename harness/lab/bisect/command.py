@@ -62,7 +62,7 @@ def run_bisect(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode
     commits = None if packages else _commits(invocation, arguments)
     bisect_id = new_run_id(SystemClock().wall())
     place = Place(CHILD[0], invocation.cwd, invocation.environ, bisect_id, arguments["timeout"] or inf)
-    out = out_directory(invocation.cwd, arguments["out"], BISECTIONS, bisect_id)
+    out = out_directory(invocation.cwd, arguments["out"], BISECTIONS, bisect_id).path
     asked = Asked(arguments["scenario"], envelope, criterion, place, out)
     found = asyncio.run(_over_versions(asked, packages) if commits is None else _over_commits(asked, *commits))
     if arguments["json"]:

@@ -27,7 +27,6 @@ from harness.lab.steps.command import replay_steps, tell
 from harness.lab.steps.plan import check_machine, plan_step
 from harness.lab.steps.result import StepReplay
 from harness.lab.supervised import Place
-from harness.machine.scratch import remove_tree
 from harness.runner.options import Invocation
 from harness.runner.run_directory import new_run_id
 
@@ -54,15 +53,15 @@ def run_bundle_replay(invocation: Invocation, arguments: Mapping[str, Any]) -> E
     call = check_call(bundle.read(CALL))
     check_entry(call.entry, invocation.cwd)
     own_id = new_run_id(SystemClock().wall())
-    directory = out_directory(invocation.cwd, arguments["out"], REPLAYS, own_id)
+    out = out_directory(invocation.cwd, arguments["out"], REPLAYS, own_id)
     try:
-        run = unpacked(bundle, directory / UNPACKED)
+        run = unpacked(bundle, out.path / UNPACKED)
         plan = plan_step(run, arguments, bundle.head.step)
     except HarnessError:
-        remove_tree(str(directory))
+        out.give_back()
         raise
     place = Place(program, invocation.cwd, invocation.environ, own_id, plan.timeout_s)
-    replay = replay_steps(plan, None, directory, place)
+    replay = replay_steps(plan, None, out, place)
     return tell(replace(replay, notes=tuple(_notes(run, replay))), invocation, arguments)
 
 

@@ -4,16 +4,16 @@ perturbation ─▶ envelope, environment, load ─▶ run (with a crash: two) �
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import NoReturn, Protocol
 
 from harness.clock import Clock
 from harness.errors import UsageError
-from harness.lab.chaos.comparison import Outcome, Sign, compare, compare_crashed, has_died
-from harness.lab.chaos.conditions import busy_argv, crashing, environ_of, going_on, launched
-from harness.lab.chaos.factors import CRASH, Perturbation, told
+from harness.lab.chaos.comparison import Outcome, Sign, compare, compare_crashed, has_died, why_alive
+from harness.lab.chaos.conditions import busy_argv, crashing, environ_of, going_on, launched, marking
+from harness.lab.chaos.factors import CRASH, LATENCY, Perturbation, told
 from harness.lab.chaos.plan import ChaosPlan
 from harness.lab.entry_call import Refusal, read_refusal
 from harness.lab.envelope import Envelope
@@ -26,6 +26,8 @@ PROGRAM = sys.executable
 """What starts every run: launch.py, which becomes the program."""
 BASELINE = "run-1"
 """Its directory; every other run has a number of its own."""
+DELAYED = "delayed"
+"""A file in a run's directory, once a call of it has been delayed."""
 
 
 class OutOfTimeError(Exception):
@@ -104,6 +106,8 @@ class Bench:
             outcome = compare_crashed(self.baseline, runs[0], runs[1] if len(runs) > 1 else None, limit)
         else:
             outcome = compare(self.baseline, runs[0], limit)
+        if outcome.sign is Sign.SAME and (missed := self._missed(perturbation, runs, limit)):
+            outcome = Outcome(Sign.NOT_APPLIED, problem=missed)
         if self._session.interrupted_by and outcome.sign is Sign.BROKE:
             raise OutOfTimeError
         if not outcome.has_failed:
@@ -130,12 +134,22 @@ class Bench:
                 envelope = going_on(envelope, crashed.recording.directory)
             return [crashed, await self._start(envelope, perturbation, environ, is_first=False)]
 
+    def _missed(self, perturbation: Perturbation, runs: Sequence[Run], num_steps: int) -> str:
+        """What of a perturbation never happened in its runs; empty where all of it did."""
+        if CRASH in perturbation and len(runs) == 1:
+            return why_alive(self.baseline, perturbation[CRASH], num_steps)
+        if LATENCY in perturbation and not any((run.recording.directory / DELAYED).exists() for run in runs):
+            functions = ", ".join(self._plan.subject.latency)
+            return f"no call of {functions} was delayed"
+        return ""
+
     async def _start(
         self, envelope: Envelope, perturbation: Perturbation, environ: Mapping[str, str], *, is_first: bool = True
     ) -> Run:
         if self._session.interrupted_by or self._clock.monotonic_s() - self._began_s > self._plan.max_s:
             raise OutOfTimeError
         self.num_runs += 1
+        envelope = marking(envelope, self._plan.directory / f"run-{self.num_runs}" / DELAYED)
         run = await self._session.record(
             launched(envelope, perturbation, self._plan.subject.factors),
             self._plan.directory,

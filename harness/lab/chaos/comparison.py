@@ -30,6 +30,8 @@ class Sign(Enum):
     """One is not."""
     BROKE = "broke"
     """A run did not go to its end, which the baseline did; as far as it went it is the same."""
+    NOT_APPLIED = "not_applied"
+    """Every bit is the baseline's, and a part of the perturbation never happened: nothing is known of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +44,14 @@ class Outcome:
     verdict: Verdict | None = None
     """On baseline (A) and run (B), where a bit has moved."""
     problem: str = ""
-    """Why a run is not whole, where it broke."""
+    """Why a run is not whole, where it broke; what never happened, where that was not applied."""
     directory: Path | None = None
     """Of the run that shows it; None where all are the same."""
 
     @property
     def has_failed(self) -> bool:
         """Whether something was found."""
-        return self.sign is not Sign.SAME
+        return self.sign in (Sign.MOVED, Sign.BROKE)
 
 
 def compare(baseline: Trace, run: Run, num_steps: int) -> Outcome:
@@ -82,6 +84,16 @@ def has_died(baseline: Trace, run: Run, crash: str) -> bool:
     at, phase = parse_moment(crash)
     before = [step for step in baseline.steps if step < at + (phase == END)]
     return run.recording.exit_code == SIGKILLED and run.recording.num_steps == len(before)
+
+
+def why_alive(baseline: Trace, crash: str, num_steps: int) -> str:
+    """Why the moment of a crash never came in a run of the first `num_steps` steps, which is the baseline's."""
+    (at, phase), steps = parse_moment(crash), baseline.steps[:num_steps]
+    if at not in steps:
+        return f"the crash never came: there is no step {at}, the last is {steps[-1]}"
+    if phase == END:
+        return f"the crash never came: the run ends with step {at}"
+    return f"the crash never came: in step {at} the entry records nothing of the phase {phase}"
 
 
 def _compare_from(baseline: Trace, run: Run, first: int, last: int) -> Outcome:

@@ -49,6 +49,12 @@ def watchers_of(perturbation: Perturbation, latency: Sequence[str]) -> dict[str,
     return {DELAYS: {"seed": perturbation[LATENCY], "functions": list(latency)}}
 
 
+def marking(envelope: Envelope, mark: Path) -> Envelope:
+    """The envelope with delays, where it has some, that make a file when the first call is delayed."""
+    marked = {name: {**fields, "mark": str(mark)} for name, fields in envelope.watchers.items() if name == DELAYS}
+    return replace(envelope, watchers={**envelope.watchers, **marked})
+
+
 def environ_of(perturbation: Perturbation, environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of a run; that of one without a hash seed has the usual one, so that it is the same each time.
 

@@ -21,6 +21,7 @@ from typing import Any
 from harness.errors import UsageError
 from harness.lab.chaos.values import Choice, Span, Values, is_same
 from harness.lab.plain_yaml import read_yaml
+from harness.trace.chain import PHASES
 
 HASH_SEED, THREADS, LOAD, CORES, NICE = "hash_seed", "threads", "load", "cores", "nice"
 LATENCY, CRASH = "latency", "crash"
@@ -54,6 +55,10 @@ class Factor:
     def is_outside(self) -> bool:
         """Whether it is brought from outside the program."""
         return self.name in OUTSIDE
+
+    def may_take(self, value: Any) -> bool:
+        """Whether the entry can be asked for a value: where integers are declared, for one, or for what is usual."""
+        return not isinstance(self.values, Span) or type(value) is int or is_same(value, self.usual)
 
 
 def outside_factors(num_cores: int, environ: Mapping[str, str]) -> tuple[Factor, ...]:
@@ -93,9 +98,13 @@ def moment(step: int, phase: str) -> str:
 
 def parse_moment(value: Any) -> tuple[int, str]:
     """(step, phase) of 2.backward; UsageError for anything else."""
-    step, dot, phase = str(value).partition(".")
-    if not dot or not step.isdecimal() or not phase:
-        raise UsageError(f"{CRASH}={value}", legal="STEP.PHASE, as 2.backward", remedy=f"--only {CRASH}=2.backward")
+    step, _, phase = str(value).partition(".")
+    if not step.isdecimal() or phase not in (*PHASES, END):
+        raise UsageError(
+            f"{CRASH}={value}",
+            legal=f"STEP.PHASE, with a phase of {', '.join(PHASES)}, or {END}",
+            remedy=f"--only {CRASH}=2.backward",
+        )
     return int(step), phase
 
 
@@ -111,7 +120,7 @@ def written(value: Any) -> str:
 
 def _is_plain(text: str) -> bool:
     try:
-        return is_same(read_yaml(text, ""), text) or parse_moment(text) is not None
+        return is_same(read_yaml(text, ""), text)
     except UsageError:
         return False
 
@@ -119,7 +128,7 @@ def _is_plain(text: str) -> bool:
 def parse_only(texts: Sequence[str], factors: Sequence[Factor]) -> dict[str, Any]:
     """The perturbation of FACTOR=VALUE texts; UsageError for a factor that is not there, and a value it cannot have.
 
-    Values of a payload's keys are judged by the entry, those from outside here.
+    Values of a payload's keys are judged by the entry, but that a range takes integers; those from outside here.
     """
     by_name = {factor.name: factor for factor in factors}
     found: dict[str, Any] = {}
@@ -138,6 +147,8 @@ def parse_only(texts: Sequence[str], factors: Sequence[Factor]) -> dict[str, Any
         found[name] = read_yaml(value, f"--only {text}")
         if by_name[name].is_outside and found[name] not in by_name[name].values:
             raise UsageError(f"--only {text}", legal=f"{name} from {by_name[name].values}")
+        if not by_name[name].may_take(found[name]):
+            raise UsageError(f"--only {text}", legal=f"an integer: {name} is drawn from {by_name[name].values}")
     return found
 
 

@@ -50,13 +50,21 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class NotApplied:
+    """A perturbation of which a part never happened: neither found nor cleared."""
+
+    perturbation: Mapping[str, Any]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Chaos:
     """A search that has ended."""
 
     plan: ChaosPlan
     finding: Finding | None = None
     num_probes: int = 0
-    """Drawn ones that were run."""
+    """Drawn ones that were run and applied."""
     num_runs: int = 0
     problem: str = ""
     """Why there is no baseline."""
@@ -67,6 +75,7 @@ class Chaos:
     interrupted_by: str = ""
     """The name of a signal; empty where none has asked for the end."""
     is_out_of_time: bool = False
+    not_applied: tuple[NotApplied, ...] = ()
 
     @property
     def exit_code(self) -> ExitCode:

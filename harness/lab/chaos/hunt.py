@@ -13,10 +13,10 @@ from typing import Any, Protocol, TypeVar
 
 from harness.errors import UsageError
 from harness.lab.chaos.bench import OutOfTimeError
-from harness.lab.chaos.comparison import Outcome
+from harness.lab.chaos.comparison import Outcome, Sign
 from harness.lab.chaos.drawing import drawn
 from harness.lab.chaos.factors import CRASH, END, Factor, Perturbation, crash_factor, moment, parse_moment
-from harness.lab.chaos.finding import Chaos, Finding, Tally
+from harness.lab.chaos.finding import Chaos, Finding, NotApplied, Tally
 from harness.lab.chaos.plan import ChaosPlan
 from harness.lab.chaos.shrink import ddmin, simplify
 from harness.lab.recording import Problem
@@ -92,6 +92,7 @@ class Hunt:
         self._factors: dict[str, Factor] = {}
         self._without = Tally()
         self._num_probes = 0
+        self._not_applied: list[NotApplied] = []
         self._finding: Finding | None = None
 
     async def search(self) -> Chaos:
@@ -111,7 +112,9 @@ class Hunt:
                     remedy=problem.remedy,
                     output=run.output,
                 )
-            self._factors = {each.name: each for each in with_moments(self._plan.factors, self._bench.baseline)}
+            is_cut = self._plan.num_steps is not None
+            factors = with_moments(self._plan.factors, self._bench.baseline, is_cut=is_cut)
+            self._factors = {each.name: each for each in factors}
             if not self._factors:
                 raise UsageError(
                     f"there is nothing to change: a run of {len(self._bench.baseline.steps)} steps is not crashed",
@@ -121,7 +124,14 @@ class Hunt:
             await self._search()
         except OutOfTimeError:
             is_out_of_time = True
-        return Chaos(self._plan, self._finding, self._num_probes, self._bench.num_runs, is_out_of_time=is_out_of_time)
+        return Chaos(
+            self._plan,
+            self._finding,
+            self._num_probes,
+            self._bench.num_runs,
+            is_out_of_time=is_out_of_time,
+            not_applied=tuple(self._not_applied),
+        )
 
     async def _search(self) -> None:
         if await self._fails_unchanged(1):
@@ -132,6 +142,9 @@ class Hunt:
         for index in range(1, self._plan.num_probes + 1):
             perturbation = drawn(tuple(self._factors.values()), self._plan.seed, index)
             outcome = await self._bench.probe(perturbation)
+            if outcome.sign is Sign.NOT_APPLIED:
+                self._not_applied.append(NotApplied(perturbation, outcome.problem))
+                continue
             self._num_probes += 1
             if outcome.has_failed:
                 await self._explain(perturbation, outcome, index)
@@ -142,6 +155,9 @@ class Hunt:
         tally = Tally()
         while tally.num_runs < self._plan.num_repeats:
             outcome = await self._bench.probe(perturbation)
+            if outcome.sign is Sign.NOT_APPLIED:
+                self._not_applied.append(NotApplied(perturbation, outcome.problem))
+                return
             self._num_probes = 1
             tally = tally.plus(has_failed=outcome.has_failed)
             if outcome.has_failed:
@@ -249,9 +265,12 @@ def _num_until(steps: tuple[int, ...], step: int) -> int:
     return max(1, sum(each <= step for each in steps))
 
 
-def with_moments(factors: Sequence[Factor], baseline: Trace) -> tuple[Factor, ...]:
-    """The factors, a crash with its moments: each phase of each step but the first, which no checkpoint precedes."""
-    moments = tuple(_moments(baseline))
+def with_moments(factors: Sequence[Factor], baseline: Trace, *, is_cut: bool = False) -> tuple[Factor, ...]:
+    """The factors, a crash with its moments: each phase of each step but the first, which no checkpoint precedes.
+
+    A run that is cut is ended with its last step: nothing comes right after that.
+    """
+    moments = tuple(_moments(baseline))[: -1 if is_cut else None]
     known = (crash_factor(moments) if each.name == CRASH else each for each in factors)
     return tuple(each for each in known if each.name != CRASH or moments)
 

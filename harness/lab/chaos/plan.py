@@ -60,7 +60,7 @@ def make_plan(
     factors = chosen(subject.factors, arguments["factors"])
     only = parse_only(arguments["only"], subject.factors) if arguments["only"] else None
     data = given() if is_foreign else b""
-    directory = out_directory(invocation.cwd, arguments["out"], CHAOS, chaos_id)
+    directory = out_directory(invocation.cwd, arguments["out"], CHAOS, chaos_id).path
     try:
         stdin = keep_input(data, directory)
     except OSError as error:

@@ -12,7 +12,7 @@ from harness.lab.foreign_program import foreign_envelope
 from harness.lab.payload import Payload
 from harness.lab.scenario import SMOKE
 from harness.lab.scenario_envelope import asked_scenario, scenario_envelope
-from harness.lab.scenario_places import nothing_to_run
+from harness.lab.scenario_places import A_COMMAND, nothing_to_run
 from harness.runner.options import Invocation, num_cores
 
 
@@ -58,7 +58,7 @@ def make_subject(invocation: Invocation, arguments: Mapping[str, Any]) -> Subjec
 
 
 def _scenario(invocation: Invocation, arguments: Mapping[str, Any]) -> Subject:
-    asked = asked_scenario(invocation, arguments, SMOKE)
+    asked = asked_scenario(invocation, arguments, SMOKE, A_COMMAND)
     section = asked.scenario.chaos
     usual = dict(_dotted(asked.scenario.payload(asked.size, asked.overrides)))
     latency = (latency_factor(),) if section.latency else ()

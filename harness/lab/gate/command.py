@@ -86,7 +86,7 @@ async def _carried_out(
         removed = removed_scenarios(options, scenes, None if golden else base.side())
         if not scenes and not removed:
             raise nothing_to_gate(place.cwd)
-        directory = out_directory(place.cwd, out, GATES, place.run_id)
+        directory = out_directory(place.cwd, out, GATES, place.run_id).path
         bench = Bench(checkout.root, base, golden, session, lines, directory)
         is_dirty = checkout.is_dirty  # before the runs, which may write anything
         try:

@@ -23,7 +23,6 @@ from harness.lab.replay_plan import REPLAYS
 from harness.lab.session import open_session
 from harness.lab.steps.plan import check_machine, free_overrides, named_run, refuse_options
 from harness.lab.supervised import Place
-from harness.machine.scratch import remove_tree
 from harness.reporters.base import say, show
 from harness.reporters.interactive import answer_json, answer_text, prompt_text
 from harness.reporters.run_lines import SilentRuns
@@ -95,10 +94,8 @@ def make_inside(invocation: Invocation, arguments: Mapping[str, Any], run_id: st
             remedy=f"--step {after} stands in the step in which the run has ended",
         )
     overrides = free_overrides(run, arguments)
-    directory = out_directory(invocation.cwd, arguments["out"], REPLAYS, run_id)
-    return Inside(
-        run, step, directory, against, overrides=overrides, **({"whose": arguments["against"]} if against else {})
-    )
+    out = out_directory(invocation.cwd, arguments["out"], REPLAYS, run_id)
+    return Inside(run, step, out, against, overrides=overrides, **({"whose": arguments["against"]} if against else {}))
 
 
 async def _converse(
@@ -125,7 +122,7 @@ async def _converse(
         finally:
             await console.end()
             if not console.has_begun:
-                remove_tree(str(inside.directory))
+                inside.out.give_back()
 
 
 async def _talk(console: Console, tell: Callable[[Answer], None], lines: Lines) -> ExitCode:

@@ -6,7 +6,6 @@ recorded until then has to be what was recorded before. fork() would be faster, 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError, UsageError
@@ -17,6 +16,7 @@ from harness.lab.interactive.process import Gone, SteppedRun
 from harness.lab.interactive.slices import Slice, part_bytes, ranges_of, shape_of, slices_text
 from harness.lab.interactive.walk import Visit, Walk, by_key, first_other, names_of
 from harness.lab.interactive.words import COMMANDS, Command, completed, did_you_mean
+from harness.lab.out_directory import OutDirectory
 from harness.lab.recorded_run import RecordedRun
 from harness.lab.session import Session
 from harness.reporters.replay import output_tail
@@ -35,7 +35,7 @@ class Inside:
 
     run: RecordedRun
     step: int
-    directory: Path
+    out: OutDirectory
     """Of everything that is run again."""
     against: RecordedRun | None = None
     """With what values are compared; None: with the recorded run itself."""
@@ -136,7 +136,7 @@ class Console:
         self._num_started += 1
         inside = self._inside
         envelope = run.envelope_to(inside.step, inside.overrides if run is inside.run else None)
-        process = await SteppedRun.start(self._session, envelope, inside.directory, self._num_started, inside.step)
+        process = await SteppedRun.start(self._session, envelope, inside.out.path, self._num_started, inside.step)
         try:
             gone = await process.arrive()
         except BaseException:

@@ -9,13 +9,12 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from harness.clock import SystemClock
 from harness.exit_codes import ExitCode
 from harness.lab.bundles.making import bundle_of_replay, bundle_place
-from harness.lab.out_directory import out_directory, place_of
+from harness.lab.out_directory import OutDirectory, out_directory, place_of
 from harness.lab.replay_plan import REPLAYS
 from harness.lab.session import Session, open_session, refuse
 from harness.lab.steps.judgement import judge_other, judge_step, judge_trace
@@ -40,9 +39,9 @@ def run_step_replay(invocation: Invocation, arguments: Mapping[str, Any]) -> Exi
     other_plan = plan_step(named_run(invocation.cwd, other), arguments, plan.step) if other and not is_whole else None
     bundle = bundle_place(invocation.cwd, arguments["bundle"]) if arguments["bundle"] else None
     own_id = new_run_id(SystemClock().wall())
-    directory = out_directory(invocation.cwd, arguments["out"], REPLAYS, own_id)
+    out = out_directory(invocation.cwd, arguments["out"], REPLAYS, own_id)
     place = Place(program, invocation.cwd, invocation.environ, own_id, plan.timeout_s)
-    replay = replay_steps(plan, other_plan, directory, place)
+    replay = replay_steps(plan, other_plan, out, place)
     replay = replace(replay, notes=tuple(f"a damaged checkpoint is passed over: {each}" for each in plan.passed_over))
     if other_trace is not None and not replay.interrupted_by:
         replay = replace(replay, other_trace=judge_trace(replay.repeated, other_trace))
@@ -51,9 +50,9 @@ def run_step_replay(invocation: Invocation, arguments: Mapping[str, Any]) -> Exi
     return tell(replay, invocation, arguments)
 
 
-def replay_steps(plan: StepPlan, other: StepPlan | None, directory: Path, place: Place) -> StepReplay:
-    """Run the step again, and that of the other run; below `directory`."""
-    return asyncio.run(_carry_out(plan, other, directory, place))
+def replay_steps(plan: StepPlan, other: StepPlan | None, out: OutDirectory, place: Place) -> StepReplay:
+    """Run the step again, and that of the other run; in `out`."""
+    return asyncio.run(_carry_out(plan, other, out, place))
 
 
 def tell(replay: StepReplay, invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
@@ -65,19 +64,19 @@ def tell(replay: StepReplay, invocation: Invocation, arguments: Mapping[str, Any
     return replay.exit_code
 
 
-async def _carry_out(plan: StepPlan, other: StepPlan | None, directory: Path, place: Place) -> StepReplay:
+async def _carry_out(plan: StepPlan, other: StepPlan | None, out: OutDirectory, place: Place) -> StepReplay:
     lines = RunLines()
     with open_session(place, lines) as session:
-        runs = await _record(plan, session, directory, 1, lines)
+        runs = await _record(plan, session, out, 1, lines)
         is_set_against = other is not None and not session.interrupted_by and bool(runs[0].recording.ranks)
-        others = await _record(other, session, directory, 2, lines) if other and is_set_against else []
+        others = await _record(other, session, out, 2, lines) if other and is_set_against else []
         interrupted_by = session.interrupted_by
     repeated = judge_step(plan, runs)
     against = None if other is None or not others else judge_other(repeated, judge_step(other, others))
-    return StepReplay(repeated, directory, against, interrupted_by=interrupted_by)
+    return StepReplay(repeated, out.path, against, interrupted_by=interrupted_by)
 
 
-async def _record(plan: StepPlan, session: Session, directory: Path, number: int, lines: RunLines) -> list[Run]:
+async def _record(plan: StepPlan, session: Session, out: OutDirectory, number: int, lines: RunLines) -> list[Run]:
     """The run of a plan, and the one with operations; UsageError where its entry refuses it before its first step."""
     whose = "" if number == 1 else " of the other run"
     steps = f"step {plan.step}" if plan.first == plan.step else f"steps {plan.first} to {plan.step}"
@@ -85,8 +84,8 @@ async def _record(plan: StepPlan, session: Session, directory: Path, number: int
     runs: list[Run] = []
     for envelope in envelopes:
         lines.title = f"{steps}{whose} again" + ("" if envelope.op_step is None else ", with operations")
-        run = await session.record(envelope, directory, number)
-        refuse(run, directory)
+        run = await session.record(envelope, out.path, number)
+        refuse(run, out)
         lines.ended(run)
         runs.append(run)
         if session.interrupted_by or not run.recording.ranks:

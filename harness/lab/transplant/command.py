@@ -36,7 +36,7 @@ def run_transplant(invocation: Invocation, arguments: Mapping[str, Any]) -> Exit
         a, b, arguments["take"], step=arguments["step"], num_steps=arguments["steps"], is_once=arguments["only"]
     )
     own_id = new_run_id(SystemClock().wall())
-    directory = out_directory(invocation.cwd, arguments["out"], TRANSPLANTS, own_id)
+    directory = out_directory(invocation.cwd, arguments["out"], TRANSPLANTS, own_id).path
     place = Place(program, invocation.cwd, invocation.environ, own_id)
     findings = asyncio.run(_carry_out(plan, directory, place))
     if arguments["json"]:

@@ -16,8 +16,9 @@ from struct import iter_unpack
 
 from harness.trace.chain import DIGEST_BYTES, PHASES, Key, Leaf, Scope
 from harness.trace.format import Columns
-from harness.trace.reader import Trace, shard_sums, whole_leaves
+from harness.trace.reader import Trace
 from harness.trace.verdict import Difference
+from harness.trace.wholes import facing_wholes, shard_sums
 
 MAX_CELLS = 100_000
 MAX_ROWS = 1_000
@@ -216,8 +217,8 @@ def _grouped(keys: Sequence[RowKey]) -> tuple[list[Row], dict[int, int]]:
 
 def _add_step(cells: _Cells, column: int, a: Trace, b: Trace, step: int) -> None:
     if a.ranks.keys() != b.ranks.keys():
-        of_a, of_b = (_by_key(whole_leaves(trace, step)[0]) for trace in (a, b))
-        _add_unlike(cells, column, step, None, (of_a, of_b))
+        wholes = facing_wholes(a, b, step)
+        _add_unlike(cells, column, step, None, (_by_key(wholes.a), _by_key(wholes.b)))
         return
     alike = _alike_sums(a, b, step)
     for rank in a.logs(step).keys() & b.logs(step).keys():

@@ -2,18 +2,22 @@
 
     terminal ──Ctrl-C──▶ the whole foreground group: the program has it already, nothing is passed on
     somebody ──kill────▶ this process alone: passed on to the program
+             ──kill -9─▶ this process alone: the kernel sends the program the same (PR_SET_PDEATHSIG)
     program  ──ends────▶ its status
 
 It keeps this process's standard input, output and error, process group and session: isatty, job control and the
-terminal's signals are what they would be. Nothing is ended here: the program is the user's own.
+terminal's signals are what they would be. Nothing else is ended here: what the program has started is its own, also
+where this process is killed, since to hold that it would have to stand between the program and its terminal.
 """
 
+import os
 import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from harness.errors import UsageError
+from harness.runner.supervisor.syscalls import die_with_parent
 
 PASSED_ON = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2})
 
@@ -46,14 +50,18 @@ def run_in_foreground(
 def _start(
     argv: Sequence[str], env: Mapping[str, str], mask: Iterable[int], stdout: int | None
 ) -> "subprocess.Popen[bytes]":
-    """Start a program with a signal mask; UsageError where it cannot be started."""
+    """Start a program with a signal mask, that does not outlive us; UsageError where it cannot be started."""
+    own_pid = os.getpid()
 
-    def unblock() -> None:
+    def arrange() -> None:
+        die_with_parent()
+        if os.getppid() != own_pid:  # we died before that could reach the kernel
+            os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     try:
         # Not posix_spawn: glibc leaves two signals ignored that the program would not have ignored without us.
-        return subprocess.Popen(argv, env=env, stdout=stdout, close_fds=False, preexec_fn=unblock)  # noqa: PLW1509
+        return subprocess.Popen(argv, env=env, stdout=stdout, close_fds=False, preexec_fn=arrange)  # noqa: PLW1509
     except OSError as error:
         found = shutil.which(argv[0], path=env.get("PATH"))
         raise UsageError(

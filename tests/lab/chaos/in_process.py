@@ -46,6 +46,8 @@ class InProcess:
         with _ended_with_the_run(envelope):
             recorder = Recorder(log, last_step=envelope.last_step, watchers=make_watchers(envelope.watchers))
             code = call_entry(prepared.directory, envelope.level, recorder, has_begun=lambda: log.rank is not None)
+        if code == 0:
+            log.note_return()
         log.close()
         return Run(number, False, finish(prepared.directory, envelope, code), 0.1)
 

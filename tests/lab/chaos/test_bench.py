@@ -12,7 +12,7 @@ from harness.clock import FakeClock
 from harness.errors import UsageError
 from harness.lab.chaos.bench import Bench, OutOfTimeError
 from harness.lab.chaos.comparison import SIGKILLED, Outcome, Sign
-from harness.lab.chaos.conditions import BUSY, CRASHING_ENTRY
+from harness.lab.chaos.conditions import BUSY, CRASHING_ENTRY, DELAYS
 from harness.lab.chaos.factors import Perturbation, outside_factors
 from harness.lab.chaos.plan import ChaosPlan
 from harness.lab.chaos.subject import Subject
@@ -94,6 +94,7 @@ def made(directory: Path, runs: Played, max_s: float = 100.0) -> Made:
         outside_factors(2, {}),
         ("tiny",),
         crash_settings={"output.every": 1},
+        latency=("tools:ask",),
     )
     plan = ChaosPlan(subject, subject.factors, directory, max_s=max_s)
     clock, heard = FakeClock(), Heard()
@@ -146,8 +147,33 @@ def test_a_run_that_did_not_die_is_not_gone_on_from(tmp_path: Path) -> None:
     runs = Played()
     found = made(tmp_path, runs)
     found.baseline()
-    found.probe({"crash": "2.loss"})
+    outcome = found.probe({"crash": "2.loss"})
     assert len(runs.asked) == 2
+    assert (outcome.sign, outcome.has_failed, kept(tmp_path)) == (Sign.NOT_APPLIED, False, ["run-1"])
+    assert outcome.problem.startswith("the crash never came")
+
+
+def test_a_run_that_moved_has_moved_though_it_did_not_die(tmp_path: Path) -> None:
+    found = made(tmp_path, Played(lambda number, _: (0, number == 2)))
+    found.baseline()
+    assert found.probe({"crash": "2.loss"}).sign is Sign.MOVED
+
+
+@pytest.mark.parametrize("is_called", [True, False])
+def test_delays_that_nothing_had_are_not_applied(tmp_path: Path, *, is_called: bool) -> None:
+    def happens(number: int, runs: Played) -> tuple[int, bool]:
+        if number == 2 and is_called:
+            mark = Path(runs.asked[-1].watchers[DELAYS]["mark"])
+            mark.parent.mkdir()
+            mark.touch()
+        return 0, False
+
+    found = made(tmp_path, Played(happens))
+    found.baseline()
+    outcome = found.probe({"latency": 7})
+    assert outcome.sign is (Sign.SAME if is_called else Sign.NOT_APPLIED)
+    assert outcome.problem == ("" if is_called else "no call of tools:ask was delayed")
+    assert kept(tmp_path) == ["run-1"]
 
 
 @pytest.mark.parametrize("when", [1, 2])

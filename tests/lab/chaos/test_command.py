@@ -91,6 +91,17 @@ def test_a_value_that_the_entry_refuses_is_a_usage_error(tmp_path: Path) -> None
 
 
 @pytest.mark.timeout(900)
+def test_a_crash_that_never_came_is_not_one_that_moved_no_bit(tmp_path: Path) -> None:
+    name = write_scenario(tmp_path, "sound")
+    done = chaos(tmp_path, name, "--only", "crash=9.loss", "--steps", "2", "--json")
+    assert done.code == ExitCode.INCOMPLETE_RECORDING, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    assert (told["finding"], told["num_probes"], told["num_runs"]) == (None, 0, 3)
+    why = "the crash never came: there is no step 9, the last is 1"
+    assert told["not_applied"] == [{"perturbation": {"crash": "9.loss"}, "why": why}]
+
+
+@pytest.mark.timeout(900)
 def test_a_function_that_is_not_there_cannot_be_let_wait(tmp_path: Path) -> None:
     name = write_scenario(tmp_path, "sound")
     path = tmp_path / "scenarios" / f"{name}.yaml"
@@ -126,6 +137,8 @@ def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path: Path) -> No
     for words, said in (
         ((name, "--factors", "loudness"), "there is no factor 'loudness' here"),
         ((name, "--only", "threads=0"), "--only threads=0"),
+        ((name, "--only", "crash=1.typo"), "crash=1.typo"),
+        ((name, "--only", "perturbation.world_size=abc"), "--only perturbation.world_size=abc"),
         ((name, "--", "ls"), "the scenario sound and a command"),
         (("--steps", "3", "--", "ls"), "--steps and a command"),
         (("--", "no-such-program"), "no-such-program cannot be started"),

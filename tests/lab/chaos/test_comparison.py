@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.lab.chaos.comparison import Outcome, Sign, compare, compare_crashed, has_died
+from harness.lab.chaos.comparison import Outcome, Sign, compare, compare_crashed, has_died, why_alive
 from harness.lab.recording import Problem, Recording
 from harness.lab.supervised import Run
 from harness.trace.reader import Trace, read_trace
@@ -126,6 +126,19 @@ def test_one_that_died_before_it_recorded_anything_is_begun_anew(tmp_path: Path,
 
 def test_one_that_did_not_die_is_a_run_like_any_other(tmp_path: Path, baseline: Trace) -> None:
     assert told(compare_crashed(baseline, run(tmp_path, 1), None, NUM_STEPS)) == (Sign.SAME, None)
+
+
+@pytest.mark.parametrize(
+    ("crash", "num_steps", "why"),
+    [
+        ("9.loss", NUM_STEPS, "the crash never came: there is no step 9, the last is 5"),
+        ("3.loss", 2, "the crash never came: there is no step 3, the last is 1"),
+        ("1.end", 2, "the crash never came: the run ends with step 1"),
+        ("1.sync", 2, "the crash never came: in step 1 the entry records nothing of the phase sync"),
+    ],
+)
+def test_it_is_told_why_a_moment_never_came(baseline: Trace, crash: str, num_steps: int, why: str) -> None:
+    assert why_alive(baseline, crash, num_steps) == why
 
 
 def test_only_a_kill_at_its_moment_is_the_crash_that_was_wanted(tmp_path: Path, baseline: Trace) -> None:

@@ -17,6 +17,7 @@ from harness.lab.chaos.conditions import (
     environ_of,
     going_on,
     launched,
+    marking,
     payload_values,
     watchers_of,
 )
@@ -67,7 +68,14 @@ def test_delays_are_put_before_what_the_scenario_names() -> None:
     pytest.importorskip("torch")
     from harness.inject.watching import make_watchers
 
-    assert make_watchers({DELAYS: {"seed": 3, "functions": []}})
+    assert make_watchers({DELAYS: {"seed": 3, "functions": [], "mark": ""}})
+
+
+def test_a_run_with_delays_marks_that_it_had_one() -> None:
+    fields = {"seed": 3, "functions": ["tools:ask"]}
+    found = marking(Envelope(("python",), watchers={DELAYS: fields}), Path("run-2/delayed"))
+    assert found.watchers == {DELAYS: {**fields, "mark": "run-2/delayed"}}
+    assert marking(Envelope(("python",)), Path("run-2/delayed")).watchers == {}
 
 
 def test_a_crash_wraps_the_entry_and_not_the_identity() -> None:

@@ -22,10 +22,12 @@ from harness.lab.chaos.factors import (
     written,
 )
 from harness.lab.chaos.values import Choice, Span
+from harness.trace.chain import PHASES
 from tests.manual import section
 
 OWN = Factor("perturbation.x", Choice((1, "two")), 1)
-FACTORS = (OWN, *outside_factors(4, {}), crash_factor(("1.loss", "1.end")))
+WHOLE = Factor("perturbation.n", Span(1, 4))
+FACTORS = (OWN, WHOLE, *outside_factors(4, {}), crash_factor(("1.loss", "1.end")))
 characters = st.characters(exclude_categories=["Cc", "Cs", "Cn", "Co", "Cf", "Zl", "Zp"])  # what YAML has a place for
 plain = (
     st.integers() | st.booleans() | st.none() | st.text(characters) | st.floats(allow_nan=False, allow_infinity=False)
@@ -55,6 +57,11 @@ def test_a_perturbation_is_told_as_it_is_typed() -> None:
         ("nice=-1", "--only nice=-1"),
         ("crash=2", "crash=2"),
         ("crash=x.loss", "crash=x.loss"),
+        ("crash=1.typo", "crash=1.typo"),
+        ("crash=1.", "crash=1."),
+        ("perturbation.n=abc", "--only perturbation.n=abc"),
+        ("perturbation.n=1.5", "--only perturbation.n=1.5"),
+        ("perturbation.n=true", "--only perturbation.n=true"),
         ("perturbation.x=[", "--only perturbation.x=["),
     ],
 )
@@ -92,3 +99,16 @@ def test_what_is_brought_from_outside_is_documented() -> None:
 
 def test_a_moment_is_a_step_and_a_phase() -> None:
     assert parse_moment("12.backward") == (12, "backward")
+    assert parse_moment("2.end") == (2, "end")
+
+
+def test_the_legal_phases_are_named() -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_moment("1.typo")
+    assert refused.value.legal == f"STEP.PHASE, with a phase of {', '.join(PHASES)}, or end"
+
+
+def test_a_range_takes_every_integer_and_what_is_usual() -> None:
+    """Whether one outside of it can be is the entry's to say."""
+    assert parse_only(["perturbation.n=64"], FACTORS) == {"perturbation.n": 64}
+    assert parse_only(["perturbation.n=null"], FACTORS) == {"perturbation.n": None}

@@ -20,7 +20,7 @@ from harness.lab.chaos.finding import Chaos, Tally
 from harness.lab.chaos.hunt import Hunt, with_moments
 from harness.lab.chaos.plan import ChaosPlan
 from harness.lab.chaos.subject import Subject
-from harness.lab.chaos.values import Span
+from harness.lab.chaos.values import Choice, Span
 from harness.lab.entry_call import EntryCall
 from harness.lab.envelope import Envelope
 from harness.lab.recording import Problem, Recording
@@ -202,6 +202,18 @@ def test_one_perturbation_counts_when_it_was_run(baseline: Trace, most: int, cod
     assert (chaos.num_probes, chaos.exit_code, chaos.is_out_of_time) == (most - 2, code, True)
 
 
+def test_what_was_not_applied_is_neither_found_nor_cleared(baseline: Trace) -> None:
+    bench = FakeBench(baseline, lambda perturbation: 0 if "x.c" in perturbation else None, sign=Sign.NOT_APPLIED)
+    chaos = search(bench, num_probes=9)
+    assert (chaos.finding, chaos.exit_code) == (None, ExitCode.OK)
+    missed = [perturbation for perturbation, _ in bench.asked if "x.c" in perturbation]
+    assert [each.perturbation for each in chaos.not_applied] == missed != []
+    assert chaos.num_probes == 9 - len(missed) > 0
+    only = search(bench, only={"x.c": 3}, num_repeats=4)
+    assert (only.num_probes, only.num_runs - chaos.num_runs) == (0, 3), "it is not tried again"
+    assert (len(only.not_applied), only.exit_code) == (1, ExitCode.INCOMPLETE_RECORDING)
+
+
 def test_without_a_baseline_nothing_is_perturbed(baseline: Trace) -> None:
     bench = FakeBench(baseline, lambda perturbation: None)
     bench.is_whole = False
@@ -222,6 +234,8 @@ def test_a_crash_may_come_in_any_phase_that_a_checkpoint_precedes(baseline: Trac
     assert moments[:3] == ["1.rollout", "1.forward", "1.loss"]
     assert moments[-1] == f"{NUM_STEPS - 1}.end"
     assert not any(moment.startswith("0.") for moment in moments)
+    (cut,) = with_moments([crash_factor(())], baseline, is_cut=True)
+    assert cut.values == Choice(tuple(moments[:-1])), "what is ended with its last step has nothing behind it"
 
 
 def test_a_run_of_one_step_is_not_crashed(tmp_path: Path) -> None:
