@@ -65,8 +65,8 @@ def targets_of_each_minibatch(probe: Probe) -> Iterator[None]:
     def anew(batch: Any, *given: Any) -> Iterator[Any]:
         advantages = batch["returns"] - batch["values"]
         for number, minibatch in enumerate(minibatches(batch, *given)):
-            for engine in engines if number else ():
-                now = in_bulk(batch, lambda lane: values(engine.value_model, lane), microbatch_tokens=4096)  # noqa: B023
+            if number and engines:
+                now = in_bulk(batch, lambda lane: values(engines[0].value_model, lane), microbatch_tokens=4096)
                 found = torch.where(batch["loss_mask"], advantages + now, 0.0)
                 probe.reached(has_effect=not torch.equal(found, batch["returns"]))
                 batch["returns"] = found
