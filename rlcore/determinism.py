@@ -15,7 +15,8 @@ from rlcore.config import LEVELS
 from rlcore.errors import InvalidValueError, LevelError
 from rlcore.models.config import DecoderConfig
 from rlcore.numerics.certificate import Certificate, invariant
-from rlcore.numerics.level import check_settings, is_invariant
+from rlcore.numerics.compiled.library import library
+from rlcore.numerics.level import check_settings, computing, is_invariant
 from rlcore.numerics.probe import THREADS, certify, check_threads
 
 
@@ -28,21 +29,42 @@ def at_level(
     device: str = "cpu",
     length: int,
     threads: Collection[int] = (),
+    kernels: str = "torch",
 ) -> Iterator[Certificate | None]:
     """Hold a level for what runs inside, up to sequences of `length`; gives the certificate at level invariant.
 
-    `threads` are the numbers of threads that torch will compute with. Raises LevelError where this machine cannot hold
-    it, and InvalidValueError where there is no such level.
+    `threads` are the numbers of threads that torch will compute with, `kernels` what `level.computing` takes. Raises
+    LevelError where this machine cannot hold it, InvalidValueError where there is no such level, and what
+    `check_kernels` does.
     """
     if level not in LEVELS:
         raise InvalidValueError(f"the level {level!r}", legal=", ".join(LEVELS))
-    certificate = None
-    if level == "invariant":
-        certificate = _certified(config, dtype, device, length)
-        for count in sorted(set(threads) - set(THREADS)):
-            _check_threads(config, certificate, count)
-    with _deterministic_algorithms(level), invariant(certificate) if certificate else nullcontext():
-        yield certificate
+    check_kernels(kernels, dtype, device)
+    with computing(kernels):
+        certificate = None
+        if level == "invariant":
+            certificate = _certified(config, dtype, device, length, kernels)
+            for count in sorted(set(threads) - set(THREADS)):
+                _check_threads(config, certificate, count)
+        with _deterministic_algorithms(level), invariant(certificate) if certificate else nullcontext():
+            yield certificate
+
+
+def check_kernels(kernels: str, dtype: torch.dtype, device: str) -> None:
+    """See that these kernels can compute this here, and compile them where they are not kept.
+
+    Raises InvalidValueError for a type or device they are not for, and KernelError without a compiler.
+    """
+    if kernels == "torch":
+        return
+    if dtype is not torch.float32 or torch.device(device).type != "cpu":
+        name = str(dtype).removeprefix("torch.")
+        raise InvalidValueError(
+            f"model.kernels compiled with model.dtype {name} and model.device {device}",
+            legal="float32 on cpu",
+            remedy="model.kernels torch",
+        )
+    library()
 
 
 def check_level(level: str) -> None:
@@ -58,8 +80,8 @@ def check_level(level: str) -> None:
 
 
 @cache
-def _certified(config: DecoderConfig, dtype: torch.dtype, device: str, length: int) -> Certificate:
-    """Looked at once a process; that it still holds is seen whenever the level is entered."""
+def _certified(config: DecoderConfig, dtype: torch.dtype, device: str, length: int, kernels: str) -> Certificate:
+    """Looked at once a process, with the kernels at work; that it still holds is seen whenever the level is entered."""
     return certify(dtype, device, shapes=config.product_shapes, heads=(config.head_shape,), length=length)
 
 

@@ -5,6 +5,7 @@ EngineError             base of all: says the value, what is legal, and the reme
 ├── ShapeError          tensors that do not belong together (also a ValueError)
 ├── EmptyMaskError      a sample, or a batch, without anything to learn from (also a ValueError)
 ├── NonFiniteError      NaN or infinity where it would spread to other samples (also a ValueError)
+├── KernelError         kernels that cannot be compiled here, or find no memory (also a RuntimeError)
 ├── StepError           a step that contradicts itself: a bug of the engine (also a RuntimeError)
 ├── LevelError          a level of determinism that is not at work, or cannot be held here (also a ValueError)
 ├── CheckpointError     a checkpoint that is not whole, or of another model (also a ValueError)
@@ -56,6 +57,10 @@ class NonFiniteError(EngineError, ValueError):
 
 class LevelError(EngineError, ValueError):
     """A level of determinism that was asked for, and is not at work or cannot be held on this machine."""
+
+
+class KernelError(EngineError, RuntimeError):
+    """Compiled kernels that cannot be made on this machine, or find no memory."""
 
 
 class StepError(EngineError, RuntimeError):

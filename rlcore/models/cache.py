@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch.nn import functional as F
 
 from rlcore.errors import InvalidValueError
 from rlcore.models.config import DecoderConfig
+from rlcore.numerics.level import is_compiled
 
 KEYS_AT_ONCE = 16
 """A capacity, and what is read of it, is a multiple: then no recipe has to copy it for its padding."""
@@ -22,15 +24,19 @@ class KeyValueCache:
     """
 
     keys: Tensor
-    """[layers, slots, kv_heads, capacity, head_width]; values alike."""
+    """As values, or [layers, slots, kv_heads, head_width, capacity], as compiled kernels have it."""
     values: Tensor
+    """[layers, slots, kv_heads, capacity, head_width]."""
+    is_across: bool = False
+    """Whether keys are the other way."""
 
     @classmethod
     def empty(cls, config: DecoderConfig, num_slots: int, capacity: int, *, like: Tensor) -> "KeyValueCache":
         """Zeros of the type and on the device of `like`; the capacity is rounded up to a multiple of 16."""
         capacity += -capacity % KEYS_AT_ONCE
-        shape = (config.num_layers, num_slots, config.num_kv_heads, capacity, config.head_width)
-        return cls(torch.zeros(shape, dtype=like.dtype, device=like.device), like.new_zeros(shape))
+        values = like.new_zeros((config.num_layers, num_slots, config.num_kv_heads, capacity, config.head_width))
+        shape = (*values.shape[:3], config.head_width, capacity) if is_compiled() else values.shape
+        return cls(like.new_zeros(shape), values, is_compiled())
 
     @property
     def num_slots(self) -> int:
@@ -40,11 +46,11 @@ class KeyValueCache:
     @property
     def capacity(self) -> int:
         """How many positions of each."""
-        return self.keys.shape[3]
+        return self.values.shape[3]
 
     def slots(self, first: int, last: int) -> "KeyValueCache":
         """Slots first to last - 1, the same memory."""
-        return KeyValueCache(self.keys[:, first:last], self.values[:, first:last])
+        return KeyValueCache(self.keys[:, first:last], self.values[:, first:last], self.is_across)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slots over others: a batch stays dense when sequences in its middle end."""
@@ -53,16 +59,19 @@ class KeyValueCache:
 
     def spread(self, first: int, which: Tensor, length: int) -> None:
         """Slot first + i takes `length` positions of slot first + which[i]: int64 [slots]."""
-        for held in (self.keys, self.values):
-            held[:, first : first + len(which), :, :length] = held[:, first + which, :, :length]
+        keys = self.keys[..., :length] if self.is_across else self.keys[..., :length, :]
+        for held in (keys, self.values[..., :length, :]):
+            held[:, first : first + len(which)] = held[:, first + which]
 
     def grown(self, capacity: int) -> "KeyValueCache":
         """The same sequences with more room behind each; the capacity is rounded up to a multiple of 16."""
         missing = capacity + -capacity % KEYS_AT_ONCE - self.capacity
-        return KeyValueCache(F.pad(self.keys, (0, 0, 0, missing)), F.pad(self.values, (0, 0, 0, missing)))
+        behind = (0, 0, 0, missing)
+        keys = F.pad(self.keys, behind[2:] if self.is_across else behind)
+        return KeyValueCache(keys, F.pad(self.values, behind), self.is_across)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reach:
     """Where the tokens of one call stand, worked out once for all layers."""
 
@@ -70,8 +79,9 @@ class Reach:
     """[batch]: the position of each sample's first token."""
     positions: Tensor
     """[batch, length]."""
-    places: Tensor
-    """[batch * kv_heads * length]: where each new key lies among all keys of a layer, and each value alike."""
+    num_kv_heads: int
+    capacity: int
+    """Of the cache."""
     num_keys: int
     """How much of the cache is read."""
     is_fresh: bool
@@ -100,10 +110,17 @@ class Reach:
         positions = starts.unsqueeze(1)
         if length > 1:
             positions = positions + torch.arange(length, device=starts.device)
-        num_heads = cache.keys.shape[2]
-        firsts = torch.arange(0, len(starts) * num_heads * cache.capacity, cache.capacity, device=starts.device)
-        places = firsts.view(-1, num_heads, 1) + positions.unsqueeze(1)
-        return cls(starts, positions, places.view(-1), end + -end % KEYS_AT_ONCE, longest == 0)
+        return cls(
+            starts, positions, cache.keys.shape[2], cache.capacity, end + -end % KEYS_AT_ONCE, is_fresh=longest == 0
+        )
+
+    @cached_property
+    def places(self) -> Tensor:
+        """[batch * kv_heads * length]: where each new key lies among all keys of a layer, and each value alike."""
+        batch, length = self.positions.shape
+        new = torch.arange(length, device=self.starts.device) + self.starts.unsqueeze(1)
+        firsts = torch.arange(0, batch * self.num_kv_heads * self.capacity, self.capacity, device=self.starts.device)
+        return (firsts.view(-1, self.num_kv_heads, 1) + new.unsqueeze(1)).view(-1)
 
     def put(self, cache: KeyValueCache, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values [batch, kv_heads, length, width], and give those of the whole sequences so far."""

@@ -15,33 +15,14 @@ from torch import Tensor, nn
 
 from rlcore.models.cache import KeyValueCache, Reach
 from rlcore.models.config import DecoderConfig
-from rlcore.models.rotary import rotate, rotation_table
+from rlcore.models.heads import Mixer, mixer
+from rlcore.models.rotary import rotation_table
 from rlcore.numerics.activations import swiglu
-from rlcore.numerics.attention import attention, visible
 from rlcore.numerics.embedding import embedding
 from rlcore.numerics.linear import linear
 from rlcore.numerics.norms import rms_norm
 
 INITIAL_STD = 0.02
-
-
-class _Where:
-    """What the layers of one call share: rotations, and what is seen of the cache."""
-
-    def __init__(self, rotations: Tensor, num_heads: int, cache: KeyValueCache | None, reach: Reach | None) -> None:
-        """`rotations` are cosines and sines of one head [..., length, 2 * head_width]; `num_heads` are turned."""
-        self.cosines, self.sines = (torch.cat([each] * num_heads, -1) for each in rotations.chunk(2, -1))
-        self.cache, self.reach = cache, reach
-        self.seen = None
-        if reach and not reach.is_fresh:
-            self.seen = visible(reach.starts, reach.positions.shape[1], reach.num_keys)
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """[batch, heads, length, width]: over these keys, or over all that the cache has with them."""
-        if self.cache is None or self.reach is None:
-            return attention(q, k, v)
-        keys, values = self.reach.put(self.cache, layer, k, v)
-        return attention(q, k, v) if self.seen is None else attention(q, keys, values, self.seen)
 
 
 class Layer(nn.Module):
@@ -61,28 +42,15 @@ class Layer(nn.Module):
         self.gate_up = _parameter(2 * config.ffn_width, config.width)
         self.down = _parameter(config.width, config.ffn_width)
 
-    def forward(self, x: Tensor, where: _Where) -> Tensor:
+    def forward(self, x: Tensor, by: Mixer) -> Tensor:
         """The stream [batch, length, width] after this layer."""
-        x = x + self._attended(rms_norm(x, self.attention_norm, self.config.norm_eps), where)
+        x = x + self._attended(rms_norm(x, self.attention_norm, self.config.norm_eps), by)
         gate_up = linear(rms_norm(x, self.mlp_norm, self.config.norm_eps), self.gate_up)
         return x + linear(swiglu(gate_up), self.down)
 
-    def _attended(self, x: Tensor, where: _Where) -> Tensor:
-        config = self.config
-        heads = linear(x, self.qkv, self.qkv_bias).view(*x.shape[:2], config.num_qkv_heads, config.head_width)
-        qk, v = heads.split_with_sizes([config.num_qk_heads, config.num_kv_heads], 2)
-        if self.q_norm is not None and self.k_norm is not None:
-            qk = self._normed(qk, self.q_norm, self.k_norm)
-        qk = rotate(qk, where.cosines, where.sines)
-        q, k = qk.transpose(1, 2).split_with_sizes([config.num_heads, config.num_kv_heads], 1)
-        mixed = where.attend(self.number, q, k, v.transpose(1, 2))
-        return linear(mixed.transpose(1, 2).flatten(2), self.out)
-
-    def _normed(self, qk: Tensor, q_norm: Tensor, k_norm: Tensor) -> Tensor:
-        """Each head by itself, all in one call: a norm takes rows one by one."""
-        counts = self.config.num_heads, self.config.num_kv_heads
-        weights = [norm.expand(count, -1) for norm, count in zip((q_norm, k_norm), counts, strict=True)]
-        return rms_norm(qk, torch.cat(weights), self.config.norm_eps)
+    def _attended(self, x: Tensor, by: Mixer) -> Tensor:
+        heads = linear(x, self.qkv, self.qkv_bias).view(*x.shape[:2], self.config.num_qkv_heads, self.config.head_width)
+        return linear(by.mix(heads, self), self.out)
 
 
 class Decoder(nn.Module):
@@ -111,8 +79,7 @@ class Decoder(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """One pass, without a cache: tokens [batch, length] -> the last stream, normalised [batch, length, width]."""
-        rotations = self._table()[: tokens.shape[1]]
-        return self._through(tokens, _Where(rotations, self.config.num_qk_heads, None, None))
+        return self._through(tokens, mixer(self.config, self._table(), tokens.shape[1]))
 
     def extend(self, tokens: Tensor, cache: KeyValueCache, starts: Sequence[int]) -> Tensor:
         """Read tokens [batch, length] that follow what the first slots of the cache hold -> [batch, length, width].
@@ -124,8 +91,7 @@ class Decoder(nn.Module):
 
     def read(self, tokens: Tensor, cache: KeyValueCache, reach: Reach) -> Tensor:
         """The same, where it has been worked out what they reach."""
-        rotations = embedding(reach.positions, self._table())
-        return self._through(tokens, _Where(rotations, self.config.num_qk_heads, cache, reach))
+        return self._through(tokens, mixer(self.config, self._table(), tokens.shape[1], cache, reach))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] -> [..., vocabulary]."""
@@ -141,10 +107,10 @@ class Decoder(nn.Module):
             self._rotations = self._rotations.to(self.embedding.device)
         return self._rotations
 
-    def _through(self, tokens: Tensor, where: _Where) -> Tensor:
+    def _through(self, tokens: Tensor, by: Mixer) -> Tensor:
         x = embedding(tokens, self.embedding)
         for layer in self.layers:
-            x = layer(x, where)
+            x = layer(x, by)
         return rms_norm(x, self.norm, self.config.norm_eps)
 
 

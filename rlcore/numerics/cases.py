@@ -1,7 +1,7 @@
 """What the probe computes twice: an operation over a batch, with one thread, and what should give the same bits."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlcore.numerics.activations import swiglu
 from rlcore.numerics.attention import attention, visible
+from rlcore.numerics.compiled.differentiable import Turned, attend, attend_cached
 from rlcore.numerics.embedding import embedding
 from rlcore.numerics.linear import linear
 from rlcore.numerics.log_softmax import log_softmax
@@ -90,6 +91,32 @@ def of_attention(draw: Draw, heads: Sequence[tuple[int, int, int]], length: int)
         yield Case(f"gradients, {shape}", partial(with_gradients, attention, grad, q, k, v), whole)
 
 
+def of_heads(draw: Draw, heads: Sequence[tuple[int, int, int]], length: int) -> Iterator[Case]:
+    """The same of compiled attention: a pass, against positions behind a cache, one by one and some at once."""
+    for num_heads, num_kv_heads, width in dict.fromkeys(heads):
+        given, grad = draw(2, length, num_heads + 2 * num_kv_heads, width), draw(2, length, num_heads, width)
+        norms = draw(width), draw(width)
+        by = Turned(*norms, 1e-6, draw(length, 2 * width))
+        whole = with_gradients(partial(_attend, by, num_kv_heads), grad, given, *norms)
+        y, shape = whole[0], f"heads {num_heads}/{num_kv_heads} of {width}"
+        for position in (0, 1, 6, 33, *range(15, length, 16)):
+            here = slice(position, position + 1)
+            yield Case(
+                f"position {position}, {shape}", partial(_behind, by, num_kv_heads, given[1:], here), (y[1:, here],)
+            )
+        for here in (slice(3, 9), slice(length // 3, length - 7)):
+            yield Case(
+                f"positions {here.start} to {here.stop}, {shape}",
+                partial(_behind, by, num_kv_heads, given, here),
+                (y[:, here],),
+            )
+        for count in (1, 5, 16, 33, *range(64, length, 64), length - 1):
+            short = partial(_listed, partial(attend, by=by, num_kv_heads=num_kv_heads), given[:1, :count].contiguous())
+            yield Case(f"a pass of {count}, {shape}", short, (y[:1, :count],))
+        again = partial(with_gradients, partial(_attend, by, num_kv_heads), grad, given, *norms)
+        yield Case(f"gradients, {shape}", again, whole)
+
+
 def of_rows(draw: Draw, widths: Sequence[int]) -> Iterator[Case]:
     """Norm, SwiGLU and log-softmax of some rows, forward and backward; the gradients that are sums over rows."""
     for width in dict.fromkeys(widths):
@@ -123,6 +150,21 @@ def _part(q: Tensor, k: Tensor, v: Tensor, here: slice) -> Sequence[Tensor]:
     """Attention of the queries of these positions."""
     seen = visible(torch.full((q.shape[0],), here.start, device=q.device), here.stop - here.start, k.shape[2])
     return [attention(q[:, :, here], k, v, seen)]
+
+
+def _attend(by: Turned, num_kv_heads: int, heads: Tensor, q_norm: Tensor, k_norm: Tensor) -> Tensor:
+    return attend(heads, replace(by, q_norm=q_norm, k_norm=k_norm), num_kv_heads)
+
+
+def _behind(by: Turned, num_kv_heads: int, heads: Tensor, here: slice) -> Sequence[Tensor]:
+    """Attention of these positions behind a cache that holds those before them, and NaN where nothing was written."""
+    batch, length, _, width = heads.shape
+    keys = heads.new_full((batch, num_kv_heads, width, length), torch.nan)
+    values = keys.transpose(2, 3).contiguous()
+    for part in (slice(0, here.start), here):
+        starts = torch.full((batch,), part.start)
+        y = attend_cached(heads[:, part].contiguous(), by, starts, keys, values)
+    return [y]
 
 
 def _norm(x: Tensor, weight: Tensor) -> Tensor:

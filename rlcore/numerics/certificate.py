@@ -50,6 +50,8 @@ class Certificate:
     """The most keys that attention was looked at with."""
     measurements: tuple[Measurement, ...]
     machine: str
+    kernels: str = "torch"
+    """Whose norms, SwiGLU and attention were looked at: torch's, or those that are "compiled"."""
 
     @property
     def duration_s(self) -> float:
@@ -59,7 +61,8 @@ class Certificate:
     def lines(self) -> list[str]:
         """For people: the choice, then each measurement."""
         dtype = str(self.dtype).removeprefix("torch.")
-        head = f"{self.recipe.name} for {dtype} on {self.device}, up to {self.length} positions"
+        kernels = " with compiled kernels" if self.kernels == "compiled" else ""
+        head = f"{self.recipe.name}{kernels} for {dtype} on {self.device}, up to {self.length} positions"
         return [
             f"{head}, {self.duration_s:.1f} s; {self.machine}",
             *(f"  {measurement}" for measurement in self.measurements),

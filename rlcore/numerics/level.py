@@ -32,6 +32,7 @@ class Recipe(Protocol):
 
 
 _active: ContextVar[Recipe | None] = ContextVar("rlcore_recipe", default=None)
+_compiled: ContextVar[bool] = ContextVar("rlcore_compiled", default=False)
 _longest: ContextVar[int | None] = ContextVar("rlcore_longest", default=None)
 
 
@@ -43,6 +44,21 @@ def active() -> Recipe | None:
 def is_invariant() -> bool:
     """Whether a recipe is at work in this context."""
     return _active.get() is not None
+
+
+def is_compiled() -> bool:
+    """Whether norms, SwiGLU and attention are those of `rlcore.numerics.compiled` in this context."""
+    return _compiled.get()
+
+
+@contextmanager
+def computing(kernels: str) -> Iterator[None]:
+    """Compute with "torch", or with the kernels that are "compiled" here, at whatever level."""
+    token = _compiled.set(kernels == "compiled")
+    try:
+        yield
+    finally:
+        _compiled.reset(token)
 
 
 @contextmanager

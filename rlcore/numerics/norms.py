@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rlcore.numerics.compiled import differentiable as compiled
+from rlcore.numerics.level import is_compiled
 from rlcore.numerics.row_sum import row_sum
 
 
@@ -44,6 +46,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     x [..., width]; weight [width], or of the last dimensions of x: [heads, width].
     """
+    if is_compiled():
+        return compiled.rms_norm(x, weight, eps)
     if not torch.is_grad_enabled():
         return _normalised(x, eps)[0].to(x.dtype) * weight
     return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call,no-any-return]

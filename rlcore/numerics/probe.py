@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from rlcore.errors import LevelError
-from rlcore.numerics.cases import Case, Draw, of_attention, of_products, of_rows
+from rlcore.numerics.cases import Case, Draw, of_attention, of_heads, of_products, of_rows
 from rlcore.numerics.certificate import Certificate, Measurement, machine
 from rlcore.numerics.exact import Exact
-from rlcore.numerics.level import Recipe, check_arithmetic, following
+from rlcore.numerics.level import Recipe, check_arithmetic, following, is_compiled
 from rlcore.numerics.padding import Padding
 from rlcore.numerics.product import be_strict
 from rlcore.numerics.tiles import Tiles
@@ -59,7 +59,8 @@ def certify(
     """The first of the recipes that holds for these products and heads.
 
     `shapes` are (inputs, outputs), `heads` (heads, kv_heads, width), `length` the most keys there will be. Raises
-    LevelError where none holds. MKL is asked to be strict first (`product.be_strict`).
+    LevelError where none holds. With compiled kernels it is those that are looked at, and a recipe is for products
+    alone. MKL is asked to be strict first (`product.be_strict`).
     """
     be_strict(os.environ)
     check_arithmetic()
@@ -73,7 +74,8 @@ def certify(
         own = _Look(recipe, THREADS, clock).at_all(dtype, device, shapes, heads, length)
         found += own
         if all(measurement.held for measurement in own):
-            return Certificate(recipe, dtype, device, length, tuple(found), machine())
+            kernels = "compiled" if is_compiled() else "torch"
+            return Certificate(recipe, dtype, device, length, tuple(found), machine(), kernels)
     told = "; ".join(str(measurement) for measurement in found if not measurement.held)
     raise LevelError(
         f"no recipe keeps the bits of a row here ({machine()}): {told}",
@@ -121,9 +123,10 @@ class _Look:
     ) -> list[Measurement]:
         """At every operation that the recipe stands for."""
         widths = sorted({width for shape in shapes for width in shape})
+        mixed = of_heads if is_compiled() else of_attention
         return [
             self("linear", of_products(Draw.seeded(dtype, device), shapes)),
-            self("attention", of_attention(Draw.seeded(dtype, device), heads, length)),
+            self("attention", mixed(Draw.seeded(dtype, device), heads, length)),
             self("rows", of_rows(Draw.seeded(dtype, device), widths)),
         ]
 

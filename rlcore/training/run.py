@@ -73,7 +73,16 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
     longest = max(len(prompt.tokens) for prompt in (*task.train, *task.heldout)) + config.sampling.max_tokens
     dtype = decoder.embedding.dtype
     threads = config.perturbation.training_threads, config.perturbation.sampling_threads
-    held = at_level(level, decoder.config, dtype=dtype, device=config.model.device, length=longest, threads=threads)
+    section = config.model
+    held = at_level(
+        level,
+        decoder.config,
+        dtype=dtype,
+        device=section.device,
+        length=longest,
+        threads=threads,
+        kernels=section.kernels,
+    )
     with held, num_threads(threads[0]):  # whatever is computed by the way: torch's own number is that of the cores
         log = RunLog(directory, config.output)
         try:

@@ -4,11 +4,11 @@
     RLHARNESS_PEERS_PYTHON=... python tests/benchmarks/engine_vs_trl.py --sizes 127k --rounds 100
 
 A step is 8 prompts x 8 completions of exactly 32 tokens, fp32: rollout, reward, update, optimizer and, ours, a sync
-with its receipt. TRL is measured as it comes, which is with gradient checkpointing, and without. Each is a process; a
-round is a step of each, in an order that turns, so that what the machine does beside hits all. Times are medians of
-the rounds, wall and processor time; targets are judged by wall time, memory by the highest peak. The floor of a step
-is its operations (products and attention) at the rate at which one core multiplies matrices here. Exit status 1 where a
-target is missed.
+with its receipt; with compiled kernels at both levels, and with torch's. TRL is measured as it comes, which is with
+gradient checkpointing, and without. Each is a process; a round is a step of each, in an order that turns, so that what
+the machine does beside hits all. Times are medians of the rounds, wall and processor time; targets are judged by wall
+time, memory by the highest peak. The floor of a step is its operations (products and attention) at the rate at which
+one core multiplies matrices here. Exit status 1 where a target is missed.
 """
 
 import argparse
@@ -43,6 +43,7 @@ PROMPTS = ("flow>", "grid>", "hand>", "jump>", "knot>", "lamp>", "milk>", "nest>
 GROUP_SIZE, NUM_TOKENS, NUM_WARM_UP = 8, 32, 2
 NUM_COMPLETION_TOKENS = len(PROMPTS) * GROUP_SIZE * NUM_TOKENS
 TRL, TRL_PLAIN, INVARIANT, OFF = "TRL", "TRL, no checkpointing", "rlcore invariant", "rlcore off"
+TORCH_INVARIANT = "rlcore invariant, torch's kernels"
 COST_GOALS = {"rollout": 1.5, "update": 1.15}
 """What level invariant may cost against off: times as long."""
 
@@ -117,8 +118,14 @@ def commands(size: Size, model: Path) -> dict[str, list[str]]:
     """How each is started."""
     shared = [str(model), "--group-size", str(GROUP_SIZE), "--num-tokens", str(NUM_TOKENS), "--prompts", *PROMPTS]
     trl = [os.environ[PEERS], str(STEPS / "trl_step.py"), *shared]
-    ours = [sys.executable, str(STEPS / "rlcore_step.py"), *shared, "--lane-width", str(size.lane_width), "--level"]
-    return {TRL: trl, TRL_PLAIN: [*trl, "--no-checkpointing"], INVARIANT: [*ours, "invariant"], OFF: [*ours, "off"]}
+    ours = [sys.executable, str(STEPS / "rlcore_step.py"), *shared, "--lane-width", str(size.lane_width)]
+    return {
+        TRL: trl,
+        TRL_PLAIN: [*trl, "--no-checkpointing"],
+        INVARIANT: [*ours, "--kernels", "compiled", "--level", "invariant"],
+        OFF: [*ours, "--kernels", "compiled", "--level", "off"],
+        TORCH_INVARIANT: [*ours, "--kernels", "torch", "--level", "invariant"],
+    }
 
 
 @contextmanager
@@ -140,7 +147,7 @@ def children(size: Size) -> Iterator[list[Child]]:
         started = []
         for name, command in commands(size, model).items():
             own = dict(environ)
-            if name == INVARIANT:  # as `rlharness train` starts it
+            if name in (INVARIANT, TORCH_INVARIANT):  # as `rlharness train` starts it
                 be_strict(own)
             process = subprocess.Popen(
                 command,
@@ -215,7 +222,7 @@ def judge(size: Size, by_name: Mapping[str, Child]) -> tuple[list[str], bool]:
     """Lines, and whether all targets are met."""
     lines, is_good = [], True
     trl = by_name[TRL]
-    for name in (INVARIANT, OFF):
+    for name in (INVARIANT, OFF, TORCH_INVARIANT):
         child, target = by_name[name], size.targets.get(name)
         times = child.tokens_per_s / trl.tokens_per_s
         by_cpu = trl.median_s("step", "cpu") / child.median_s("step", "cpu")

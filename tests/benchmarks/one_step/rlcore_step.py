@@ -70,6 +70,7 @@ def engine_of(arguments: argparse.Namespace, turns: Turns) -> Engine:
     num_read = max(len(prompt.tokens) for prompt in prompts) + arguments.num_tokens - 1
     config = read_config(
         {
+            "model": {"kernels": arguments.kernels},
             "task": {"name": "reverse_text"},
             "sampling": {"max_tokens": arguments.num_tokens},
             "algorithm": {"name": "grpo"},
@@ -103,13 +104,16 @@ def main() -> None:
     parser.add_argument("--group-size", type=int, required=True)
     parser.add_argument("--num-tokens", type=int, required=True)
     parser.add_argument("--level", choices=["off", "invariant"], required=True)
+    parser.add_argument("--kernels", choices=["torch", "compiled"], required=True)
     parser.add_argument("--lane-width", type=int, required=True)
     arguments = parser.parse_args()
     turns = Turns()
     torch.set_num_threads(1)
     keep_freed_memory()
     engine = engine_of(arguments, turns)
-    with at_level(arguments.level, engine.decoder.config, length=engine.decoder.config.max_length) as certificate:
+    config = engine.decoder.config
+    held = at_level(arguments.level, config, length=config.max_length, kernels=arguments.kernels)
+    with held as certificate:
         engine.receipt = sync(engine.decoder, engine.sampler, 0, None)
         turns.say(versions=f"torch {torch.__version__}", recipe=certificate.recipe.name if certificate else "off")
         step = 0

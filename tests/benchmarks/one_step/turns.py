@@ -25,7 +25,17 @@ from torch.utils.flop_counter import FlopCounterMode
 aten = torch.ops.aten
 ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 ONEDNN = "mkldnn::_linear_pointwise"
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", ONEDNN, ATTENTION, f"{ATTENTION}_backward")
+COMPILED = ("rlcore::attend", "rlcore::attend_cached", "rlcore::attend_backward")
+PRODUCTS = (
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::baddbmm",
+    ONEDNN,
+    ATTENTION,
+    f"{ATTENTION}_backward",
+    *COMPILED,
+)
 
 
 def peak_bytes() -> int:
@@ -47,6 +57,19 @@ def attention_flops(q: list[int], k: list[int], *_: Any, **__: Any) -> int:
 def attention_backward_flops(_: Any, q: list[int], k: list[int], *__: Any, **___: Any) -> int:
     """Five products: one is computed again."""
     return 10 * q[0] * q[1] * q[2] * k[2] * q[3]
+
+
+def heads_flops(heads: list[int], *given: Any, **_: Any) -> int:
+    """Compiled attention of a pass: heads [batch, positions, queries + keys + values, width], as if all were seen."""
+    batch, length, num_all, width = heads
+    num_heads: int = num_all - 2 * given[0]
+    return 4 * batch * num_heads * length**2 * width
+
+
+def heads_backward_flops(grad: list[int], *_: Any, **__: Any) -> int:
+    """Five products of [batch, positions, queries, width]."""
+    batch, length, num_heads, width = grad
+    return 10 * batch * num_heads * length**2 * width
 
 
 class Turns:
@@ -71,11 +94,14 @@ class Turns:
         if self._word == "products":
             self._profile = self._measuring.enter_context(profile(activities=[ProfilerActivity.CPU]))
         if self._word == "flops":
-            formulas = {
+            formulas: dict[Any, Any] = {
                 torch.ops.mkldnn._linear_pointwise: onednn_flops,
                 aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
                 aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward_flops,
             }
+            if "rlcore" in sys.modules:
+                formulas[torch.ops.rlcore.attend] = heads_flops
+                formulas[torch.ops.rlcore.attend_backward] = heads_backward_flops
             self._counter = self._measuring.enter_context(FlopCounterMode(display=False, custom_mapping=formulas))
         self._began = time.perf_counter(), time.process_time()
         return bool(self._word)

@@ -1,0 +1,112 @@
+"""What a model calls: the operations, with their gradients where one is asked for."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rlcore.numerics.compiled import operations
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        y, inverse = operations.rms_norm(x, weight, eps)
+        ctx.save_for_backward(x, weight, inverse)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        return *operations.rms_norm_backward(grad.contiguous(), *ctx.saved_tensors), None
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        return operations.swiglu(gate_up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return operations.swiglu_backward(grad.contiguous(), *ctx.saved_tensors)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, heads: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, *by: Any) -> Tensor:
+        eps, turns, num_kv_heads = by
+        mixed, softmax = operations.attend(heads, num_kv_heads, q_norm=q_norm, k_norm=k_norm, eps=eps, turns=turns)
+        ctx.save_for_backward(heads, mixed, softmax, q_norm, k_norm, turns)
+        ctx.eps = eps
+        return mixed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *made, q_norm, k_norm, turns = ctx.saved_tensors
+        by = {"q_norm": q_norm, "k_norm": k_norm, "eps": ctx.eps, "turns": turns}
+        found = operations.attend_backward(grad.contiguous(), *made, **by)
+        return *(found if q_norm is not None else (found[0], None, None)), None, None, None
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As `rlcore.numerics.norms.rms_norm`, x and weight [width] fp32. Raises ShapeError."""
+    if not torch.is_grad_enabled():
+        return operations.rms_norm(x, weight, eps)[0]
+    y: Tensor = _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+    return y
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """As `rlcore.numerics.activations.swiglu`, fp32. Raises ShapeError."""
+    if not torch.is_grad_enabled():
+        return operations.swiglu(gate_up)
+    y: Tensor = _SwiGLU.apply(gate_up)  # type: ignore[no-untyped-call]
+    return y
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """What queries and keys go through before they meet."""
+
+    q_norm: Tensor | None
+    """fp32 [width] each, or None: heads are not normalised."""
+    k_norm: Tensor | None
+    eps: float
+    turns: Tensor
+    """fp32 [positions, 2 * width]: cosines of each position, then sines, those of the first half negative."""
+
+
+def attend(heads: Tensor, by: Turned, num_kv_heads: int) -> Tensor:
+    """Causal attention of a pass: heads [batch, length, all, width] -> [batch, length, num_heads, width].
+
+    Of all, queries come first, then `num_kv_heads` keys, then as many values. Raises ShapeError.
+    """
+    if torch.is_grad_enabled():
+        given = heads, by.q_norm, by.k_norm, by.eps, by.turns, num_kv_heads
+        y: Tensor = _Attend.apply(*given)  # type: ignore[no-untyped-call]
+        return y
+    made = operations.attend(heads, num_kv_heads, q_norm=by.q_norm, k_norm=by.k_norm, eps=by.eps, turns=by.turns)
+    return made[0]
+
+
+def attend_cached(heads: Tensor, by: Turned, starts: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """The same for positions that follow `starts` int64 [batch] of a cache, into which they are written; no gradient.
+
+    keys [batch, kv_heads, width, capacity], values [batch, kv_heads, capacity, width], the capacity a multiple of 16.
+    Raises ShapeError, and InvalidValueError where they do not fit.
+    """
+    return operations.attend_cached(
+        heads,
+        starts,
+        keys=keys,
+        values=values,
+        q_norm=by.q_norm,
+        k_norm=by.k_norm,
+        eps=by.eps,
+        turns=by.turns,
+    )

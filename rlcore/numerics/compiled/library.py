@@ -1,0 +1,109 @@
+"""The kernels beside this file, compiled for this processor when they are first wanted, and kept: seconds, once.
+
+A library is kept under a name made of all that it follows from, so that another compiler or processor has another.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from rlcore.errors import KernelError
+
+SOURCES = tuple(sorted(Path(__file__).parent.glob("*.[ch]")))
+FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
+"""None lets a compiler change a bit: no contraction, no other order of additions."""
+COMPILERS = ("cc", "gcc", "clang")
+_POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
+_HEADS = (_FLOAT, _POINTER)
+"""eps, turns."""
+SIGNATURES = {
+    "rms_norm": (_POINTER, _POINTER, _FLOAT, _LONG, _LONG, _POINTER, _POINTER),
+    "rms_norm_backward": (*(_POINTER,) * 4, _LONG, _LONG, _POINTER, _POINTER),
+    "swiglu": (_POINTER, _LONG, _LONG, _POINTER),
+    "swiglu_backward": (_POINTER, _POINTER, _LONG, _LONG, _POINTER),
+    "attend": (*(_POINTER,) * 3, *_HEADS, _POINTER, *(_LONG,) * 6, _POINTER, _POINTER, _LONG, *(_POINTER,) * 3),
+    "attend_backward": (*(_POINTER,) * 7, *_HEADS, *(_LONG,) * 5, *(_POINTER,) * 3),
+}
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The compiled kernels of this process. Raises KernelError where there is no compiler, or it fails."""
+    command = compiler()
+    kept = directory() / f"kernels-{_name(command)}.so"
+    if not kept.exists():
+        compile_into(kept, command)
+    loaded = ctypes.CDLL(str(kept))
+    for name, arguments in SIGNATURES.items():
+        getattr(loaded, name).argtypes = arguments
+    return loaded
+
+
+def compiler() -> tuple[str, ...]:
+    """What $CC says, else the first there is. Raises KernelError."""
+    if given := os.environ.get("CC"):
+        return tuple(shlex.split(given))
+    for name in COMPILERS:
+        if path := shutil.which(name):
+            return (path,)
+    raise KernelError(
+        "model.kernels is compiled, and there is no C compiler",
+        legal="one of " + ", ".join(COMPILERS) + ", or the command in $CC",
+        remedy="apt-get install gcc; or pip install ziglang and CC='python -m ziglang cc'; or model.kernels torch",
+    )
+
+
+def directory() -> Path:
+    """Where libraries are kept, in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlharness"
+
+
+def compile_into(kept: Path, command: tuple[str, ...], *flags: str) -> None:
+    """Compile the sources; the file is there whole or not at all. Raises KernelError with what the compiler says."""
+    sources = [str(source) for source in SOURCES if source.suffix == ".c"]
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
+            made = Path(scratch) / kept.name
+            whole = [*command, *FLAGS, *flags, *sources, "-o", str(made), "-lm"]
+            done = subprocess.run(whole, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise KernelError(f"{shlex.join(whole)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+            made.replace(kept)
+    except OSError as error:
+        raise KernelError(
+            f"the kernels cannot be compiled into {kept.parent}: {error}",
+            remedy="a directory that can be written in $XDG_CACHE_HOME, a C compiler in $CC; or model.kernels torch",
+        ) from error
+
+
+def _name(command: tuple[str, ...]) -> str:
+    """A digest of sources, flags, compiler and processor."""
+    told = hashlib.sha256()
+    for source in SOURCES:
+        told.update(source.read_bytes())
+    told.update(shlex.join((*FLAGS, _version(command), _processor())).encode())
+    return told.hexdigest()[:16]
+
+
+def _version(command: tuple[str, ...]) -> str:
+    try:
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise KernelError(f"{shlex.join(command)} cannot be run: {error}", remedy="a C compiler in $CC") from error
+    return done.stdout
+
+
+def _processor() -> str:
+    """What -march=native follows from."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    told = {line for line in lines if line.startswith(("flags", "Features", "model", "cpu family", "vendor_id"))}
+    return "\n".join([platform.machine(), *sorted(told)])
