@@ -1,21 +1,29 @@
 """Loads the plugin into this repository's own tests, seeds every test, and gives them signals that are heard.
 
 OpenMP's threads sleep while they wait for each other: several test processes share the cores, and waiting by spinning
-made small runs of two threads up to nine times slower. No bit depends on it.
+made small runs of two threads up to nine times slower. No bit depends on it. Nor does hypothesis judge by the clock how
+long a draw or an example takes: a busy machine is no fault of a test. A fixture may serve all examples of one test. All
+of this stands here only, since settings of a test's own that suppress a check would bring the others back.
 """
 
 import os
 import random
 import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["harness.plugin", "harness.fixtures"]
 
 SEED = 20260301
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("untimed")
 
 
 def pytest_configure() -> None:
@@ -23,6 +31,17 @@ def pytest_configure() -> None:
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, signal.default_int_handler if signum is signal.SIGINT else signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_plugins_below() -> Iterator[None]:
+    """The runs of pytest that tests start load what they name: most of a small one was hypothesis, imported at its end.
+
+    In a fixture, since pytest-xdist's own processes come before any, and need theirs.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import ast
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
 FIRST_PARTY = frozenset({"harness", "rlcore", "scenarios", "tests"})
 MAX_LINES = 400
@@ -24,6 +24,31 @@ class Owned:
     """Files, or folders ending in a slash; nobody where empty."""
 
 
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One function of a file, at any depth."""
+
+    name: str
+    num_lines: int
+    num_parameters: int
+    """By position or by name, without self and cls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the rules ask of a file."""
+
+    imports: tuple[tuple[str, str], ...]
+    """(name bound or "", dotted origin) of every import at any depth; relative and import_module too."""
+    uses: frozenset[str]
+    """Every dotted name it imports or reaches through what it imports, builtins, and ".method()" calls."""
+    functions: tuple[Function, ...]
+    swallowing: tuple[int, ...]
+    """Lines of the handlers that catch everything, and do not raise it again."""
+    is_silent: bool
+    """Whether it holds nothing but a docstring."""
+
+
 @dataclass(frozen=True)
 class Source:
     """One Python file of the house."""
@@ -33,21 +58,22 @@ class Source:
     text: str
 
     @cached_property
-    def tree(self) -> ast.Module:
-        return ast.parse(self.text, self.path)
+    def facts(self) -> Facts:
+        """Read once; the trees of all files together would slow down whatever runs after them in this process."""
+        tree = ast.parse(self.text, self.path)
+        nodes = list(ast.walk(tree))
+        imported = tuple(_imports(nodes, tuple(self.path.split("/")[:-1])))
+        return Facts(
+            imports=imported,
+            uses=frozenset(_uses(nodes, imported)),
+            functions=tuple(_function(n) for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)),
+            swallowing=tuple(n.lineno for n in nodes if isinstance(n, ast.ExceptHandler) and _swallows(n)),
+            is_silent=all(_says_nothing(statement) for statement in tree.body),
+        )
 
-    @property
-    def package(self) -> tuple[str, ...]:
-        return tuple(self.path.split("/")[:-1])
 
-    @cached_property
-    def functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-        return [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-
-
-def imports(source: Source) -> Iterator[tuple[str, str]]:
-    """(name bound or "", dotted origin) of every import at any depth; relative and import_module too."""
-    for node in ast.walk(source.tree):
+def _imports(nodes: Iterable[ast.AST], package: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    for node in nodes:
         match node:
             case ast.Import(names=names):
                 for alias in names:
@@ -55,7 +81,7 @@ def imports(source: Source) -> Iterator[tuple[str, str]]:
                     if not alias.asname:  # `import a.b` binds a
                         yield alias.name.partition(".")[0], alias.name.partition(".")[0]
             case ast.ImportFrom(module=module, names=names, level=level):
-                above = source.package[: len(source.package) - level + 1] if level else ()
+                above = package[: len(package) - level + 1] if level else ()
                 base = ".".join((*above, *([module] if module else [])))
                 for alias in names:
                     yield alias.asname or alias.name, f"{base}.{alias.name}"
@@ -65,15 +91,13 @@ def imports(source: Source) -> Iterator[tuple[str, str]]:
                 yield "", name
 
 
-@cache
-def uses(source: Source) -> set[str]:
-    """Every dotted name the file imports or reaches through what it imports, builtins, and ".method()" calls."""
+def _uses(nodes: Iterable[ast.AST], imported: Iterable[tuple[str, str]]) -> set[str]:
     found = set()
     origins: dict[str, set[str]] = {}
-    for local, origin in imports(source):
+    for local, origin in imported:
         found.add(origin)
         origins.setdefault(local, set()).add(origin)
-    for node in ast.walk(source.tree):
+    for node in nodes:
         if isinstance(node, ast.Name):
             found |= origins.get(node.id, {f"builtins.{node.id}"})
         elif isinstance(node, ast.Attribute):
@@ -84,6 +108,22 @@ def uses(source: Source) -> set[str]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "send_signal":
             found.add(".send_signal()")
     return found
+
+
+def _function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Function:
+    names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    num_lines = (node.end_lineno or node.lineno) - node.lineno + 1
+    return Function(node.name, num_lines, len([name for name in names if name not in ("self", "cls")]))
+
+
+def _swallows(node: ast.ExceptHandler) -> bool:
+    caught = {"BaseException"} if node.type is None else {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)}
+    last = node.body[-1]
+    return not caught.isdisjoint(("Exception", "BaseException")) and not (isinstance(last, ast.Raise) and not last.exc)
+
+
+def _says_nothing(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
 
 
 def stands_below(name: str, prefix: str) -> bool:
@@ -99,7 +139,7 @@ def trespasses(source: Source, rule: Owned) -> list[str]:
         return []
     return [
         f"{source.path} uses {name}, which belongs to {', '.join(rule.owners) or 'nobody there'}"
-        for name in sorted(uses(source))
+        for name in sorted(source.facts.uses)
         if any(stands_below(name, owned) for owned in rule.names)
     ]
 
@@ -110,32 +150,20 @@ def oversized(source: Source) -> dict[str, str]:
     num_lines = source.text.count("\n")
     if num_lines > MAX_LINES:
         found[source.path] = f"{num_lines} lines, at most {MAX_LINES}"
-    for node in source.functions:
-        key = f"{source.path}:{node.name}"
-        length = (node.end_lineno or node.lineno) - node.lineno + 1
-        if length > MAX_FUNCTION_LINES:
-            found[key] = f"{length} lines, at most {MAX_FUNCTION_LINES}"
-        names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-        num_parameters = len([name for name in names if name not in ("self", "cls")])
-        if num_parameters > MAX_PARAMETERS:
-            found[f"{key}()"] = f"{num_parameters} parameters, at most {MAX_PARAMETERS}"
+    for function in source.facts.functions:
+        key = f"{source.path}:{function.name}"
+        if function.num_lines > MAX_FUNCTION_LINES:
+            found[key] = f"{function.num_lines} lines, at most {MAX_FUNCTION_LINES}"
+        if function.num_parameters > MAX_PARAMETERS:
+            found[f"{key}()"] = f"{function.num_parameters} parameters, at most {MAX_PARAMETERS}"
     return found
 
 
 def unexplained_excepts(source: Source) -> list[str]:
     """Handlers of everything that neither raise it again nor say why in a comment on their line."""
     lines = source.text.splitlines()
-    return [
-        f"{source.path}:{node.lineno} {lines[node.lineno - 1].strip()}"
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.ExceptHandler)
-        and (
-            node.type is None
-            or {"Exception", "BaseException"} & {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)}
-        )
-        and "#" not in lines[node.lineno - 1]
-        and not (isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None)
-    ]
+    found = [(number, lines[number - 1].strip()) for number in source.facts.swallowing]
+    return [f"{source.path}:{number} {line}" for number, line in found if "#" not in line]
 
 
 def is_vague(path: str) -> bool:
@@ -144,14 +172,8 @@ def is_vague(path: str) -> bool:
 
 def is_stub(source: Source) -> bool:
     """Whether a file that is not a package's own holds nothing but a docstring, or any holds an unwritten function."""
-
-    def says_nothing(node: ast.stmt) -> bool:
-        return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-
     is_package_file = source.path.endswith("/__init__.py")
-    return "builtins.NotImplementedError" in uses(source) or (
-        not is_package_file and all(says_nothing(node) for node in source.tree.body)
-    )
+    return "builtins.NotImplementedError" in source.facts.uses or (not is_package_file and source.facts.is_silent)
 
 
 def empty_packages(paths: Iterable[str]) -> set[str]:
@@ -163,5 +185,5 @@ def empty_packages(paths: Iterable[str]) -> set[str]:
 
 def third_party(source: Source) -> set[str]:
     """Top-level modules the file imports that are neither the standard library's nor ours."""
-    modules = {origin.partition(".")[0] for _, origin in imports(source)}
+    modules = {origin.partition(".")[0] for _, origin in source.facts.imports}
     return {name for name in modules if name not in sys.stdlib_module_names and name not in FIRST_PARTY}

@@ -23,7 +23,6 @@ from tests.architecture_rules import (
     Owned,
     Source,
     empty_packages,
-    imports,
     is_among,
     is_stub,
     is_vague,
@@ -89,6 +88,9 @@ OWNED = (
     Owned("harness/", ("junitparser",), ("harness/reporters/junit.py",)),
     Owned("harness/", ("jinja2",), (REPORT_PAGE,)),
     Owned("harness/", ("pytest", "_pytest"), ("harness/plugin.py", "harness/runner/discovery.py", "harness/fixtures/")),
+    Owned(
+        "tests/", ("hypothesis.HealthCheck",), ()
+    ),  # conftest.py decides for all: a list of a test's own replaces its
 )
 
 EXEMPT: dict[str, str] = {
@@ -170,7 +172,7 @@ def test_no_room_is_a_stub() -> None:
 def test_the_plugin_needs_nothing_but_pytest() -> None:
     (plugin,) = [source for source in SOURCES if source.path == "harness/plugin.py"]
     assert third_party(plugin) == {"pytest"}
-    assert [origin for _, origin in imports(plugin) if origin.partition(".")[0] in FIRST_PARTY] == []
+    assert [origin for _, origin in plugin.facts.imports if origin.partition(".")[0] in FIRST_PARTY] == []
 
 
 def test_imports_are_declared() -> None:
@@ -237,6 +239,7 @@ def test_the_command_line_is_light() -> None:
         ("harness/machine/doctor/cards.py", "import pynvml"),
         ("harness/reporters/plain.py", "from rich.console import Console"),
         ("harness/machine/network.py", "from asyncio_pool import AioPool"),
+        ("tests/runner/test_run.py", "from hypothesis import HealthCheck, given"),
     ],
 )
 def test_a_trespass_is_found(path: str, code: str) -> None:
@@ -260,7 +263,7 @@ def test_an_owner_is_left_alone(path: str, code: str) -> None:
 
 def test_relative_imports_are_resolved() -> None:
     code = "from . import gate\nfrom ..machine.gpus import read\nfrom ... import rlcore"
-    origins = [origin for _, origin in imports(Source("harness/lab/replay.py", code))]
+    origins = [origin for _, origin in Source("harness/lab/replay.py", code).facts.imports]
     assert origins == ["harness.lab.gate", "harness.machine.gpus.read", ".rlcore"]
 
 

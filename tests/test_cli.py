@@ -22,7 +22,6 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with one passing file, which is the working directory."""
     write_suite(tmp_path, {"test_a.py": QUICK})
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return tmp_path
 

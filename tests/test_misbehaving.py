@@ -67,7 +67,19 @@ def start(directory: Path, tmpdir: Path, paths: Mapping[str, Expected], *options
         target = directory / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text("[pytest]\n" if path == "pytest.ini" else (FOLDER / path).read_text())
-    command = [sys.executable, "-m", "harness", "run", "--json", *options, "--", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "harness",
+        "run",
+        "--json",
+        *options,
+        "--",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "timeout",
+    ]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmpdir), **variables}
     with open(directory / "summary.json", "wb") as summary, open(directory / "shown.txt", "wb") as shown:
         process = subprocess.Popen(

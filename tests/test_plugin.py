@@ -373,7 +373,7 @@ def test_without_the_option_nothing_is_written(pytester: pytest.Pytester) -> Non
 def test_under_xdist_only_the_controller_writes(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist")
     pytester.makepyfile("def test_a(): pass\ndef test_b(): assert False\ndef test_c(): pass")
-    _, records = run(pytester, "-n2")
+    _, records = run(pytester, "-p", "xdist", "-n2")
     assert len(of_kind(records, "hello")) == len(of_kind(records, "finish")) == 1
     assert len(of_kind(records, "collected")[0]["nodeids"]) == 3
     assert {name: end["outcome"] for name, end in ends(records).items()} == {

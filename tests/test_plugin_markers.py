@@ -88,7 +88,7 @@ def test_the_closest_marker_wins_and_a_file_needs_the_maximum(pytester: pytest.P
 )
 def test_a_wrong_marker_names_value_legal_and_test(pytester: pytest.Pytester, mark: str, said: str) -> None:
     pytester.makepyfile(f"import pytest\n@pytest.mark.{mark}\ndef test_it(): pass")
-    result, records = run(pytester, "-p", "no:timeout")
+    result, records = run(pytester)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: *::test_it: *{said.replace('[', '[[]')}*"])
     [error] = of_kind(records, "collect_error")
@@ -118,8 +118,8 @@ def test_two_models_in_two_files_are_fine_for_plain_pytest(pytester: pytest.Pyte
     result.assert_outcomes(passed=2)
 
 
-@pytest.mark.parametrize("without", ["no:timeout", "no:xdist"])
-def test_the_markers_are_registered_with_and_without_pytest_timeout(pytester: pytest.Pytester, without: str) -> None:
+@pytest.mark.parametrize("timeout", ["no:timeout", "timeout"])
+def test_the_markers_are_registered_with_and_without_pytest_timeout(pytester: pytest.Pytester, timeout: str) -> None:
     pytester.makepyfile("""
         import pytest
         @pytest.mark.gpus(1)
@@ -130,10 +130,10 @@ def test_the_markers_are_registered_with_and_without_pytest_timeout(pytester: py
         @pytest.mark.timeout(0)
         def test_c(): pass
     """)
-    result, records = run(pytester, "-p", without)
+    result, records = run(pytester, "-p", timeout)
     assert result.ret == 0
     assert [record["timeout_s"] for record in of_kind(records, "start")] == [7.5, 3.0, None]
-    listed = pytester.runpytest_subprocess("-p", "harness.plugin", "-p", without, "--markers").stdout.str()
+    listed = pytester.runpytest_subprocess("-p", "harness.plugin", "-p", timeout, "--markers").stdout.str()
     assert listed.count("@pytest.mark.timeout(") == listed.count("@pytest.mark.gpus(") == 1
 
 

@@ -48,6 +48,10 @@ class KeyValueCache:
         """How many positions of each."""
         return self.values.shape[3]
 
+    def layers(self, num_slots: int) -> tuple[tuple[Tensor, Tensor], ...]:
+        """(keys, values) of the first slots, layer by layer, the same memory."""
+        return tuple(zip(self.keys[:, :num_slots].unbind(0), self.values[:, :num_slots].unbind(0), strict=True))
+
     def slots(self, first: int, last: int) -> "KeyValueCache":
         """Slots first to last - 1, the same memory."""
         return KeyValueCache(self.keys[:, first:last], self.values[:, first:last], self.is_across)

@@ -20,7 +20,7 @@ from rlcore.models.rotary import rotation_table
 from rlcore.numerics.activations import swiglu
 from rlcore.numerics.embedding import embedding
 from rlcore.numerics.linear import linear
-from rlcore.numerics.norms import rms_norm
+from rlcore.numerics.norms import add_rms_norm, rms_norm
 
 INITIAL_STD = 0.02
 
@@ -44,9 +44,9 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, by: Mixer) -> Tensor:
         """The stream [batch, length, width] after this layer."""
-        x = x + self._attended(rms_norm(x, self.attention_norm, self.config.norm_eps), by)
-        gate_up = linear(rms_norm(x, self.mlp_norm, self.config.norm_eps), self.gate_up)
-        return x + linear(swiglu(gate_up), self.down)
+        attended = self._attended(rms_norm(x, self.attention_norm, self.config.norm_eps), by)
+        x, normed = add_rms_norm(x, attended, self.mlp_norm, self.config.norm_eps)
+        return x + linear(swiglu(linear(normed, self.gate_up)), self.down)
 
     def _attended(self, x: Tensor, by: Mixer) -> Tensor:
         heads = linear(x, self.qkv, self.qkv_bias).view(*x.shape[:2], self.config.num_qkv_heads, self.config.head_width)

@@ -91,13 +91,13 @@ class Compiled:
     def __init__(
         self, config: DecoderConfig, table: Tensor, length: int, cache: KeyValueCache | None, reach: Reach | None
     ) -> None:
-        self.config, self.table, self.cache, self.reach = config, table, cache, reach
+        self.config, self.table = config, table
+        self.starts = reach.starts if reach else None
+        self.layers = cache.layers(len(reach.starts)) if cache and reach else ()
 
     def mix(self, heads: Tensor, layer: Norms) -> Tensor:
         """As `Mixer.mix`."""
         by = Turned(layer.q_norm, layer.k_norm, self.config.norm_eps, self.table)
-        if self.cache is None or self.reach is None:
+        if self.starts is None:
             return attend(heads, by, self.config.num_kv_heads).flatten(2)
-        batch = heads.shape[0]
-        keys, values = self.cache.keys[layer.number][:batch], self.cache.values[layer.number][:batch]
-        return attend_cached(heads, by, self.reach.starts, keys, values).flatten(2)
+        return attend_cached(heads, by, self.starts, *self.layers[layer.number]).flatten(2)

@@ -1,7 +1,7 @@
 """What the probe computes twice: an operation over a batch, with one thread, and what should give the same bits."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -13,7 +13,7 @@ from rlcore.numerics.compiled.differentiable import Turned, attend, attend_cache
 from rlcore.numerics.embedding import embedding
 from rlcore.numerics.linear import linear
 from rlcore.numerics.log_softmax import log_softmax
-from rlcore.numerics.norms import rms_norm
+from rlcore.numerics.norms import add_rms_norm, rms_norm
 
 PARTS = tuple(slice(first, first + rows) for first, rows in enumerate((1, 2, 3, 5, 7, 9, 15, 17, 33, 100)))
 """Rows that are computed alone: how many, and from where."""
@@ -118,7 +118,7 @@ def of_heads(draw: Draw, heads: Sequence[tuple[int, int, int]], length: int) -> 
 
 
 def of_rows(draw: Draw, widths: Sequence[int]) -> Iterator[Case]:
-    """Norm, SwiGLU and log-softmax of some rows, forward and backward; the gradients that are sums over rows."""
+    """Norms, SwiGLU and log-softmax of some rows, forward and backward; the gradients that are sums over rows."""
     for width in dict.fromkeys(widths):
         x, other, grad, weight = draw(NUM_ROWS, width), draw(NUM_ROWS, width), draw(NUM_ROWS, width), draw(width)
         whole = _row_operations(weight, x, other, grad)
@@ -153,7 +153,7 @@ def _part(q: Tensor, k: Tensor, v: Tensor, here: slice) -> Sequence[Tensor]:
 
 
 def _attend(by: Turned, num_kv_heads: int, heads: Tensor, q_norm: Tensor, k_norm: Tensor) -> Tensor:
-    return attend(heads, replace(by, q_norm=q_norm, k_norm=k_norm), num_kv_heads)
+    return attend(heads, by._replace(q_norm=q_norm, k_norm=k_norm), num_kv_heads)
 
 
 def _behind(by: Turned, num_kv_heads: int, heads: Tensor, here: slice) -> Sequence[Tensor]:
@@ -171,6 +171,11 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
     return rms_norm(x, weight, 1e-6)
 
 
+def _norm_of_sum(x: Tensor, other: Tensor, weight: Tensor) -> Tensor:
+    total, normed = add_rms_norm(x, other, weight, 1e-6)
+    return total + normed
+
+
 def _logprobs(logits: Tensor) -> Tensor:
     return log_softmax(logits).to(logits.dtype)
 
@@ -179,6 +184,7 @@ def _row_operations(weight: Tensor, x: Tensor, other: Tensor, grad: Tensor) -> l
     """What each gives for these rows, and the gradient of each with respect to them."""
     return [
         *with_gradients(_norm, grad, x, weight)[:2],
+        *with_gradients(_norm_of_sum, grad, x, other, weight)[:3],
         *with_gradients(swiglu, grad, torch.cat((x, other), -1)),
         *with_gradients(_logprobs, grad, x),
     ]

@@ -16,7 +16,6 @@ from rlcore.numerics.probe import num_threads
 from rlcore.rewards.score import Scores, score, shuffled
 from rlcore.samplers.base import Sampler
 from rlcore.trace import Recorder
-from rlcore.training.batch import collate, pad
 from rlcore.training.engine import Engine
 from rlcore.training.step_checks import check_batch, check_completions, check_requests, check_sent, check_undrawn
 from rlcore.types import Completion, Prompt, SampleRequest, SamplingParams
@@ -90,27 +89,28 @@ def collect(sampler: Sampler, wanted: Sequence[SampleRequest], perturbation: Per
 def dense_batch(completions: Sequence[Completion], scores: Scores, *, pad_id: int) -> TensorDict:
     """[samples, positions]: tokens of prompt and completion, what was sampled of them, and a number a sample."""
     pairs = [(completion.request.prompt.tokens, completion.tokens) for completion in completions]
-    lengths = [len(prompt) + len(drawn) for prompt, drawn in pairs]
-    # All samples in one tensor each, then taken apart: a tensor for each of them costs more than what is in it.
+    lengths = torch.tensor([len(prompt) + len(drawn) for prompt, drawn in pairs])
+    prompt_lengths = torch.tensor([len(prompt) for prompt, _ in pairs])
+    positions = torch.arange(int(lengths.max()))
+    # All samples in one tensor, then put where they belong: a tensor for each of them costs more than what is in it.
+    is_read = positions < lengths.unsqueeze(1)
+    is_drawn = is_read & (positions >= prompt_lengths.unsqueeze(1))
     tokens = torch.tensor([token for prompt, drawn in pairs for token in (*prompt, *drawn)])
-    is_drawn = torch.tensor(
-        [part for prompt, drawn in pairs for part in (*(False,) * len(prompt), *(True,) * len(drawn))]
-    )
-    logprobs = torch.zeros(len(tokens)).masked_scatter_(is_drawn, torch.cat([each.logprobs for each in completions]))
-    batch = collate(
-        sequences={
-            "tokens": torch.split(tokens, lengths),
-            "loss_mask": torch.split(is_drawn, lengths),
-            "rollout_logprobs": torch.split(logprobs, lengths),
-        },
-        numbers={
-            "prompt_lengths": torch.tensor([len(prompt) for prompt, _ in pairs]),
+    return TensorDict(
+        {
+            "tokens": torch.full(is_read.shape, pad_id).masked_scatter_(is_read, tokens),
+            "loss_mask": is_drawn,
+            "rollout_logprobs": torch.zeros(is_read.shape).masked_scatter_(
+                is_drawn, torch.cat([completion.logprobs for completion in completions])
+            ),
+            "lengths": lengths,
+            "prompt_lengths": prompt_lengths,
             "groups": groups_of(completions),
             "rewards": torch.tensor([0.0 if r is None else r for r in scores.rewards], dtype=torch.float64),
             "included": torch.tensor(scores.included),
         },
+        batch_size=[len(completions)],
     )
-    return pad(batch, pad_values={"tokens": pad_id})
 
 
 def groups_of(completions: Sequence[Completion]) -> Tensor:

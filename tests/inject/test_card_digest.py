@@ -81,7 +81,7 @@ def test_the_vectors_of_the_format() -> None:
     assert seen >= 4
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, max_examples=60)
 @given(
     st.sampled_from(sorted(DTYPES)),
     st.lists(st.tuples(st.integers(1, 60), st.integers(1, 3)), min_size=1, max_size=3),

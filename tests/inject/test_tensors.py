@@ -25,7 +25,7 @@ def test_a_dtype_without_a_short_name_keeps_torchs() -> None:
     assert dtype_name(torch.float8_e4m3fn) == "float8_e4m3fn"
 
 
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_layout_does_not_matter(shape: list[int], random: "__import__('random').Random") -> None:  # type: ignore[valid-type]
     whole = torch.arange(int(torch.tensor(shape).prod()), dtype=torch.float32).reshape(shape)

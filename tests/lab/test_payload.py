@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from harness.errors import UsageError
 from harness.lab.payload import flattened, keys_with_dots, meant, overridden, parts
 
-SEEDED = settings(derandomize=True, max_examples=100, deadline=None)
+SEEDED = settings(derandomize=True, max_examples=100)
 names = st.sampled_from("abcd")
 leaves = st.none() | st.booleans() | st.integers(-3, 3) | st.floats(-1, 1) | st.text("ab", max_size=2)
 values = leaves | st.lists(leaves, max_size=2)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from harness.errors import UsageError
 from harness.lab.plain_yaml import read_yaml
 
-SEEDED = settings(derandomize=True, max_examples=100, deadline=None)
+SEEDED = settings(derandomize=True, max_examples=100)
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=8)
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import UsageError
@@ -16,12 +16,7 @@ from harness.lab.scenario_envelope import asked_scenario, scenario_envelope
 from harness.runner.options import Invocation
 from tests.lab.scenario_texts import TINY, write_tiny
 
-SEEDED = settings(
-    derandomize=True,
-    max_examples=50,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+SEEDED = settings(derandomize=True, max_examples=50)
 
 
 def arguments(*, vary: tuple[str, ...] = (), **given_ones: Any) -> dict[str, Any]:

@@ -151,4 +151,4 @@ class Holders(RuleBasedStateMachine):
 
 
 TestHolders = Holders.TestCase
-TestHolders.settings = settings(derandomize=True, deadline=None, max_examples=30, stateful_step_count=20)
+TestHolders.settings = settings(derandomize=True, max_examples=30, stateful_step_count=20)

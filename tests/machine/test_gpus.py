@@ -348,7 +348,7 @@ FAILURES = st.tuples(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, max_examples=60)
 @given(st.lists(CARDS, max_size=4), st.lists(FAILURES, max_size=2), st.lists(st.integers(0, 3), unique=True))
 def test_each_visible_card_is_taken_or_left_out(
     driver: Driver, cards: list[Card], failures: list[tuple[str, int, int]], numbers: list[int]

@@ -17,7 +17,7 @@ from harness.machine.selection import (
 )
 from harness.machine.visible import Device
 
-SEEDED = settings(derandomize=True, deadline=None)
+SEEDED = settings(derandomize=True)
 VISIBLE = tuple(Device(n, uuid, uuid, "A") for n, uuid in enumerate(["GPU-aa0", "GPU-aa1", "GPU-b2"]))
 
 

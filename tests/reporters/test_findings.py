@@ -208,7 +208,7 @@ VALUES = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_si
 
 
 @given(st.dictionaries(st.sampled_from("ABC"), VALUES), st.sets(st.sampled_from("ABCD")))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_shell_takes_the_lines_for_what_they_say(exports: dict[str, str], unsets: set[str]) -> None:
     finding = Finding("a", Severity.BROKEN, "m", "b", "r", tuple(exports.items()), tuple(sorted(unsets)))
     script = 'eval "$1"; env -0'

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import xmlschema
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from junitparser import JUnitXml, TestCase, TestSuite
 
@@ -182,7 +182,6 @@ def test_a_failure_of_200_mb_is_shortened_and_says_so(sample_run: Any, file: Pat
     assert "1800000 characters left out" in text
 
 
-@settings(deadline=None)  # it writes to a disk
 @given(text=st.text(max_size=60), outcome=st.sampled_from(Outcome))
 def test_any_text_gives_valid_xml(tmp_path_factory: pytest.TempPathFactory, text: str, outcome: Outcome) -> None:
     file = tmp_path_factory.getbasetemp() / "any.xml"

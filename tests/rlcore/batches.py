@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-SEEDED = settings(derandomize=True, deadline=None, max_examples=20)
+SEEDED = settings(derandomize=True, max_examples=20)
 VOCABULARY = 5
 POISONS = st.sampled_from([float("nan"), float("inf"), -float("inf"), 1e300])
 

@@ -11,8 +11,8 @@ from harness.runner.first_fit import Job
 from harness.runner.leases import LeaseTable
 from harness.runner.units import Need
 
-QUICK = settings(max_examples=100, deadline=None, derandomize=True)
-THOROUGH = settings(max_examples=400, deadline=None, derandomize=True)
+QUICK = settings(max_examples=100, derandomize=True)
+THOROUGH = settings(max_examples=400, derandomize=True)
 
 
 def inventory(*kinds: tuple[int, str, float]) -> Inventory:

@@ -280,7 +280,7 @@ class Machine:
 machines = st.builds(Machine, st.integers(0, 3), st.integers(1, 3), st.integers(0, 3), st.frozensets(st.integers(0, 2)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     units=st.lists(st.tuples(needs, plays), min_size=1, max_size=7),
     machine=machines,

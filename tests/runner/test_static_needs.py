@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from harness.plugin import NOTHING
@@ -212,7 +212,7 @@ def collected_by_pytest(directory: Path, sources: list[str]) -> tuple[set[str], 
     (directory / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpus\n    slow\n")
     for number, source in enumerate(sources):
         (directory / f"test_{number}.py").write_text(source)
-    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "--import-mode=importlib", "-p", "no:randomly"]
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "--import-mode=importlib"]
     subprocess.run(
         [*command, "-p", "no:cacheprovider"],
         cwd=directory,
@@ -227,8 +227,6 @@ def collected_by_pytest(directory: Path, sources: list[str]) -> tuple[set[str], 
 
 @settings(
     max_examples=6,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.generate),  # a module that fails is printed; to shrink the other 59 takes minutes
 )
 @given(st.lists(modules, min_size=60, max_size=60, unique=True))
@@ -250,7 +248,7 @@ def test_the_source_and_pytest_agree_or_the_source_says_it_cannot_tell(
 
 
 @given(modules)
-@settings(max_examples=50, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=50)
 def test_whitespace_and_comments_change_nothing(tmp_path_factory: pytest.TempPathFactory, source: str) -> None:
     directory = tmp_path_factory.getbasetemp()
     first = static(directory, source)

@@ -19,7 +19,7 @@ from harness.trace.tensor_file import Kept
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
 
-SEEDED = settings(derandomize=True, deadline=None)
+SEEDED = settings(derandomize=True)
 LEAVES = (
     ("rollout", "tokens"),
     ("forward", "logprobs"),

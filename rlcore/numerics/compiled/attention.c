@@ -91,8 +91,9 @@ int attend(const float *heads, const float *q_norm, const float *k_norm, float e
            float *keys, float *values, long capacity, float *mixed, float *tops, float *totals) {
     heads_of of = {batch, length, num_heads, num_kv_heads, width, q_norm, k_norm, eps, turns};
     if (!keys) capacity = rounded_up(length);
+    long last = (capacity < positions ? capacity : positions) - length;
     for (long sample = 0; keys && sample < batch; sample++)
-        if (starts[sample] < 0 || starts[sample] + length > (capacity < positions ? capacity : positions)) return 2;
+        if (starts[sample] < 0 || starts[sample] > last) return 2;
     long own = keys ? 0 : 2 * width * capacity;
     float *scratch = malloc(4 * (TILE * capacity + (TILE + 2) * width + own));
     if (!scratch) return 1;

@@ -1,7 +1,6 @@
 """What a model calls: the operations, with their gradients where one is asked for."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +19,21 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        return *operations.rms_norm_backward(grad.contiguous(), *ctx.saved_tensors), None
+        return *operations.rms_norm_backward(grad.contiguous(), None, *ctx.saved_tensors), None
+
+
+class _AddRMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        total, y, inverse = operations.add_rms_norm(x, added, weight, eps)
+        ctx.save_for_backward(total, weight, inverse)
+        return total, y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, above: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        made = operations.rms_norm_backward(grad.contiguous(), above.contiguous(), *ctx.saved_tensors)
+        return made[0], made[0], made[1], None
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -61,6 +74,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return y
 
 
+def add_rms_norm(x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """As `rlcore.numerics.norms.add_rms_norm`, fp32. Raises ShapeError."""
+    if not torch.is_grad_enabled():
+        return operations.add_rms_norm(x, added, weight, eps)[:2]
+    y: tuple[Tensor, Tensor] = _AddRMSNorm.apply(x, added, weight, eps)  # type: ignore[no-untyped-call]
+    return y
+
+
 def swiglu(gate_up: Tensor) -> Tensor:
     """As `rlcore.numerics.activations.swiglu`, fp32. Raises ShapeError."""
     if not torch.is_grad_enabled():
@@ -69,9 +90,8 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return y
 
 
-@dataclass(frozen=True, slots=True)
-class Turned:
-    """What queries and keys go through before they meet."""
+class Turned(NamedTuple):
+    """What queries and keys go through before they meet: field by field what `operations` are told."""
 
     q_norm: Tensor | None
     """fp32 [width] each, or None: heads are not normalised."""
@@ -90,8 +110,7 @@ def attend(heads: Tensor, by: Turned, num_kv_heads: int) -> Tensor:
         given = heads, by.q_norm, by.k_norm, by.eps, by.turns, num_kv_heads
         y: Tensor = _Attend.apply(*given)  # type: ignore[no-untyped-call]
         return y
-    made = operations.attend(heads, num_kv_heads, q_norm=by.q_norm, k_norm=by.k_norm, eps=by.eps, turns=by.turns)
-    return made[0]
+    return operations.attend(heads, num_kv_heads, **by._asdict())[0]
 
 
 def attend_cached(heads: Tensor, by: Turned, starts: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -100,13 +119,4 @@ def attend_cached(heads: Tensor, by: Turned, starts: Tensor, keys: Tensor, value
     keys [batch, kv_heads, width, capacity], values [batch, kv_heads, capacity, width], the capacity a multiple of 16.
     Raises ShapeError, and InvalidValueError where they do not fit.
     """
-    return operations.attend_cached(
-        heads,
-        starts,
-        keys=keys,
-        values=values,
-        q_norm=by.q_norm,
-        k_norm=by.k_norm,
-        eps=by.eps,
-        turns=by.turns,
-    )
+    return operations.attend_cached(heads, starts, keys=keys, values=values, **by._asdict())

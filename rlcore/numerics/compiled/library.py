@@ -24,8 +24,8 @@ _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 _HEADS = (_FLOAT, _POINTER)
 """eps, turns."""
 SIGNATURES = {
-    "rms_norm": (_POINTER, _POINTER, _FLOAT, _LONG, _LONG, _POINTER, _POINTER),
-    "rms_norm_backward": (*(_POINTER,) * 4, _LONG, _LONG, _POINTER, _POINTER),
+    "rms_norm": (*(_POINTER,) * 3, _FLOAT, _LONG, _LONG, *(_POINTER,) * 3),
+    "rms_norm_backward": (*(_POINTER,) * 5, _LONG, _LONG, _POINTER, _POINTER),
     "swiglu": (_POINTER, _LONG, _LONG, _POINTER),
     "swiglu_backward": (_POINTER, _POINTER, _LONG, _LONG, _POINTER),
     "attend": (*(_POINTER,) * 3, *_HEADS, _POINTER, *(_LONG,) * 6, _POINTER, _POINTER, _LONG, *(_POINTER,) * 3),
@@ -85,11 +85,11 @@ def compile_into(kept: Path, command: tuple[str, ...], *flags: str) -> None:
 
 
 def _name(command: tuple[str, ...]) -> str:
-    """A digest of sources, flags, compiler and processor."""
+    """A digest of sources, the command with its flags, the compiler's version and the processor."""
     told = hashlib.sha256()
     for source in SOURCES:
         told.update(source.read_bytes())
-    told.update(shlex.join((*FLAGS, _version(command), _processor())).encode())
+    told.update(shlex.join((*command, *FLAGS, _version(command), _processor())).encode())
     return told.hexdigest()[:16]
 
 

@@ -3,23 +3,36 @@
 
 #include <stdlib.h>
 
-/* y [rows, width]; inverse [rows] is what each row was multiplied with, or NULL. */
-void rms_norm(const float *x, const float *weight, float eps, long rows, long width, float *y, float *inverse) {
-    for (long i = 0; i < rows; i++) {
-        float by = inverse_root(x + i * width, eps, width);
+/* y [rows, width]; inverse [rows] is what each row was multiplied with. Where there is something to be added to x, their
+ * sum is written and normalised; else `added` and `total` are NULL.
+ */
+void rms_norm(const float *x, const float *added, const float *weight, float eps, long rows, long width, float *total,
+              float *y, float *inverse) {
+    for (long i = 0; i < rows; i++, x += width, y += width) {
+        const float *row = x;
+        if (added) {
+            for (long d = 0; d < width; d += LANES) put(total + d, get(x + d, width - d) + get(added + d, width - d), width - d);
+            row = total;
+            added += width, total += width;
+        }
+        lanes by = all(inverse[i] = inverse_root(row, eps, width));
         for (long d = 0; d < width; d += LANES)
-            put(y + i * width + d, get(x + i * width + d, width - d) * all(by) * get(weight + d, width - d), width - d);
-        if (inverse) inverse[i] = by;
+            put(y + d, get(row + d, width - d) * by * get(weight + d, width - d), width - d);
     }
 }
 
-/* d_x [rows, width], d_weight [width]: rows added one after another, in fp64. Returns 0, or 1 where memory is short. */
-int rms_norm_backward(const float *grad, const float *x, const float *weight, const float *inverse, long rows,
-                      long width, float *d_x, float *d_weight) {
+/* d_x [rows, width], d_weight [width]: rows added one after another, in fp64. `above` is what reaches the rows besides,
+ * through the sum that was normalised, or NULL. Returns 0, or 1 where memory is short.
+ */
+int rms_norm_backward(const float *grad, const float *above, const float *x, const float *weight, const float *inverse,
+                      long rows, long width, float *d_x, float *d_weight) {
     double *sums = calloc(width, sizeof *sums);
     if (!sums) return 1;
-    for (long i = 0; i < rows; i++)
-        normalised_backward(grad + i * width, x + i * width, weight, inverse[i], width, d_x + i * width, sums);
+    for (long i = 0; i < rows; i++) {
+        float *row = d_x + i * width;
+        normalised_backward(grad + i * width, x + i * width, weight, inverse[i], width, row, sums);
+        for (long d = 0; above && d < width; d++) row[d] += above[i * width + d];
+    }
     for (long d = 0; d < width; d++) d_weight[d] = (float)sums[d];
     free(sums);
     return 0;

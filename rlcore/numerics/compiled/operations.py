@@ -47,15 +47,35 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(x / sqrt(mean(x^2) + eps) * weight, what each row was multiplied with [...])."""
     y, inverse = torch.empty_like(x), x.new_empty(x.shape[:-1])
     _check_width(x, weight)
-    library().rms_norm(_at(x), _at(weight), eps, inverse.numel(), x.shape[-1], y.data_ptr(), inverse.data_ptr())
+    given = _at(x), None, _at(weight), eps, inverse.numel(), x.shape[-1]
+    library().rms_norm(*given, None, y.data_ptr(), inverse.data_ptr())
     return y, inverse
 
 
-@_operation("rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor inverse) -> (Tensor, Tensor)")
-def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of x and of the weight."""
+@_operation("add_rms_norm(Tensor x, Tensor added, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)")
+def add_rms_norm(x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(x + added, its norm, what each row was multiplied with [...])."""
+    total, y, inverse = torch.empty_like(x), torch.empty_like(x), x.new_empty(x.shape[:-1])
+    _check_width(x, weight)
+    _check_shape(added, *x.shape)
+    given = _at(x), _at(added), _at(weight), eps, inverse.numel(), x.shape[-1]
+    library().rms_norm(*given, total.data_ptr(), y.data_ptr(), inverse.data_ptr())
+    return total, y, inverse
+
+
+@_operation(
+    "rms_norm_backward(Tensor grad, Tensor? above, Tensor x, Tensor weight, Tensor inverse) -> (Tensor, Tensor)"
+)
+def rms_norm_backward(
+    grad: Tensor, above: Tensor | None, x: Tensor, weight: Tensor, inverse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x and of the weight; `above` is what reaches x besides."""
     d_x, d_weight = torch.empty_like(x), torch.empty_like(weight)
-    given = _at(grad), _at(x), _at(weight), _at(inverse)
+    _check_width(x, weight)
+    _check_shape(grad, *x.shape)
+    _check_shape(x if above is None else above, *x.shape)
+    _check_shape(inverse, *x.shape[:-1])
+    given = _at(grad), _at(above), _at(x), _at(weight), _at(inverse)
     _check(library().rms_norm_backward(*given, inverse.numel(), x.shape[-1], d_x.data_ptr(), d_weight.data_ptr()))
     return d_x, d_weight
 
@@ -64,6 +84,8 @@ def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) 
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up of [..., gates, then as many ups]."""
     *rows, width = gate_up.shape
+    if width % 2 or not width:
+        raise ShapeError(f"gates and ups {width} wide together", legal="an even number, 2 or more")
     y = gate_up.new_empty((*rows, width // 2))
     library().swiglu(_at(gate_up), gate_up.numel() // width, width // 2, y.data_ptr())
     return y
@@ -73,6 +95,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 def swiglu_backward(grad: Tensor, gate_up: Tensor) -> Tensor:
     """The gradient of gates and ups."""
     width, d_gate_up = gate_up.shape[-1], torch.empty_like(gate_up)
+    _check_shape(grad, *gate_up.shape[:-1], width // 2)
     library().swiglu_backward(_at(grad), _at(gate_up), gate_up.numel() // width, width // 2, d_gate_up.data_ptr())
     return d_gate_up
 
@@ -83,9 +106,8 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """(mixed [batch, length, num_heads, width], the largest score of each query and the sum of its portions)."""
     sizes = _sizes(heads, num_kv_heads, turns, q_norm, k_norm)
-    batch, length, num_heads, _, width, positions = sizes
-    if length > positions:
-        raise ShapeError(f"{length} positions", legal=f"up to {positions}, which the turns are of")
+    batch, length, num_heads, _, width, _ = sizes
+    _check_length(sizes)
     mixed = heads.new_empty((batch, length, num_heads, width))
     softmax = heads.new_empty((2, batch, num_heads, length))
     given = _at(heads), _at(q_norm), _at(k_norm), eps, _at(turns)
@@ -141,6 +163,11 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of heads and of both norms; of norms that are not there, nothing."""
     sizes = _sizes(heads, (heads.shape[2] - mixed.shape[2]) // 2, turns, q_norm, k_norm)
+    batch, length, num_heads, _, width, _ = sizes
+    _check_shape(mixed, batch, length, num_heads, width)
+    _check_shape(grad, *mixed.shape)
+    _check_shape(softmax, 2, batch, num_heads, length)
+    _check_length(sizes)
     d_heads, d_norms = torch.empty_like(heads), heads.new_empty((2, heads.shape[3] if q_norm is not None else 0))
     d_q_norm, d_k_norm = d_norms
     given = *map(_at, (grad, heads, mixed, *softmax, q_norm, k_norm)), eps, _at(turns)
@@ -157,9 +184,15 @@ def _sizes(
     heads: Tensor, num_kv_heads: int, turns: Tensor, q_norm: Tensor | None, k_norm: Tensor | None
 ) -> tuple[int, int, int, int, int, int]:
     """(batch, length, heads, kv heads, width, positions of the turns). Raises ShapeError."""
+    if heads.dim() != 4 or turns.dim() != 2:
+        raise ShapeError(
+            f"heads {tuple(heads.shape)}, turns {tuple(turns.shape)}",
+            legal="[batch, length, queries + keys + values, width], [positions, 2 * width]",
+        )
     batch, length, num_all, width = heads.shape
     num_heads = num_all - 2 * num_kv_heads
-    if num_heads < 1 or num_heads % num_kv_heads or turns.shape[1] != 2 * width or (q_norm is None) != (k_norm is None):
+    is_grouped = num_kv_heads > 0 and num_heads > 0 and num_heads % num_kv_heads == 0
+    if not is_grouped or turns.shape[1] != 2 * width or (q_norm is None) != (k_norm is None):
         raise ShapeError(f"heads {tuple(heads.shape)}, {num_kv_heads} of keys, turns {tuple(turns.shape)}")
     if width % WIDTHS:
         raise ShapeError(f"heads {width} wide", legal=f"a multiple of {WIDTHS}", remedy="model.kernels torch")
@@ -174,12 +207,24 @@ def _check_width(x: Tensor, weight: Tensor) -> None:
         raise ShapeError(f"a weight {tuple(weight.shape)} for rows of {tuple(x.shape)}", legal="[width]")
 
 
+def _check_shape(x: Tensor, *shape: int) -> None:
+    if x.shape != shape:
+        raise ShapeError(f"sizes {tuple(x.shape)}", legal=f"{shape}, as the others have them")
+
+
+def _check_length(sizes: tuple[int, ...]) -> None:
+    _, length, *_, positions = sizes
+    if length > positions:
+        raise ShapeError(f"{length} positions", legal=f"up to {positions}, which the turns are of")
+
+
 def _at(x: Tensor | None) -> int | None:
-    """Where its numbers begin. Raises ShapeError where they do not lie one after another, or are not fp32."""
+    """Where its numbers begin. Raises ShapeError where they do not lie one after another, are not fp32 or not here."""
     if x is None:
         return None
-    if x.dtype is not torch.float32 or not x.is_contiguous():
-        raise ShapeError(f"{x.dtype} of strides {x.stride()}, sizes {tuple(x.shape)}", legal="contiguous float32")
+    if x.dtype is not torch.float32 or not x.is_contiguous() or not x.is_cpu:
+        told = f"{x.dtype} on {x.device} of strides {x.stride()}, sizes {tuple(x.shape)}"
+        raise ShapeError(told, legal="contiguous float32 on cpu")
     return x.data_ptr()
 
 

@@ -1,7 +1,10 @@
 /* SwiGLU (Shazeer 2020): silu(gate) * up; a row is gates, then as many ups. */
 #include "lanes.h"
 
-INLINE lanes sigmoid(lanes x) { return all(1.0f) / (all(1.0f) + exponential(-x)); }
+/* 0 below -88, where e^-x is no number any more. */
+INLINE lanes sigmoid(lanes x) {
+    return chosen(x > all(-88.0f), all(1.0f) / (all(1.0f) + exponential(-x)), all(0.0f));
+}
 
 /* gate_up [rows, 2 * width] -> y [rows, width]. */
 void swiglu(const float *gate_up, long rows, long width, float *y) {

@@ -41,7 +41,7 @@ def searched(parents: History, bad: int, first_bad: int, broken: frozenset[int])
     return search, num_probes
 
 
-@settings(derandomize=True, deadline=None)
+@settings(derandomize=True)
 @given(histories(), st.data())
 def test_the_first_bad_commit_is_found(parents: History, data: st.DataObject) -> None:
     bad = max(parents)
@@ -51,7 +51,7 @@ def test_the_first_bad_commit_is_found(parents: History, data: st.DataObject) ->
     assert num_probes < len(parents)
 
 
-@settings(derandomize=True, deadline=None)
+@settings(derandomize=True)
 @given(histories(), st.data())
 def test_what_cannot_be_run_is_never_blamed_alone_and_never_lost(parents: History, data: st.DataObject) -> None:
     bad = max(parents)

@@ -14,7 +14,7 @@ FACTORS = (
     Factor("seldom", Choice(("a", "b", "c")), num_quarters=1),
     Factor("half", Span(0, 9), num_quarters=2),
 )
-SEEDED = settings(derandomize=True, deadline=None)
+SEEDED = settings(derandomize=True)
 
 
 @SEEDED

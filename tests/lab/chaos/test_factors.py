@@ -34,7 +34,7 @@ plain = (
 )
 
 
-@settings(derandomize=True, deadline=None)
+@settings(derandomize=True)
 @given(plain)
 def test_what_is_written_is_read_again(value: Any) -> None:
     assert parse_only([f"perturbation.x={written(value)}"], FACTORS) == {"perturbation.x": value}

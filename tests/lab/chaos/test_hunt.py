@@ -75,7 +75,7 @@ def search(bench: FakeBench, **options: Any) -> Chaos:
     return asyncio.run(Hunt(plan(**options), bench).search())
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, max_examples=150)
 @given(
     cause=st.dictionaries(st.sampled_from([f.name for f in FACTORS]), st.integers(2, 5), min_size=1, max_size=2),
     step=st.integers(0, NUM_STEPS - 1),

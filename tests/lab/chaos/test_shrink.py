@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from harness.lab.chaos.shrink import ddmin, simplify
 
 T = TypeVar("T")
-SEEDED = settings(derandomize=True, deadline=None, max_examples=300)
+SEEDED = settings(derandomize=True, max_examples=300)
 items = st.integers(1, 12).map(lambda count: tuple(range(count)))
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from harness.lab.chaos.values import MAX_SIMPLER, Choice, Span, is_same
 
-SEEDED = settings(derandomize=True, deadline=None)
+SEEDED = settings(derandomize=True)
 numbers = st.integers(0, 2**128)
 spans = st.tuples(st.integers(-20, 20), st.integers(1, 30)).map(lambda pair: Span(pair[0], pair[0] + pair[1]))
 options = st.lists(st.integers(0, 9) | st.booleans() | st.text("ab", max_size=2) | st.none(), min_size=2, max_size=6)

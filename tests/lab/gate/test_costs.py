@@ -21,7 +21,7 @@ from harness.lab.gate.costs import (
 )
 
 LIMITS = Limits(slowdown=1.25, memory=1.1)
-SEEDED = settings(derandomize=True, deadline=None)
+SEEDED = settings(derandomize=True)
 durations = st.floats(0.01, 100)
 of_runs = st.lists(durations, min_size=2, max_size=6)
 

@@ -137,7 +137,7 @@ def test_phases_that_are_judged() -> None:
 floats = st.floats(0.5, 2.0, width=32)
 
 
-@settings(derandomize=True, deadline=None, max_examples=30)
+@settings(derandomize=True, max_examples=30)
 @given(st.lists(floats, min_size=2, max_size=20), st.integers(-3, 3), st.sampled_from([1e-20, 1.0, 1e20]))
 def test_a_few_ulp_are_rounding_at_every_scale(values: list[float], ulp: int, scale: float) -> None:
     scaled = [x * scale for x in values]

@@ -3,7 +3,7 @@
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.machine.doctor.cgroup_limits import GroupLimits, read_group_limits
@@ -76,7 +76,6 @@ def test_no_limits(tmp_path: Path) -> None:
     assert read_group_limits(tmp_path / "nowhere") == GroupLimits()
 
 
-@settings(deadline=None)  # it writes files
 @given(st.lists(st.none() | st.integers(1, 10**12), min_size=1, max_size=5))
 def test_depth_does_not_matter(limits: list[int | None]) -> None:
     with tempfile.TemporaryDirectory() as directory:

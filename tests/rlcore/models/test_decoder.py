@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.errors import InvalidValueError
@@ -21,7 +21,7 @@ from rlcore.numerics.tree_sum import tree_sum
 
 CONFIG = DecoderConfig("llama", 29, 32, 2, 4, 2, 8, 44, max_length=64)
 LENGTH = 40
-few = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=8)
 
 
 @pytest.fixture(params=RECIPES, ids=lambda recipe: recipe.name)

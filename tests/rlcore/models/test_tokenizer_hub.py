@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -27,7 +27,7 @@ ids = [tokenizer.encode(text, add_special_tokens=False) for text in json.loads(s
 texts = [tokenizer.decode(each + [tokenizer.eos_token_id], skip_special_tokens=True) for each in ids]
 print(json.dumps([ids, texts, tokenizer.eos_token_id, tokenizer.pad_token_id]))
 """
-few = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=50)
 
 
 def byte_pairs(directory: Path, **configs: Any) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
@@ -26,7 +26,7 @@ from rlcore.numerics.probe import RECIPES, num_threads
 from rlcore.numerics.row_sum import ROWS_AT_ONCE, row_sum
 
 DTYPES = (torch.float32, torch.bfloat16)
-few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=12)
 threads = st.sampled_from([1, 2])
 Of = Callable[..., Tensor]
 

@@ -73,7 +73,7 @@ def test_only_the_gradient_that_is_asked_for_is_computed(asked: int, monkeypatch
 
 
 @needs_onednn
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.sampled_from([(64, 64), (100, 37), (64, 512), (384, 30)]),
     st.lists(st.integers(0, 299), min_size=2, max_size=300),

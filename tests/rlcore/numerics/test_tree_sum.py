@@ -19,7 +19,7 @@ def bits(x: torch.Tensor | None) -> list[int]:
     return [int(number) for number in x.view(torch.int32)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 17), st.data())
 def test_owners_and_order_do_not_matter(num_lanes: int, data: st.DataObject) -> None:
     given_lanes = lanes(num_lanes)

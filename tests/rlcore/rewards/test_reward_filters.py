@@ -17,7 +17,7 @@ from tests.rlcore.rewards.completions import completions
 
 VOCAB_SIZE, RARE, SURE = 8, 5, 0.5
 BOUND = -math.log(VOCAB_SIZE) - 2.0
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=60)
 
 
 @st.composite

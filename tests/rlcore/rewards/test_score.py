@@ -20,7 +20,7 @@ from tests.rlcore.rewards.completions import completion, completions
 
 VALUES = st.one_of(st.none(), st.floats(-1e6, 1e6), st.integers(-9, 9), st.booleans())
 TABLES = st.integers(1, 6).flatmap(lambda num: st.lists(st.lists(VALUES, min_size=num, max_size=num), min_size=1))
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=40)
 
 
 def giving(values: Any) -> Callable[..., Any]:

@@ -17,9 +17,11 @@ CONFIG = DecoderConfig("llama", TOKENIZER.vocab_size, 32, 2, 4, 2, 8, 44, max_le
 TEXTS = ("a", "hello", "world", "reversethis", "bb", "sampler", "xyzxyzxyzxyzxyzxyz", "gumbel")
 
 
-def decoder_of(family: str = "llama", dtype: torch.dtype = torch.float32, *, spread: float = 20.0) -> Decoder:
+def decoder_of(
+    family: str = "llama", dtype: torch.dtype = torch.float32, *, spread: float = 20.0, head_width: int = 8
+) -> Decoder:
     """Random weights whose distributions are far from uniform: the more so, the larger `spread`."""
-    decoder = Decoder(replace(CONFIG, family=family)).initialise(5)
+    decoder = Decoder(replace(CONFIG, family=family, head_width=head_width)).initialise(5)
     with torch.no_grad():
         for parameter in decoder.parameters():
             if parameter.dim() == 2:

@@ -17,7 +17,7 @@ from tests.inject.programs import PEERS_VARIABLE, program, run
 
 CPU = torch.device("cpu")
 PEERS = os.environ.get(PEERS_VARIABLE, "")
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=60)
 PARAMS = st.builds(
     SamplingParams,
     max_tokens=st.just(1),

@@ -13,7 +13,7 @@ from rlcore.numerics.probe import num_threads
 from rlcore.samplers.gumbel import BITS, GOLDEN, GumbelNoise, mixed_, signed, states, uniforms
 
 CPU = torch.device("cpu")
-few = settings(max_examples=25, deadline=None)
+few = settings(max_examples=25)
 NUM_DRAWS = 40_000
 INT64 = st.integers(-(2**63), 2**63 - 1)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from rlcore.determinism import at_level
 from rlcore.errors import InvalidValueError, NonFiniteError
 from rlcore.models.config import FAMILIES
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.level import Recipe, following
+from rlcore.numerics.level import Recipe, following, is_compiled
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import RECIPES, num_threads
 from rlcore.samplers import batching
@@ -31,7 +31,7 @@ from tests.rlcore.samplers.rollouts import (
     sampler_of,
 )
 
-few = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=6)
 PARAMS = st.builds(
     SamplingParams,
     max_tokens=st.integers(1, 30),
@@ -126,12 +126,14 @@ def test_every_recipe_gives_the_trainers_bits(recipe: Recipe) -> None:
             assert torch.equal(completion.logprobs, of_trainer(decoder, completion))
 
 
-def test_a_run_at_level_invariant_gives_the_trainers_bits() -> None:
+@pytest.mark.parametrize(("kernels", "family"), [("torch", "qwen3"), ("compiled", "qwen3"), ("compiled", "llama")])
+def test_a_run_at_level_invariant_gives_the_trainers_bits(kernels: str, family: str) -> None:
     """As a run enters it: certified, with torch's deterministic algorithms."""
-    decoder = decoder_of("qwen3")
+    decoder = decoder_of(family, head_width=16)
     filtered = SamplingParams(max_tokens=20, temperature=0.8, top_k=9, top_p=0.9, min_p=0.01)
     requests = [*requests_of(1), *requests_of(1, filtered)]
-    with at_level("invariant", decoder.config, length=64):
+    with at_level("invariant", decoder.config, length=64, kernels=kernels):
+        assert is_compiled() is (kernels == "compiled")
         for completion in sampler_of(decoder, concurrency=5, preempt_every=3).sample(requests):
             assert torch.equal(completion.logprobs, of_trainer(decoder, completion))
 

@@ -17,7 +17,7 @@ from rlcore.tasks.make import alphabet, make_task
 
 NAMES = tuple(EXERCISES)
 LENGTHS = st.tuples(st.integers(1, 20), st.integers(0, 3)).map(lambda pair: (pair[0], sum(pair)))
-few = settings(max_examples=25, deadline=None)
+few = settings(max_examples=25)
 every_name = pytest.mark.parametrize("name", NAMES)
 
 

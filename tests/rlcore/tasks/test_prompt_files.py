@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.config import TaskSection
@@ -17,7 +17,7 @@ from rlcore.tasks.files import read_rows, split_rows
 from rlcore.tasks.make import alphabet, make_task
 from tests.rlcore.rewards import reward_examples
 
-few = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=30)
 Rows = Sequence[dict[str, Any]]
 
 

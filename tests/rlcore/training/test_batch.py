@@ -13,7 +13,7 @@ from torch import Tensor
 from rlcore.errors import InvalidValueError, ShapeError
 from rlcore.training.batch import chunk, collate, concat, lengths_of, pad, repeat, select, unpad
 
-PROPERTY = settings(deadline=None, max_examples=20)
+PROPERTY = settings(max_examples=20)
 SEQUENCES = {"tokens": torch.int64, "loss_mask": torch.bool, "rollout_logprobs": torch.float32, "wide": torch.bfloat16}
 OBJECTS: st.SearchStrategy[Any] = (
     st.none() | st.text(max_size=3) | st.integers() | st.lists(st.integers(), max_size=2) | st.fixed_dictionaries({})

@@ -22,7 +22,7 @@ from tests.rlcore.training.small_checkpoints import CONFIG, names, saved, small,
 
 ROOT = Path(__file__).resolve().parents[3]
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
-some = settings(max_examples=40, deadline=None)
+some = settings(max_examples=40)
 
 
 # ------------------------------------------------------------------------------------------------ what comes back

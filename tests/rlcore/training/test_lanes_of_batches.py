@@ -21,7 +21,7 @@ def batch_of(sizes: list[tuple[int, int]]) -> TensorDict:
     return pad(collate(sequences={"tokens": tokens, "loss_mask": mask}, numbers={"prompt_lengths": prompts}))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sizes=lengths, width=st.integers(1, 5))
 def test_lanes_hold_every_sample_once_in_order(sizes: list[tuple[int, int]], width: int) -> None:
     batch = batch_of(sizes)
@@ -31,7 +31,7 @@ def test_lanes_hold_every_sample_once_in_order(sizes: list[tuple[int, int]], wid
     assert all(len(lane.samples) == width for lane in lanes[:-1])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sizes=lengths, more=lengths)
 def test_a_lane_is_of_its_members_alone(sizes: list[tuple[int, int]], more: list[tuple[int, int]]) -> None:
     """Whatever else is in the batch: its length and its tokens stay."""
@@ -45,7 +45,7 @@ def test_a_lane_is_of_its_members_alone(sizes: list[tuple[int, int]], more: list
     assert 0 <= one.tokens.shape[1] - max(p + d for p, d in sizes) < LENGTH_MULTIPLE
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sizes=lengths, budget=st.integers(64, 400))
 def test_no_pass_is_above_its_budget(sizes: list[tuple[int, int]], budget: int) -> None:
     passes = lanes_by_budget(batch_of(sizes), range(len(sizes)), microbatch_tokens=budget)
@@ -53,7 +53,7 @@ def test_no_pass_is_above_its_budget(sizes: list[tuple[int, int]], budget: int) 
     assert all(each.num_tokens <= budget for each in passes)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sizes=lengths, width=st.integers(1, 4), world_size=st.integers(1, 5))
 def test_workers_share_whole_lanes(sizes: list[tuple[int, int]], width: int, world_size: int) -> None:
     lanes = lanes_in_order(batch_of(sizes), range(len(sizes)), width, microbatch_tokens=10**6)

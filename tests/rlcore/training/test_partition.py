@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rlcore.errors import InvalidValueError
 from rlcore.training.partition import attention_cost, balanced, lanes_of_workers, microbatches, padded_tokens
 
-PROPERTY = settings(deadline=None, max_examples=100)
+PROPERTY = settings(max_examples=100)
 COSTS = st.lists(st.integers(0, 50) | st.floats(0, 1e9), max_size=30)
 LENGTHS = st.lists(st.integers(0, 200), max_size=40)
 
@@ -117,7 +117,7 @@ def test_costs_that_cannot_be_used(cost: float) -> None:
 # -------------------------------------------------------------------------------------------------------- microbatches
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(LENGTHS, st.integers(1, 2_000), st.integers(1, 5), st.sampled_from([1, 7, 16]))
 def test_never_above_the_budget(lengths: list[int], more: int, min_parts: int, multiple: int) -> None:
     max_tokens = max([padded_tokens([length], multiple) for length in lengths], default=0) + more
@@ -141,7 +141,7 @@ def test_never_above_the_budget_in_thousands_of_draws() -> None:
         assert is_division(parts, len(lengths))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=5), st.integers(0, 16))
 def test_as_few_as_there_can_be(lengths: list[int], more: int) -> None:
     """Against every division tried one by one."""

@@ -10,7 +10,7 @@ from rlcore.errors import InvalidValueError
 from rlcore.weights.digests import combined_digest, tensor_digest, tensor_digests, weights_digest
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
-some = settings(max_examples=60, deadline=None)
+some = settings(max_examples=60)
 KNOWN_TENSOR = "877648649ff21b1a6826b5a73e7a5c43"
 KNOWN_SET = "acc1022de09d153dae974e615dbc6931"
 shapes = st.lists(st.integers(0, 5), max_size=3)

@@ -30,7 +30,7 @@ from tests.rlcore.weights.holders import (
     policy,
 )
 
-some = settings(max_examples=40, deadline=None)
+some = settings(max_examples=40)
 
 
 def is_equal(a: torch.nn.Module, b: torch.nn.Module) -> bool:

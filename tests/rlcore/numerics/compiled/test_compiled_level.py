@@ -1,0 +1,134 @@
+"""Compiled kernels at a level: where they are refused, what a certificate says, and that the probe looks at them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from rlcore.determinism import at_level
+from rlcore.errors import InvalidValueError, LevelError
+from rlcore.models.config import DecoderConfig
+from rlcore.numerics.certificate import Certificate
+from rlcore.numerics.compiled import operations
+from rlcore.numerics.exact import Exact
+from rlcore.numerics.level import computing, is_compiled
+from rlcore.numerics.probe import certify, check_threads
+
+CONFIG = DecoderConfig("qwen3", 12, 32, 1, 2, 1, 16, 44, max_length=64)
+
+
+@pytest.fixture
+def compiled() -> Iterator[None]:
+    with computing("compiled"):
+        yield
+
+
+def looked_at() -> Certificate:
+    return certify(shapes=[(16, 32)], heads=[(2, 1, 16)], length=64, recipes=[Exact()])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "told"),
+    [
+        (torch.bfloat16, "cpu", "model.dtype bfloat16 and model.device cpu"),
+        (torch.float32, "cuda", "model.dtype float32 and model.device cuda"),
+        (torch.float32, "cuda:1", "model.dtype float32 and model.device cuda:1"),
+    ],
+)
+@pytest.mark.parametrize("level", ["off", "rerun", "invariant"])
+def test_other_types_and_devices_are_refused(dtype: torch.dtype, device: str, told: str, level: str) -> None:
+    held = at_level(level, CONFIG, dtype=dtype, device=device, length=64, kernels="compiled")
+    with pytest.raises(InvalidValueError) as caught, held:
+        pytest.fail("entered")
+    assert caught.value.what == f"model.kernels compiled with {told}"
+    assert (caught.value.legal, caught.value.remedy) == ("float32 on cpu", "model.kernels torch")
+    assert not is_compiled()
+
+
+def test_the_certificate_says_whose_kernels_it_is_for() -> None:
+    with at_level("invariant", CONFIG, length=64, kernels="compiled") as certificate:
+        assert is_compiled() and certificate is not None
+        assert certificate.kernels == "compiled"
+        assert certificate.lines()[0].startswith(f"{certificate.recipe.name} with compiled kernels for float32 on cpu")
+    assert not is_compiled()
+    plain = looked_at()
+    assert plain.kernels == "torch" and "compiled" not in plain.lines()[0]
+
+
+def test_a_level_without_certificate_computes_with_them_too() -> None:
+    with at_level("off", CONFIG, length=64, kernels="compiled"):
+        assert is_compiled()
+    with pytest.raises(ZeroDivisionError), at_level("off", CONFIG, length=64, kernels="compiled"):
+        raise ZeroDivisionError
+    assert not is_compiled()
+
+
+# ---------------------------------------------------------------------------------------------- the probe looks at them
+
+
+def test_kernels_as_they_are_hold(compiled: None) -> None:
+    found = looked_at()
+    assert [m.operation for m in found.measurements if m.recipe == "exact" and m.held] == [
+        "linear",
+        "attention",
+        "rows",
+    ]
+    check_threads(found, 3, shapes=[(16, 32)], heads=[(2, 1, 16)])
+
+
+def by_the_size(name: str) -> Callable[..., Any]:
+    """The operation, with a little of the size of its batch in what it gives first."""
+    compute = getattr(operations, name)
+
+    def broken(x: torch.Tensor, *given: Any, **named: Any) -> Any:
+        made = compute(x, *given, **named)
+        (made if isinstance(made, torch.Tensor) else made[0]).mul_(1 + x.shape[:2].numel() / 1000)
+        return made
+
+    return broken
+
+
+@pytest.mark.parametrize(
+    ("name", "operation", "first"),
+    [
+        ("attend", "attention", "position 0, heads 2/1 of 16, threads 1"),
+        ("attend_cached", "attention", "position 0, heads 2/1 of 16, threads 1"),
+        ("rms_norm", "rows", "1 rows of 16, threads 1"),
+        ("rms_norm_backward", "rows", "1 rows of 16, threads 1"),
+        ("swiglu", "rows", "1 rows of 16, threads 1"),
+        ("swiglu_backward", "rows", "1 rows of 16, threads 1"),
+    ],
+)
+def test_kernels_that_depend_on_the_batch_are_refused(
+    compiled: None, name: str, operation: str, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, name, by_the_size(name))
+    with pytest.raises(LevelError) as caught:
+        looked_at()
+    assert f"{operation} exact: " in caught.value.what and f"differ, first {first}" in caught.value.what
+
+
+def test_gradients_that_are_not_the_same_twice_are_refused(compiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    compute, calls = operations.attend_backward, iter(range(1000))
+
+    def broken(*given: Any, **named: Any) -> Any:
+        d_heads, *others = compute(*given, **named)
+        return d_heads + next(calls), *others
+
+    monkeypatch.setattr(operations, "attend_backward", broken)
+    with pytest.raises(LevelError, match=r"attention exact: .* differ, first gradients, heads 2/1 of 16"):
+        looked_at()
+
+
+def test_a_cache_that_is_read_where_nothing_was_written_is_refused(
+    compiled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = operations.attend_cached
+
+    def broken(*given: Any, values: torch.Tensor, **named: Any) -> torch.Tensor:
+        return compute(*given, values=values, **named) + 0 * values[0, 0, -1, 0]
+
+    monkeypatch.setattr(operations, "attend_cached", broken)
+    with pytest.raises(LevelError, match=r"attention exact: .* differ"):
+        looked_at()

@@ -1,0 +1,191 @@
+"""The library is compiled once, kept under a name of its own, whole or not at all; what hinders that is told."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcore.errors import KernelError
+from rlcore.numerics.compiled import library as module
+
+LOADS = "from rlcore.numerics.compiled.library import library; library()"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that has all names, and can be compiled in no time."""
+    source = tmp_path_factory.mktemp("empty") / "empty.c"
+    source.write_text("".join(f"void {name}(void) {{}}\n" for name in module.SIGNATURES))
+    made = source.with_suffix(".so")
+    subprocess.run([*module.compiler(), "-fPIC", "-shared", str(source), "-o", str(made)], check=True)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing is kept there yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CC", raising=False)
+    return tmp_path / "cache" / "rlharness"
+
+
+class Compiler:
+    """A command that says its version, and writes down how often it is called for more."""
+
+    def __init__(self, path: Path, does: str, *, version: str = "1") -> None:
+        self.path = path
+        self.calls = path.with_suffix(".calls")
+        path.write_text(
+            f'#!/bin/sh\ncase "$*" in *--version) echo {version}; exit;; esac\necho "$*" >> {self.calls}\n'
+            f'while [ "$1" != -o ]; do shift; done\n{does}\n'
+        )
+        path.chmod(0o755)
+
+    @property
+    def num_calls(self) -> int:
+        return len(self.calls.read_text().splitlines()) if self.calls.exists() else 0
+
+
+@pytest.fixture
+def copying(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    """$CC, which gives the library that is there already."""
+    made = Compiler(tmp_path / "copying", f'cp {whole} "$2"')
+    monkeypatch.setenv("CC", str(made.path))
+    return made
+
+
+def load() -> None:
+    """As a new process would."""
+    module.library.__wrapped__()
+
+
+# ----------------------------------------------------------------------------------------------------------- it is kept
+
+
+def test_it_is_compiled_once_and_kept(copying: Compiler, own_cache: Path) -> None:
+    for _ in range(2):
+        load()
+    subprocess.run([sys.executable, "-c", LOADS], check=True)
+    assert copying.num_calls == 1
+    (kept,) = own_cache.iterdir()
+    assert kept.suffix == ".so"
+
+
+def test_a_process_loads_it_once(copying: Compiler, own_cache: Path) -> None:
+    module.library.cache_clear()
+    try:
+        assert module.library() is module.library()
+    finally:
+        module.library.cache_clear()
+    assert copying.num_calls == 1
+
+
+def test_what_it_follows_from_is_in_its_name(
+    copying: Compiler, own_cache: Path, tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each change compiles another one, and the first is still kept."""
+    load()
+    Compiler(copying.path, f'cp {whole} "$2"', version="2")  # the same command, another version
+    load()
+    assert copying.num_calls == 2
+    monkeypatch.setenv("CC", f"{copying.path} -O1")  # the same compiler, another flag
+    load()
+    assert copying.num_calls == 3
+    source = tmp_path / "more.c"
+    source.write_text("int more;")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "SOURCES", (*module.SOURCES, source))
+        load()
+        source.write_text("int other;")
+        load()
+    assert copying.num_calls == 5
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_processor", lambda: "another")
+        load()
+    assert copying.num_calls == 6
+    load()
+    assert copying.num_calls == 6
+    assert len(list(own_cache.iterdir())) == 6
+
+
+def test_all_sources_and_flags_are_given_to_the_compiler(copying: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", f"{copying.path} -DRLCORE='a b'")
+    load()
+    told = copying.calls.read_text().split()
+    assert {str(source) for source in module.SOURCES if source.suffix == ".c"} < set(told)
+    assert told[:2] == ["-DRLCORE=a", "b"], "$CC is a command with arguments"
+    assert set(module.FLAGS) < set(told)
+
+
+def test_two_processes_at_once_leave_one_whole_file(
+    tmp_path: Path, own_cache: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has written half of it when the other begins: neither sees the other's, nor is in its way."""
+    are_two = f"[ $(wc -l < {tmp_path}/slow.calls) -ge 2 ]"
+    waits = f"n=0; until {are_two}; do n=$((n + 1)); [ $n -lt 1000 ] || exit 3; sleep 0.02; done"
+    slow = Compiler(tmp_path / "slow", f'head -c 1000 {whole} > "$2"\n{waits}\ncp {whole} "$2"')
+    monkeypatch.setenv("CC", str(slow.path))
+    running = [subprocess.Popen([sys.executable, "-c", LOADS], stderr=subprocess.PIPE) for _ in range(2)]
+    told = [each.communicate(timeout=60)[1].decode() for each in running]
+    assert [each.returncode for each in running] == [0, 0], told
+    (kept,) = own_cache.iterdir()
+    assert kept.read_bytes() == whole.read_bytes()
+
+
+# ------------------------------------------------------------------------------------------------- what hinders is told
+
+
+def test_no_compiler_is_told_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(KernelError, match="there is no C compiler") as caught:
+        load()
+    assert caught.value.legal == "one of cc, gcc, clang, or the command in $CC"
+    assert "apt-get install gcc" in caught.value.remedy and "model.kernels torch" in caught.value.remedy
+
+
+@pytest.mark.parametrize("name", module.COMPILERS)
+def test_the_first_there_is_is_taken(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for each in module.COMPILERS[module.COMPILERS.index(name) :]:
+        Compiler(tmp_path / each, "exit 1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert module.compiler() == (str(tmp_path / name),)
+
+
+def test_a_command_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "/nowhere/cc -O1")
+    with pytest.raises(KernelError, match="/nowhere/cc -O1 cannot be run") as caught:
+        load()
+    assert "$CC" in caught.value.remedy
+
+
+def test_what_a_compiler_says_is_told(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Compiler(tmp_path / "failing", 'echo half > "$2"; echo "no such thing as -march" >&2; exit 4')
+    monkeypatch.setenv("CC", str(failing.path))
+    with pytest.raises(KernelError, match=r"(?s)-ffp-contract=off .*ended with 4:\nno such thing as -march"):
+        load()
+    assert not list(own_cache.iterdir()), "half a file is no library"
+
+
+def test_a_source_that_is_wrong_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the compiler that is here."""
+    source = tmp_path / "wrong.c"
+    source.write_text("int wrong(")
+    monkeypatch.setattr(module, "SOURCES", (source,))
+    with pytest.raises(KernelError, match=r"wrong\.c:1"):
+        load()
+
+
+def test_a_directory_that_cannot_be_written_is_told(copying: Compiler, own_cache: Path) -> None:
+    own_cache.parent.mkdir()
+    own_cache.write_text("a file")
+    with pytest.raises(KernelError, match="cannot be compiled into") as caught:
+        load()
+    assert str(own_cache) in caught.value.what and "$XDG_CACHE_HOME" in caught.value.remedy
+
+
+def test_it_is_kept_in_the_users_cache(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert module.directory() == own_cache
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert module.directory() == Path("/somewhere/.cache/rlharness")
