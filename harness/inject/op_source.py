@@ -3,6 +3,8 @@
 In backward no frame of the user's is near: the engine walks the graph. There the line is that of the forward operation
 whose gradient it is, found again by its autograd node's sequence number. Recomputed forward operations and backward
 functions that the user wrote have frames of their own between the engine and the operation, and are told by these.
+
+A function that hides itself from pytest's tracebacks is passed over: a wrapper that calls operations for others.
 """
 
 import os
@@ -25,6 +27,8 @@ _ENGINE_FILE = os.path.join(_TORCH, "autograd", "graph.py")
 _ENGINE_ENTRY = "_engine_run_backward"
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _PACKAGES = ("site-packages", "dist-packages")
+_HIDES_ITSELF = "__tracebackhide__"
+"""A local name, of pytest's."""
 _ACCUMULATE_GRAD = 2**64 - 1
 """The sequence number of every node that stores a gradient."""
 MAX_FORWARD_LINES = 10**6
@@ -84,7 +88,7 @@ class SourceLines:
         while frame is not None:
             code = frame.f_code
             kind, shown = self._files.get(code.co_filename) or self._look(code.co_filename)
-            if kind is _File.USER:
+            if kind is _File.USER and _HIDES_ITSELF not in code.co_varnames:
                 return Line(f"{shown}:{frame.f_lineno} {code.co_name}", via), False
             if kind is _File.RECORDER and (shown or code.co_name == _GUARD):
                 return None, True

@@ -107,6 +107,32 @@ def test_a_packages_line_stands_beside_the_users(tmp_path: Path) -> None:
     assert (found.at, found.via) == (line_of(program, 'scope["act"]'), "layers/act.py:2 act")
 
 
+def wrapped(x: torch.Tensor) -> torch.Tensor:
+    __tracebackhide__ = True
+    return x.exp()
+
+
+class HiddenDoubled(Doubled):
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        __tracebackhide__ = True
+        return grads[0] * 2
+
+
+def test_a_function_that_hides_itself_is_told_by_its_caller_and_in_backward_by_the_forward() -> None:
+    leaf = torch.randn(3, requires_grad=True)
+
+    def program(mode: OpMode) -> None:
+        hidden: torch.Tensor = HiddenDoubled.apply(leaf)  # type: ignore[no-untyped-call]
+        wrapped(hidden).sum().backward()  # type: ignore[no-untyped-call]
+
+    found = record(program)
+    assert only(found, "exp").at == line_of(program, "wrapped(hidden)")
+    forward, *backward = named(found, "mul")
+    assert [each.phase for each in backward] == ["backward", "backward"], "of exp, and HiddenDoubled's own"
+    assert backward[-1].at == forward.at == line_of(Doubled.forward, "x * 2")
+
+
 def test_what_recording_does_itself_is_not_recorded() -> None:
     values = torch.randn(4, 4).t()[1:]
     assert record(lambda mode: digest_tensor(values)).operations == ()

@@ -40,7 +40,9 @@ def judge_numerics(answer: Answer) -> Finding:
     missing = [line["missing"] for line in lines if "missing" in line]
     if missing:
         return Finding("numerics", Severity.FINE, f"not looked at: {missing[0]} is not installed ({EXTRA})")
-    surveys = [Survey(**{name: line[name] for name in Survey.__slots__ if name in line}) for line in lines]
+    surveys = [
+        Survey(**{name: line[name] for name in Survey.__slots__ if name in line}) for line in lines if "dtype" in line
+    ]
     if answer.problem or answer.exit_code != 0 or not surveys:
         return _no_answer(answer)
     lacking = [survey for survey in surveys if not survey.recipe]
@@ -58,7 +60,16 @@ def judge_numerics(answer: Answer) -> Finding:
     return Finding(
         "numerics",
         Severity.FINE,
-        f"{held} on {device} (looked at for {took_s:.1f} s, up to {length} positions); {_without(surveys)}",
+        f"{held} on {device} (looked at for {took_s:.1f} s, up to {length} positions); {_without(surveys)}"
+        + _kernels(lines),
+    )
+
+
+def _kernels(lines: Sequence[dict[str, Any]]) -> str:
+    """Whether model.kernels may be compiled, as the last line has it."""
+    made = "".join(f"; compiled kernels by {line['compiler']}" for line in lines if "compiler" in line)
+    return made or "".join(
+        f"; no compiled kernels: {line['uncompiled']} ({line['remedy']})" for line in lines if "uncompiled" in line
     )
 
 

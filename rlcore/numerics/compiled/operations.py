@@ -33,6 +33,7 @@ def _operation(schema: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
         @functools.wraps(function)
         def operation(*given: P.args, **named: P.kwargs) -> R:
+            __tracebackhide__ = True  # whoever names source lines wants the caller's
             if torch._C._len_torch_dispatch_stack() or torch._C._autograd._profiler_enabled():
                 return watched(*given, **named)
             return function(*given, **named)

@@ -16,14 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import rlcore.training.minibatches as minibatches_module
 import rlcore.training.rollouts as rollouts_module
 import rlcore.training.update as update_module
 from rlcore.config import RunConfig
 from rlcore.errors import CheckpointError, LevelError, StepError
+from rlcore.numerics.compiled import operations
+from rlcore.numerics.level import computing
 from rlcore.numerics.tree_sum import TreeSum
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.training.lanes import Lane, lanes_by_budget
@@ -41,6 +44,9 @@ VARIANTS: dict[str, RunConfig] = {
                   "num_epochs": 2},
     ),
     "ppo": config("ppo", algorithm={"name": "ppo", "kl_coef": 0.05, "kl_target": 0.1, "num_critic_warmup_steps": 2}),
+    "grpo, compiled kernels": config(model={"kernels": "compiled"}),
+    "ppo, compiled kernels": config("ppo", algorithm={"name": "ppo", "kl_coef": 0.05, "num_critic_warmup_steps": 2},
+                                    model={"kernels": "compiled"}),
 }  # fmt: skip
 
 perturbations = st.fixed_dictionaries(
@@ -85,8 +91,7 @@ def with_section(of: RunConfig, name: str, values: Mapping[str, Any]) -> RunConf
 
 @pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.parametrize("variant", VARIANTS)
-@settings(max_examples=NUM_EXAMPLES, deadline=None, derandomize=True,
-          suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])  # fmt: skip
+@settings(max_examples=NUM_EXAMPLES, derandomize=True)
 @given(perturbation=perturbations, lost=losses)
 def test_perturbations_move_no_bit(
     variant: str,
@@ -149,6 +154,13 @@ def test_the_hash_seed_moves_no_bit(undisturbed: Callable[[str], Digests], tmp_p
         assert done.stdout == expected
 
 
+def test_compiled_kernels_are_at_work_and_part_of_what_a_run_is(undisturbed: Callable[[str], Digests]) -> None:
+    for algorithm in ("grpo", "ppo"):
+        leaf = first_difference(undisturbed(algorithm), undisturbed(f"{algorithm}, compiled kernels"))
+        assert leaf is not None
+        assert (leaf[0], leaf[2].split(".")[0]) == (0, "warm_start"), "nothing is computed before it"
+
+
 # ---------------------------------------------------------------------------- and breaks without each of its mechanisms
 
 
@@ -170,6 +182,30 @@ def test_without_recipes_the_sampler_does_not_match(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("rlcore.training.run.check_level", lambda level: None)
     with pytest.raises(LevelError, match="the trainer's log-probability"):
         recorded(perturbed("grpo", concurrency=3), tmp_path)
+
+
+def test_a_sampler_with_other_kernels_does_not_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = TorchSampler.sample
+
+    def by_torch(self: TorchSampler, requests: Any, **others: Any) -> Any:
+        with computing("torch"):
+            return sample(self, requests, **others)
+
+    monkeypatch.setattr(TorchSampler, "sample", by_torch)
+    with pytest.raises(LevelError, match="the trainer's log-probability"):
+        recorded(VARIANTS["grpo, compiled kernels"], tmp_path)
+
+
+def test_with_a_kernel_that_sees_the_batch_concurrency_moves_logprobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attend_cached = operations.attend_cached
+
+    def in_company(heads: Tensor, *given: Any, **named: Any) -> Tensor:
+        return attend_cached(heads, *given, **named) * (1.0 + len(heads) * 2.0**-20)
+
+    monkeypatch.setattr(operations, "attend_cached", in_company)
+    assert moved("grpo, compiled kernels", tmp_path, level="rerun", concurrency=1) == "rollout"
 
 
 def test_without_canonical_order_arrival_moves_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
