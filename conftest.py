@@ -26,11 +26,25 @@ settings.register_profile(
 settings.load_profile("untimed")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Undo what a shell's `&` or nohup left ignored: the tests, and the runs they start, are sent these signals."""
+    config.addinivalue_line("markers", "needs_compiler: compiles rlcore's kernels; skipped where nothing can")
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, signal.default_int_handler if signum is signal.SIGINT else signal.SIG_DFL)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what compiles kernels where there is no compiler: the extra `dev` has one, `engine` has not."""
+    if item.get_closest_marker("needs_compiler"):
+        from rlcore.errors import KernelError
+        from rlcore.numerics.compiled.library import compiler
+
+        try:
+            compiler()
+        except KernelError as error:
+            pytest.skip(f"{error.what}: {error.remedy}")
 
 
 @pytest.fixture(autouse=True, scope="session")

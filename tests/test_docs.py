@@ -92,7 +92,7 @@ def test_the_two_commands_are_what_ci_and_packaging_provide() -> None:
         assert re.sub("^pip install", r"pip install --quiet --disable-pip-version-check", part) in script
     extras = PYPROJECT["project"]["optional-dependencies"]
     assert {"engine", "ray", "vllm", "dev"} <= extras.keys()
-    assert "rlharness[browser,engine,parquet,plots,ray,report,tests]" in extras["dev"]
+    assert "rlharness[browser,engine,kernels,parquet,plots,ray,report,tests]" in extras["dev"]
     assert "rlharness[tests]" in extras["engine"], "command one runs the tests with the engine extra alone"
     assert PYPROJECT["project"]["scripts"] == {"rlharness": "harness.__main__:run"}
 

@@ -15,6 +15,8 @@ from rlcore.numerics.compiled.library import library
 from rlcore.numerics.level import computing
 from tests.inject.op_records import record
 
+pytestmark = pytest.mark.needs_compiler
+
 CONFIG = DecoderConfig("qwen3", 12, 32, 1, 2, 1, 16, 64, max_length=32)
 TOKENS = torch.arange(24).remainder(12).reshape(2, 12)
 OF_A_PASS = {"rms_norm", "swiglu", "attend"}

@@ -10,7 +10,7 @@ from harness.trace.ops import read_ops
 from tests.lab.lab_run import type_command
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.needs_compiler]
 SMALL = ("grpo_reverse_text", "--size", "tiny", "--set", "training.num_steps=2")
 OPERATIONS = {
     "forward": {"rms_norm", "swiglu", "attend", "attend_cached"},

@@ -10,8 +10,10 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from rlcore.errors import KernelError
@@ -47,16 +49,18 @@ def library() -> ctypes.CDLL:
 
 
 def compiler() -> tuple[str, ...]:
-    """What $CC says, else the first there is. Raises KernelError."""
+    """What $CC says, else the first there is, else that of the package ziglang. Raises KernelError."""
     if given := os.environ.get("CC"):
         return tuple(shlex.split(given))
     for name in COMPILERS:
         if path := shutil.which(name):
             return (path,)
+    if find_spec("ziglang"):
+        return sys.executable, "-m", "ziglang", "cc"
     raise KernelError(
         "model.kernels is compiled, and there is no C compiler",
-        legal="one of " + ", ".join(COMPILERS) + ", or the command in $CC",
-        remedy="apt-get install gcc; or pip install ziglang and CC='python -m ziglang cc'; or model.kernels torch",
+        legal=f"the command in $CC, or one of {', '.join(COMPILERS)}, ziglang",
+        remedy="apt-get install gcc, or pip install 'rlharness[kernels]', which brings one; or model.kernels torch",
     )
 
 

@@ -49,7 +49,9 @@ def test_whether_kernels_can_be_compiled_is_told_and_is_no_fault() -> None:
     assert without.measured.endswith("; no compiled kernels: there is no C compiler (apt-get install gcc)")
 
 
-@pytest.mark.parametrize(("cc", "told"), [(None, "compiler"), ("/nowhere/cc", "uncompiled")])
+@pytest.mark.parametrize(
+    ("cc", "told"), [pytest.param(None, "compiler", marks=pytest.mark.needs_compiler), ("/nowhere/cc", "uncompiled")]
+)
 def test_the_survey_has_tried_the_compiler(cc: str | None, told: str) -> None:
     pytest.importorskip("torch")
     environment = {**os.environ, **({"CC": cc} if cc else {})}

@@ -18,6 +18,8 @@ from rlcore.numerics.level import computing, following
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import RECIPES, num_threads
 
+pytestmark = pytest.mark.needs_compiler
+
 CONFIG = DecoderConfig("llama", 29, 48, 2, 6, 2, 16, 44, max_length=48)
 LENGTH = 40
 TOKENS = torch.randint(3, 29, (4, LENGTH), generator=torch.Generator().manual_seed(6))

@@ -19,6 +19,8 @@ from rlcore.samplers import batching
 from rlcore.types import Completion, SampleRequest, SamplingParams
 from tests.rlcore.samplers.rollouts import TOKENIZER, requests_of, said, sampler_of
 
+pytestmark = pytest.mark.needs_compiler
+
 CONFIG = DecoderConfig("llama", TOKENIZER.vocab_size, 32, 2, 4, 2, 16, 44, max_length=96)
 few = settings(max_examples=8)
 

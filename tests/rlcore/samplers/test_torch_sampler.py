@@ -126,7 +126,14 @@ def test_every_recipe_gives_the_trainers_bits(recipe: Recipe) -> None:
             assert torch.equal(completion.logprobs, of_trainer(decoder, completion))
 
 
-@pytest.mark.parametrize(("kernels", "family"), [("torch", "qwen3"), ("compiled", "qwen3"), ("compiled", "llama")])
+@pytest.mark.parametrize(
+    ("kernels", "family"),
+    [
+        ("torch", "qwen3"),
+        pytest.param("compiled", "qwen3", marks=pytest.mark.needs_compiler),
+        pytest.param("compiled", "llama", marks=pytest.mark.needs_compiler),
+    ],
+)
 def test_a_run_at_level_invariant_gives_the_trainers_bits(kernels: str, family: str) -> None:
     """As a run enters it: certified, with torch's deterministic algorithms."""
     decoder = decoder_of(family, head_width=16)

@@ -48,6 +48,10 @@ VARIANTS: dict[str, RunConfig] = {
     "ppo, compiled kernels": config("ppo", algorithm={"name": "ppo", "kl_coef": 0.05, "num_critic_warmup_steps": 2},
                                     model={"kernels": "compiled"}),
 }  # fmt: skip
+EACH = [
+    pytest.param(name, marks=[pytest.mark.needs_compiler] if variant.model.kernels == "compiled" else [])
+    for name, variant in VARIANTS.items()
+]
 
 perturbations = st.fixed_dictionaries(
     {
@@ -90,7 +94,7 @@ def with_section(of: RunConfig, name: str, values: Mapping[str, Any]) -> RunConf
 
 
 @pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH)
 @settings(max_examples=NUM_EXAMPLES, derandomize=True)
 @given(perturbation=perturbations, lost=losses)
 def test_perturbations_move_no_bit(
@@ -122,7 +126,7 @@ def lost_and_resumed(
     return (with_section(of, "output", {"resume": str(directory)}), first) if first else (of, 0)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH)
 def test_a_crash_at_any_step_and_a_resume_move_no_bit(
     variant: str, undisturbed: Callable[[str], Digests], tmp_path: Path
 ) -> None:
@@ -154,6 +158,7 @@ def test_the_hash_seed_moves_no_bit(undisturbed: Callable[[str], Digests], tmp_p
         assert done.stdout == expected
 
 
+@pytest.mark.needs_compiler
 def test_compiled_kernels_are_at_work_and_part_of_what_a_run_is(undisturbed: Callable[[str], Digests]) -> None:
     for algorithm in ("grpo", "ppo"):
         leaf = first_difference(undisturbed(algorithm), undisturbed(f"{algorithm}, compiled kernels"))
@@ -184,6 +189,7 @@ def test_without_recipes_the_sampler_does_not_match(tmp_path: Path, monkeypatch:
         recorded(perturbed("grpo", concurrency=3), tmp_path)
 
 
+@pytest.mark.needs_compiler
 def test_a_sampler_with_other_kernels_does_not_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sample = TorchSampler.sample
 
@@ -196,6 +202,7 @@ def test_a_sampler_with_other_kernels_does_not_match(tmp_path: Path, monkeypatch
         recorded(VARIANTS["grpo, compiled kernels"], tmp_path)
 
 
+@pytest.mark.needs_compiler
 def test_with_a_kernel_that_sees_the_batch_concurrency_moves_logprobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,17 +119,22 @@ def test_a_reward_that_is_no_number_stops_it(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- what it goes on from
 
 
-def test_another_configuration_is_not_gone_on_with(tmp_path: Path) -> None:
+@pytest.mark.needs_compiler
+def test_other_kernels_do_not_go_on(tmp_path: Path) -> None:
     recorded(SHORT, tmp_path / "first")
-    of = with_section(with_section(SHORT, "output", {"resume": str(tmp_path / "first")}), "training", {"group_size": 8})
-    with pytest.raises(CheckpointError, match=r"another run: training\.group_size differ"):
-        recorded(of, tmp_path / "second")
     of = with_section(
         with_section(SHORT, "output", {"resume": str(tmp_path / "first")}), "model", {"kernels": "compiled"}
     )
     with pytest.raises(
         CheckpointError, match=r"model\.kernels differ \(model\.kernels was 'torch', and is 'compiled'\)"
     ):
+        recorded(of, tmp_path / "second")
+
+
+def test_another_configuration_is_not_gone_on_with(tmp_path: Path) -> None:
+    recorded(SHORT, tmp_path / "first")
+    of = with_section(with_section(SHORT, "output", {"resume": str(tmp_path / "first")}), "training", {"group_size": 8})
+    with pytest.raises(CheckpointError, match=r"another run: training\.group_size differ"):
         recorded(of, tmp_path / "second")
     with pytest.raises(CheckpointError, match="another run: level differ"):
         recorded(with_section(SHORT, "output", {"resume": str(tmp_path / "first")}), tmp_path / "third", level="off")

@@ -15,6 +15,8 @@ from rlcore.numerics.exact import Exact
 from rlcore.numerics.level import computing, is_compiled
 from rlcore.numerics.probe import certify, check_threads
 
+pytestmark = pytest.mark.needs_compiler
+
 CONFIG = DecoderConfig("qwen3", 12, 32, 1, 2, 1, 16, 44, max_length=64)
 
 

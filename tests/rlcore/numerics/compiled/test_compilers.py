@@ -19,6 +19,8 @@ from rlcore.numerics.compiled.differentiable import attend_cached, rms_norm, swi
 from rlcore.numerics.compiled.library import SIGNATURES, compile_into, compiler
 from tests.rlcore.numerics.compiled.heads_drawn import Sizes, add_norm, drawn
 
+pytestmark = pytest.mark.needs_compiler
+
 Compiled = Callable[..., ctypes.CDLL]
 on_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of another processor")
 

@@ -9,6 +9,8 @@ import pytest
 from rlcore.errors import KernelError
 from rlcore.numerics.compiled import library as module
 
+pytestmark = pytest.mark.needs_compiler
+
 LOADS = "from rlcore.numerics.compiled.library import library; library()"
 
 
@@ -138,10 +140,22 @@ def test_two_processes_at_once_leave_one_whole_file(
 
 def test_no_compiler_is_told_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(KernelError, match="there is no C compiler") as caught:
         load()
-    assert caught.value.legal == "one of cc, gcc, clang, or the command in $CC"
+    assert caught.value.legal == "the command in $CC, or one of cc, gcc, clang, ziglang"
     assert "apt-get install gcc" in caught.value.remedy and "model.kernels torch" in caught.value.remedy
+
+
+def test_a_compiler_in_a_wheel_is_taken_where_there_is_no_other(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("ziglang", reason="pip install 'rlharness[kernels]'")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert module.compiler() == (sys.executable, "-m", "ziglang", "cc")
+    load()
+    (kept,) = own_cache.iterdir()
+    assert kept.stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("name", module.COMPILERS)

@@ -15,6 +15,8 @@ from rlcore.numerics.compiled import operations
 from rlcore.numerics.compiled.differentiable import attend, attend_cached, rms_norm, swiglu
 from tests.rlcore.numerics.compiled.heads_drawn import NUM_POSITIONS, Sizes, add_norm, drawn
 
+pytestmark = pytest.mark.needs_compiler
+
 SIZES = Sizes(2, 5, 2, 2, 16, has_norms=True)
 HEADS, GRAD, BY = SIZES.heads(), SIZES.grad(), SIZES.by()
 STARTS = torch.tensor([3, 8])

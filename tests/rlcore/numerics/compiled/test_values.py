@@ -13,6 +13,8 @@ from rlcore.numerics.cases import with_gradients
 from rlcore.numerics.compiled.differentiable import Turned, attend, rms_norm, swiglu
 from tests.rlcore.numerics.compiled.heads_drawn import EPS, SIZES, Sizes, add_norm, drawn
 
+pytestmark = pytest.mark.needs_compiler
+
 some = settings(max_examples=30)
 CLOSE = 5e-6
 """Of the largest number of a result; for gradients, of the largest in any, since some cancel to nothing."""
