@@ -1,8 +1,8 @@
 /* Causal attention of heads over themselves, or over what a cache has with them, and its gradient.
  *
  * A query's numbers are added in the order of the keys that it sees, and of nothing else: whether it comes alone or
- * with others, and what lies behind it, changes no bit. Keys lie transposed, [width, positions], so that sixteen of them
- * meet a query at once.
+ * with others, and what lies behind it, changes no bit. Keys lie transposed, [width, positions], so that
+ * sixteen of them meet a query at once.
  */
 #include "attention.h"
 
@@ -17,7 +17,7 @@ typedef struct {
     float *head;    /* [2 * width] */
 } room;
 
-/* R queries of one kv head: `number` counts them, position by position and head by head. */
+/* R queries of one kv head: which position of the pass each is of, and which head; positions do not fall. */
 INLINE void attend_tile(const int R, const heads_of *of, const float *heads, long sample, const long *positions,
                         const long *numbers, const room *in, float *mixed, float *tops, float *totals) {
     long width = of->width, most = 0;
@@ -42,8 +42,7 @@ INLINE void attend_tile(const int R, const heads_of *of, const float *heads, lon
     }
     mixed_values(R, &tile, in->scores, in->capacity, in->values, width, to);
     for (int r = 0; r < R; r++)
-        for (long d = 0; d < width; d += LANES)
-            put(to[r] + d, get(to[r] + d, width - d) / all(total[r]), width - d);
+        for (long d = 0; d < width; d += LANES) put(to[r] + d, get(to[r] + d, width - d) / all(total[r]), width - d);
 }
 
 /* The new keys and values of one sample and kv head, behind those that are there. */
@@ -64,7 +63,7 @@ static void attend_kv(const heads_of *of, const float *heads, long sample, long 
     long positions[TILE], numbers[TILE];
     for (; n < count; n += TILE) {
         int held = n + TILE <= count ? TILE : (int)(count - n);
-        /* Position by position where there is one, else head by head: neighbours see nearly the same keys. */
+        /* Position by position, then head by head: neighbours see nearly the same keys. */
         for (int r = 0; r < held; r++) {
             positions[r] = (n + r) % of->length;
             numbers[r] = kv * group + (n + r) / of->length;
@@ -84,11 +83,12 @@ static void attend_kv(const heads_of *of, const float *heads, long sample, long 
 /* mixed [batch, length, num_heads, width] of heads, after `starts` [batch] positions that a cache has, whose keys are
  * [batch, kv_heads, width, capacity] and values [batch, kv_heads, capacity, width]; the new ones are written there.
  * Without a cache (NULL) all begin at 0. `tops` and `totals` [batch, num_heads, length] are what the gradient needs, or
- * NULL; `turns` has `positions` rows. Returns 0, 1 where memory is short, 2 where a sequence fits into neither cache nor turns.
+ * NULL; `turns` has `positions` rows. Returns 0, 1 where memory is short, 2 where a sequence does not fit into cache or
+ * turns.
  */
 int attend(const float *heads, const float *q_norm, const float *k_norm, float eps, const float *turns,
-           const int64_t *starts, long batch, long length, long num_heads, long num_kv_heads, long width, long positions,
-           float *keys, float *values, long capacity, float *mixed, float *tops, float *totals) {
+           const int64_t *starts, long batch, long length, long num_heads, long num_kv_heads, long width,
+           long positions, float *keys, float *values, long capacity, float *mixed, float *tops, float *totals) {
     heads_of of = {batch, length, num_heads, num_kv_heads, width, q_norm, k_norm, eps, turns};
     if (!keys) capacity = rounded_up(length);
     long last = (capacity < positions ? capacity : positions) - length;
@@ -98,7 +98,12 @@ int attend(const float *heads, const float *q_norm, const float *k_norm, float e
     float *scratch = malloc(4 * (TILE * capacity + (TILE + 2) * width + own));
     if (!scratch) return 1;
     float *ends = scratch + TILE * capacity + (TILE + 2) * width;
-    room in = {ends, ends + width * capacity, capacity, 0, scratch, scratch + TILE * capacity,
+    room in = {ends,
+               ends + width * capacity,
+               capacity,
+               0,
+               scratch,
+               scratch + TILE * capacity,
                scratch + TILE * (capacity + width)};
     for (long sample = 0; sample < batch; sample++)
         for (long kv = 0; kv < num_kv_heads; kv++) {

@@ -16,15 +16,15 @@ typedef struct {
 INLINE void dot_columns(const int R, const int V, const float *const *rows, long width, const float *columns,
                         long stride, float *to, long to_stride) {
     lanes sums[TILE][4];
-    UNROLLED for (int r = 0; r < R; r++)
-        UNROLLED for (int v = 0; v < V; v++) sums[r][v] = all(0.0f);
+    EACH(r, R)
+        EACH(v, V) sums[r][v] = all(0.0f);
     for (long d = 0; d < width; d++)
-        UNROLLED for (int v = 0; v < V; v++) {
+        EACH(v, V) {
             lanes column = *(const lanes *)(columns + d * stride + v * LANES);
-            UNROLLED for (int r = 0; r < R; r++) sums[r][v] = fused(all(rows[r][d]), column, sums[r][v]);
+            EACH(r, R) sums[r][v] = fused(all(rows[r][d]), column, sums[r][v]);
         }
-    UNROLLED for (int r = 0; r < R; r++)
-        UNROLLED for (int v = 0; v < V; v++) *(lanes *)(to + r * to_stride + v * LANES) = sums[r][v];
+    EACH(r, R)
+        EACH(v, V) *(lanes *)(to + r * to_stride + v * LANES) = sums[r][v];
 }
 
 /* The same for `count` columns, rounded up. */
@@ -40,15 +40,15 @@ INLINE void dots(const int R, const float *const *rows, long width, const float 
 INLINE void add_part(const int R, const int V, const float *shares, long stride, const float *values, long width,
                      long from, long end, float *const *to) {
     lanes sums[TILE][4];
-    UNROLLED for (int r = 0; r < R; r++)
-        UNROLLED for (int v = 0; v < V; v++) sums[r][v] = *(lanes *)(to[r] + v * LANES);
+    EACH(r, R)
+        EACH(v, V) sums[r][v] = *(lanes *)(to[r] + v * LANES);
     for (long j = from; j < end; j++)
-        UNROLLED for (int v = 0; v < V; v++) {
+        EACH(v, V) {
             lanes value = *(const lanes *)(values + j * width + v * LANES);
-            UNROLLED for (int r = 0; r < R; r++) sums[r][v] = fused(all(shares[r * stride + j]), value, sums[r][v]);
+            EACH(r, R) sums[r][v] = fused(all(shares[r * stride + j]), value, sums[r][v]);
         }
-    UNROLLED for (int r = 0; r < R; r++)
-        UNROLLED for (int v = 0; v < V; v++) *(lanes *)(to[r] + v * LANES) = sums[r][v];
+    EACH(r, R)
+        EACH(v, V) *(lanes *)(to[r] + v * LANES) = sums[r][v];
 }
 
 /* The same for whole rows, a multiple of LANES wide. */
@@ -56,16 +56,18 @@ INLINE void add_range(const int R, const float *shares, long stride, const float
                       long end, float *const *to) {
     float *at[TILE];
     for (long d = 0; d < width; d += d + 4 * LANES <= width ? 4 * LANES : LANES) {
-        UNROLLED for (int r = 0; r < R; r++) at[r] = to[r] + d;
-        if (d + 4 * LANES <= width) add_part(R, 4, shares, stride, values + d, width, from, end, at);
-        else add_part(R, 1, shares, stride, values + d, width, from, end, at);
+        EACH(r, R) at[r] = to[r] + d;
+        if (d + 4 * LANES <= width)
+            add_part(R, 4, shares, stride, values + d, width, from, end, at);
+        else
+            add_part(R, 1, shares, stride, values + d, width, from, end, at);
     }
 }
 
 /* to[r] = sum of shares[r][j] * values[j] over the keys that r sees, and no others: what is not seen may be NaN. */
 INLINE void mixed_values(const int R, const queries *of, const float *shares, long stride, const float *values,
                          long width, float *const *to) {
-    UNROLLED for (int r = 0; r < R; r++) memset(to[r], 0, 4 * width);
+    EACH(r, R) memset(to[r], 0, 4 * width);
     add_range(R, shares, stride, values, width, 0, of->seen[0], to);
     for (int r = 1; r < R; r++)
         if (of->seen[r] > of->seen[0])

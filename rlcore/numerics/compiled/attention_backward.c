@@ -26,10 +26,10 @@ INLINE void add_outer(const int R, const float *by, long stride, const float *co
                       float *to) {
     for (long d = 0; d < width; d += LANES) {
         lanes parts[TILE];
-        UNROLLED for (int r = 0; r < R; r++) parts[r] = get(rows[r] + d, width - d);
+        EACH(r, R) parts[r] = get(rows[r] + d, width - d);
         for (long j = 0; j < count; j++) {
             lanes total = get(to + j * width + d, width - d);
-            UNROLLED for (int r = 0; r < R; r++) total = fused(all(by[r * stride + j]), parts[r], total);
+            EACH(r, R) total = fused(all(by[r * stride + j]), parts[r], total);
             put(to + j * width + d, total, width - d);
         }
     }
@@ -48,7 +48,7 @@ INLINE void tile_backward(const int R, const heads_of *of, const given *from, lo
     queries tile;
     const float *grads[TILE];
     float *d_queries[TILE];
-    UNROLLED for (int r = 0; r < R; r++) {
+    EACH(r, R) {
         turned(of, from->heads + place(of, sample, position + r, number), of->q_norm, position + r, in->head,
                in->queries + r * width);
         tile.rows[r] = in->queries + r * width;
@@ -58,13 +58,14 @@ INLINE void tile_backward(const int R, const heads_of *of, const given *from, lo
     }
     dots(R, tile.rows, width, in->keys_across, capacity, most, in->shares, capacity);
     dots(R, grads, width, in->values_across, capacity, most, in->slopes, capacity);
-    UNROLLED for (int r = 0; r < R; r++) {
+    EACH(r, R) {
         long row = (sample * of->num_heads + number) * of->length + position + r;
         float top = from->tops[row], share = 1.0f / from->totals[row];
         float along = dot(grads[r], from->mixed + (grads[r] - from->grad), width);
         portions(in->shares + r * capacity, scale, tile.seen[r], most, &top, 1);
         for (long j = 0; j < most; j += LANES) {
-            lanes *shares = (lanes *)(in->shares + r * capacity + j), *slopes = (lanes *)(in->slopes + r * capacity + j);
+            lanes *shares = (lanes *)(in->shares + r * capacity + j),
+                  *slopes = (lanes *)(in->slopes + r * capacity + j);
             *shares *= all(share);
             *slopes = first(tile.seen[r] - j, *shares * (*slopes - all(along)) * all(scale), 0.0f);
         }
@@ -72,10 +73,10 @@ INLINE void tile_backward(const int R, const heads_of *of, const given *from, lo
     mixed_values(R, &tile, in->slopes, capacity, in->keys, width, d_queries);
     add_outer(R, in->shares, capacity, grads, width, most, in->d_values);
     add_outer(R, in->slopes, capacity, tile.rows, width, most, in->d_keys);
-    UNROLLED for (int r = 0; r < R; r++) {
+    EACH(r, R) {
         long head = place(of, sample, position + r, number);
-        turned_backward(of, d_queries[r], from->heads + head, of->q_norm, position + r, in->head,
-                        from->d_heads + head, in->d_q_norm);
+        turned_backward(of, d_queries[r], from->heads + head, of->q_norm, position + r, in->head, from->d_heads + head,
+                        in->d_q_norm);
     }
 }
 
@@ -121,9 +122,10 @@ int attend_backward(const float *grad, const float *heads, const float *mixed, c
         return 1;
     }
     room in = {.capacity = capacity, .d_q_norm = d_norms, .d_k_norm = d_norms + width};
-    float **parts[] = {&in.keys_across, &in.values_across, &in.keys, &in.d_keys, &in.d_values,
-                       &in.shares, &in.slopes, &in.queries, &in.d_queries, &in.head};
-    long sizes[] = {across, across, rows, rows, rows, TILE * capacity, TILE * capacity, TILE * width, TILE * width, 2 * width};
+    float **parts[] = {&in.keys_across, &in.values_across, &in.keys,    &in.d_keys,    &in.d_values,
+                       &in.shares,      &in.slopes,        &in.queries, &in.d_queries, &in.head};
+    long sizes[] = {across,          across,          rows,         rows,         rows,
+                    TILE * capacity, TILE * capacity, TILE * width, TILE * width, 2 * width};
     float *next = scratch;
     for (int part = 0; part < 10; next += sizes[part++]) *parts[part] = next;
     for (long sample = 0; sample < batch; sample++)

@@ -13,7 +13,8 @@
 #endif
 
 #define LANES 16
-#define UNROLLED _Pragma("GCC unroll 16")
+/* A loop whose count is known when this is compiled, so that what it goes over may stay in registers. */
+#define EACH(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < (count); i++)
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -36,8 +37,10 @@ INLINE lanes get(const float *from, long count) {
 }
 
 INLINE void put(float *to, lanes x, long count) {
-    if (count >= LANES) *(lanes *)to = x;
-    else memcpy(to, &x, 4 * count);
+    if (count >= LANES)
+        *(lanes *)to = x;
+    else
+        memcpy(to, &x, 4 * count);
 }
 
 /* a * b + c, rounded once. fmaf says it too, but not every compiler then keeps sixteen of them together. */
@@ -45,7 +48,10 @@ INLINE lanes fused(lanes a, lanes b, lanes c) {
 #if defined(__AVX512F__)
     return (lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
-    union { lanes whole; __m256 half[2]; } x = {a}, y = {b}, z = {c};
+    union {
+        lanes whole;
+        __m256 half[2];
+    } x = {a}, y = {b}, z = {c};
     for (int h = 0; h < 2; h++) z.half[h] = _mm256_fmadd_ps(x.half[h], y.half[h], z.half[h]);
     return z.whole;
 #else
@@ -85,7 +91,8 @@ INLINE float largest(lanes x) {
 
 /* e^x within 2 units in the last place, x from -87 to 88; what is beyond is taken as if it were there. NaN is NaN.
  *
- * 2^n e^r with |r| <= ln(2) / 2, r without rounding by a ln(2) in two parts, e^r by a polynomial (Cephes, Moshier 1989).
+ * 2^n e^r with |r| <= ln(2) / 2, r without rounding by a ln(2) in two parts, e^r by a polynomial
+ * (Cephes, Moshier 1989).
  */
 INLINE lanes exponential(lanes x) {
     const float magic = 12582912.0f; /* 1.5 * 2^23: a number added to it is rounded to a whole one */

@@ -3,15 +3,16 @@
 
 #include <stdlib.h>
 
-/* y [rows, width]; inverse [rows] is what each row was multiplied with. Where there is something to be added to x, their
- * sum is written and normalised; else `added` and `total` are NULL.
+/* y [rows, width]; inverse [rows] is what each row was multiplied with. Where there is something to be added to x,
+ * their sum is written and normalised; else `added` and `total` are NULL.
  */
 void rms_norm(const float *x, const float *added, const float *weight, float eps, long rows, long width, float *total,
               float *y, float *inverse) {
     for (long i = 0; i < rows; i++, x += width, y += width) {
         const float *row = x;
         if (added) {
-            for (long d = 0; d < width; d += LANES) put(total + d, get(x + d, width - d) + get(added + d, width - d), width - d);
+            for (long d = 0; d < width; d += LANES)
+                put(total + d, get(x + d, width - d) + get(added + d, width - d), width - d);
             row = total;
             added += width, total += width;
         }

@@ -2,9 +2,7 @@
 #include "lanes.h"
 
 /* 0 below -88, where e^-x is no number any more. */
-INLINE lanes sigmoid(lanes x) {
-    return chosen(x > all(-88.0f), all(1.0f) / (all(1.0f) + exponential(-x)), all(0.0f));
-}
+INLINE lanes sigmoid(lanes x) { return chosen(x > all(-88.0f), all(1.0f) / (all(1.0f) + exponential(-x)), all(0.0f)); }
 
 /* gate_up [rows, 2 * width] -> y [rows, width]. */
 void swiglu(const float *gate_up, long rows, long width, float *y) {
