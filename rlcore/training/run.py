@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rlcore.config import GrpoSection, PpoSection, RunConfig, read_config
 from rlcore.determinism import at_level, check_level
 from rlcore.errors import CheckpointError, InvalidValueError
@@ -65,6 +67,7 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
     for name, directory_given in (("model.path", config.model.path), ("output.resume", config.output.resume)):
         if directory_given and not Path(directory_given).is_dir():
             raise InvalidValueError(f"{name} {directory_given!r}", legal="a directory that exists")
+    check_device(config.model.device)
     # torch announces, where the first ragged tensor is made, that a function of torch.fx will be renamed.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     keep_freed_memory()
@@ -93,6 +96,17 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
         finally:
             log.close()
     return engine
+
+
+def check_device(name: str) -> None:
+    """Raises InvalidValueError for a device that torch does not know, or has not got here."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidValueError(
+            f"model.device {name!r}: {str(error).splitlines()[0]}",
+            legal="cpu, or cuda where torch.cuda.is_available()",
+        ) from error
 
 
 def made_model(config: RunConfig) -> tuple[Tokenizer, Decoder]:

@@ -19,7 +19,16 @@ from pathlib import Path
 from rlcore.errors import KernelError
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.[ch]")))
-FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-fno-fast-math",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fPIC",
+    "-shared",
+)
 """None lets a compiler change a bit: no contraction, no other order of additions."""
 COMPILERS = ("cc", "gcc", "clang")
 _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
@@ -37,10 +46,13 @@ SIGNATURES = {
 
 @cache
 def library() -> ctypes.CDLL:
-    """The compiled kernels of this process. Raises KernelError where there is no compiler, or it fails."""
+    """The compiled kernels of this process. Raises KernelError where there is no compiler, or it fails.
+
+    What is kept is compiled anew where it is not, byte for byte, what was put there.
+    """
     command = compiler()
     kept = directory() / f"kernels-{_name(command)}.so"
-    if not kept.exists():
+    if not _is_whole(kept):
         compile_into(kept, command)
     loaded = ctypes.CDLL(str(kept))
     for name, arguments in SIGNATURES.items():
@@ -51,7 +63,10 @@ def library() -> ctypes.CDLL:
 def compiler() -> tuple[str, ...]:
     """What $CC says, else the first there is, else that of the package ziglang. Raises KernelError."""
     if given := os.environ.get("CC"):
-        return tuple(shlex.split(given))
+        try:
+            return tuple(shlex.split(given))
+        except ValueError as error:
+            raise KernelError(f"$CC is {given!r}: {error}", remedy=_REMEDY) from error
     for name in COMPILERS:
         if path := shutil.which(name):
             return (path,)
@@ -65,8 +80,9 @@ def compiler() -> tuple[str, ...]:
 
 
 def directory() -> Path:
-    """Where libraries are kept, in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlharness"
+    """Where libraries are kept, in the user's cache; a relative $XDG_CACHE_HOME is none, as its specification says."""
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (given if given.is_absolute() else Path.home() / ".cache") / "rlharness"
 
 
 def compile_into(kept: Path, command: tuple[str, ...], *flags: str) -> None:
@@ -78,14 +94,31 @@ def compile_into(kept: Path, command: tuple[str, ...], *flags: str) -> None:
             made = Path(scratch) / kept.name
             whole = [*command, *FLAGS, *flags, *sources, "-o", str(made), "-lm"]
             done = subprocess.run(whole, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise KernelError(f"{shlex.join(whole)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+            if done.returncode or not made.is_file():
+                said = done.stderr[-2000:] or "it wrote nothing"
+                raise KernelError(f"{shlex.join(whole)} ended with {done.returncode}:\n{said}", remedy=_REMEDY)
+            told = made.with_suffix(".sha256")
+            told.write_text(_digest(made))
             made.replace(kept)
+            told.replace(kept.with_suffix(".sha256"))
     except OSError as error:
         raise KernelError(
             f"the kernels cannot be compiled into {kept.parent}: {error}",
-            remedy="a directory that can be written in $XDG_CACHE_HOME, a C compiler in $CC; or model.kernels torch",
+            remedy=f"a directory that can be written in $XDG_CACHE_HOME; {_REMEDY}",
         ) from error
+
+
+_REMEDY = "another C compiler in $CC, or model.kernels torch"
+
+
+def _is_whole(kept: Path) -> bool:
+    """Whether it is what was put there, by the digest beside it."""
+    told = kept.with_suffix(".sha256")
+    return kept.is_file() and told.is_file() and told.read_text() == _digest(kept)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _name(command: tuple[str, ...]) -> str:
@@ -101,7 +134,7 @@ def _version(command: tuple[str, ...]) -> str:
     try:
         done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
     except OSError as error:
-        raise KernelError(f"{shlex.join(command)} cannot be run: {error}", remedy="a C compiler in $CC") from error
+        raise KernelError(f"{shlex.join(command)} cannot be run: {error}", remedy=_REMEDY) from error
     return done.stdout
 
 

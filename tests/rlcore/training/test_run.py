@@ -119,6 +119,13 @@ def test_a_reward_that_is_no_number_stops_it(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- what it goes on from
 
 
+@pytest.mark.parametrize("device", ["nowhere", "cuda:99"])
+def test_a_device_that_is_not_there_is_told(device: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match=f"model.device '{device}'") as caught:
+        recorded(with_section(SHORT, "model", {"device": device}), tmp_path)
+    assert "cpu" in caught.value.legal
+
+
 @pytest.mark.needs_compiler
 def test_other_kernels_do_not_go_on(tmp_path: Path) -> None:
     recorded(SHORT, tmp_path / "first")

@@ -70,7 +70,7 @@ def test_it_is_compiled_once_and_kept(copying: Compiler, own_cache: Path) -> Non
         load()
     subprocess.run([sys.executable, "-c", LOADS], check=True)
     assert copying.num_calls == 1
-    (kept,) = own_cache.iterdir()
+    (kept,) = own_cache.glob("*.so")
     assert kept.suffix == ".so"
 
 
@@ -108,7 +108,7 @@ def test_what_it_follows_from_is_in_its_name(
     assert copying.num_calls == 6
     load()
     assert copying.num_calls == 6
-    assert len(list(own_cache.iterdir())) == 6
+    assert len(list(own_cache.glob("*.so"))) == 6
 
 
 def test_all_sources_and_flags_are_given_to_the_compiler(copying: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,11 +131,53 @@ def test_two_processes_at_once_leave_one_whole_file(
     running = [subprocess.Popen([sys.executable, "-c", LOADS], stderr=subprocess.PIPE) for _ in range(2)]
     told = [each.communicate(timeout=60)[1].decode() for each in running]
     assert [each.returncode for each in running] == [0, 0], told
-    (kept,) = own_cache.iterdir()
+    (kept,) = own_cache.glob("*.so")
     assert kept.read_bytes() == whole.read_bytes()
 
 
+@pytest.mark.parametrize("damage", ["cut", "emptied", "a bit flipped", "its digest gone"])
+def test_what_is_not_what_was_put_there_is_compiled_anew(damage: str, copying: Compiler, own_cache: Path) -> None:
+    load()
+    (kept,) = own_cache.glob("*.so")
+    whole_bytes = kept.read_bytes()
+    middle = len(whole_bytes) // 2
+    flipped = whole_bytes[:middle] + bytes([whole_bytes[middle] ^ 1]) + whole_bytes[middle + 1 :]
+    kept.unlink()  # it is mapped here
+    kept.write_bytes({"cut": whole_bytes[:-1], "emptied": b"", "a bit flipped": flipped}.get(damage, whole_bytes))
+    if damage == "its digest gone":
+        kept.with_suffix(".sha256").unlink()
+    load()
+    assert (kept.read_bytes(), copying.num_calls) == (whole_bytes, 2)
+
+
+def test_a_directory_that_is_not_absolute_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert module.directory() == tmp_path / ".cache" / "rlharness"
+
+
 # ------------------------------------------------------------------------------------------------- what hinders is told
+
+
+@pytest.mark.parametrize(
+    ("cc", "told"),
+    [("gcc '", "No closing quotation"), ("false", "ended with 1:\nit wrote nothing"), ("true", "it wrote nothing")],
+)
+def test_a_command_that_is_no_compiler_is_told(cc: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", cc)
+    with pytest.raises(KernelError, match=told) as caught:
+        load()
+    assert "another C compiler in $CC" in caught.value.remedy
+
+
+def test_a_directory_in_its_place_is_told(copying: Compiler, own_cache: Path) -> None:
+    load()
+    (kept,) = own_cache.glob("*.so")
+    kept.unlink()
+    kept.mkdir()
+    with pytest.raises(KernelError, match=str(own_cache)) as caught:
+        load()
+    assert "$XDG_CACHE_HOME" in caught.value.remedy
 
 
 def test_no_compiler_is_told_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -154,7 +196,7 @@ def test_a_compiler_in_a_wheel_is_taken_where_there_is_no_other(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert module.compiler() == (sys.executable, "-m", "ziglang", "cc")
     load()
-    (kept,) = own_cache.iterdir()
+    (kept,) = own_cache.glob("*.so")
     assert kept.stat().st_size > 10_000
 
 
@@ -178,7 +220,7 @@ def test_what_a_compiler_says_is_told(own_cache: Path, tmp_path: Path, monkeypat
     monkeypatch.setenv("CC", str(failing.path))
     with pytest.raises(KernelError, match=r"(?s)-ffp-contract=off .*ended with 4:\nno such thing as -march"):
         load()
-    assert not list(own_cache.iterdir()), "half a file is no library"
+    assert not list(own_cache.glob("*.so")), "half a file is no library"
 
 
 def test_a_source_that_is_wrong_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
