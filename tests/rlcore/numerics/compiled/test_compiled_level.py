@@ -97,6 +97,7 @@ def by_the_size(name: str) -> Callable[..., Any]:
         ("attend", "attention", "position 0, heads 2/1 of 16, threads 1"),
         ("attend_cached", "attention", "position 0, heads 2/1 of 16, threads 1"),
         ("rms_norm", "rows", "1 rows of 16, threads 1"),
+        ("add_rms_norm", "rows", "1 rows of 16, threads 1"),
         ("rms_norm_backward", "rows", "1 rows of 16, threads 1"),
         ("swiglu", "rows", "1 rows of 16, threads 1"),
         ("swiglu_backward", "rows", "1 rows of 16, threads 1"),
