@@ -82,13 +82,15 @@ def check_level(level: str) -> None:
 @cache
 def _certified(config: DecoderConfig, dtype: torch.dtype, device: str, length: int, kernels: str) -> Certificate:
     """Looked at once a process, with the kernels at work; that it still holds is seen whenever the level is entered."""
-    return certify(dtype, device, shapes=config.product_shapes, heads=(config.head_shape,), length=length)
+    shapes, heads, layers = config.product_shapes, (config.head_shape,), (config.layer_shape,)
+    return certify(dtype, device, shapes=shapes, heads=heads, layers=layers, length=length)
 
 
 @cache
 def _check_threads(config: DecoderConfig, certificate: Certificate, count: int) -> None:
     """The same for a number of threads."""
-    check_threads(certificate, count, shapes=config.product_shapes, heads=(config.head_shape,))
+    shapes, heads, layers = config.product_shapes, (config.head_shape,), (config.layer_shape,)
+    check_threads(certificate, count, shapes=shapes, heads=heads, layers=layers)
 
 
 @contextmanager

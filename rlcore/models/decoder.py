@@ -18,6 +18,7 @@ from rlcore.models.config import DecoderConfig
 from rlcore.models.heads import Mixer, mixer
 from rlcore.models.rotary import rotation_table
 from rlcore.numerics.activations import swiglu
+from rlcore.numerics.compiled.layers import Weights
 from rlcore.numerics.embedding import embedding
 from rlcore.numerics.linear import linear
 from rlcore.numerics.norms import add_rms_norm, rms_norm
@@ -44,6 +45,15 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, by: Mixer) -> Tensor:
         """The stream [batch, length, width] after this layer."""
+        whole = by.whole(x, self)
+        return self._by_parts(x, by) if whole is None else whole
+
+    @property
+    def weights(self) -> Weights:
+        """All of them, with None for what the family does not have."""
+        return Weights._make(map(self._parameters.get, Weights._fields))
+
+    def _by_parts(self, x: Tensor, by: Mixer) -> Tensor:
         attended = self._attended(rms_norm(x, self.attention_norm, self.config.norm_eps), by)
         x, normed = add_rms_norm(x, attended, self.mlp_norm, self.config.norm_eps)
         return x + linear(swiglu(linear(normed, self.gate_up)), self.down)

@@ -12,7 +12,11 @@ from rlcore.models.cache import KeyValueCache, Reach
 from rlcore.models.config import DecoderConfig
 from rlcore.models.rotary import rotate
 from rlcore.numerics.attention import attention, visible
-from rlcore.numerics.compiled.differentiable import Turned, attend, attend_cached
+from rlcore.numerics.compiled.differentiable import Cached, Meeting, Turned, attend, attend_cached
+from rlcore.numerics.compiled.differentiable import layer as whole_layer
+from rlcore.numerics.compiled.differentiable import layer_cached as whole_layer_cached
+from rlcore.numerics.compiled.layers import Weights
+from rlcore.numerics.compiled.registration import are_watched
 from rlcore.numerics.embedding import embedding
 from rlcore.numerics.level import is_compiled
 from rlcore.numerics.norms import rms_norm
@@ -34,8 +38,23 @@ class Norms(Protocol):
         """Of keys."""
 
 
+class WholeLayer(Protocol):
+    """A layer with all that belongs to it."""
+
+    @property
+    def number(self) -> int:
+        """Among the layers."""
+
+    @property
+    def weights(self) -> Weights:
+        """All of them."""
+
+
 class Mixer(Protocol):
     """What the layers of one call share: rotations, and what is seen of the cache."""
+
+    def whole(self, x: Tensor, layer: WholeLayer) -> Tensor | None:
+        """The stream [batch, length, width] after a layer that is computed in one call; None where it is not."""
 
     def mix(self, heads: Tensor, layer: Norms) -> Tensor:
         """The heads of one layer -> [batch, length, queries * head_width]."""
@@ -60,6 +79,10 @@ class ByTorch:
         self.seen = None
         if reach and not reach.is_fresh:
             self.seen = visible(reach.starts, reach.positions.shape[1], reach.num_keys)
+
+    def whole(self, x: Tensor, layer: WholeLayer) -> Tensor | None:
+        """As `Mixer.whole`: it never is."""
+        return None
 
     def mix(self, heads: Tensor, layer: Norms) -> Tensor:
         """As `Mixer.mix`."""
@@ -101,3 +124,12 @@ class Compiled:
         if self.starts is None:
             return attend(heads, by, self.config.num_kv_heads).flatten(2)
         return attend_cached(heads, by, self.starts, *self.layers[layer.number]).flatten(2)
+
+    def whole(self, x: Tensor, layer: WholeLayer) -> Tensor | None:
+        """As `Mixer.whole`; its parts where somebody watches operations, which has the same bits."""
+        if are_watched():
+            return None
+        by = Meeting(self.table, self.config.num_heads, self.config.num_kv_heads, self.config.norm_eps)
+        if self.starts is None:
+            return whole_layer(x, layer.weights, by)
+        return whole_layer_cached(x, layer.weights, by, Cached(self.starts, *self.layers[layer.number]))

@@ -2,5 +2,5 @@
 
 Not on the batch, its padding, the row's place in it, the number of threads, nor on whether a sequence is read in one
 pass or decoded token by token. Outside `invariant(certificate)` each is torch's own operation: level off. Under
-`computing("compiled")` norms, SwiGLU and attention are those of `rlcore.numerics.compiled`, at any level.
+`computing("compiled")` they are those of `rlcore.numerics.compiled`, at any level.
 """

@@ -51,7 +51,7 @@ class Certificate:
     measurements: tuple[Measurement, ...]
     machine: str
     kernels: str = "torch"
-    """Whose norms, SwiGLU and attention were looked at: torch's, or those that are "compiled"."""
+    """Whose operations were looked at: torch's with the recipe, or those that are "compiled", which need none."""
 
     @property
     def duration_s(self) -> float:
@@ -61,8 +61,8 @@ class Certificate:
     def lines(self) -> list[str]:
         """For people: the choice, then each measurement."""
         dtype = str(self.dtype).removeprefix("torch.")
-        kernels = " with compiled kernels" if self.kernels == "compiled" else ""
-        head = f"{self.recipe.name}{kernels} for {dtype} on {self.device}, up to {self.length} positions"
+        name = "compiled kernels" if self.kernels == "compiled" else self.recipe.name
+        head = f"{name} for {dtype} on {self.device}, up to {self.length} positions"
         return [
             f"{head}, {self.duration_s:.1f} s; {self.machine}",
             *(f"  {measurement}" for measurement in self.measurements),

@@ -47,7 +47,7 @@ def is_invariant() -> bool:
 
 
 def is_compiled() -> bool:
-    """Whether norms, SwiGLU and attention are those of `rlcore.numerics.compiled` in this context."""
+    """Whether what a model computes with is `rlcore.numerics.compiled` in this context."""
     return _compiled.get()
 
 

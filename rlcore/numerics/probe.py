@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from rlcore.errors import LevelError
-from rlcore.numerics.cases import Case, Draw, of_attention, of_heads, of_products, of_rows
+from rlcore.numerics.cases import Case, Draw, of_attention, of_heads, of_layers, of_products, of_rows
 from rlcore.numerics.certificate import Certificate, Measurement, machine
 from rlcore.numerics.exact import Exact
 from rlcore.numerics.level import Recipe, check_arithmetic, following, is_compiled
@@ -27,6 +27,8 @@ SHAPES = ((64, 64), (64, 192), (128, 344), (384, 384), (100, 37))
 """(inputs, outputs) that are looked at where the model's own are not given."""
 HEADS = ((4, 4, 16), (4, 2, 32), (6, 2, 64))
 """(heads, kv_heads, width) that attention is looked at with."""
+LAYERS = ((64, 172), (100, 37), (384, 1536))
+"""(width, ffn_width) of layers, with those heads, that compiled kernels are looked at with."""
 LENGTH = 128
 MIN_LENGTH = 64
 KEYS_AT_ONCE = 16
@@ -52,6 +54,7 @@ def certify(
     *,
     shapes: Sequence[tuple[int, int]] = SHAPES,
     heads: Sequence[tuple[int, int, int]] = HEADS,
+    layers: Sequence[tuple[int, int]] = LAYERS,
     length: int = LENGTH,
     recipes: Sequence[Recipe] = RECIPES,
     clock: Callable[[], float] = time.perf_counter,
@@ -59,8 +62,9 @@ def certify(
     """The first of the recipes that holds for these products and heads.
 
     `shapes` are (inputs, outputs), `heads` (heads, kv_heads, width), `length` the most keys there will be. Raises
-    LevelError where none holds. With compiled kernels it is those that are looked at, and a recipe is for products
-    alone. MKL is asked to be strict first (`product.be_strict`).
+    LevelError where none holds. With compiled kernels it is those that are looked at, and no recipe is followed: theirs
+    are `layers` too, (width, ffn_width), with a row of heads each. MKL is asked to be strict first
+    (`product.be_strict`).
     """
     be_strict(os.environ)
     check_arithmetic()
@@ -71,7 +75,7 @@ def certify(
         plain("attention", of_attention(Draw.seeded(dtype, device), heads[:1], length)),
     ]
     for recipe in recipes:
-        own = _Look(recipe, THREADS, clock).at_all(dtype, device, shapes, heads, length)
+        own = _Look(recipe, THREADS, clock).at_all(dtype, device, _Sizes(shapes, heads, layers, length))
         found += own
         if all(measurement.held for measurement in own):
             kernels = "compiled" if is_compiled() else "torch"
@@ -90,19 +94,31 @@ def check_threads(
     *,
     shapes: Sequence[tuple[int, int]] = SHAPES,
     heads: Sequence[tuple[int, int, int]] = HEADS,
+    layers: Sequence[tuple[int, int]] = LAYERS,
 ) -> None:
     """See that a certified recipe gives the same bits with so many threads. Raises LevelError where it does not.
 
     No other recipe is tried: it would give other bits, and how many threads there are must not matter.
     """
     look = _Look(certificate.recipe, (count,), time.perf_counter)
-    found = look.at_all(certificate.dtype, certificate.device, shapes, heads, certificate.length)
+    sizes = _Sizes(shapes, heads, layers, certificate.length)
+    found = look.at_all(certificate.dtype, certificate.device, sizes)
     if different := [measurement for measurement in found if not measurement.held]:
         raise LevelError(
             f"{count} threads give other bits than one ({machine()}): {'; '.join(map(str, different))}",
             legal=f"numbers of threads with which they agree here; {' and '.join(map(str, THREADS))} do",
             remedy=f"perturbation.sampling_threads and perturbation.training_threads: {THREADS[-1]}",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Of what is looked at, as `certify` has them."""
+
+    shapes: Sequence[tuple[int, int]]
+    heads: Sequence[tuple[int, int, int]]
+    layers: Sequence[tuple[int, int]]
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +129,21 @@ class _Look:
     threads: tuple[int, ...]
     clock: Callable[[], float]
 
-    def at_all(
-        self,
-        dtype: torch.dtype,
-        device: str,
-        shapes: Sequence[tuple[int, int]],
-        heads: Sequence[tuple[int, int, int]],
-        length: int,
-    ) -> list[Measurement]:
-        """At every operation that the recipe stands for."""
-        widths = sorted({width for shape in shapes for width in shape})
+    def at_all(self, dtype: torch.dtype, device: str, of: _Sizes) -> list[Measurement]:
+        """At every operation that the recipe stands for, or at the compiled kernels."""
+
+        def drawn() -> Draw:
+            return Draw.seeded(dtype, device)
+
         mixed = of_heads if is_compiled() else of_attention
-        return [
-            self("linear", of_products(Draw.seeded(dtype, device), shapes)),
-            self("attention", mixed(Draw.seeded(dtype, device), heads, length)),
-            self("rows", of_rows(Draw.seeded(dtype, device), widths)),
+        found = [
+            self("linear", of_products(drawn(), of.shapes)),
+            self("attention", mixed(drawn(), of.heads, of.length)),
+            self("rows", of_rows(drawn(), sorted({width for shape in of.shapes for width in shape}))),
         ]
+        if is_compiled():
+            found.append(self("layers", of_layers(drawn(), of.layers, of.heads, of.length)))
+        return found
 
     def __call__(self, operation: str, cases: Iterable[Case]) -> Measurement:
         """At one operation; its cases are drawn here."""

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlcore.numerics.compiled import operations as compiled
+from rlcore.numerics.level import is_compiled
+
 BITS = 52
 """Of a uniform number. With 24, no noise is above 17.4, and what is less probable than that is never drawn."""
 ELEMENTS_AT_ONCE = 1 << 16
@@ -50,9 +53,9 @@ def uniforms(bits: Tensor) -> Tensor:
     return fractions.sub_(1.0 - 0.5 ** (BITS + 1))
 
 
-def gumbels_(bits: Tensor) -> Tensor:
-    """-log(-log(u)) of uniform numbers, fp64."""
-    return uniforms(bits).log_().neg_().log_().neg_()
+def gumbels_(uniform: Tensor) -> Tensor:
+    """-log(-log(u)) of numbers in (0, 1), in place."""
+    return uniform.log_().neg_().log_().neg_()
 
 
 def states(keys: Tensor, positions: Tensor) -> Tensor:
@@ -79,5 +82,11 @@ class GumbelNoise:
     def __call__(self, states: Tensor) -> Tensor:
         """States int64 [rows] -> fp64 [rows, vocabulary]."""
         rows = max(1, ELEMENTS_AT_ONCE // len(self.ids))
-        parts = [gumbels_(mixed_(part.unsqueeze(1) + self.ids)) for part in torch.split(states, rows)]
+        parts = [gumbels_(self._uniforms(part)) for part in torch.split(states, rows)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _uniforms(self, states: Tensor) -> Tensor:
+        """Compiled kernels give the same bits: whole numbers have no others."""
+        if is_compiled():
+            return compiled.uniforms(states, self.ids)
+        return uniforms(mixed_(states.unsqueeze(1) + self.ids))

@@ -61,8 +61,8 @@ class Size:
 
 
 SIZES = {
-    "127k": Size(DecoderConfig("qwen3", 30, 64, 2, 4, 2, 16, 256, max_length=64), 32, 30, {INVARIANT: 3.0}),
-    "1M": Size(DecoderConfig("qwen3", 30, 128, 4, 4, 2, 32, 512, max_length=64), 32, 12, {INVARIANT: 2.0}),
+    "127k": Size(DecoderConfig("qwen3", 30, 64, 2, 4, 2, 16, 256, max_length=64), 64, 30, {INVARIANT: 3.0}),
+    "1M": Size(DecoderConfig("qwen3", 30, 128, 4, 4, 2, 32, 512, max_length=64), 64, 12, {INVARIANT: 2.0}),
     "13M": Size(DecoderConfig("qwen3", 30, 384, 6, 6, 2, 64, 1536, max_length=64), 32, 4, {INVARIANT: 1.1, OFF: 1.3}),
 }
 
@@ -76,7 +76,7 @@ class Child:
     versions: str = ""
     steps: list[dict[str, float]] = field(default_factory=list)
     products_share: float = 0.0
-    """Of a profiled step; profiling takes its time at small operations, so that it is more in truth."""
+    """Of a profiled step, and whole layers where they are one call; profiling slows small operations most."""
     flops: float = 0.0
 
     def ask(self, word: str) -> dict[str, float]:
@@ -213,7 +213,7 @@ def describe(child: Child, peak_per_s: float) -> str:
     return (
         f"  {child.name}: {milliseconds(step_s)} (processor {milliseconds(cpu_s)}), {child.tokens_per_s:,.0f} tokens/s,"
         f" {child.peak_bytes / 1e6:.0f} MB; {told}\n"
-        f"    products and attention {child.products_share:.0%} of it; {child.flops / 1e9:.1f} GFLOP,"
+        f"    products, attention, compiled layers {child.products_share:.0%} of it; {child.flops / 1e9:.1f} GFLOP,"
         f" at peak {milliseconds(floor_s)}: {step_s / floor_s:.1f} times the floor"
     )
 

@@ -59,5 +59,5 @@ def test_a_step_is_told_with_its_parts_and_its_floor() -> None:
     assert "500 ms" in told
     assert "4,096 tokens/s" in told
     assert "rest 300 ms" in told
-    assert "products and attention 50% of it" in told
+    assert "products, attention, compiled layers 50% of it" in told
     assert "at peak 100 ms: 5.0 times the floor" in told

@@ -9,6 +9,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "threads.h"
+
 typedef struct {
     float *keys, *values; /* of one sample and kv head: [width, capacity], [capacity, width] */
     long capacity, start;
@@ -80,6 +82,34 @@ static void attend_kv(const heads_of *of, const float *heads, long sample, long 
     }
 }
 
+/* What a call is given and makes. */
+typedef struct {
+    const heads_of *of;
+    const float *heads;
+    const int64_t *starts;
+    float *keys, *values;
+    long capacity;
+    float *mixed, *tops, *totals;
+    float *scratch;
+    long room_size; /* of the scratch of a thread */
+} call;
+
+static void attend_samples(void *given, long part, long from, long end) {
+    const call *at = given;
+    const heads_of *of = at->of;
+    float *scores = at->scratch + part * at->room_size, *queries = scores + TILE * at->capacity,
+          *head = queries + TILE * of->width, *own = head + 2 * of->width;
+    room in = {own, own + of->width * at->capacity, at->capacity, 0, scores, queries, head};
+    for (long sample = from; sample < end; sample++)
+        for (long kv = 0; kv < of->num_kv_heads; kv++) {
+            if (at->keys) {
+                long slot = (sample * of->num_kv_heads + kv) * of->width * at->capacity;
+                in.keys = at->keys + slot, in.values = at->values + slot, in.start = at->starts[sample];
+            }
+            attend_kv(of, at->heads, sample, kv, &in, at->mixed, at->tops, at->totals);
+        }
+}
+
 /* mixed [batch, length, num_heads, width] of heads, after `starts` [batch] positions that a cache has, whose keys are
  * [batch, kv_heads, width, capacity] and values [batch, kv_heads, capacity, width]; the new ones are written there.
  * Without a cache (NULL) all begin at 0. `tops` and `totals` [batch, num_heads, length] are what the gradient needs, or
@@ -88,31 +118,21 @@ static void attend_kv(const heads_of *of, const float *heads, long sample, long 
  */
 int attend(const float *heads, const float *q_norm, const float *k_norm, float eps, const float *turns,
            const int64_t *starts, long batch, long length, long num_heads, long num_kv_heads, long width,
-           long positions, float *keys, float *values, long capacity, float *mixed, float *tops, float *totals) {
+           long positions, float *keys, float *values, long capacity, long threads, float *mixed, float *tops,
+           float *totals) {
     heads_of of = {batch, length, num_heads, num_kv_heads, width, q_norm, k_norm, eps, turns};
-    if (!keys) capacity = rounded_up(length);
-    long last = (capacity < positions ? capacity : positions) - length;
-    for (long sample = 0; keys && sample < batch; sample++)
+    call at = {.of = &of, .heads = heads, .starts = starts, .keys = keys, .values = values, .mixed = mixed};
+    at.tops = tops, at.totals = totals, at.capacity = keys ? capacity : rounded_up(length);
+    long last = (at.capacity < positions ? at.capacity : positions) - length, most = length;
+    for (long sample = 0; keys && sample < batch; sample++) {
         if (starts[sample] < 0 || starts[sample] > last) return 2;
-    long own = keys ? 0 : 2 * width * capacity;
-    float *scratch = malloc(4 * (TILE * capacity + (TILE + 2) * width + own));
-    if (!scratch) return 1;
-    float *ends = scratch + TILE * capacity + (TILE + 2) * width;
-    room in = {ends,
-               ends + width * capacity,
-               capacity,
-               0,
-               scratch,
-               scratch + TILE * capacity,
-               scratch + TILE * (capacity + width)};
-    for (long sample = 0; sample < batch; sample++)
-        for (long kv = 0; kv < num_kv_heads; kv++) {
-            if (keys) {
-                long slot = (sample * num_kv_heads + kv) * width * capacity;
-                in.keys = keys + slot, in.values = values + slot, in.start = starts[sample];
-            }
-            attend_kv(&of, heads, sample, kv, &in, mixed, tops, totals);
-        }
-    free(scratch);
+        most = starts[sample] + length > most ? starts[sample] + length : most;
+    }
+    threads = worth_while(threads, 4.0 * batch * num_heads * length * most * width);
+    at.room_size = TILE * at.capacity + (TILE + 2) * width + (keys ? 0 : 2 * width * at.capacity);
+    at.scratch = room_for(threads * at.room_size);
+    if (!at.scratch) return 1;
+    in_parts(attend_samples, &at, batch, 1, threads);
+    free(at.scratch);
     return 0;
 }

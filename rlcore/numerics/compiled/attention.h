@@ -33,7 +33,12 @@ INLINE void dots(const int R, const float *const *rows, long width, const float 
     long j = 0;
     for (; j + 4 * LANES <= rounded_up(count); j += 4 * LANES)
         dot_columns(R, 4, rows, width, columns + j, stride, to + j, to_stride);
-    for (; j < count; j += LANES) dot_columns(R, 1, rows, width, columns + j, stride, to + j, to_stride);
+    if (j + 2 * LANES < count)
+        dot_columns(R, 3, rows, width, columns + j, stride, to + j, to_stride);
+    else if (j + LANES < count)
+        dot_columns(R, 2, rows, width, columns + j, stride, to + j, to_stride);
+    else if (j < count)
+        dot_columns(R, 1, rows, width, columns + j, stride, to + j, to_stride);
 }
 
 /* to[r] += sum of shares[r][j] * values[j] for j from `from` to `end`, in the order of j, V times LANES of a row. */

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlcore.numerics.compiled import operations
+from rlcore.numerics.compiled import layers, operations
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -34,6 +34,37 @@ class _AddRMSNorm(torch.autograd.Function):
     def backward(ctx: Any, above: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         made = operations.rms_norm_backward(grad.contiguous(), above.contiguous(), *ctx.saved_tensors)
         return made[0], made[0], made[1], None
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+        return operations.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        d_x, d_weight, d_bias = operations.linear_backward(grad.contiguous(), *ctx.saved_tensors)
+        return d_x, d_weight, d_bias if ctx.has_bias else None
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by: "Meeting", *weights: Tensor | None) -> Tensor:
+        y, kept = layers.layer(x, weights, **by._asdict())
+        ctx.save_for_backward(x, kept, *weights)
+        ctx.by = by
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, kept, *weights = ctx.saved_tensors
+        d_x, *made = layers.layer_backward(grad.contiguous(), x, kept, weights, **ctx.by._asdict())
+        given = iter(made)
+        return d_x, None, *(None if weight is None else next(given) for weight in weights)
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -82,6 +113,16 @@ def add_rms_norm(x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[
     return y
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """As `rlcore.numerics.linear.linear`, fp32. Raises ShapeError."""
+    rows = x.reshape(-1, x.shape[-1])
+    if torch.is_grad_enabled():
+        y: Tensor = _Linear.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
+    else:
+        y = operations.linear(rows, weight, bias)
+    return y.view(*x.shape[:-1], -1)
+
+
 def swiglu(gate_up: Tensor) -> Tensor:
     """As `rlcore.numerics.activations.swiglu`, fp32. Raises ShapeError."""
     if not torch.is_grad_enabled():
@@ -120,3 +161,37 @@ def attend_cached(heads: Tensor, by: Turned, starts: Tensor, keys: Tensor, value
     Raises ShapeError, and InvalidValueError where they do not fit.
     """
     return operations.attend_cached(heads, starts, keys=keys, values=values, **by._asdict())
+
+
+class Meeting(NamedTuple):
+    """How the heads of a layer meet: argument by argument what `layers` are told."""
+
+    turns: Tensor
+    """As `Turned.turns`."""
+    num_heads: int
+    num_kv_heads: int
+    eps: float
+    """Of every norm."""
+
+
+class Cached(NamedTuple):
+    """A layer's cache, and how much of it there is."""
+
+    starts: Tensor
+    """int64 [batch]: positions before the first that is given."""
+    keys: Tensor
+    """[batch, kv_heads, width, capacity], values the other way."""
+    values: Tensor
+
+
+def layer(x: Tensor, weights: layers.Weights, by: Meeting) -> Tensor:
+    """The stream [batch, length, width] of a pass after a layer. Raises ShapeError."""
+    if not torch.is_grad_enabled():
+        return layers.layer_unkept(x, weights, **by._asdict())
+    y: Tensor = _Layer.apply(x, by, *weights)  # type: ignore[no-untyped-call]
+    return y
+
+
+def layer_cached(x: Tensor, weights: layers.Weights, by: Meeting, cache: Cached) -> Tensor:
+    """The same behind a cache, as `attend_cached` has it; no gradient. Raises ShapeError, and InvalidValueError."""
+    return layers.layer_cached(x, *cache, weights, turns=by.turns, num_heads=by.num_heads, eps=by.eps)

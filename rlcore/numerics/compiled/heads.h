@@ -16,38 +16,45 @@ INLINE long place(const heads_of *of, long sample, long position, long head) {
     return ((sample * of->length + position) * (of->num_heads + 2 * of->num_kv_heads) + head) * of->width;
 }
 
-/* Halves of a head are pairs (Su et al. 2021); the sines of the first half are negative. `twice` is x, and x again. */
-INLINE void turn(const float *twice, const float *turns, float sign, long width, float *y) {
+/* The lanes of a head, from d on, whose halves have changed places. */
+INLINE lanes crossed(const float *head, long d, long width) {
+    long half = width / 2;
+    if (half % LANES == 0) return *(const lanes *)(head + (d < half ? d + half : d - half));
+    lanes x;
+    for (int l = 0; l < LANES; l++) x[l] = head[d + l < half ? d + l + half : d + l - half];
+    return x;
+}
+
+/* Halves of a head are pairs (Su et al. 2021); the sines of the first half are negative. y is not the head. */
+INLINE void turn(const float *head, const float *turns, float sign, long width, float *y) {
     for (long d = 0; d < width; d += LANES) {
-        long count = width - d;
-        lanes crossed = get(twice + width / 2 + d, count) * (get(turns + width + d, count) * all(sign));
-        put(y + d, fused(get(twice + d, count), get(turns + d, count), crossed), count);
+        lanes cosines = *(const lanes *)(turns + d), sines = *(const lanes *)(turns + width + d);
+        lanes across = width == LANES ? swapped(*(const lanes *)head) : crossed(head, d, width);
+        *(lanes *)(y + d) = fused(*(const lanes *)(head + d), cosines, across * (sines * all(sign)));
     }
 }
 
-/* A head as it meets others; `twice` is room for two. */
-INLINE void turned(const heads_of *of, const float *head, const float *norm, long position, float *twice, float *y) {
+/* A head as it meets others; `room` is for one. */
+INLINE void turned(const heads_of *of, const float *head, const float *norm, long position, float *room, float *y) {
     long width = of->width;
-    lanes by = all(norm ? inverse_root(head, of->eps, width) : 1.0f);
-    for (long d = 0; d < width; d += LANES) {
-        lanes part = get(head + d, width - d);
-        if (norm) part = part * by * get(norm + d, width - d);
-        put(twice + d, part, width - d);
-        put(twice + width + d, part, width - d);
+    if (norm) {
+        lanes by = all(inverse_root(head, of->eps, width));
+        for (long d = 0; d < width; d += LANES)
+            *(lanes *)(room + d) = *(const lanes *)(head + d) * by * *(const lanes *)(norm + d);
+        head = room;
     }
-    turn(twice, of->turns + 2 * position * width, 1.0f, width, y);
+    turn(head, of->turns + 2 * position * width, 1.0f, width, y);
 }
 
 /* The gradient of a head from that of what `turned` made of it; adds to that of its norm. */
 INLINE void turned_backward(const heads_of *of, const float *grad, const float *head, const float *norm, long position,
-                            float *twice, float *d_head, double *d_norm) {
+                            float *d_head, double *d_norm) {
     long width = of->width;
-    for (long d = 0; d < width; d += LANES) {
-        put(twice + d, get(grad + d, width - d), width - d);
-        put(twice + width + d, get(grad + d, width - d), width - d);
-    }
-    turn(twice, of->turns + 2 * position * width, -1.0f, width, d_head);
-    if (norm) normalised_backward(d_head, head, norm, inverse_root(head, of->eps, width), width, d_head, d_norm);
+    turn(grad, of->turns + 2 * position * width, -1.0f, width, d_head);
+    if (!norm) return;
+    float inverse = inverse_root(head, of->eps, width);
+    norm_weight_sums(d_head, head, &inverse, 1, width, d_norm);
+    normalised_backward(d_head, head, norm, inverse, width, d_head);
 }
 
 #endif

@@ -37,10 +37,16 @@ _HEADS = (_FLOAT, _POINTER)
 SIGNATURES = {
     "rms_norm": (*(_POINTER,) * 3, _FLOAT, _LONG, _LONG, *(_POINTER,) * 3),
     "rms_norm_backward": (*(_POINTER,) * 5, _LONG, _LONG, _POINTER, _POINTER),
+    "linear": (*(_POINTER,) * 3, *(_LONG,) * 4, _POINTER),
+    "linear_backward": (*(_POINTER,) * 3, *(_LONG,) * 4, *(_POINTER,) * 3),
+    "layer_keeps": (_POINTER,),
+    "layer_forward": (*(_POINTER,) * 5, _LONG, _POINTER, _POINTER),
+    "layer_backward": (*(_POINTER,) * 6,),
+    "uniforms": (_POINTER, _POINTER, _LONG, _LONG, _POINTER),
     "swiglu": (_POINTER, _LONG, _LONG, _POINTER),
-    "swiglu_backward": (_POINTER, _POINTER, _LONG, _LONG, _POINTER),
-    "attend": (*(_POINTER,) * 3, *_HEADS, _POINTER, *(_LONG,) * 6, _POINTER, _POINTER, _LONG, *(_POINTER,) * 3),
-    "attend_backward": (*(_POINTER,) * 7, *_HEADS, *(_LONG,) * 5, *(_POINTER,) * 3),
+    "swiglu_backward": (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER),
+    "attend": (*(_POINTER,) * 3, *_HEADS, _POINTER, *(_LONG,) * 6, _POINTER, _POINTER, _LONG, _LONG, *(_POINTER,) * 3),
+    "attend_backward": (*(_POINTER,) * 7, *_HEADS, *(_LONG,) * 6, *(_POINTER,) * 3),
 }
 
 
@@ -57,6 +63,7 @@ def library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(kept))
     for name, arguments in SIGNATURES.items():
         getattr(loaded, name).argtypes = arguments
+    loaded.layer_keeps.restype = _LONG
     return loaded
 
 
@@ -92,7 +99,7 @@ def compile_into(kept: Path, command: tuple[str, ...], *flags: str) -> None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
             made = Path(scratch) / kept.name
-            whole = [*command, *FLAGS, *flags, *sources, "-o", str(made), "-lm"]
+            whole = [*command, *FLAGS, *flags, *sources, "-o", str(made), "-lm", "-lpthread"]
             done = subprocess.run(whole, capture_output=True, text=True, check=False)
             if done.returncode or not made.is_file():
                 said = done.stderr[-2000:] or "it wrote nothing"

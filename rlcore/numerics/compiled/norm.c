@@ -29,11 +29,8 @@ int rms_norm_backward(const float *grad, const float *above, const float *x, con
                       long rows, long width, float *d_x, float *d_weight) {
     double *sums = calloc(width, sizeof *sums);
     if (!sums) return 1;
-    for (long i = 0; i < rows; i++) {
-        float *row = d_x + i * width;
-        normalised_backward(grad + i * width, x + i * width, weight, inverse[i], width, row, sums);
-        for (long d = 0; above && d < width; d++) row[d] += above[i * width + d];
-    }
+    norm_weight_sums(grad, x, inverse, rows, width, sums);
+    norm_rows_backward(grad, above, x, weight, inverse, rows, width, d_x);
     for (long d = 0; d < width; d++) d_weight[d] = (float)sums[d];
     free(sums);
     return 0;

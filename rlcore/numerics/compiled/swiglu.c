@@ -15,8 +15,8 @@ void swiglu(const float *gate_up, long rows, long width, float *y) {
     }
 }
 
-/* grad [rows, width] -> d_gate_up [rows, 2 * width]. */
-void swiglu_backward(const float *grad, const float *gate_up, long rows, long width, float *d_gate_up) {
+/* grad [rows, width] -> d_gate_up [rows, 2 * width], and y once more where it is not NULL. */
+void swiglu_backward(const float *grad, const float *gate_up, long rows, long width, float *d_gate_up, float *y) {
     for (long i = 0; i < rows; i++) {
         const float *gates = gate_up + 2 * i * width, *ups = gates + width;
         float *d_gates = d_gate_up + 2 * i * width, *d_ups = d_gates + width;
@@ -27,6 +27,7 @@ void swiglu_backward(const float *grad, const float *gate_up, long rows, long wi
             /* silu' = share + silu * (1 - share) */
             put(d_gates + d, slope * up * fused(silu, all(1.0f) - share, share), width - d);
             put(d_ups + d, slope * silu, width - d);
+            if (y) put(y + i * width + d, silu * up, width - d);
         }
     }
 }

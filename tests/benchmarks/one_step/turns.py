@@ -3,8 +3,8 @@
     parent ──a word──▶ child ──a line of JSON──▶ parent
 
     step      wall and processor time of the step and of its phases, and the process's peak memory so far
-    products  seconds in matrix products and in attention, by torch's profiler
-    flops     floating-point operations of both, by torch's counter
+    products  seconds in matrix products, attention and compiled layers, by torch's profiler
+    flops     floating-point operations of products and attention, by torch's counter
 
 The end of the words is the end of the child. Whatever libraries print goes to standard error.
 """
@@ -25,7 +25,11 @@ from torch.utils.flop_counter import FlopCounterMode
 aten = torch.ops.aten
 ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 ONEDNN = "mkldnn::_linear_pointwise"
-COMPILED = ("rlcore::attend", "rlcore::attend_cached", "rlcore::attend_backward")
+COMPILED = tuple(
+    f"rlcore::{name}"
+    for name in ("linear", "linear_backward", "layer", "layer_unkept", "layer_cached", "layer_backward")
+)
+"""Whole layers have norms and gates in them too: a tenth of their time."""
 PRODUCTS = (
     "aten::mm",
     "aten::addmm",
@@ -44,11 +48,6 @@ def peak_bytes() -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
-def onednn_flops(x: list[int], weight: list[int], *_: Any, **__: Any) -> int:
-    """Of [rows, inputs] and [outputs, inputs]."""
-    return 2 * x[0] * x[1] * weight[0]
-
-
 def attention_flops(q: list[int], k: list[int], *_: Any, **__: Any) -> int:
     """Of shapes [batch, heads, positions, width]: two products, as if every query saw every key."""
     return 4 * q[0] * q[1] * q[2] * k[2] * q[3]
@@ -57,6 +56,16 @@ def attention_flops(q: list[int], k: list[int], *_: Any, **__: Any) -> int:
 def attention_backward_flops(_: Any, q: list[int], k: list[int], *__: Any, **___: Any) -> int:
     """Five products: one is computed again."""
     return 10 * q[0] * q[1] * q[2] * k[2] * q[3]
+
+
+def linear_flops(x: list[int], weight: list[int], *_: Any, **__: Any) -> int:
+    """Of [rows, inputs] and [outputs, inputs]: oneDNN's, or compiled."""
+    return 2 * x[0] * x[1] * weight[0]
+
+
+def linear_backward_flops(grad: list[int], *given: Any, **_: Any) -> int:
+    """Two products."""
+    return 2 * linear_flops(*given)
 
 
 def heads_flops(heads: list[int], *given: Any, **_: Any) -> int:
@@ -95,11 +104,13 @@ class Turns:
             self._profile = self._measuring.enter_context(profile(activities=[ProfilerActivity.CPU]))
         if self._word == "flops":
             formulas: dict[Any, Any] = {
-                torch.ops.mkldnn._linear_pointwise: onednn_flops,
+                torch.ops.mkldnn._linear_pointwise: linear_flops,
                 aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
                 aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward_flops,
             }
             if "rlcore" in sys.modules:
+                formulas[torch.ops.rlcore.linear] = linear_flops
+                formulas[torch.ops.rlcore.linear_backward] = linear_backward_flops
                 formulas[torch.ops.rlcore.attend] = heads_flops
                 formulas[torch.ops.rlcore.attend_backward] = heads_backward_flops
             self._counter = self._measuring.enter_context(FlopCounterMode(display=False, custom_mapping=formulas))

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rlcore.models.cache import KeyValueCache
 from rlcore.models.config import FAMILIES, DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.compiled import operations
+from rlcore.numerics.compiled import layers, operations
 from rlcore.numerics.level import computing, following
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import RECIPES, num_threads
@@ -141,29 +141,52 @@ def test_a_model_computes_with_them_and_with_nothing_else_there() -> None:
     decoder = decoder_of("qwen3")
     with Named() as named, computing("compiled"):
         gradients(decoder)
-    layers = CONFIG.num_layers
-    expected = {"rms_norm": layers + 1, "add_rms_norm": layers, "swiglu": layers, "attend": layers}
-    expected |= {"rms_norm_backward": 2 * layers + 1, "swiglu_backward": layers, "attend_backward": layers}
-    found = {name: named.counts.get(f"rlcore.{name}.default", 0) for name in expected}
-    assert found == expected
+    count = CONFIG.num_layers
+    expected = {"rms_norm": count + 1, "add_rms_norm": count, "swiglu": count, "attend": count}
+    expected |= {"rms_norm_backward": 2 * count + 1, "swiglu_backward": count, "attend_backward": count}
+    expected |= {"linear": 4 * count + 1, "linear_backward": 4 * count + 1}
+    assert named.counts == {f"rlcore.{name}.default": count for name, count in expected.items()}
     with Named() as named:
         gradients(decoder)
     assert not named.counts
 
 
-@pytest.mark.parametrize("name", ["attend", "attend_cached", "rms_norm", "add_rms_norm", "swiglu"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_have_the_bits_of_their_parts(family: str) -> None:
+    """Who watches operations sees parts, and everybody else gets whole layers."""
+    decoder = decoder_of(family)
+    with computing("compiled"):
+        whole, whole_gradients = gradients(decoder)
+        with Named():
+            parts, gradients_of_parts = gradients(decoder)
+    assert torch.equal(whole, parts)
+    assert all(torch.equal(a, b) for a, b in zip(whole_gradients, gradients_of_parts, strict=True))
+
+
+def test_a_profiler_sees_whole_layers() -> None:
+    """What takes the time, not what it is made of."""
+    decoder = decoder_of("qwen3")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile, computing("compiled"):
+        gradients(decoder)
+    counts = {event.key: event.count for event in profile.key_averages()}
+    assert counts["rlcore::layer"] == counts["rlcore::layer_backward"] == CONFIG.num_layers
+    assert "rlcore::attend" not in counts
+
+
+@pytest.mark.parametrize("name", ["layer_unkept", "layer_cached", "rms_norm", "linear"])
 def test_a_kernel_that_depends_on_the_batch_is_seen(
     invariant: None, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the comparison above is worth."""
-    decoder, compute = decoder_of("qwen3"), getattr(operations, name)
+    decoder, of = decoder_of("qwen3"), layers if name.startswith("layer") else operations
+    compute = getattr(of, name)
 
     def broken(x: Tensor, *given_: object, **named: object) -> object:
         made = compute(x, *given_, **named)
-        (made if isinstance(made, Tensor) else made[name == "add_rms_norm"]).mul_(1 + x.shape[:2].numel() * 1e-6)
+        (made if isinstance(made, Tensor) else made[0]).mul_(1 + x.shape[:2].numel() * 1e-6)
         return made
 
-    monkeypatch.setattr(operations, name, broken)
+    monkeypatch.setattr(of, name, broken)
     with torch.no_grad():
         whole = decoder(TOKENS[:2])
         cache = KeyValueCache.empty(CONFIG, 2, LENGTH, like=decoder.embedding)

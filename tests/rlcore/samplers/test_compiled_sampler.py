@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rlcore.determinism import at_level
 from rlcore.models.config import FAMILIES, DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.compiled import operations
+from rlcore.numerics.compiled import layers
 from rlcore.numerics.level import computing, following
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import RECIPES, num_threads
@@ -95,11 +95,11 @@ def test_a_cache_that_grows_changes_nothing(invariant: None, monkeypatch: pytest
 
 
 def test_a_kernel_that_depends_on_the_batch_is_seen(invariant: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder, given_, compute = decoder_of("llama"), requests(), operations.attend_cached
+    decoder, given_, compute = decoder_of("llama"), requests(), layers.layer_cached
     alone = said(sampler_of(decoder, concurrency=1).sample(given_))
 
-    def broken(heads: torch.Tensor, *others: torch.Tensor, **named: object) -> torch.Tensor:
-        return compute(heads, *others, **named) * (1 + len(heads) * 1e-6)  # type: ignore[arg-type]
+    def broken(x: torch.Tensor, *others: torch.Tensor, **named: object) -> torch.Tensor:
+        return compute(x, *others, **named) * (1 + len(x) * 1e-6)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(operations, "attend_cached", broken)
+    monkeypatch.setattr(layers, "layer_cached", broken)
     assert said(sampler_of(decoder, concurrency=16).sample(given_)) != alone

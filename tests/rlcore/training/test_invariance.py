@@ -25,7 +25,7 @@ import rlcore.training.rollouts as rollouts_module
 import rlcore.training.update as update_module
 from rlcore.config import RunConfig
 from rlcore.errors import CheckpointError, LevelError, StepError
-from rlcore.numerics.compiled import operations
+from rlcore.numerics.compiled import layers
 from rlcore.numerics.level import computing
 from rlcore.numerics.tree_sum import TreeSum
 from rlcore.samplers.torch_sampler import TorchSampler
@@ -206,12 +206,12 @@ def test_a_sampler_with_other_kernels_does_not_match(tmp_path: Path, monkeypatch
 def test_with_a_kernel_that_sees_the_batch_concurrency_moves_logprobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attend_cached = operations.attend_cached
+    layer_cached = layers.layer_cached
 
-    def in_company(heads: Tensor, *given: Any, **named: Any) -> Tensor:
-        return attend_cached(heads, *given, **named) * (1.0 + len(heads) * 2.0**-20)
+    def in_company(x: Tensor, *given: Any, **named: Any) -> Tensor:
+        return layer_cached(x, *given, **named) * (1.0 + len(x) * 2.0**-20)
 
-    monkeypatch.setattr(operations, "attend_cached", in_company)
+    monkeypatch.setattr(layers, "layer_cached", in_company)
     assert moved("grpo, compiled kernels", tmp_path, level="rerun", concurrency=1) == "rollout"
 
 

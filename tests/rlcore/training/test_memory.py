@@ -1,8 +1,9 @@
-"""Pages that the kernel hands over in a pass, with glibc as it starts and after it was told."""
+"""The heap as glibc has it and after it was told: pages that the kernel hands over in a pass, and large ones."""
 
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +26,39 @@ print(at_first, pages_of_a_pass())
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator than glibc's is not told")
+LARGE_PAGES = """
+from rlcore.training.memory import keep_freed_memory
+
+def large_kb():
+    lines = iter(open("/proc/self/smaps"))
+    return sum(
+        int(next(line for line in lines if line.startswith("AnonHugePages:")).split()[1])
+        for line in lines if line.rstrip().endswith("[heap]")
+    )
+
+at_first = [bytes(1) * (1 << 16) for _ in range(200)], large_kb()
+keep_freed_memory()
+collapsed = large_kb()
+blocks = [bytes(1) * (1 << 20) for _ in range(200)]
+print(at_first[1], collapsed, large_kb())
+"""
+THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+if_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator than glibc's is not told")
+
+
+@if_glibc
+@pytest.mark.skipif(not THP.exists() or "[never]" in THP.read_text(), reason="this kernel has no large pages")
+def test_the_heap_comes_in_large_pages() -> None:
+    told = subprocess.run([sys.executable, "-c", LARGE_PAGES], capture_output=True, text=True, check=True).stdout
+    at_first, collapsed, afterwards = map(int, told.split())
+    if "[madvise]" in THP.read_text():
+        assert at_first == 0
+    assert collapsed >= 8 << 10, "of 12 MiB that were there"
+    assert afterwards - collapsed >= 180 << 10, "of 200 MiB"
+
+
+@if_glibc
 def test_a_pass_finds_the_memory_that_the_one_before_has_freed() -> None:
     told = subprocess.run([sys.executable, "-c", PASSES], capture_output=True, text=True, check=True).stdout
     at_first, afterwards = map(int, told.split())

@@ -1,6 +1,7 @@
 """Compiled kernels at a level: where they are refused, what a certificate says, and that the probe looks at them."""
 
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from rlcore.determinism import at_level
 from rlcore.errors import InvalidValueError, LevelError
 from rlcore.models.config import DecoderConfig
 from rlcore.numerics.certificate import Certificate
-from rlcore.numerics.compiled import operations
+from rlcore.numerics.compiled import layers, operations
 from rlcore.numerics.exact import Exact
 from rlcore.numerics.level import computing, is_compiled
 from rlcore.numerics.probe import certify, check_threads
@@ -27,7 +28,7 @@ def compiled() -> Iterator[None]:
 
 
 def looked_at() -> Certificate:
-    return certify(shapes=[(16, 32)], heads=[(2, 1, 16)], length=64, recipes=[Exact()])
+    return certify(shapes=[(16, 32)], heads=[(2, 1, 16)], layers=[(32, 20)], length=64, recipes=[Exact()])
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_the_certificate_says_whose_kernels_it_is_for() -> None:
     with at_level("invariant", CONFIG, length=64, kernels="compiled") as certificate:
         assert is_compiled() and certificate is not None
         assert certificate.kernels == "compiled"
-        assert certificate.lines()[0].startswith(f"{certificate.recipe.name} with compiled kernels for float32 on cpu")
+        assert certificate.lines()[0].startswith("compiled kernels for float32 on cpu")
     assert not is_compiled()
     plain = looked_at()
     assert plain.kernels == "torch" and "compiled" not in plain.lines()[0]
@@ -75,13 +76,14 @@ def test_kernels_as_they_are_hold(compiled: None) -> None:
         "linear",
         "attention",
         "rows",
+        "layers",
     ]
-    check_threads(found, 3, shapes=[(16, 32)], heads=[(2, 1, 16)])
+    check_threads(found, 3, shapes=[(16, 32)], heads=[(2, 1, 16)], layers=[(32, 20)])
 
 
-def by_the_size(name: str) -> Callable[..., Any]:
+def by_the_size(name: str, of: ModuleType = operations) -> Callable[..., Any]:
     """The operation, with a little of the size of its batch in what it gives first."""
-    compute = getattr(operations, name)
+    compute = getattr(of, name)
 
     def broken(x: torch.Tensor, *given: Any, **named: Any) -> Any:
         made = compute(x, *given, **named)
@@ -101,6 +103,8 @@ def by_the_size(name: str) -> Callable[..., Any]:
         ("rms_norm_backward", "rows", "1 rows of 16, threads 1"),
         ("swiglu", "rows", "1 rows of 16, threads 1"),
         ("swiglu_backward", "rows", "1 rows of 16, threads 1"),
+        ("linear", "linear", "1 rows of 16 to 32, threads 1"),
+        ("linear_backward", "linear", "1 rows of 16 to 32, threads 1"),
     ],
 )
 def test_kernels_that_depend_on_the_batch_are_refused(
@@ -110,6 +114,23 @@ def test_kernels_that_depend_on_the_batch_are_refused(
     with pytest.raises(LevelError) as caught:
         looked_at()
     assert f"{operation} exact: " in caught.value.what and f"differ, first {first}" in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("layer", "a sample of layer 32 wide, heads 2/1 of 16, threads 1"),
+        ("layer_backward", "a sample of layer 32 wide, heads 2/1 of 16, threads 1"),
+        ("layer_cached", "positions 0 to 1, layer 32 wide, heads 2/1 of 16, threads 1"),
+    ],
+)
+def test_whole_layers_that_depend_on_the_batch_are_refused(
+    compiled: None, name: str, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, name, by_the_size(name, layers))
+    with pytest.raises(LevelError) as caught:
+        looked_at()
+    assert "layers exact: " in caught.value.what and f"differ, first {first}" in caught.value.what
 
 
 def test_gradients_that_are_not_the_same_twice_are_refused(compiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
