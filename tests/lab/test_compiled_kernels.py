@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 pytestmark = [pytest.mark.timeout(240), pytest.mark.needs_compiler]
 SMALL = ("grpo_reverse_text", "--size", "tiny", "--set", "training.num_steps=2")
 OPERATIONS = {
-    "forward": {"rms_norm", "swiglu", "attend", "attend_cached"},
-    "backward": {"rms_norm_backward", "swiglu_backward", "attend_backward"},
+    "forward": {"rms_norm", "linear", "swiglu", "attend", "attend_cached", "uniforms"},
+    "backward": {"rms_norm_backward", "linear_backward", "swiglu_backward", "attend_backward"},
 }
 
 
@@ -29,7 +29,10 @@ def test_processes_agree_and_a_record_of_operations_has_the_kernels_and_moves_no
     of_kernels = [each for each in found.operations if each.name.startswith("rlcore.")]
     for phase, names in OPERATIONS.items():
         assert {each.name for each in of_kernels if each.phase == phase} >= {f"rlcore.{name}.default" for name in names}
-    assert all("compiled/differentiable.py" in each.at for each in of_kernels), "the line that asked for it"
+    asked = {each.name: each.at.rpartition(":")[0] for each in of_kernels}
+    assert asked.pop("rlcore.uniforms.default").endswith("samplers/gumbel.py"), "the line that asked for it"
+    assert all(at.endswith("compiled/differentiable.py") for at in asked.values()), asked
+    assert not any(name.startswith("rlcore.layer") for name in asked), "layers are told by their parts"
 
     trained = type_command(tmp_path, "train", *compiled, "--out", "t")
     assert trained.code == ExitCode.OK, trained.stderr

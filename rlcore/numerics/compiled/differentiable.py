@@ -115,12 +115,12 @@ def add_rms_norm(x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """As `rlcore.numerics.linear.linear`, fp32. Raises ShapeError."""
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x.reshape(-1, x.shape[-1]).contiguous()  # one position of several is a view whose rows lie apart
     if torch.is_grad_enabled():
         y: Tensor = _Linear.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
     else:
         y = operations.linear(rows, weight, bias)
-    return y.view(*x.shape[:-1], -1)
+    return y.view(*x.shape[:-1], weight.shape[0])
 
 
 def swiglu(gate_up: Tensor) -> Tensor:

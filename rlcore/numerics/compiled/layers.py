@@ -113,7 +113,7 @@ def layer_backward(
     to = _Gradients()
     for name, weight in zip(Weights._fields, weights, strict=True):
         if weight is not None:
-            made.append(torch.empty_like(weight))
+            made.append(torch.empty_like(weight) if x.numel() else torch.zeros_like(weight))
             setattr(to, name, made[-1].data_ptr())
     given = address(grad), x.data_ptr(), address(kept)
     check(library().layer_backward(ctypes.byref(of), *given, made[0].data_ptr(), ctypes.byref(to)))
@@ -121,6 +121,8 @@ def layer_backward(
 
 
 _NO_CACHE = None, None, None, 0
+_OPTIONAL = slice(2, 5)
+"""Of `Weights`: what some families do not have."""
 
 
 def _layer(
@@ -131,6 +133,9 @@ def _layer(
         told = f"a stream {tuple(x.shape)}, {num_heads[0]} heads, {num_heads[1]} of keys"
         raise ShapeError(told, legal="[batch, length, width], heads in whole groups")
     of = Weights._make(weights)
+    if any(x is None for x in of[: _OPTIONAL.start] + of[_OPTIONAL.stop :]):
+        missing = ", ".join(name for name, x in of._asdict().items() if x is None)
+        raise ShapeError(f"a layer without {missing}", legal=f"all but {', '.join(of._fields[_OPTIONAL])}")
     (batch, length, width), ffn_width = x.shape, of.down.shape[-1]
     head_width = of.out.shape[-1] // num_heads[0]
     heads_width, qkv_width = num_heads[0] * head_width, (num_heads[0] + 2 * num_heads[1]) * head_width

@@ -52,9 +52,9 @@ def rms_norm_backward(
 @operation("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [rows, inputs] @ weight [outputs, inputs].T + bias [outputs] -> [rows, outputs]."""
-    rows, (outputs, inputs) = x.shape[0], weight.shape
-    check_shape(x, rows, inputs)
-    check_shape(weight[:, 0] if bias is None else bias, outputs)
+    rows, outputs, inputs = _of_product(x, weight)
+    if bias is not None:
+        check_shape(bias, outputs)
     y = x.new_empty((rows, outputs))
     sizes = rows, inputs, outputs, torch.get_num_threads()
     check(library().linear(address(x), address(weight), address(bias), *sizes, y.data_ptr()))
@@ -64,8 +64,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 @operation("linear_backward(Tensor grad, Tensor x, Tensor weight) -> (Tensor, Tensor, Tensor)")
 def linear_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, the weight and the bias."""
-    rows, (outputs, inputs) = x.shape[0], weight.shape
-    check_shape(x, rows, inputs)
+    rows, outputs, inputs = _of_product(x, weight)
     check_shape(grad, rows, outputs)
     made = torch.empty_like(x), torch.empty_like(weight), x.new_empty(outputs)
     sizes = rows, inputs, outputs, torch.get_num_threads()
@@ -193,6 +192,14 @@ def attend_backward(
 
 WIDTHS = 16
 """Heads are a multiple as wide, as many numbers as a kernel takes together; and so is a cache's capacity."""
+
+
+def _of_product(x: Tensor, weight: Tensor) -> tuple[int, int, int]:
+    """(rows, outputs, inputs). Raises ShapeError."""
+    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1] or not weight.numel():
+        told = f"a product of {tuple(x.shape)} and {tuple(weight.shape)}"
+        raise ShapeError(told, legal="[rows, inputs], [outputs, inputs], neither of them 0")
+    return x.shape[0], *weight.shape
 
 
 def _sizes(

@@ -45,7 +45,12 @@ typedef struct {
 #define SECOND_1 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
 
 /* Sixteen rows of sixteen become columns. */
-INLINE void transpose(lanes *x){SWAP(8) SWAP(4) SWAP(2) SWAP(1)}
+INLINE void transpose(lanes *x) {
+    SWAP(8);
+    SWAP(4);
+    SWAP(2);
+    SWAP(1);
+}
 
 /* Columns of b from `first` on, `count` of V times LANES, side by side: [inner, V * LANES], zeros behind them. */
 INLINE void pack(const int V, matrix b, long inner, long first, long count, float *packed) {

@@ -35,6 +35,7 @@ static inline void in_parts(work *done, void *given, long count, long step, long
     pthread_t others[MOST_THREADS];
     share shares[MOST_THREADS];
     long steps = (count + step - 1) / step, num_begun = 0;
+    if (threads > steps) threads = steps ? steps : 1;
     for (long part = 0; part < threads; part++) {
         long from = steps * part / threads * step, end = steps * (part + 1) / threads * step;
         shares[part] = (share){done, given, part, from, end < count ? end : count};

@@ -151,6 +151,16 @@ def test_a_model_computes_with_them_and_with_nothing_else_there() -> None:
     assert not named.counts
 
 
+def test_one_position_of_several_is_a_view_that_has_logits_too() -> None:
+    """As a lane has it whose completions are of one token."""
+    decoder = decoder_of("llama")
+    with computing("compiled"):
+        hidden = decoder.hidden(TOKENS[:, :4])
+        apart = hidden[:, 3:]
+        assert not apart.is_contiguous()
+        assert torch.equal(decoder.logits(apart), decoder.logits(hidden)[:, 3:])
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_layers_have_the_bits_of_their_parts(family: str) -> None:
     """Who watches operations sees parts, and everybody else gets whole layers."""

@@ -8,9 +8,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlcore.numerics.compiled.differentiable import Turned, add_rms_norm, attend
+from rlcore.numerics.compiled.library import SOURCES
 
 NUM_POSITIONS = 48
 EPS = 1e-5
+WORTH = next(
+    float(line.split()[2])
+    for path in SOURCES
+    if path.name == "threads.h"
+    for line in path.read_text().splitlines()
+    if line.startswith("#define WORTH ")
+)
+"""Operations that a thread is begun for."""
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

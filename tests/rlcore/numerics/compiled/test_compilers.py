@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from rlcore.numerics.cases import with_gradients
-from rlcore.numerics.compiled import operations
-from rlcore.numerics.compiled.differentiable import attend_cached, rms_norm, swiglu
+from rlcore.numerics.compiled import layers, operations
+from rlcore.numerics.compiled.differentiable import attend_cached, linear, rms_norm, swiglu
 from rlcore.numerics.compiled.library import SIGNATURES, compile_into, compiler
 from tests.rlcore.numerics.compiled.heads_drawn import Sizes, add_norm, drawn
+from tests.rlcore.numerics.compiled.layers_drawn import LayerSizes, in_cache, whole
 
 pytestmark = pytest.mark.needs_compiler
 
@@ -38,6 +39,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
         loaded = ctypes.CDLL(str(kept))
         for name, arguments in SIGNATURES.items():
             getattr(loaded, name).argtypes = arguments
+        loaded.layer_keeps.restype = ctypes.c_long
         return loaded
 
     return made
@@ -66,10 +68,28 @@ def heads(sizes: Sizes) -> list[Tensor]:
     return [*made, keys, values]
 
 
+def products(rows: int, inputs: int, outputs: int) -> list[Tensor]:
+    """With a bias."""
+    x, weight, grad = drawn(rows, inputs), drawn(outputs, inputs, seed=1), drawn(rows, outputs, seed=2)
+    return with_gradients(linear, grad, x, weight, drawn(outputs, seed=3))
+
+
+def layer(sizes: LayerSizes) -> list[Tensor]:
+    """A pass, its gradients, and the same in parts behind a cache."""
+    x, length = sizes.stream(), sizes.heads.length
+    made = sizes.gradients(whole, x, sizes.grad())
+    y, keys, values = in_cache(sizes, whole, x, [length - 3, 2, 1])
+    return [*made, y, keys[..., :length], values[:, :, :length]]
+
+
 COMPUTED: dict[str, Callable[[], list[Tensor]]] = {
     "rows": rows,
     "heads of 32": partial(heads, Sizes(2, 37, 2, 3, 32, has_norms=True)),
     "heads of 80": partial(heads, Sizes(1, 26, 1, 4, 80, has_norms=False)),
+    "products over all borders": partial(products, 201, 270, 541),
+    "products of few rows": partial(products, 5, 19, 39),
+    "layer over a block": partial(layer, LayerSizes(Sizes(6, 35, 1, 3, 16, has_norms=True), 44, 20, has_bias=True)),
+    "layer over packs": partial(layer, LayerSizes(Sizes(1, 19, 2, 2, 80, has_norms=False), 264, 300, has_bias=False)),
 }
 
 
@@ -78,7 +98,8 @@ def differing(kernels: ctypes.CDLL) -> list[str]:
     found = {name: compute() for name, compute in COMPUTED.items()}
     assert not any(bool(x.isnan().any()) for tensors in found.values() for x in tensors)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(operations, "library", lambda: kernels)
+        for module in (operations, layers):
+            patch.setattr(module, "library", lambda: kernels)
         others = {name: compute() for name, compute in COMPUTED.items()}
     return [
         f"{name} {number}"

@@ -20,10 +20,10 @@ CLOSE = 5e-6
 """Of the largest number of a result; for gradients, of the largest in any, since some cancel to nothing."""
 
 
-def is_close(ours: list[Tensor], plain: list[Tensor]) -> bool:
+def is_close(ours: list[Tensor], plain: list[Tensor], close: float = CLOSE) -> bool:
     errors = [float((a.double() - b).abs().max()) for a, b in zip(ours, plain, strict=True)]
     sizes = [max(1.0, float(b.abs().max())) for b in plain]
-    return errors[0] <= CLOSE * sizes[0] and max(errors[1:]) <= CLOSE * max(sizes[1:])
+    return errors[0] <= close * sizes[0] and max(errors[1:]) <= close * max(sizes[1:])
 
 
 def both(ours: Callable[..., Tensor], plain: Callable[..., Tensor], *given_: Tensor) -> bool:
