@@ -43,7 +43,7 @@ class ModelSection(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
     kernels: Literal["torch", "compiled"] = "torch"
-    """Norms, SwiGLU and attention: torch's, or C compiled here, faster for small models; float32 on cpu."""
+    """What layers are computed with: torch's, or C compiled here, faster for small models; float32 on cpu."""
 
 
 class TaskSection(Section):

@@ -1,4 +1,5 @@
-"""From a layer's heads to what its queries make of the values they see: by torch's operations, or by compiled kernels.
+"""From a layer's heads to what its queries make of the values they see: by torch's operations, or by compiled kernels,
+which take the whole layer at once.
 
 Heads are [batch, length, queries + keys + values, head_width]; what is mixed is [batch, length, queries * head_width].
 """

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 
 import torch
 from torch import Tensor
@@ -122,7 +123,7 @@ def of_layers(
     draw: Draw, layers: Sequence[tuple[int, int]], heads: Sequence[tuple[int, int, int]], length: int
 ) -> Iterator[Case]:
     """A compiled layer of each (width, ffn_width): a sample alone, a shorter pass, and what follows a cache."""
-    for (width, ffn_width), (num_heads, num_kv_heads, head_width) in zip(layers, heads, strict=False):
+    for (width, ffn_width), (num_heads, num_kv_heads, head_width) in zip(layers, cycle(heads), strict=False):
         weights = _weights(draw, width, ffn_width, (num_heads, num_kv_heads, head_width))
         by = Meeting(draw(length, 2 * head_width), num_heads, num_kv_heads, 1e-6)
         x, grad = draw(2, length, width), draw(2, length, width)

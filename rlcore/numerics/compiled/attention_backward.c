@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "kernels.h"
 #include "threads.h"
 
 typedef struct {

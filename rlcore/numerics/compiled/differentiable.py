@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rlcore.errors import InvalidValueError
 from rlcore.numerics.compiled import layers, operations
 
 
@@ -160,6 +161,7 @@ def attend_cached(heads: Tensor, by: Turned, starts: Tensor, keys: Tensor, value
     keys [batch, kv_heads, width, capacity], values [batch, kv_heads, capacity, width], the capacity a multiple of 16.
     Raises ShapeError, and InvalidValueError where they do not fit.
     """
+    _check_no_gradient(heads, by.q_norm, by.k_norm)
     return operations.attend_cached(heads, starts, keys=keys, values=values, **by._asdict())
 
 
@@ -193,5 +195,13 @@ def layer(x: Tensor, weights: layers.Weights, by: Meeting) -> Tensor:
 
 
 def layer_cached(x: Tensor, weights: layers.Weights, by: Meeting, cache: Cached) -> Tensor:
-    """The same behind a cache, as `attend_cached` has it; no gradient. Raises ShapeError, and InvalidValueError."""
+    """The same behind a cache, as `attend_cached` has it. Raises ShapeError, and InvalidValueError."""
+    _check_no_gradient(x, *weights)
     return layers.layer_cached(x, *cache, weights, turns=by.turns, num_heads=by.num_heads, eps=by.eps)
+
+
+def _check_no_gradient(*given: Tensor | None) -> None:
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given):
+        raise InvalidValueError(
+            "a gradient through a cache", legal="none", remedy="torch.no_grad(), or a pass: Decoder.hidden"
+        )

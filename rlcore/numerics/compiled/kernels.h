@@ -1,4 +1,4 @@
-/* The kernels that others are made of; each is told of where it is. */
+/* The kernels that whole layers are made of; what each does is said where it is. */
 #ifndef RLCORE_KERNELS_H
 #define RLCORE_KERNELS_H
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlcore.errors import ShapeError
 from rlcore.numerics.compiled.library import library
-from rlcore.numerics.compiled.operations import check_cache, check_heads, check_length
+from rlcore.numerics.compiled.operations import check_cache, check_heads, check_length, kv_heads_of
 from rlcore.numerics.compiled.registration import address, check, check_shape, operation
 
 
@@ -86,7 +86,7 @@ def layer_cached(
     eps: float,
 ) -> Tensor:
     """The same for positions that follow `starts` of a cache, into which they are written; as `attend_cached`."""
-    of, y = _layer(x, weights, turns, (num_heads, keys.shape[1]), eps), torch.empty_like(x)
+    of, y = _layer(x, weights, turns, (num_heads, kv_heads_of(keys)), eps), torch.empty_like(x)
     capacity = check_cache((of.batch, of.num_kv_heads, of.head_width), starts, keys, values)
     cache = starts.data_ptr(), address(keys), address(values), capacity
     check(library().layer_forward(ctypes.byref(of), x.data_ptr(), *cache, None, y.data_ptr()))
@@ -134,8 +134,9 @@ def _layer(
         raise ShapeError(told, legal="[batch, length, width], heads in whole groups")
     of = Weights._make(weights)
     if any(x is None for x in of[: _OPTIONAL.start] + of[_OPTIONAL.stop :]):
-        missing = ", ".join(name for name, x in of._asdict().items() if x is None)
-        raise ShapeError(f"a layer without {missing}", legal=f"all but {', '.join(of._fields[_OPTIONAL])}")
+        optional = of._fields[_OPTIONAL]
+        missing = [name for name, x in of._asdict().items() if x is None and name not in optional]
+        raise ShapeError(f"a layer without {', '.join(missing)}", legal=f"all but {', '.join(optional)}")
     (batch, length, width), ffn_width = x.shape, of.down.shape[-1]
     head_width = of.out.shape[-1] // num_heads[0]
     heads_width, qkv_width = num_heads[0] * head_width, (num_heads[0] + 2 * num_heads[1]) * head_width

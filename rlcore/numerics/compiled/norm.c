@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "kernels.h"
+
 /* y [rows, width]; inverse [rows] is what each row was multiplied with. Where there is something to be added to x,
  * their sum is written and normalised; else `added` and `total` are NULL.
  */

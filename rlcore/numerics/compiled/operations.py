@@ -1,6 +1,6 @@
 """The kernels as operations of torch, fp32 on a processor: whoever records operations sees them under their names.
 
-They compute with torch's number of threads, outside of Python's lock.
+Products and attention are computed with torch's number of threads, all outside of Python's lock.
 """
 
 import torch
@@ -140,7 +140,7 @@ def attend_cached(
     turns: Tensor,
 ) -> Tensor:
     """Mixed [batch, length, num_heads, width]; keys [batch, kv_heads, width, capacity], values the other way."""
-    sizes = _sizes(heads, keys.shape[1], turns, q_norm, k_norm)
+    sizes = _sizes(heads, kv_heads_of(keys), turns, q_norm, k_norm)
     batch, length, num_heads, num_kv_heads, width, _ = sizes
     capacity = check_cache((batch, num_kv_heads, width), starts, keys, values)
     mixed = heads.new_empty((batch, length, num_heads, width))
@@ -236,6 +236,13 @@ def check_length(length: int, turns: Tensor) -> None:
         raise ShapeError(f"{length} positions", legal=f"up to {len(turns)}, which the turns are of")
 
 
+def kv_heads_of(keys: Tensor) -> int:
+    """Of a cache. Raises ShapeError where it is none."""
+    if keys.dim() != 4:
+        raise ShapeError(f"keys {tuple(keys.shape)}", legal="[batch, kv_heads, width, capacity]")
+    return keys.shape[1]
+
+
 def check_cache(of: tuple[int, int, int], starts: Tensor, keys: Tensor, values: Tensor) -> int:
     """The cache's capacity. Raises ShapeError where it is not one of these sizes: batch, heads of keys, their width."""
     (batch, num_kv_heads, width), capacity = of, keys.shape[-1]
@@ -244,9 +251,10 @@ def check_cache(of: tuple[int, int, int], starts: Tensor, keys: Tensor, values: 
             f"a cache of {tuple(keys.shape)} and {tuple(values.shape)}",
             legal=f"[{batch}, {num_kv_heads}, {width}, capacity], and values the other way",
         )
-    if capacity % WIDTHS or starts.dtype is not torch.int64 or starts.shape != (batch,) or not starts.is_contiguous():
+    is_numbers = starts.dtype is torch.int64 and starts.is_cpu and starts.is_contiguous()
+    if capacity % WIDTHS or not is_numbers or starts.shape != (batch,):
         raise ShapeError(
-            f"a capacity of {capacity}, starts {starts.dtype} {tuple(starts.shape)}",
-            legal=f"a multiple of {WIDTHS}, int64 [{batch}]",
+            f"a capacity of {capacity}, starts {starts.dtype} {tuple(starts.shape)} on {starts.device}",
+            legal=f"a multiple of {WIDTHS}, int64 [{batch}] on cpu",
         )
     return capacity

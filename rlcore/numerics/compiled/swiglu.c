@@ -1,4 +1,5 @@
 /* SwiGLU (Shazeer 2020): silu(gate) * up; a row is gates, then as many ups. */
+#include "kernels.h"
 #include "lanes.h"
 
 /* 0 below -88, where e^-x is no number any more. */

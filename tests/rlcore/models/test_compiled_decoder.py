@@ -7,9 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import register_parametrization
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlcore.errors import InvalidValueError
 from rlcore.models.cache import KeyValueCache
 from rlcore.models.config import FAMILIES, DecoderConfig
 from rlcore.models.decoder import Decoder
@@ -159,6 +161,31 @@ def test_one_position_of_several_is_a_view_that_has_logits_too() -> None:
         apart = hidden[:, 3:]
         assert not apart.is_contiguous()
         assert torch.equal(decoder.logits(apart), decoder.logits(hidden)[:, 3:])
+
+
+class Same(nn.Module):
+    """A parametrization that changes nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize("name", ["qkv_bias", "down"])
+def test_weights_that_are_parametrized_are_taken(name: str) -> None:
+    """Also what a family may be without: it is not taken for absent."""
+    decoder = decoder_of("qwen2")
+    with computing("compiled"), torch.no_grad():
+        expected = decoder(TOKENS)
+        register_parametrization(decoder.layers[1], name, Same())
+        assert torch.equal(decoder(TOKENS), expected)
+
+
+def test_a_gradient_through_a_cache_is_refused() -> None:
+    decoder = decoder_of("llama")
+    cache = KeyValueCache.empty(CONFIG, 4, LENGTH, like=decoder.embedding)
+    with computing("compiled"), pytest.raises(InvalidValueError, match="a gradient through a cache") as caught:
+        decoder.extend(TOKENS, KeyValueCache(cache.keys.transpose(3, 4).contiguous(), cache.values, True), [0] * 4)
+    assert "torch.no_grad()" in caught.value.remedy
 
 
 @pytest.mark.parametrize("family", FAMILIES)

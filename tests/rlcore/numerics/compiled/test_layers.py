@@ -1,6 +1,9 @@
 """A whole layer has the bits that its parts give one by one, and a row those that it has alone."""
 
+import ctypes
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from rlcore.numerics.compiled import layers
 from rlcore.numerics.compiled.differentiable import Meeting, layer
 from rlcore.numerics.compiled.layers import Weights
 from rlcore.numerics.probe import num_threads
@@ -170,3 +174,15 @@ def test_any_number_of_threads_gives_the_same_bits(count: int) -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_parts_and_whole_are_the_same_with_threads(count: int) -> None:
     assert are_equal(by_threads(count), by_threads(count, parts))
+
+
+@pytest.mark.parametrize(
+    ("source", "struct", "mirror"),
+    [("layer.h", "layer", layers._Layer), ("layer_backward.c", "gradients", layers._Gradients)],
+)
+def test_what_c_is_handed_is_laid_out_as_c_has_it(source: str, struct: str, mirror: type[ctypes.Structure]) -> None:
+    """Name by name: members of one type in another order would be taken for each other."""
+    written = (Path(layers.__file__).parent / source).read_text()
+    (members,) = re.findall(rf"typedef struct \{{([^}}]*)\}} {struct};", written)
+    told = re.sub(r"/\*.*?\*/|\b(const|float|long)\b|[*;,]", " ", members).split()
+    assert told == [name for name, *_ in mirror._fields_]
