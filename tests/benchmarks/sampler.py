@@ -1,7 +1,8 @@
 """What sampling costs: 64 completions of 32 tokens, at three sizes, level off and invariant, both kernels, by turns.
 
-    OMP_NUM_THREADS=1 python tests/benchmarks/sampler.py
-    OMP_NUM_THREADS=1 python tests/benchmarks/sampler.py --sizes 127k --rounds 50
+    export OMP_NUM_THREADS=1 MKL_CBWR=AUTO,STRICT
+    python tests/benchmarks/sampler.py
+    python tests/benchmarks/sampler.py --sizes 127k --rounds 50
 
 A step draws one token for each of 64 sequences, Python included; its time is that of a whole call over 32. The products
 are what the step's matrix products take alone, at the shapes that level computes: what is not products is what sampling
@@ -59,7 +60,8 @@ def ways(config: DecoderConfig) -> list[Way]:
     found = []
     for kernels in ("torch", "compiled"):
         with computing(kernels):
-            held = certify(shapes=config.product_shapes, heads=[config.head_shape], length=config.max_length)
+            heads, layers = [config.head_shape], [config.layer_shape]
+            held = certify(shapes=config.product_shapes, heads=heads, layers=layers, length=config.max_length)
         found += [Way(kernels, None), Way(kernels, held.recipe)]
     return found
 

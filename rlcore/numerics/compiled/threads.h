@@ -5,8 +5,8 @@
 #include <pthread.h>
 
 #define MOST_THREADS 64
-/* Operations that are worth a thread, which takes some 20 microseconds to begin and to end. */
-#define WORTH 2e7
+/* Operations that are worth a thread, which takes up to 100 microseconds to begin and to end. */
+#define WORTH 4e7
 
 /* What is done with numbers `from` to `end` of something; `part` counts the threads. */
 typedef void work(void *given, long part, long from, long end);

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.needs_compiler
 some = settings(max_examples=25)
 OVER_A_BLOCK = LayerSizes(Sizes(6, 40, 1, 2, 16, has_norms=True), 44, 20, has_bias=True)
 """240 rows: more than are done together, forward or backward."""
-WIDE = LayerSizes(Sizes(8, 40, 2, 8, 80, has_norms=True), 128, 512, has_bias=True)
+WIDE = LayerSizes(Sizes(16, 40, 2, 8, 80, has_norms=True), 128, 512, has_bias=True)
 """Worth three threads, its attention too."""
 
 
