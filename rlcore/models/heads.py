@@ -110,7 +110,7 @@ class ByTorch:
 
 
 class Compiled:
-    """All of it in one kernel."""
+    """All of it in one kernel, or in that of the whole layer."""
 
     def __init__(
         self, config: DecoderConfig, table: Tensor, length: int, cache: KeyValueCache | None, reach: Reach | None

@@ -21,8 +21,7 @@ typedef struct {
     float *d_heads, *d_mixed, *d_attended;                  /* of all rows */
     float *normed, *d_normed, *hidden, *d_hidden, *d_gates; /* of the rows that are done together */
     double *norm_sums, *norm_2_sums, *bias_sums;
-    float *packed;
-    long room;        /* of `packed`, for each thread */
+    float *packed;    /* [threads, PACKED] */
     long first, rows; /* that are done together */
 } call;
 
@@ -44,7 +43,7 @@ static void after_attention(void *given, long part, long from, long end) {
                 *attended = at->in.attended + i * width;
     float *normed = at->normed + from * width, *d_normed = at->d_normed + from * width,
           *hidden = at->hidden + from * ffn_width, *d_hidden = at->d_hidden + from * ffn_width,
-          *d_gates = at->d_gates + from * 2 * ffn_width, *packed = at->packed + part * at->room;
+          *d_gates = at->d_gates + from * 2 * ffn_width, *packed = at->packed + part * PACKED;
     linear_rows_backward(grad, of->down, rows, ffn_width, width, d_hidden, packed);
     swiglu_backward(d_hidden, gates, rows, ffn_width, d_gates, hidden);
     normalise(attended, at->in.inverse_2 + i, of->mlp_norm, rows, width, normed);
@@ -62,7 +61,7 @@ static void before_attention(void *given, long part, long from, long end) {
     float *d_normed = at->d_normed + from * width;
     normalise(at->x + i * width, at->in.inverse + i, of->attention_norm, rows, width, at->normed + from * width);
     linear_rows_backward(at->d_heads + i * qkv_width(of), of->qkv, rows, width, qkv_width(of), d_normed,
-                         at->packed + part * at->room);
+                         at->packed + part * PACKED);
     norm_rows_backward(d_normed, at->d_attended + i * width, at->x + i * width, of->attention_norm, at->in.inverse + i,
                        rows, width, at->d_x + i * width);
 }
@@ -74,7 +73,7 @@ static void add_weight(const call *at, long part, const float *grad, const float
     for (long i = 0; i < at->rows && from < end; i += BACKWARD_BLOCK) {
         long rows = least(at->rows - i, BACKWARD_BLOCK);
         weight_gradient(grad + i * outputs, x + i * inputs, rows, inputs, outputs, from, end, at->first + i > 0,
-                        d_weight, at->packed + part * at->room);
+                        d_weight, at->packed + part * PACKED);
     }
 }
 
@@ -111,12 +110,11 @@ int layer_backward(const layer *of, const float *grad, const float *x, const flo
     long threads = worth_while(of->threads, 4.0 * rows * width * (all + heads + 3 * ffn_width));
     long at_once = threads > 1 ? 4 * threads * BACKWARD_BLOCK : BACKWARD_BLOCK;
     call at = {.of = of, .grad = grad, .x = x, .to = *to, .d_x = d_x};
-    at.room = PACKED;
     float **parts[] = {&at.d_heads, &at.d_mixed,  &at.d_attended, &at.normed, &at.d_normed,
                        &at.hidden,  &at.d_hidden, &at.d_gates,    &at.packed};
-    long sizes[] = {rows * all,       rows * heads,        rows * width,        at_once * width,
-                    at_once * width,  at_once * ffn_width, at_once * ffn_width, at_once * 2 * ffn_width,
-                    threads * at.room};
+    long sizes[] = {rows * all,      rows * heads,        rows * width,        at_once * width,
+                    at_once * width, at_once * ffn_width, at_once * ffn_width, at_once * 2 * ffn_width,
+                    threads * PACKED};
     float *scratch = room_for(lay_out(NULL, 9, parts, sizes));
     double *sums = calloc(2 * width + all, sizeof *sums);
     if (!scratch || !sums) {

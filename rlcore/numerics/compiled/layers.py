@@ -52,8 +52,8 @@ def layer(
     x: Tensor, weights: Sequence[Tensor | None], *, turns: Tensor, num_heads: int, num_kv_heads: int, eps: float
 ) -> tuple[Tensor, Tensor]:
     """(the stream x [batch, length, width] after a layer, what its gradient needs); `weights` are `Weights`."""
-    check_length(x.shape[1], turns)
     of, y = _layer(x, weights, turns, (num_heads, num_kv_heads), eps), torch.empty_like(x)
+    check_length(of.length, turns)
     kept = x.new_empty((library().layer_keeps(ctypes.byref(of)),))
     check(library().layer_forward(ctypes.byref(of), x.data_ptr(), *_NO_CACHE, kept.data_ptr(), y.data_ptr()))
     return y, kept
@@ -64,8 +64,8 @@ def layer_unkept(
     x: Tensor, weights: Sequence[Tensor | None], *, turns: Tensor, num_heads: int, num_kv_heads: int, eps: float
 ) -> Tensor:
     """The same, nothing kept."""
-    check_length(x.shape[1], turns)
     of, y = _layer(x, weights, turns, (num_heads, num_kv_heads), eps), torch.empty_like(x)
+    check_length(of.length, turns)
     check(library().layer_forward(ctypes.byref(of), x.data_ptr(), *_NO_CACHE, None, y.data_ptr()))
     return y
 
@@ -106,8 +106,8 @@ def layer_backward(
     eps: float,
 ) -> list[Tensor]:
     """The gradients of x, and of all weights that there are."""
-    check_length(x.shape[1], turns)
     of, made = _layer(x, weights, turns, (num_heads, num_kv_heads), eps), [torch.empty_like(x)]
+    check_length(of.length, turns)
     check_shape(grad, *x.shape)
     check_shape(kept, library().layer_keeps(ctypes.byref(of)))
     to = _Gradients()

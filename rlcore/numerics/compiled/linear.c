@@ -9,19 +9,18 @@ typedef struct {
     const float *grad, *x, *weight, *bias;
     long rows, inputs, outputs;
     float *y, *d_x, *d_weight, *packed;
-    long room; /* of `packed`, for each thread */
 } call;
 
 static void forward(void *given, long part, long from, long end) {
     const call *of = given;
     linear_rows(of->x + from * of->inputs, of->weight, of->bias, end - from, of->inputs, of->outputs,
-                of->y + from * of->outputs, of->packed + part * of->room);
+                of->y + from * of->outputs, of->packed + part * PACKED);
 }
 
 static void backward(void *given, long part, long from, long end) {
     const call *of = given;
     linear_rows_backward(of->grad + from * of->outputs, of->weight, end - from, of->inputs, of->outputs,
-                         of->d_x + from * of->inputs, of->packed + part * of->room);
+                         of->d_x + from * of->inputs, of->packed + part * PACKED);
 }
 
 static void weight_backward(void *given, long part, long from, long end) {
@@ -29,14 +28,13 @@ static void weight_backward(void *given, long part, long from, long end) {
     for (long i = 0; i < of->rows; i += BACKWARD_BLOCK) {
         long rows = least(of->rows - i, BACKWARD_BLOCK);
         weight_gradient(of->grad + i * of->outputs, of->x + i * of->inputs, rows, of->inputs, of->outputs, from, end,
-                        i > 0, of->d_weight, of->packed + part * of->room);
+                        i > 0, of->d_weight, of->packed + part * PACKED);
     }
 }
 
 static int begun(call *of, long *threads) {
     *threads = worth_while(*threads, 2.0 * of->rows * of->inputs * of->outputs);
-    of->room = PACKED;
-    of->packed = room_for(*threads * of->room);
+    of->packed = room_for(*threads * PACKED);
     return of->packed != NULL;
 }
 

@@ -80,6 +80,7 @@ REFUSED: dict[str, tuple[type[EngineError], Callable[[], object]]] = {
     "starts of a layer elsewhere": (ShapeError, lambda: layer_cached(starts=STARTS.to("meta"))),
     "keys of one dimension": (ShapeError, lambda: cached(keys=drawn(32))),
     "keys of a layer of one dimension": (ShapeError, lambda: layer_cached(keys=drawn(32))),
+    "a stream of one dimension": (ShapeError, lambda: of_layer(x=drawn(32))),
     "starts of one": (ShapeError, lambda: cached(starts=STARTS[:1])),
     "starts that lie apart": (ShapeError, lambda: cached(starts=apart(STARTS))),
     "a capacity of 20": (ShapeError, lambda: cached(capacity=20)),
