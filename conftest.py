@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -56,6 +57,22 @@ def _no_plugins_below() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
         yield
+
+
+@pytest.fixture(scope="session")
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def own_cache(_cache: Path) -> Iterator[Path]:
+    """A cache directory in place of the user's, for tests whose commands remember something there.
+
+    One for a whole session, since kernels are kept there too, and compiling them takes seconds.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(_cache))
+        yield _cache
 
 
 @pytest.fixture(autouse=True)

@@ -12,13 +12,14 @@ HarnessError            base of all: says the value, what is legal, and the reme
 """
 
 from harness.exit_codes import ExitCode
+from harness.redaction import redact_text
 
 
 class HarnessError(Exception):
     """A failure that is the user's to mend; printed as three lines, never as a traceback.
 
-    `what` names the value at fault, `legal` what would be accepted, `remedy` what to type or change. `exit_code` is
-    that of a command it ends.
+    `what` names the value at fault, `legal` what would be accepted, `remedy` what to type or change, each without
+    secrets: they may quote a command line. `exit_code` is that of a command it ends.
     """
 
     exit_code = ExitCode.USAGE_ERROR
@@ -26,10 +27,10 @@ class HarnessError(Exception):
     """Whether the record of a run, and its JSON, hold it already."""
 
     def __init__(self, what: str, *, legal: str = "", remedy: str = "") -> None:
-        super().__init__(what)
-        self.what = what
-        self.legal = legal
-        self.remedy = remedy
+        self.what = redact_text(what)
+        self.legal = redact_text(legal)
+        self.remedy = redact_text(remedy)
+        super().__init__(self.what)
 
     def __str__(self) -> str:
         lines = [self.what]

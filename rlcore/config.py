@@ -70,7 +70,10 @@ class TaskSection(Section):
 
 
 class WarmStartSection(Section):
-    """Supervised steps on the task's own answers before the first rollout: random weights do not learn by reward."""
+    """Supervised steps on the task's own answers before the first rollout: random weights do not learn by reward.
+
+    Without this section a checkpoint of `model.path` has none: its weights are the user's.
+    """
 
     num_steps: Annotated[int, Field(ge=0)] = 100
     """The most of them."""
@@ -225,13 +228,19 @@ FREE = ("perturbation", "output")
 """Sections that are no part of a run's identity."""
 
 
+def _default_warm_start(earlier: Mapping[str, Any]) -> WarmStartSection:
+    """Return the warm start of a run whose configuration has no such section; `earlier` are the fields before it."""
+    model = earlier.get("model")  # absent if it is invalid
+    return WarmStartSection(num_steps=0) if model is not None and model.path else WarmStartSection()
+
+
 class RunConfig(Section):
     """A whole run."""
 
     seed: Annotated[int, Field(ge=0)] = 0
     model: ModelSection = ModelSection()
     task: TaskSection
-    warm_start: WarmStartSection = WarmStartSection()
+    warm_start: WarmStartSection = Field(default_factory=_default_warm_start)
     sampling: SamplingSection = SamplingSection()
     algorithm: GrpoSection | PpoSection = Field(discriminator="name")
     correction: CorrectionSection = CorrectionSection()

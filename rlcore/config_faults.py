@@ -29,11 +29,13 @@ KINDS: Mapping[str, str] = {
     "union_tag_invalid": "{expected_tags}",
 }
 """What is legal, by the type of a fault; fields are those of its context."""
+FOLLOWS = "default_factory_not_called"
+"""A default that could not be derived: another fault, in what it is derived from, is in the same list."""
 
 
 def told(error: ValidationError, model: type[BaseModel]) -> InvalidValueError:
     """All that pydantic has found, as one error; `model` is that of the whole configuration."""
-    faults = [_fault(dict(each), model) for each in error.errors()]
+    faults = [_fault(dict(each), model) for each in error.errors() if each["type"] != FOLLOWS]
     return InvalidValueError(
         "; ".join(fault.what for fault in faults),
         legal="; ".join(fault.legal for fault in faults if fault.legal),

@@ -84,7 +84,7 @@ OWNED = (
     Owned("harness/", ("rich",), ("harness/reporters/live/",)),
     Owned("harness/", ("asyncio_pool",), ("harness/fan_out.py",)),
     Owned("harness/", ("click",), ("harness/cli.py", "harness/commands/")),
-    Owned("harness/", ("sqlite3",), ("harness/runner/history.py",)),
+    Owned("harness/", ("sqlite3",), ("harness/runner/history.py", "harness/runner/history_file.py")),
     Owned("harness/", ("junitparser",), ("harness/reporters/junit.py",)),
     Owned("harness/", ("jinja2",), (REPORT_PAGE,)),
     Owned("harness/", ("pytest", "_pytest"), ("harness/plugin.py", "harness/runner/discovery.py", "harness/fixtures/")),

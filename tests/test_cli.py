@@ -15,6 +15,7 @@ from harness.exit_codes import ExitCode
 from tests.runner.whole_run import HARNESS, QUICK, environment, run, write_suite
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.usefixtures("own_cache")  # for the histories of runs
 
 
 @pytest.fixture

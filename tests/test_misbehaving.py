@@ -128,7 +128,7 @@ def main_run(tmp_path_factory: pytest.TempPathFactory, tmpdir_root: Path) -> Ite
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _at_the_same_time(card_run: Run, main_run: Run) -> None:
+def _at_the_same_time(own_cache: Path, card_run: Run, main_run: Run) -> None:
     """One waits while the other works."""
 
 

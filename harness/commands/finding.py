@@ -4,7 +4,15 @@ from typing import Any
 
 import click
 
-from harness.commands.options import RECORDING_OPTIONS, SCENARIO_OPTIONS, Seconds, SomePath, all_of, color_option
+from harness.commands.options import (
+    RECORDING_OPTIONS,
+    SCENARIO_OPTIONS,
+    Seconds,
+    SomePath,
+    all_of,
+    color_option,
+    trust_option,
+)
 from harness.runner.options import Invocation
 
 
@@ -103,6 +111,7 @@ def gate(invocation: Invocation, /, **arguments: Any) -> int:
     metavar="DIR",
     help="Where the runs go; new or empty.  [default: .rlharness/transplants]",
 )
+@trust_option
 @click.option("--json", "json", is_flag=True, help="Print the result as JSON on standard output.")
 @color_option
 @click.pass_obj

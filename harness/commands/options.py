@@ -116,6 +116,12 @@ SCENARIO_OPTIONS: Options = (
     ),
 )
 
+trust_option = click.option(
+    "--trust",
+    is_flag=True,
+    help="Run a recorded run or a bundle of somebody else, though it names code or files that no scenario here names.",
+)
+
 
 def all_of(options: Options) -> Callable[[Command], Command]:
     """These options as one decorator, in their order."""

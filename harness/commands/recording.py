@@ -13,6 +13,7 @@ from harness.commands.options import (
     SomePath,
     all_of,
     color_option,
+    trust_option,
 )
 from harness.runner.options import Invocation
 
@@ -58,7 +59,9 @@ def trace(invocation: Invocation, /, **arguments: Any) -> int:
 
 @click.command(
     epilog="SCENARIO is a name that `rlharness scenarios` shows, or a YAML file; RUN the directory of a recorded run of"
-    " one. Without either, everything after -- is the program:  rlharness replay -- python train.py --seed 7"
+    " one. Without either, everything after -- is the program:  rlharness replay -- python train.py --seed 7\n\nA RUN"
+    " or a bundle says which code is called, and with which files. Of one that you have not recorded on this machine,"
+    " everything that no scenario here names is listed, and is used with --trust only."
 )
 @click.argument("scenario", metavar="[SCENARIO|RUN]", required=False)
 @all_of(SCENARIO_OPTIONS)
@@ -94,6 +97,7 @@ def trace(invocation: Invocation, /, **arguments: Any) -> int:
     is_flag=True,
     help="Name the checkpoint in the bundle instead of putting it there.",
 )
+@trust_option
 @all_of(RECORDING_OPTIONS)
 @click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Limit on each run.  [default: none]")
 @click.option("--json", "json", is_flag=True, help="Print the result as JSON on standard output.")

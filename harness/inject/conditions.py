@@ -14,6 +14,7 @@ from pathlib import Path
 
 from harness.errors import TraceError, UsageError
 from harness.inject.metrics import NAMES
+from harness.regular_file import read_text
 from harness.trace.values import Float
 
 NAN, INF, DIVERGENCE = "nan", "inf", "divergence"
@@ -84,7 +85,7 @@ class Stop:
 def read_stop(path: Path) -> Stop | None:
     """The stop in a file; None where the run went to its end. TraceError for one that is cut: its disk was full."""
     try:
-        fields = json.loads(path.read_text("utf-8"))
+        fields = json.loads(read_text(path))
         return Stop(**{**fields, "element": tuple(fields["element"]), "known": tuple(fields["known"])})
     except FileNotFoundError:
         return None

@@ -2,23 +2,25 @@
 
     DataLoader ─batch─▶ backward() ─loss, gradients─▶ Optimizer.step() ─▶ weights, state ─▶ the frame is written
 
+An optimizer that is given a closure has it call backward within its step: gradients are recorded after each call.
 The hooks look and pass on: what the program computes, draws and prints stays as it is. Whatever goes wrong in them
 ends the recording, never the program.
 """
 
-import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
+from harness.inject.closures import Arguments, HookedClosure, closure_of, replace_closure
+from harness.inject.compiled import NOT_RECORDED, CompiledSteps
+from harness.inject.hooks import hook_backward, hook_loaders, hook_optimizers, hook_steps
 from harness.inject.names import ParameterNames
 from harness.inject.op_mode import OpMode
 from harness.inject.process import ProcessLog
@@ -29,8 +31,6 @@ from harness.inject.unchanged import Unchanged
 from harness.inject.watching import make_watchers
 from harness.trace.chain import Scope
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Named = list[tuple[str, torch.Tensor]]
 MAX_BATCH_DEPTH = 4
 REMEMBERED = (int, float, torch.Tensor)
@@ -55,6 +55,8 @@ class ForeignRecorder:
         self._unchanged, self._made_gradients = Unchanged(), Unchanged()
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._stepping: list[Optimizer] = []
+        self._awaits_closure = False
+        """Whether the optimizer that steps has a closure that it has not called yet."""
         self._loss: torch.Tensor | None = None
         self._step = 0
         self._is_resting = False
@@ -62,15 +64,17 @@ class ForeignRecorder:
         """The one that trains."""
         self._operations: OpMode | None = None
         """While the operations of a step are recorded."""
+        self._stopped: OpMode | None = None
+        """What has recorded operations, as long as it cannot be taken off."""
+        self._compiled = CompiledSteps()
+        log.before_close = self._look_for_compiled_steps
 
     def install(self) -> None:
         """Put the hooks in. Once, right after torch has been imported."""
-        register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: self.guarded(self.before_step, optimizer))
-        register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._end_step(optimizer))
-        Optimizer.__init__ = self._followed(Optimizer.__init__, self.see_optimizer)  # type: ignore[method-assign]
-        torch.autograd.backward = self._around_backward(torch.autograd.backward)
-        loader = torch.utils.data.dataloader._BaseDataLoaderIter
-        loader.__next__ = self._around_next(loader.__next__)  # type: ignore[method-assign]
+        hook_steps(self._begin_step, self._end_step, self._stepping, self._compiled)
+        hook_optimizers(self.see_optimizer)
+        hook_backward(self._enter_backward, self._leave_backward)
+        hook_loaders(self._receive_batch)
         if self._log.orders.op_step == 0 and not self._log.orders.has_entry:
             self._begin()  # nothing announces the first forward, and weights are made before it
 
@@ -98,11 +102,23 @@ class ForeignRecorder:
         if torch.cuda._initialized and torch.cuda.is_current_stream_capturing():
             self._log.give_up("the step is captured into a CUDA graph, which nothing may be read out of")
             return
+        if self._compiled.have_run:
+            self._look_for_compiled_steps()
+            return
+        if self._stopped is not None and self._stopped.leave():
+            self._stopped = None
         try:
             with torch.no_grad(), self._unrecorded():
                 what(*arguments)
         except Exception as error:  # whatever it is: a program must end as it would have ended unrecorded
             self._log.give_up(f"{type(error).__name__}: {error}")
+
+    def _look_for_compiled_steps(self) -> None:
+        """End the recording if a step was carried out by compiled code, which nothing was seen of."""
+        if not self._compiled.have_run or self._is_resting:
+            return
+        self._stop_operations()
+        self._log.give_up(NOT_RECORDED)
 
     # -------------------------------------------------------------------------------------------------- what happens
 
@@ -142,28 +158,48 @@ class ForeignRecorder:
             copy = seen.tensor.clone() if seen.tensor is not None and self._recorder.keeps_tensors else None
             self._gradients.setdefault(seen.name, []).append(seen._replace(tensor=copy))
 
-    def before_step(self, optimizer: Optimizer) -> None:
-        """An optimizer begins a step: the gradients are those that it gets."""
+    def before_step(self, optimizer: Optimizer, has_closure: bool = False) -> None:
+        """An optimizer begins a step: without a closure, the gradients are those that it gets."""
         self._stepping.append(optimizer)
         if len(self._stepping) > 1:  # a class whose step calls that of its base
             return
         if self._operations is not None:
             self._operations.phase = "optimizer"
+        self._awaits_closure = has_closure
         first = self._begin()
-        self._record_bystanders()
+        if not has_closure:
+            self._record_bystanders()
         if not any(each() is optimizer for each in self._optimizers):
             self.see_optimizer(optimizer)
         parameters = self._parameters([optimizer])
         if first:
             self._record_weights(parameters)
-        self._record_gradients(parameters)
-        self._record("optimizer", look(_hyperparameters(optimizer)))
+        if not has_closure:
+            self._record_gradients(parameters)
+            self._record("optimizer", look(_hyperparameters(optimizer)))
+
+    def before_closure(self) -> None:
+        """An optimizer calls its closure."""
+        if self._operations is not None:
+            self._operations.phase = "forward"
+
+    def after_closure(self, optimizer: Optimizer, has_returned: bool) -> None:
+        """A closure has ended; if it returned, its optimizer gets these gradients."""
+        if not has_returned:  # the step ends with it
+            self._stepping.clear()
+            return
+        if self._operations is not None:
+            self._operations.phase = "optimizer"
+        self._record_of_closure(optimizer)
 
     def after_step(self, optimizer: Optimizer) -> None:
         """An optimizer has ended a step, and the trace one of its own."""
-        self._stepping.pop()
+        if self._stepping:
+            self._stepping.pop()
         if self._stepping:
             return
+        if self._awaits_closure:  # it was never called
+            self._record_of_closure(optimizer)
         parameters = self._parameters([optimizer])
         seen = look(_states(optimizer, parameters))
         self._record("optimizer", seen)
@@ -179,11 +215,38 @@ class ForeignRecorder:
         if self._log.is_recording:
             self._begin()
 
+    def _enter_backward(self, tensors: Any) -> None:
+        self.guarded(self.before_backward, tensors)
+
+    def _leave_backward(self) -> None:
+        self.guarded(self.after_backward)
+
+    def _receive_batch(self, batch: Any) -> None:
+        if self._thread in (None, threading.get_ident()):  # one that is fetched ahead has no step
+            self.guarded(self.see_batch, batch)
+
+    def _begin_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments | None:
+        """The arguments of the step, where they have to be others."""
+        closure = closure_of(args, kwargs)
+        self.guarded(self.before_step, optimizer, closure is not None)
+        if closure is None or len(self._stepping) != 1 or not self._awaits_closure:
+            return None
+        hooked = HookedClosure(
+            closure,
+            lambda: self.guarded(self.before_closure),
+            lambda has_returned: self.guarded(self.after_closure, optimizer, has_returned),
+        )
+        return replace_closure(args, kwargs, hooked)
+
     def _end_step(self, optimizer: Optimizer) -> None:
-        if self._operations is not None and len(self._stepping) == 1:
-            self._operations.stop()
-            self._operations = None
+        if len(self._stepping) <= 1:
+            self._stop_operations()
         self.guarded(self.after_step, optimizer)
+
+    def _stop_operations(self) -> None:
+        if self._operations is not None:
+            self._operations.stop()
+            self._operations, self._stopped = None, self._operations
 
     def _unrecorded(self) -> AbstractContextManager[Any]:
         """What the hooks do themselves is no operation of the program."""
@@ -216,13 +279,28 @@ class ForeignRecorder:
         self._weights |= {each.name: each.digested for each in changed}
         self._record("forward", changed)
 
+    def _record_of_closure(self, optimizer: Optimizer) -> None:
+        """What one call of a closure has left; the optimizer's settings with the first call of a step."""
+        is_first_call, self._awaits_closure = self._awaits_closure, False
+        self._record_bystanders()
+        parameters = self._parameters([optimizer])
+        self._record_gradients(parameters)
+        names = {name for name, _ in parameters}  # the closure may end with zero_grad
+        self._record_made([name for name in self._gradients if name.partition(" ")[0] in names])
+        if is_first_call:
+            self._record("optimizer", look(_hyperparameters(optimizer)))
+
     def _record_gradients(self, parameters: Named) -> None:
         """What each backward has left, then what the optimizer gets: clipping lies in between."""
         final = self._made_gradients.look(_gradients(parameters))
-        made = [self._gradients.pop(each.name, []) for each in final]
+        self._record_made([each.name for each in final])
+        self._record("backward", final)
+
+    def _record_made(self, names: Sequence[str]) -> None:
+        """What each backward has left of the gradients of these parameters."""
+        made = [self._gradients.pop(name, []) for name in names]
         for of_one_backward in zip_longest(*made):
             self._record("backward", [each for each in of_one_backward if each is not None])
-        self._record("backward", final)
 
     def _record(self, phase: str, values: Sequence[Seen]) -> None:
         for each in values:
@@ -236,36 +314,6 @@ class ForeignRecorder:
         parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
         self._names.assign(parameters)
         return [(self._names.name(parameter) or "", parameter) for parameter in parameters]
-
-    # ------------------------------------------------------------------------------------------------------ wrappers
-
-    def _followed(self, original: Callable[P, R], hook: Callable[..., None]) -> Callable[P, R]:
-        @functools.wraps(original)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            result = original(*args, **kwargs)
-            hook(*args)
-            return result
-
-        return call
-
-    def _around_backward(self, original: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            self.guarded(self.before_backward, tensors)
-            original(tensors, *args, **kwargs)
-            self.guarded(self.after_backward)
-
-        return backward
-
-    def _around_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def next_batch(iterator: Any) -> Any:
-            batch = original(iterator)
-            if self._thread in (None, threading.get_ident()):  # one that is fetched ahead has no step
-                self.guarded(self.see_batch, batch)
-            return batch
-
-        return next_batch
 
 
 def named_values(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, Any]]:

@@ -21,6 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from xxhash import xxh3_64_hexdigest
 
+from harness.inject.compiled import is_in_compiled_call
 from harness.inject.op_log import OpLog
 from harness.inject.op_schema import Argument, OpSchema, generator_in, named_arguments, schema_of, tensors_in
 from harness.inject.op_source import SourceLines
@@ -95,6 +96,9 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if (other := _get_current_dispatch_mode()) is not None:
             self._log.give_up(f"the program has a dispatch mode of its own on, {type(other).__name__}")
             return
+        if is_in_compiled_call():
+            self._log.give_up("the step begins within a function that torch.compile has compiled")
+            return
         self._is_on = True
         super().__enter__()  # type: ignore[no-untyped-call]
 
@@ -102,8 +106,15 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Record no more, and end the log in order. Once is enough."""
         self._is_on = False
         self._log.close()
+        self.leave()
+
+    def leave(self) -> bool:
+        """Take the stopped mode off; False where it has to stay for now, and passes everything on."""
         if _get_current_dispatch_mode() is self:  # else the program has put a mode of its own on top of it
+            if is_in_compiled_call():
+                return False
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        return True
 
     def __enter__(self) -> Self:
         self.start()

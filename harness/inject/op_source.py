@@ -19,9 +19,9 @@ import torch
 ENGINE = "engine"
 """The line of what the autograd engine does by itself: adding gradients up, storing them."""
 _HARNESS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_WRAPPERS = os.path.join(_HARNESS, "inject", "foreign.py")
+_WRAPPERS = frozenset(os.path.join(_HARNESS, "inject", name) for name in ("foreign.py", "hooks.py", "closures.py"))
 _GUARD = "guarded"
-"""In the file of the wrappers, through which the program's own calls pass, what the recorder does is below this."""
+"""In the files of the wrappers, through which the program's own calls pass, what the recorder does is below this."""
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 _ENGINE_FILE = os.path.join(_TORCH, "autograd", "graph.py")
 _ENGINE_ENTRY = "_engine_run_backward"
@@ -134,7 +134,7 @@ def _whose(name: str, root: str) -> tuple[_File, str]:
     if name.startswith(_TORCH + os.sep):
         return _File.TORCH, name
     if name.startswith(_HARNESS + os.sep):
-        return _File.RECORDER, "" if name == _WRAPPERS else name
+        return _File.RECORDER, "" if name in _WRAPPERS else name
     for packages in _PACKAGES:
         _, found, rest = name.rpartition(f"{os.sep}{packages}{os.sep}")
         if found:

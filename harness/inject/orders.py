@@ -93,6 +93,8 @@ class Report:
     """The step in whose middle it ended, where something of that was recorded; None where it ended between two."""
     has_returned: bool = False
     """Whether the entry that it called has returned, or was ended where that was wanted; False for a program."""
+    has_rank: bool = True
+    """Whether `rank` is one that it was given, and not the order in which processes arrived."""
 
     def to_text(self) -> str:
         """As it stands in its file."""

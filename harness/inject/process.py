@@ -7,7 +7,7 @@ recording and is said once; the program goes on.
 import atexit
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +18,11 @@ from harness.inject.op_mode import OpMode
 from harness.inject.orders import PROCESSES, Orders, Report
 from harness.inject.recorder import Kept, Recorder, Step
 from harness.inject.watching import Watcher
+from harness.redaction import redact_argv, redact_fields
 from harness.trace.chain import Leaf
 from harness.trace.fingerprint import fingerprint
 from harness.trace.layout import UNFINISHED, log_name
 from harness.trace.manifest import Fingerprint, Manifest
-from harness.trace.redaction import redact_argv, redact_fields
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
 
@@ -50,6 +50,8 @@ class ProcessLog:
         """Told of the values of the curve."""
         self.recorder: Recorder | None = None
         """Whose steps these are: asked at the end whether it is in the middle of one."""
+        self.before_close: Callable[[], None] = lambda: None
+        """Called when the process ends; it may still give up."""
         self.save_report()
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._leave_to_parent)
@@ -135,6 +137,9 @@ class ProcessLog:
             return
         if self._is_forked and self._writer is None:  # a worker that has nothing to say
             return
+        self.before_close()
+        if not self.is_recording:
+            return
         if self._writer is not None:
             self._writer.close()
             if self._writer.ended_by != "closed":
@@ -150,6 +155,7 @@ class ProcessLog:
 
     def _open(self) -> TraceWriter:
         rank, world_size = rank_and_world_size(os.environ)
+        is_given = has_rank(os.environ)
         for number in (rank, *range(world_size, MAX_RANKS)):
             if (self._directory / log_name(number)).exists():
                 continue
@@ -160,7 +166,8 @@ class ProcessLog:
                 if not (self._directory / log_name(number)).exists():
                     raise
                 continue  # another process was faster
-            self._report = replace(self._report, rank=number, cluster="" if self._is_forked else cluster_of_worker())
+            cluster = "" if self._is_forked else cluster_of_worker()
+            self._report = replace(self._report, rank=number, has_rank=is_given and number == rank, cluster=cluster)
             self.save_report()
             self._close_with_worker()
             return writer
@@ -232,13 +239,22 @@ def cluster_of_worker() -> str:
 
 def rank_and_world_size(environ: Mapping[str, str]) -> tuple[int, int]:
     """(rank, world size) as torch.distributed has them, else as the launcher says, else (0, 1)."""
+    return _given_rank(environ) or (0, 1)
+
+
+def has_rank(environ: Mapping[str, str]) -> bool:
+    """Return whether torch.distributed or the launcher has given this process a rank."""
+    return _given_rank(environ) is not None
+
+
+def _given_rank(environ: Mapping[str, str]) -> tuple[int, int] | None:
     torch_distributed = sys.modules.get("torch.distributed")
     if torch_distributed is not None and torch_distributed.is_available() and torch_distributed.is_initialized():
         return int(torch_distributed.get_rank()), int(torch_distributed.get_world_size())
     rank, world_size = environ.get("RANK", ""), environ.get("WORLD_SIZE", "")
     if rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size):
         return int(rank), int(world_size)
-    return 0, 1
+    return None
 
 
 def _say(line: str) -> None:

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from harness.errors import TraceError
+from harness.regular_file import read_text
 from harness.trace.chain import Key
 
 REPORT = "transplant.jsonl"
@@ -55,9 +57,14 @@ def is_taken(key: Key, phases: Collection[str], leaves: Collection[tuple[str, st
 
 
 def read_report(directory: Path) -> Sequence[Transplanted]:
-    """What the report in the directory of a trace says; nothing where there is none. A line that is cut is left out."""
+    """What the report in the directory of a trace says; nothing where there is none.
+
+    A line that is cut is left out. TraceError where the file cannot be read.
+    """
     try:
-        lines = (directory / REPORT).read_text("utf-8").split("\n")[:-1]
+        lines = read_text(directory / REPORT).split("\n")[:-1]
     except FileNotFoundError:
         return ()
+    except OSError as error:
+        raise TraceError(f"{directory / REPORT} cannot be read: {error.strerror}") from None
     return tuple(Transplanted(**{**(fields := json.loads(line)), "fate": Fate(fields["fate"])}) for line in lines)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from xxhash import xxh3_128
 
-from harness.reporters.text import count
+from harness.regular_file import open_regular, read_regular
+from harness.reporters.text import count, one_line
 
 CHECKSUMS = "checksums.json"
 _CHUNK_BYTES = 2**22
@@ -19,8 +20,10 @@ _CHUNK_BYTES = 2**22
 def damage_of(checkpoint: Path) -> str:
     """What is wrong with a checkpoint: the first file that is not as it was written; empty where nothing is known."""
     try:
-        files = json.loads((checkpoint / CHECKSUMS).read_bytes())["files"]
+        files = json.loads(read_regular(checkpoint / CHECKSUMS, follows_links=True))["files"]
         for name, expected in files.items():
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                return f"{CHECKSUMS} names a file outside: {one_line(name)}"
             if problem := _damage_of_file(checkpoint / name, expected["num_bytes"], expected["xxh3_128"]):
                 return f"{name} {problem}"
     except FileNotFoundError:
@@ -43,7 +46,7 @@ def _damage_of_file(path: Path, num_bytes: int, digest: str) -> str:
 
 def _digest(path: Path) -> str:
     digest = xxh3_128()
-    with path.open("rb") as file:
+    with open_regular(path, follows_links=True) as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UsageError
-from harness.trace.redaction import REDACTED, is_secret_name, redact_text
+from harness.redaction import redact_text, redact_values
+from harness.regular_file import read_regular
 
 CALL = "call.json"
 REFUSAL = "refusal.json"
@@ -61,6 +62,10 @@ class EntryCall:
             )
         return call
 
+    def without_secrets(self) -> dict[str, Any]:
+        """Return its fields, the configuration without secrets: what stays in its file once it was read."""
+        return {**asdict(self), "config": redact_values(self.config)}
+
     def write(self, directory: Path) -> None:
         """Into the directory of a trace, for its own process; OSError where that cannot be done."""
         path = directory / CALL
@@ -72,7 +77,7 @@ def take_call(directory: Path) -> EntryCall:
     """Read the call, and leave it there without secrets: traces travel. OSError, ValueError where it is not there."""
     path = directory / CALL
     call = EntryCall.parse(path.read_bytes())
-    path.write_text(json.dumps(without_secrets(asdict(call)), indent=1) + "\n", "utf-8")
+    path.write_text(json.dumps(call.without_secrets(), indent=1) + "\n", "utf-8")
     return call
 
 
@@ -105,23 +110,13 @@ class Refusal:
 
     def write(self, directory: Path) -> None:
         """Into the directory of a trace, for the launcher; OSError where that cannot be done."""
-        (directory / REFUSAL).write_text(json.dumps(asdict(self)) + "\n", "utf-8")
+        fields = {name: redact_text(text) for name, text in asdict(self).items()}
+        (directory / REFUSAL).write_text(json.dumps(fields) + "\n", "utf-8")
 
 
 def read_refusal(directory: Path) -> Refusal | None:
-    """The refusal in a directory; None where there is none, or not all of it."""
+    """The refusal in a directory; None where there is none, not all of it, or something else."""
     try:
-        return Refusal(**json.loads((directory / REFUSAL).read_text("utf-8")))
-    except (FileNotFoundError, ValueError):
+        return Refusal(**json.loads(read_regular(directory / REFUSAL)))
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
-
-
-def without_secrets(value: Any, name: str = "") -> Any:
-    """Plain values without those that are secrets; `name` is what holds them."""
-    if isinstance(value, Mapping):
-        return {key: without_secrets(inner, key) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [without_secrets(inner, name) for inner in value]
-    if not isinstance(value, str):
-        return value
-    return REDACTED if value and is_secret_name(name) else redact_text(value)

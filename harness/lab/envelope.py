@@ -11,13 +11,14 @@ from typing import Any
 
 from harness.errors import HarnessError
 from harness.inject.orders import ORDERS, ORDERS_VARIABLE, PROCESSES, Orders, boot_directory
+from harness.lab.call_signature import SIGNATURE, sign_call
 from harness.lab.entry_call import CALL, REFUSAL, EntryCall
 from harness.lab.out_directory import OutDirectory
 from harness.machine.levels import OFF, level_variables
 from harness.machine.recorded_env import recorded_env
 from harness.machine.scratch import remove_tree
+from harness.redaction import redact_argv, redact_text
 from harness.trace.fingerprint import is_intels
-from harness.trace.redaction import redact_argv
 
 TRAIN = ("rlharness", "train")
 """With what the command line of a scenario's run begins, as a person would type it."""
@@ -101,6 +102,7 @@ def prepare(envelope: Envelope, directory: Path, environ: Mapping[str, str], mar
         path.write_text(orders.to_text(), "utf-8")
         if envelope.call is not None:
             envelope.call.write(directory)
+            sign_call(directory, envelope.call, environ)
     except OSError as error:
         raise HarnessError(f"{error.filename or path} cannot be written: {error.strerror}") from None
     env = recorded_env(environ, orders=(ORDERS_VARIABLE, path), boot=boot_directory(), level=level_env, marker=marker)
@@ -110,7 +112,7 @@ def prepare(envelope: Envelope, directory: Path, environ: Mapping[str, str], mar
 def notes_on(environ: Mapping[str, str]) -> list[str]:
     """What of an environment keeps a recording from being all that somebody may expect."""
     if address := environ.get("RAY_ADDRESS"):
-        return [f"RAY_ADDRESS={address}: actors of a cluster that runs already are not recorded"]
+        return [f"RAY_ADDRESS={redact_text(address)}: actors of a cluster that runs already are not recorded"]
     return []
 
 
@@ -119,7 +121,7 @@ def abandon(prepared: Prepared) -> None:
 
     What an entry has written itself stays, and so does a directory that was there before.
     """
-    for name in (ORDERS, CALL, REFUSAL):
+    for name in (ORDERS, CALL, SIGNATURE, REFUSAL):
         (prepared.directory / name).unlink(missing_ok=True)
     remove_tree(str(prepared.directory / PROCESSES))
     prepared.out.remove_if_empty()

@@ -9,8 +9,8 @@ from harness.errors import UsageError
 from harness.inject.metrics import parse_pattern
 from harness.lab.envelope import Envelope
 from harness.machine.levels import OFF
+from harness.redaction import REDACTED, redact_argv
 from harness.runner.options import Invocation
-from harness.trace.redaction import redact_argv
 
 MAX_STEPS = 10_000
 FOR_SCENARIOS = {"size": "size", "set": "overrides", "vary": "vary"}
@@ -26,6 +26,12 @@ def foreign_envelope(invocation: Invocation, arguments: Mapping[str, Any]) -> En
             "there is no command to record",
             legal="a command after --",
             remedy="put it behind --, as in: -- python train.py",
+        )
+    if hidden := next((word for word in argv if REDACTED in word), ""):
+        raise UsageError(
+            f"{hidden} is where rlharness has taken a secret out of the command",
+            legal="a command with its secrets, as it was first typed",
+            remedy=f"type the secret in place of {REDACTED}, or hand it on in a variable of the environment",
         )
     if given := [f"--{name}" for name, value in FOR_SCENARIOS.items() if arguments.get(value)]:
         raise UsageError(

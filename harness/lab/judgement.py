@@ -4,23 +4,28 @@ The runs that count are those without operations: recording them may change what
 from the root of that step.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from harness.exit_codes import ExitCode
 from harness.lab.replay_plan import ReplayPlan
 from harness.lab.supervised import Run
 from harness.machine.levels import OFF, RERUN
+from harness.regular_file import open_regular
 from harness.trace.command import EXIT_CODES
 from harness.trace.diff import diff
+from harness.trace.matching import match_processes
 from harness.trace.non_finite import NonFinite, find_non_finite
 from harness.trace.ops import NAN, OpVerdict, compare_ops, is_faithful, read_ops, recorded_steps
 from harness.trace.reader import Trace, read_trace
 from harness.trace.verdict import Verdict
 
-_UNHELD = re.compile(rb"(\S+) does not have a deterministic implementation")
+MAX_OUTPUT_BYTES = 2**30
+"""So much of what a run printed is searched for warnings."""
+MAX_LINE_BYTES = 2**16
+_UNHELD = b" does not have a deterministic implementation"
 BY_WEIGHT = (ExitCode.DIVERGED, ExitCode.NOT_COMPARABLE, ExitCode.INCOMPLETE_RECORDING, ExitCode.OK)
 
 
@@ -95,18 +100,30 @@ def _compare(a: _Side, b: _Side, op_step: int | None) -> Comparison:
     verdict = diff(a.trace, b.trace)
     if op_step is None or a.with_operations is None or b.with_operations is None:
         return Comparison(a.name, b.name, verdict)
-    directories = a.with_operations.directory, b.with_operations.directory
-    ranks = [rank for rank, step in recorded_steps(directories[1]) if step == op_step]
+    sides = [
+        replace(
+            side, trace=match_processes(a.trace, side.trace).b, with_operations=match_processes(a.trace, with_ops).b
+        )
+        for side, with_ops in ((a, a.with_operations), (b, b.with_operations))
+    ]
+    recorded = [side.with_operations for side in sides if side.with_operations is not None]
+    numbers = {log.number: rank for rank, log in recorded[1].ranks.items()}
+    ranks = [numbers.get(number, number) for number, step in recorded_steps(recorded[1].directory) if step == op_step]
     found, nans = [], []
     for rank in ranks:
-        of_a, of_b = (read_ops(directory, rank, op_step) for directory in directories)
+        of_a, of_b = (read_ops(trace.directory, _number(trace, rank), op_step) for trace in recorded)
         if of_a is not None and of_b is not None:
             found.append(compare_ops(of_a, of_b, rank, op_step))
             nans.append(find_non_finite(of_b))
     if not found:
         return Comparison(a.name, b.name, verdict, notes=(f"no operations of step {op_step} were recorded",))
     nan = next((each for each in nans if each is not None and each.kind == NAN), None)
-    return Comparison(a.name, b.name, verdict, tuple(found), nan, tuple(_doubts(op_step, ranks, a, b)))
+    return Comparison(a.name, b.name, verdict, tuple(found), nan, tuple(_doubts(op_step, ranks, *sides)))
+
+
+def _number(trace: Trace, rank: int) -> int:
+    """The number in the names of a rank's files."""
+    return trace.ranks[rank].number if rank in trace.ranks else rank
 
 
 def _doubts(step: int, ranks: Iterable[int], a: _Side, b: _Side) -> Iterator[str]:
@@ -154,10 +171,23 @@ def _warnings(plan: ReplayPlan, runs: Sequence[Run]) -> Iterator[str]:
         return
     names: set[str] = set()
     for run in runs:
-        with suppress(OSError), run.output.open("rb") as file:
-            names.update(match[1].decode("utf-8", "replace") for line in file for match in _UNHELD.finditer(line))
+        names.update(name for line in _output_lines(run.output) for name in _unheld(line))
     if names:
         yield f"torch has no deterministic implementation of {', '.join(sorted(names))}: these may differ at any level"
+
+
+def _output_lines(path: Path) -> Iterator[bytes]:
+    """The lines of what a run printed, long ones in pieces; as far as they can be read, and not beyond a limit."""
+    with suppress(OSError), open_regular(path) as file:
+        while file.tell() < MAX_OUTPUT_BYTES and (line := file.readline(MAX_LINE_BYTES)):
+            yield line
+
+
+def _unheld(line: bytes) -> Iterator[str]:
+    """The operations of which torch says in a line that they have no deterministic implementation."""
+    *heads, _ = line.split(_UNHELD)
+    for head in heads:
+        yield from (word.decode("utf-8", "replace") for word in head.rsplit(maxsplit=1)[-1:])
 
 
 def _begins_before_backward(verdict: Verdict) -> bool:

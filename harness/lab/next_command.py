@@ -19,6 +19,7 @@ from harness.lab.recorded_run import checkpoint_steps_in
 from harness.lab.recording import Recording
 from harness.lab.steps.step_traces import unfinished_step
 from harness.machine.levels import OFF
+from harness.redaction import redact_argv
 from harness.reporters.text import path_text
 from harness.trace.reader import read_trace
 
@@ -70,12 +71,17 @@ def step_command(directory: Path, step: int) -> str:
 
 
 def program_command(envelope: Envelope, step: int, timeout_s: float = inf, stdin: Path = Path(os.devnull)) -> str:
-    """Into the operations of a step of a scenario or a command, run anew under the same conditions."""
+    """Into the operations of a step of a scenario or a command, run anew under the same conditions.
+
+    A secret of the command is `<redacted>`: whoever types the line again fills it in.
+    """
     words = ["rlharness", "replay", *envelope.typed, "--step", str(step), "--op"]
     if envelope.level != OFF and envelope.call is None:
         words += ["--level", envelope.level]
     words += [word for metric in envelope.metrics for word in ("--metric", metric)]
     if isfinite(timeout_s):
         words += ["--timeout", f"{timeout_s:g}"]
-    command = shlex.join(words if envelope.call is not None else [*words, "--", *envelope.argv])
+    if envelope.call is None:
+        words += ["--", *envelope.argv]
+    command = shlex.join(redact_argv(words))
     return command if stdin == Path(os.devnull) else f"{command} < {shlex.quote(path_text(stdin))}"

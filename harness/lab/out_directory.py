@@ -10,9 +10,7 @@ from harness.errors import UsageError
 from harness.inject.orders import ORDERS
 from harness.machine.scratch import remove_tree
 from harness.reporters.text import path_text
-from harness.runner.run_directory import HOME
-
-NUM_KEPT = 20
+from harness.runner.run_directory import HOME, make_kept_directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +62,16 @@ def place_of(cwd: Path, name: str) -> Path:
 def out_directory(cwd: Path, out: str | None, kind: str, own_id: str) -> OutDirectory:
     """The directory `out`, new or empty; without one `.rlharness/KIND/OWN_ID`. UsageError where it cannot be.
 
-    Of a kind the last NUM_KEPT are kept; ids sort by date.
+    Of a kind the last ones are kept; ids sort by date.
     """
     if out:
         return OutDirectory.take(place_of(cwd, out))
-    taken = OutDirectory.take(cwd.absolute() / HOME / kind / own_id)
+    root = cwd.absolute()
     try:
-        _tidy(taken.path)
+        alternative = "name a new directory elsewhere with --out, or "
+        return OutDirectory(make_kept_directory(root, kind, own_id, alternative=alternative))
     except OSError as error:
-        raise _unwritable(taken.path, error) from None
-    return taken
+        raise _unwritable(root / HOME / kind, error) from None
 
 
 def _unwritable(directory: Path, error: OSError) -> UsageError:
@@ -88,12 +86,3 @@ def _what_is_in(directory: Path) -> str:
     """As a remedy says it: recorded runs with the command that removes them, all else without one."""
     has_run = any(next(directory.glob(pattern), None) for pattern in (ORDERS, f"*/{ORDERS}"))
     return f"what was recorded there: rm -r {shlex.quote(path_text(directory))}" if has_run else "what is there"
-
-
-def _tidy(directory: Path) -> None:
-    """Keep git from looking into the directory, and what is old from filling the disk."""
-    ignore = directory.parent.parent / ".gitignore"
-    if not ignore.exists():
-        ignore.write_text("*\n", encoding="utf-8")
-    for old in sorted(path for path in directory.parent.iterdir() if path.is_dir())[:-NUM_KEPT]:
-        remove_tree(str(old))  # one that cannot go now is tried again by the next command

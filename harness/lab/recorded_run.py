@@ -15,10 +15,11 @@ from harness.lab.entry_call import CALL, EntryCall
 from harness.lab.envelope import TRAIN, Envelope
 from harness.lab.payload import flattened, overridden
 from harness.lab.scenario_envelope import envelope_of_call
+from harness.redaction import REDACTED
+from harness.regular_file import read_regular
 from harness.reporters.text import path_text
 from harness.trace.manifest import Manifest
 from harness.trace.reader import Trace, read_trace
-from harness.trace.redaction import REDACTED
 
 AGAIN = "record the run again: rlharness train SCENARIO --out RUN"
 CHECKPOINTS = "checkpoints"
@@ -88,9 +89,9 @@ class RecordedRun:
         call = replace(self.call, config=overridden(self.call.config, values, "--set"))
         if hidden := [key for key, text in flattened(call.config).items() if REDACTED in text]:
             raise UsageError(
-                f"{path_text(self.directory)} was recorded without its secrets: {', '.join(hidden)}",
-                legal="a configuration that is whole",
-                remedy=f"say it again: --set {hidden[0]}=VALUE",
+                f"the secrets of {path_text(self.directory)} were not recorded, and it cannot run without them",
+                legal=f"a value for each of {', '.join(hidden)}",
+                remedy=f"add {' '.join(f'--set {key}=VALUE' for key in hidden)}",
             )
         return replace(envelope_of_call(call, self.level), last_step=step, typed=self.typed)
 
@@ -114,7 +115,7 @@ def read_recorded_run(directory: Path) -> RecordedRun:
     trace = read_trace(directory)
     path = directory / CALL
     try:
-        call = EntryCall.parse(path.read_bytes())
+        call = EntryCall.parse(read_regular(path, follows_links=True))
     except FileNotFoundError:
         raise UsageError(
             f"{path_text(directory)} is the trace of a command, and says nothing of how to run it again",

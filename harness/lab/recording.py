@@ -1,8 +1,10 @@
 """What a recorded program has left behind, finished and judged: its logs, its manifest, what its processes report."""
 
 import json
+import os
 import re
 import select
+import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -14,10 +16,11 @@ from harness.errors import TraceError
 from harness.inject.orders import PROCESSES, Report
 from harness.lab.envelope import Envelope
 from harness.lab.unanswered import unanswered
+from harness.redaction import redact_argv
+from harness.regular_file import open_for_writing, read_text
 from harness.reporters.text import count
 from harness.runner.supervisor.process_tree import read_process
 from harness.trace.reader import RankLog, Trace, read_trace
-from harness.trace.redaction import redact_argv
 from harness.trace.writer import close_log, write_manifest
 
 RESULT = "recording.json"
@@ -85,7 +88,7 @@ def finish(
     if trace is not None:
         if not problems:
             notes = [*notes, *_close_logs(trace, reports, leader_pid)]
-        problems = [*problems, *_replace_manifest(trace, is_in_order=not problems)]
+        problems = [*problems, *_replace_manifest(trace, reports, is_in_order=not problems)]
         trace, unreadable = _read(directory)
     if trace is not None:
         notes = [*notes, *unanswered(envelope, trace, reports)]
@@ -94,14 +97,26 @@ def finish(
         exit_code=exit_code,
         num_steps=len(trace.steps) if trace else 0,
         ranks=tuple(trace.ranks) if trace else (),
-        size_bytes=sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()),
+        size_bytes=_size_bytes(directory),
         problems=tuple(_problems(trace, reports, envelope, [*problems, *unreadable])),
         notes=tuple(notes),
         reports=reports,
     )
-    with suppress(OSError):  # a full disk: what is in it is said all the same
-        (directory / RESULT).write_text(json.dumps(recording_json(recording), indent=1) + "\n", "utf-8")
+    text = json.dumps(recording_json(recording), indent=1) + "\n"
+    with suppress(OSError), open_for_writing(directory / RESULT) as file:  # a full disk: what is in it is said anyway
+        file.write(text.encode())
     return recording
+
+
+def _size_bytes(directory: Path) -> int:
+    """Of all files below a directory that can be looked at."""
+    total = 0
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):
+                status = os.stat(os.path.join(parent, name))
+                total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return total
 
 
 def recording_json(recording: Recording) -> dict[str, object]:
@@ -116,8 +131,8 @@ def read_reports(directory: Path) -> tuple[Report, ...]:
     found = []
     for path in (directory / PROCESSES).glob("*.json"):
         try:
-            found.append(Report.parse(path.read_text("utf-8")))
-        except (OSError, ValueError, TypeError, KeyError):  # cut, or not ours
+            found.append(Report.parse(read_text(path)))
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):  # cut, or not ours
             continue
     return tuple(sorted(found, key=lambda report: report.pid))
 
@@ -144,11 +159,17 @@ def _read(directory: Path) -> tuple[Trace | None, list[Problem]]:
         return None, [Problem(error.what, error.remedy)] if any(directory.glob("rank-*.log")) else []
 
 
-def _replace_manifest(trace: Trace, *, is_in_order: bool) -> list[Problem]:
-    """Write what is known now: how many ranks there were, how the program ended."""
+def _replace_manifest(trace: Trace, reports: Sequence[Report], *, is_in_order: bool) -> list[Problem]:
+    """Write what is known now: how many ranks there were, which are none, how the program ended."""
     if trace.manifest is None:
         return []
-    manifest = replace(trace.manifest, world_size=max(trace.ranks, default=0) + 1, complete=is_in_order)
+    arrived = sorted(report.rank for report in reports if report.rank is not None and not report.has_rank)
+    manifest = replace(
+        trace.manifest,
+        world_size=max(trace.ranks, default=0) + 1,
+        unranked=tuple(arrived) if len(arrived) > 1 else (),
+        complete=is_in_order,
+    )
     try:
         write_manifest(trace.directory, manifest)
     except OSError as error:

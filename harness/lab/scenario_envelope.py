@@ -18,10 +18,10 @@ from harness.lab.payload import flattened, parts
 from harness.lab.plain_yaml import read_yaml
 from harness.lab.scenario import Scenario
 from harness.lab.scenario_places import find_scenario
+from harness.redaction import REDACTED, redact_fields
 from harness.reporters.base import say
 from harness.reporters.text import count, one_line
 from harness.runner.options import Invocation
-from harness.trace.redaction import redact_fields
 
 CHILD = (sys.executable, "-m", "harness.lab.scenario_main")
 
@@ -119,6 +119,12 @@ def override_of(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise UsageError(
             f"--set {text}", legal="KEY=VALUE, a dotted key and a value in YAML", remedy="--set training.num_steps=20"
+        )
+    if REDACTED in value:
+        raise UsageError(
+            f"--set {text}: rlharness has taken a secret out there",
+            legal="the value itself",
+            remedy=f"type the secret in place of {REDACTED}",
         )
     return key.strip(), read_yaml(value, f"--set {text}")
 

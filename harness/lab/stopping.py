@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.clock import SystemClock
-from harness.errors import UsageError
+from harness.errors import BundleError, UsageError
 from harness.exit_codes import ExitCode
 from harness.inject.conditions import Condition, refuse_unknown, unknown_names
 from harness.lab.break_conditions import STOP, conditions_of, read_report, refuse_divergence, watched
@@ -39,6 +39,7 @@ from harness.lab.supervised import Place
 from harness.reporters.base import say, show
 from harness.reporters.run_lines import RunLines
 from harness.reporters.stopping import stopped_json, stopped_text
+from harness.reporters.text import one_line
 from harness.runner.options import Invocation, wants_colour
 from harness.runner.run_directory import new_run_id
 from harness.trace.reader import read_trace
@@ -76,7 +77,7 @@ def plan_stop(invocation: Invocation, arguments: Mapping[str, Any]) -> StopPlan:
                 else f"leave --{option} out",
             )
     if names_recorded_run(invocation.cwd, arguments["scenario"]):
-        run = named_run(invocation.cwd, arguments["scenario"])
+        run = named_run(invocation, arguments, arguments["scenario"])
         _check_names(conditions, run)
         against = _reference(invocation, arguments) or run.directory
         return StopPlan(_of_run(run, arguments), check_machine(invocation), conditions, against)
@@ -141,5 +142,10 @@ def _bundled(stopped: Stopped, path: Path, arguments: Mapping[str, Any]) -> Stop
         )
     step = stopped.stop.step
     run = read_recorded_run(stopped.run.recording.directory)
-    write_bundle_of(run, step, path, refers_to_checkpoint=bool(arguments["reference_checkpoint"]))
+    try:
+        write_bundle_of(run, step, path, refers_to_checkpoint=bool(arguments["reference_checkpoint"]))
+    except BundleError as error:
+        if arguments["bundle"]:
+            raise
+        return replace(stopped, notes=(f"there is no bundle: {one_line(error.what)}",))
     return replace(stopped, bundle=path)

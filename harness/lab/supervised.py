@@ -18,6 +18,7 @@ from typing import Protocol
 from harness.clock import Clock
 from harness.lab.envelope import Envelope, notes_on, prepare
 from harness.lab.recording import Problem, Recording, finish
+from harness.regular_file import UNLIMITED, GrowingFile, read_regular
 from harness.runner.attempt import AttemptEnd, AttemptSpec, Supervisors
 from harness.runner.interruption import Interruption
 from harness.trace.layout import CURVE
@@ -26,6 +27,7 @@ GRACE_S = 10.0
 LOOK_S = 0.25
 """How often the curve is looked at."""
 OUTPUT = "output.log"
+MAX_PID_BYTES = 64
 LEADER = "leader.pid"
 """Holds the pid of the program, as its processes see it."""
 
@@ -151,6 +153,7 @@ class SupervisedRuns:
                 await asyncio.wait({task}, timeout=LOOK_S)
                 self._display.progress(steps.count(), self._clock.monotonic_s() - began_s)
         finally:
+            steps.close()
             if not task.done():  # our own bug, or a display that failed: the tree is ended first
                 task.cancel()
                 await asyncio.wait({task})
@@ -168,24 +171,24 @@ class CountedLines:
     """How many lines a file has that others append to; only what is new is read."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._num_bytes = 0
+        self._file = GrowingFile(path, max_bytes=UNLIMITED)
         self._num_lines = 0
 
     def count(self) -> int:
-        """Whole lines so far; 0 where there is no file yet."""
-        with suppress(FileNotFoundError), self._path.open("rb") as file:
-            file.seek(self._num_bytes)
-            new = file.read()
-            self._num_bytes += len(new)
-            self._num_lines += new.count(b"\n")
+        """Whole lines so far, as far as they can be read; 0 where there is no file yet."""
+        with suppress(OSError):  # the program can do anything to it: what it recorded is looked at after its end
+            self._num_lines += self._file.read().count(b"\n")
         return self._num_lines
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 def read_pid(path: Path) -> int | None:
     """The pid that a file holds; None where there is none."""
     try:
-        return int(path.read_text("utf-8"))
+        return int(read_regular(path, max_bytes=MAX_PID_BYTES))
     except (OSError, ValueError):  # the disk was full, or nothing was started
         return None
 

@@ -25,7 +25,7 @@ class GpuProcess:
     used_bytes: int | None
     """Its memory on that card; None where NVML does not say."""
     command: str
-    """Its command line, cut short; empty where no such process can be seen from here."""
+    """Its command line without secrets, cut short; empty where no such process can be seen from here."""
 
     def __str__(self) -> str:
         return f"pid {self.pid} ({self.command or 'not visible from here'})"

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from harness.machine.meter import GpuProcess
+from harness.redaction import redact_argv
 
 _MAX_COMMAND_CHARS = 60
 
@@ -94,7 +95,7 @@ def _command(pid: int) -> str:
 
     try:
         process = psutil.Process(pid)
-        command = " ".join(process.cmdline()) or process.name()
+        command = " ".join(redact_argv(process.cmdline())) or process.name()
     except psutil.Error:
         return ""
     return command if len(command) <= _MAX_COMMAND_CHARS else command[: _MAX_COMMAND_CHARS - 1] + "…"

@@ -10,7 +10,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -173,23 +173,35 @@ def remove_abandoned(parent: str) -> list[str]:
     return said
 
 
-def remove_tree(path: str) -> str:
+def remove_tree(path: str, *, dir_fd: int | None = None) -> str:
     """Removes `path` and all below it; the reason where something stays, else empty. Raises nothing for a bad tree.
 
-    Directories without permissions are opened up first. Symbolic links are removed, never followed. What is mounted
+    With `dir_fd`, `path` is a name in that open directory. Directories without permissions are opened up first.
+    Symbolic links are removed, never followed, even where one takes the place of a directory meanwhile. What is mounted
     below `path` stays as it is, with the directories that lead to it. Blocks for as long as the tree is large.
     """
-    if not os.path.lexists(path):
-        return ""
-    # Only what leads to it: a test may have put a link in the place of its own TMPDIR.
-    root = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-    mounted = {mount.path for mount in read_mounts() if mount.path.startswith(root + "/")}
+    parent, name = os.path.split(path.rstrip("/"))
+    shown = path if dir_fd is None else f"{_path_of(dir_fd)}/{name}"
     try:
-        for part in list(_parts(root, mounted)):
-            _remove_unmounted(part)
+        # Only links in what leads to it are followed: a test may have put one in the place of its own TMPDIR.
+        parent_fd = os.open(parent or ".", os.O_PATH | os.O_DIRECTORY, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"{shown} was not removed whole: {error}"
+    try:
+        if not _is_there(name, parent_fd):
+            return ""
+        root = f"{_path_of(parent_fd).rstrip('/')}/{name}"
+        mounted = {mount.path for mount in read_mounts() if mount.path.startswith(root + "/")}
+        _remove_around(parent_fd, name, root, mounted)
     except (OSError, RecursionError) as error:
-        return f"{path} was not removed whole: {error}"
-    return f"{path} was not removed whole: {', '.join(sorted(mounted))} is mounted in it" if mounted else ""
+        if isinstance(error, OSError) and error.filename == name:
+            error.filename = shown
+        return f"{shown} was not removed whole: {error}"
+    finally:
+        os.close(parent_fd)
+    return f"{shown} was not removed whole: {', '.join(sorted(mounted))} is mounted in it" if mounted else ""
 
 
 def _survey(path: str, mounts: Sequence[Mount], *, from_tmpdir: bool = False) -> Candidate:
@@ -204,36 +216,56 @@ def read_mounts() -> list[Mount]:
     return [Mount(partition.mountpoint, partition.fstype) for partition in psutil.disk_partitions(all=True)]
 
 
-def _parts(path: str, mounted: set[str]) -> Iterator[str]:
-    """The largest trees at or below `path` in which nothing is mounted."""
+def _path_of(dir_fd: int) -> str:
+    """Real path of an open directory."""
+    return os.readlink(f"/proc/self/fd/{dir_fd}")
+
+
+def _remove_around(parent_fd: int, name: str, path: str, mounted: set[str]) -> None:
+    """Removes the largest trees at or below `name`, whose real path is `path`, in which nothing is mounted."""
     if path in mounted:
         return
     if not any(mount.startswith(path + "/") for mount in mounted):
-        yield path
+        _remove_unmounted(parent_fd, name)
         return
-    with os.scandir(path) as entries:
-        for entry in entries:
-            yield from _parts(entry.path, mounted)
+    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent_fd)
+    try:
+        for below in os.listdir(fd):
+            _remove_around(fd, below, f"{path}/{below}", mounted)
+    finally:
+        os.close(fd)
 
 
-def _remove_unmounted(path: str) -> None:
+def _remove_unmounted(parent_fd: int, name: str) -> None:
     """Removes a file or tree; an OSError says what would not go."""
-    if not stat.S_ISDIR(os.lstat(path).st_mode):
-        os.unlink(path)
+    if not stat.S_ISDIR(os.lstat(name, dir_fd=parent_fd).st_mode):
+        os.unlink(name, dir_fd=parent_fd)
         return
-    shutil.rmtree(path, ignore_errors=True)
-    if not os.path.lexists(path):
+    shutil.rmtree(name, ignore_errors=True, dir_fd=parent_fd)
+    if not _is_there(name, parent_fd):
         return
-    _open_up(path)
-    for directory, names, _ in os.walk(path):  # from the top, so that each is open before it is read
-        for name in names:
-            _open_up(os.path.join(directory, name))
-    shutil.rmtree(path, ignore_errors=True)
-    if os.path.lexists(path):
-        shutil.rmtree(path)
+    _open_up(name, parent_fd)
+    for _, names, _, directory_fd in os.fwalk(name, dir_fd=parent_fd):  # from the top: each is open before it is read
+        for below in names:
+            _open_up(below, directory_fd)
+    shutil.rmtree(name, ignore_errors=True, dir_fd=parent_fd)
+    if _is_there(name, parent_fd):
+        shutil.rmtree(name, dir_fd=parent_fd)
 
 
-def _open_up(directory: str) -> None:
-    if not os.path.islink(directory):
-        with suppress(OSError):  # not ours to open: the last rmtree says so
-            os.chmod(directory, stat.S_IRWXU)
+def _is_there(name: str, parent_fd: int) -> bool:
+    try:
+        os.lstat(name, dir_fd=parent_fd)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _open_up(name: str, parent_fd: int) -> None:
+    """Gives this user every permission on a directory; a link stays as it is, and so does what it points to."""
+    with suppress(OSError):  # a link, gone, or not ours to open: the last rmtree says so
+        fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent_fd)
+        try:
+            os.chmod(f"/proc/self/fd/{fd}", stat.S_IRWXU)
+        finally:
+            os.close(fd)

@@ -10,11 +10,11 @@ from harness.lab.chaos.comparison import Outcome, Sign
 from harness.lab.chaos.factors import HASH_SEED, USUAL_HASH_SEED, Perturbation, told, written
 from harness.lab.chaos.finding import Chaos, Tally
 from harness.lab.supervised import OUTPUT
+from harness.redaction import redact_argv
 from harness.reporters.divergence import verdict_json, verdict_text
 from harness.reporters.replay import ending_lines, output_tail
 from harness.reporters.text import count, one_line, path_text
 from harness.trace.command import EXIT_CODES
-from harness.trace.redaction import redact_argv
 from harness.trace.verdict import Divergence
 
 VERSION = 1
@@ -169,18 +169,18 @@ def command(chaos: Chaos) -> str:
     if finding is None:
         return ""
     argv = plan.subject.envelope({}).argv if plan.subject.is_foreign else ()
-    behind = ["--", *redact_argv(argv)] if argv else []
+    behind = ["--", *argv] if argv else []
     if not finding.perturbation:
         runs = ["--runs", str(max(2, finding.tally.num_runs + 1))]
-        again = shlex.join(["rlharness", "replay", *redact_argv(plan.subject.typed), *runs, *behind])
+        again = shlex.join(redact_argv(["rlharness", "replay", *plan.subject.typed, *runs, *behind]))
         seed = {factor.name: factor.usual for factor in plan.subject.factors}.get(HASH_SEED, USUAL_HASH_SEED)
         return again if seed is None else f"PYTHONHASHSEED={seed} {again}"
-    words = ["rlharness", "chaos", *redact_argv(plan.subject.typed), *only_words(finding.perturbation)]
+    words = ["rlharness", "chaos", *plan.subject.typed, *only_words(finding.perturbation)]
     if finding.num_steps is not None:
         words += ["--steps", str(finding.num_steps)]
     if not finding.tally.is_steady:
         words += ["--repeats", str(_repeats(finding.tally))]
-    return shlex.join([*words, *behind])
+    return shlex.join(redact_argv([*words, *behind]))
 
 
 def only_words(perturbation: Perturbation) -> list[str]:

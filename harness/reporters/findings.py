@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from harness.machine.findings import Finding, Severity
+from harness.redaction import redact_text
 from harness.reporters.text import count, one_line
 
 VERSION = 1
@@ -46,12 +47,12 @@ def findings_json(findings: Iterable[Finding], *, exit_code: int, took_s: float)
             {
                 "check": finding.check,
                 "severity": finding.severity.value,
-                "measured": finding.measured,
-                "breaks": finding.breaks,
-                "remedy": finding.remedy,
+                "measured": redact_text(finding.measured),
+                "breaks": redact_text(finding.breaks),
+                "remedy": redact_text(finding.remedy),
                 "exports": dict(finding.exports),
                 "unsets": list(finding.unsets),
-                "details": list(finding.details),
+                "details": [redact_text(detail) for detail in finding.details],
             }
             for finding in findings
         ],
@@ -76,16 +77,16 @@ def fix_lines(findings: Iterable[Finding]) -> list[str]:
 
 def _lines(finding: Finding, width: int, colour: bool, columns: int | None) -> Iterator[str]:
     label = f"{LABELS[finding.severity]:<{LABEL_WIDTH}}"
-    first, *others = _wrapped(f"{label}  {one_line(finding.check):<{width}}  ", finding.measured, columns)
+    first, *others = _wrapped(f"{label}  {one_line(finding.check):<{width}}  ", redact_text(finding.measured), columns)
     yield _paint(label, TONES[finding.severity], colour) + first.removeprefix(label)
     yield from others
     indent = " " * (LABEL_WIDTH + 4)
     if finding.breaks:
-        yield from _wrapped(f"{indent}breaks: ", finding.breaks, columns)
+        yield from _wrapped(f"{indent}breaks: ", redact_text(finding.breaks), columns)
     if finding.remedy:
-        yield f"{indent}remedy: {one_line(finding.remedy, MAX_CHARS)}"
+        yield f"{indent}remedy: {one_line(redact_text(finding.remedy), MAX_CHARS)}"
     for detail in finding.details:
-        yield f"{indent}| {one_line(detail, MAX_CHARS)}"
+        yield f"{indent}| {one_line(redact_text(detail), MAX_CHARS)}"
 
 
 def _wrapped(head: str, text: str, columns: int | None) -> list[str]:

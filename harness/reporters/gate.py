@@ -12,12 +12,12 @@ from harness.lab.gate.golden import STEP as WHOLE_STEP
 from harness.lab.gate.golden import Golden
 from harness.lab.gate.result import Gate, GateScenario
 from harness.lab.gate.rounding import Rounding
+from harness.redaction import redact_argv
 from harness.reporters.divergence import attribution_lines, headline, verdict_json
 from harness.reporters.replay import ending_lines, output_tail
 from harness.reporters.text import count, one_line, path_text
 from harness.trace.command import EXIT_CODES
 from harness.trace.curve import common_names
-from harness.trace.redaction import redact_argv
 
 VERSION = 1
 LABELS = {

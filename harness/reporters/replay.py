@@ -10,12 +10,13 @@ from harness.lab.judgement import Comparison, Replay
 from harness.lab.next_command import next_command, program_command
 from harness.lab.recording import recording_json
 from harness.lab.supervised import Run
+from harness.redaction import redact_argv
+from harness.regular_file import open_regular
 from harness.reporters.divergence import STEP_ONLY, verdict_json, verdict_text
 from harness.reporters.operations import VALIDITY, non_finite_json, non_finite_lines, operations_json, operations_text
 from harness.reporters.text import count, one_line, path_text
 from harness.reporters.unit_output import OutputFilter
 from harness.trace.command import EXIT_CODES
-from harness.trace.redaction import redact_argv
 from harness.trace.verdict import Kind
 
 VERSION = 1
@@ -95,9 +96,9 @@ def ending_lines(output: Path) -> Iterator[str]:
 def output_tail(path: Path) -> list[str]:
     """The last lines of a file, harmless to a terminal; none where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
-            data = file.read()
+            data = file.read(TAIL_BYTES)
     except OSError:
         return []
     output = OutputFilter(colour=False)

@@ -38,8 +38,10 @@ def step_text(replay: StepReplay, *, colour: bool) -> str:
     lines += [f"  note: {one_line(note)}" for note in replay.notes]
     if replay.bundle is not None:
         bundle = shlex.quote(path_text(replay.bundle))
-        where = f"where {one_line(replay.bundle_needs)} is" if replay.bundle_needs else "on any machine"
-        lines += [f"  bundle: {bundle}", f"    {where}:  rlharness replay --bundle {bundle}"]
+        where, trust = "on any machine", ""
+        if replay.bundle_needs:
+            where, trust = f"where {one_line(replay.bundle_needs)} is", " --trust"
+        lines += [f"  bundle: {bundle}", f"    {where}:  rlharness replay --bundle {bundle}{trust}"]
     if (command := replay.next_command) is not None:
         lines.append(f"  {command}")
     lines.append(f"  traces: {shlex.quote(path_text(replay.directory))}")

@@ -29,9 +29,8 @@ def stopped_text(stopped: Stopped, *, colour: bool) -> str:
         lines += [f"  {one_line(problem.what)}" for problem in recording.problems]
         lines += [f"  {line}" for line in ending_lines(stopped.run.output)]
     if stopped.bundle is not None:
-        bundle = shlex.quote(path_text(stopped.bundle))
-        lines += [f"  bundle: {bundle}", f"  look closer: rlharness replay --bundle {bundle} --op"]
-    elif (command := stopped.next_command) is not None:
+        lines.append(f"  bundle: {shlex.quote(path_text(stopped.bundle))}")
+    if (command := stopped.next_command) is not None:
         lines.append(f"  {command}")
     lines += [f"  note: {one_line(note)}" for note in stopped.notes]
     lines.append(f"  traces: {shlex.quote(path_text(stopped.directory))}")

@@ -1,10 +1,12 @@
 """What is printed when a run is over: each failing unit's output once and whole, what needs attention, the figures."""
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
 from harness.exit_codes import ExitCode
+from harness.regular_file import open_regular
 from harness.reporters.text import cards, count, facts, label, one_line, put, tally
 from harness.reporters.unit_output import MAX_SHOWN_BYTES, OutputFilter, show_file
 from harness.runner.events import Event, RunFinished
@@ -77,19 +79,25 @@ class SummaryReporter:
         directory = Path(result.directory)
         self._file(directory / "output.log", "it wrote nothing")
         stacks = directory / "stacks.txt"
-        if stacks.exists():
+        if os.path.lexists(stacks):
             self._put("\n" + self._paint(" stacks of its processes when it was ended ".center(WIDTH, "-"), RED) + "\n")
             self._file(stacks, "")
         self._put(self._paint(f"(kept in {one_line(result.directory, 4096)})", "2") + "\n")
 
     def _file(self, path: Path, if_empty: str) -> None:
         try:
-            if path.stat().st_size:
-                show_file(path, self._put, colour=self._colour, cap_bytes=self._cap_bytes)
-            elif if_empty:
-                self._put(f"({if_empty})\n")
+            file = open_regular(path)
         except FileNotFoundError:
             self._put(f"({one_line(str(path), 4096)} is gone)\n")
+            return
+        except OSError as error:  # the tests may have put anything in its place
+            self._put(f"({one_line(str(path), 4096)} is not shown: {error.strerror})\n")
+            return
+        with file:
+            if os.fstat(file.fileno()).st_size:
+                show_file(file, str(path), self._put, colour=self._colour, cap_bytes=self._cap_bytes)
+            elif if_empty:
+                self._put(f"({if_empty})\n")
 
     def _list(self, head: str, tone: str, lines: list[str]) -> None:
         if not lines:

@@ -9,7 +9,6 @@ import codecs
 import os
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import BinaryIO
 
 from harness.reporters.text import escape, one_line
@@ -66,21 +65,22 @@ class OutputFilter:
         return escape(found) if kind == "control" else ""
 
 
-def show_file(path: Path, write: Callable[[str], None], *, colour: bool, cap_bytes: int = MAX_SHOWN_BYTES) -> None:
+def show_file(
+    file: BinaryIO, name: str, write: Callable[[str], None], *, colour: bool, cap_bytes: int = MAX_SHOWN_BYTES
+) -> None:
     """Give `write` the file in pieces, ending with a newline; beyond `cap_bytes` its first and its last half.
 
-    Raises OSError where the file cannot be read, and what `write` raises.
+    `name` is where a person finds all of it. Raises OSError where the file cannot be read, and what `write` raises.
     """
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size <= cap_bytes:
-            _show_span(file, 0, size, write, colour)
-            return
-        head_end, tail_start = _cuts(file, size, cap_bytes)
-        _show_span(file, 0, head_end, write, colour)
-        left_out_mb = (tail_start - head_end) / 1e6
-        write(f"\n[... {left_out_mb:.1f} MB left out here; the whole output is in {one_line(str(path), 4096)} ...]\n\n")
-        _show_span(file, tail_start, size, write, colour)
+    size = os.fstat(file.fileno()).st_size
+    if size <= cap_bytes:
+        _show_span(file, 0, size, write, colour)
+        return
+    head_end, tail_start = _cuts(file, size, cap_bytes)
+    _show_span(file, 0, head_end, write, colour)
+    left_out_mb = (tail_start - head_end) / 1e6
+    write(f"\n[... {left_out_mb:.1f} MB left out here; the whole output is in {one_line(name, 4096)} ...]\n\n")
+    _show_span(file, tail_start, size, write, colour)
 
 
 def _show_span(file: BinaryIO, start: int, end: int, write: Callable[[str], None], colour: bool) -> None:

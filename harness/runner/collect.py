@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from harness.config import NeedRule, NeedsTable
 from harness.errors import CollectionError, UsageError
 from harness.fan_out import fan_out
+from harness.regular_file import open_regular, read_text
 from harness.runner.attempt import AttemptEnd, AttemptSpec, Supervisor
 from harness.runner.outcomes import signal_name
 from harness.runner.report_file import TestReport, read_report
@@ -300,8 +301,11 @@ class _Collector:
         directory = self._directory()
         report_args = ("--rlharness-report", str(directory / "report.jsonl"))
         end = await self._child((*self.options.pytest_args, *args, *CHILD, *report_args, *paths), directory)
-        report = read_report(directory / "report.jsonl")
-        error = self._import_error(end, report, directory)
+        try:
+            report = read_report(directory / "report.jsonl")
+            error = self._import_error(end, report, directory)
+        except OSError as unreadable:  # the file, once imported, did something to it
+            report, error = TestReport(), f"its report cannot be read: {unreadable.strerror}"
         return replace(unit, collect_error=error, collect_timed_out=bool(error) and end.reason == "timeout"), report
 
     def _import_error(self, end: AttemptEnd, report: TestReport, directory: Path) -> str:
@@ -348,18 +352,25 @@ def output_of(directory: Path) -> str:
     texts = []
     for name in ("output.log", "stacks.txt"):
         try:
-            with open(directory / name, "rb") as file:
+            with open_regular(directory / name) as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_OUTPUT_BYTES))
-                texts.append(file.read().decode(errors="replace").strip())
+                texts.append(file.read(MAX_OUTPUT_BYTES).decode(errors="replace").strip())
         except FileNotFoundError:
             pass
+        except OSError as error:
+            texts.append(f"{name} cannot be read: {error.strerror}")
     return "\n".join(text for text in texts if text)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of what a discovery child wrote, which may have been killed at any byte."""
     try:
-        text = path.read_text()
+        text = read_text(path, errors="replace")
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise CollectionError(
+            f"no list of test files: {path.name} cannot be read: {error.strerror}",
+            remedy="have no conftest touch the files of the run",
+        ) from None
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

@@ -29,6 +29,7 @@ from harness.machine.doctor.host import Answer, Host
 from harness.machine.findings import Finding, Severity
 from harness.machine.network.among_hosts import WAIT_S, join_hosts, listen_for_hosts
 from harness.machine.scratch import hold, make_scratch_root, remove_tree
+from harness.regular_file import open_regular
 from harness.reporters.base import say, show
 from harness.reporters.findings import findings_json, findings_text, fix_lines
 from harness.runner.attempt import AttemptSpec, Supervisors, Tiers, find_py_spy, probe_tiers
@@ -226,7 +227,7 @@ class _Children:
                 unkillable_after_s=UNKILLABLE_AFTER_S,
             )
         )
-        with (directory / "output.log").open("rb") as file:
+        with open_regular(directory / "output.log") as file:
             output = file.read(MAX_ANSWER_BYTES).decode("utf-8", "replace")
         problem = ""
         if end.reason == "timeout":

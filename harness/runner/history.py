@@ -1,30 +1,30 @@
 """How long each test file took before: what packing expects of it next time.
 
-One SQLite file, `.rlharness/history.sqlite`, shared by concurrent runs. It is an aid, never a condition: a history
-that cannot be opened, read or written costs a run its good estimates and adds a line to `History.notes`, no more.
-A broken or foreign file is set aside under a new name; one written by a later version of this program is left alone.
+One SQLite file in the user's cache for each suite's root, shared by concurrent runs. None is read from a checkout,
+which anybody may have written. It is an aid, never a condition: a history that cannot be opened, read or written costs
+a run its good estimates and adds a line to `History.notes`, no more; so does a row that this program cannot have
+written. A broken or foreign file is set aside under a new name; one of a later version of this program is left alone.
 """
 
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
 from math import log
 from pathlib import Path
 from statistics import median, pstdev
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
-from harness.errors import HistoryError
+from harness.errors import HarnessError
+from harness.runner.history_file import limit_work, open_history
 from harness.runner.units import NeedSource, Outcome, UnitResult
+from harness.user_cache import cache_path
 
 if TYPE_CHECKING:
     import sqlite3
 
-APPLICATION_ID = 0x524C4831  # "RLH1", in the header of the file: tells ours from anybody else's SQLite file
-SCHEMA_VERSION = 1
-BUSY_TIMEOUT_S = 2.0
 NUM_KEPT = 10
 """Durations kept per file."""
 NUM_RECENT = 5
@@ -36,32 +36,15 @@ ESTIMATE_SPREAD = 1.0
 UNKNOWN_S = 30.0
 """Estimate for a file of average size where no duration is known at all: only its ratio to the others matters."""
 MAX_SIZE_FACTOR = 4.0
-MAX_SET_ASIDE = 2
-"""Broken files set aside before the history is given up."""
+MAX_ROWS = 500_000
+"""The latest of them are read."""
+MAX_DURATION_S = 1e8
+"""Three years; nothing beyond is a duration."""
+MAX_PATH_BYTES = 4096
+
+_Number = TypeVar("_Number", int, float)
 
 RAN_TO_THE_END = (Outcome.PASSED, Outcome.FAILED, Outcome.NO_TESTS)
-
-SCHEMA = (
-    """
-    CREATE TABLE units (
-        path BLOB PRIMARY KEY,            -- as the file system spells it, which need not be UTF-8
-        outcome TEXT NOT NULL,            -- Outcome of its last attempt
-        duration_s REAL NOT NULL,         -- of its last attempt, however that ended
-        size_bytes INTEGER NOT NULL,      -- of the file, at its last attempt
-        needs_import INTEGER NOT NULL     -- 1: its markers, read without importing it, were not what it asked for
-    )
-    """,
-    """
-    CREATE TABLE durations (
-        id INTEGER PRIMARY KEY,           -- ascends with time
-        path BLOB NOT NULL,
-        duration_s REAL NOT NULL          -- of an attempt that ran to its end
-    )
-    """,
-    "CREATE INDEX durations_by_path ON durations (path, id)",
-    f"PRAGMA application_id = {APPLICATION_ID}",
-    f"PRAGMA user_version = {SCHEMA_VERSION}",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +95,17 @@ class History:
         Where it cannot be used, one that knows nothing and records nothing, with the reason in `notes`.
         """
         notes: list[str] = []
+        return cls(open_history(path, notes), notes)
+
+    @classmethod
+    def of_root(cls, root: Path, environ: Mapping[str, str], *, is_run: bool) -> "History":
+        """The history of the suite in `root`, in this user's cache; only a run makes one that is missing."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            for _ in range(MAX_SET_ASIDE):
-                seen = _identity(path)
-                try:
-                    return cls(_connect(path), notes)
-                except _NotOursError as error:
-                    notes.append(f"duration history {path} is unusable ({error}); {_set_aside(path, seen)}")
-            notes.append(f"duration history {path} broke again; durations are estimated and not recorded")
-        except (HistoryError, OSError) as error:
-            notes.append(f"duration history {path}: {error}; durations are estimated and not recorded")
-        return cls(None, notes)
+            path = cache_path(environ, "history", root, ".sqlite")
+        except HarnessError as error:
+            why = f"duration history: {error.what}; durations are estimated and not recorded; {error.remedy}"
+            return cls(None, [why])
+        return cls.open(path) if is_run or path.exists() else cls()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -137,9 +119,11 @@ class History:
         For files that never ran to their end, `estimate_s`.
         """
         recent: dict[str, list[float]] = {}
-        for path, duration_s in self._read("SELECT path, duration_s FROM durations ORDER BY id"):
+        latest_first = self._read("SELECT path, duration_s FROM durations ORDER BY id DESC", float)
+        for path, duration_s in reversed(latest_first):
             recent.setdefault(path, []).append(duration_s)
-        limits = dict(self._read("SELECT path, duration_s FROM units WHERE outcome = ?", (Outcome.TIMED_OUT.value,)))
+        timed_out = "SELECT path, duration_s FROM units WHERE outcome = ?"
+        limits = dict(self._read(timed_out, float, (Outcome.TIMED_OUT.value,)))
         measured = {
             path: max(median(recent[path][-NUM_RECENT:]) if path in recent else 0.0, limits.get(path, 0.0))
             for path in sizes
@@ -156,7 +140,7 @@ class History:
     def to_import(self, root: Path) -> frozenset[str]:
         """Files below `root` whose markers, read without importing them, once were not what they really asked for, and
         whose size is still the same: their needs are better read by importing them."""
-        flagged = dict(self._read("SELECT path, size_bytes FROM units WHERE needs_import"))
+        flagged = dict(self._read("SELECT path, size_bytes FROM units WHERE needs_import", int))
         sizes = sizes_bytes(root, flagged)
         return frozenset(path for path, size in flagged.items() if sizes[path] == size)
 
@@ -176,6 +160,7 @@ class History:
         keeps_flag = result.unit.source is NeedSource.IMPORT
         try:
             with self._connection as connection:
+                limit_work(connection)
                 connection.execute(
                     """
                     INSERT INTO units VALUES (:path, :outcome, :duration_s, :size_bytes, :disagrees)
@@ -219,16 +204,24 @@ class History:
     ) -> None:
         self.close()
 
-    def _read(self, query: str, values: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
+    def _read(self, query: str, kind: type[_Number], values: tuple[str, ...] = ()) -> list[tuple[str, _Number]]:
+        """(path, number) of the rows of a query, whose second column is of this kind."""
         if self._connection is None:
             return []
         import sqlite3
 
         try:
-            return [(os.fsdecode(path), value) for path, value in self._connection.execute(query, values)]
+            limit_work(self._connection)
+            rows = self._connection.execute(f"{query} LIMIT {MAX_ROWS}", values).fetchall()
         except sqlite3.Error as error:
             self._give_up("reading", error)
             return []
+        good = [(os.fsdecode(path), number) for path, number in rows if _is_path(path) and _is_number(number, kind)]
+        if len(good) < len(rows):
+            passed = len(rows) - len(good)
+            rows_text = "row" if passed == 1 else "rows"
+            self._notes.append(f"duration history: passed over {passed} {rows_text} without a measurement")
+        return good
 
     def _give_up(self, doing: str, error: Exception) -> None:
         """One failure is told once; a history that failed is not tried again for every unit to wait on."""
@@ -236,76 +229,12 @@ class History:
         self.close()
 
 
-class _NotOursError(Exception):
-    """The file is broken, or somebody else's."""
+def _is_path(value: object) -> bool:
+    return isinstance(value, bytes) and 0 < len(value) <= MAX_PATH_BYTES and b"\0" not in value
 
 
-def _connect(path: Path) -> "sqlite3.Connection":
-    """A connection to our schema in `path`, made where the file is missing or empty.
-
-    `_NotOursError` for a file to set aside, HistoryError for one to leave alone.
-    """
-    import sqlite3
-
-    connection = None
-    try:
-        connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level="IMMEDIATE")
-        # A lost history costs an estimate; not worth waiting for the disk after every unit.
-        connection.execute("PRAGMA synchronous = OFF")
-        _check_or_make_schema(connection)
-        result, connection = connection, None
-        return result
-    except sqlite3.Error as error:
-        # Only its first byte is the primary code: SQLITE_CORRUPT has kinds.
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise _NotOursError(str(error)) from error
-        raise HistoryError(str(error)) from error
-    finally:
-        if connection is not None:
-            connection.close()
-
-
-def _check_or_make_schema(connection: "sqlite3.Connection") -> None:
-    connection.execute("BEGIN IMMEDIATE")  # two runs that start together: one makes the schema, the other finds it
-    try:
-        (application,) = connection.execute("PRAGMA application_id").fetchone()
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        (num_tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if num_tables == 0 and application in (0, APPLICATION_ID):
-            for statement in SCHEMA:
-                connection.execute(statement)
-        elif application != APPLICATION_ID:
-            raise _NotOursError("it belongs to another program")
-        elif version > SCHEMA_VERSION:
-            raise HistoryError(f"it was written by a later version of rlharness (schema {version})")
-        else:
-            (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-            if verdict != "ok":
-                raise _NotOursError(verdict)
-        connection.commit()
-    finally:
-        connection.rollback()
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _set_aside(path: Path, seen: tuple[int, int] | None) -> str:
-    """Rename the broken file `seen` at `path`, and what SQLite keeps beside it; says what was done."""
-    if _identity(path) != seen:
-        return "another run has replaced it meanwhile"
-    number = next(n for n in count(1) if not path.with_name(f"{path.name}.broken-{n}").exists())
-    aside = path.with_name(f"{path.name}.broken-{number}")
-    # The journals go first: left behind, one would be played back into the file that is made next.
-    for suffix in ("-journal", "-wal", "-shm", ""):
-        with suppress(FileNotFoundError):
-            os.replace(f"{path}{suffix}", f"{aside}{suffix}")
-    return f"set aside as {aside.name}"
+def _is_number(value: object, kind: type[int] | type[float]) -> bool:
+    return isinstance(value, kind) and 0 <= value <= (MAX_DURATION_S if kind is float else sys.maxsize)
 
 
 def _spread(durations: Sequence[float]) -> float:

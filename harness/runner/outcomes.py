@@ -38,6 +38,8 @@ class Reported:
     """Tests that failed or had an error."""
     refused: str = ""
     """What pytest said of its arguments when it refused them."""
+    unread: str = ""
+    """Why the report, or the rest of it, could not be read; empty where all was."""
 
 
 def signal_name(number: int) -> str:
@@ -54,6 +56,14 @@ def judge(end: AttemptEnd, reported: Reported, timeout_s: float) -> tuple[Outcom
     What was ended by us never passes, and neither does a process that went before pytest had finished, or
     that ended otherwise than pytest announced.
     """
+    outcome, why = _judge(end, reported, timeout_s)
+    if not reported.unread or not outcome.is_failure:
+        return outcome, why
+    unread = f"its report could not be read whole: {reported.unread}"
+    return outcome, f"{why}; {unread}" if why else unread
+
+
+def _judge(end: AttemptEnd, reported: Reported, timeout_s: float) -> tuple[Outcome, str]:
     during = f" while {reported.running} ran" if reported.running else ""
     if end.unkillable:
         return Outcome.UNKILLABLE, f"SIGKILL did not end {', '.join(end.unkillable)}"
@@ -65,7 +75,7 @@ def judge(end: AttemptEnd, reported: Reported, timeout_s: float) -> tuple[Outcom
         finished = " after pytest had finished" if reported.pytest_exit is not None else during
         return Outcome.CRASHED, f"{signal_name(end.signal)}{finished}"
     if reported.pytest_exit is None:
-        return _without_finish(end.exit_code, during)
+        return _without_report(end.exit_code) if reported.unread else _without_finish(end.exit_code, during)
     if reported.collect_error:
         return Outcome.COLLECT_ERROR, reported.collect_error
     if end.exit_code != reported.pytest_exit:
@@ -100,3 +110,10 @@ def _without_finish(exit_code: int | None, during: str) -> tuple[Outcome, str]:
     if exit_code in (3, 4) and not during:  # pytest gave up before its session began
         return PYTEST_EXITS[exit_code]
     return Outcome.CRASHED, f"the process exited with {exit_code} before pytest had finished{during}"
+
+
+def _without_report(exit_code: int | None) -> tuple[Outcome, str]:
+    """Where pytest's last word could not be read: the exit code decides, and one that means success is not believed."""
+    if exit_code in (1, 2, 3, 4):
+        return PYTEST_EXITS[exit_code]
+    return Outcome.CRASHED, f"the process exited with {exit_code}, and nothing shows that pytest had finished"

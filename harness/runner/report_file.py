@@ -2,25 +2,27 @@
 
 The writer may be killed at any byte. A line counts once its newline is there; one that is not a whole record of a
 known kind with the right fields is passed over and counted. Kinds this version does not know are ignored.
-Standard library only, and nothing here writes.
+The tests can do anything to the file: what is read of it has limits, and no read waits for anybody.
 """
 
 import json
 import math
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from harness.errors import ReportError
+from harness.regular_file import GrowingFile, GrowingLines
 from harness.runner.units import Need, TestCounts, TestOutcome
 
 VERSION = 1
 """The newest version of report.jsonl that is understood here."""
 
 MAX_SKIP_REASONS = 8
+MAX_UNREADABLE = 10_000
+"""After so many lines that are no records, nothing more is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class TestReport:
     """What each test asks for, by its name in the file; told only where a file is imported for its need."""
     num_unreadable: int = 0
     """Whole lines that are no record."""
+    unread: str = ""
+    """Why not all of the file was read; empty where all was."""
 
     def all_ids(self) -> Iterator[str]:
         """Every test this report knows of, collected ones first and in their order."""
@@ -89,56 +93,92 @@ def read_report(path: str | Path) -> TestReport:
 
     Raises ReportError for a file of a newer version, OSError where it cannot be read.
     """
-    report = TestReport()
-    with suppress(FileNotFoundError), open(path, "rb") as file:
-        _read_into(report, file, str(path))
-    return report
+    tail = ReportTail(path)
+    try:
+        return tail.report()
+    finally:
+        tail.close()
 
 
 class ReportTail:
-    """Follows a report while it is written: each `poll` gives the records since the one before."""
+    """Follows a report while it is written: each `poll` gives the records since the one before.
+
+    The file is opened once; what is put in its place later is not read.
+    """
 
     def __init__(self, path: str | Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._torn = b""
+        self.file = GrowingFile(path)
+        self._records = _Records(self.file)
 
     def poll(self) -> list[dict[str, Any]]:
         """The new records, of any kind, unchecked; none while the file does not exist.
 
         Raises OSError where the file is there and cannot be read.
         """
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
+        return self._records.poll()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more could be read at once: one poll reads a limited amount."""
+        return self.file.is_behind and not self._records.has_given_up
+
+    def report(self) -> TestReport:
+        """Everything that stands in the file, read from its beginning.
+
+        Raises ReportError for a file of a newer version, OSError where it cannot be read.
+        """
+        report, begun = TestReport(), dict[str, None]()
+        self.file.rewind()
+        records, first_kind = _Records(self.file), ""
+        while True:
+            for record in records.poll():
+                first_kind = first_kind or record["k"]
+                if record["k"] == "hello":
+                    _check_version(record.get("version"), str(self.file.path))
+                try:
+                    _apply(record, report, begun)
+                except (KeyError, TypeError, ValueError, OverflowError):
+                    records.num_unreadable += 1
+            if not self.file.is_behind or records.has_given_up:
+                break
+        report.running = tuple(begun)
+        report.num_unreadable = records.num_unreadable
+        report.unread = self.file.excess
+        if first_kind not in ("", "hello"):  # the plugin writes that one before any test
+            report.unread = f"{self.file.path} has lost its beginning: a test has emptied or cut it"
+        if records.has_given_up:
+            report.unread = f"{self.file.path} has {records.num_unreadable:,} lines that are no records, and maybe more"
+        return report
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+
+class _Records:
+    """The records among the lines of a file, until there are too many other lines."""
+
+    def __init__(self, file: GrowingFile) -> None:
+        self._lines = GrowingLines(file)
+        self.num_unreadable = 0
+
+    @property
+    def has_given_up(self) -> bool:
+        return self.num_unreadable > MAX_UNREADABLE
+
+    def poll(self) -> list[dict[str, Any]]:
+        if self.has_given_up:
             return []
-        self._offset += len(data)
-        *lines, self._torn = (self._torn + data).split(b"\n")
-        records = (_record(line) for line in lines)
-        return [record for record in records if record is not None]
-
-
-def _read_into(report: TestReport, file: BinaryIO, path: str) -> None:
-    begun: dict[str, None] = {}
-    for line in file:
-        if not line.endswith(b"\n"):
-            break
-        record = _record(line)
-        if record is None:
-            report.num_unreadable += 1
-            continue
-        if record["k"] == "hello":
-            _check_version(record.get("version"), path)
-        try:
-            _apply(record, report, begun)
-        except (KeyError, TypeError, ValueError, OverflowError):
-            report.num_unreadable += 1
-    report.running = tuple(begun)
+        left_out = self._lines.num_left_out
+        lines = self._lines.poll()
+        records = [record for line in lines if (record := _record(line)) is not None]
+        self.num_unreadable += len(lines) - len(records) + self._lines.num_left_out - left_out
+        return records
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
+    if line[:1] != b"{":  # the plugin's records begin so
+        return None
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

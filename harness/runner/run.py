@@ -73,7 +73,7 @@ async def _carry_out_plan(options: RunOptions, width: int | None) -> ExitCode:
             )
             if planned is None:
                 return _interrupted(interruption)
-            for note in (*stage.notes, *planned.collected.notes):
+            for note in dict.fromkeys((*stage.notes, *planned.collected.notes, *stage.history.notes)):
                 say(note)
             _show(planned, options, width)
     return _code_of_plan(planned.collected)

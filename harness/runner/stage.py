@@ -19,7 +19,7 @@ from harness.reporters.base import say
 from harness.runner.attempt import Supervisors, Tiers, find_py_spy, probe_tiers
 from harness.runner.history import History
 from harness.runner.options import RunOptions
-from harness.runner.run_directory import HISTORY, HOME, new_run_id
+from harness.runner.run_directory import new_run_id
 
 SCRATCH_S = 30.0
 """For making a directory, and removing what killed runs have left beside it."""
@@ -83,9 +83,9 @@ async def set_stage(
         stack.callback(os.close, held)
         stack.callback(_clear_scratch, Path(scratch), keep_tmp=options.keep_tmp)
         run_id = new_run_id(clock.wall())
-        path = options.root / HOME / HISTORY
-        has_history = not options.history_free and (is_run or path.exists())
-        history = stack.enter_context(History.open(path) if has_history else History())
+        environ = options.invocation.environ
+        history = History() if options.history_free else History.of_root(options.root, environ, is_run=is_run)
+        stack.enter_context(history)
         yield Stage(
             options=options,
             clock=clock,

@@ -22,13 +22,14 @@ from harness.machine.card_watch import CardWatch
 from harness.machine.child_env import child_env
 from harness.machine.ports import PortBlocks
 from harness.machine.scratch import remove_tree
+from harness.regular_file import NOTHING
 from harness.runner import events
 from harness.runner.attempt import AttemptEnd, AttemptSpec
 from harness.runner.collect import Collected
 from harness.runner.leases import Lease
 from harness.runner.options import RunOptions, runs_parts_of_files
 from harness.runner.outcomes import Reported, judge
-from harness.runner.report_file import ReportTail, TestReport, read_report
+from harness.runner.report_file import ReportTail, TestReport
 from harness.runner.units import Outcome, TestOutcome, Unit, UnitResult
 
 MAX_RAY_LOGS_BYTES = 64 * 2**20
@@ -95,49 +96,60 @@ class UnitRunner:
         self.post(events.AttemptStarted(self.t(), unit.path, gpu_ids, lease.slot, str(directory)))
         baseline = await self.watch.baseline(gpu_ids)
         unkillable: tuple[str, ...] = ()
+        tail = ReportTail(directory / "report.jsonl")
         try:
-            end, timeout_s = await self._attempt(number, unit, lease)
+            end, timeout_s = await self._attempt(number, unit, lease, tail)
         except (OSError, HarnessError) as error:  # a full disk, no port left: this unit's failure, not the run's
             why = " ".join(f"the attempt could not be started: {error}".split())
             result = UnitResult(unit, Outcome.SUPERVISOR_LOST, why)
         else:
             unkillable = end.unkillable
-            result = _result(unit, end, directory, gpu_ids, timeout_s)
+            report = await asyncio.to_thread(_read, tail)
+            result = _result(unit, end, report, timeout_s, gpu_ids=gpu_ids, directory=directory)
+            self.notes += _put_back(tail, unit.path)
+            if report.unread and not result.outcome.is_failure:  # of a failure it is the reason
+                self.notes.append(f"{unit.path}: {report.unread}")
             if unit.selection or runs_parts_of_files(self.options.invocation.trailing):
                 result = replace(result, collected_need=None)  # of some tests, where the plan holds that of all
+        finally:
+            tail.close()
         await asyncio.to_thread(self._clean_up, number, result)
         await self._return_cards(number, unit.path, unkillable, gpu_ids, baseline)
         self.post(events.UnitFinished(self.t(), result))
 
-    async def _attempt(self, number: int, unit: Unit, lease: Lease) -> tuple[AttemptEnd, float]:
+    async def _attempt(self, number: int, unit: Unit, lease: Lease, tail: ReportTail) -> tuple[AttemptEnd, float]:
         """How the attempt ended, and the limit it had; OSError or HarnessError where it could not be started."""
         self.directory(number).mkdir(parents=True)
+        tail.file.make()  # before there are tests: whatever these do to its name, this file is theirs
         self.tmpdir(number).mkdir(mode=0o700, parents=True)  # parents: a test may have deleted them
         spec = self._spec(number, unit, lease)
         if number in self.cancelled:  # while the driver was asked
             return AttemptEnd(None, None, "cancelled", (), (), 0.0), spec.timeout_s
-        self.followed[number] = (unit.path, ReportTail(self.directory(number) / "report.jsonl"))
+        self.followed[number] = (unit.path, tail)
         try:
             end = await self.attempts.run(
                 spec, lambda reason: self.post(events.AttemptTerminating(self.t(), unit.path, reason))
             )
-            self.follow(number)
+            while self.follow(number):
+                await asyncio.sleep(0)  # signals are heard, however much there is
         finally:
             self.followed.pop(number, None)
         return end, spec.timeout_s
 
-    def follow(self, number: int) -> None:
-        """Post what the tests of unit `number` have done since the last time."""
-        if followed := self.followed.get(number):
-            path, tail = followed
-            try:
-                records = tail.poll()
-            except OSError:  # the tests did something to their report; the judgement says what
-                del self.followed[number]
-                return
-            for record in records:
-                if event := _test_event(self.t(), path, record):
-                    self.post(event)
+    def follow(self, number: int) -> bool:
+        """Post what the tests of unit `number` have done since the last time; whether there is more at once."""
+        if (followed := self.followed.get(number)) is None:
+            return False
+        path, tail = followed
+        try:
+            records = tail.poll()
+        except OSError:  # the disk failed; the judgement says how
+            del self.followed[number]
+            return False
+        for record in records:
+            if event := _test_event(self.t(), path, record):
+                self.post(event)
+        return tail.is_behind
 
     def cancel(self, number: int) -> None:
         """End the attempt of unit `number` in order."""
@@ -246,21 +258,49 @@ def _test_event(t: float, path: str, record: dict[str, Any]) -> events.Event | N
     """What a line of a report says about a test; None for any other line, and for what a test itself wrote there."""
     match record:
         case {"k": "start", "id": str(nodeid), "timeout_s": None | int() | float() as timeout_s}:
-            if timeout_s is None or math.isfinite(timeout_s):
+            if timeout_s is None or _is_number(timeout_s):
                 return events.TestStarted(t, path, nodeid, timeout_s)
         case {"k": "end", "id": str(nodeid), "outcome": str(outcome), "duration_s": int() | float() as duration_s}:
-            if outcome in TEST_OUTCOMES and math.isfinite(duration_s):
+            if outcome in TEST_OUTCOMES and _is_number(duration_s):
                 return events.TestFinished(t, path, nodeid, outcome, duration_s)
     return None
 
 
-def _result(unit: Unit, end: AttemptEnd, directory: Path, gpu_ids: tuple[str, ...], timeout_s: float) -> UnitResult:
+def _is_number(value: float) -> bool:
+    """Whether a number of a report can be told as seconds."""
     try:
-        report = read_report(directory / "report.jsonl")
-        outcome, reason = judge(end, _reported(report), timeout_s)
+        return math.isfinite(value)
+    except OverflowError:  # JSON has integers of any length
+        return False
+
+
+def _read(tail: ReportTail) -> TestReport:
+    """What the report of an attempt says; nothing, and the reason, where it cannot be read."""
+    try:
+        return tail.report()
     except (ReportError, OSError) as error:
-        report = TestReport()
-        outcome, reason = Outcome.CRASHED, f"its report cannot be read: {error}"
+        return TestReport(unread=" ".join(str(error).split()))
+
+
+def _put_back(tail: ReportTail, path: str) -> list[str]:
+    """A note where the report's name leads to something else, and a copy of the report in its place if possible."""
+    found = tail.file.replaced_by
+    if not found:
+        return []
+    did = "removed" if found == NOTHING else "replaced"
+    what = "" if found == NOTHING else f" by {found}"
+    note = f"{path} {did} its report {tail.file.path}{what}: what pytest wrote to the original counts"
+    try:
+        tail.file.put_back()
+    except OSError as error:
+        return [f"{note}, and could not be put back: {error.strerror}"]
+    return [f"{note}, and was put back"]
+
+
+def _result(
+    unit: Unit, end: AttemptEnd, report: TestReport, timeout_s: float, *, gpu_ids: tuple[str, ...], directory: Path
+) -> UnitResult:
+    outcome, reason = judge(end, _reported(report), timeout_s)
     return UnitResult(
         unit=unit,
         outcome=outcome,
@@ -296,4 +336,5 @@ def _reported(report: TestReport) -> Reported:
         collect_error=errors[0] if errors else "",
         num_failed=sum(e.outcome in (TestOutcome.FAILED, TestOutcome.ERROR) for e in report.ends.values()),
         refused="; ".join(report.refused.splitlines()),
+        unread=report.unread,
     )

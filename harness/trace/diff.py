@@ -2,16 +2,17 @@
 
     roots of every step ─▶ the first that differ ─▶ that one step opened ─▶ the first leaf ─▶ verdict
 
-Leaves of chained scope decide. Where both traces have the same ranks, each rank is compared with its counterpart, and
-the one that differs at the earliest position of its log comes first: ranks run one program, so the position is the
-clock they share. A rank that lacks a step of its counterpart's differs before every leaf of that step. Where the ranks
-of the two traces are not the same, or where wholes were cut into other shards, wholes are merged over ranks; one that
-ranks of a trace have otherwise differs.
+Before that, processes without a rank are matched. Leaves of chained scope decide. Where both traces have the same
+ranks, each rank is compared with its counterpart, and the one that differs at the earliest position of its log comes
+first: ranks run one program, so the position is the clock they share. A rank that lacks a step of its counterpart's
+differs before every leaf of that step. Where the ranks of the two traces are not the same, or where wholes were cut
+into other shards, wholes are merged over ranks; one that ranks of a trace have otherwise differs.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from harness.redaction import redact_fields
 from harness.trace.attribution import attribute
 from harness.trace.chain import CHAINED, Scope, chain_start
 from harness.trace.context import compare_contexts
@@ -19,6 +20,7 @@ from harness.trace.curve_diff import compare_curves, curves_to_show, uncompared
 from harness.trace.excerpt import common_ranks
 from harness.trace.leaf_diff import StepDifference, compare_columns, compare_leaves
 from harness.trace.manifest import PARTS, Fingerprint
+from harness.trace.matching import match_processes
 from harness.trace.ops import ops_of_divergence, ops_of_other_steps
 from harness.trace.place import earliest, missing_frame, missing_step, only_in_one
 from harness.trace.reader import Trace, chain_breaks
@@ -36,7 +38,11 @@ ByRank = dict[int | None, StepDifference]
 
 def diff(a: Trace, b: Trace) -> Verdict:
     """Compare two traces; TraceError where a log holds frames that are whole and wrong."""
-    gaps, num_ranks = _gaps(a, b), len(a.ranks.keys() | b.ranks.keys())
+    gaps, match = _gaps(a, b), match_processes(a, b)
+    b = match.b
+    if match.has_other_curve:
+        a, b = replace(a, curve=()), replace(b, curve=())
+    num_ranks = len(a.ranks.keys() | b.ranks.keys())
     a, b = common_ranks(a, b)
     found = _compare_steps(a, b)
     fingerprints = _compare_fingerprints(a, b)
@@ -44,14 +50,16 @@ def diff(a: Trace, b: Trace) -> Verdict:
     curve = compare_curves(a, b)
     part = _first_part(a, b, found.first)
     attribution = {} if found.first is None else attribute(a, b)
-    notes = [*found.notes, *found.faults, *gaps, *_damages(a, b), *uncompared(a, b)]
+    directories = a.directory, b.directory
+    numbers = {rank: log.number for rank, log in b.ranks.items()}
+    notes = [*match.notes(), *found.notes, *found.faults, *gaps, *_damages(a, b), *uncompared(a, b)]
     if len(a.ranks.keys() | b.ranks.keys()) < num_ranks:
         notes.append(f"compared: {len(a.ranks)} of {num_ranks} ranks, those of which both have a log")
     if kind is Kind.EQUAL and curve:
         names = ", ".join(each.name for each in curve)
         notes.append(f"what was logged differs from step {curve[0].step} on, and no leaf does: {names}")
     if found.first is not None:
-        notes += ops_of_other_steps(a.directory, b.directory, found.first.step)
+        notes += ops_of_other_steps(*directories, found.first.step)
     return Verdict(
         kind=kind,
         reasons=tuple(reasons),
@@ -67,7 +75,7 @@ def diff(a: Trace, b: Trace) -> Verdict:
         fingerprints=fingerprints,
         curve=curve,
         curves=None if found.first is None else curves_to_show(a, b, curve),
-        operations=None if found.first is None else ops_of_divergence(a.directory, b.directory, found.first.step),
+        operations=None if found.first is None else ops_of_divergence(*directories, found.first.step, numbers),
     )
 
 
@@ -268,8 +276,10 @@ def _compare_fingerprints(a: Trace, b: Trace) -> Fields:
 
 def _compare_part(a: Fingerprint, b: Fingerprint, part: str) -> tuple[FieldDifference, ...]:
     left, right = getattr(a, part), getattr(b, part)
+    # Whoever has written the traces may have left secrets in them.
+    shown_left, shown_right = redact_fields(left), redact_fields(right)
     return tuple(
-        FieldDifference(name, left.get(name), right.get(name))
+        FieldDifference(name, shown_left.get(name), shown_right.get(name))
         for name in sorted(left.keys() | right.keys())
         if left.get(name) != right.get(name)
     )

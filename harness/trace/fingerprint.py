@@ -13,10 +13,10 @@ from pathlib import Path
 from xxhash import xxh3_128
 
 from harness.machine.doctor.bit_variables import MOVE_BITS
+from harness.redaction import redact_fields
 from harness.trace.floating_point import control_state
 from harness.trace.manifest import Fingerprint, Part
 from harness.trace.mapped_libraries import MAPS, identify, mapped_libraries
-from harness.trace.redaction import redact_fields
 
 CPU_INFO = Path("/proc/cpuinfo")
 NVIDIA_DRIVER = Path("/sys/module/nvidia/version")

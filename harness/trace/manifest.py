@@ -46,6 +46,8 @@ class Manifest:
     complete: bool = False
     """Whether rank 0 ended in order; of a trace, that every log did too."""
     written_by: str = f"rlharness {__version__}"
+    unranked: tuple[int, ...] = ()
+    """The logs whose number is no rank, but the order in which processes arrived, where there are several."""
 
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
@@ -67,6 +69,8 @@ def manifest_text(manifest: Manifest) -> str:
         "argv": list(manifest.argv),
         "fingerprint": parts,
     }
+    if manifest.unranked:
+        fields["unranked"] = list(manifest.unranked)
     return json.dumps(fields, indent=1) + "\n"
 
 
@@ -98,6 +102,7 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
         str(fields.get("level", "off")),
         fields["complete"] is True,
         str(fields.get("written_by", "")),
+        tuple(int(each) for each in fields.get("unranked", [])),
     )
 
 

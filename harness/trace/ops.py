@@ -9,7 +9,7 @@ anything.
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import zip_longest
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import TraceError
+from harness.regular_file import open_regular
 from harness.trace.digests import RAW
-from harness.trace.regular_file import check_regular
 from harness.trace.values import FLOATS, Float
 
 OPS = "ops"
@@ -169,8 +169,8 @@ def read_ops(directory: Path, rank: int, step: int) -> OpRecord | None:
     """
     path = directory / OPS / ops_name(rank, step)
     try:
-        check_regular(path)
-        text = path.read_text("utf-8", errors="replace")
+        with open_regular(path, follows_links=True) as file:
+            text = file.read().decode("utf-8", errors="replace")
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -204,15 +204,17 @@ def recorded_steps(directory: Path) -> list[tuple[int, int]]:
     return found
 
 
-def ops_of_divergence(a: Path, b: Path, step: int) -> OpVerdict | None:
+def ops_of_divergence(a: Path, b: Path, step: int, numbers: Mapping[int, int] | None = None) -> OpVerdict | None:
     """The operations of a step in the directories of two traces: of the first rank whose records differ.
 
-    Of the lowest rank where none does; None where no rank has a record in both.
+    Of the lowest rank where none does; None where no rank has a record in both. `numbers` are those of B by A's rank,
+    where it has others.
     """
+    numbers = numbers or {}
     ranks_a, ranks_b = ({rank for rank, found in recorded_steps(each) if found == step} for each in (a, b))
     found = None
-    for rank in sorted(ranks_a & ranks_b):
-        left, right = read_ops(a, rank, step), read_ops(b, rank, step)
+    for rank in sorted(rank for rank in ranks_a if numbers.get(rank, rank) in ranks_b):
+        left, right = read_ops(a, rank, step), read_ops(b, numbers.get(rank, rank), step)
         if left is not None and right is not None:
             verdict = compare_ops(left, right, rank, step)
             if verdict.first is not None:

@@ -3,12 +3,14 @@
 A log is read once, frame by frame, and only the heads of its steps are kept; a step is opened when it is asked for.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from harness.errors import TraceError
+from harness.regular_file import open_regular, read_regular
 from harness.trace.chain import Leaf, chain_start, next_chain, step_root
 from harness.trace.curve import CurvePoint, bad_line, parse_curve
 from harness.trace.digests import RAW, raw_value
@@ -29,9 +31,10 @@ from harness.trace.format import (
 )
 from harness.trace.layout import CURVE, MANIFEST, TENSORS, log_name, tensors_name
 from harness.trace.manifest import Manifest, parse_manifest, refuse_newer
-from harness.trace.regular_file import check_regular
 from harness.trace.tensor_file import DamagedTensor, read_digested
 
+MAX_TEXT_BYTES = 2**30
+"""Limit on a manifest or a curve; the curve of a million steps has about 300 MB."""
 MAX_NAMES = 3
 """So many traces are named to somebody who named the directory above them."""
 
@@ -49,6 +52,13 @@ class RankLog:
     num_skipped_bytes: int
     """What follows the last whole frame: the torn tail."""
 
+    @property
+    def number(self) -> int:
+        """The rank in the names of its files; comparing may give a process without a rank another."""
+        found = _rank(self.path)
+        assert found is not None
+        return found
+
     def columns(self, step: int) -> Columns:
         """The leaves of a step, not decoded; KeyError for a step that it does not have.
 
@@ -56,7 +66,7 @@ class RankLog:
         """
         place = self.places[step]
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path, follows_links=True) as file:
                 return read_columns(file, place, self.heads[step].num_leaves)
         except OSError as error:
             raise TraceError(f"{self.path} cannot be read: {error.strerror}") from None
@@ -98,6 +108,11 @@ class Trace:
         return tuple(found)
 
     @property
+    def unranked(self) -> tuple[int, ...]:
+        """The ranks that are only the order in which processes without a rank ended their first step."""
+        return () if self.manifest is None else self.manifest.unranked
+
+    @property
     def damages(self) -> tuple[str, ...]:
         """What of it is damaged that its steps do not need, as far as anybody has asked for it."""
         found = []
@@ -129,7 +144,8 @@ class Trace:
         """
         if leaf.algorithm == RAW:
             return raw_value(leaf)
-        path = self.directory / TENSORS / tensors_name(rank, step)
+        number = self.ranks[rank].number if rank in self.ranks else rank
+        path = self.directory / TENSORS / tensors_name(number, step)
         try:
             return read_digested(path, leaf)
         except DamagedTensor:
@@ -192,9 +208,8 @@ def read_log(path: Path) -> RankLog:
     heads: dict[int, StepHead] = {}
     places: dict[int, Place] = {}
     num_done: int | None = None
-    check_regular(path)
-    with path.open("rb") as file:
-        size_bytes = path.stat().st_size
+    with open_regular(path, follows_links=True) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
         header = file.read(len(HEADER))
         end = _checked_header(header, path)
         for place in whole_frames(file, size_bytes) if end else ():
@@ -271,8 +286,7 @@ def _rank(path: Path) -> int | None:
 def _text(path: Path) -> str | None:
     """A file's text; None where there is none. What is no UTF-8 is replaced: it was cut in a character."""
     try:
-        check_regular(path)
-        return path.read_text("utf-8", errors="replace")
+        return read_regular(path, max_bytes=MAX_TEXT_BYTES, follows_links=True).decode("utf-8", errors="replace")
     except FileNotFoundError:
         return None
 

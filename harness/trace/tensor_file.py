@@ -19,9 +19,9 @@ from typing import BinaryIO
 from xxhash import xxh3_128_digest
 
 from harness.errors import TraceError
+from harness.regular_file import open_regular
 from harness.trace.chain import Leaf
 from harness.trace.digests import XXH3_128
-from harness.trace.regular_file import check_regular
 
 Buffer = bytes | bytearray | memoryview
 Kept = tuple[Leaf, Buffer]
@@ -130,9 +130,8 @@ def read_digested(path: Path, leaf: Leaf) -> bytes | None:
 
 def _found(path: Path, leaf: Leaf) -> bytes | None:
     try:
-        check_regular(path)
-        with path.open("rb") as file:
-            return _tensor(file, path.stat().st_size, tensor_key(leaf))
+        with open_regular(path, follows_links=True) as file:
+            return _tensor(file, os.fstat(file.fileno()).st_size, tensor_key(leaf))
     except FileNotFoundError:
         return None
     except (struct.error, ValueError, KeyError, TypeError, RecursionError):

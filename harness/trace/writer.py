@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from harness.errors import TraceError
+from harness.regular_file import open_for_writing
 from harness.trace.chain import PHASES, Leaf, Scope, chain_start, next_chain, step_root
 from harness.trace.curve import TAKEN, CurvePoint, curve_line
 from harness.trace.digests import SHARDSUM_128
@@ -192,7 +193,7 @@ def close_log(path: Path) -> int:
                 legal="a log that has only whole frames",
             )
         if not log.is_closed:
-            with path.open("ab", buffering=0) as file:
+            with open_for_writing(path, appends=True) as file:
                 file.write(frame(done_payload(len(log.heads))))
     except OSError as error:
         raise TraceError(f"{path} cannot be closed: {error.strerror}") from None
@@ -234,7 +235,8 @@ def _replace(path: Path, text: str) -> None:
     """Write a file so that readers see all of it or what was there before."""
     beside = path.with_name(f".{path.name}.new")
     try:
-        beside.write_text(text, "utf-8")
+        with open_for_writing(beside) as file:
+            file.write(text.encode())
         os.replace(beside, path)
     except OSError:
         with suppress(OSError):

@@ -127,6 +127,8 @@ def _shards(directory: Path) -> dict[str, list[str]]:
             return {WEIGHTS: list(file.keys())}
     shards: dict[str, list[str]] = {}
     for name, file_name in _read_json(directory / INDEX)["weight_map"].items():
+        if "/" in file_name:
+            raise CheckpointError(f"{directory / INDEX} names {file_name!r}", legal="files beside it")
         shards.setdefault(file_name, []).append(name)
     return shards
 

@@ -1,6 +1,6 @@
 """A whole run, from a configuration to trained weights: the entry of this package's scenarios.
 
-    read and check ─▶ task, model, level ─▶ warm start (or resume) ─▶ steps ─▶ evaluation, checkpoint
+    read and check ─▶ task, model, level ─▶ announce ─▶ warm start (or resume) ─▶ steps ─▶ evaluation, checkpoint
 
 One thread, one process. What is recorded of a step is recorded between begin_step and end_step; the warm start and the
 first sync come before, so that a resumed run has the same steps, and the warm start is told in the first of them.
@@ -27,6 +27,7 @@ from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.tasks.base import Task
 from rlcore.tasks.make import alphabet, make_task
 from rlcore.trace import Recorder
+from rlcore.training.announcement import announcement
 from rlcore.training.engine import Engine
 from rlcore.training.evaluation import evaluate
 from rlcore.training.grpo import grpo_step
@@ -88,6 +89,7 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
     )
     with held, num_threads(threads[0]):  # whatever is computed by the way: torch's own number is that of the cores
         log = RunLog(directory, config.output)
+        log.say(announcement(config, level=level, num_parameters=sum(each.numel() for each in decoder.parameters())))
         try:
             engine, first = prepared(
                 config, level, task, tokenizer=tokenizer, decoder=decoder, recorder=recorder, log=log

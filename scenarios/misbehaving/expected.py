@@ -52,6 +52,7 @@ EXPECTED = {
     "test_one_test_hangs.py": Expected("timed_out", "::test_hangs ran longer than its own limit", MIDWAY),
     "test_prints_200_mb.py": Expected("failed", "", {"failed": 1}),
     "test_prints_no_text.py": Expected("failed", "", {"failed": 1}),
+    "test_replaces_its_report.py": Expected("timed_out", f"longer than {TIMEOUT_S} s", MIDWAY),
     "test_segfaults.py": Expected("crashed", "SIGSEGV while test_segfaults.py::test_segfaults ran", MIDWAY),
     "test_thread_keeps_it_alive.py": Expected("timed_out", "pytest had finished, the process had not", PASSES),
     "test_wants_16_gpus.py": Expected("not_run", "16 GPUs"),

@@ -150,7 +150,7 @@ def trial(number: int, seed: int, containment: str) -> Trial:
         runner = subprocess.Popen(
             [*command, "--containment", containment],
             cwd=directory,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "RLH_TRIAL": token, "TMPDIR": name},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "RLH_TRIAL": token, "TMPDIR": name, "XDG_CACHE_HOME": name},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -104,7 +104,7 @@ class Workplace:
             subprocess.run(
                 [self.python, *command],
                 cwd=self.source,
-                env=own_environment(os.environ),
+                env=own_environment(os.environ) | {"XDG_CACHE_HOME": str(self.scratch / "cache")},  # for the history
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

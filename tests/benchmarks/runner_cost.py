@@ -101,6 +101,7 @@ class Suite:
         return {
             **parent,
             "PYTHONPATH": os.pathsep.join(path),
+            "XDG_CACHE_HOME": str(self.directory / "cache"),  # for the history of durations
             "RLH_STAND_IN_COSTS": str(self.costs_file),
             "RLH_STAND_IN_TESTS": str(self.num_tests),
             "RLH_STAND_IN_S": str(self.leader_s),

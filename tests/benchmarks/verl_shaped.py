@@ -53,6 +53,7 @@ def run_and_check(files: tuple[ShapedFile, ...], directory: Path, *, num_gpus: i
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     # No plugin has a say: the limits in these files are the runner's to hold, not pytest-timeout's.
     environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    environ["XDG_CACHE_HOME"] = str(directory / "cache")  # for the history of durations
     done = subprocess.run(
         command, cwd=directory, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("own_cache")  # for the histories of runs
 
 HOLDS_MEMORY = """
 import os, signal, subprocess, sys, time

@@ -1,6 +1,7 @@
 """What every Python process of a recorded program does before its own first line."""
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,9 @@ def start(
         *(f"{k}={v}" for k, v in (variables or {}).items()),
     ]
     return run(*command, sys.executable, "-c", code)
+
+
+SECRETS = ("--api-key=SHADOWSECRET12345", "--lr", "1", "--password", "SHADOWSECRET12345")
 
 
 def problems(directory: Path) -> list[str]:
@@ -78,12 +82,18 @@ def test_a_program_with_a_package_of_that_name_is_not_recorded_and_runs(is_besid
         each.mkdir()
     (theirs / "__init__.py").write_text("mine = True\n")
     program = directories[0] / "program.py"
-    program.write_text("import torch, harness\nprint(harness.mine)\n")
+    program.write_text(
+        "import sys, torch, harness\nprint(harness.mine, [x for x in sys.modules if 'redaction' in x])\n"
+    )
     orders = Orders(str(tmp_path))
     (tmp_path / ORDERS).write_text(orders.to_text())
     path = f"{boot_directory()}{os.pathsep}{directories[1]}"
-    done = run("env", f"PYTHONPATH={path}", f"{ORDERS_VARIABLE}={tmp_path / ORDERS}", sys.executable, str(program))
-    assert (done.exit_code, done.output) == (0, "True\n")
+    done = run(
+        "env", f"PYTHONPATH={path}", f"{ORDERS_VARIABLE}={tmp_path / ORDERS}", sys.executable, str(program), *SECRETS
+    )
+    assert (done.exit_code, done.output) == (0, "True []\n"), "and nothing of this package is left in it"
+    (report,) = read_reports(tmp_path)
+    assert report.argv == (str(program), "--api-key=<redacted>", "--lr", "1", "--password", "<redacted>")
     assert problems(tmp_path) == [
         f"{theirs / '__init__.py'} would be imported in place of rlharness's own package of that name: rename theirs"
     ]
@@ -115,3 +125,22 @@ def test_a_program_that_names_its_own_steps(is_recorded: bool, tmp_path: Path) -
     assert recorded is not None
     assert [each.name for each in recorded.operations].count("aten.multinomial.default") == 1, "of one step alone"
     assert recorded.problem == ""
+
+
+def test_an_interpreter_that_cannot_take_secrets_out_tells_the_program_alone(tmp_path: Path) -> None:
+    """An old one: the harness is a copy whose redaction is a syntax error to it."""
+    package = tmp_path / "copy" / "harness"
+    shutil.copytree(ROOT / "harness" / "inject", package / "inject")
+    (package / "redaction").mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "redaction" / "__init__.py").write_text("this is of another age\n")
+    (tmp_path / "program" / "harness").mkdir(parents=True)
+    (tmp_path / "program" / "harness" / "__init__.py").write_text("")
+    program = tmp_path / "program" / "program.py"
+    program.write_text("import torch\nprint('ran')\n")
+    (tmp_path / ORDERS).write_text(Orders(str(tmp_path)).to_text())
+    path = package / "inject" / "boot"
+    command = ("env", f"PYTHONPATH={path}", f"{ORDERS_VARIABLE}={tmp_path / ORDERS}", sys.executable, str(program))
+    assert run(*command, *SECRETS).output == "ran\n"
+    (report,) = read_reports(tmp_path)
+    assert report.argv == (str(program),)

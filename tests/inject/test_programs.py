@@ -271,6 +271,15 @@ def test_ray_actors_have_a_log_each(tmp_path: Path) -> None:
     assert compared(tmp_path / "a", tmp_path / "b")["verdict"] == "equal"
 
 
+def test_children_without_a_rank_are_matched_whoever_comes_first(tmp_path: Path) -> None:
+    verdict = pair(tmp_path, program("spawned"), a={"FIRST": "0"}, b={"FIRST": "1"})
+    assert (verdict["verdict"], verdict["num_ranks"], verdict["num_steps"]) == ("equal", 2, 3)
+    a, b = (read_trace(tmp_path / name) for name in "ab")
+    assert a.unranked == b.unranked == (0, 1)
+    assert a.ranks[0].heads[0].root == b.ranks[1].heads[0].root != a.ranks[1].heads[0].root
+    assert "A's process 0 is B's process 1, A's process 1 is B's process 0" in told(tmp_path / "a", tmp_path / "b")
+
+
 def test_workers_of_a_loader_record_nothing_of_their_own(tmp_path: Path) -> None:
     assert pair(tmp_path, program("classifier", "--workers", "2"), a={}, b={})["verdict"] == "equal"
     assert sorted(read_trace(tmp_path / "a").ranks) == [0]

@@ -1,6 +1,7 @@
 """Runs of the bandit in this process, recorded as those of a session are, without the seconds of importing torch."""
 
 import asyncio
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from harness.inject.op_mode import OpMode
 from harness.inject.orders import RunEnded
 from harness.inject.recorder import Recorder
 from harness.inject.watching import make_watchers
+from harness.lab.call_signature import sign_call
 from harness.lab.entry_call import EntryCall
 from harness.lab.envelope import Envelope
 from harness.lab.recorded_run import RecordedRun, read_recorded_run
@@ -42,6 +44,7 @@ class InProcess:
         sink, call = TraceSink(directory), envelope.call
         assert call is not None
         call.write(directory)
+        sign_call(directory, call, os.environ)
         watchers = make_watchers(envelope.watchers)
 
         def operations(step: int) -> OpMode | None:

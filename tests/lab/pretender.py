@@ -1,11 +1,12 @@
 """A program that records as one with torch does, and needs none: what the lab starts in tests.
 
     python pretender.py [--steps N] [--ranks N] [--other K] [--tear] [--slow S] [--end CODE|leave|lost|skip|kill]
-        [--problem TEXT]
+        [--problem TEXT] [--fifo NAME ...] [--grow NAME]
 
 From the step in `--other` on, values are another process's own: no two runs of it agree. With `--end leave` rank 0
 alone ends in order, and the others are workers of a cluster, with `--end lost` of nobody; with `--end skip` no rank
-does, and the program leaves with 0 all the same. It reads its standard input first. Options that it does not know
+does, and the program leaves with 0 all the same. With `--fifo` FIFOs take the places of files of the trace after the
+first step, with `--grow` a file of it has 6 GB then. It reads its standard input first. Options that it does not know
 mean nothing to it.
 """
 
@@ -36,6 +37,8 @@ def main() -> None:
         print(f"step {step}", flush=True)
         for writer in writers:
             writer.append(step, leaves_of(step, told.other), {"loss": Float("f32", 0x3F800000 + step)})
+        if orders and step == 0:
+            replace_files(Path(orders.directory), told)
     for writer in writers[: {"leave": 1, "lost": 1, "skip": 0, "kill": 0}.get(told.end, len(writers))]:
         writer.close()
         if writer.rank == 0 and orders:
@@ -57,6 +60,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--slow", type=float, default=0.0)
     parser.add_argument("--end", default="0")
     parser.add_argument("--problem", default="")
+    parser.add_argument("--fifo", action="append", default=[])
+    parser.add_argument("--grow", default="")
     return parser.parse_known_args()[0]
 
 
@@ -80,6 +85,15 @@ def open_writers(orders: Orders, told: argparse.Namespace) -> list[TraceWriter]:
         )
         save(directory, report)
     return [TraceWriter(directory, manifest, rank=rank, say=print) for rank in range(num_ranks)]
+
+
+def replace_files(directory: Path, told: argparse.Namespace) -> None:
+    for name in told.fifo:
+        (directory / name).unlink(missing_ok=True)
+        os.mkfifo(directory / name)
+    if told.grow:
+        with (directory / told.grow).open("ab") as file:
+            file.truncate(6 << 30)
 
 
 def save(directory: Path, report: Report) -> None:

@@ -12,8 +12,8 @@ from harness.lab.checkpoint_check import CHECKSUMS, damage_of
 def write_checkpoint(directory: Path) -> None:
     """One file and its checksums."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "weights").write_bytes(b"weights")
-    files = {"weights": {"num_bytes": 7, "xxh3_128": xxh3_128_hexdigest(b"weights")}}
+    (directory / "weights.json").write_bytes(b"weights")
+    files = {"weights.json": {"num_bytes": 7, "xxh3_128": xxh3_128_hexdigest(b"weights")}}
     (directory / CHECKSUMS).write_text(json.dumps({"files": files}), "utf-8")
 
 
@@ -26,15 +26,23 @@ def test_a_whole_one_and_one_that_says_nothing_of_itself_pass(tmp_path: Path) ->
 
 def test_every_damage_is_named(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
-    (tmp_path / "weights").write_bytes(b"weight")
-    assert damage_of(tmp_path) == "weights has 6 bytes, and had 7"
-    (tmp_path / "weights").write_bytes(b"Weights")
-    assert damage_of(tmp_path) == "weights has other bytes than those that were written"
-    (tmp_path / "weights").unlink()
-    assert damage_of(tmp_path) == "weights cannot be read: No such file or directory"
+    (tmp_path / "weights.json").write_bytes(b"weight")
+    assert damage_of(tmp_path) == "weights.json has 6 bytes, and had 7"
+    (tmp_path / "weights.json").write_bytes(b"Weights")
+    assert damage_of(tmp_path) == "weights.json has other bytes than those that were written"
+    (tmp_path / "weights.json").unlink()
+    assert damage_of(tmp_path) == "weights.json cannot be read: No such file or directory"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"files": 3}', '{"files": {"weights": {}}}'])
+@pytest.mark.parametrize("name", ["/dev/zero", "../other/weights.json", "a/../../b"])
+def test_files_outside_a_checkpoint_are_not_read(tmp_path: Path, name: str) -> None:
+    write_checkpoint(tmp_path)
+    files = {name: {"num_bytes": 0, "xxh3_128": "0" * 32}}
+    (tmp_path / CHECKSUMS).write_text(json.dumps({"files": files}), "utf-8")
+    assert damage_of(tmp_path) == f"checksums.json names a file outside: {name}"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"files": 3}', '{"files": {"weights.json": {}}}'])
 def test_checksums_that_are_none_are_damage_too(tmp_path: Path, text: str) -> None:
     write_checkpoint(tmp_path)
     (tmp_path / CHECKSUMS).write_text(text, "utf-8")

@@ -28,7 +28,7 @@ CALL = EntryCall("a:b", {"seed": 7, "output": {}}, ("output",), {"run": "output.
 STEP = {"op": False, "overrides": (), "timeout": None}
 FILES = (
     *("manifest.json", "call.json", "curve.jsonl", "rank-0.log", "tensors/rank-0-step-2.safetensors"),
-    *("checkpoints/step-000001/checksums.json", "checkpoints/step-000001/weights"),
+    *("checkpoints/step-000001/checksums.json", "checkpoints/step-000001/weights.json"),
     *("unfinished/manifest.json", "unfinished/rank-0.log"),
 )
 JSON = st.recursive(

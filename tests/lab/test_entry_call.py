@@ -26,7 +26,7 @@ def test_a_call_arrives_whole_and_stays_without_secrets(tmp_path: Path) -> None:
     left = json.loads(path.read_text("utf-8"))
     assert left["config"] == {
         **CONFIG,
-        "judge": {"api_key": "<redacted>", "url": "https://<redacted>@c/d", "retries": 3, "passwords": ["x"]},
+        "judge": {"api_key": "<redacted>", "url": "https://<redacted>@c/d", "retries": 3, "passwords": ["<redacted>"]},
         "prompts": ["use <redacted>", {"hf_token": "<redacted>"}],
     }
 

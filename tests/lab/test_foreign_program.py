@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from harness.errors import UsageError
 from harness.lab.envelope import Envelope, prepare
-from harness.lab.foreign_program import checked_metric, foreign_identity, parse_steps
+from harness.lab.foreign_program import checked_metric, foreign_envelope, foreign_identity, parse_steps
+from harness.runner.options import Invocation
 
 SEEDED = settings(derandomize=True)
 values = st.text("abc123.", min_size=1, max_size=4)
@@ -71,3 +72,12 @@ def test_metrics_that_cannot_be_used_are_named(metric: str) -> None:
         checked_metric(metric)
     assert str(refused.value).startswith(f"--metric {metric}: ")
     assert "--metric 'reward=" in refused.value.remedy
+
+
+@pytest.mark.parametrize("word", ["--api-key=<redacted>", "<redacted>", "https://<redacted>@host/x"])
+def test_a_command_that_was_copied_without_its_secrets_is_not_started(tmp_path: Path, word: str) -> None:
+    given = {"level": "", "metric": (), "keep": (), "op_step": None}
+    with pytest.raises(UsageError) as refused:
+        foreign_envelope(Invocation(tmp_path, {}, ("python", "train.py", word)), given)
+    assert word in refused.value.what
+    assert "type the secret in place of <redacted>" in refused.value.remedy

@@ -1,5 +1,6 @@
 """What runs are to each other: pairs, exit codes, operations that are not to be trusted, conditions."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,9 +9,11 @@ import pytest
 from harness.exit_codes import ExitCode
 from harness.inject.op_log import OpLog
 from harness.lab.judgement import Replay, judge
+from harness.lab.supervised import OUTPUT, Run
 from harness.trace.ops import OpDifference
 from harness.trace.reader import read_trace
-from tests.lab.replays import plan_of, report, run_of, with_reports
+from harness.trace.verdict import Kind
+from tests.lab.replays import OP, plan_of, report, run_of, with_reports
 from tests.trace.traces import Change, flip_bit, manifest_of, steps_of, write
 
 OTHER = flip_bit(1, "backward", "layers.0.weight")
@@ -28,6 +31,36 @@ def test_every_run_is_compared_with_the_first(tmp_path: Path) -> None:
     replay = judge(plan_of(tmp_path, num_runs=3), runs)
     assert pairs(replay) == [("run 1", "run 2", "equal"), ("run 1", "run 3", "diverged")]
     assert replay.exit_code == ExitCode.DIVERGED
+
+
+def test_processes_without_a_rank_may_arrive_in_any_order(tmp_path: Path) -> None:
+    """Of each run, and of each run that records operations."""
+
+    def run(number: int, order: tuple[int, int], *, has_operations: bool = False) -> Run:
+        made = run_of(tmp_path, number, op="b" if has_operations else "")
+        place = made.recording.directory
+        shutil.rmtree(place)
+        for rank, process in enumerate(order):
+            change = flip_bit(0, "rollout", "tokens") if process else SAME
+            manifest = replace(manifest_of(), world_size=2, unranked=(0, 1))
+            write(place, steps_of(3, change), manifest, rank=rank)
+            if has_operations:
+                log = OpLog(place, rank=rank, step=1, say=print)
+                log.append({"i": 0, **OP, "out": [f"f32 8 xxh3_128 {process}"]})
+                log.close()
+        (place / OUTPUT).touch()
+        return made
+
+    runs = [
+        run(1, (0, 1)),
+        run(1, (1, 0), has_operations=True),
+        run(2, (1, 0)),
+        run(2, (0, 1), has_operations=True),
+    ]
+    (comparison,) = judge(plan_of(tmp_path, op_step=1), runs).comparisons
+    assert comparison.verdict.kind is Kind.EQUAL
+    assert [(each.rank, each.first) for each in comparison.operations] == [(0, None), (1, None)]
+    assert comparison.notes == ()
 
 
 def test_every_run_is_compared_with_the_trace_of_against(tmp_path: Path) -> None:

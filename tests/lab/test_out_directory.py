@@ -7,7 +7,8 @@ import pytest
 
 from harness.errors import UsageError
 from harness.lab.envelope import Envelope, prepare
-from harness.lab.out_directory import NUM_KEPT, OutDirectory, out_directory, place_of
+from harness.lab.out_directory import OutDirectory, out_directory, place_of
+from harness.runner.run_directory import NUM_KEPT
 
 
 def test_what_a_person_names_is_a_path_without_detours(tmp_path: Path) -> None:
@@ -34,10 +35,11 @@ def test_it_is_new_or_empty(tmp_path: Path) -> None:
 
 
 def test_without_a_name_the_last_ones_of_a_kind_are_kept(tmp_path: Path) -> None:
-    made = [out_directory(tmp_path, None, "replays", f"id-{number:03}").path for number in range(NUM_KEPT + 2)]
-    other = out_directory(tmp_path, None, "chaos", "id-000").path
+    ids = [f"20260301-1230{number:02}-aaaaaa" for number in range(NUM_KEPT + 2)]
+    made = [out_directory(tmp_path, None, "replays", own_id).path for own_id in ids]
+    other = out_directory(tmp_path, None, "chaos", ids[0]).path
     assert [path.exists() for path in made] == [False, False, *[True] * NUM_KEPT]
-    assert made[-1] == tmp_path / ".rlharness" / "replays" / f"id-{NUM_KEPT + 1:03}"
+    assert made[-1] == tmp_path / ".rlharness" / "replays" / ids[-1]
     assert other.exists()
     assert (tmp_path / ".rlharness" / ".gitignore").read_text("utf-8") == "*\n"
 

@@ -64,6 +64,16 @@ def test_what_was_recorded_without_its_secrets_has_to_be_said_again(tmp_path: Pa
     assert envelope.call.config == {"judge": {"api_key": "abc"}}
 
 
+def test_every_secret_that_a_run_lacks_is_named_at_once(tmp_path: Path) -> None:
+    config = {"judge": {"password": "<redacted>", "passphrase": "<redacted>", "url": "http://<redacted>@host"}}
+    run = recorded(tmp_path / "run", replace(CALL, config=config))
+
+    with pytest.raises(UsageError) as caught:
+        run.envelope_to(3)
+    assert "a value for each of judge.password, judge.passphrase, judge.url" in str(caught.value)
+    assert "--set judge.password=VALUE --set judge.passphrase=VALUE --set judge.url=VALUE" in str(caught.value)
+
+
 def test_other_directories_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no trace"):
         read_recorded_run(tmp_path)
@@ -92,9 +102,9 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
         write_checkpoint(run.checkpoint(step))
     assert (run.start_before(5), run.passed_over(5)) == (4, ())
 
-    (run.checkpoint(4) / "weights").write_bytes(b"w")
+    (run.checkpoint(4) / "weights.json").write_bytes(b"w")
     assert run.start_before(5) == 2
-    assert run.passed_over(5) == (f"{run.checkpoint(4)}: weights has 1 byte, and had 7",)
-    (run.checkpoint(2) / "weights").unlink()
+    assert run.passed_over(5) == (f"{run.checkpoint(4)}: weights.json has 1 byte, and had 7",)
+    (run.checkpoint(2) / "weights.json").unlink()
     assert (run.start_before(5), len(run.passed_over(5))) == (None, 2)
     assert run.passed_over(1) == ()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from harness.exit_codes import ExitCode
+from harness.runner.run_directory import make_kept_directory
 from tests.lab.lab_run import PRETENDER, Done, type_command
 from tests.runner.terminal import on_terminal, plain
 from tests.runner.whole_run import HARNESS, PATIENCE_S, environment, started, until
@@ -165,14 +166,14 @@ def test_a_process_without_the_level_is_told(tmp_path: Path) -> None:
 
 
 def test_the_default_directory_is_hidden_from_git_and_bounded(tmp_path: Path) -> None:
-    replays = tmp_path / ".rlharness" / "replays"
-    for number in range(25):
-        (replays / f"2000{number:04}").mkdir(parents=True)
+    ids = [f"20000101-0000{number:02}-aaaaaa" for number in range(25)]
+    for own_id in ids:
+        make_kept_directory(tmp_path, "replays", own_id)
     assert type_command(tmp_path, "replay", "--", *PRETENDER).code == ExitCode.OK
     assert (tmp_path / ".rlharness" / ".gitignore").read_text("utf-8") == "*\n"
-    kept = sorted(path.name for path in replays.iterdir())
+    kept = sorted(path.name for path in (tmp_path / ".rlharness" / "replays").iterdir())
     assert len(kept) == 20
-    assert kept[:-1] == [f"2000{number:04}" for number in range(6, 25)]
+    assert kept[:-1] == ids[6:]
 
 
 @pytest.mark.parametrize(

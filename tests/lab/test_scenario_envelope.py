@@ -116,6 +116,7 @@ def test_what_varies_is_another_value_for_each_run(tmp_path: Path) -> None:
         ({"size": "huge"}, "there is no size 'huge'"),
         ({"scenario": "tinny"}, "there is no scenario 'tinny'"),
         ({"metric": ("loss",)}, "--metric loss"),
+        ({"overrides": ("api_key=<redacted>",)}, "--set api_key=<redacted>: rlharness has taken a secret out there"),
     ],
 )
 def test_what_cannot_be_used_is_refused(tmp_path: Path, given_ones: dict[str, Any], said: str) -> None:
@@ -144,9 +145,9 @@ def test_without_its_cards_or_beside_another_harness_nothing_is_run(
 
 
 def test_what_was_prepared_can_be_taken_back(tmp_path: Path) -> None:
-    prepared = prepare(envelope(tmp_path), tmp_path / "t", {})
+    prepared = prepare(envelope(tmp_path), tmp_path / "t", {"XDG_CACHE_HOME": str(tmp_path / "cache")})
     names = sorted(path.name for path in (tmp_path / "t").iterdir())
-    assert names == ["call.json", "orders.json"]
+    assert names == ["call.hmac", "call.json", "orders.json"]
     assert not {"PYTHONHASHSEED", "OMP_DYNAMIC"} & prepared.env.keys(), "free at level invariant"
     assert prepared.env["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
     abandon(prepared)

@@ -56,7 +56,7 @@ def test_a_run_ends_at_its_nan_and_leaves_a_bundle_of_it(project: Path) -> None:
     assert "the same as far as it was recorded, which is not to its end: 2 leaves, every bit" in again.stdout
     assert "run again from the checkpoint of step 2; the step before it too\n" in again.stdout
     assert "first NaN: made by forward aten.sub.Tensor" in again.stdout
-    assert "this checkout's own was called: tests.lab.fragile_entry:run" in again.stdout
+    assert "the code came from this machine, not from the bundle: tests.lab.fragile_entry:run" in again.stdout
 
 
 def test_a_run_ends_where_the_curve_says_so_and_where_it_leaves_another_one(project: Path) -> None:

@@ -1,6 +1,7 @@
 """Memory and processes of cards through the real pynvml, and how they change while a meter is open."""
 
 import os
+import subprocess
 
 from scenarios.nvml_stub.build import Card, Instance, Process, machine_of
 from scenarios.nvml_stub.driver import Driver
@@ -22,6 +23,14 @@ def test_memory_can_be_watched_as_it_changes(driver: Driver) -> None:
     assert (process.pid, process.used_bytes) == (os.getpid(), 3990 * 10**6)
     assert "python" in process.command
     assert len(process.command) <= 60
+
+
+def test_who_holds_a_card_is_named_without_secrets(driver: Driver) -> None:
+    with subprocess.Popen(["sh", "-c", "read x", "--api-key=CARDSECRET12345"], stdin=subprocess.PIPE) as other:
+        driver.show(machine_of(Card(used_mb=10, processes=[Process(other.pid, used_mb=9)])))
+        (process,) = driver.processes_on("GPU-a")
+        other.communicate(b"\n")
+    assert process.command == "sh -c read x --api-key=<redacted>"
 
 
 def test_the_drivers_reserve_counts_for_nothing_where_the_driver_tells_it(driver: Driver) -> None:

@@ -1,6 +1,7 @@
 """Flipped tokens: found, cut to what was generated, and put into text without a tokenizer."""
 
 import json
+import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -176,3 +177,10 @@ def test_what_is_not_seen_is_shown_but_for_what_joins_letters() -> None:
     assert visible("\xe9\u200d\u200d\xe9") == "\xe9\\u200d\\u200d\xe9"
     assert visible("\xe9\u200d") == "\xe9\\u200d"
     assert visible("\u202ea\n\t\r\x1b") == "\\u202ea\u21b5\u21e5\u240d\\x1b"
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    for name in ("completions.jsonl", "tokenizer.json"):
+        os.mkfifo(tmp_path / name)
+    assert read_shown(tmp_path) == []
+    assert read_vocabulary(tmp_path) == {}

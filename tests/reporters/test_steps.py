@@ -179,7 +179,9 @@ def test_what_comes_next_is_said_where_there_is_a_bundle(tmp_path: Path) -> None
     plan = StopPlan(Envelope(("python",)), "python", (Condition("nan"), Condition("", "loss", ">", 3.0)))
     stop = Stop("nan", 3, value="nan")
     met = Stopped(plan, run, stop, tmp_path, bundle=Path("a b.rlb"))
-    assert "  look closer: rlharness replay --bundle 'a b.rlb' --op\n" in stopped_text(met, colour=False)
+    of_scenario = replace(met, plan=replace(plan, envelope=Envelope(("python",), call=EntryCall("a:b", {}))))
+    said = stopped_text(of_scenario, colour=False)
+    assert f"  bundle: 'a b.rlb'\n  look closer: rlharness replay {tmp_path} --step 3 --op\n" in said
     assert (met.exit_code, stopped_json(met)["stop"]["step"]) == (0, 3)
     of_command = stopped_text(replace(met, bundle=None), colour=False)
     assert "  look closer: rlharness replay --step 3 --op -- python\n" in of_command

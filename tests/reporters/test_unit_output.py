@@ -70,7 +70,8 @@ def test_any_bytes_become_safe_text(data: bytes, cuts: tuple[int, ...]) -> None:
 
 def shown(path: Path, cap_bytes: int) -> str:
     parts: list[str] = []
-    show_file(path, parts.append, colour=False, cap_bytes=cap_bytes)
+    with path.open("rb") as file:
+        show_file(file, str(path), parts.append, colour=False, cap_bytes=cap_bytes)
     return "".join(parts)
 
 
@@ -106,6 +107,7 @@ def test_memory_holds_a_piece_of_the_file_only(tmp_path: Path) -> None:
     path = tmp_path / "output.log"
     path.write_bytes(b"line of output\n" * 100_000)
     sizes: list[int] = []
-    show_file(path, lambda text: sizes.append(len(text)), colour=False)
+    with path.open("rb") as file:
+        show_file(file, str(path), lambda text: sizes.append(len(text)), colour=False)
     assert sum(sizes) == 1_500_000
     assert max(sizes) <= 1 << 16

@@ -25,6 +25,11 @@ EVENTUALLY_S = 10.0
 EVENTUALLY_ROUND_S = 0.01
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _remembers_elsewhere(own_cache: Path) -> None:
+    """Runs keep their history of durations in the user's cache."""
+
+
 @pytest.fixture(scope="session")
 def refusals() -> dict[str, str]:
     """Why this machine refuses a tier, "" where it does not."""

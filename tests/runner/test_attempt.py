@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -121,10 +122,27 @@ def test_limits_follow_the_report(supervisors: Supervisors, spec: MakeSpec) -> N
 
 def test_a_full_disk_keeps_nobody_alive(supervisors: Supervisors, spec: MakeSpec) -> None:
     one = spec(SLEEP, timeout_s=0.3)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", one.directory]
+    mounted = subprocess.run(mount, check=False, capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"no file system of its own can be mounted: {mounted.stderr.decode().strip()}")
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            Path(one.directory, "large").write_bytes(bytes(1 << 20))
+        end = run(supervisors, one)
+        assert (end.reason, end.signal) == ("timeout", signal.SIGINT)
+        assert Path(one.directory, "stacks.txt").read_bytes() == b""
+    finally:
+        subprocess.run(["umount", one.directory], check=True)
+
+
+def test_stacks_that_cannot_be_written_keep_nobody_alive(supervisors: Supervisors, spec: MakeSpec) -> None:
+    one = spec(SLEEP, timeout_s=0.3)
     os.symlink("/dev/full", Path(one.directory, "stacks.txt"))
     end = run(supervisors, one)
     assert (end.reason, end.signal) == ("timeout", signal.SIGINT)
-    assert "stacks.txt: [Errno 28]" in Path(one.directory, "supervisor.log").read_text()
+    complaint = Path(one.directory, "supervisor.log").read_text()
+    assert "stacks.txt: [Errno 22] it is a symbolic link, not a regular file" in complaint
 
 
 def test_orders_are_heeded(supervisors: Supervisors, spec: MakeSpec, eventually: Eventually) -> None:

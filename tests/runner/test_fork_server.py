@@ -19,7 +19,8 @@ from harness.runner.supervisor.fork_server import Forked, ForkServer, start_pyth
 from harness.runner.supervisor.process_tree import Process
 
 Eventually = Callable[[Callable[[], object], str], Awaitable[None]]
-QUICK_S = 0.3
+QUICK_S = 2.0
+"""Long enough for another Python to start and answer, also on a busy machine."""
 
 
 @pytest.fixture(autouse=True)

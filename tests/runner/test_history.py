@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.runner import history
+from harness.runner import history_file
 from harness.runner.history import (
     ESTIMATE_SPREAD,
     MIN_SPREAD,
@@ -44,7 +44,8 @@ def result(
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / ".rlharness" / "history.sqlite"
+    (tmp_path / "history").mkdir()
+    return tmp_path / "history" / "history.sqlite"
 
 
 def expected_s(path: Path) -> dict[str, float]:
@@ -190,7 +191,6 @@ def make_unmarked(path: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [make_truncated, make_overwritten, make_text, make_foreign, make_unmarked])
 def test_a_file_that_is_no_history_is_set_aside(path: Path, spoil: Callable[[Path], None]) -> None:
-    path.parent.mkdir()
     for number in (1, 2):
         spoil(path)
         spoilt = path.read_bytes()
@@ -206,7 +206,6 @@ def test_a_file_that_is_no_history_is_set_aside(path: Path, spoil: Callable[[Pat
 
 def test_what_sqlite_keeps_beside_a_file_goes_with_it(path: Path) -> None:
     """Somebody else's file, in use: its log would otherwise be played into the history made in its place."""
-    path.parent.mkdir()
     with closing(sqlite3.connect(path)) as foreign:
         foreign.execute("PRAGMA journal_mode = WAL")
         foreign.execute("CREATE TABLE theirs (something TEXT)")
@@ -226,7 +225,6 @@ def test_what_sqlite_keeps_beside_a_file_goes_with_it(path: Path) -> None:
 
 
 def test_an_empty_file_becomes_a_history(path: Path) -> None:
-    path.parent.mkdir()
     path.touch()
     record(path, result(duration_s=5.0))
     assert expected_s(path)["tests/test_a.py"] == 5.0
@@ -269,7 +267,7 @@ def test_a_history_that_breaks_while_it_is_used_costs_a_note(path: Path) -> None
 
 
 def test_a_lock_that_is_never_released_costs_a_note(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(history_file, "BUSY_TIMEOUT_S", 0.05)
     with History.open(path) as kept, closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         kept.record(result(), 1)
@@ -309,11 +307,10 @@ def test_runs_side_by_side_share_it(path: Path) -> None:
 def test_a_broken_file_that_another_run_has_replaced_is_not_set_aside(
     path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    path.parent.mkdir()
     make_text(path)
     good = tmp_path / "good.sqlite"
     record(good, result(duration_s=5.0))
-    connect = history._connect
+    connect = history_file._connect
 
     def connect_late(where: Path) -> sqlite3.Connection:
         try:
@@ -322,7 +319,7 @@ def test_a_broken_file_that_another_run_has_replaced_is_not_set_aside(
             if good.exists():
                 os.replace(good, where)
 
-    monkeypatch.setattr(history, "_connect", connect_late)
+    monkeypatch.setattr(history_file, "_connect", connect_late)
     with History.open(path) as kept:
         assert kept.expectations(SIZES)["tests/test_a.py"].seconds == 5.0
     assert os.listdir(path.parent) == ["history.sqlite"]

@@ -117,6 +117,19 @@ def test_a_line_that_is_no_record_is_counted_and_passed_over(tmp_path: Path, lin
     assert report.counts().total == 3
 
 
+def test_of_nonsense_without_end_only_so_much_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path, encode(RECORDS[:-1]) + b"x\n" * 3_000_000 + encode(RECORDS[-1:]))
+    report = read_report(path)
+    assert report.counts().total == 3
+    assert report.finished_exit is None
+    assert "lines that are no records" in report.unread
+    tail = ReportTail(path)
+    assert tail.poll() == RECORDS[:-1]
+    assert not tail.is_behind
+    assert tail.poll() == []
+    tail.close()
+
+
 def test_a_duration_that_is_no_number_of_seconds_is_zero(tmp_path: Path) -> None:
     line = b'{"k": "end", "id": "x", "outcome": "passed", "duration_s": NaN}\n'
     assert read_report(write(tmp_path, line)).ends["x"].duration_s == 0.0

@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.runner.run_directory import NUM_RUNS_KEPT, make_run_directory, new_run_id
+from harness.runner.run_directory import NUM_KEPT, make_run_directory, new_run_id
 
 DATE = datetime(2026, 3, 1, 12, 30, 5, tzinfo=UTC)
+
+
+def id_of(number: int) -> str:
+    """Ids of runs that begin a second apart."""
+    return f"20260301-1230{number:02}-abcdef"
 
 
 def runs_in(root: Path) -> list[str]:
@@ -44,7 +49,7 @@ def test_an_ignore_file_of_the_users_stays(tmp_path: Path) -> None:
 
 
 def test_the_oldest_runs_go(tmp_path: Path) -> None:
-    ids = [f"r{number:03}" for number in range(NUM_RUNS_KEPT + 3)]
+    ids = [id_of(number) for number in range(NUM_KEPT + 3)]
     for run_id in ids:
         directory = make_run_directory(tmp_path, run_id)
         (directory / "units").mkdir()
@@ -52,17 +57,17 @@ def test_the_oldest_runs_go(tmp_path: Path) -> None:
 
 
 def test_runs_that_ran_nothing_push_no_results_out(tmp_path: Path) -> None:
-    (make_run_directory(tmp_path, "a") / "units").mkdir()
-    for number in range(NUM_RUNS_KEPT + 5):
-        make_run_directory(tmp_path, f"b{number:03}")
-    assert "a" in runs_in(tmp_path)
-    assert len(runs_in(tmp_path)) == NUM_RUNS_KEPT + 2, "mistyped ones go by themselves, the newest stays in any case"
+    (make_run_directory(tmp_path, id_of(0)) / "units").mkdir()
+    for number in range(1, NUM_KEPT + 6):
+        make_run_directory(tmp_path, id_of(number))
+    assert id_of(0) in runs_in(tmp_path)
+    assert len(runs_in(tmp_path)) == NUM_KEPT + 2, "mistyped ones go by themselves, the newest stays in any case"
 
 
 def test_runs_that_begin_together_do_not_disturb_each_other(tmp_path: Path) -> None:
-    for number in range(NUM_RUNS_KEPT):
-        make_run_directory(tmp_path, f"a{number:03}")
-    ids = [f"b{number:03}" for number in range(8)]
+    for number in range(NUM_KEPT):
+        make_run_directory(tmp_path, id_of(number))
+    ids = [id_of(number) for number in range(NUM_KEPT, NUM_KEPT + 8)]
     failures: list[BaseException] = []
 
     def begin(run_id: str) -> None:
@@ -78,7 +83,7 @@ def test_runs_that_begin_together_do_not_disturb_each_other(tmp_path: Path) -> N
         thread.join()
     assert failures == []
     assert set(ids) <= set(runs_in(tmp_path))
-    assert len(runs_in(tmp_path)) <= NUM_RUNS_KEPT + 1
+    assert len(runs_in(tmp_path)) <= NUM_KEPT + 1
     assert (tmp_path / ".rlharness" / "runs" / "latest").resolve().name in ids
 
 

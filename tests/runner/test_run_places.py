@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.exit_codes import ExitCode
+from harness.runner.run_directory import MARK
 from tests.runner.whole_run import HARNESS, QUICK, Done, ended, environment, run, started, write_suite
 
 RUN = ("run", "--gpus", "none")
@@ -44,12 +45,13 @@ def test_node_ids_are_understood_from_anywhere(tmp_path: Path, where: str) -> No
 def test_the_record_lies_beside_the_configuration(tmp_path: Path) -> None:
     configuration = "[tool.rlharness]\nhistory-free = true\n[tool.pytest.ini_options]\n"
     write_suite(tmp_path, {"pyproject.toml": configuration, "tests/test_a.py": QUICK})
-    done = run(tmp_path, *RUN, cwd=tmp_path / "tests")
+    done = run(tmp_path, *RUN, cwd=tmp_path / "tests", env={"XDG_CACHE_HOME": str(tmp_path / "cache")})
     done.assert_sound()
     assert done.outcomes == {"tests/test_a.py": "passed"}
     home = tmp_path / ".rlharness"
-    assert sorted(path.name for path in home.iterdir()) == [".gitignore", "runs"], "history-free: no history"
-    assert sorted(path.name for path in done.record.iterdir()) == ["events.jsonl", "units"]
+    assert sorted(path.name for path in home.iterdir()) == [".gitignore", "runs"]
+    assert not (tmp_path / "cache").exists(), "history-free: no history"
+    assert sorted(path.name for path in done.record.iterdir()) == [MARK, "events.jsonl", "units"]
     assert sorted(path.name for path in (done.record / "units" / "0000").iterdir()) == ["output.log", "report.jsonl"]
 
 

@@ -22,8 +22,13 @@ from tests.runner.whole_run import QUICK, environment, write_suite
 def options(root: Path, **others: object) -> RunOptions:
     scratch = root / "tmp"
     scratch.mkdir(exist_ok=True)
-    invocation = Invocation(root, {"TMPDIR": str(scratch)})
+    invocation = Invocation(root, {"TMPDIR": str(scratch), "XDG_CACHE_HOME": str(root / "cache")})
     return RunOptions(invocation, root, gpus="sim:2", containment="subreaper", **others)  # type: ignore[arg-type]
+
+
+def histories(root: Path) -> list[Path]:
+    """The files that runs and plans of `options` have made to remember durations."""
+    return sorted((root / "cache" / "rlharness" / "history").iterdir())
 
 
 async def on_stage(given: RunOptions, *, is_run: bool, failed: tuple[str, ...] = ()) -> Path:
@@ -44,18 +49,19 @@ def test_everything_is_given_back_and_only_a_run_makes_a_history(tmp_path: Path,
     before = {process.pid for process in process_tree.children(os.getpid())}
     scratch = asyncio.run(on_stage(options(tmp_path), is_run=is_run))
     assert not scratch.exists()
-    assert (tmp_path / ".rlharness" / "history.sqlite").exists() is is_run
+    assert len(histories(tmp_path)) == is_run
+    assert not (tmp_path / ".rlharness").exists()
     assert {process.pid for process in process_tree.children(os.getpid())} <= before
 
 
 def test_a_plan_reads_a_history_that_is_there_unless_it_is_to_be_free_of_it(tmp_path: Path) -> None:
     asyncio.run(on_stage(options(tmp_path), is_run=True))
-    history = tmp_path / ".rlharness" / "history.sqlite"
+    (history,) = histories(tmp_path)
     history.write_text("no database")
     asyncio.run(on_stage(options(tmp_path, history_free=True), is_run=True))
     assert history.read_text() == "no database"
     asyncio.run(on_stage(options(tmp_path), is_run=False))
-    assert (tmp_path / ".rlharness" / "history.sqlite.broken-1").read_text() == "no database"
+    assert history.with_name(f"{history.name}.broken-1").read_text() == "no database"
 
 
 def test_directories_of_failed_units_stay_on_request(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """One unit on its lease: its command and environment, its directories, its cards. Attempts are played."""
 
+import json
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ from harness.machine.ports import BLOCK_SIZE, block_starts
 from harness.runner import events
 from harness.runner.attempt import AttemptSpec
 from harness.runner.played_attempts import FAILING, PASSING, Play
+from harness.runner.report_file import read_report
 from harness.runner.unit_run import keep_ray_logs
 from harness.runner.units import Need, NeedSource, Outcome, TestOutcome, Unit
 from tests.runner.played_run import GPU_0, GPU_1, PlayedRun, begun, told
@@ -160,15 +162,45 @@ def test_what_a_test_writes_into_its_report_becomes_no_event(tmp_path: Path) -> 
     assert [event.outcome for event in run.of(events.TestFinished)] == [TestOutcome.PASSED]
 
 
-def test_a_report_that_cannot_be_read_is_said(tmp_path: Path) -> None:
-    def replace(spec: AttemptSpec) -> None:
-        Path(spec.directory, "report.jsonl").symlink_to(spec.directory)
-
-    plays = {0: Play(report=(), on_begin=replace)}
-    run = PlayedRun(tmp_path, [0], plays).run()
+@pytest.mark.parametrize(
+    ("exit_code", "outcome"),
+    [(0, Outcome.CRASHED), (1, Outcome.FAILED), (4, Outcome.USAGE_ERROR), (5, Outcome.CRASHED)],
+)
+def test_of_a_report_that_cannot_be_read_the_exit_code_decides_and_none_passes(
+    tmp_path: Path, exit_code: int, outcome: Outcome
+) -> None:
+    report = ({"k": "hello", "version": 9, "pid": 1}, PASSING[-1])
+    run = PlayedRun(tmp_path, [0], {0: Play(report=report, exit_code=exit_code)}).run()
     run.assert_sound()
-    assert run.outcomes == [Outcome.CRASHED]
-    assert "its report cannot be read" in run.results[0].reason
+    assert run.outcomes == [outcome]
+    assert "its report could not be read whole: " in run.results[0].reason
+    assert "version 9" in run.results[0].reason
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a symbolic link", "a directory", "another file", "nothing"])
+def test_what_a_test_puts_in_the_place_of_its_report_is_said_and_not_read(tmp_path: Path, kind: str) -> None:
+    def replace(spec: AttemptSpec) -> None:
+        report = Path(spec.directory, "report.jsonl")
+        report.write_text("".join(json.dumps(line) + "\n" for line in PASSING))
+        report.rename(report.with_name("kept"))
+        match kind:
+            case "a FIFO":
+                os.mkfifo(report)
+            case "a symbolic link":
+                report.symlink_to("/dev/zero")
+            case "a directory":
+                report.mkdir()
+            case "another file":
+                report.write_bytes(b"")
+
+    run = PlayedRun(tmp_path, [0], {0: Play(report=(), on_begin=replace)}).run()
+    run.assert_sound()
+    assert run.outcomes == [Outcome.PASSED]
+    (note,) = run.runner.notes
+    report = run.runner.directory(0) / "report.jsonl"
+    did, what = ("removed", "") if kind == "nothing" else ("replaced", f" by {kind}")
+    assert note.startswith(f"test_0.py {did} its report {report}{what}: ")
+    assert report.is_dir() if kind == "a directory" else read_report(report).finished_exit == 0
 
 
 def test_a_process_that_stays_on_a_card_is_named(tmp_path: Path) -> None:

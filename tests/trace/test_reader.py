@@ -232,7 +232,7 @@ def test_what_is_no_trace_is_said(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="is no log of a trace"):
         read_trace(tmp_path)
     (tmp_path / "manifest.json").mkdir()
-    with pytest.raises(TraceError, match=r"manifest\.json cannot be read: it is no regular file"):
+    with pytest.raises(TraceError, match=r"manifest\.json cannot be read: it is a directory"):
         read_trace(tmp_path)
 
 
@@ -249,7 +249,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None
         write_ops(side, [], step=0)
     (tmp_path / "b" / name).unlink()
     os.mkfifo(tmp_path / "b" / name)
-    with pytest.raises(TraceError, match=f"{re.escape(name)} cannot be read: it is no regular file"):
+    with pytest.raises(TraceError, match=f"{re.escape(name)} cannot be read: it is a FIFO, not a regular file"):
         diff(*map(read_trace, sides))
 
 

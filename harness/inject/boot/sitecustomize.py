@@ -50,6 +50,25 @@ def load(name: str) -> ModuleType:
     return module
 
 
+def redacted(argv: list[str]) -> list[str]:
+    """A command line without secrets; of an interpreter that cannot load what takes them out, the program alone."""
+    name, directory = "_rlharness_redaction", PACKAGE / "redaction"
+    spec = importlib.util.spec_from_file_location(
+        name, directory / "__init__.py", submodule_search_locations=[str(directory)]
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+        return list(module.redact_argv(argv))
+    except Exception:  # an interpreter of any age: whatever it does not know, the program goes on
+        return argv[:1]
+    finally:
+        for each in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+            del sys.modules[each]
+
+
 def foreign_package() -> str:
     """Where the program's own package of this harness's name lies; empty where it has none."""
     spec = importlib.util.find_spec(PACKAGE.name)
@@ -75,7 +94,7 @@ def report(orders: dict[str, Any], problem: str) -> None:
     """Say why this process is not recorded, where its launcher looks for it."""
     directory = Path(orders["directory"], "processes")
     directory.mkdir(parents=True, exist_ok=True)
-    fields = {"pid": os.getpid(), "argv": sys.argv, "python": sys.executable, "problem": problem}
+    fields = {"pid": os.getpid(), "argv": redacted(sys.argv), "python": sys.executable, "problem": problem}
     (directory / f"{os.getpid()}.json").write_text(json.dumps(fields) + "\n", "utf-8")
 
 

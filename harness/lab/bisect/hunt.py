@@ -16,6 +16,7 @@ from harness.lab.gate.plan import check_origin
 from harness.lab.gate.sides import Runs
 from harness.lab.supervised import OUTPUT
 from harness.lab.worktrees import Side
+from harness.redaction import redact_argv
 from harness.reporters.replay import output_tail
 from harness.reporters.run_lines import RunLines
 from harness.reporters.text import path_text
@@ -85,7 +86,7 @@ class Hunt:
             raise
         if again.outcome is not Outcome.GOOD:
             refuse_interrupted(self._session.interrupted_by)
-            replay = shlex.join(["rlharness", "replay", *envelope.typed])
+            replay = shlex.join(redact_argv(["rlharness", "replay", *envelope.typed]))
             raise NothingToFindError(
                 f"two runs of {good.told} are not alike: {again.reason}",
                 legal="a scenario that gives the same bits twice",

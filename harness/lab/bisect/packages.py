@@ -26,6 +26,7 @@ from harness.lab.session import Session
 from harness.lab.supervised import OUTPUT
 from harness.lab.worktrees import Side
 from harness.machine.scratch import remove_tree
+from harness.regular_file import read_text
 from harness.reporters.base import say
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
@@ -144,8 +145,8 @@ async def pip(session: Session, arguments: Sequence[str], log: Path, what: str) 
     """What pip prints; UnavailableError, which begins with `what`, where it fails. It can be interrupted."""
     end = await session.carry_out((*PIP, *arguments), log)
     try:
-        output = (log / OUTPUT).read_text("utf-8", errors="replace")
-    except FileNotFoundError:
+        output = read_text(log / OUTPUT, errors="replace")
+    except OSError:
         output = ""
     if end.exit_code != 0:
         raise UnavailableError(f"{what}: {'; '.join(faults_of(output)) or 'pip was ended'}")

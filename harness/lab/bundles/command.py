@@ -2,7 +2,8 @@
 
     FILE ─▶ checked ─▶ unpacked: a recorded run of one step ─▶ steps.command, as of any recorded run
 
-The entry is code of this checkout: a bundle only names it, and only one that a scenario here names is called.
+A bundle brings data alone. Before anything of it is unpacked or opened, what its call names is compared with the
+scenarios here; what none of them names needs --trust.
 """
 
 import re
@@ -22,16 +23,17 @@ from harness.lab.out_directory import out_directory, place_of
 from harness.lab.payload import flattened
 from harness.lab.recorded_run import CHECKPOINTS, RecordedRun, read_recorded_run
 from harness.lab.replay_plan import REPLAYS
-from harness.lab.scenario_places import all_scenarios
 from harness.lab.steps.command import replay_steps, tell
 from harness.lab.steps.plan import check_machine, plan_step
 from harness.lab.steps.result import StepReplay
 from harness.lab.supervised import Place
+from harness.lab.trust import Unnamed, check_trust, scenarios_here, unnamed_in
+from harness.reporters.text import path_text
 from harness.runner.options import Invocation
 from harness.runner.run_directory import new_run_id
 
 UNPACKED = "bundle"
-_FUNCTION = re.compile(r'"?(\w+:)?[A-Za-z_][\w.]*:[A-Za-z_]\w*"?', re.ASCII)
+_FUNCTION = re.compile(r'"?(\w+:)?[A-Za-z_][\w.-]*:[A-Za-z_]\w*"?', re.ASCII)
 
 
 def run_bundle_replay(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
@@ -45,13 +47,14 @@ def run_bundle_replay(invocation: Invocation, arguments: Mapping[str, Any]) -> E
     if arguments["step"] is not None or arguments["against"] or arguments["reference_checkpoint"]:
         raise UsageError(
             "--step, --against or --reference-checkpoint with a bundle",
-            legal="--op, --set, --timeout, --out, --json",
+            legal="--op, --set, --timeout, --out, --trust, --json",
             remedy="leave it out: a bundle is of one step, and of one run",
         )
     program = check_machine(invocation)
     bundle = open_bundle(place_of(invocation.cwd, arguments["bundle"]))
     call = check_call(bundle.read(CALL))
-    check_entry(call.entry, invocation.cwd)
+    found = [*_checkpoint_of(bundle), *unnamed_in(call, scenarios_here(invocation.cwd))]
+    check_trust(path_text(bundle.path), found, invocation.cwd, is_trusted=bool(arguments["trust"]))
     own_id = new_run_id(SystemClock().wall())
     out = out_directory(invocation.cwd, arguments["out"], REPLAYS, own_id)
     try:
@@ -73,15 +76,9 @@ def unpacked(bundle: Bundle, directory: Path) -> RecordedRun:
     return read_recorded_run(directory)
 
 
-def check_entry(entry: str, cwd: Path) -> None:
-    """UsageError for an entry that no scenario here names: somebody else's file shall not choose what is called."""
-    known = sorted({file.read().entry for file in all_scenarios(cwd)})
-    if entry not in known:
-        raise UsageError(
-            f"the bundle calls {entry}, which no scenario of this checkout names",
-            legal=", ".join(known) or "none: there is no scenario here",
-            remedy="change into the checkout that it belongs to, or name the entry in a scenario of your own",
-        )
+def _checkpoint_of(bundle: Bundle) -> list[Unnamed]:
+    """The checkpoint that a bundle names; whoever has made the bundle has chosen that path."""
+    return [] if bundle.head.checkpoint is None else [Unnamed("checkpoint", bundle.head.checkpoint.path)]
 
 
 def _bring(path: Path, digest: str, target: Path) -> None:
@@ -106,10 +103,10 @@ def _bring(path: Path, digest: str, target: Path) -> None:
 
 
 def _notes(run: RecordedRun, replay: StepReplay) -> list[str]:
-    """Whose code was called, and what explains a step that did not come out again."""
+    """Which code was called, and what explains a step that did not come out again."""
     named = {text.strip('"') for text in _texts(flattened(run.call.config)) if _FUNCTION.fullmatch(text)}
     called = ", ".join([run.call.entry, *sorted(named - {run.call.entry})])
-    notes = [f"a bundle holds no code: this checkout's own was called: {called}"]
+    notes = [f"the code came from this machine, not from the bundle: {called}"]
     different = replay.repeated.different
     if different is not None:
         numerics = [each.name for each in different.fingerprints.get("numerics", ())]

@@ -7,7 +7,8 @@
     unfinished/...                       the same of a step in whose middle the run has ended
     checkpoints/step-000005/...          the checkpoint from which the step is reached; absent where it is named only
 
-Nothing else may be in one: names are checked against this list. JSON, logs and safetensors hold no code.
+Nothing else may be in one: names are checked against this list. Of a checkpoint only files of formats that hold data
+may be in one, so that no member can be imported, and none is a pickle. What call.json names is checked by `trust`.
 """
 
 import json
@@ -25,8 +26,11 @@ HEAD = "bundle.json"
 ENDING = ".rlb"
 MAX_MEMBERS = 10_000
 MAX_HEAD_BYTES = 2**24
+CHECKPOINT_SUFFIXES = (".json", ".jsonl", ".safetensors", ".txt", ".model", ".jinja")
+"""Of the files of a checkpoint: weights, plain values, and what tokenizers are saved as."""
 _OF_TRACE = r"(manifest\.json|curve\.jsonl|rank-\d{1,4}\.log|tensors/rank-\d{1,4}-step-\d{1,12}\.safetensors)"
-_OF_CHECKPOINT = r"checkpoints/step-\d{6,12}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){1,4}"
+_IS_DATA = rf"(?=[^\n]*({'|'.join(map(re.escape, CHECKPOINT_SUFFIXES))})\Z)"
+_OF_CHECKPOINT = rf"{_IS_DATA}checkpoints/step-\d{{6,12}}(/[A-Za-z0-9_][A-Za-z0-9_.-]{{0,99}}){{1,4}}"
 _NAME = re.compile(rf"call\.json|(unfinished/)?{_OF_TRACE}|{_OF_CHECKPOINT}", re.ASCII)
 _CHECKPOINT = re.compile(r"/step-\d{6,12}\Z", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{32}", re.ASCII)

@@ -7,7 +7,7 @@ The configuration is the recorded one, which has no secrets. A checkpoint is tak
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,19 @@ from xxhash import xxh3_128
 
 from harness.errors import BundleError, TraceError, UsageError
 from harness.lab.bundles.archive import Content, checksums, open_bundle, write_bundle
-from harness.lab.bundles.contents import ENDING, Head, NamedCheckpoint
-from harness.lab.entry_call import CALL, without_secrets
+from harness.lab.bundles.contents import CHECKPOINT_SUFFIXES, ENDING, Head, NamedCheckpoint, is_legal_name
+from harness.lab.entry_call import CALL
 from harness.lab.out_directory import place_of
 from harness.lab.recorded_run import CHECKPOINTS, RecordedRun
 from harness.lab.steps.result import StepReplay
 from harness.lab.steps.step_traces import check_step, unfinished_trace
+from harness.redaction import redact_argv, redact_fields, redact_values
 from harness.reporters.text import path_text
 from harness.trace.excerpt import excerpt
 from harness.trace.format import HEADER, done_payload, frame
 from harness.trace.layout import CURVE, MANIFEST, TENSORS, UNFINISHED, log_name, tensors_name
 from harness.trace.manifest import PARTS, Fingerprint, Manifest, finished, manifest_text
 from harness.trace.reader import RankLog, Trace
-from harness.trace.redaction import redact_argv, redact_fields
 
 
 def write_bundle_of(
@@ -37,7 +37,7 @@ def write_bundle_of(
     """Write the bundle of a step of a run, and return its head.
 
     `kept_by` is the directory of a run in which this step came out the same, and all of it was kept. BundleError where
-    it cannot be written, or the checkpoint from which the run began is gone.
+    it cannot be written, the checkpoint from which the run began is gone, or holds files that no bundle may hold.
     """
     check_step(run.trace, step)
     found = checkpoint_of(run, step)
@@ -50,6 +50,7 @@ def write_bundle_of(
             named = NamedCheckpoint(str(found[0].resolve()), checkpoint_digest(found[0]))
         else:
             contents |= files
+    _check_names(contents)
     try:
         head = Head(step, found[1] if found else None, checksums(contents), named)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,6 +62,17 @@ def write_bundle_of(
             remedy="name another one with --bundle",
         ) from None
     return head
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """BundleError for a file that nobody could open the bundle with."""
+    for name in names:
+        if not is_legal_name(name):
+            raise BundleError(
+                f"{name!r:.200} may not be in a bundle",
+                legal=f"of a checkpoint, files that hold data: {', '.join(CHECKPOINT_SUFFIXES)}",
+                remedy="have the entry write it as one of these; or name the checkpoint with --reference-checkpoint",
+            )
 
 
 def bundle_place(cwd: Path, name: str) -> Path:
@@ -161,7 +173,7 @@ def _call(run: RecordedRun) -> bytes:
     config = dict(run.call.config)
     for dotted in (run.call.resume or {}).values():
         config = _without(config, dotted)
-    call = replace(run.call, config=without_secrets(config))
+    call = replace(run.call, config=redact_values(config))
     return json.dumps(asdict(call), indent=1, sort_keys=True).encode() + b"\n"
 
 

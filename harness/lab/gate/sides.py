@@ -22,6 +22,7 @@ from harness.lab.gate.recorded import recorded_alone
 from harness.lab.gate.rounding import MAX_BYTES, Rounding, earliest_phase, measure_rounding, step_bytes
 from harness.lab.recording import Problem
 from harness.lab.supervised import Run
+from harness.regular_file import read_text
 from harness.reporters.base import say
 from harness.reporters.run_lines import RunLines
 from harness.trace.diff import diff
@@ -206,7 +207,7 @@ def nondeterministic(side: str, verdict: Verdict) -> Finding:
 def read_metrics(directory: Path) -> Iterator[Mapping[str, float]]:
     """What an entry tells of its steps, the numbers alone; nothing where it tells nothing, or no such thing."""
     try:
-        lines = (directory / METRICS).read_text("utf-8").splitlines()
+        lines = read_text(directory / METRICS).splitlines()
     except (OSError, UnicodeDecodeError):
         return
     for line in lines:

@@ -8,6 +8,7 @@ Ctrl-C stops what goes on at the next value that is recorded; twice it leaves. T
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from harness.clock import SystemClock
@@ -28,8 +29,9 @@ from harness.reporters.interactive import answer_json, answer_text, prompt_text
 from harness.reporters.run_lines import SilentRuns
 from harness.reporters.text import count, path_text
 from harness.runner.options import Invocation, wants_colour
-from harness.runner.run_directory import HOME, new_run_id
+from harness.runner.run_directory import new_run_id
 from harness.trace.chain import PHASES
+from harness.user_cache import cache_path
 
 HISTORY = "interactive-history"
 WITHOUT_MEANING = ("op", "break_on", "until", "bundle", "reference_checkpoint", "timeout")
@@ -52,7 +54,7 @@ def run_interactive(invocation: Invocation, arguments: Mapping[str, Any]) -> Exi
             show(line)
 
     def open_for(console: Console) -> Lines:
-        return open_lines(commands, invocation.cwd / HOME / HISTORY, lambda: _words(console), echo)
+        return open_lines(commands, _history(invocation), lambda: _words(console), echo)
 
     return asyncio.run(_converse(inside, place, tell, open_for))
 
@@ -77,8 +79,8 @@ def make_inside(invocation: Invocation, arguments: Mapping[str, Any], run_id: st
             remedy="leave it out; break stops where something is recorded",
         )
     refuse_options(arguments)
-    run = named_run(invocation.cwd, name)
-    against = named_run(invocation.cwd, arguments["against"]) if arguments["against"] else None
+    run = named_run(invocation, arguments, name)
+    against = named_run(invocation, arguments, arguments["against"]) if arguments["against"] else None
     for each in (run, *([against] if against else ())):
         if tuple(each.trace.ranks) != (0,):
             raise UsageError(
@@ -151,6 +153,14 @@ async def _talk(console: Console, tell: Callable[[Answer], None], lines: Lines) 
         if command.name == "quit":
             return ExitCode.OK
         tell(await console.carry_out(command))
+
+
+def _history(invocation: Invocation) -> Path | None:
+    """Where the lines typed in this directory are remembered; None where there is no place for them."""
+    try:
+        return cache_path(invocation.environ, HISTORY, invocation.cwd)
+    except UsageError:
+        return None
 
 
 def _words(console: Console) -> set[str]:

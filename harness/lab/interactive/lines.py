@@ -10,6 +10,7 @@ import stat
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -71,20 +72,19 @@ class PipedLines:
 
 
 class EditedLines:
-    """Lines that a person types, with a history in a file, and with words to complete."""
+    """Lines that a person types, with a history in a file where one is given, and with words to complete."""
 
-    def __init__(self, history: Path, words: Callable[[], Iterable[str]]) -> None:
+    def __init__(self, history: Path | None, words: Callable[[], Iterable[str]]) -> None:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import DynamicCompleter, WordCompleter
         from prompt_toolkit.history import FileHistory, InMemoryHistory
         from prompt_toolkit.shortcuts import CompleteStyle
 
-        try:
-            history.parent.mkdir(parents=True, exist_ok=True)
-            kept: FileHistory | InMemoryHistory = FileHistory(str(history))
-            history.touch()
-        except OSError:  # a directory that cannot be written to is no reason to remember nothing
-            kept = InMemoryHistory()
+        kept: FileHistory | InMemoryHistory = InMemoryHistory()
+        with suppress(OSError):  # a directory that cannot be written to is no reason to remember nothing
+            if history is not None:
+                history.touch(mode=0o600)
+                kept = FileHistory(str(history))
         completer = DynamicCompleter(lambda: WordCompleter(sorted(words()), WORD=True))
         # Menus are redrawn with every key, which a slow line feels: completions are listed when Tab asks for them.
         self._session: PromptSession[str] = PromptSession(
@@ -103,7 +103,7 @@ class EditedLines:
 
 
 def open_lines(
-    commands: Path | None, history: Path, words: Callable[[], Iterable[str]], show: Callable[[str], None]
+    commands: Path | None, history: Path | None, words: Callable[[], Iterable[str]], show: Callable[[str], None]
 ) -> Lines:
     """A file of commands if there is one, else standard input, be it a terminal or not; UsageError for no such file."""
     if commands is not None:

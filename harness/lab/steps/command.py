@@ -32,11 +32,13 @@ from harness.trace.reader import read_trace
 def run_step_replay(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness replay RUN`; HarnessError for what the user can mend."""
     program = check_machine(invocation)
-    plan = plan_step(named_run(invocation.cwd, arguments["scenario"]), arguments)
+    plan = plan_step(named_run(invocation, arguments, arguments["scenario"]), arguments)
     other = arguments["against"]
     is_whole = arguments["step"] is None
     other_trace = read_trace(place_of(invocation.cwd, other)) if other and is_whole else None
-    other_plan = plan_step(named_run(invocation.cwd, other), arguments, plan.step) if other and not is_whole else None
+    other_plan = (
+        plan_step(named_run(invocation, arguments, other), arguments, plan.step) if other and not is_whole else None
+    )
     bundle = bundle_place(invocation.cwd, arguments["bundle"]) if arguments["bundle"] else None
     own_id = new_run_id(SystemClock().wall())
     out = out_directory(invocation.cwd, arguments["out"], REPLAYS, own_id)

@@ -19,10 +19,11 @@ from harness.lab.recorded_run import RecordedRun, is_recorded_run, read_recorded
 from harness.lab.scenario_envelope import CHILD, check_entries, override_of
 from harness.lab.scenario_places import all_scenarios
 from harness.lab.steps.step_traces import check_step
+from harness.lab.trust import check_run
+from harness.redaction import REDACTED
 from harness.runner.options import Invocation
 from harness.trace.layout import MANIFEST, log_name
 from harness.trace.reader import read_trace
-from harness.trace.redaction import REDACTED
 
 WITHOUT_MEANING = {"size": "size", "vary": "vary", "level": "level", "runs": "runs", "metric": "metric"}
 """Options that say again, or otherwise, what a recorded run was: by name, the argument that holds each."""
@@ -78,9 +79,14 @@ def plan_step(run: RecordedRun, arguments: Mapping[str, Any], step: int | None =
     )
 
 
-def named_run(cwd: Path, name: str) -> RecordedRun:
-    """The recorded run in a directory; UsageError where it holds none."""
-    return read_recorded_run(place_of(cwd, name))
+def named_run(invocation: Invocation, arguments: Mapping[str, Any], name: str) -> RecordedRun:
+    """Read the recorded run in a directory, which is going to be run again.
+
+    Raises UsageError where there is none, and where it would use what no scenario here names, without --trust.
+    """
+    run = read_recorded_run(place_of(invocation.cwd, name))
+    check_run(run, invocation, is_trusted=bool(arguments["trust"]))
+    return run
 
 
 def names_recorded_run(cwd: Path, name: str | None) -> bool:

@@ -11,10 +11,9 @@ from typing import Any
 
 from harness.clock import SystemClock
 from harness.exit_codes import ExitCode
-from harness.lab.out_directory import out_directory, place_of
-from harness.lab.recorded_run import read_recorded_run
+from harness.lab.out_directory import out_directory
 from harness.lab.session import open_session
-from harness.lab.steps.plan import check_machine
+from harness.lab.steps.plan import check_machine, named_run
 from harness.lab.supervised import Place
 from harness.lab.transplant.bench import Bench
 from harness.lab.transplant.findings import Findings
@@ -31,7 +30,7 @@ TRANSPLANTS = "transplants"
 def run_transplant(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness transplant`; HarnessError for what the user can mend."""
     program = check_machine(invocation)
-    a, b = (read_recorded_run(place_of(invocation.cwd, arguments[side])) for side in ("a", "b"))
+    a, b = (named_run(invocation, arguments, arguments[side]) for side in ("a", "b"))
     plan = make_plan(
         a, b, arguments["take"], step=arguments["step"], num_steps=arguments["steps"], is_once=arguments["only"]
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 from harness.exit_codes import ExitCode
 from harness.lab.recorded_run import RecordedRun
 from harness.lab.transplant.judgement import Effect, Outcome
+from harness.redaction import redact_fields
 from harness.trace.verdict import FieldDifference
 
 
@@ -30,7 +31,8 @@ class Pair:
             return ()
         a, b = manifests[0].fingerprint.identity, manifests[1].fingerprint.identity
         names = sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
-        return tuple(FieldDifference(name, a.get(name), b.get(name)) for name in names)
+        shown_a, shown_b = redact_fields(a), redact_fields(b)
+        return tuple(FieldDifference(name, shown_a.get(name), shown_b.get(name)) for name in names)
 
 
 @dataclass(frozen=True, slots=True)

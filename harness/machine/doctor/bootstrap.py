@@ -11,6 +11,7 @@ soon, without stacks.
 """
 
 import asyncio
+import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -27,6 +28,7 @@ from harness.machine.doctor import layers
 from harness.machine.doctor.layers import RankStory, Verdict
 from harness.machine.findings import Finding, Severity
 from harness.machine.network.interfaces import is_name_asked_in_vain, read_network
+from harness.regular_file import open_regular
 from harness.runner.attempt import AttemptEnd, AttemptSpec, Supervisor
 from harness.runner.report_file import ReportTail, read_report
 from harness.runner.units import TestOutcome
@@ -249,9 +251,9 @@ def _log_of(spec: AttemptSpec) -> str:
 
 def _end_of(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - MAX_LOG_BYTES))
-            return file.read().decode(errors="replace").strip()
+        with open_regular(path, follows_links=True) as file:  # Ray's own logs are links now and then
+            file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_LOG_BYTES))
+            return file.read(MAX_LOG_BYTES).decode(errors="replace").strip()
     except OSError:
         return ""
 

@@ -10,6 +10,7 @@ from harness.machine.daemon_thread import in_daemon_thread
 from harness.machine.doctor.bit_variables import judge_bit_variables, judge_hash_seed
 from harness.machine.doctor.host import Host
 from harness.machine.findings import Finding, Severity
+from harness.redaction import redact_fields, redact_text
 
 CONNECT_S = 1.0
 LOCAL = "local"
@@ -62,7 +63,8 @@ def judge_address(name: str, value: str, dead: str) -> Finding:
     is_file = name.startswith("/")
     label = "ray_current_cluster" if is_file else name
     remedy, unsets = (f"ray stop; rm -f {name}", ()) if is_file else (f"unset {name}", (name,))
-    said = f"{name} says {value}" if is_file else f"{name}={value}"
+    shown = redact_text(value)
+    said = f"{name} says {shown}" if is_file else f"{name}={shown}"
     if value == "":
         breaks = "it means 'no cluster', and older versions of Ray hang on it all the same"
         return Finding(label, Severity.WARNING, f"{name} is set to nothing", breaks, remedy, unsets=unsets)
@@ -81,7 +83,8 @@ def judge_address(name: str, value: str, dead: str) -> Finding:
 def judge_ray_variables(environ: Mapping[str, str]) -> Finding:
     """Ray's other variables, which a Ray that is started here takes over."""
     others = sorted(name for name in environ if name.startswith("RAY_") and name not in ADDRESSES)
-    measured = " ".join(f"{name}={environ[name]}" for name in others)
+    shown = redact_fields({name: environ[name] for name in others})
+    measured = " ".join(f"{name}={value}" for name, value in shown.items())
     none = f"none of its {'other ' if any(name in environ for name in ADDRESSES) else ''}variables is set"
     return Finding("Ray", Severity.FINE, f"set: {measured}" if others else none)
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from harness.redaction import redact_fields
 from harness.trace.manifest import PARTS, Manifest
-from harness.trace.redaction import redact_fields
 
 ABOUT = {
     "identity": "What the configuration means. Where it differs, two runs are not comparable.",

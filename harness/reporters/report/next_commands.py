@@ -8,9 +8,10 @@ from pathlib import Path
 
 from harness.lab.entry_call import CALL
 from harness.lab.envelope import TRAIN
+from harness.redaction import redact_argv
+from harness.regular_file import read_regular
 from harness.reporters.divergence import STEP_ONLY
 from harness.reporters.report.subjects import Pair
-from harness.trace.redaction import redact_argv
 from harness.trace.verdict import Kind
 
 
@@ -30,7 +31,7 @@ def next_commands(pair: Pair) -> list[Next]:
     argv = pair.a.trace.manifest.argv if pair.a.trace.manifest else ()
     is_scenario, is_comparable = argv[: len(TRAIN)] == TRAIN, pair.verdict.kind is not Kind.NOT_COMPARABLE
     if is_scenario and (is_comparable or "numerics" not in pair.verdict.fingerprints):
-        again = _of_scenario(pair, redact_argv(argv[len(TRAIN) :]))
+        again = _of_scenario(pair, argv[len(TRAIN) :])
     elif is_comparable:
         again = _of_program(pair, argv)
     return [*again, Next("The same verdict in a terminal, or for a script", _typed("diff", pair.a.name, pair.b.name))]
@@ -40,7 +41,7 @@ def _of_program(pair: Pair, argv: Sequence[str]) -> Iterator[Next]:
     """Commands for runs of a command line, whose values nobody else can have again."""
     if not argv:
         return
-    program, step = ("--", *redact_argv(argv)), _step(pair)
+    program, step = ("--", *argv), _step(pair)
     words = ("--step", step, "--op") if step else ()
     yield Next("Run it twice here, and name the first operation that differs", _typed("replay", *words, *program))
     if pair.a.trace.manifest and pair.a.trace.manifest.level == "off":
@@ -52,7 +53,7 @@ def _of_scenario(pair: Pair, words: Sequence[str]) -> Iterator[Next]:
     """Commands for runs of a scenario, any step of which can be run again, in runs of other identities too."""
     a, b, step = pair.a, pair.b, _step(pair)
     if step and all((each.trace.directory / CALL).is_file() for each in (a, b)):
-        why = f"Run step {step} of both again, alone, and name the first operation that differs"
+        why = f"Run step {step} of both again with the code that they name, and name the first operation that differs"
         yield Next(why, _typed("replay", a.name, "--step", step, "--op", "--against", b.name))
         yield Next("Find out which of the differences caused the others", _typed("transplant", a.name, b.name))
     if pair.verdict.kind is Kind.NOT_COMPARABLE:
@@ -63,7 +64,7 @@ def _of_scenario(pair: Pair, words: Sequence[str]) -> Iterator[Next]:
 
 
 def _typed(*words: str) -> str:
-    return shlex.join(["rlharness", *words])
+    return shlex.join(redact_argv(["rlharness", *words]))
 
 
 def _step(pair: Pair) -> str:
@@ -82,6 +83,6 @@ def _varied(pair: Pair) -> Iterator[tuple[str, str, str]]:
 
 def _free_sections(directory: Path) -> frozenset[str]:
     try:
-        return frozenset(map(str, json.loads((directory / CALL).read_text("utf-8"))["free"]))
+        return frozenset(map(str, json.loads(read_regular(directory / CALL, follows_links=True))["free"]))
     except (OSError, ValueError, TypeError, KeyError):
         return frozenset()

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.regular_file import open_regular
+
 FILE = "completions.jsonl"
 MAX_BYTES = 2**22
 """So much of the file's end is read."""
@@ -42,9 +44,9 @@ class ShownPair:
 def read_shown(directory: Path) -> list[Shown]:
     """The completions that were shown, in their order; none where there is no such file."""
     try:
-        with (directory / FILE).open("rb") as file:
+        with open_regular(directory / FILE, follows_links=True) as file:
             file.seek(max(0, file.seek(0, 2) - MAX_BYTES))
-            lines = file.read().decode("utf-8", "replace").splitlines()
+            lines = file.read(MAX_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
         return []
     return list(_parsed(lines))

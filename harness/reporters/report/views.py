@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
+from harness.redaction import REDACTED, redact_argv, redact_text
 from harness.reporters.divergence import LABELS, attribution_lines, headline, verdict_text
 from harness.reporters.report.completions import Twin, flipped_rollouts
 from harness.reporters.report.fingerprints import side_by_side
@@ -18,7 +19,6 @@ from harness.reporters.report.subjects import Pair, Subject
 from harness.reporters.report.vocabulary import read_vocabulary
 from harness.reporters.text import count, escape, one_line
 from harness.trace.chain import PHASES
-from harness.trace.redaction import REDACTED, redact_argv, redact_text
 from harness.trace.verdict import TOKENS, Kind
 
 SIGNS = {Kind.EQUAL: "=", Kind.DIVERGED: "≠", Kind.NOT_COMPARABLE: "?", Kind.INCOMPLETE: "…"}

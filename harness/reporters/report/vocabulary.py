@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.regular_file import read_regular
+
 PLACES = ("checkpoints/step-*/policy/tokenizer.json", "tokenizer.json")
 """Relative to a trace; of several the last counts."""
 MAX_BYTES = 2**26
@@ -20,8 +22,8 @@ def read_vocabulary(directory: Path) -> Mapping[int, str]:
     for place in PLACES:
         for path in sorted(directory.glob(place), reverse=True):
             try:
-                if path.stat().st_size <= MAX_BYTES:
-                    return parse_vocabulary(json.loads(path.read_text("utf-8")))
+                data = read_regular(path, max_bytes=MAX_BYTES, follows_links=True)
+                return parse_vocabulary(json.loads(data))
             except (OSError, ValueError, TypeError, KeyError, AttributeError):  # gone, cut, or of another shape
                 continue
     return {}

@@ -20,6 +20,7 @@ from enum import Enum
 from typing import Any, NoReturn
 
 from harness.clock import Clock, SystemClock
+from harness.regular_file import UNLIMITED, GrowingFile, GrowingLines
 from harness.runner.supervisor import process_tree, stacks
 from harness.runner.supervisor.containment import (
     TIERS,
@@ -36,7 +37,6 @@ KILL_ROUND_S = 0.05
 UNKILLABLE_POLL_S = 1.0
 PROBE_S = 5.0
 PROBE_ROUND_S = 0.002
-MAX_REPORT_CHUNKS = 64
 KINDS_WITH_LIMITS = (b'"start"', b'"end"', b'"collected"', b'"finish"')
 SETTLE_S = 1.0  # daemons that are already going (Ray's) are given this long before they count as left behind
 
@@ -65,14 +65,15 @@ class Attempt:
         self.reason = ""
         self.sent_term = False
         self.left_behind: list[str] = []
-        self.report_fd = -1
-        self.report_rest = b""
+        report = os.path.join(order["directory"], "report.jsonl")
+        self.report = GrowingLines(GrowingFile(report, max_bytes=UNLIMITED))
         self.orders_rest = b""
         self.orders_open = True
 
     def start(self) -> None:
         """Fork the leader and say so."""
         order = self.order
+        self.read_report(self.started_s)  # opened before the tests can put anything in its place
         self.containment.spawn(lambda: become_leader(order))
         say({"e": "started"})
 
@@ -182,20 +183,13 @@ class Attempt:
 
     def read_report(self, now_s: float) -> None:
         """Feed the report's new whole lines to the deadlines."""
-        if self.report_fd < 0:
-            try:
-                path = os.path.join(self.order["directory"], "report.jsonl")
-                self.report_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                return  # not begun yet
-        for _ in range(MAX_REPORT_CHUNKS):  # a tree that writes faster than we read must not hold us here
-            chunk = os.read(self.report_fd, 1 << 16)
-            if not chunk:
-                return
-            *lines, self.report_rest = (self.report_rest + chunk).split(b"\n")
-            for line in lines:
-                if any(kind in line[:24] for kind in KINDS_WITH_LIMITS):  # an "end" may carry a long text: look first
-                    self.observe(line, now_s)
+        try:
+            lines = self.report.poll()
+        except OSError:
+            return  # the limits that hold already go on to hold
+        for line in lines:
+            if any(kind in line[:24] for kind in KINDS_WITH_LIMITS):  # an "end" may carry a long text: look first
+                self.observe(line, now_s)
 
     def observe(self, line: bytes, now_s: float) -> None:
         """Take one line of the report into account; a test may have written anything into our file."""

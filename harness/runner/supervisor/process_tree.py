@@ -5,6 +5,10 @@ import os
 import signal
 from typing import NamedTuple
 
+from harness.redaction import redact_argv
+
+MAX_COMMAND_BYTES = 1 << 16
+
 
 class Process(NamedTuple):
     """One process as /proc/PID/stat shows it; (pid, start_ticks) names it for good."""
@@ -87,13 +91,19 @@ def send_signal(process: Process, signum: int) -> str:
 
 
 def command_line(pid: int, limit: int = 200) -> str:
-    """The arguments of a process joined by spaces, its bare name if it shows none, cut to `limit` characters."""
+    """The arguments of a process joined by spaces, its bare name if it shows none, cut to `limit` characters.
+
+    Secrets are taken out; the last argument of a very long command line may be half of one, and is left out.
+    """
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            raw = file.read(4 * limit)
+            raw = file.read(MAX_COMMAND_BYTES)
     except OSError:
         raw = b""
-    text = raw.replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    words = raw.decode("utf-8", "replace").rstrip("\0").split("\0")
+    is_cut = len(raw) == MAX_COMMAND_BYTES
+    told = redact_argv(words[:-1] if is_cut else words)
+    text = " ".join([*told, "…"] if is_cut else told).strip()
     if not text:
         process = read_process(pid)
         text = f"[{process.name}]" if process else "[gone]"

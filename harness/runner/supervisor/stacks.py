@@ -1,10 +1,13 @@
 """What every process of a tree was doing, seen from outside: Python stacks by py-spy, the rest from /proc."""
 
 import contextlib
+import io
 import os
 import subprocess
 
 from harness.clock import Clock
+from harness.redaction import redact_text
+from harness.regular_file import open_for_writing
 from harness.runner.supervisor.process_tree import Process, command_line
 
 MAX_PROCESSES = 64
@@ -23,7 +26,8 @@ def dump_stacks(processes: list[Process], path: str, py_spy: str, clock: Clock) 
     num_python = 0
     until_s = clock.monotonic_s() + TOTAL_S
     chosen = processes[:MAX_PROCESSES]
-    with open(path, "a", encoding="utf-8", errors="replace") as out:
+    file = open_for_writing(path, appends=True)
+    with io.TextIOWrapper(file, encoding="utf-8", errors="replace") as out:
         for start in range(0, len(chosen), ROUND_SIZE):
             batch = chosen[start : start + ROUND_SIZE]
             in_time = clock.monotonic_s() < until_s
@@ -34,9 +38,10 @@ def dump_stacks(processes: list[Process], path: str, py_spy: str, clock: Clock) 
                 out.write(f"== process {process.pid}, parent {process.parent_pid}: {command_line(process.pid)}\n")
                 if text:
                     num_python += 1
-                    out.write(text.rstrip() + "\n\n")
+                    out.write(redact_text(_without_command_line(text)).rstrip() + "\n\n")
                 else:
-                    out.write(f"no Python stack: {reason or 'not a Python process'}\n{_threads(process.pid)}\n")
+                    why = redact_text(reason) or "not a Python process"
+                    out.write(f"no Python stack: {why}\n{_threads(process.pid)}\n")
         if len(processes) > MAX_PROCESSES:
             out.write(f"... and {len(processes) - MAX_PROCESSES} more processes\n")
     return num_python
@@ -72,6 +77,12 @@ def _finish_py_spy(spy: "subprocess.Popen[str] | str", timeout_s: float) -> tupl
             spy.communicate(timeout=AFTER_KILL_S)
         return "", f"py-spy gave no answer in {PER_BATCH_S:g} s"
     return (text, "") if spy.returncode == 0 else ("", complaint.strip() or f"py-spy exited with {spy.returncode}")
+
+
+def _without_command_line(text: str) -> str:
+    """What py-spy printed, from the line that names the interpreter on: the command line before it has its secrets."""
+    _, found, rest = text.rpartition("\nPython v")
+    return f"Python v{rest}" if found else text
 
 
 def _threads(pid: int) -> str:

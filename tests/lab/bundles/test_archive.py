@@ -171,7 +171,7 @@ def test_members_that_the_head_does_not_name_or_names_otherwise_are_refused(tmp_
 
 
 def test_a_file_in_the_way_of_a_directory_is_a_typed_error(tmp_path: Path) -> None:
-    names = ("checkpoints/step-000002/a", "checkpoints/step-000002/a/b")
+    names = ("checkpoints/step-000002/a.json", "checkpoints/step-000002/a.json/b.json")
     with pytest.raises(BundleError):
         open_bundle(forged(tmp_path / "a.rlb", change=as_it_is, names=names)).unpack(tmp_path / "inner")
 

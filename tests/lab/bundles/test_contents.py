@@ -17,6 +17,8 @@ LEGAL = (
     *("tensors/rank-0-step-7.safetensors", "unfinished/manifest.json", "unfinished/rank-0.log"),
     *("unfinished/tensors/rank-0-step-7.safetensors", "checkpoints/step-000005/values.json"),
     "checkpoints/step-000005/policy/model-00001-of-00002.safetensors",
+    "checkpoints/step-000005/policy/model.safetensors.index.json",
+    *(f"checkpoints/step-000005/policy/{name}" for name in ("merges.txt", "tokenizer.model", "chat_template.jinja")),
 )
 ILLEGAL = (
     *("", ".", "..", "/", "/etc/passwd", "../call.json", "a.py", "call.json/", "call.json\n", "CALL.JSON"),
@@ -30,6 +32,8 @@ ILLEGAL = (
         "orders.json",
         "bundle.json",
     ),
+    *(f"checkpoints/step-000005/{name}" for name in ("evil.py", "a/evil.pyc", "evil.so", "evil.pth", "state.pt")),
+    *(f"checkpoints/step-000005/{name}" for name in ("state.pkl", "weights", "a.json/b", "json", "a.json.py")),
 )
 DIGEST = "0123456789abcdef" * 2
 heads = st.builds(

@@ -156,3 +156,15 @@ def test_a_step_that_was_not_recorded_has_no_bundle(tmp_path: Path) -> None:
         write_bundle_of(run, 6, tmp_path / "a.rlb")
     with pytest.raises(BundleError, match="cannot be written"):
         write_bundle_of(run, 5, tmp_path)
+
+
+def test_a_checkpoint_with_files_that_may_hold_code_is_named_or_left_out(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run")
+    (run.checkpoint(4) / "optimizer.pt").write_bytes(b"a pickle")
+
+    with pytest.raises(BundleError, match=r"step-000004/optimizer\.pt' may not be in a bundle") as told:
+        write_bundle_of(run, 5, tmp_path / "a.rlb")
+    assert "--reference-checkpoint" in told.value.remedy
+    assert not (tmp_path / "a.rlb").exists()
+    write_bundle_of(run, 3, tmp_path / "b.rlb")
+    write_bundle_of(run, 5, tmp_path / "c.rlb", refers_to_checkpoint=True)

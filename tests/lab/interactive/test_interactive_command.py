@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from harness.exit_codes import ExitCode
+from harness.user_cache import cache_path
 from tests.lab.bandit_runs import recorded_bandits
 from tests.lab.lab_run import Done
 from tests.runner.whole_run import HARNESS, PATIENCE_S, environment
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("own_cache")  # for the lines that are remembered
 
 
 @pytest.fixture(scope="module")
@@ -229,3 +231,22 @@ def test_at_a_terminal_names_are_completed_and_ctrl_c_twice_leaves(terminal: Ter
     terminal.wait_for("(step 3, before reward)")
     terminal.type("\x03")
     assert terminal.process.wait(PATIENCE_S) == ExitCode.INTERRUPTED
+
+
+@pytest.mark.timeout(120)
+def test_what_i_type_is_remembered_in_my_cache_and_not_through_a_link_of_the_checkout(
+    runs: Path, tmp_path: Path, own_cache: Path
+) -> None:
+    mine = tmp_path / "bashrc"
+    mine.write_text("mine")
+    (runs / ".rlharness").mkdir(exist_ok=True)
+    (runs / ".rlharness" / "interactive-history").symlink_to(mine)
+    terminal = Terminal(runs, "a", "--step", "3")
+    try:
+        terminal.wait_for("(step 3, beginning)")
+        terminal.type("next\r")
+        terminal.wait_for("(step 3, before reward)")
+    finally:
+        terminal.close()
+    assert mine.read_text() == "mine"
+    assert "+next" in cache_path({"XDG_CACHE_HOME": str(own_cache)}, "interactive-history", runs).read_text()

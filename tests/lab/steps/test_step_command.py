@@ -93,6 +93,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_a_bundle_says_what_it_needs(pro
     assert "run again from the checkpoint of step 2; the 2 steps before it too\n" in done.stdout
     assert f"note: a damaged checkpoint is passed over: {damaged}: checksums.json cannot be read" in done.stdout
     assert f"where {damaged.with_name('step-000002')} is:  rlharness replay --bundle" in done.stdout
+    assert " --trust\n" in done.stdout
     assert "on any machine" not in done.stdout
 
 

@@ -177,7 +177,8 @@ def rlharness(one: Host, directory: Path, timeout_s: float, **settings: str) -> 
     record = directory / "events.jsonl"
     argv = ("run", "--gpus", "sim:2", "--timeout", f"{timeout_s:g}", "--grace", "1", "--events", str(record))
     command = ("sh", "-c", 'cd "$0" && exec "$@"', str(directory), sys.executable, "-m", "harness", *argv)
-    done = one.run(*command, timeout_s=2 * LONG_S, env=environment({**settings, "PYTEST_TIMEOUT": "0"}))
+    own = {"PYTEST_TIMEOUT": "0", "XDG_CACHE_HOME": str(directory / "cache")}
+    done = one.run(*command, timeout_s=2 * LONG_S, env=environment({**settings, **own}))
     events = [json.loads(line) for line in record.read_text("utf-8").splitlines()]
     (outcome,) = [event["result"]["outcome"] for event in events if event["event"] == "unit_finished"]
     notes = [note for event in events for note in event.get("notes", ()) if "cannot reach its own address" in note]

@@ -84,6 +84,17 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path, change: Any, told: 
         load(tmp_path)
 
 
+def test_weights_outside_the_directory_are_not_opened(tmp_path: Path) -> None:
+    saved(tmp_path / "checkpoint", shard_bytes=5000)
+    saved(tmp_path)
+    index = tmp_path / "checkpoint" / INDEX
+    for elsewhere in ("../model.safetensors", str(tmp_path / WEIGHTS)):
+        weights = dict.fromkeys(load_file(tmp_path / WEIGHTS), elsewhere)
+        index.write_text(json.dumps({"weight_map": weights}), encoding="utf-8")
+        with pytest.raises(CheckpointError, match=r"index\.json names"):
+            load(tmp_path / "checkpoint")
+
+
 def test_files_that_are_torn_or_absent_are_refused(tmp_path: Path) -> None:
     saved(tmp_path)
     content = (tmp_path / WEIGHTS).read_bytes()

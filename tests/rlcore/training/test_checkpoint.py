@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from xxhash import xxh3_128_hexdigest
 
 from rlcore.errors import CheckpointError, InvalidValueError
 from rlcore.models import checkpoints
@@ -200,6 +201,14 @@ def test_a_missing_file_is_found(two_steps: Path, name: str) -> None:
 def test_checksums_that_are_none_are_found(two_steps: Path, content: bytes) -> None:
     with changed(two_steps / "step-000002" / CHECKSUMS, content):
         check_falls_back(two_steps, CHECKSUMS)
+
+
+def test_checksums_that_name_files_outside_are_found(two_steps: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(b"mine")
+    for name in (str(tmp_path / "mine"), "../step-000001/values.json"):
+        files = {name: {"num_bytes": 4, "xxh3_128": xxh3_128_hexdigest(b"mine")}}
+        with changed(two_steps / "step-000002" / CHECKSUMS, Checksums(2, files).encoded()):
+            check_falls_back(two_steps, CHECKSUMS)
 
 
 def test_bytes_of_the_checksums_count_spaces_too(two_steps: Path) -> None:

@@ -1,0 +1,116 @@
+"""What well-known secrets look like, wherever they stand: keys of services, PEM blocks, passwords of URLs.
+
+The formats are those that the services document, and that scanners of repositories (gitleaks, detect-secrets) look for.
+Each pattern is linear: no part of one repeats and may then fail.
+"""
+
+import re
+
+from .names import REDACTED
+
+_AT_START = r"(?<![A-Za-z0-9])"
+SERVICES = (
+    # (whose, pattern): a new service is a new line
+    ("OpenAI, Anthropic, DeepSeek, OpenRouter, LangFuse", r"(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}"),
+    ("Stripe", r"(?:sk|pk|rk)_(?:live|test|prod)_[A-Za-z0-9]{10,}|whsec_[A-Za-z0-9+/=]{16,}"),
+    ("Hugging Face", r"(?:hf|api_org)_[A-Za-z0-9]{16,}"),
+    ("NVIDIA", r"nvapi-[A-Za-z0-9_-]{16,}"),
+    ("Weights & Biases", r"wandb_v\d+_[A-Za-z0-9_]{16,}"),
+    ("Groq", r"gsk_[A-Za-z0-9]{16,}"),
+    ("xAI", r"xai-[A-Za-z0-9_-]{16,}"),
+    ("Replicate", r"r8_[A-Za-z0-9]{16,}"),
+    ("Fireworks", r"fw_[A-Za-z0-9]{20,}"),
+    ("Together", r"tgp_v\d+_[A-Za-z0-9_-]{16,}"),
+    ("Cerebras", r"csk-[A-Za-z0-9]{16,}"),
+    ("Perplexity", r"pplx-[A-Za-z0-9]{16,}"),
+    ("Tavily", r"tvly-[A-Za-z0-9_-]{16,}"),
+    ("Jina", r"jina_[A-Za-z0-9]{16,}"),
+    ("Pinecone", r"pcsk_[A-Za-z0-9_]{16,}"),
+    ("LangSmith", r"lsv2_(?:pt|sk)_[A-Za-z0-9_]{16,}"),
+    ("Modal", r"(?:ak|as)-[A-Za-z0-9]{22}(?![A-Za-z0-9])"),
+    ("GitHub", r"(?:gh[pousr]_|github_pat_)[A-Za-z0-9_]{16,}"),
+    ("GitLab", r"(?:glpat|gldt|glrt|glrtr|glptt|glft|glcbt|glimt|glagent|gloas|glsoat|glffct)-[A-Za-z0-9_.=-]{16,}"),
+    ("npm", r"npm_[A-Za-z0-9]{20,}"),
+    ("PyPI", r"pypi-AgE[A-Za-z0-9_-]{10,}"),
+    ("RubyGems", r"rubygems_[a-f0-9]{32,}"),
+    ("AWS", r"(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    ("Alibaba", r"LTAI[A-Za-z0-9]{16,}"),
+    ("Google", r"AIza[A-Za-z0-9_-]{30,}|ya29\.[A-Za-z0-9_-]{16,}|GOCSPX-[A-Za-z0-9_-]{16,}"),
+    (
+        "Cloud tokens: DigitalOcean, Databricks, Fly",
+        r"do[opr]_v1_[a-f0-9]{32,}|dapi[a-f0-9]{32}|fo1_[A-Za-z0-9_-]{20,}",
+    ),
+    ("HashiCorp", r"hv[sbr]\.[A-Za-z0-9_-]{16,}|[A-Za-z0-9]{14}\.atlasv1\.[A-Za-z0-9_=-]{16,}"),
+    ("Docker", r"dckr_(?:pat|oat)_[A-Za-z0-9_-]{16,}"),
+    ("Slack", r"xox[abeoprs](?:\.xox[bp])?-[A-Za-z0-9-]{10,}|xapp-[A-Za-z0-9-]{10,}"),
+    ("SendGrid, Brevo, Mailgun", r"SG\.[A-Za-z0-9_.-]{16,}|xkeysib-[a-f0-9-]{32,}|key-[a-f0-9]{32}(?![a-f0-9])"),
+    ("Telegram", r"\d{8,10}:A[A-Za-z0-9_-]{34}(?![A-Za-z0-9_-])"),
+    ("Square, Shopify, PayPal", r"sq0[a-z]{3}-[A-Za-z0-9_-]{20,}|shp(?:at|ca|pa|ss)_[a-fA-F0-9]{32}"),
+    ("Sentry, Grafana", r"sntry[su]_[A-Za-z0-9+/=_-]{20,}|gl(?:sa|c)_[A-Za-z0-9+/=_]{20,}"),
+    ("Notion, Linear, Postman", r"ntn_[A-Za-z0-9]{30,}|lin_api_[A-Za-z0-9]{20,}|PMAK-[A-Za-z0-9-]{20,}"),
+    ("Pulumi, Doppler, PlanetScale", r"pul-[a-f0-9]{40}|dp\.[a-z]{2,5}\.[A-Za-z0-9]{30,}|pscale_[a-z]+_[\w.=-]{20,}"),
+    ("age", r"AGE-SECRET-KEY-1[A-Z0-9]{20,}"),
+)
+_SERVICE = re.compile(_AT_START + "(?:" + "|".join(pattern for _, pattern in SERVICES) + ")")
+_ELSEWHERE = re.compile(
+    r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"  # JSON web tokens
+    r"|(?<=hooks\.slack\.com/)(?:services|workflows|triggers)/[A-Za-z0-9/_-]+"
+    r"|(?<=/api/webhooks/)\d+/[A-Za-z0-9_-]+"  # Discord
+    r"|(?<=webhook\.office\.com/)[^\s\"'<>]+"
+    r"|(?i:(?<=bearer ))[A-Za-z0-9._~+/=-]{8,}"
+)
+_BASIC = re.compile(r"(?i:(?<=basic ))[A-Za-z0-9+/=]{8,}")
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_PRIVATE_KEY_END = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_AFTER_SCHEME = re.compile(r"(?<=://)(?:(?!://)[^\s\"])+")
+_USER_AND_PASSWORD = re.compile(
+    r"(?<![\w./:@%+-])(?!mailto:)[A-Za-z][\w.+-]{0,63}:[^\s:/@\"']{3,256}@(?=[A-Za-z0-9])(?!sha\d)"
+)
+"""Without a scheme, as a proxy may be given; not an image of containers, which has the digest of its bytes there."""
+
+
+def redact_shapes(text: str) -> str:
+    """Return a text without what has the shape of a secret, whatever it is called."""
+    if "-----BEGIN" in text:
+        text = _redact_private_keys(text)
+    if "://" in text:
+        text = _AFTER_SCHEME.sub(lambda match: _redact_authority(match[0]), text)
+    if "@" in text:
+        text = _USER_AND_PASSWORD.sub(f"{REDACTED}@", text)
+    text = _SERVICE.sub(REDACTED, text)
+    text = _ELSEWHERE.sub(REDACTED, text)
+    return _BASIC.sub(lambda match: match[0] if _is_prose(match[0]) else REDACTED, text)
+
+
+def _redact_private_keys(text: str) -> str:
+    """Without the blocks of private keys; one that is cut reaches to the end."""
+    parts, at = [], 0
+    while (begin := _PRIVATE_KEY.search(text, at)) is not None:
+        end = _PRIVATE_KEY_END.search(text, begin.end())
+        parts += [text[at : begin.start()], REDACTED]
+        at = len(text) if end is None else end.end()
+    return "".join([*parts, text[at:]])
+
+
+def _redact_authority(rest: str) -> str:
+    """What follows `://` without user and password, also where a password holds `/` or `@`."""
+    end = next((at for at, character in enumerate(rest) if character in "/?#"), len(rest))
+    at = rest.rfind("@", 0, end)
+    host = rest[at + 1 : end]
+    user, colon, port = (rest[:at] if at >= 0 else rest[:end]).partition(":")
+    if at < 0:
+        if not colon or port.isdigit() or user.startswith("["):  # a host, its port, an address of IPv6
+            return rest
+        at = rest.rfind("@")
+    elif colon and not _is_host(host):
+        at = max(at, rest.rfind("@"))
+    return rest if at < 0 else f"{REDACTED}{rest[at:]}"
+
+
+def _is_host(text: str) -> bool:
+    return "." in text or ":" in text or text == "localhost" or text.startswith("[")
+
+
+def _is_prose(word: str) -> bool:
+    """Whether what follows `basic` is a word of a language, and no base64."""
+    return word.isalpha() and (word.islower() or word.istitle() or word.isupper())

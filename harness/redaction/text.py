@@ -1,0 +1,206 @@
+"""Text without secrets: JSON, headers, query strings, settings, lines that hold the words of a command.
+
+A pair is a name and what follows it as its value: `name=value`, `"name": "value"`, `Name: value`, `--name value`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from .names import REDACTED, Holds, holds, holds_secret, is_number, word_set, words_of
+from .shapes import redact_shapes
+
+_Words = TypeVar("_Words", str, tuple[str, ...])
+MAX_ROUNDS = 8
+_NAME = re.compile(r"(?<![\w.-])-{0,2}[A-Za-z_][\w.-]*")
+_HINT = re.compile(r"pass|pw|secret|token|key|auth|cred|pat|cookie|jwt|webhook|bearer|sig|-u$|user", re.IGNORECASE)
+"""What a name of a secret holds, or an option with a user and a password."""
+_ASSIGNS = re.compile(r"[ \t]*:?=(?!=)[ \t]*")
+_COLON = re.compile(r":([ \t]*)")
+_AFTER_QUOTE = re.compile(r"\\*[\"']\s*([:,])\s*")
+_BRACKET = re.compile(r"[\[\]{}]")
+_BLANK = re.compile(r"[ \t]+")
+_OPENING = re.compile(r"('\"'\"|\\*)([\"'])")
+"""A quote, one with backslashes, and `'"'"'`, which is how a shell's quoted word spells one."""
+_CLOSING = {'"': re.compile(r"(?:[^\"\\]|\\.)*(?=\")", re.DOTALL), "'": re.compile(r"[^']*(?=')")}
+_UNQUOTED = {
+    "query": re.compile(r"[^&#\s\"'<>]*"),
+    "braces": re.compile(r"[^,}\]\s]*"),
+    "authorization": re.compile(r"[^\s\"']+(?:[ \t]+[^\s\"']+)?"),
+    "cookie": re.compile(r"[^\"'\n]*"),
+    "word": re.compile(r"(?:\\.|\S)*"),
+    '"': re.compile(r"[^\"\n]*"),
+    "'": re.compile(r"[^'\n]*"),
+}
+"""Where a value ends that has no quotes of its own, by what it stands in: a quote that opens before its name, say."""
+_OFTEN_COUNTED = ("token", "tokens", "key", "pass")
+"""Before a colon and a number these are prose: token: 5."""
+USER_OPTIONS = frozenset({"-u", "-U", "--user", "--proxy-user"})
+_USER = re.compile(r"(?!\d+:\d+$)[^:/\s]+:[^/\s].*", re.DOTALL)
+_FLAG = word_set(
+    "add allow ask disable enable has ignore is no print require return save show skip trust use with without"
+)
+_NEEDS_VALUE = word_set("apikey key pass passphrase password passwd pwd secret token")
+
+
+def redact_text(text: str, name: str = "") -> str:
+    """Return a text without secrets, by their shapes and by the names before them; to redact it again changes nothing.
+
+    `name` is the dotted name of what holds it; it counts where the text is JSON.
+    """
+    return settled(lambda each: _redact_once(each, name), text)
+
+
+def settled(redact: Callable[[_Words], _Words], words: _Words) -> _Words:
+    """Redact again what was redacted, until nothing changes: what is taken out may bring a name to a value."""
+    for _ in range(MAX_ROUNDS):
+        before, words = words, redact(words)
+        if words == before:
+            break
+    return words
+
+
+def _redact_once(text: str, name: str) -> str:
+    if text[:1] in ("{", "[", '"'):
+        try:
+            parsed = json.loads(text, object_pairs_hook=_unique)
+            redacted = redact_values(parsed, name)
+            return text if redacted == parsed else json.dumps(redacted, ensure_ascii=False)
+        except (ValueError, RecursionError):  # no JSON, or a mapping that says a name twice
+            pass
+    return _redact_pairs(redact_shapes(text))
+
+
+def redact_values(value: Any, name: str = "") -> Any:
+    """Return plain values without those that are secrets: texts and numbers, in mappings and lists of any depth.
+
+    `name` is the dotted name of what holds them.
+    """
+    if isinstance(value, Mapping):
+        return {
+            redact_text(key) if isinstance(key, str) else key: redact_values(
+                inner, f"{name}.{key}" if name else str(key)
+            )
+            for key, inner in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [redact_values(inner, name) for inner in value]
+    if isinstance(value, str):
+        return REDACTED if holds_secret(name, value) else redact_text(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return REDACTED if holds_secret(name, repr(value)) else value
+    return value
+
+
+def is_user_and_password(option: str, value: str) -> bool:
+    """Return whether a value is `user:password` by its option: -u bob:pw; not 1000:1000."""
+    return option in USER_OPTIONS and _USER.fullmatch(value) is not None
+
+
+def is_value_of(option: str, word: str) -> bool:
+    """Return whether the word after an option is its value, and a secret.
+
+    A word with dashes is one after an option that makes no sense without a value: --password --begins-with-dashes.
+    """
+    if holds(option, is_option=True) is Holds.NO_SECRET:
+        return False
+    if word.startswith("--"):
+        words = words_of(option)
+        if "=" in word or word == "--" or words[0] in _FLAG or words[-1] not in _NEEDS_VALUE:
+            return False
+    return holds_secret(option, word, is_option=True)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A mapping of JSON; ValueError where a name is there twice, and one of its values would not be seen."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is there twice")
+    return found
+
+
+def _redact_pairs(text: str) -> str:
+    """A text without the values of pairs whose name is that of a secret."""
+    parts: list[str] = []
+    at = 0
+    for match in _NAME.finditer(text):
+        if match.start() < at or not _HINT.search(match[0]):
+            continue
+        found = _secret_after(text, match.start(), match.end())
+        if found is not None:
+            parts += [text[at : found[0]], REDACTED]
+            at = found[1]
+    return "".join([*parts, text[at:]])
+
+
+def _secret_after(text: str, begin: int, end: int) -> tuple[int, int] | None:
+    """(first, behind the last) of the secret that follows the name at `begin`; None where none does."""
+    name, before = text[begin:end], text[begin - 1 : begin]
+    quote = before if before in ('"', "'") else ""
+    is_query, is_dashed = before in ("?", "&"), name.startswith("-")
+    is_option = is_dashed or is_query or name.isupper()
+    held = holds(name, is_option=is_option, is_query=is_query)
+    if held is Holds.NO_SECRET and name not in USER_OPTIONS:
+        return None
+    last = words_of(name)[-1] if words_of(name) else ""
+    form, is_next_word, is_colon = (
+        "query" if is_query else quote or (last if last in _UNQUOTED else "word"),
+        False,
+        False,
+    )
+    if quote and (after := _AFTER_QUOTE.match(text, end)) is not None:
+        if (after[1] == ",") != is_dashed:  # {"token": "x"}, ["--token", "x"]
+            return None
+        form = "braces"
+    elif (after := _ASSIGNS.match(text, end)) is None:
+        if is_dashed and (after := _BLANK.match(text, end)) is not None:
+            is_next_word = True
+        elif is_query or (after := _COLON.match(text, end)) is None:
+            return None
+        else:
+            is_colon, is_in_braces = True, before in ("{", ",")
+            is_header = ("-" in name and "." not in name) or last == "authorization"
+            if not (after[1] or is_header or is_in_braces):  # auth.py:12
+                return None
+            form = "braces" if is_in_braces else form
+    if text[after.end() : after.end() + 1] in ("{", "[") and held in (Holds.NO_SECRET, Holds.PERHAPS):
+        return None
+    start, behind = _extent(text, after.end(), form)
+    value = text[start:behind]
+    if value.startswith(REDACTED) or (is_colon and last in _OFTEN_COUNTED and is_number(value)):
+        return None
+    if is_next_word:
+        is_secret = is_value_of(name, value) or is_user_and_password(name, value)
+    else:
+        is_secret = holds_secret(name, value, is_option=is_option, is_query=is_query)
+    return (start, behind) if is_secret else None
+
+
+def _extent(text: str, at: int, form: str) -> tuple[int, int]:
+    """(first, behind the last) of a value: what its quotes or brackets hold, else as far as its form says.
+
+    What is not closed reaches to the end.
+    """
+    if text[at : at + 1] in ("{", "["):
+        depth = 0
+        for bracket in _BRACKET.finditer(text, at):
+            depth += 1 if bracket[0] in "{[" else -1
+            if not depth:
+                return at, bracket.end()
+        return at, len(text)
+    opening = _OPENING.match(text, at)
+    if opening is not None and opening[2] != form:
+        start = opening.end()
+        if opening[1]:
+            behind = text.find(opening[0], start)
+        else:
+            closing = _CLOSING[opening[2]].match(text, start)
+            behind = closing.end() if closing is not None else -1
+        if behind < 0:
+            behind = text.find("\n", start)
+        return start, behind if behind >= 0 else len(text)
+    found = _UNQUOTED[form].match(text, at)
+    return at, found.end() if found is not None else at

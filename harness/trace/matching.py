@@ -1,0 +1,116 @@
+"""Processes without a rank: their logs are numbered by arrival, and two traces are matched by what the logs hold.
+
+    A  rank-0.log  x x x        B  rank-0.log  y y z        A's process 0 is B's process 1,
+       rank-1.log  y y y           rank-1.log  x x x        A's process 1 is B's process 0
+
+Logs that are equal in every step belong together; of the others, those that are equal for the longest time. Pure.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product, takewhile
+
+from harness.trace.chain import Scope
+from harness.trace.leaf_diff import compare_columns
+from harness.trace.reader import RankLog, Trace
+
+Likeness = tuple[int, int]
+"""(equal steps at the beginning, equal values in the step after them)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Two traces whose processes were matched."""
+
+    b: Trace
+    """The second trace, its logs under the numbers of the first one's."""
+    numbers: Mapping[int, int]
+    """The number in the first trace -> that in the second, of processes without a rank; empty without a choice."""
+    is_guess: bool = False
+    """Whether another match would be as good."""
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether any process has another number in the second trace."""
+        return any(number != other for number, other in self.numbers.items())
+
+    @property
+    def has_other_curve(self) -> bool:
+        """Whether the curve of the second trace is that of another process: it is the one with number 0."""
+        return self.numbers.get(0, 0) != 0
+
+    def notes(self) -> Iterator[str]:
+        """Yield what a reader of the comparison should know."""
+        pairs = ", ".join(f"A's process {number} is B's process {other}" for number, other in self.numbers.items())
+        if self.is_guess:
+            yield (
+                f"the processes have no ranks, and which belong together is a guess: {pairs};"
+                " give each process a RANK and a WORLD_SIZE"
+            )
+        elif self.is_moved:
+            yield f"the processes have no ranks, and were matched by content: {pairs}"
+        if self.has_other_curve:
+            yield "the curves were not compared: each is that of its trace's process 0"
+
+
+def match_processes(a: Trace, b: Trace) -> Match:
+    """Match the processes of two traces that have no rank; the others belong together by their ranks."""
+    of_a = [number for number in a.ranks if number in a.unranked]
+    of_b = [number for number in b.ranks if number in b.unranked]
+    if not of_a or not of_b:
+        return Match(b, {})
+    numbers = _match_equal(a, b, of_a, of_b)
+    left_a = [each for each in of_a if each not in numbers]
+    left_b = [each for each in of_b if each not in numbers.values()]
+    found, is_guess = _match_alike(a, b, left_a, left_b)
+    numbers = dict(sorted({**numbers, **found}.items()))
+    return Match(_renumbered(b, numbers), numbers, is_guess)
+
+
+def _match_equal(a: Trace, b: Trace, of_a: list[int], of_b: list[int]) -> dict[int, int]:
+    """The processes whose logs are equal in every step; under the same number where there is a choice."""
+    found: dict[int, int] = {}
+    roots_a, roots_b = ({each: _roots(trace.ranks[each]) for each in of} for trace, of in ((a, of_a), (b, of_b)))
+    pairs = [(number, other) for number, other in product(of_a, of_b) if roots_a[number] == roots_b[other]]
+    for number, other in sorted(pairs, key=lambda pair: pair[0] != pair[1]):
+        if number not in found and other not in found.values():
+            found[number] = other
+    return found
+
+
+def _match_alike(a: Trace, b: Trace, of_a: list[int], of_b: list[int]) -> tuple[dict[int, int], bool]:
+    """(the other processes, the most alike first; whether there was a choice between equally good ones)."""
+    found: dict[int, int] = {}
+    is_guess = False
+    likeness = {(x, y): _likeness(a, b, x, y) for x, y in product(of_a, of_b)} if len(of_a) + len(of_b) > 2 else {}
+    while len(found) < min(len(of_a), len(of_b)):
+        free = [(x, y) for x, y in product(of_a, of_b) if x not in found and y not in found.values()]
+        x, y = min(free, key=lambda pair: (*(-each for each in likeness.get(pair, (0, 0))), pair[0] != pair[1], pair))
+        rivals = [pair for pair in free if pair != (x, y) and (pair[0] == x or pair[1] == y)]
+        is_guess |= any(likeness[pair] == likeness[x, y] for pair in rivals)
+        found[x] = y
+    return found, is_guess
+
+
+def _roots(log: RankLog) -> list[tuple[int, bytes]]:
+    return [(step, head.root) for step, head in log.heads.items()]
+
+
+def _likeness(a: Trace, b: Trace, number: int, other: int) -> Likeness:
+    roots_a, roots_b = _roots(a.ranks[number]), _roots(b.ranks[other])
+    pairs = zip(roots_a, roots_b, strict=False)
+    num_equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    steps = [roots[num_equal][0] for roots in (roots_a, roots_b) if num_equal < len(roots)]
+    if len(steps) < 2 or steps[0] != steps[1]:
+        return num_equal, 0
+    opened = compare_columns(a.columns(steps[0], number), b.columns(steps[0], other), tuple(Scope))
+    return num_equal, opened.num_leaves - opened.num_different
+
+
+def _renumbered(trace: Trace, numbers: Mapping[int, int]) -> Trace:
+    """A trace with the logs `numbers.values()` under `numbers`; any other keeps its number, or gets a free one."""
+    ranks = {number: trace.ranks[other] for number, other in numbers.items()}
+    for number in sorted(trace.ranks.keys() - {*numbers.values()}):
+        free = number if number not in ranks else next(each for each in range(len(ranks) + 1) if each not in ranks)
+        ranks[free] = trace.ranks[number]
+    return replace(trace, ranks=dict(sorted(ranks.items())), damaged=set(), _opened={})

@@ -1,0 +1,160 @@
+"""What a recorded call names, and no scenario here does."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.errors import UsageError
+from harness.lab.entry_call import EntryCall
+from harness.lab.scenario import parse_scenario
+from harness.lab.scenario_places import all_scenarios
+from harness.lab.trust import MAX_SHOWN, Unnamed, check_run, check_trust, unnamed_in
+from harness.runner.options import Invocation
+from tests.lab.test_recorded_run import recorded
+from tests.trace.traces import SEEDED
+
+SCENARIO = parse_scenario(
+    """\
+about: texts in every place
+entry: mine.train:run
+determinism: rerun
+sizes: {smoke: {task.path: small.jsonl, seed: 7}, full: {}}
+free: [output]
+resume: {run: output.resume, step: output.resume_step}
+config:
+  seed: 1
+  task: {path: large.jsonl, rewards: ['mine:reward', {'mine:other': 0.5, kind: mean}], num_rows: [1, 2], none: []}
+  judge: {api_key: abc, url: 'https://a:b@c/d'}
+  output: {note: x, checkpoint_every: 2}
+""",
+    "a.yaml",
+)
+RESUME = {"run": "output.resume", "step": "output.resume_step"}
+CALL = EntryCall(SCENARIO.entry, SCENARIO.payload("full", {}), tuple(SCENARIO.free), RESUME)
+
+
+def names(call: EntryCall) -> list[str]:
+    return [each.key for each in unnamed_in(call, [SCENARIO])]
+
+
+def changed(**values: Any) -> EntryCall:
+    """The call with other values at these keys; __ stands for a dot."""
+    return replace(CALL, config=SCENARIO.payload("", {key.replace("__", "."): value for key, value in values.items()}))
+
+
+@pytest.mark.parametrize("size", ["", "smoke", "full"])
+@pytest.mark.parametrize("scenario", [SCENARIO, *(each.read() for each in all_scenarios(Path("/")))])
+def test_a_scenario_names_all_that_it_calls_in_each_size(scenario: Any, size: str) -> None:
+    resume = None if scenario.resume is None else scenario.resume.model_dump()
+    call = EntryCall(scenario.entry, scenario.payload(size, {}), tuple(scenario.free), resume)
+    assert unnamed_in(call, [SCENARIO, scenario]) == []
+
+
+def test_numbers_truth_values_and_what_is_left_out_are_harmless() -> None:
+    assert names(changed(seed=2**40, task__num_rows=[7.5, True, None], task__path=None, task__none=[3])) == []
+    assert names(replace(CALL, config={}, resume=None)) == []
+
+
+def test_a_call_that_was_recorded_without_its_secrets_is_that_of_its_scenario() -> None:
+    assert names(changed(judge__api_key="<redacted>", judge__url="https://<redacted>@c/d")) == []
+    assert names(changed(judge__url="https://<redacted>@evil/d")) == ["judge.url"]
+
+
+@pytest.mark.parametrize(
+    ("call", "listed"),
+    [
+        (replace(CALL, entry="os:system", config={"a": "b", "c": 1}), ["entry", "a"]),
+        (replace(CALL, resume={**RESUME, "run": "task.path"}), ["resume"]),
+        (changed(task__path="mine:reward"), ["task.path"]),
+        (changed(task__rewards="mine:reward"), ["task.rewards"]),
+        (changed(task__rewards=[["mine:reward"]]), ["task.rewards"]),
+        (changed(task__rewards=["a:b", "c:d"]), ["task.rewards", "task.rewards"]),
+        (changed(task__rewards=[{"a:b": 0.5}]), ["task.rewards.[].a:b"]),
+        (changed(task__rewards=[{"a:b": {}}]), ["task.rewards.[].a:b"]),
+        (changed(task__rewards=[{"kind": "a:b"}]), ["task.rewards.[].kind"]),
+        (changed(task__backup="large.jsonl"), ["task.backup"]),
+        (replace(CALL, config={"task.path": "large.jsonl"}), ["task.path"]),
+        (replace(CALL, config={"a:b": "<redacted>"}), ["a:b"]),
+    ],
+)
+def test_what_only_a_call_names_is_listed(call: EntryCall, listed: list[str]) -> None:
+    assert names(call) == listed
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def texts_of(value: Any) -> set[str]:
+    """Every text and key of plain values, by a way of its own: as JSON has them."""
+    found: set[str] = set()
+
+    def take(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found.update(key for key, _ in pairs)
+        return dict(pairs)
+
+    json.loads(json.dumps(value), object_pairs_hook=take)
+    rest = [value]
+    while rest:
+        match rest.pop():
+            case str() as text:
+                found.add(text)
+            case list() as several:
+                rest += several
+            case dict() as several:
+                rest += several.values()
+    return found
+
+
+@SEEDED
+@given(
+    st.sampled_from(["seed", "task", "task.path", "task.rewards", "judge.url", "output.new", "new.er", "new"]), plain
+)
+def test_whatever_text_is_put_anywhere_is_listed(key: str, value: Any) -> None:
+    call = replace(CALL, config=SCENARIO.payload("", {key: value}))
+    told = " ".join(f"{json.dumps(each.key)} {json.dumps(each.value)}" for each in unnamed_in(call, [SCENARIO]))
+    assert [text for text in texts_of(value) if json.dumps(text)[1:-1] not in told] == []
+
+
+# ------------------------------------------------------------------------------------------------ what a person is told
+
+
+def test_a_list_is_bounded_and_holds_no_control_characters(tmp_path: Path) -> None:
+    found = [
+        Unnamed("note", "x" * 10_000),
+        *(Unnamed(f"key\n{n}", "\x1b[2J\u202e") for n in range(99)),
+        Unnamed("f", "a:b"),
+    ]
+    with pytest.raises(UsageError) as told:
+        check_trust("a\x1b.rlb", found, tmp_path, is_trusted=False)
+    lines = told.value.what.splitlines()
+    assert lines[0] == "a\\x1b.rlb would use 101 values that no scenario here names:"
+    assert lines[1] == '    f = "a:b"', "what looks like a function comes first"
+    assert lines[-1] == "    and 61 more: read its call.json"
+    assert (len(lines), max(map(len, lines)) < 400) == (MAX_SHOWN + 2, True)
+    assert "\x1b" not in told.value.what
+    assert "\u202e" not in told.value.what
+
+
+def test_files_links_and_modules_that_a_foreign_run_brings_are_listed(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", replace(CALL, entry="a:b", config={}), checkpoints=(2,))
+    (run.checkpoint(2) / "weights.safetensors").touch()
+    (run.checkpoint(2) / "optimizer.pt").touch()
+    (run.checkpoint(2) / "values.json").symlink_to("/etc/hostname")
+    invocation = Invocation(run.directory, {"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    with pytest.raises(UsageError) as told:
+        check_run(run, invocation, is_trusted=False)
+    assert set(told.value.what.splitlines()[1:]) == {
+        '    entry = "a:b"',
+        f'    import path = "{run.directory}"',
+        '    file = "checkpoints/step-000002/optimizer.pt"',
+        '    file = "checkpoints/step-000002/values.json"',
+    }

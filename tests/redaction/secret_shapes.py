@@ -1,0 +1,231 @@
+"""Secrets as people type them, and words that look like them: the tables of the tests of redaction.
+
+Secrets are put together here: as one text, scanners of repositories would take them for real ones.
+"""
+
+import json
+from dataclasses import dataclass
+
+ALNUM = "9fK2mQ7xLwZ4tR8bVn3pY6hD1sJ5cG0aE9uX"
+HEX = "3f9a1c7e5b2d8046"
+PLAIN = "Tr0ub4dor.Battery7Staple"
+"""A password or key without a shape of its own: only what is around it says what it is."""
+WANDB = (HEX * 3)[:40]
+PEM = f"-----BEGIN RSA PRIVATE KEY-----\nMIIE{ALNUM}\n{ALNUM}==\n-----END RSA PRIVATE KEY-----"
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A command line that holds a secret."""
+
+    name: str
+    argv: tuple[str, ...]
+    secret: str
+    others: tuple[str, ...] = ()
+    """Parts of the secret that may not be left either, and second secrets."""
+
+
+def typed(name: str, *argv: str, secret: str = PLAIN, others: tuple[str, ...] = ()) -> Typed:
+    assert any(secret in word for word in argv), name
+    return Typed(name, argv, secret, others)
+
+
+def shaped(name: str, secret: str) -> Typed:
+    """A secret that its own shape gives away, under a name that says nothing."""
+    return Typed(name, ("--note", secret), secret)
+
+
+BY_NAME = (
+    typed("PGPASSWORD", "env", f"PGPASSWORD={PLAIN}", "psql"),
+    typed("MYSQL_PWD", "env", f"MYSQL_PWD={PLAIN}"),
+    typed("--db_pwd", "--db_pwd", PLAIN),
+    typed("--wandb-key", "--wandb-key", PLAIN),
+    typed("--openai-key", f"--openai-key={PLAIN}"),
+    typed("OPENAI_KEY", f"OPENAI_KEY={PLAIN}"),
+    typed("--hftoken", "--hftoken", PLAIN),
+    typed("--apitoken", "--apitoken", PLAIN),
+    typed("--tokens", "--tokens", PLAIN),
+    typed("--access-tokens", f"--access-tokens={PLAIN}"),
+    typed("--key", "--key", PLAIN),
+    typed("hydra's ++logger.key", f"++logger.key={PLAIN}"),
+    typed("a password with dashes", "--password", f"--{PLAIN}"),
+    typed("a second word", "--token", ALNUM, PLAIN, "--lr", "1"),
+)
+BY_SHAPE = (
+    shaped("Stripe", f"sk_live_{ALNUM}"),
+    shaped("NVIDIA", f"nvapi-{ALNUM}{ALNUM}"),
+    shaped("npm", f"npm_{ALNUM}"),
+    shaped("PyPI", f"pypi-AgEIcHlwaS5vcmc{ALNUM}"),
+    shaped("Groq", f"gsk_{ALNUM}"),
+    shaped("xAI", f"xai-{ALNUM}"),
+    shaped("Replicate", f"r8_{ALNUM}"),
+    shaped("Google's access tokens", f"ya29.a0{ALNUM}"),
+    shaped("Slack's apps", f"xapp-1-A{ALNUM}"),
+    shaped("SendGrid", f"SG.{ALNUM[:22]}.{ALNUM}"),
+    shaped("Docker", f"dckr_pat_{ALNUM}"),
+    shaped("Vault", f"hvs.CAES{ALNUM}"),
+    shaped("organisations of Hugging Face", f"api_org_{ALNUM}"),
+    shaped("a private key", PEM),
+    shaped("Weights & Biases", WANDB),
+    shaped("Slack's webhooks", f"https://hooks.slack.com/services/T0001/B0002/{ALNUM[:24]}"),
+    shaped("Discord's webhooks", f"https://discord.com/api/webhooks/123456789012345678/{ALNUM}"),
+)
+IN_PLACES = (
+    typed("?token=", "--url", f"https://host.example/x?a=1&token={PLAIN}&b=2"),
+    typed("?api_key=", f"--url=https://host.example/x?api_key={PLAIN}"),
+    typed("Azure's signatures", f"https://a.blob.core.windows.net/c?sv=2024&sig={PLAIN}%3D"),
+    typed("AWS's signatures", f"https://b.s3.amazonaws.com/o?X-Amz-Date=1&X-Amz-Signature={HEX * 4}", secret=HEX * 4),
+    typed("connection strings", "--conn", f"AccountName=me;AccountKey={PLAIN}==;EndpointSuffix=core"),
+    typed("a password with a slash", "redis://bob:Tr0ub/4dor@host.example/0", secret="Tr0ub/4dor", others=("4dor",)),
+    typed("a password with an @", "https://bob:Tr0ub@4dor@host.example/x", secret="Tr0ub@4dor", others=("4dor", "Tr0")),
+    typed("Authorization: token", "curl", "-H", f"Authorization: token {PLAIN}", "https://host.example"),
+    typed("X-Api-Key", "curl", "-H", f"X-Api-Key: {PLAIN}"),
+    typed("curl -u", "curl", "-u", f"bob:{PLAIN}", "https://host.example"),
+    typed("-p", "mysql", "-p", PLAIN, "-h", "host"),
+    typed("JSON", "--config", json.dumps({"lr": 0.1, "wandb": {"key": PLAIN}})),
+    typed("a line of a shell", "sh", "-c", f"export HF_TOKEN={PLAIN}; python train.py --lr 1"),
+)
+HELD = (
+    typed("HF_TOKEN", f"HF_TOKEN={PLAIN}"),
+    typed("WANDB_API_KEY", f"WANDB_API_KEY={PLAIN}"),
+    typed("AWS_SECRET_ACCESS_KEY", f"AWS_SECRET_ACCESS_KEY={PLAIN}"),
+    typed("AWS_ACCESS_KEY_ID", f"AWS_ACCESS_KEY_ID={PLAIN}"),
+    typed("AWS_SESSION_TOKEN", f"AWS_SESSION_TOKEN={PLAIN}"),
+    typed("OPENAI_API_KEY", f"OPENAI_API_KEY={PLAIN}"),
+    typed("GITHUB_PAT", f"GITHUB_PAT={PLAIN}"),
+    typed("--api-key", "--api-key", PLAIN),
+    typed("--api-key=", f"--api-key={PLAIN}"),
+    typed("--token", "--token", PLAIN),
+    typed("--token=", f"--token={PLAIN}"),
+    typed("--password", "--password", PLAIN),
+    typed("--password=", f"--password={PLAIN}"),
+    typed("--hub_token", "--hub_token", PLAIN),
+    typed("--client-secret", "--client-secret", PLAIN),
+    typed("hydra's api_key", f"judge.api_key={PLAIN}"),
+    shaped("Hugging Face", f"hf_{ALNUM}"),
+    shaped("AWS", "AKIA" + ALNUM.upper()[:16]),
+    shaped("GitHub", f"ghp_{ALNUM}"),
+    shaped("GitHub's servers", f"ghs_{ALNUM}"),
+    shaped("GitHub's fine-grained", f"github_pat_{ALNUM[:22]}_{ALNUM}"),
+    shaped("GitLab", f"glpat-{ALNUM[:20]}"),
+    shaped("OpenAI", f"sk-{ALNUM}"),
+    shaped("OpenAI's projects", f"sk-proj-{ALNUM}_{ALNUM}"),
+    shaped("Anthropic", f"sk-ant-api03-{ALNUM}AA"),
+    shaped("Google", f"AIza{ALNUM[:35]}"),
+    shaped("Slack", f"xoxb-1234567890-{ALNUM}"),
+    shaped("JSON web tokens", f"eyJ{ALNUM}.eyJ{ALNUM}.{ALNUM}"),
+    typed("Bearer", "--header", f"Authorization: Bearer {PLAIN}"),
+    typed("Basic", "--header", f"Authorization: Basic {ALNUM}=", secret=ALNUM),
+    typed("user:token@host", f"https://user:{PLAIN}@host.example/x"),
+)
+FOUND_LATER = (
+    typed("a second key", f"API_KEY_2={PLAIN}"),
+    typed("docker", "docker", "run", "-e", f"HF_TOKEN={PLAIN}", "image"),
+    typed("an option of options", f"--env=HF_TOKEN={PLAIN}"),
+    typed("settings with commas", "--env", f"A=1,HF_TOKEN={PLAIN}"),
+    typed("hydra's mappings", f"db={{user:bob,password:{PLAIN}}}"),
+    typed("credentials in JSON", "--c", json.dumps({"credentials": {"value": PLAIN}, "n": [1]})),
+    typed("a number in JSON", "--c", '{"password": 987654321}', secret="987654321"),
+    typed("JSON that says a name twice", "--c", f'{{"api_key": "{PLAIN}", "api_key": null}}'),
+    typed("JSON in a line of a shell", "bash", "-c", f"run --c '{json.dumps({'tokens': {'hf': PLAIN}})}' | tee log"),
+    typed("a quoted value in a line", "sh", "-c", f"run --password 'two words {PLAIN}' --lr 1"),
+    typed("a line that goes on", "sh", "-c", f"run \\\n  --token \\\n  {PLAIN} \\\n  --lr 1"),
+    typed("a shell in a shell", "sh", "-c", f"ssh host \"sh -c 'login --password {PLAIN}'\""),
+    typed("wandb login in a line", "sh", "-c", f"wandb login {WANDB} && python train.py", secret=WANDB),
+    typed("code", "python", "-c", f"import x; x.run(api_key='{PLAIN}')"),
+    typed("a header without a blank", "http", "host", f"X-Api-Key:{PLAIN}"),
+    typed("a header in one word", f"--header=Authorization: token {PLAIN}"),
+    typed("a cookie", "curl", "-H", f"Cookie: a=1; session={PLAIN}"),
+    typed("-u in one word", "curl", f"-ubob:{PLAIN}"),
+    typed("-p in one word", "mysql", f"-p{PLAIN}"),
+    typed("sshpass", "sshpass", "-p", "12345678", "ssh", "host", secret="12345678"),
+    typed("several tokens", "--api-tokens", "first", PLAIN, "third", "--lr", "1", others=("first", "third")),
+    typed("a proxy", f"HTTPS_PROXY=bob:{PLAIN}@proxy:3128"),
+    typed("Ray's address", f"RAY_ADDRESS=ray://bob:{PLAIN}@head:10001"),
+    typed("several URLs", f"--to=http://a:1,http://bob:{PLAIN}@b:2"),
+    typed("a URL without a user", f"redis://:{PLAIN}@host:6379/0"),
+    typed("a database", f"postgresql://bob:{PLAIN}@db/app?password={PLAIN}"),
+    typed("a header as a setting", "--header", f"Authorization=Bearer {PLAIN}"),
+    typed(
+        "a name that stands by itself", "aws", "configure", "set", "aws_secret_access_key", f"{ALNUM}/aB3", secret=ALNUM
+    ),
+    typed("a login", "vault", "login", PLAIN),
+    typed("--env NAME VALUE", "--env", "OPENAI_API_KEY", PLAIN),
+    typed("redis-cli", "redis-cli", "-a", PLAIN),
+    typed("--pass-phrase", "--pass-phrase", PLAIN, "--pw", PLAIN),
+    shaped("Weights & Biases since 2025", f"wandb_v1_{ALNUM}_{ALNUM}"),
+    shaped("Telegram", f"123456789:A{ALNUM[:34]}"),
+    shaped("Databricks", f"dapi{HEX * 2}"),
+    shaped("Stripe's webhooks", f"whsec_{ALNUM}"),
+    shaped("an OpenSSH key that is cut", "-----BEGIN OPENSSH PRIVATE KEY-----\nb3Blb" + ALNUM),
+)
+"""Beyond the 75 that were counted."""
+
+COMMIT = (HEX[::-1] * 3)[:40]
+HARMLESS = (
+    ("--max-tokens", "512"),
+    ("--max_new_tokens=512", "--microbatch-tokens", "16384", "--tokens", "1e9", "--total-tokens=2B"),
+    ("--pad_token_id", "0", "--eos-token", "</s>", "--stop_token=<|im_end|>", "--token-type-ids", "0,1"),
+    ("--tokenizer", "Qwen/Qwen3-8B", "--tokenizer.path=/models/qwen"),
+    ("data.prompt_key=prompt", "data.reward_fn_key=data_source", "--input_key", "question", "--label-key=answer"),
+    ("--sort-key", "length", "model.num_key_value_heads=8", "model.key_size=64", "cache_key=step", "primary_key=id"),
+    ("key=answer", "keys=[a,b]", "--keys", "prompt", "--public-key", "ssh.pub"),
+    ("--author", "bob", "--compass", "north", "--monkey=1", "--passes", "3", "--num-pass", "2", "eval.pass=8"),
+    ("git", "checkout", COMMIT),
+    ("--revision", COMMIT, f"--model.revision={COMMIT}", f"--commit={COMMIT}", "--sha", COMMIT),
+    (f"/cache/snapshots/{COMMIT}/model.safetensors", f"git+https://github.com/a/b@{COMMIT}"),
+    ("--digest", HEX * 2, f"sha256:{HEX * 4}", f"repo/image:2.1@sha256:{HEX * 4}", HEX * 2, HEX * 4),
+    ("GPU-8f6d3c1e-5b2a-4c7d-9e0f-1a2b3c4d5e6f", "--uuid=8f6d3c1e-5b2a-4c7d-9e0f-1a2b3c4d5e6f"),
+    ("--run-id", "20261123-101112-3f9a1c", "tests/test_a.py::test_b[1-True]", "--wandb-project", "rl"),
+    ("python", "-u", "train.py", "-m", "pkg.mod", "-p", "0.9", "-p", "8080:80", "-W", "error::DeprecationWarning"),
+    ("python", "-m", "pytest", "-p", "no:cacheprovider", "-p", "harness.plugin", "-k", "token or key"),
+    ("docker", "run", "--user", "1000:1000", "-p", "8080:80", "image"),
+    ("--lr=1e-6", "-5", "--", "-x", "a=b", "--betas=0.9,0.95", "--loss", "reverse-kl"),
+    ("git@github.com:a/b.git", "https://github.com/a/b@v1.2", "https://registry.npmjs.org/@types/node"),
+    ("http://localhost:8000/v1", "http://[::1]:80/x@y", "https://host.example/x?page=2&sort_key=a#token"),
+    ("task-based", "disk-0123456789abcdef0123", "ask-me", "scikit-learn==1.5", "torch==2.13.0+cpu", "npm_config_cache"),
+    ("--data", "aGVsbG8gd29ybGQsIHRoaXMgaXMgZGF0YSBvZiBiYXNlNjQ=", "--shape", "4096,11008"),
+    ("--prompt", "Solve it step by step; basic arithmetic is enough, and don't use a secretary's keyboard."),
+    ("sh", "-c", "cd /x && python train.py --seed 7 | tee 'a b.log'; echo \"it's done\" > /dev/null"),
+    ("--json", '{"max_tokens": 8, "pad_token": "<pad>", "sort_key": "a",  "keys": ["x"], "auth": {"enabled": true}}'),
+    ("--use-auth-token", "true", "--api-key=", "--token", "--lr=1e-6", "RAY_AUTH_MODE=disabled", "PWD=/srv/bob"),
+)
+"""Command lines that stay as they are."""
+
+CONFIGURATIONS = (
+    # (a configuration, the names at which a secret stands), the first nine leaked
+    ({"credentials": {"value": PLAIN}}, PLAIN),
+    ({"password": 987654321}, "987654321"),
+    ({"api_keys": [[987654321, 123123123]]}, "987654321"),
+    ({"wandb": {"key": PLAIN}}, PLAIN),
+    ({"tokens": {"hf": PLAIN}}, PLAIN),
+    ({"smtp": {"pwd": PLAIN}}, PLAIN),
+    ({"db": {"pass": PLAIN}}, PLAIN),
+    ({"judge": {"url": f"https://host.example/?token={PLAIN}"}}, PLAIN),
+    ({"headers": {"Authorization": f"token {PLAIN}"}}, PLAIN),
+    ({"api_key": PLAIN}, PLAIN),
+    ({"output": {"hub_token": PLAIN}}, PLAIN),
+    ({"judge": {"url": f"https://bob:{PLAIN}@host.example"}}, PLAIN),
+    ({"judge": {"secrets": [PLAIN]}}, PLAIN),
+    ({"note": f"hf_{ALNUM}"}, ALNUM),
+    ({"hooks": [{"header": f"Bearer {PLAIN}"}]}, PLAIN),
+)
+HARMLESS_CONFIGURATION = {
+    "seed": 7,
+    "task": {"key": "answer", "sort_key": "length", "keys": ["prompt", "answer"], "prompt_key": "prompt"},
+    "model": {
+        "num_key_value_heads": 8,
+        "key_size": 64,
+        "revision": COMMIT,
+        "tokenizer": {"path": "/models/qwen", "special_tokens": {"pad": "<pad>", "eos": 2}, "tokens": {"bos": "<s>"}},
+        "pad_token_id": 0,
+        "eos_token": "</s>",
+        "stop_tokens": ["<|im_end|>", 151645],
+    },
+    "sampling": {"max_tokens": 512, "tokens": 1000, "logprobs": True, "n": 8, "token_budget": 4096},
+    "eval": {"pass": 8, "pass_rate": 0.5, "passes": 2},
+    "judge": {"api_key": None, "use_auth_token": True, "password": "", "auth": {"timeout": 30, "type": "none"}},
+    "prompts": ["Basic arithmetic: 2 + 2.", "The primary key: a column.", "Token by token."],
+    "digest": HEX * 2,
+    "url": "http://localhost:8000/v1",
+}

@@ -1,0 +1,32 @@
+"""The identity of a recorded run follows from its redacted configuration: of shipped scenarios nothing is redacted."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.lab.entry_call import EntryCall
+from harness.lab.payload import flattened
+from harness.lab.scenario_envelope import envelope_of_call
+from harness.lab.scenario_places import find_scenario
+from harness.redaction import redact_values
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
+
+
+def test_there_are_scenarios() -> None:
+    assert len(SCENARIOS) >= 3
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_no_value_of_a_shipped_scenario_is_taken_for_a_secret(path: Path) -> None:
+    scenario = find_scenario(str(path), ROOT).read()
+    for size in scenario.sizes:
+        payload = scenario.payload(size, {})
+        told = envelope_of_call(EntryCall(scenario.entry, payload, tuple(scenario.free), None), scenario.determinism)
+        assert {**told.identity, **told.perturbation} == {
+            "(entry)": scenario.entry,
+            "(level)": scenario.determinism,
+            **flattened(payload),
+        }
+        assert redact_values(payload) == payload

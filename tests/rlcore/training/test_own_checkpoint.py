@@ -1,0 +1,94 @@
+"""Training on from a checkpoint of one's own: its weights are changed by what was asked for, and by nothing else."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.config import read_config
+from rlcore.errors import InvalidValueError
+from rlcore.models.checkpoints import load, save
+from rlcore.models.config import DecoderConfig
+from rlcore.models.decoder import Decoder
+from rlcore.models.tokenizer import CharacterTokenizer
+from rlcore.training.run import train
+from tests.rlcore.training.recorded import Digests
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A model of the user's, trained elsewhere."""
+    tokenizer = CharacterTokenizer("0123456789=")
+    shape = DecoderConfig("qwen3", tokenizer.vocab_size, 32, 1, 2, 1, head_width=16, ffn_width=64)
+    save(Decoder(shape).initialise(3), tmp_path / "mine")
+    tokenizer.save(tmp_path / "mine")
+    return tmp_path / "mine"
+
+
+def payload(checkpoint: Path, **sections: Any) -> dict[str, Any]:
+    """One step of GRPO on prompts with answers, whose learning rate moves each weight by a millionth."""
+    rows = [{"prompt": f"{number}=", "answer": f"{number}"} for number in range(12)]
+    path = checkpoint.parent / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return {
+        "model": {"path": str(checkpoint)},
+        "task": {
+            "name": "file", "path": str(path), "num_prompts": 8, "num_heldout": 4,
+            "rewards": ["tests.rlcore.rewards.reward_examples:length"],
+        },
+        "sampling": {"max_tokens": 4},
+        "algorithm": {"name": "grpo"},
+        "optimizer": {"learning_rate": 1e-6},
+        "training": {"num_steps": 1, "prompts_per_step": 2, "group_size": 2, "lane_width": 4},
+        "output": {"tensorboard": False, "shows_progress": False, "num_shown": 0},
+        **sections,
+    }  # fmt: skip
+
+
+def largest_change(of: dict[str, Any], checkpoint: Path) -> float:
+    """How far a run moves the weight of the checkpoint that it moves most."""
+    engine = train(read_config(of), level="off", directory=checkpoint.parent / "run", recorder=Digests())
+    theirs = dict(load(checkpoint).named_parameters())
+    return max(float((each - theirs[name]).detach().abs().max()) for name, each in engine.decoder.named_parameters())
+
+
+def test_a_column_of_answers_does_not_make_a_checkpoint_learn_them(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert 0 < largest_change(payload(checkpoint), checkpoint) < 1e-5
+    announced = capsys.readouterr().err
+    assert f"model:      the checkpoint {checkpoint}, 9,792 parameters" in announced
+    assert "warm start: none; warm_start.num_steps=N asks for one" in announced
+
+
+def test_a_warm_start_that_is_written_down_is_announced_and_carried_out(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of = payload(checkpoint, warm_start={"num_steps": 2, "batch_size": 4, "learning_rate": 1e-2, "target_reward": 1.0})
+    assert largest_change(of, checkpoint) > 1e-3
+    announced = capsys.readouterr().err
+    assert "up to 2 supervised steps on the column `answer`, 4 prompts each, learning rate 0.01" in announced
+    assert ". They change the checkpoint's weights" in announced
+
+
+@pytest.mark.parametrize(
+    ("sections", "num_steps"),
+    [
+        ({}, 100),
+        ({"model": {"path": "mine"}}, 0),
+        ({"model": {"path": "mine"}, "warm_start": {"num_steps": 7}}, 7),
+        ({"model": {"path": "mine"}, "warm_start": {"learning_rate": 1e-5}}, 100),
+        ({"warm_start": {"num_steps": 0}}, 0),
+    ],
+    ids=["new model", "checkpoint", "checkpoint, asked for", "checkpoint, only its rate", "new model, not wanted"],
+)
+def test_how_many_steps_a_warm_start_has(sections: dict[str, Any], num_steps: int) -> None:
+    of = read_config({"task": {"name": "sorting"}, "algorithm": {"name": "grpo"}, **sections})
+    assert of.warm_start.num_steps == num_steps
+
+
+def test_a_mistake_in_the_model_section_is_reported_alone() -> None:
+    with pytest.raises(InvalidValueError) as caught:
+        read_config({"task": {"name": "sorting"}, "algorithm": {"name": "grpo"}, "model": {"path": 3}})
+    assert (caught.value.what, caught.value.legal) == ("model.path is 3", "text")

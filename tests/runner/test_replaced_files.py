@@ -1,0 +1,214 @@
+"""Tests that put something else in the place of the files that a run keeps of them: limits, signals and the kill hold,
+and no outcome is lost."""
+
+import json
+import resource
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.exit_codes import ExitCode
+from harness.runner.supervisor import process_tree
+from tests.runner.whole_run import QUICK, Done, ended, run, started, until, write_suite
+
+pytestmark = pytest.mark.timeout(120)
+
+PLACES = """
+import os, sys, time
+from pathlib import Path
+report = Path(next(word.partition("=")[2] for word in sys.argv if word.startswith("--rlharness-report=")))
+log, stacks = report.with_name("output.log"), report.with_name("stacks.txt")
+def replace(path, make):
+    path.unlink(missing_ok=True)
+    make(path)
+def hang():
+    Path("asleep").touch()
+    time.sleep(600)
+"""
+BEGINS_AS_FIFO = PLACES + "replace(report, os.mkfifo)\ndef test_hangs(): hang()\n"
+BECOMES_FIFO = PLACES + "def test_hangs():\n    time.sleep(1.0)\n    replace(report, os.mkfifo)\n    hang()\n"
+FIFO_WITH_WRITER = PLACES + (
+    "def test_hangs():\n    replace(report, os.mkfifo)\n    kept = os.open(report, os.O_RDWR)\n    hang()\n"
+)
+ALL_FIFOS = PLACES + (
+    "def test_hangs():\n    [replace(path, os.mkfifo) for path in (report, log, stacks)]\n    hang()\n"
+)
+RUN = ("run", "--gpus", "none", "--cpu-units", "1")
+LIMITS = ("--timeout", "6", "--grace", "1")
+SPARSE_BYTES = 6 << 30
+
+
+def counts(done: Done, path: str) -> dict[str, int]:
+    return {outcome: number for outcome, number in done.results[path]["tests"]["counts"].items() if number}
+
+
+@pytest.mark.parametrize("hanging", [BEGINS_AS_FIFO, BECOMES_FIFO, FIFO_WITH_WRITER, ALL_FIFOS])
+def test_a_file_that_hangs_behind_a_fifo_is_timed_out_and_the_next_one_runs(tmp_path: Path, hanging: str) -> None:
+    done = run(write_suite(tmp_path, {"test_a.py": hanging, "test_b.py": QUICK}), *RUN, *LIMITS)
+    done.assert_sound()
+    assert done.code == ExitCode.TESTS_FAILED
+    assert done.outcomes == {"test_a.py": "timed_out", "test_b.py": "passed"}
+    assert counts(done, "test_a.py") == {"unfinished": 1}, "what it wrote before is known"
+    report = Path(done.results["test_a.py"]["directory"], "report.jsonl")
+    assert f"test_a.py replaced its report {report} by a FIFO: " in done.stdout
+
+
+def test_a_signal_ends_a_run_whose_report_is_a_fifo(tmp_path: Path) -> None:
+    write_suite(tmp_path, {"test_a.py": QUICK, "test_b.py": BECOMES_FIFO})
+    with started(tmp_path, *RUN, "--grace", "1") as process:
+        until((tmp_path / "asleep").exists, process)
+        process.send_signal(signal.SIGTERM)
+        done = ended(process, tmp_path)
+    done.assert_sound()
+    assert done.code == ExitCode.INTERRUPTED
+    assert done.outcomes["test_b.py"] == "interrupted"
+    assert bearing(done) == []
+
+
+@pytest.mark.parametrize("hanging", [BEGINS_AS_FIFO, BECOMES_FIFO])
+def test_of_a_runner_that_is_killed_nothing_outlives_it(tmp_path: Path, hanging: str) -> None:
+    write_suite(tmp_path, {"test_a.py": hanging})
+    with started(tmp_path, *RUN) as process:
+        until((tmp_path / "asleep").exists, process)
+        begun = Done(tmp_path, 0, "", "")
+        (leader,) = bearing(begun)
+        supervisor = leader.parent_pid
+        process.kill()
+        process.wait()
+        gone_in_time(leader.pid)
+        gone_in_time(supervisor)
+    assert bearing(begun) == []
+
+
+def bearing(done: Done) -> list[process_tree.Process]:
+    """The living processes of the latest run's units."""
+    marker = f"RLHARNESS_ATTEMPT={done.record.resolve().name}-".encode()
+    found = []
+    for process in process_tree.all_processes():
+        try:
+            environ = Path(f"/proc/{process.pid}/environ").read_bytes()
+        except OSError:  # gone meanwhile, or of the kernel
+            continue
+        if marker in environ and not process.is_zombie:
+            found.append(process)
+    return found
+
+
+def gone_in_time(pid: int) -> None:
+    """Wait until a process has ended; the test's own limit ends a wait that is too long."""
+    while (process := process_tree.read_process(pid)) is not None and not process.is_zombie:
+        time.sleep(0.01)
+
+
+# ------------------------------------------------------------------------------------------------------ without an end
+
+
+HUGE = PLACES + (
+    "def test_grows():\n"
+    f"    with open(report, 'r+b') as file: file.truncate({SPARSE_BYTES})\n"
+    "    time.sleep(1.0)\n"
+    "    assert not fails\n"
+)
+
+
+@pytest.mark.parametrize(("fails", "outcome"), [(True, "failed"), (False, "crashed")])
+def test_a_report_of_6_gb_costs_no_memory_and_no_outcome(tmp_path: Path, fails: bool, outcome: str) -> None:
+    """The exit code decides; a good one proves nothing without pytest's last word, which lies behind the 6 GB."""
+    write_suite(tmp_path, {"test_a.py": f"{HUGE}fails = {fails}\n", "test_b.py": QUICK})
+    arguments = (*RUN, *LIMITS, "--timeout", "60", "--junit", "report.xml")
+    with started(tmp_path, *arguments) as process:
+        resource.prlimit(process.pid, resource.RLIMIT_DATA, (1 << 30, 1 << 30))
+        done = ended(process, tmp_path)
+    done.assert_sound()
+    assert done.code == ExitCode.TESTS_FAILED
+    assert done.outcomes == {"test_a.py": outcome, "test_b.py": "passed"}
+    assert f"of which the first {1 << 28:,} were read" in done.results["test_a.py"]["reason"]
+
+
+ENDLESS = PLACES + (
+    "def test_endless():\n"
+    "    [replace(path, lambda path: path.symlink_to('/dev/zero')) for path in (report, log, stacks)]\n"
+    "    assert not fails\n"
+)
+
+
+@pytest.mark.parametrize(("fails", "outcome"), [(True, "failed"), (False, "passed")])
+def test_of_a_link_to_an_endless_device_nothing_is_read(tmp_path: Path, fails: bool, outcome: str) -> None:
+    write_suite(tmp_path, {"test_a.py": f"{ENDLESS}fails = {fails}\n", "test_b.py": QUICK})
+    done = run(tmp_path, *RUN, "--junit", "report.xml")
+    done.assert_sound()
+    assert done.outcomes == {"test_a.py": outcome, "test_b.py": "passed"}
+    assert counts(done, "test_a.py") == {outcome: 1}
+    assert "by a symbolic link: what pytest wrote to the original counts, and was put back" in done.stdout
+    assert 'name="test_endless"' in (tmp_path / "report.xml").read_text(), "JUnit has it too"
+
+
+def test_a_line_that_never_ends_is_no_record_and_delays_no_limit(tmp_path: Path) -> None:
+    endless = PLACES + (
+        "def test_writes():\n"
+        "    with open(report, 'ab') as file:\n"
+        "        for _ in range(100): file.write(bytes(1 << 20))\n"
+        "    hang()\n"
+    )
+    done = run(write_suite(tmp_path, {"test_a.py": endless, "test_b.py": QUICK}), *RUN, *LIMITS)
+    done.assert_sound()
+    assert done.outcomes == {"test_a.py": "timed_out", "test_b.py": "passed"}
+    assert counts(done, "test_a.py") == {"unfinished": 1}
+
+
+def test_numbers_that_are_no_seconds_end_no_run(tmp_path: Path) -> None:
+    """JSON has integers of any length, floats have not."""
+    record = json.dumps({"k": "start", "id": "x", "timeout_s": 10**400})
+    writes = PLACES + f"def test_writes():\n    with open(report, 'a') as file: file.write({record!r} + chr(10))\n"
+    done = run(write_suite(tmp_path, {"test_a.py": writes, "test_b.py": QUICK}), *RUN)
+    done.assert_sound()
+    assert done.outcomes["test_b.py"] == "passed"
+
+
+# ------------------------------------------------------------------------------------------------- what is shown of it
+
+
+LINKED = PLACES + (
+    "def link(path): path.symlink_to(Path('elsewhere.txt').resolve())\n"
+    "def test_links():\n    replace(log, link)\n    replace(stacks, link)\n    hang()\n"
+)
+
+
+def test_links_in_the_place_of_its_files_are_neither_shown_nor_written_to(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere.txt"
+    elsewhere.write_text("the secret of somebody else")
+    done = run(write_suite(tmp_path, {"test_a.py": LINKED}), *RUN, *LIMITS)
+    done.assert_sound()
+    assert done.outcomes == {"test_a.py": "timed_out"}
+    assert "the secret" not in done.stdout + done.stderr
+    for name in ("output.log", "stacks.txt"):
+        assert f"{name} is not shown: it is a symbolic link, not a regular file)" in done.stdout
+    assert elsewhere.read_text() == "the secret of somebody else"
+
+
+@pytest.mark.parametrize(("first", "outcome"), [("assert 0", "failed"), ("pass", "passed")])
+def test_a_report_that_a_test_has_emptied_is_said_to_lack_its_beginning(
+    tmp_path: Path, first: str, outcome: str
+) -> None:
+    empties = PLACES + f"def test_first(): {first}\ndef test_empties(): os.truncate(report, 0)\n"
+    done = run(write_suite(tmp_path, {"test_a.py": empties, "test_b.py": QUICK}), *RUN)
+    done.assert_sound()
+    assert done.outcomes == {"test_a.py": outcome, "test_b.py": "passed"}
+    assert "report.jsonl has lost its beginning: a test has emptied or cut it" in done.stdout
+
+
+def test_a_file_that_destroys_its_report_while_it_is_collected_is_a_collection_error(tmp_path: Path) -> None:
+    computed = "import pytest\npytestmark = pytest.mark.gpus(int('0'))\n"
+    replaces = """
+import os, sys
+report = sys.argv[sys.argv.index("--rlharness-report") + 1] if "--rlharness-report" in sys.argv else ""
+if report:
+    os.unlink(report)
+    os.mkfifo(report)
+"""
+    done = run(write_suite(tmp_path, {"test_a.py": computed + replaces + QUICK, "test_b.py": QUICK}), *RUN)
+    done.assert_sound()
+    assert done.outcomes == {"test_a.py": "collect_error", "test_b.py": "passed"}
+    assert done.results["test_a.py"]["reason"] == "its report cannot be read: it is a FIFO, not a regular file"

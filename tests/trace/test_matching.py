@@ -1,0 +1,138 @@
+"""Processes without a rank are matched by content: another order of arrival is no difference, and hides none."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.trace.chain import Leaf
+from harness.trace.diff import diff
+from harness.trace.matching import match_processes
+from harness.trace.reader import Trace, read_trace
+from harness.trace.verdict import Kind
+from harness.trace.writer import TraceWriter
+from tests.trace.traces import LEAVES, SEEDED, Steps, flip_bit, manifest_of, steps_of, value, write
+
+
+def steps_of_process(process: int, num_steps: int = 3) -> Steps:
+    """Steps that no other process has."""
+
+    def change(step: int, leaf: Leaf) -> Leaf:
+        return leaf._replace(digest=bytes([leaf.digest[0], leaf.digest[1] ^ process, *leaf.digest[2:]]))
+
+    return steps_of(num_steps, change)
+
+
+def trace_of_processes(directory: Path, logs: Sequence[Steps], unranked: Sequence[int] | None = None) -> Trace:
+    """A trace of processes, numbered in the order of `logs`; by default none has a rank."""
+    numbers = range(len(logs)) if unranked is None else unranked
+    for number, steps in enumerate(logs):
+        write(directory, steps, replace(manifest_of(), world_size=len(logs), unranked=tuple(numbers)), rank=number)
+    return read_trace(directory)
+
+
+@settings(SEEDED, max_examples=25)
+@given(st.data(), st.integers(1, 4))
+def test_another_order_of_arrival_is_equal(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, num_processes: int
+) -> None:
+    directory = tmp_path_factory.mktemp("matching")
+    # Some processes may do the same as others.
+    logs = [steps_of_process(data.draw(st.integers(0, 3))) for _ in range(num_processes)]
+    a = trace_of_processes(directory / "a", logs)
+    b = trace_of_processes(directory / "b", data.draw(st.permutations(logs)))
+    verdict = diff(a, b)
+    assert verdict.kind is diff(b, a).kind is Kind.EQUAL
+    assert not any("guess" in note for note in verdict.notes)
+
+
+@settings(SEEDED, max_examples=25)
+@given(st.data(), st.integers(1, 4), st.sampled_from(LEAVES), st.integers(0, 2))
+def test_a_difference_is_found_in_any_order_of_arrival(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, num_processes: int, leaf: tuple[str, str], step: int
+) -> None:
+    directory = tmp_path_factory.mktemp("matching")
+    logs = [steps_of_process(process) for process in range(num_processes)]
+    flip = flip_bit(step, *leaf)
+    changed = data.draw(st.integers(0, num_processes - 1))
+    other = [
+        [[flip(at, each) for each in leaves] for at, leaves in enumerate(steps)] if process == changed else steps
+        for process, steps in enumerate(logs)
+    ]
+    a = trace_of_processes(directory / "a", logs)
+    b = trace_of_processes(directory / "b", data.draw(st.permutations(other)))
+    verdict = diff(a, b)
+    assert verdict.kind is Kind.DIVERGED
+    first = verdict.first
+    assert first is not None
+    assert first.a is not None
+    # One log is left in each: which process differed, and where, is known.
+    assert (first.step, first.rank, first.a.phase, first.a.name) == (step, changed, *leaf)
+    assert not any("guess" in note for note in verdict.notes)
+
+
+def test_the_verdict_says_which_process_is_which(tmp_path: Path) -> None:
+    a = trace_of_processes(tmp_path / "a", [steps_of_process(0), steps_of_process(1)])
+    b = trace_of_processes(tmp_path / "b", [steps_of_process(1), steps_of_process(0)])
+    assert diff(a, b).notes == (
+        "the processes have no ranks, and were matched by content: A's process 0 is B's process 1,"
+        " A's process 1 is B's process 0",
+        "the curves were not compared: each is that of its trace's process 0",
+    )
+    assert diff(a, a).notes == ()
+
+
+def test_a_match_that_nothing_supports_is_a_guess(tmp_path: Path) -> None:
+    a = trace_of_processes(tmp_path / "a", [steps_of_process(0), steps_of_process(1)])
+    b = trace_of_processes(tmp_path / "b", [steps_of_process(2), steps_of_process(3)])
+    verdict = diff(a, b)
+    assert verdict.kind is Kind.DIVERGED
+    assert verdict.notes[0] == (
+        "the processes have no ranks, and which belong together is a guess: A's process 0 is B's process 0,"
+        " A's process 1 is B's process 1; give each process a RANK and a WORLD_SIZE"
+    )
+
+
+def test_logs_belong_together_that_are_equal_for_the_longest_time(tmp_path: Path) -> None:
+    """Both processes differ in step 2, and arrived in another order."""
+    logs = [steps_of_process(0), steps_of_process(1)]
+    flip = flip_bit(2, "loss", "loss")
+    other = [[[flip(at, each) for each in leaves] for at, leaves in enumerate(steps)] for steps in logs]
+    a = trace_of_processes(tmp_path / "a", logs)
+    b = trace_of_processes(tmp_path / "b", other[::-1])
+    match = match_processes(a, b)
+    assert (match.numbers, match.is_guess) == ({0: 1, 1: 0}, False)
+    first = diff(a, b).first
+    assert first is not None
+    assert first.step == 2
+
+
+def test_a_process_with_a_rank_keeps_it(tmp_path: Path) -> None:
+    logs = [steps_of_process(0), steps_of_process(1)]
+    a, b = trace_of_processes(tmp_path / "a", logs, ()), trace_of_processes(tmp_path / "b", logs[::-1], ())
+    assert diff(a, b).kind is Kind.DIVERGED
+    # Two ranks, and two children that have none.
+    logs += [steps_of_process(2), steps_of_process(3)]
+    a = trace_of_processes(tmp_path / "c", logs, (2, 3))
+    b = trace_of_processes(tmp_path / "d", [*logs[:2], *logs[:1:-1]], (2, 3))
+    assert diff(a, b).kind is Kind.EQUAL
+
+
+def test_kept_tensors_are_those_of_the_matched_process(tmp_path: Path) -> None:
+    values = [value("backward", "weight", "f32", (8,), bytes([index]) * 32) for index in range(3)]
+
+    def written(directory: Path, kept: Sequence[int]) -> Trace:
+        for number, index in enumerate(kept):
+            manifest = replace(manifest_of(), world_size=2, unranked=(0, 1))
+            with TraceWriter(directory, manifest, rank=number, say=print) as writer:
+                writer.append(0, [values[index][0]], tensors=[values[index]])
+        return read_trace(directory)
+
+    first = diff(written(tmp_path / "a", (0, 1)), written(tmp_path / "b", (2, 0))).first
+    assert first is not None
+    assert first.rank == 1
+    assert first.value is not None
+    assert first.value.num_different == 8
