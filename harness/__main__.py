@@ -7,7 +7,7 @@ import sys
 def run() -> None:
     """Run the command line and exit with its code, also where Ctrl-C comes before it has been imported."""
     try:
-        from harness.cli import main
+        from harness.cli.main import main
 
         code = main()
         _flush()

@@ -2,7 +2,7 @@
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -187,3 +187,65 @@ def third_party(source: Source) -> set[str]:
     """Top-level modules the file imports that are neither the standard library's nor ours."""
     modules = {origin.partition(".")[0] for _, origin in source.facts.imports}
     return {name for name in modules if name not in sys.stdlib_module_names and name not in FIRST_PARTY}
+
+
+Layers = Sequence[Sequence[str]]
+"""Rows of packages, dotted, from the top down."""
+
+
+def module_name(path: str) -> str:
+    """Return the dotted name of the module in a file: harness.trace for harness/trace/__init__.py."""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def layer_of(module: str, layers: Layers) -> tuple[int, str]:
+    """Return (row, package) of the longest package that holds a module; (-1, "") where only the root package does."""
+    found = [(row, name) for row, names in enumerate(layers) for name in names if _is_within(module, name)]
+    exact = [(row, name) for row, name in found if name == module or "." in name]
+    return max(exact, key=lambda each: len(each[1]), default=(-1, ""))
+
+
+def upward_imports(source: Source, layers: Layers) -> list[str]:
+    """Return a line for each import of a package that is not below the file's own, or of no package of the table."""
+    own_row, own = layer_of(module_name(source.path), layers)
+    if not own:
+        return [f"{source.path}: its package is not in the table of layers"]
+    root = own.partition(".")[0]
+    found = []
+    for _, origin in source.facts.imports:
+        if not _is_within(origin, root):
+            continue
+        row, package = layer_of(origin, layers)
+        if package != own and row <= own_row and not (package == "" and "." not in origin.removeprefix(f"{root}.")):
+            found.append(f"{source.path}: imports {origin}, which is not below {own}")
+    return found
+
+
+def import_cycles(sources: Iterable[Source]) -> list[tuple[str, ...]]:
+    """Return the groups of files that import each other, at any depth, each sorted by name."""
+    by_name = {module_name(source.path): source for source in sources}
+    graph = {name: {_module_of(origin, by_name) for _, origin in each.facts.imports} for name, each in by_name.items()}
+    sorter = {name: sorted(targets & by_name.keys() - {name}) for name, targets in graph.items()}
+    reach = {name: _reachable(name, sorter) for name in sorter}
+    groups = {tuple(sorted(o for o in reach[name] if name in reach[o])) for name in sorter if name in reach[name]}
+    return sorted(groups)
+
+
+def _reachable(start: str, graph: Mapping[str, Sequence[str]]) -> set[str]:
+    found: set[str] = set()
+    waiting = list(graph[start])
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += graph[name]
+    return found
+
+
+def _module_of(origin: str, known: Mapping[str, Source]) -> str:
+    """Return the module that an origin names, itself or by one of its names; empty where it is none of `known`."""
+    return next((name for name in (origin, origin.rpartition(".")[0]) if name in known), "")
+
+
+def _is_within(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")

@@ -23,33 +23,58 @@ from tests.architecture_rules import (
     Owned,
     Source,
     empty_packages,
+    import_cycles,
     is_among,
     is_stub,
     is_vague,
+    layer_of,
+    module_name,
     oversized,
     third_party,
     trespasses,
     unexplained_excepts,
+    upward_imports,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("harness", "rlcore", "scenarios", "tests")
-CHILD_ROOMS = (  # entered by child processes only; the ones that do not exist yet are named by the design
+CHILD_ROOMS = (  # entered by child processes only
     "harness/fixtures/",
-    "harness/inject/",
-    "harness/lab/scenario_main.py",
-    "harness/machine/distributed_probe.py",
-    "harness/machine/doctor/torch_facts.py",
-    "harness/runner/launch_ray.py",
+    "harness/recording/",
+    "harness/lab/experiments/scenario_main.py",
+    "harness/doctor/distributed_probe.py",
+    "harness/doctor/torch_facts.py",
 )
-SUPERVISOR = ("harness/runner/supervisor/",)
+SUPERVISOR = ("harness/process/supervisor/",)
+LAYERS = (
+    ("harness.__main__",),
+    ("harness.cli",),
+    ("harness.render",),
+    (
+        "harness.lab.replay",
+        "harness.lab.reproduce",
+        "harness.lab.gate",
+        "harness.lab.chaos",
+        "harness.lab.bisect",
+        "harness.lab.transplant",
+        "harness.lab.report",
+    ),
+    ("harness.lab.experiments", "harness.runner", "harness.doctor", "harness.fixtures"),
+    ("harness.recording",),
+    ("harness.trace",),
+    ("harness.determinism", "harness.machine"),
+    ("harness.process",),
+    ("harness.core",),
+    ("harness.plugin", "harness", "harness.lab"),
+)
+"""Packages of harness, from the top down: each imports itself and what stands in a row below its own, nothing else."""
 ENVIRONMENT = (
-    "harness/cli.py",  # rlharness itself reads it here, and passes it down
+    "harness/cli/main.py",  # rlharness itself reads it here, and passes it down
     "harness/plugin.py",  # the plugin and the fixtures live in a user's pytest, and read that process's own
     "harness/fixtures/",
-    "harness/inject/",  # lives in the process of the program that is recorded
+    "harness/recording/",  # lives in the process of the program that is recorded
 )
-REPORT_PAGE = "harness/reporters/report/page.py"
+REPORT_PAGE = "harness/render/report/page.py"
 """Needs more than the base: it says how to get it where it is not there."""
 
 OWNED = (
@@ -60,7 +85,7 @@ OWNED = (
     Owned("rlcore/keys", ("torch",), ()),
     Owned("harness/", ("rlcore", "scenarios", "tests"), ()),
     Owned("harness/", ("torch", "ray", "vllm", "transformers", "numpy"), CHILD_ROOMS),
-    Owned("harness/", ("time", "datetime.datetime.now", "datetime.datetime.utcnow"), ("harness/clock.py",)),
+    Owned("harness/", ("time", "datetime.datetime.now", "datetime.datetime.utcnow"), ("harness/core/clock.py",)),
     Owned("harness/", ("os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv"), ENVIRONMENT),
     # A crash that was asked for is a process's own death, at a moment that only it knows.
     Owned(
@@ -72,20 +97,22 @@ OWNED = (
     Owned("harness/", (".kill()", ".terminate()", ".send_signal()"), (*SUPERVISOR, "harness/fixtures/children.py")),
     # A rank leaves past torch's own exit, which aborts now and then.
     # A process without its level's variables does not start.
-    Owned("harness/", ("os._exit", "os.abort"), (*SUPERVISOR, "harness/fixtures/rank_main.py", "harness/inject/boot/")),
+    Owned(
+        "harness/", ("os._exit", "os.abort"), (*SUPERVISOR, "harness/fixtures/rank_main.py", "harness/recording/boot/")
+    ),
     # The process of an entry has an exit status of its own. A program whose recorder was told to end it ends in order.
     Owned(
         "harness/",
         ("sys.exit", "builtins.SystemExit", "builtins.exit", "builtins.quit"),
-        ("harness/__main__.py", "harness/lab/scenario_main.py", "harness/inject/orders.py"),
+        ("harness/__main__.py", "harness/lab/experiments/scenario_main.py", "harness/recording/recording_config.py"),
     ),
-    Owned("harness/", ("yaml",), ("harness/lab/plain_yaml.py",)),
+    Owned("harness/", ("yaml",), ("harness/lab/experiments/plain_yaml.py",)),
     Owned("harness/", ("pynvml",), ("harness/machine/nvml.py",)),
-    Owned("harness/", ("rich",), ("harness/reporters/live/",)),
-    Owned("harness/", ("asyncio_pool",), ("harness/fan_out.py",)),
-    Owned("harness/", ("click",), ("harness/cli.py", "harness/commands/")),
+    Owned("harness/", ("rich",), ("harness/render/live/",)),
+    Owned("harness/", ("asyncio_pool",), ("harness/core/fan_out.py",)),
+    Owned("harness/", ("click",), ("harness/cli/",)),
     Owned("harness/", ("sqlite3",), ("harness/runner/history.py", "harness/runner/history_file.py")),
-    Owned("harness/", ("junitparser",), ("harness/reporters/junit.py",)),
+    Owned("harness/", ("junitparser",), ("harness/render/junit.py",)),
     Owned("harness/", ("jinja2",), (REPORT_PAGE,)),
     Owned("harness/", ("pytest", "_pytest"), ("harness/plugin.py", "harness/runner/discovery.py", "harness/fixtures/")),
     Owned(
@@ -149,6 +176,17 @@ def test_only_owners_use_what_they_own(rule: Owned) -> None:
     assert [line for source in SOURCES for line in trespasses(source, rule)] == []
 
 
+def test_packages_import_only_what_is_below_them() -> None:
+    harness = [source for source in SOURCES if source.path.startswith("harness/")]
+    assert [line for source in harness for line in upward_imports(source, LAYERS)] == []
+    places = {layer_of(module_name(source.path), LAYERS)[1] for source in harness}
+    assert places == {package for row in LAYERS for package in row}, "a package of the table that does not exist"
+
+
+def test_no_files_import_each_other() -> None:
+    assert import_cycles([source for source in SOURCES if source.path.startswith(("harness/", "rlcore/"))]) == []
+
+
 def test_nothing_outgrows_its_limit() -> None:
     found = {key: text for source in SOURCES for key, text in oversized(source).items()}
     assert {key: text for key, text in found.items() if key not in EXEMPT} == {}
@@ -206,7 +244,7 @@ def test_dependencies_are_used() -> None:
 
 
 def test_the_command_line_is_light() -> None:
-    code = f"import harness.cli, sys; print([m for m in {HEAVY!r} if m in sys.modules])"
+    code = f"import harness.cli.main, sys; print([m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
@@ -217,27 +255,27 @@ def test_the_command_line_is_light() -> None:
 @pytest.mark.parametrize(
     ("path", "code"),
     [
-        ("rlcore/types.py", "import harness.clock"),
+        ("rlcore/types.py", "import harness.core.clock"),
         ("rlcore/types.py", "def f():\n    from scenarios import nvml_stub"),
         ("rlcore/config.py", "import torch"),
-        ("harness/lab/replay.py", "from rlcore import config"),
-        ("harness/lab/replay.py", "import importlib\nimportlib.import_module('rlcore.config')"),
+        ("harness/cli/commands/replay.py", "from rlcore import config"),
+        ("harness/cli/commands/replay.py", "import importlib\nimportlib.import_module('rlcore.config')"),
         ("harness/runner/run.py", "def f():\n    if True:\n        import torch.cuda as c"),
         ("harness/runner/launch.py", "import ray"),
         ("harness/runner/run.py", "from ..machine import gpus\nimport time"),
         ("harness/runner/run.py", "from time import monotonic as now"),
         ("harness/runner/run.py", "import datetime as d\nd.datetime.now()"),
         ("harness/runner/run.py", "from datetime import datetime\ndatetime.now(tz=None)"),
-        ("harness/machine/child_env.py", "import os\nos.environ['A'] = 'b'"),
-        ("harness/machine/child_env.py", "from os import environ as e"),
-        ("harness/machine/child_env.py", "import os\nos.getenv('A')"),
+        ("harness/process/child_env.py", "import os\nos.environ['A'] = 'b'"),
+        ("harness/process/child_env.py", "from os import environ as e"),
+        ("harness/process/child_env.py", "import os\nos.getenv('A')"),
         ("harness/runner/run.py", "import os as o\no.killpg(1, 9)"),
         ("harness/runner/run.py", "def f(process):\n    process.kill()"),
         ("harness/runner/run.py", "def f(process):\n    process.send_signal(9)"),
-        ("harness/cli.py", "import sys\nsys.exit(1)"),
-        ("harness/cli.py", "raise SystemExit(1)"),
-        ("harness/machine/doctor/cards.py", "import pynvml"),
-        ("harness/reporters/plain.py", "from rich.console import Console"),
+        ("harness/cli/main.py", "import sys\nsys.exit(1)"),
+        ("harness/cli/main.py", "raise SystemExit(1)"),
+        ("harness/doctor/gpus.py", "import pynvml"),
+        ("harness/render/plain.py", "from rich.console import Console"),
         ("harness/machine/network.py", "from asyncio_pool import AioPool"),
         ("tests/runner/test_run.py", "from hypothesis import HealthCheck, given"),
     ],
@@ -249,9 +287,51 @@ def test_a_trespass_is_found(path: str, code: str) -> None:
 @pytest.mark.parametrize(
     ("path", "code"),
     [
-        ("harness/clock.py", "import time\ntime.monotonic()"),
-        ("harness/runner/supervisor/main.py", "import os\nos.killpg(1, 9)"),
-        ("harness/inject/recorder.py", "import torch"),
+        ("harness/core/text.py", "from harness.process import scratch"),
+        ("harness/process/scratch.py", "def f():\n    from harness.machine.gpus import read_inventory"),
+        ("harness/determinism/levels.py", "import harness.machine.gpus"),
+        ("harness/trace/diff.py", "from harness.recording import recorder"),
+        ("harness/lab/experiments/session.py", "from ..gate import plan"),
+        ("harness/lab/gate/plan.py", "from harness.lab.bisect.search import Search"),
+        ("harness/runner/run.py", "import importlib\nimportlib.import_module('harness.render.make')"),
+        ("harness/render/gate.py", "from harness.cli import main"),
+        ("harness/newcomer/a.py", "import os"),
+    ],
+)
+def test_an_upward_import_is_found(path: str, code: str) -> None:
+    assert upward_imports(Source(path, code), LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("harness/cli/commands/gate.py", "from harness.render import gate\nfrom harness.lab.gate import plan"),
+        ("harness/lab/gate/plan.py", "from . import policy\nfrom harness.lab.experiments import session"),
+        ("harness/core/config.py", "from harness.plugin import MarkError\nimport harness"),
+        ("harness/trace/diff.py", "import json\nfrom harness.determinism import levels"),
+    ],
+)
+def test_a_downward_import_is_left_alone(path: str, code: str) -> None:
+    assert upward_imports(Source(path, code), LAYERS) == []
+
+
+def test_a_cycle_of_files_is_found() -> None:
+    texts = {
+        "a": "from harness.trace import b",
+        "b": "def f():\n    from .c import x",
+        "c": "from . import a",
+    }
+    cycle = [Source(f"harness/trace/{name}.py", text) for name, text in texts.items()]
+    assert import_cycles(cycle) == [("harness.trace.a", "harness.trace.b", "harness.trace.c")]
+    assert import_cycles(cycle[:2]) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("harness/core/clock.py", "import time\ntime.monotonic()"),
+        ("harness/process/supervisor/main.py", "import os\nos.killpg(1, 9)"),
+        ("harness/recording/recorder.py", "import torch"),
         ("harness/runner/run.py", "import os\nimport datetime\nos.getpid()\ndatetime.timedelta(1)"),
         ("harness/runner/run.py", "def f(supervisors):\n    supervisors.kill('marker')"),
         ("tests/runner/test_run.py", "import time, torch, os\nos.environ"),
@@ -298,7 +378,7 @@ def test_vague_names_and_stubs_are_found() -> None:
 
 def test_third_party_imports_are_found() -> None:
     source = Source(
-        "harness/a.py", "import os, torch.cuda\ndef f():\n    from rich.text import Text\nimport harness.clock"
+        "harness/a.py", "import os, torch.cuda\ndef f():\n    from rich.text import Text\nimport harness.core.clock"
     )
     assert third_party(source) == {"torch", "rich"}
     assert distribution_name("Ray_X[default]>=2.50; python_version > '3'") == "ray-x"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from harness import __version__
-from harness.cli import main
-from harness.exit_codes import ExitCode
+from harness.cli.main import main
+from harness.core.exit_codes import ExitCode
 from tests.runner.whole_run import HARNESS, QUICK, environment, run, write_suite
 
 ROOT = Path(__file__).parents[1]
@@ -49,7 +49,7 @@ def test_help(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
 
 
 def test_help_is_quick_to_come_by_and_imports_nothing_heavy() -> None:
-    code = "import sys; from harness.cli import main; main(['--help']); print(sorted(sys.modules))"
+    code = "import sys; from harness.cli.main import main; main(['--help']); print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     modules = done.stdout.splitlines()[-1]
     for heavy in ("pydantic", "rich", "pytest", "asyncio", "psutil", "sqlite3", "torch", "harness.runner.run"):
@@ -122,7 +122,9 @@ def test_a_path_that_is_not_there_is_named(suite: Path, capsys: pytest.CaptureFi
 
 def test_a_package_that_hides_ours_is_refused_unless_the_path_is_safe(suite: Path) -> None:
     write_suite(suite, {"harness/__init__.py": "raise RuntimeError('the wrong one')\n"})
-    code = "from harness.cli import main; import sys; sys.exit(main())"  # as the entry point, which has a safe path
+    code = (
+        "from harness.cli.main import main; import sys; sys.exit(main())"  # as the entry point, which has a safe path
+    )
     command = [sys.executable, "-P", "-c", code, "run", "--gpus", "none"]
     env = environment()
     hidden = subprocess.run(command, cwd=suite, env=env, capture_output=True, text=True, check=False)

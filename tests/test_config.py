@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.config import Config, GateKeys, NeedRule, NeedsTable, load_config, load_needs_file, shadowing
-from harness.errors import UsageError
-from harness.runner.units import Need
+from harness.core.config import Config, GateKeys, NeedRule, NeedsTable, load_config, load_needs_file, shadowing
+from harness.core.errors import UsageError
+from harness.core.need import Need
 
 ROOT = Path(__file__).parents[1]
 
@@ -251,8 +251,8 @@ def test_nothing_heavy_is_imported_before_there_is_a_table(tmp_path: Path) -> No
     code = f"""
 import sys
 from pathlib import Path
-import harness.config
-harness.config.load_config(Path({str(tmp_path)!r}))
+import harness.core.config
+harness.core.config.load_config(Path({str(tmp_path)!r}))
 print([name for name in ("pydantic", "pytest", "pathspec") if name in sys.modules])
 """
     command = [sys.executable, "-c", code]

@@ -12,15 +12,16 @@ import click
 import pytest
 
 from harness import fixtures
-from harness.cli import cli
-from harness.config import Keys, load_config
-from harness.exit_codes import ExitCode
-from harness.lab.scenario import Scenario, parse_scenario
-from harness.machine import child_env
+from harness.cli.main import cli
+from harness.core.config import Keys, load_config
+from harness.core.exit_codes import ExitCode
+from harness.core.need import Need
+from harness.lab.experiments.scenario import Scenario, parse_scenario
 from harness.machine.inventory import Gpu
 from harness.plugin import need_of_mark
-from harness.runner.supervisor.containment import TIERS
-from harness.runner.units import Need, Outcome
+from harness.process import child_env
+from harness.process.supervisor.containment import TIERS
+from harness.runner.units import Outcome
 from tests.manual import README, pages, section, section_of, text
 
 ROOT = README.parent

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.fan_out import fan_out
+from harness.core.fan_out import fan_out
 
 R = TypeVar("R")
 LATE_S = 10.0

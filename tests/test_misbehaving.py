@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from harness.runner.supervisor import process_tree
+from harness.process.supervisor import process_tree
 from scenarios.misbehaving.expected import (
     COLLECT_TIMEOUT_S,
     EXPECTED,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import regular_file
-from harness.regular_file import (
+from harness.core import regular_file
+from harness.core.regular_file import (
     CHUNK_BYTES,
     POLL_BYTES,
     GrowingFile,

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import UsageError
-from harness.user_cache import user_cache
+from harness.core.errors import UsageError
+from harness.core.user_cache import user_cache
 
 
 def test_it_is_made_for_this_user_alone(tmp_path: Path) -> None:

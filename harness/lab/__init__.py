@@ -1,1 +1,1 @@
-"""The lab: plans child processes that record, starts them, reads what they have left."""
+"""Experiments on training runs: one package per question, and what they share below them."""

@@ -1,1 +1,1 @@
-"""What this machine has (cards, file systems) and the environment a child process is given."""
+"""What this machine has: GPUs, their health, network interfaces and what can be reached."""

@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from harness.errors import InventoryError
-from harness.machine.claims import Claims, holder_pid
+from harness.core.errors import InventoryError
 from harness.machine.inventory import Gpu, Inventory, LeftOut
 from harness.machine.meter import IDLE_MEMORY_BYTES, GpuProcess
 from harness.machine.nvml import (
@@ -30,6 +29,7 @@ from harness.machine.nvml import (
 )
 from harness.machine.selection import Auto, Count, Named, Pretended, find_named, parse_selection
 from harness.machine.visible import ORDER_NOTE, Device, Visible, order_is_uncertain, visible_devices
+from harness.process.claims import Claims, holder_pid
 
 _MAX_NAMED_PROCESSES = 3
 

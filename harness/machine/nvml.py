@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from harness.core.redaction import redact_argv
 from harness.machine.meter import GpuProcess
-from harness.redaction import redact_argv
 
 _MAX_COMMAND_CHARS = 60
 

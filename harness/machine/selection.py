@@ -16,7 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.errors import InventoryError, UsageError
+from harness.core.errors import InventoryError, UsageError
 from harness.machine.inventory import Gpu
 from harness.machine.visible import Device, matching
 

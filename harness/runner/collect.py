@@ -20,14 +20,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.config import NeedRule, NeedsTable
-from harness.errors import CollectionError, UsageError
-from harness.fan_out import fan_out
-from harness.regular_file import open_regular, read_text
-from harness.runner.attempt import AttemptEnd, AttemptSpec, Supervisor
+from harness.core.config import NeedRule, NeedsTable
+from harness.core.errors import CollectionError, UsageError
+from harness.core.fan_out import fan_out
+from harness.core.need import Need
+from harness.core.regular_file import open_regular, read_text
+from harness.core.report_file import TestReport, read_report
+from harness.process.supervisors import AttemptEnd, AttemptSpec, Supervisor
 from harness.runner.outcomes import signal_name
-from harness.runner.report_file import TestReport, read_report
-from harness.runner.units import Need, NeedSource, Unit
+from harness.runner.units import NeedSource, Unit
 
 CHILD = ("--collect-only", "-q", "-p", "harness.plugin", "-p", "harness.runner.discovery")
 MAX_OUTPUT_BYTES = 1 << 16

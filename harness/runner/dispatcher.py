@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness.clock import Clock
-from harness.reporters.base import Reporter
+from harness.core.clock import Clock
 from harness.runner import events
 from harness.runner.first_fit import Queue
 from harness.runner.leases import Lease, LeaseTable
+from harness.runner.reporter import Reporter
 from harness.runner.stats import RunState
 from harness.runner.unit_run import UnitRunner, why_uncollected
 from harness.runner.units import Outcome, Unit, UnitResult

@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from harness.runner.units import Need, Unit, UnitResult
+from harness.core.need import Need
+from harness.runner.units import Unit, UnitResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from harness.runner.units import Need
+from harness.core.need import Need
 
 L = TypeVar("L")
 

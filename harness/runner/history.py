@@ -17,10 +17,10 @@ from statistics import median, pstdev
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from harness.errors import HarnessError
+from harness.core.errors import HarnessError
+from harness.core.user_cache import cache_path
 from harness.runner.history_file import limit_work, open_history
 from harness.runner.units import NeedSource, Outcome, UnitResult
-from harness.user_cache import cache_path
 
 if TYPE_CHECKING:
     import sqlite3

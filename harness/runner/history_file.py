@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.errors import HistoryError
+from harness.core.errors import HistoryError
 
 if TYPE_CHECKING:
     import sqlite3

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
 
+from harness.core.need import Need
 from harness.machine.inventory import Gpu, Inventory
-from harness.runner.card_choice import CardChoice
-from harness.runner.units import Need
+from harness.runner.gpu_choice import CardChoice
 
 MAX_NAMED = 3
 """Tests that keep their file from running which are named; the others are counted."""

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from harness.clock import Clock
-from harness.machine.child_env import PREFLIGHT
+from harness.core.clock import Clock
+from harness.core.invocation import Invocation
 from harness.machine.network.preflight import Preflight, preflight
-from harness.runner.options import Invocation
+from harness.process.child_env import PREFLIGHT
 from harness.runner.units import Unit
 
 IMPORTS_RAY = re.compile(rb"^\s*(import|from)\s+ray\b", re.MULTILINE)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.core.need import Need
 from harness.runner.bounds import TOLERANCE
 from harness.runner.first_fit import Job, Table, makespan_s
-from harness.runner.units import Need
 
 NUM_SCENARIOS = 8
 """Perturbed sets of durations an order is judged by, beside the expected one."""

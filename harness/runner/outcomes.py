@@ -3,7 +3,7 @@
 import signal
 from dataclasses import dataclass
 
-from harness.runner.attempt import AttemptEnd
+from harness.process.supervisors import AttemptEnd
 from harness.runner.units import Outcome
 
 PYTEST_EXITS = {

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from harness.core.need import Need
 from harness.machine.inventory import Gpu
 from harness.runner.bounds import Bound, lower_bound, run_alone, with_exclusives
-from harness.runner.card_choice import CardChoice
 from harness.runner.first_fit import Job, Queue, Schedule, Table, makespan_s, simulate
+from harness.runner.gpu_choice import CardChoice
 from harness.runner.leases import LeaseTable
 from harness.runner.order_search import FreeCount, OrderSearch
-from harness.runner.units import Need
 
 __all__ = ["Job", "Placement", "Plan", "Queue", "Schedule", "makespan_s", "plan", "simulate"]
 

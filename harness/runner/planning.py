@@ -6,9 +6,9 @@ from functools import partial
 from math import inf
 from pathlib import Path
 
-from harness.machine.child_env import child_env
+from harness.process.child_env import child_env
+from harness.process.supervisors import AttemptSpec
 from harness.runner import packing
-from harness.runner.attempt import AttemptSpec
 from harness.runner.collect import Collected, CollectOptions, collect
 from harness.runner.first_fit import Job
 from harness.runner.leases import LeaseTable

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.runner.attempt import AttemptEnd, AttemptSpec
+from harness.process.supervisors import AttemptEnd, AttemptSpec
 
 PASSING: tuple[dict[str, Any], ...] = (
     {"k": "hello", "version": 1, "pid": 1},

@@ -1,132 +1,96 @@
-"""`rlharness run` and `rlharness plan` from options to exit code: the order of the steps, and who owns what.
+"""A run of a test suite from options to its last event: the order of the steps, and who owns what.
 
-    read the cards ─▶ stage ─▶ RunStarted ─▶ collect, pack, network ─▶ CollectionFinished ─▶ dispatch ─▶ RunFinished
+    read the GPUs ─▶ stage ─▶ RunStarted ─▶ collect, pack, network ─▶ CollectionFinished ─▶ dispatch ─▶ RunFinished
 
 Signals are heard from the first step on: before anything is dispatched they end what is awaited, afterwards they are
 the dispatcher's. Once there is a RunStarted there is a RunFinished, whatever ends the run.
 """
 
-import asyncio
-import json
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
 
-from harness.clock import Clock, SystemClock
-from harness.errors import HarnessError
-from harness.exit_codes import ExitCode
-from harness.machine.card_watch import CardWatch
-from harness.machine.claims import Claims
+from harness.core.clock import Clock, SystemClock
+from harness.core.errors import HarnessError
+from harness.core.exit_codes import ExitCode
+from harness.machine.gpu_watch import CardWatch
 from harness.machine.network.preflight import Preflight
-from harness.reporters.base import Guarded, say, show
-from harness.reporters.chart import chart, plan_json
-from harness.reporters.json_summary import summary_json
-from harness.reporters.make import ReportOptions, make_reporters
-from harness.reporters.summary import REASON_OF_CODE
+from harness.process.claims import Claims
+from harness.process.interruption import Interruption
+from harness.process.run_directory import make_run_directory
 from harness.runner import events
 from harness.runner.bounds import lower_bound
 from harness.runner.collect import Collected
 from harness.runner.dispatcher import Dispatcher, Recorder
 from harness.runner.first_fit import Job, Queue
 from harness.runner.history import RAN_TO_THE_END, History
-from harness.runner.interruption import Interruption
 from harness.runner.network_pins import network_pins
-from harness.runner.options import Invocation, RunOptions, make_options, runs_parts_of_files, terminal_columns
+from harness.runner.options import RunOptions, runs_parts_of_files
 from harness.runner.planning import Planned, collect_and_plan, new_table
-from harness.runner.run_directory import make_run_directory
+from harness.runner.reporter import Guarded
 from harness.runner.stage import Stage, read_cards, set_stage
 from harness.runner.stats import RunState, closing_figures, exit_code
-from harness.runner.unit_run import UnitRunner, why_uncollected
+from harness.runner.unit_run import UnitRunner
 from harness.runner.units import UnitResult
 
-
-def run_suite(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
-    """Carry out `rlharness run`; HarnessError for what the user can mend."""
-    return asyncio.run(_carry_out_run(make_options(invocation, arguments)))
+MakeReporters = Callable[[Path, Clock], list[Guarded]]
+"""Makes the reporters of a run, given its directory: in the order in which each is given every event."""
 
 
-def plan_suite(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
-    """Carry out `rlharness plan`: collect, pack, show."""
-    return asyncio.run(_carry_out_plan(make_options(invocation, arguments), arguments.get("width")))
+@dataclass(frozen=True, slots=True)
+class EndedRun:
+    """A run that has had its last event."""
+
+    state: RunState
+    finished: events.RunFinished
+    failure: Exception | None = None
+    """Exception that ended the run; None where nothing did."""
 
 
-async def _carry_out_run(options: RunOptions) -> ExitCode:
+async def run_tests(options: RunOptions, make_reporters: MakeReporters) -> EndedRun | str:
+    """Run the tests that `options` name; the name of the signal where one came before anything was run.
+
+    Raises HarnessError for what the user can mend before the run has begun.
+    """
     clock = SystemClock()
     with Interruption() as interruption, Claims() as claims:
         cards = await interruption.unless_interrupted(read_cards(options, claims))
         if cards is None:
-            return _interrupted(interruption)
+            return interruption.by
         async with set_stage(options, clock, cards, claims, is_run=True) as stage:
-            return await _Run(stage, make_run_directory(options.root, stage.run_id), interruption).carry_out()
+            directory = make_run_directory(options.root, stage.run_id)
+            return await _Run(stage, directory, interruption, make_reporters(directory, clock)).carry_out()
 
 
-async def _carry_out_plan(options: RunOptions, width: int | None) -> ExitCode:
+async def plan_tests(options: RunOptions) -> tuple[Planned, tuple[str, ...]] | str:
+    """Collect and pack what `options` name: the plan and notes on it, or the name of the signal that ended it."""
     with Interruption() as interruption, Claims() as claims:
         cards = await interruption.unless_interrupted(read_cards(options, claims))
         if cards is None:
-            return _interrupted(interruption)
+            return interruption.by
         async with set_stage(options, SystemClock(), cards, claims, is_run=False) as stage:
             planned = await interruption.unless_interrupted(
                 collect_and_plan(stage, lambda num_done, num_total: None, finds_node_ids=True)
             )
             if planned is None:
-                return _interrupted(interruption)
-            for note in dict.fromkeys((*stage.notes, *planned.collected.notes, *stage.history.notes)):
-                say(note)
-            _show(planned, options, width)
-    return _code_of_plan(planned.collected)
-
-
-def _code_of_plan(collected: Collected) -> ExitCode:
-    """With what a run of it would end, as far as collection shows; said where nothing else says why."""
-    if not all(unit.can_run for unit in collected.units):
-        return ExitCode.TESTS_FAILED
-    if collected.units and not collected.not_found:
-        return ExitCode.OK
-    code = ExitCode.USAGE_ERROR if collected.not_found else ExitCode.NOTHING_COLLECTED
-    say(f"exit code {code}: {REASON_OF_CODE[code]}")
-    return code
-
-
-def _interrupted(interruption: Interruption) -> ExitCode:
-    say(f"interrupted by {interruption.by} before anything was run")
-    return ExitCode.INTERRUPTED
-
-
-def _show(planned: Planned, options: RunOptions, width: int | None) -> None:
-    """Print the plan; what cannot be collected, or names no test, stands among what cannot run."""
-    units, not_found = planned.collected.units, planned.collected.not_found
-    broken = tuple(
-        (n, f"it cannot be collected: {why_uncollected(unit)}") for n, unit in enumerate(units) if not unit.can_run
-    )
-    broken += tuple((n, "; ".join(not_found[u.path].splitlines())) for n, u in enumerate(units) if u.path in not_found)
-    never = tuple(
-        (n, why + planned.table.who_keeps_it(planned.collected.asks.get(units[n].path, {})))
-        for n, why in planned.plan.never
-    )
-    plan = replace(planned.plan, never=(*never, *broken))
-    names = [unit.path for unit in units]
-    if options.json:
-        show(json.dumps(plan_json(plan, names)))
-    else:
-        show(chart(plan, names, width=width or terminal_columns(), colour=options.colour).rstrip("\n"))
+                return interruption.by
+            return planned, tuple(dict.fromkeys((*stage.notes, *planned.collected.notes, *stage.history.notes)))
 
 
 class _Run:
     """One run on its stage."""
 
-    def __init__(self, stage: Stage, directory: Path, interruption: Interruption) -> None:
+    def __init__(self, stage: Stage, directory: Path, interruption: Interruption, reporters: list[Guarded]) -> None:
         self.stage = stage
         self.options = stage.options
         self.directory = directory
         self.interruption = interruption
         self.state = RunState()
         self.notes: tuple[str, ...] = ()
-        self.recorder = self._make_recorder(stage.clock)
+        self.reporters = reporters
+        self.recorder = Recorder(self.state, reporters, stage.clock)
 
-    async def carry_out(self) -> ExitCode:
+    async def carry_out(self) -> EndedRun:
         recorder, failure = self.recorder, None
         self.interruption.on_dump = lambda: recorder.take(events.DumpRequested(recorder.t()))
         try:
@@ -143,13 +107,7 @@ class _Run:
             finished = self._with_losses(finished)
         finally:
             recorder.close()
-        if self.options.json:
-            show(json.dumps(summary_json(self.state, finished)))
-        if failure is not None:
-            if isinstance(failure, HarnessError):
-                failure.in_record = True
-            raise failure
-        return ExitCode(finished.exit_code)
+        return EndedRun(self.state, finished, failure)
 
     async def _collect_and_dispatch(self) -> None:
         """Everything between RunStarted and RunFinished; an interrupted collection dispatches nothing."""
@@ -162,7 +120,13 @@ class _Run:
         planned, network = prepared
         units = planned.collected.units
         if not runs_parts_of_files(self.options.invocation.trailing):
-            recorder.add(Guarded(_HistoryKeeper(stage.history, planned.collected), "the history of durations", say))
+            recorder.add(
+                Guarded(
+                    _HistoryKeeper(stage.history, planned.collected),
+                    "the history of durations",
+                    self.options.invocation.note,
+                )
+            )
         recorder.take(self._collected(planned, network.notes if network else ()))
         runner = self._unit_runner(planned.collected, network.pins if network else None)
         dispatcher = Dispatcher(units, Queue(planned.plan.order), planned.table, runner, recorder)
@@ -198,15 +162,6 @@ class _Run:
             t=self.recorder.t,
             pins=pins,
         )
-
-    def _make_recorder(self, clock: Clock) -> Recorder:
-        """The display goes to stdout, or to stderr where stdout is asked to be JSON."""
-        options = self.options
-        stream: TextIO = sys.stderr if options.json else sys.stdout
-        record = self.directory / "events.jsonl"
-        wanted = ReportOptions(options.live, options.colour, record, options.events_file, options.junit_file)
-        self.reporters = make_reporters(wanted, stream=stream, clock=clock, say=say)
-        return Recorder(self.state, self.reporters, clock)
 
     def _with_losses(self, finished: events.RunFinished) -> events.RunFinished:
         """With what reporters could not write: noted, and where somebody has asked for it, never an exit code of 0."""

@@ -1,25 +1,24 @@
 """What one run or plan stands on: the machine as it was read, and the things that must be given back in the end."""
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.clock import Clock
-from harness.errors import InventoryError, UsageError
-from harness.machine.claims import Claims
-from harness.machine.daemon_thread import in_daemon_thread
+from harness.core.clock import Clock
+from harness.core.errors import InventoryError, UsageError
 from harness.machine.gpus import NvmlMeter, read_inventory
 from harness.machine.inventory import Inventory
 from harness.machine.meter import MemoryMeter, NoMeter
-from harness.machine.ports import PortBlocks, read_ephemeral_range
-from harness.machine.scratch import hold, let_go, make_scratch_root, remove_abandoned, remove_tree
-from harness.reporters.base import say
-from harness.runner.attempt import Supervisors, Tiers, find_py_spy, probe_tiers
+from harness.process.claims import Claims
+from harness.process.daemon_thread import in_daemon_thread
+from harness.process.ports import PortBlocks, read_ephemeral_range
+from harness.process.run_directory import new_run_id
+from harness.process.scratch import hold, let_go, make_scratch_root, remove_abandoned, remove_tree
+from harness.process.supervisors import Supervisors, Tiers, find_py_spy, probe_tiers
 from harness.runner.history import History
 from harness.runner.options import RunOptions
-from harness.runner.run_directory import new_run_id
 
 SCRATCH_S = 30.0
 """For making a directory, and removing what killed runs have left beside it."""
@@ -81,7 +80,7 @@ async def set_stage(
         tiers = probe_tiers(options.containment)
         scratch, held, scratch_notes = await _make_scratch(options.invocation.environ)
         stack.callback(os.close, held)
-        stack.callback(_clear_scratch, Path(scratch), keep_tmp=options.keep_tmp)
+        stack.callback(_clear_scratch, Path(scratch), options.invocation.note, keep_tmp=options.keep_tmp)
         run_id = new_run_id(clock.wall())
         environ = options.invocation.environ
         history = History() if options.history_free else History.of_root(options.root, environ, is_run=is_run)
@@ -117,13 +116,13 @@ async def _make_scratch(environ: Mapping[str, str]) -> tuple[str, int, tuple[str
         ) from None
 
 
-def _clear_scratch(scratch: Path, *, keep_tmp: bool) -> None:
+def _clear_scratch(scratch: Path, note: Callable[[str], None], *, keep_tmp: bool) -> None:
     """Remove the scratch root; with `keep_tmp` only what no failed unit left in it."""
     kept = sorted(path for path in scratch.iterdir() if path.name.isdigit()) if keep_tmp and scratch.is_dir() else []
     if not kept:
         complaint = remove_tree(str(scratch))
         if complaint:
-            say(complaint)
+            note(complaint)
         return
     let_go(str(scratch))
     for path in scratch.iterdir():

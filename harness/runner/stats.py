@@ -11,7 +11,8 @@ AssertionError also under `python -O`.
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from harness.exit_codes import ExitCode
+from harness.core.exit_codes import ExitCode
+from harness.core.test_outcomes import TestOutcome
 from harness.runner.events import (
     AttemptSlow,
     AttemptStarted,
@@ -28,7 +29,7 @@ from harness.runner.events import (
     TestStarted,
     UnitFinished,
 )
-from harness.runner.units import Outcome, TestOutcome, Unit, UnitResult
+from harness.runner.units import Outcome, Unit, UnitResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,20 +17,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.errors import HarnessError, ReportError
-from harness.machine.card_watch import CardWatch
-from harness.machine.child_env import child_env
-from harness.machine.ports import PortBlocks
-from harness.machine.scratch import remove_tree
-from harness.regular_file import NOTHING
+from harness.core.errors import HarnessError, ReportError
+from harness.core.regular_file import NOTHING
+from harness.core.report_file import ReportTail, TestReport
+from harness.core.test_outcomes import TestOutcome
+from harness.machine.gpu_watch import CardWatch
+from harness.process.child_env import child_env
+from harness.process.ports import PortBlocks
+from harness.process.scratch import remove_tree
+from harness.process.supervisors import AttemptEnd, AttemptSpec
 from harness.runner import events
-from harness.runner.attempt import AttemptEnd, AttemptSpec
 from harness.runner.collect import Collected
 from harness.runner.leases import Lease
 from harness.runner.options import RunOptions, runs_parts_of_files
 from harness.runner.outcomes import Reported, judge
-from harness.runner.report_file import ReportTail, TestReport
-from harness.runner.units import Outcome, TestOutcome, Unit, UnitResult
+from harness.runner.units import Outcome, Unit, UnitResult
 
 MAX_RAY_LOGS_BYTES = 64 * 2**20
 TEST_OUTCOMES = frozenset(TestOutcome)

@@ -1,58 +1,12 @@
 """The nouns of a run: what a unit (one test file) needs, and how it ended."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
+from harness.core.need import Need
+from harness.core.test_outcomes import TestCounts
 
-@dataclass(frozen=True, slots=True)
-class Need:
-    """What one unit asks of the machine: the maximum over its tests."""
-
-    gpus: int = 0
-    """Number of cards, leased together."""
-    memory_gb: float = 0.0
-    """Memory each of these cards must have, in GB (10**9 bytes); 0 for any."""
-    model: str | None = None
-    """Text the card's model name must contain, case ignored ("H100"); None for any."""
-    min_capability: tuple[int, int] | None = None
-    """Lowest CUDA compute capability, (9, 0) for Hopper; None for any."""
-    exclusive: bool = False
-    """No other unit may run on this machine meanwhile."""
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Need":
-        """The need that `to_json` wrote; unknown keys raise TypeError."""
-        capability = data.get("min_capability")
-        return cls(**{**data, "min_capability": tuple(capability) if capability else None})
-
-    def to_json(self) -> dict[str, Any]:
-        """A dictionary of plain values, one per field, that `from_json` reads back."""
-        data = {f.name: getattr(self, f.name) for f in fields(self)}
-        data["min_capability"] = list(self.min_capability) if self.min_capability else None
-        return data
-
-    def exceeds(self, other: "Need") -> bool:
-        """Whether a unit planned with `other` was given less than this need asks for."""
-        return (
-            self.gpus > other.gpus
-            or self.memory_gb > other.memory_gb
-            or (self.model is not None and self.model != other.model)
-            or (self.min_capability or (0, 0)) > (other.min_capability or (0, 0))
-            or (self.exclusive and not other.exclusive)
-        )
-
-    def __str__(self) -> str:
-        parts = [f"{self.gpus} GPU" + ("" if self.gpus == 1 else "s")]
-        if self.model:
-            parts.append(f"model {self.model}")
-        if self.memory_gb:
-            parts.append(f">= {self.memory_gb:g} GB each")
-        if self.min_capability:
-            parts.append(f"capability >= {self.min_capability[0]}.{self.min_capability[1]}")
-        if self.exclusive:
-            parts.append("exclusive")
-        return ", ".join(parts)
+NO_TESTS = TestCounts()
 
 
 class NeedSource(StrEnum):
@@ -109,42 +63,6 @@ class Outcome(StrEnum):
         return self not in (Outcome.PASSED, Outcome.NO_TESTS, Outcome.INTERRUPTED, Outcome.NOT_RUN)
 
 
-class TestOutcome(StrEnum):
-    """How one test ended, in pytest's words, and two for tests that never got to write theirs."""
-
-    __test__ = False
-
-    PASSED = "passed"
-    FAILED = "failed"
-    ERROR = "error"  # in its setup or teardown
-    SKIPPED = "skipped"
-    XFAILED = "xfailed"
-    XPASSED = "xpassed"
-    UNFINISHED = "unfinished"  # it was running when the process ended
-    UNSTARTED = "unstarted"  # it was collected and never begun
-
-
-@dataclass(frozen=True, slots=True)
-class TestCounts:
-    """Number of tests per `TestOutcome` in one unit."""
-
-    __test__ = False
-
-    counts: dict[TestOutcome, int] = field(default_factory=dict)
-
-    def __getitem__(self, outcome: TestOutcome) -> int:
-        return self.counts.get(outcome, 0)
-
-    @property
-    def total(self) -> int:
-        return sum(self.counts.values())
-
-    @property
-    def all_skipped(self) -> bool:
-        """Whether there were tests and each was skipped: a file that quietly did nothing."""
-        return self.total > 0 and self.counts.get(TestOutcome.SKIPPED, 0) == self.total
-
-
 @dataclass(frozen=True, slots=True)
 class UnitResult:
     """The one outcome of one unit, with what is needed to explain it."""
@@ -156,7 +74,7 @@ class UnitResult:
     duration_s: float = 0.0
     """From the supervisor's start of the process to the proof that its tree was gone; 0 if never started."""
     gpu_ids: tuple[str, ...] = ()
-    tests: TestCounts = TestCounts()
+    tests: TestCounts = NO_TESTS
     skip_reasons: tuple[str, ...] = ()
     """Distinct reasons of skipped tests, at most eight."""
     left_behind: tuple[str, ...] = ()

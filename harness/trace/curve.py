@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from harness.errors import TraceError
+from harness.core.errors import TraceError
 from harness.trace.values import Float, plain
 
 NAMES = ("reward_mean", "loss", "gradient_norm", "kl", "entropy", "completion_length")

@@ -12,20 +12,20 @@ into other shards, wholes are merged over ranks; one that ranks of a trace have 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from harness.redaction import redact_fields
+from harness.core.redaction import redact_fields
 from harness.trace.attribution import attribute
 from harness.trace.chain import CHAINED, Scope, chain_start
 from harness.trace.context import compare_contexts
 from harness.trace.curve_diff import compare_curves, curves_to_show, uncompared
 from harness.trace.excerpt import common_ranks
-from harness.trace.leaf_diff import StepDifference, compare_columns, compare_leaves
+from harness.trace.first_difference import earliest, missing_frame, missing_step, only_in_one
+from harness.trace.global_values import facing_wholes, shard_sums
 from harness.trace.manifest import PARTS, Fingerprint
 from harness.trace.matching import match_processes
 from harness.trace.ops import ops_of_divergence, ops_of_other_steps
-from harness.trace.place import earliest, missing_frame, missing_step, only_in_one
 from harness.trace.reader import Trace, chain_breaks
+from harness.trace.value_diff import StepDifference, compare_columns, compare_leaves
 from harness.trace.verdict import Divergence, FieldDifference, Kind, Verdict
-from harness.trace.wholes import facing_wholes, shard_sums
 
 MAX_NAMES = 5
 """So many names of a fingerprint stand in a reason."""

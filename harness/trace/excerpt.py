@@ -8,7 +8,7 @@ Nothing is copied: leaves and tensors are read from where they are.
 
 from dataclasses import replace
 
-from harness.errors import TraceError
+from harness.core.errors import TraceError
 from harness.trace.reader import RankLog, Trace
 
 

@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from xxhash import xxh3_64, xxh3_64_digest
 
-from harness.errors import TraceError
+from harness.core.errors import TraceError
 from harness.trace.chain import CHAINED, DIGEST_BYTES, PHASES, Leaf, Scope, encoded, repeated
 
 FORMAT = 1

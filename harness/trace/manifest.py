@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness import __version__
-from harness.errors import TraceError
+from harness.core.errors import TraceError
 from harness.trace.format import FORMAT
 
 READ_BY = "0.1.0"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import product, takewhile
 
 from harness.trace.chain import Scope
-from harness.trace.leaf_diff import compare_columns
 from harness.trace.reader import RankLog, Trace
+from harness.trace.value_diff import compare_columns
 
 Likeness = tuple[int, int]
 """(equal steps at the beginning, equal values in the step after them)."""

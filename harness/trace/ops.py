@@ -16,8 +16,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from harness.errors import TraceError
-from harness.regular_file import open_regular
+from harness.core.errors import TraceError
+from harness.core.regular_file import open_regular
 from harness.trace.digests import RAW
 from harness.trace.values import FLOATS, Float
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from harness.errors import TraceError
-from harness.regular_file import open_regular, read_regular
+from harness.core.errors import TraceError
+from harness.core.regular_file import open_regular, read_regular
 from harness.trace.chain import Leaf, chain_start, next_chain, step_root
 from harness.trace.curve import CurvePoint, bad_line, parse_curve
 from harness.trace.digests import RAW, raw_value

@@ -18,8 +18,8 @@ from typing import BinaryIO
 
 from xxhash import xxh3_128_digest
 
-from harness.errors import TraceError
-from harness.regular_file import open_regular
+from harness.core.errors import TraceError
+from harness.core.regular_file import open_regular
 from harness.trace.chain import Leaf
 from harness.trace.digests import XXH3_128
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from harness.core.exit_codes import ExitCode
 from harness.trace.chain import Leaf
 from harness.trace.element_diff import ValueDifference
 from harness.trace.ops import OpVerdict
@@ -14,6 +15,18 @@ REWARDS, ADVANTAGE_SIGNS = "rewards", "advantage_signs"
 """Kinds of what an attribution counts."""
 
 
+BY_WEIGHT = (ExitCode.DIVERGED, ExitCode.NOT_COMPARABLE, ExitCode.INCOMPLETE_RECORDING, ExitCode.OK)
+"""Exit codes of several verdicts: the first that occurs is that of all."""
+COUNTED = {
+    TOKENS: "tokens flipped",
+    INTEGERS: "integers and texts of rollouts changed",
+    BATCHES: "integers and texts of batches changed",
+    REWARDS: "rewards changed",
+    ADVANTAGE_SIGNS: "signs of advantages changed",
+}
+"""Each kind, as a count of it is named."""
+
+
 class Kind(Enum):
     """The verdict in a word."""
 
@@ -22,6 +35,14 @@ class Kind(Enum):
     NOT_COMPARABLE = "not_comparable"
     INCOMPLETE = "incomplete"
     """Equal as far as both go, and one does not go to its end."""
+
+
+EXIT_CODES = {
+    Kind.EQUAL: ExitCode.OK,
+    Kind.DIVERGED: ExitCode.DIVERGED,
+    Kind.NOT_COMPARABLE: ExitCode.NOT_COMPARABLE,
+    Kind.INCOMPLETE: ExitCode.INCOMPLETE_RECORDING,
+}
 
 
 class Difference(Enum):

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from harness.errors import TraceError
-from harness.regular_file import open_for_writing
+from harness.core.errors import TraceError
+from harness.core.regular_file import open_for_writing
 from harness.trace.chain import PHASES, Leaf, Scope, chain_start, next_chain, step_root
 from harness.trace.curve import TAKEN, CurvePoint, curve_line
 from harness.trace.digests import SHARDSUM_128

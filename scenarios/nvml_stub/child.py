@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from harness.machine.card_health import read_card_health
-from harness.machine.claims import Claims
+from harness.machine.gpu_health import read_card_health
 from harness.machine.gpus import NvmlMeter, read_inventory
 from harness.machine.inventory import Inventory
+from harness.process.claims import Claims
 
 
 def inventory(selection: str, environ: Mapping[str, str], with_claims: bool) -> Inventory:

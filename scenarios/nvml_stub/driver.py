@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.machine.card_health import MachineHealth
+from harness.machine.gpu_health import MachineHealth
 from harness.machine.inventory import Inventory
 from harness.machine.meter import GpuProcess
 from scenarios.nvml_stub.build import Machine, stub_env

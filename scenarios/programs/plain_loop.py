@@ -2,7 +2,7 @@
 
 import torch
 
-from harness.inject import open_recorder
+from harness.recording import open_recorder
 
 trace = open_recorder()
 torch.manual_seed(0)

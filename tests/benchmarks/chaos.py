@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.lab.scenario_places import all_scenarios
+from harness.lab.experiments.scenario_files import all_scenarios
 from rlcore.numerics.certificate import machine
 
 ROOT = Path(__file__).resolve().parents[2]

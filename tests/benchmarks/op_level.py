@@ -24,8 +24,8 @@ import torch
 from torch import nn
 from xxhash import VERSION
 
-from harness.inject.op_log import OpLog
-from harness.inject.op_mode import OpMode
+from harness.recording.op_log import OpLog
+from harness.recording.op_mode import OpMode
 
 LIMIT = 1.3
 

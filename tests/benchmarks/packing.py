@@ -25,12 +25,12 @@ from math import log
 from pathlib import Path
 from statistics import mean
 
+from harness.core.need import Need
 from harness.machine.inventory import Gpu, Inventory
 from harness.runner.bounds import lower_bound
 from harness.runner.history import ESTIMATE_SPREAD, MIN_SPREAD
 from harness.runner.leases import LeaseTable
 from harness.runner.packing import Job, makespan_s, plan
-from harness.runner.units import Need
 
 TARGET_MEAN = 1.03
 TARGET_P95 = 1.08

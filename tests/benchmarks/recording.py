@@ -27,7 +27,7 @@ def train(args: argparse.Namespace, directory: Path) -> int:
     """The measured process: rlharness's hooks are in, and are laid to rest for every other step."""
     import torch
 
-    from harness.inject.active import _active
+    from harness.recording.active import _active
     from tests.benchmarks.op_level import Training
 
     foreign = _active.foreign

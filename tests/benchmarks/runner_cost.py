@@ -37,7 +37,7 @@ STAND_IN = Path(__file__).with_name("stand_in")
 SAMPLE_S = 0.5
 NUM_GPUS = 8
 NUM_WIDTHS = 3
-SUPERVISOR = "harness.runner.supervisor"
+SUPERVISOR = "harness.process.supervisor"
 """Text in the arguments of the fork server, and so of every supervisor."""
 
 # Runs a module as `python -m` would, then writes what its process has used.

@@ -12,10 +12,10 @@ import sys
 import time
 from datetime import UTC, datetime
 
+from harness.core.need import Need
 from harness.machine.inventory import Gpu, Inventory
 from harness.runner.first_fit import Job, simulate
 from harness.runner.leases import LeaseTable
-from harness.runner.units import Need
 
 NUM_UNITS = 2000
 WIDTHS = (0, 1, 2, 4, 8)

@@ -5,9 +5,9 @@ import json
 import click
 import pytest
 
-from harness.cli import cli, main
-from harness.commands.usage import legal_values
-from harness.exit_codes import ExitCode
+from harness.cli.main import cli, main
+from harness.cli.usage import legal_values
+from harness.core.exit_codes import ExitCode
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from harness.inject import card_digest  # noqa: E402
-from harness.inject.tensors import tensor_bytes  # noqa: E402
+from harness.recording import gpu_digest  # noqa: E402
+from harness.recording.tensors import tensor_bytes  # noqa: E402
 from harness.trace.digests import add_shards, shardsum  # noqa: E402
 
 pytestmark = [
@@ -35,14 +35,14 @@ def test_the_reference_to_the_bit(name: str) -> None:
     for shape in SHAPES:
         tensor = bits(getattr(torch, name), shape)
         expected = shardsum(tensor_bytes(tensor), tensor.element_size())
-        assert card_digest.digest_shard(card_digest.shard_of(tensor.cuda())).digest == expected, shape
+        assert gpu_digest.digest_shard(gpu_digest.shard_of(tensor.cuda())).digest == expected, shape
 
 
 def test_both_ways_agree_on_what_is_too_long_for_the_reference() -> None:
     words = bits(torch.int32, (5_000_011,)).cuda()
     for starts, run_words in (([0], 5_000_011), ([1023], 5_000_011), ([7, 4_000_000], 2_500_005)):
-        by_torch = card_digest.lanes_by_torch(words[: len(starts) * run_words], starts, run_words)
-        by_kernel = card_digest.lanes_by_kernel(words[: len(starts) * run_words], starts, run_words)
+        by_torch = gpu_digest.lanes_by_torch(words[: len(starts) * run_words], starts, run_words)
+        by_kernel = gpu_digest.lanes_by_kernel(words[: len(starts) * run_words], starts, run_words)
         assert by_torch.tolist() == by_kernel.tolist()
 
 
@@ -51,16 +51,16 @@ def test_shards_add_up() -> None:
     for dim, cut in ((0, 17), (1, 1111)):
         first, second = whole.split([cut, whole.shape[dim] - cut], dim)
         parts = [
-            card_digest.Shard(first, tuple(whole.shape), (0, 0)),
-            card_digest.Shard(second, tuple(whole.shape), (cut, 0) if dim == 0 else (0, cut)),
+            gpu_digest.Shard(first, tuple(whole.shape), (0, 0)),
+            gpu_digest.Shard(second, tuple(whole.shape), (cut, 0) if dim == 0 else (0, cut)),
         ]
-        added = add_shards(card_digest.digest_shard(part).digest for part in parts)
-        assert added == card_digest.digest_shard(card_digest.shard_of(whole)).digest
+        added = add_shards(gpu_digest.digest_shard(part).digest for part in parts)
+        assert added == gpu_digest.digest_shard(gpu_digest.shard_of(whole)).digest
 
 
 def test_the_kernel_is_what_runs() -> None:
     pytest.importorskip("triton")
-    assert card_digest.kernel_problem() == ""
+    assert gpu_digest.kernel_problem() == ""
 
 
 def seconds_of(function: Any, num_times: int = 10) -> float:
@@ -84,9 +84,9 @@ def test_half_of_the_memorys_bandwidth(name: str) -> None:
     tensor = torch.empty(GIB, dtype=torch.uint8, device="cuda").random_().view(getattr(torch, name))
     target = torch.empty_like(tensor)
     bandwidth = 2 * GIB / seconds_of(lambda: target.copy_(tensor)) / 1e9
-    shard = card_digest.shard_of(tensor)
-    reached = GIB / seconds_of(lambda: card_digest.shardsum_lanes(shard)) / 1e9
-    by_torch = GIB / seconds_of(lambda: card_digest.lanes_by_torch(tensor.view(torch.int32), [0], GIB // 4), 2) / 1e9
+    shard = gpu_digest.shard_of(tensor)
+    reached = GIB / seconds_of(lambda: gpu_digest.shardsum_lanes(shard)) / 1e9
+    by_torch = GIB / seconds_of(lambda: gpu_digest.lanes_by_torch(tensor.view(torch.int32), [0], GIB // 4), 2) / 1e9
     card = torch.cuda.get_device_name()
     print(f"{card}, {name}: digest {reached:,.0f} GB/s of {bandwidth:,.0f} GB/s; by torch {by_torch:,.0f} GB/s")
     assert reached >= bandwidth / 2
@@ -95,11 +95,11 @@ def test_half_of_the_memorys_bandwidth(name: str) -> None:
 def test_nothing_is_copied_to_the_host() -> None:
     from torch.profiler import ProfilerActivity, profile
 
-    shard = card_digest.shard_of(torch.randn(2**20, device="cuda"))
-    card_digest.shardsum_lanes(shard)
+    shard = gpu_digest.shard_of(torch.randn(2**20, device="cuda"))
+    gpu_digest.shardsum_lanes(shard)
     torch.cuda.synchronize()
     copies = []
-    for read in (card_digest.shardsum_lanes, card_digest.digest_shard):
+    for read in (gpu_digest.shardsum_lanes, gpu_digest.digest_shard):
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
             read(shard)
             torch.cuda.synchronize()

@@ -2,8 +2,8 @@
 
 import torch
 
-from harness.inject.card_digest import lanes_by_kernel, lanes_digest
-from harness.inject.tensors import tensor_bytes
+from harness.recording.gpu_digest import lanes_by_kernel, lanes_digest
+from harness.recording.tensors import tensor_bytes
 from harness.trace.digests import add_shards, shardsum
 
 RANGES = ((0, 1), (0, 1024), (0, 3000), (1, 1025), (1023, 1025), (1000, 3000), (2048, 3072), (5, 700))

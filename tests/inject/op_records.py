@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from harness.inject.op_log import OpLog
-from harness.inject.op_mode import OpMode
+from harness.recording.op_log import OpLog
+from harness.recording.op_mode import OpMode
 from harness.trace.ops import Operation, OpRecord, read_ops
 
 ROOT = Path(__file__).resolve().parents[2]

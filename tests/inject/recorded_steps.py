@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from harness.inject.orders import RunEnded
-from harness.inject.recorder import Kept, Recorder
-from harness.inject.watching import Watcher
+from harness.recording.callbacks import Watcher
+from harness.recording.recorder import Kept, Recorder
+from harness.recording.recording_config import RunEnded
 from harness.trace.chain import Leaf
 from harness.trace.reader import Trace, read_trace
 from harness.trace.values import Float

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.inject.boot_hooks import import_hooks
-from harness.inject.orders import ORDERS, ORDERS_VARIABLE, Orders, boot_directory
-from harness.lab.recording import read_reports
+from harness.lab.experiments.recording_result import read_reports
+from harness.recording.boot_hooks import import_hooks
+from harness.recording.recording_config import ORDERS, ORDERS_VARIABLE, Orders, boot_directory
 from harness.trace import read_trace
 from harness.trace.ops import read_ops
 from tests.inject.programs import ROOT, Ran, program, record, run

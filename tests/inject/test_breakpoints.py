@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.inject.breakpoints import OF_TENSORS, Breakpoints
-from harness.inject.conditions import Stop, read_stop
-from harness.inject.orders import RunEnded
-from harness.inject.recorder import Kept, Recorder
+from harness.recording.breakpoints import OF_TENSORS, Breakpoints
+from harness.recording.conditions import Stop, read_stop
+from harness.recording.recorder import Kept, Recorder
+from harness.recording.recording_config import RunEnded
 from harness.trace.chain import Leaf, Scope
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter

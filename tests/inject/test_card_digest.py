@@ -14,9 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.errors import TraceError
+from harness.core.errors import TraceError
 from harness.fixtures import StartRanks
-from harness.inject.card_digest import (
+from harness.recording.gpu_digest import (
     Shard,
     digest_shard,
     lanes_by_torch,
@@ -25,7 +25,7 @@ from harness.inject.card_digest import (
     shard_of,
     shardsum_lanes,
 )
-from harness.inject.tensors import tensor_bytes
+from harness.recording.tensors import tensor_bytes
 from harness.trace.digests import BLOCK_WORDS, add_shards, shardsum
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,7 +100,7 @@ def test_shards_add_up_however_they_are_cut(name: str, dims: list[tuple[int, int
 
 
 def test_chunks_and_runs_of_any_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.inject.card_digest.CHUNK_WORDS", 2 * BLOCK_WORDS)
+    monkeypatch.setattr("harness.recording.gpu_digest.CHUNK_WORDS", 2 * BLOCK_WORDS)
     tensor = random_tensor(torch.float32, (7 * BLOCK_WORDS,))
     for first, last in ((0, 7168), (1, 7168), (1024, 5000), (1023, 1025), (5, 6), (2047, 6145)):
         part = tensor[first:last]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import UsageError
-from harness.inject.conditions import (
+from harness.core.errors import UsageError
+from harness.recording.conditions import (
     OPERATORS,
     Condition,
     Stop,

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import UsageError
-from harness.inject.latency import NUM_UNITS, UNIT_S, Latency, delay_s, delayed
+from harness.core.errors import UsageError
+from harness.recording.latency import NUM_UNITS, UNIT_S, Latency, delay_s, delayed
 from tests.trace.traces import SEEDED
 
 TOOLS = "tools_of_a_test"
@@ -108,7 +108,7 @@ def test_it_is_delayed_under_the_name_that_callers_use(
 ) -> None:
     """Which is not that of its definition, where something else has made it."""
     waited: list[float] = []
-    monkeypatch.setattr("harness.inject.latency.sleep", waited.append)
+    monkeypatch.setattr("harness.recording.latency.sleep", waited.append)
     vars(tools)["search"] = tools.look_up
     Latency(1, [f"{TOOLS}:search"], str(mark))
     assert (tools.search("a"), len(waited)) == ("a", 1)
@@ -119,7 +119,7 @@ def test_each_call_waits_as_its_number_says_and_the_first_that_waits_leaves_a_ma
     mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
-    monkeypatch.setattr("harness.inject.latency.sleep", waited.append)
+    monkeypatch.setattr("harness.recording.latency.sleep", waited.append)
     function, marks = delayed(str, "ask", mark), []
     for number in range(20):
         assert function(number) == str(number)

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.inject import metrics
-from harness.inject.metrics import PrintedMetrics, floats, parse_pattern
-from harness.inject.orders import RunEnded
+from harness.recording import metric_hooks, metrics
+from harness.recording.metrics import PrintedMetrics, floats, parse_pattern
+from harness.recording.recording_config import RunEnded
 from harness.trace.values import Float
 
 
@@ -213,7 +213,7 @@ class TestStreams:
 
 def test_trainers_and_tensorboard_log_as_before_and_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     logged = Logged()
-    monkeypatch.setattr("harness.inject.active._active.log", SimpleNamespace(log_values=logged))
+    monkeypatch.setattr("harness.recording.active._active.log", SimpleNamespace(log_values=logged))
 
     class SummaryWriter:
         def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> str:
@@ -224,8 +224,8 @@ def test_trainers_and_tensorboard_log_as_before_and_are_read(monkeypatch: pytest
             return logs
 
     module: Any = SimpleNamespace(SummaryWriter=SummaryWriter, CallbackHandler=CallbackHandler)
-    metrics.watch_tensorboard(module)
-    metrics.watch_trainer(module)
+    metric_hooks.watch_tensorboard(module)
+    metric_hooks.watch_trainer(module)
     assert SummaryWriter().add_scalar("train/grad_norm", 2.5, global_step=7) == "train/grad_norm 2.5 7"
     logs = {"reward": 0.25, "train_runtime": 9.0}
     assert CallbackHandler().on_log(None, None, None, logs) is logs

@@ -7,7 +7,7 @@ import weakref
 import torch
 from torch import nn
 
-from harness.inject.names import ParameterNames, living_modules, outermost, unwrapped
+from harness.recording.names import ParameterNames, living_modules, outermost, unwrapped
 
 
 def names_of(*modules_or_parameters: nn.Module | torch.Tensor) -> list[str | None]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness.inject.op_log import OpLog
+from harness.recording.op_log import OpLog
 from harness.trace.ops import read_ops
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,8 +99,8 @@ def test_two_records_of_one_step_do_not_mix(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys, torch
 from pathlib import Path
-from harness.inject.op_log import OpLog
-from harness.inject.op_mode import OpMode
+from harness.recording.op_log import OpLog
+from harness.recording.op_mode import OpMode
 with OpMode(OpLog(Path(sys.argv[1]), rank=0, step=3, say=print)):
     for _ in range(5):
         torch.ones(2).exp()

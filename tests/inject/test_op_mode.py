@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from harness.inject.op_log import OpLog
-from harness.inject.op_mode import OpMode
-from harness.inject.tensors import digest_tensor
+from harness.recording.op_log import OpLog
+from harness.recording.op_mode import OpMode
+from harness.recording.tensors import digest_tensor
 from harness.trace.ops import OpDifference, Operation, compare_ops
 from tests.inject.op_records import line_of, named, record, record_until_the_end
 

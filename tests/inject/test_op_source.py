@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from harness.inject.op_mode import OpMode
-from harness.inject.tensors import digest_tensor
+from harness.recording.op_mode import OpMode
+from harness.recording.tensors import digest_tensor
 from harness.trace.ops import OpRecord
 from tests.inject.op_records import line_of, named, only, record
 

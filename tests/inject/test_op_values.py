@@ -17,10 +17,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.two_tensor import TwoTensor
 
 from harness.fixtures import StartRanks
-from harness.inject.op_log import OpLog
-from harness.inject.op_mode import OpMode
-from harness.inject.op_values import OpValues
-from harness.inject.tensors import digest_tensor
+from harness.recording.op_log import OpLog
+from harness.recording.op_mode import OpMode
+from harness.recording.op_values import OpValues
+from harness.recording.tensors import digest_tensor
 from harness.trace.ops import compare_ops, read_ops
 from tests.inject.op_records import named, only, record
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from harness.inject.card_digest import Shard, digest_shard
-from harness.inject.placed import _digested, _raw, digest_placed, place
-from harness.inject.tensors import digest_tensor
+from harness.recording.gpu_digest import Shard, digest_shard
+from harness.recording.sharded_digest import _digested, _raw, digest_placed, place
+from harness.recording.tensors import digest_tensor
 from harness.trace.chain import Scope
 from harness.trace.digests import add_shards, shardsum
 

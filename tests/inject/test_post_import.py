@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from harness.inject.post_import import after_import
+from harness.recording.post_import import after_import
 
 
 @pytest.fixture

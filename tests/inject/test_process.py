@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness.inject.orders import PROCESSES, Orders, Report
-from harness.inject.process import ProcessLog, rank_and_world_size, write_report
-from harness.inject.recorder import Recorder
+from harness.recording.process import ProcessLog, rank_and_world_size, write_report
+from harness.recording.recorder import Recorder
+from harness.recording.recording_config import PROCESSES, Orders, Report
 from harness.trace import read_trace
 from harness.trace.chain import chain_start
 from harness.trace.values import Float
@@ -184,7 +184,7 @@ for step in range(2):
     optimizer.step()
 """
 DYING_INSIDE = """
-from harness.inject import open_recorder
+from harness.recording import open_recorder
 recorder = open_recorder()
 for step in (6, 7):
     recorder.begin_step(step)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.inject.orders import PROCESSES, Report
+from harness.recording.recording_config import PROCESSES, Report
 from harness.trace import read_trace, verify
 from harness.trace.chain import Scope
 from tests.inject.programs import PEERS_VARIABLE, PROGRAMS, compared, place, program, record, run, told

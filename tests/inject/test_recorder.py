@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import TraceError
-from harness.inject.op_log import OpLog
-from harness.inject.op_mode import OpMode
-from harness.inject.orders import RunEnded
-from harness.inject.recorder import MAX_KEPT_BYTES, Kept, NullRecorder, Recorder, as_float
+from harness.core.errors import TraceError
+from harness.recording.op_log import OpLog
+from harness.recording.op_mode import OpMode
+from harness.recording.recorder import MAX_KEPT_BYTES, Kept, NullRecorder, Recorder, as_float
+from harness.recording.recording_config import RunEnded
 from harness.trace.chain import Leaf, Scope
 from harness.trace.digests import digest
 from harness.trace.ops import read_ops

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from harness.inject.recorder import Recorder
-from harness.inject.stepping import Held, Stepping, described
-from harness.inject.stepping_messages import ANSWERS, ORDERS, leaf_of, plain_leaf
-from harness.inject.tensors import digest_tensor
+from harness.recording.recorder import Recorder
+from harness.recording.stepping import Held, Stepping, described
+from harness.recording.stepping_messages import ANSWERS, ORDERS, leaf_of, plain_leaf
+from harness.recording.tensors import digest_tensor
 from harness.trace.chain import Leaf, Scope
 from harness.trace.reader import Trace
 from harness.trace.tensor_file import read_tensor

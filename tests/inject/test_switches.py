@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 PROGRAM = """
 import json, random, sys, warnings
 import torch
-from harness.inject.switches import seed_numpy, switch_on
+from harness.recording.determinism_flags import seed_numpy, switch_on
 from types import SimpleNamespace
 
 level = sys.argv[1]
@@ -54,7 +54,7 @@ def test_rerun_takes_effect() -> None:
 
 
 def test_a_program_with_numpy_alone_is_given_no_torch() -> None:
-    code = "import sys, harness.inject.switches; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    code = "import sys, harness.recording.determinism_flags; print([m for m in ('torch', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
@@ -63,7 +63,7 @@ def test_a_switch_that_took_no_effect_is_named() -> None:
     undone = PROGRAM.replace(
         "switch_on(level)",
         "(switch_on(level), torch.use_deterministic_algorithms(False), switches.without_effect())[2]",
-    ).replace("import torch\n", "import torch\nfrom harness.inject import switches\n", 1)
+    ).replace("import torch\n", "import torch\nfrom harness.recording import switches\n", 1)
     command = [sys.executable, "-W", "ignore", "-c", undone, "rerun"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["without_effect"] == ["torch.set_deterministic_debug_mode"]

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.errors import TraceError
-from harness.inject.tensors import DTYPES, digest_tensor, dtype_name, strided_parts, tensor_bytes
+from harness.core.errors import TraceError
+from harness.recording.tensors import DTYPES, digest_tensor, dtype_name, strided_parts, tensor_bytes
 from harness.trace.digests import digest
 
 

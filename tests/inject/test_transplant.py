@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.inject.op_log import OpLog
-from harness.inject.op_mode import OpMode
-from harness.inject.orders import RunEnded
-from harness.inject.recorder import Recorder
-from harness.inject.tensors import digest_tensor, dtype_name, tensor_bytes
-from harness.inject.transplant import OperationDonor, OperationTransplant, Transplant, put
-from harness.inject.transplant_report import REPORT, Fate, Transplanted, read_report
+from harness.recording.op_log import OpLog
+from harness.recording.op_mode import OpMode
+from harness.recording.patch_report import REPORT, Fate, Transplanted, read_report
+from harness.recording.patches import OperationDonor, OperationTransplant, Transplant, put
+from harness.recording.recorder import Recorder
+from harness.recording.recording_config import RunEnded
+from harness.recording.tensors import digest_tensor, dtype_name, tensor_bytes
 from harness.trace.chain import Leaf
 from harness.trace.reader import Trace
 from tests.inject.recorded_steps import record

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from harness.errors import TraceError
-from harness.inject.recorder import look
-from harness.inject.unchanged import MIN_BYTES, Unchanged
+from harness.core.errors import TraceError
+from harness.recording.digest_cache import MIN_BYTES, Unchanged
+from harness.recording.recorder import look
 from harness.trace.chain import Scope
 
 LARGE = MIN_BYTES // 4

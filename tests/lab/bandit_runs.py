@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.inject.op_log import OpLog
-from harness.inject.op_mode import OpMode
-from harness.inject.orders import RunEnded
-from harness.inject.recorder import Recorder
-from harness.inject.watching import make_watchers
-from harness.lab.call_signature import sign_call
-from harness.lab.entry_call import EntryCall
-from harness.lab.envelope import Envelope
-from harness.lab.recorded_run import RecordedRun, read_recorded_run
-from harness.lab.recording import Problem, Recording
-from harness.lab.scenario_envelope import envelope_of_call
-from harness.lab.supervised import Run
+from harness.lab.experiments.call_signature import sign_call
+from harness.lab.experiments.entry_call import EntryCall
+from harness.lab.experiments.recorded_run import RecordedRun, read_recorded_run
+from harness.lab.experiments.recording_result import Problem, Recording
+from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.scenario_spec import envelope_of_call
+from harness.lab.experiments.supervised_runs import Run
+from harness.recording.callbacks import make_watchers
+from harness.recording.op_log import OpLog
+from harness.recording.op_mode import OpMode
+from harness.recording.recorder import Recorder
+from harness.recording.recording_config import RunEnded
 from harness.trace.reader import read_trace
 from tests.inject.recorded_steps import TraceSink
 from tests.lab import bandit_entry

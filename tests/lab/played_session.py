@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.lab.entry_call import Refusal
-from harness.lab.envelope import Envelope
-from harness.lab.recording import Problem, Recording
-from harness.lab.supervised import OUTPUT, Run
+from harness.lab.experiments.entry_call import Refusal
+from harness.lab.experiments.recording_result import Problem, Recording
+from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.supervised_runs import OUTPUT, Run
 from harness.trace.tensor_file import Kept
 from tests.trace.traces import trace_of_values, value
 

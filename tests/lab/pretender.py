@@ -19,7 +19,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from harness.inject.orders import ORDERS_VARIABLE, PROCESSES, Orders, Report
+from harness.recording.recording_config import ORDERS_VARIABLE, PROCESSES, Orders, Report
 from harness.trace import Fingerprint, Float, Leaf, Manifest, TraceWriter, digest
 
 TEXT = "the order of sets and dictionaries of text follows from this"

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-from harness.inject.op_log import OpLog
-from harness.inject.orders import Report
-from harness.lab.envelope import Envelope
-from harness.lab.out_directory import OutDirectory
-from harness.lab.recording import Problem, Recording
-from harness.lab.replay_plan import ReplayPlan
-from harness.lab.supervised import OUTPUT, Run
+from harness.lab.experiments.out_directory import OutDirectory
+from harness.lab.experiments.recording_result import Problem, Recording
+from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.supervised_runs import OUTPUT, Run
+from harness.lab.replay.plan import ReplayPlan
+from harness.recording.op_log import OpLog
+from harness.recording.recording_config import Report
 from tests.trace.traces import Change, steps_of, write
 
 OP = {

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from harness.errors import TraceError, UsageError
-from harness.inject.conditions import Condition, Stop
-from harness.lab.break_conditions import (
+from harness.core.errors import TraceError, UsageError
+from harness.lab.experiments.break_conditions import (
     BREAKPOINTS,
     conditions_of,
     conditions_of_one_run,
@@ -15,7 +14,8 @@ from harness.lab.break_conditions import (
     read_report,
     watched,
 )
-from harness.lab.envelope import Envelope
+from harness.lab.experiments.run_spec import Envelope
+from harness.recording.conditions import Condition, Stop
 
 
 def typed(*break_on: str, until: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.lab.call_signature import SIGNATURE, is_signed, sign_call
-from harness.lab.entry_call import EntryCall, take_call
+from harness.lab.experiments.call_signature import SIGNATURE, is_signed, sign_call
+from harness.lab.experiments.entry_call import EntryCall, take_call
 
 CALL = EntryCall("a:b", {"lr": 1e-3, "scale": float("inf"), "judge": {"api_key": "abc"}, "ö": ["x", None]}, ("judge",))
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.exit_codes import ExitCode
+from harness.core.exit_codes import ExitCode
 from harness.trace import read_trace
 from harness.trace.ops import read_ops
 from tests.lab.lab_run import type_command

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness.cli import main
-from harness.errors import HarnessError
-from harness.exit_codes import ExitCode
-from harness.lab.bundles.making import write_bundle_of
-from harness.lab.entry_call import EntryCall
-from harness.lab.recorded_run import read_recorded_run
-from harness.lab.steps.plan import plan_step
-from harness.lab.steps.step_traces import unfinished_step
+from harness.cli.main import main
+from harness.core.errors import HarnessError
+from harness.core.exit_codes import ExitCode
+from harness.lab.experiments.bundles.making import write_bundle_of
+from harness.lab.experiments.entry_call import EntryCall
+from harness.lab.experiments.recorded_run import read_recorded_run
+from harness.lab.experiments.step_traces import unfinished_step
+from harness.lab.reproduce.plan import plan_step
 from tests.lab.test_checkpoint_check import write_checkpoint
 from tests.trace.traces import SEEDED, trace_of_values, value
 

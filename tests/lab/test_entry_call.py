@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.lab.entry_call import CALL, EntryCall, Refusal, read_refusal, take_call
+from harness.lab.experiments.entry_call import CALL, EntryCall, Refusal, read_refusal, take_call
 
 KEY = "sk-0123456789abcdef0123"
 CONFIG = {

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import UsageError
-from harness.inject.orders import Orders
-from harness.lab.envelope import Envelope, prepare
+from harness.core.errors import UsageError
+from harness.lab.experiments.run_spec import Envelope, prepare
+from harness.recording.recording_config import Orders
 
 ARGV = ("/venv/bin/python", "train.py", "--lr", "1e-3")
 

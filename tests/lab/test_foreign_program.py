@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.errors import UsageError
-from harness.lab.envelope import Envelope, prepare
-from harness.lab.foreign_program import checked_metric, foreign_envelope, foreign_identity, parse_steps
-from harness.runner.options import Invocation
+from harness.core.errors import UsageError
+from harness.core.invocation import Invocation
+from harness.lab.experiments.command_spec import checked_metric, foreign_envelope, foreign_identity, parse_steps
+from harness.lab.experiments.run_spec import Envelope, prepare
 
 SEEDED = settings(derandomize=True)
 values = st.text("abc123.", min_size=1, max_size=4)

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from harness.lab.interactive.words import COMMANDS, parse_line
-from harness.lab.transplant.grafts import parse_take
+from harness.lab.reproduce.debugger.words import COMMANDS, parse_line
+from harness.lab.transplant.patches import parse_take
 from tests.lab.inside_example import CAUSE, INSIDE, STAND, TRANSPLANT, TYPED, marks, picture
 from tests.manual import between, section
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.exit_codes import ExitCode
-from harness.inject.op_log import OpLog
-from harness.lab.judgement import Replay, judge
-from harness.lab.supervised import OUTPUT, Run
+from harness.core.exit_codes import ExitCode
+from harness.lab.experiments.supervised_runs import OUTPUT, Run
+from harness.lab.replay.comparison import Replay, judge
+from harness.recording.op_log import OpLog
 from harness.trace.ops import OpDifference
 from harness.trace.reader import read_trace
 from harness.trace.verdict import Kind

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli import cli
-from harness.inject.conditions import Stop
-from harness.inject.orders import Report
-from harness.lab.entry_call import EntryCall
-from harness.lab.envelope import Envelope
-from harness.lab.next_command import next_command, program_command
-from harness.lab.recording import Recording
+from harness.cli.main import cli
+from harness.lab.experiments.entry_call import EntryCall
+from harness.lab.experiments.hints import next_command, program_command
+from harness.lab.experiments.recording_result import Recording
+from harness.lab.experiments.run_spec import Envelope
+from harness.recording.conditions import Stop
+from harness.recording.recording_config import Report
 from tests.trace.traces import steps_of, write
 
 RESUME = {"run": "output.resume", "step": "output.resume_step"}

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import UsageError
-from harness.lab.envelope import Envelope, prepare
-from harness.lab.out_directory import OutDirectory, out_directory, place_of
-from harness.runner.run_directory import NUM_KEPT
+from harness.core.errors import UsageError
+from harness.lab.experiments.out_directory import OutDirectory, out_directory, place_of
+from harness.lab.experiments.run_spec import Envelope, prepare
+from harness.process.run_directory import NUM_KEPT
 
 
 def test_what_a_person_names_is_a_path_without_detours(tmp_path: Path) -> None:

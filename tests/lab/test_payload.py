@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.errors import UsageError
-from harness.lab.payload import flattened, keys_with_dots, meant, overridden, parts
+from harness.core.errors import UsageError
+from harness.lab.experiments.flat_config import flattened, keys_with_dots, meant, overridden, parts
 
 SEEDED = settings(derandomize=True, max_examples=100)
 names = st.sampled_from("abcd")

@@ -8,8 +8,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.errors import UsageError
-from harness.lab.plain_yaml import read_yaml
+from harness.core.errors import UsageError
+from harness.lab.experiments.plain_yaml import read_yaml
 
 SEEDED = settings(derandomize=True, max_examples=100)
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=8)

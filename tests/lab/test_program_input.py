@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import UsageError
-from harness.lab import program_input
-from harness.lab.program_input import keep_input, read_input
+from harness.core.errors import UsageError
+from harness.lab.experiments import program_input
+from harness.lab.experiments.program_input import keep_input, read_input
 
 
 def read_pipe(data: bytes, said: list[str]) -> bytes:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import TraceError, UsageError
-from harness.lab.entry_call import EntryCall
-from harness.lab.recorded_run import CHECKPOINTS, RecordedRun, is_recorded_run, read_recorded_run
+from harness.core.errors import TraceError, UsageError
+from harness.lab.experiments.entry_call import EntryCall
+from harness.lab.experiments.recorded_run import CHECKPOINTS, RecordedRun, is_recorded_run, read_recorded_run
 from tests.lab.test_checkpoint_check import write_checkpoint
 from tests.trace.traces import manifest_of, steps_of, write
 

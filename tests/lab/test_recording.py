@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.clock import FakeClock
-from harness.inject.orders import PROCESSES, Report
-from harness.lab.recording import await_recorders, deaf_word, how_it_ended, read_reports
+from harness.core.clock import FakeClock
+from harness.lab.experiments.recording_result import await_recorders, deaf_word, how_it_ended, read_reports
+from harness.recording.recording_config import PROCESSES, Report
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from harness.exit_codes import ExitCode
-from harness.runner.supervisor import process_tree
+from harness.core.exit_codes import ExitCode
+from harness.process.supervisor import process_tree
 from tests.lab.lab_run import PRETENDER, type_command
 from tests.runner.whole_run import PATIENCE_S, started, until
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from harness.exit_codes import ExitCode
-from harness.runner.run_directory import make_kept_directory
+from harness.core.exit_codes import ExitCode
+from harness.process.run_directory import make_kept_directory
 from tests.lab.lab_run import PRETENDER, Done, type_command
 from tests.runner.terminal import on_terminal, plain
 from tests.runner.whole_run import HARNESS, PATIENCE_S, environment, started, until

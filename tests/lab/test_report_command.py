@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli import main
-from harness.exit_codes import ExitCode
-from harness.lab import report
-from harness.reporters.report.page import GENERATOR
+from harness.cli.commands import report
+from harness.cli.main import main
+from harness.core.exit_codes import ExitCode
+from harness.render.report.page import GENERATOR
 from tests.trace.traces import flip_bit, steps_of, write
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from harness.errors import UsageError
-from harness.lab.chaos.declaration import ChaosSection
-from harness.lab.scenario import LEGAL, Resumption, Scenario, parse_scenario
-from harness.lab.scenario_places import A_COMMAND, A_RUN, all_scenarios, find_scenario, project_above
+from harness.core.errors import UsageError
+from harness.lab.experiments.perturbation_declaration import ChaosSection
+from harness.lab.experiments.scenario import LEGAL, Resumption, Scenario, parse_scenario
+from harness.lab.experiments.scenario_files import A_COMMAND, A_RUN, all_scenarios, find_scenario, project_above
 from tests.lab.scenario_texts import TINY, write_tiny
 
 PLAIN = ("about: a sum", "entry: a:b", "determinism: off", "free: [perturbation, output]")

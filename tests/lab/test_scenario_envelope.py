@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.errors import UsageError
-from harness.lab.envelope import Envelope, abandon, prepare
-from harness.lab.scenario_envelope import asked_scenario, scenario_envelope
-from harness.runner.options import Invocation
+from harness.core.errors import UsageError
+from harness.core.invocation import Invocation
+from harness.lab.experiments.run_spec import Envelope, abandon, prepare
+from harness.lab.experiments.scenario_spec import asked_scenario, scenario_envelope
 from tests.lab.scenario_texts import TINY, write_tiny
 
 SEEDED = settings(derandomize=True, max_examples=50)
@@ -72,7 +72,7 @@ def test_sizes_levels_and_entries_count_by_what_they_do(tmp_path: Path) -> None:
 def test_mkl_is_strict_on_processors_that_know_the_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_intels: bool, mode: str
 ) -> None:
-    monkeypatch.setattr("harness.lab.envelope.is_intels", lambda: is_intels)
+    monkeypatch.setattr("harness.lab.experiments.run_spec.is_intels", lambda: is_intels)
     found = replace(envelope(tmp_path), level="invariant")
     assert found.level_env({})["MKL_CBWR"] == mode
     assert replace(found, level="rerun").level_env({})["MKL_CBWR"] == "AUTO"
@@ -135,7 +135,7 @@ def test_without_its_cards_or_beside_another_harness_nothing_is_run(
     with pytest.raises(UsageError, match="needs 64 GPUs, and 0 are free here"):
         asked_scenario(invocation, arguments(), "smoke")
     write_tiny(tmp_path)
-    monkeypatch.setattr("harness.lab.scenario_envelope.find_spec", lambda name: None)
+    monkeypatch.setattr("harness.lab.experiments.scenario_spec.find_spec", lambda name: None)
     with pytest.raises(UsageError, match="torch is not installed"):
         asked_scenario(invocation, arguments(), "smoke")
     (tmp_path / "harness").mkdir()

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.lab.chaos.values import Choice
-from harness.lab.scenario import FULL, SMOKE
-from harness.lab.scenario_places import ScenarioFile, all_scenarios
+from harness.lab.experiments.perturbation_values import Choice
+from harness.lab.experiments.scenario import FULL, SMOKE
+from harness.lab.experiments.scenario_files import ScenarioFile, all_scenarios
 from rlcore.config import FREE, LEVELS, read_config
 from rlcore.errors import InvalidValueError
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import TraceError, UsageError
-from harness.inject.recorder import NullRecorder
-from harness.lab import scenario_main
-from harness.lab.entry_call import INTERRUPTED, EntryCall, Refusal, read_refusal
-from harness.lab.scenario_main import as_refusal, call_entry, load_entry
+from harness.core.errors import TraceError, UsageError
+from harness.lab.experiments import scenario_main
+from harness.lab.experiments.entry_call import INTERRUPTED, EntryCall, Refusal, read_refusal
+from harness.lab.experiments.scenario_main import as_refusal, call_entry, load_entry
+from harness.recording.recorder import NullRecorder
 from tests.lab.tiny_entry import MendableError, run
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from harness.errors import UsageError
-from harness.exit_codes import ExitCode
-from harness.lab.next_command import program_command
-from harness.lab.replay_plan import ReplayPlan, make_plan
-from harness.runner.options import Invocation
+from harness.core.errors import UsageError
+from harness.core.exit_codes import ExitCode
+from harness.core.invocation import Invocation
+from harness.lab.experiments.hints import program_command
+from harness.lab.replay.plan import ReplayPlan, make_plan
 from tests.lab.lab_run import Done, type_command
 from tests.lab.scenario_texts import write_tiny
 

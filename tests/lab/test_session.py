@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from harness.clock import SystemClock
-from harness.errors import UsageError
-from harness.lab.entry_call import EntryCall, Refusal
-from harness.lab.out_directory import OutDirectory
-from harness.lab.recording import Recording
-from harness.lab.scenario_envelope import CHILD, envelope_of_call
-from harness.lab.session import open_session, refuse
-from harness.lab.supervised import Place, Run
-from harness.reporters.replay_progress import make_display
+from harness.core.clock import SystemClock
+from harness.core.errors import UsageError
+from harness.lab.experiments.entry_call import EntryCall, Refusal
+from harness.lab.experiments.out_directory import OutDirectory
+from harness.lab.experiments.recording_result import Recording
+from harness.lab.experiments.scenario_spec import CHILD, envelope_of_call
+from harness.lab.experiments.session import open_session, refuse
+from harness.lab.experiments.supervised_runs import Place, Run
+from harness.render.replay_progress import make_display
 from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt
 from harness.trace.reader import read_trace

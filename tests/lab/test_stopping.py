@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.exit_codes import ExitCode
+from harness.core.exit_codes import ExitCode
 from harness.trace.reader import read_trace
 from tests.lab.fragile_entry import write_fragile
 from tests.lab.lab_run import PRETENDER, Done, type_command

@@ -7,8 +7,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.lab.supervised import CountedLines, exit_code, problems_of_end, run_name
-from harness.runner.attempt import AttemptEnd
+from harness.lab.experiments.supervised_runs import CountedLines, exit_code, problems_of_end, run_name
+from harness.process.supervisors import AttemptEnd
 
 
 def end(*, exit_code: int | None = 0, signal: int | None = None, reason: str = "", stuck: str = "") -> AttemptEnd:

@@ -5,12 +5,12 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from harness.exit_codes import ExitCode
-from harness.inject.conditions import Stop
-from harness.lab.entry_call import EntryCall
-from harness.lab.envelope import Envelope
-from harness.lab.recording import Problem, Recording
-from harness.lab.terminal_run import TerminalRun
+from harness.core.exit_codes import ExitCode
+from harness.lab.experiments.entry_call import EntryCall
+from harness.lab.experiments.recording_result import Problem, Recording
+from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.terminal_run import TerminalRun
+from harness.recording.conditions import Stop
 from tests.lab.lab_run import PRETENDER, type_command
 
 SCENARIO, PROGRAM = Envelope(("python",), call=EntryCall("a:b", {})), Envelope(("python",))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.exit_codes import ExitCode
+from harness.core.exit_codes import ExitCode
 from harness.trace import read_trace, verify
 from tests.lab.lab_run import PRETENDER, type_command
 from tests.runner.terminal import on_terminal, plain

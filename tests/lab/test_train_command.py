@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.exit_codes import ExitCode
-from harness.inject.orders import PROCESSES, Report
-from harness.inject.process import write_report
-from harness.lab.entry_call import EntryCall
-from harness.lab.envelope import Envelope, prepare
-from harness.lab.recording import finish
+from harness.core.exit_codes import ExitCode
+from harness.lab.experiments.entry_call import EntryCall
+from harness.lab.experiments.recording_result import finish
+from harness.lab.experiments.run_spec import Envelope, prepare
+from harness.recording.process import write_report
+from harness.recording.recording_config import PROCESSES, Report
 from harness.trace import read_trace, verify
 from harness.trace.ops import read_ops, recorded_steps
 from tests.lab.fragile_entry import write_fragile

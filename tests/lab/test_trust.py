@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import UsageError
-from harness.lab.entry_call import EntryCall
-from harness.lab.scenario import parse_scenario
-from harness.lab.scenario_places import all_scenarios
-from harness.lab.trust import MAX_SHOWN, Unnamed, check_run, check_trust, unnamed_in
-from harness.runner.options import Invocation
+from harness.core.errors import UsageError
+from harness.core.invocation import Invocation
+from harness.lab.experiments.entry_call import EntryCall
+from harness.lab.experiments.scenario import parse_scenario
+from harness.lab.experiments.scenario_files import all_scenarios
+from harness.lab.experiments.trust import MAX_SHOWN, Unnamed, check_run, check_trust, unnamed_in
 from tests.lab.test_recorded_run import recorded
 from tests.trace.traces import SEEDED
 
@@ -134,7 +134,7 @@ def test_a_list_is_bounded_and_holds_no_control_characters(tmp_path: Path) -> No
         Unnamed("f", "a:b"),
     ]
     with pytest.raises(UsageError) as told:
-        check_trust("a\x1b.rlb", found, tmp_path, is_trusted=False)
+        check_trust("a\x1b.rlb", found, Invocation(tmp_path, {}), is_trusted=False)
     lines = told.value.what.splitlines()
     assert lines[0] == "a\\x1b.rlb would use 101 values that no scenario here names:"
     assert lines[1] == '    f = "a:b"', "what looks like a function comes first"

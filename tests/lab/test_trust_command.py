@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.exit_codes import ExitCode
+from harness.core.exit_codes import ExitCode
 from tests.lab.lab_run import Done, type_command
 
 pytest.importorskip("torch")

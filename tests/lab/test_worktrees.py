@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import UsageError
-from harness.lab.worktrees import PACKAGE, Checkout, Side, import_origin, open_worktrees
+from harness.core.errors import UsageError
+from harness.lab.experiments.worktrees import PACKAGE, Checkout, Side, import_origin, open_worktrees
 from tests.lab.projects import IDENTITY, Project
 
 
@@ -55,7 +55,8 @@ def test_it_is_gone_whatever_happens_inside(project: Project) -> None:
 def test_what_a_killed_run_has_left_is_forgotten_and_others_are_not_touched(project: Project, tmp_path: Path) -> None:
     tmpdir = Path(tempfile.mkdtemp(prefix="c-", dir="/tmp"))  # a longer path would be passed over
     code = (
-        "import os, sys; from pathlib import Path; from harness.lab.worktrees import Checkout, open_worktrees\n"
+        "import os, sys; from pathlib import Path\n"
+        "from harness.lab.experiments.worktrees import Checkout, open_worktrees\n"
         "found = Checkout(Path.cwd(), os.environ)\n"
         "with open_worktrees(found) as worktrees, worktrees.at(found.commit('HEAD')):\n"
         "    os.kill(os.getpid(), 9)\n"

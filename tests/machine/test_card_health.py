@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.machine.card_health import read_card_health
+from harness.machine.gpu_health import read_card_health
 from scenarios.nvml_stub.build import Card, machine_of
 from scenarios.nvml_stub.driver import Driver
 

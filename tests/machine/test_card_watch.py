@@ -4,8 +4,8 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
-from harness.clock import FakeClock
-from harness.machine.card_watch import HURRIED_WAIT_S, CardWatch
+from harness.core.clock import FakeClock
+from harness.machine.gpu_watch import HURRIED_WAIT_S, CardWatch
 from harness.machine.meter import FakeMeter, GpuProcess, NoMeter
 
 GB = 10**9

@@ -3,9 +3,9 @@
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from harness.machine import child_env as contract
-from harness.machine.child_env import child_env
 from harness.machine.inventory import Gpu
+from harness.process import child_env as contract
+from harness.process.child_env import child_env
 
 WRITTEN = {"CUDA_VISIBLE_DEVICES", "TMPDIR", "RLHARNESS_ATTEMPT", "MASTER_PORT"}
 PINS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from harness.machine.claims import Claims, holder_pid
+from harness.process.claims import Claims, holder_pid
 
 _numbers = itertools.count()
 
@@ -24,7 +24,7 @@ def new_name() -> str:
 
 HOLDING = """
 import sys
-from harness.machine.claims import Claims
+from harness.process.claims import Claims
 claims = Claims()
 print(claims.try_claim(sys.argv[1]), flush=True)
 sys.stdin.read()

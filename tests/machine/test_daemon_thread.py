@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.machine.daemon_thread import in_daemon_thread
+from harness.process.daemon_thread import in_daemon_thread
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,7 +76,7 @@ def test_an_answer_after_the_loop_has_closed_harms_nobody() -> None:
 
 HANGS = """
 import asyncio, threading
-from harness.machine.daemon_thread import in_daemon_thread
+from harness.process.daemon_thread import in_daemon_thread
 try:
     asyncio.run(in_daemon_thread(threading.Event().wait, limit_s=0.05))
 except TimeoutError:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.errors import InventoryError, UsageError
-from harness.machine.claims import Claims
+from harness.core.errors import InventoryError, UsageError
 from harness.machine.gpus import read_inventory
 from harness.machine.inventory import Inventory
 from harness.machine.visible import ORDER_NOTE
+from harness.process.claims import Claims
 from scenarios.nvml_stub.build import Card, Instance, Machine, Process, machine_of
 from scenarios.nvml_stub.driver import Driver
 
@@ -197,8 +197,8 @@ def test_a_card_of_another_run_is_left_out_and_named(driver: Driver) -> None:
 
 # Runs in a child, which holds what it claimed while it asks what is still free.
 CLAIMING = """
-from harness.errors import InventoryError
-from harness.machine.claims import Claims
+from harness.core.errors import InventoryError
+from harness.process.claims import Claims
 from harness.machine.gpus import read_inventory
 def free():
     with Claims() as other:
@@ -290,7 +290,7 @@ def run_child(code: str, library_directory: Path, file: Path) -> str:
 
 
 NO_DRIVER = """
-from harness.errors import InventoryError
+from harness.core.errors import InventoryError
 from harness.machine.gpus import NvmlMeter, read_inventory
 print(read_inventory("auto", {}))
 for ask in (lambda: read_inventory("2", {}), lambda: read_inventory("0,", {}), NvmlMeter):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.machine.doctor.layers import (
+from harness.core.findings import Severity
+from harness.doctor.layers import (
     BOOTSTRAP,
     COLLECTIVE,
     GLOO,
@@ -22,7 +23,6 @@ from harness.machine.doctor.layers import (
     verdict_of_ray,
     verdicts_of_ranks,
 )
-from harness.machine.findings import Severity
 
 KEYS = ("store", "gloo", "nccl", "collective")
 MET = (
@@ -33,11 +33,11 @@ TREES = MET + "host:7:9 [0] NCCL INFO Trees [0] 1/-1/-1->0->-1\n"
 LAZY = TREES + "host:7:9 [0] NCCL INFO ncclCommInitRankConfig comm 0x1 rank 0 nranks 2 - Init COMPLETE\n"
 VIA = LAZY + "host:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n"
 RINGS = VIA + "host:7:9 [0] NCCL INFO Connected all rings, use ring PXN 0 GDR 1\n"
-STACKS = """Process 12: python -m harness.machine.distributed_probe
+STACKS = """Process 12: python -m harness.doctor.distributed_probe
 Thread 12 (idle): "MainThread"
     all_reduce (torch/distributed/distributed_c10d.py:3210)
-    walk_rank (harness/machine/distributed_probe.py:99)
-    main (harness/machine/distributed_probe.py:130)
+    walk_rank (harness/doctor/distributed_probe.py:99)
+    main (harness/doctor/distributed_probe.py:130)
 Thread 14 (idle): "pt_gloo_runloop"
     0x7f (libtorch_cpu.so)
 """
@@ -158,7 +158,7 @@ def test_details_are_the_end_of_the_log_and_where_the_process_stood() -> None:
 def test_the_innermost_frames_are_those_of_the_main_thread() -> None:
     assert innermost(STACKS) == [
         "all_reduce (torch/distributed/distributed_c10d.py:3210)",
-        "walk_rank (harness/machine/distributed_probe.py:99)",
+        "walk_rank (harness/doctor/distributed_probe.py:99)",
     ]
     assert innermost("nothing of the kind") == []
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.errors import UsageError
-from harness.machine.doctor.bit_variables import LOWERED, MOVE_BITS, WORKSPACES
-from harness.machine.levels import INVARIANT, OFF, RERUN, SETTINGS, level_variables
+from harness.core.errors import UsageError
+from harness.determinism.levels import INVARIANT, OFF, RERUN, SETTINGS, level_variables
+from harness.determinism.variables import LOWERED, MOVE_BITS, WORKSPACES
 from harness.trace.fingerprint import perturbation
 from harness.trace.manifest import LEVELS
 from tests.manual import section

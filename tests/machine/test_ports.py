@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.errors import HarnessError
-from harness.machine.claims import Claims
-from harness.machine.ports import BLOCK_SIZE, PortBlocks, block_starts, is_listenable, read_ephemeral_range
+from harness.core.errors import HarnessError
+from harness.process.claims import Claims
+from harness.process.ports import BLOCK_SIZE, PortBlocks, block_starts, is_listenable, read_ephemeral_range
 
 LINUX = (32768, 60999)
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.inject.orders import ORDERS_VARIABLE
-from harness.machine import recorded_env
+from harness.lab.experiments import recorded_env
+from harness.recording.recording_config import ORDERS_VARIABLE
 from tests.manual import text
 
 TRACE, BOOT = ("TRACE", Path("/out/orders.json")), Path("/boot")

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.errors import UsageError
-from harness.machine.scratch import (
+from harness.core.errors import UsageError
+from harness.process.scratch import (
     MAX_ATTEMPT_NAME_BYTES,
     MAX_PARENT_BYTES,
     MAX_TMPDIR_BYTES,
@@ -222,7 +222,7 @@ def test_what_is_gone_already_is_no_error_and_a_file_goes_too(tmp_path: Path) ->
 # Root gives up its privileges first: permissions do not bind it.
 REMOVING = """
 import os, psutil, tempfile
-from harness.machine.scratch import remove_tree
+from harness.process.scratch import remove_tree
 if os.getuid() == 0:
     os.setgroups([])
     os.setgid(65534)
@@ -262,7 +262,7 @@ def test_permissions_do_not_hold_a_tree_but_an_error_is_a_text() -> None:
 # Run in a mount namespace of its own: nothing is mounted for anybody else.
 REMOVING_AROUND_MOUNTS = """
 import os, subprocess, sys, tempfile
-from harness.machine.scratch import remove_tree
+from harness.process.scratch import remove_tree
 root = os.path.realpath(tempfile.mkdtemp(dir="/tmp"))
 outside = tempfile.mkdtemp(dir="/tmp")
 open(os.path.join(outside, "kept"), "w").close()

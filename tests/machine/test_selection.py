@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.errors import InventoryError, UsageError
+from harness.core.errors import InventoryError, UsageError
 from harness.machine.selection import (
     SIM_CAPABILITY,
     Auto,

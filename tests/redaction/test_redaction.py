@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.redaction import REDACTED, is_secret_name, redact_argv, redact_fields, redact_text, redact_values
+from harness.core.redaction import REDACTED, is_secret_name, redact_argv, redact_fields, redact_text, redact_values
 from tests.redaction.secret_shapes import (
     BY_NAME,
     BY_SHAPE,
@@ -271,7 +271,7 @@ RUNS = (
 )
 HOSTILE_PROGRAM = """
 import sys
-from harness.redaction import redact_argv, redact_text
+from harness.core.redaction import redact_argv, redact_text
 pieces, runs = eval(sys.argv[1])
 for piece in pieces:
     redact_argv([piece * (50_000 // len(piece))])

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.lab.entry_call import EntryCall
-from harness.lab.payload import flattened
-from harness.lab.scenario_envelope import envelope_of_call
-from harness.lab.scenario_places import find_scenario
-from harness.redaction import redact_values
+from harness.core.redaction import redact_values
+from harness.lab.experiments.entry_call import EntryCall
+from harness.lab.experiments.flat_config import flattened
+from harness.lab.experiments.scenario_files import find_scenario
+from harness.lab.experiments.scenario_spec import envelope_of_call
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import UsageError
-from harness.lab.envelope import notes_on
-from harness.machine.doctor.environment import judge_address, judge_ray_variables
-from harness.machine.findings import Finding, Severity
-from harness.redaction import REDACTED
-from harness.reporters.findings import findings_json, findings_text
-from harness.runner.supervisor import process_tree
+from harness.core.errors import UsageError
+from harness.core.findings import Finding, Severity
+from harness.core.redaction import REDACTED
+from harness.doctor.environment import judge_address, judge_ray_variables
+from harness.lab.experiments.run_spec import notes_on
+from harness.process.supervisor import process_tree
+from harness.render.findings import findings_json, findings_text
 from harness.trace import Fingerprint, Manifest
 from tests.lab.lab_run import type_command
 from tests.redaction.secret_shapes import ALNUM, BY_NAME, BY_SHAPE, HELD, IN_PLACES, PLAIN, Typed

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.reporters.base import Reporter
+from harness.core.need import Need
+from harness.core.test_outcomes import TestCounts, TestOutcome
 from harness.runner.events import (
     AttemptSlow,
     AttemptStarted,
@@ -24,8 +25,9 @@ from harness.runner.events import (
     TestStarted,
     UnitFinished,
 )
+from harness.runner.reporter import Reporter
 from harness.runner.stats import RunState, closing_figures, exit_code
-from harness.runner.units import Need, NeedSource, Outcome, TestCounts, TestOutcome, Unit, UnitResult
+from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 
 CARDS = ("GPU-aaaa", "GPU-bbbb")
 IMPORT_ERROR = "tests/test_import.py:1: in <module>\n    import moonshine\nE   ModuleNotFoundError: moonshine\n"

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from harness.lab.experiments.worktrees import Commit
 from harness.lab.gate.change import Change, Finding
 from harness.lab.gate.costs import SECONDS, STEP, CostChange
 from harness.lab.gate.policy import Policy
 from harness.lab.gate.result import Gate, GateScenario
-from harness.lab.worktrees import Commit
 
 BASE = Commit("b" * 40, "bbbbbbb", "The base, 100 %", "Ada", "2026-11-19")
 HEAD = Commit("a" * 40, "aaaaaaa", "The head", "Ada", "2026-11-20")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from harness.lab.report import read_report
-from harness.reporters.report.page import page
+from harness.cli.commands.report import read_report
+from harness.render.report.page import page
 from harness.trace.manifest import Manifest
 from harness.trace.tensor_file import Kept
 from harness.trace.values import Float

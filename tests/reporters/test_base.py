@@ -1,5 +1,5 @@
-from harness.reporters.base import Guarded
 from harness.runner.events import Event, Heartbeat
+from harness.runner.reporter import Guarded
 from harness.runner.stats import RunState
 
 

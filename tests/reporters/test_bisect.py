@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.exit_codes import ExitCode
+from harness.core.exit_codes import ExitCode
 from harness.lab.bisect.criterion import Criterion
 from harness.lab.bisect.result import Bisection, Probe
 from harness.lab.bisect.search import Outcome
-from harness.lab.worktrees import Commit
-from harness.reporters.bisect import MAX_CANDIDATES, bisection_json, bisection_text
+from harness.lab.experiments.worktrees import Commit
+from harness.render.bisect import MAX_CANDIDATES, bisection_json, bisection_text
 from harness.trace.diff import diff
 from tests.trace.traces import flip_bit, steps_of, trace
 

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from harness.clock import FakeClock
-from harness.exit_codes import ExitCode
+from harness.core.clock import FakeClock
+from harness.core.exit_codes import ExitCode
 from harness.lab.chaos.comparison import Outcome, Sign
-from harness.lab.chaos.factors import Factor
 from harness.lab.chaos.finding import Chaos, Finding, NotApplied, Tally
 from harness.lab.chaos.plan import ChaosPlan
 from harness.lab.chaos.subject import Subject
-from harness.lab.chaos.values import Span
-from harness.lab.entry_call import EntryCall
-from harness.lab.envelope import Envelope
-from harness.lab.supervised import OUTPUT
-from harness.reporters.chaos import chaos_json, chaos_text, command, effect, sentence
-from harness.reporters.chaos_progress import ChaosLines
+from harness.lab.experiments.entry_call import EntryCall
+from harness.lab.experiments.perturbation_factors import Factor
+from harness.lab.experiments.perturbation_values import Span
+from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.supervised_runs import OUTPUT
+from harness.render.chaos import chaos_json, chaos_text, command, effect, sentence
+from harness.render.chaos_progress import ChaosLines
 from harness.trace.diff import diff
 from tests.manual import between
 from tests.trace.traces import flip_bit, steps_of, trace

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.reporters.chart import chart, plan_json
+from harness.core.need import Need
+from harness.render.chart import chart, plan_json
 from harness.runner.leases import LeaseTable
 from harness.runner.packing import Job, Plan, plan
-from harness.runner.units import Need
 from tests.runner.packing_cases import EIGHT, NEEDS, QUICK, inventory, jobs_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.reporters.curve_picture import HEIGHT, curve_picture
+from harness.render.curve_picture import HEIGHT, curve_picture
 from harness.trace.verdict import Curves
 from tests.trace.traces import SEEDED
 

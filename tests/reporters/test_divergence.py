@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_128_digest
 
-from harness.reporters.divergence import percent, verdict_json, verdict_text
+from harness.render.divergence import percent, verdict_json, verdict_text
 from harness.trace.chain import Leaf, Scope
 from harness.trace.diff import diff
 from harness.trace.manifest import Fingerprint, Manifest

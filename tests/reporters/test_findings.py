@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 
-from harness.machine.card_health import CardHealth, MachineHealth
-from harness.machine.doctor import cards, containers, environment, packages, places, rank_variables
-from harness.machine.doctor.bit_variables import judge_bit_variables, judge_hash_seed
-from harness.machine.doctor.cgroup_limits import GroupLimits
-from harness.machine.doctor.declared_ranges import Clash, Declared
-from harness.machine.doctor.examination import in_order
-from harness.machine.doctor.host import Answer
-from harness.machine.doctor.packages import Installed
-from harness.machine.doctor.places import Directory, Limit, Trial
-from harness.machine.findings import Finding, Severity
+from harness.core.findings import Finding, Severity
+from harness.determinism.variables import judge_bit_variables, judge_hash_seed
+from harness.doctor import containers, directories, environment, gpus, packages, rank_variables
+from harness.doctor.cgroup_limits import GroupLimits
+from harness.doctor.declared_ranges import Clash, Declared
+from harness.doctor.directories import Directory, Limit, Trial
+from harness.doctor.examination import in_order
+from harness.doctor.host import Answer
+from harness.doctor.packages import Installed
+from harness.machine.gpu_health import CardHealth, MachineHealth
 from harness.machine.inventory import Gpu, Inventory, LeftOut
-from harness.reporters.findings import findings_json, findings_text, fix_lines
+from harness.render.findings import findings_json, findings_text, fix_lines
 from tests.machine.doctor.soundness import sound
 from tests.manual import goldens
 
@@ -41,18 +41,22 @@ def healthy() -> tuple[Finding, ...]:
     both = [CardHealth(n, f"GPU-{n}", H200, (9, 0), num_links=18, num_active_links=18) for n in range(2)]
     health = MachineHealth("570.86.15", (12, 8), tuple(both))
     inventory = Inventory(tuple(Gpu(f"GPU-{n}", n, H200, 141.0, (9, 0)) for n in range(2)))
-    torch = cards.Torch("2.11.0+cu128", "12.8", is_available=True, archs=("sm_90",))
+    torch = gpus.Torch("2.11.0+cu128", "12.8", is_available=True, archs=("sm_90",))
     limits = {"nofile": Limit(1024, 1_048_576), "nproc": Limit(515_000, 515_000), "memlock": Limit(INF, INF)}
     return (
-        *cards.judge_driver(health, has_device_file=True),
-        *cards.judge_cards(health, inventory),
-        *cards.judge_links(both),
-        *cards.judge_torch(torch, health, num_usable=2),
+        *gpus.judge_driver(health, has_device_file=True),
+        *gpus.judge_cards(health, inventory),
+        *gpus.judge_links(both),
+        *gpus.judge_torch(torch, health, num_usable=2),
         NETWORK,
-        places.judge_tmpdir(Directory("/tmp", True, "ext4", 81 * GB, 100 * GB), QUICK, is_set=False, better="/var/tmp"),
-        places.judge_socket_paths({}),
-        places.judge_shared_memory(Directory("/dev/shm", True, "tmpfs", 63 * GB, 64 * GB)),
-        *places.judge_limits(limits | {"as": Limit(INF, INF), "fsize": Limit(INF, INF)}, has_rdma=True, is_root=False),
+        directories.judge_tmpdir(
+            Directory("/tmp", True, "ext4", 81 * GB, 100 * GB), QUICK, is_set=False, better="/var/tmp"
+        ),
+        directories.judge_socket_paths({}),
+        directories.judge_shared_memory(Directory("/dev/shm", True, "tmpfs", 63 * GB, 64 * GB)),
+        *directories.judge_limits(
+            limits | {"as": Limit(INF, INF), "fsize": Limit(INF, INF)}, has_rdma=True, is_root=False
+        ),
         containers.judge_containment("pidns", {"cgroup": "no cgroup v2 hierarchy is mounted"}, in_container=False),
         *containers.judge_group_limits(GroupLimits(), memory_bytes=128 * GB, num_cores=16, environ={}),
         environment.judge_ray_variables({}),
@@ -71,21 +75,21 @@ def sick() -> tuple[Finding, ...]:
     lame = CardHealth(1, "GPU-1", H200, (9, 0), num_links=18, num_active_links=12)
     health = MachineHealth("535.54.03", (12, 2), (slow, lame))
     busy = LeftOut("GPU-1", 1, H200, "busy: 12.3 GB held by pid 4711 (python train.py)")
-    torch = cards.Torch("2.13.0+cu130", "13.0", is_available=False)
+    torch = gpus.Torch("2.13.0+cu130", "13.0", is_available=False)
     limits = {"nofile": Limit(1024, 1024), "nproc": Limit(1000, 1000), "memlock": Limit(65_536, 65_536)}
     stuck = Trial({"create": 0.01, "flock": 0.02}, {}, "no answer within 5 s")
     environ = {"RAY_TMPDIR": "/projects/" + "x" * 40, "NVIDIA_TF32_OVERRIDE": "1", "OMP_NUM_THREADS": "all"}
     places_of_it = {"setup.py install_requires": "<=0.10,>=0.8", "requirements.txt:7": "==0.11.0"}
     declared = tuple(Declared("tensordict", SpecifierSet(text), where) for where, text in places_of_it.items())
     return (
-        *cards.judge_driver(health, has_device_file=True),
-        *cards.judge_cards(health, Inventory((Gpu("GPU-0", 0, H200, 141.0, (9, 0)),), (busy,))),
-        *cards.judge_links([slow, lame]),
-        *cards.judge_torch(torch, health, num_usable=1),
-        places.judge_tmpdir(Directory("/net/tmp", True, "nfs4", GB, GB), stuck, is_set=True, better="/tmp"),
-        places.judge_socket_paths(environ),
-        places.judge_shared_memory(Directory("/dev/shm", True, "tmpfs", 64 << 20, 64 << 20)),
-        *places.judge_limits(
+        *gpus.judge_driver(health, has_device_file=True),
+        *gpus.judge_cards(health, Inventory((Gpu("GPU-0", 0, H200, 141.0, (9, 0)),), (busy,))),
+        *gpus.judge_links([slow, lame]),
+        *gpus.judge_torch(torch, health, num_usable=1),
+        directories.judge_tmpdir(Directory("/net/tmp", True, "nfs4", GB, GB), stuck, is_set=True, better="/tmp"),
+        directories.judge_socket_paths(environ),
+        directories.judge_shared_memory(Directory("/dev/shm", True, "tmpfs", 64 << 20, 64 << 20)),
+        *directories.judge_limits(
             limits | {"as": Limit(8 * GB, INF), "fsize": Limit(INF, INF)}, has_rdma=True, is_root=False
         ),
         containers.judge_containment("subreaper", {"cgroup": "read-only", "pidns": "not allowed"}, in_container=True),
@@ -112,13 +116,15 @@ def container() -> tuple[Finding, ...]:
     health = MachineHealth(problem="no NVIDIA driver here", has_driver=False)
     tmpdir = Directory("/tmp", True, "overlay", 81 * GB, 100 * GB)
     return (
-        *cards.judge_driver(health, has_device_file=False),
-        *cards.judge_torch(cards.Torch("2.13.0+cpu"), health, num_usable=0),
+        *gpus.judge_driver(health, has_device_file=False),
+        *gpus.judge_torch(gpus.Torch("2.13.0+cpu"), health, num_usable=0),
         network,
-        places.judge_tmpdir(tmpdir, QUICK, is_set=False, better="/var/tmp"),
-        places.judge_socket_paths({}),
-        places.judge_shared_memory(Directory("/dev/shm", True, "tmpfs", 64 << 20, 64 << 20)),
-        *places.judge_limits(limits | {"as": Limit(INF, INF), "fsize": Limit(INF, INF)}, has_rdma=False, is_root=True),
+        directories.judge_tmpdir(tmpdir, QUICK, is_set=False, better="/var/tmp"),
+        directories.judge_socket_paths({}),
+        directories.judge_shared_memory(Directory("/dev/shm", True, "tmpfs", 64 << 20, 64 << 20)),
+        *directories.judge_limits(
+            limits | {"as": Limit(INF, INF), "fsize": Limit(INF, INF)}, has_rdma=False, is_root=True
+        ),
         containers.judge_containment("subreaper", refused, in_container=True),
         *containers.judge_group_limits(group, memory_bytes=128 * GB, num_cores=16, environ={}),
         environment.judge_ray_variables({}),

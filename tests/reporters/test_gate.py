@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.exit_codes import ExitCode
+from harness.core.exit_codes import ExitCode
 from harness.lab.gate.change import Change, Finding, judge
 from harness.lab.gate.golden import Acceptance, golden_of
 from harness.lab.gate.policy import Policy
 from harness.lab.gate.rounding import Rounding
-from harness.reporters.gate import cost_line, directory_name, gate_json, gate_text, rounding_lines
-from harness.reporters.github import summary
+from harness.render.gate import cost_line, directory_name, gate_json, gate_text, rounding_lines
+from harness.render.github import summary
 from harness.trace.diff import diff
 from harness.trace.verdict import REWARDS, TOKENS, Count, Place
 from tests.reporters.gates import NOISY, SLOWER, STEADY, gate_of, scenario_of

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from harness.lab.gate.change import Change
 from harness.lab.gate.result import Gate
-from harness.reporters.github import (
+from harness.render.github import (
     MAX_BYTES,
     SUMMARY_VARIABLE,
     annotations,

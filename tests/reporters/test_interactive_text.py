@@ -3,10 +3,10 @@
 import json
 from dataclasses import replace
 
-from harness.inject.stepping_messages import BEGIN, END, LEAF, PHASE, Stop
-from harness.lab.interactive.answers import Answer, Compared, Listed, Marked, Shown, Stood, Told
-from harness.lab.interactive.walk import Mark, Visit, Walk
-from harness.reporters.interactive import MAX_LISTED, answer_json, answer_text, prompt_text
+from harness.lab.reproduce.debugger.answers import Answer, Compared, Listed, Marked, Shown, Stood, Told
+from harness.lab.reproduce.debugger.walk import Mark, Visit, Walk
+from harness.recording.stepping_messages import BEGIN, END, LEAF, PHASE, Stop
+from harness.render.interactive import MAX_LISTED, answer_json, answer_text, prompt_text
 from harness.trace.element_diff import compare
 from tests.trace.traces import leaf
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from harness.errors import UsageError
-from harness.reporters.jsonl import JsonlReporter
+from harness.core.errors import UsageError
+from harness.render.jsonl import JsonlReporter
 from harness.runner.events import CancelRequested, event_name
 from harness.runner.stats import RunState
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.clock import FakeClock
-from harness.reporters.live.frame import FrameStyle, Picture, frame
-from harness.reporters.live.reporter import LiveReporter
-from harness.reporters.live.screen import Screen
+from harness.core.clock import FakeClock
+from harness.render.live.frame import FrameStyle, Picture, frame
+from harness.render.live.reporter import LiveReporter
+from harness.render.live.screen import Screen
 from harness.runner.stats import Progress, Running, RunState
 from harness.runner.units import Outcome
 

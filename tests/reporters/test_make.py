@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness.clock import FakeClock
-from harness.reporters.make import ReportOptions, make_reporters
+from harness.core.clock import FakeClock
+from harness.render.make import ReportOptions, make_reporters
 
 
 def test_all_of_them_tell_one_run(sample_run: Any, tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_terminal_is_drawn_on_and_cleared_before_the_summary(sample_run: Any) 
 
 def test_heavy_libraries_wait_until_they_are_asked_for() -> None:
     code = (
-        "import sys, harness.reporters.make;"
+        "import sys, harness.render.make;"
         "print([name for name in ('rich', 'junitparser', 'xml') if name in sys.modules])"
     )
     out = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=Path(__file__).parents[2])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.reporters.divergence import verdict_json, verdict_text
-from harness.reporters.operations import MAX_VALUES, operations_json, operations_text
+from harness.render.divergence import verdict_json, verdict_text
+from harness.render.operations import MAX_VALUES, operations_json, operations_text
 from harness.trace.diff import diff
 from harness.trace.ops import Operation, OpRecord, OpValue, OpVerdict, compare_ops
 from harness.trace.reader import read_trace

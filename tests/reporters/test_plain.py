@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from harness.reporters.plain import PlainReporter
+from harness.core.need import Need
+from harness.render.plain import PlainReporter
 from harness.runner.events import CancelRequested, CollectionFinished, CollectionProgress, DumpRequested, UnitFinished
 from harness.runner.stats import RunState
-from harness.runner.units import Need, NeedSource, Outcome, Unit, UnitResult
+from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "plain_run.txt"
 

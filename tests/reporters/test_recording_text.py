@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.lab.recording import Problem, Recording
-from harness.reporters.recording import recording_lines, size
+from harness.lab.experiments.recording_result import Problem, Recording
+from harness.render.recording import recording_lines, size
 
 WHOLE = Recording(Path("/tmp/a b"), 0, 1200, (0, 1, 2), 29_065)
 

@@ -5,12 +5,13 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from harness.cli import cli
-from harness.lab.judgement import Replay, judge
-from harness.lab.next_command import program_command
-from harness.reporters.divergence import verdict_text
-from harness.reporters.operations import operations_text
-from harness.reporters.replay import TAIL_LINES, output_tail, replay_json, replay_text, run_line
+from harness.cli.main import cli
+from harness.core.program_output import TAIL_LINES, output_tail
+from harness.lab.experiments.hints import program_command
+from harness.lab.replay.comparison import Replay, judge
+from harness.render.divergence import verdict_text
+from harness.render.operations import operations_text
+from harness.render.replay import replay_json, replay_text, run_line
 from tests.lab.replays import plan_of, report, run_of, with_reports
 from tests.trace.traces import flip_bit
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.reporters.report.completions import MAX_SEQUENCES, MAX_STEPS, MAX_TOKENS, flipped_rollouts
-from harness.reporters.report.shown_completions import MAX_SHOWN, Shown, ShownPair, read_shown, shown_pairs
-from harness.reporters.report.views import MAX_BY_LETTER, MAX_SHOWN_CHARS, shown_view, visible
-from harness.reporters.report.vocabulary import parse_vocabulary, read_vocabulary
+from harness.render.report.completions import MAX_SEQUENCES, MAX_STEPS, MAX_TOKENS, flipped_rollouts
+from harness.render.report.shown_completions import MAX_SHOWN, Shown, ShownPair, read_shown, shown_pairs
+from harness.render.report.views import MAX_BY_LETTER, MAX_SHOWN_CHARS, shown_view, visible
+from harness.render.report.vocabulary import parse_vocabulary, read_vocabulary
 from harness.trace.reader import Trace
 from harness.trace.tensor_file import Kept
 from tests.trace.traces import trace_of_values, value

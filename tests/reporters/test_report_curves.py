@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.reporters.report import curves
-from harness.reporters.report.curves import MAX_POINTS, panels
+from harness.render.report import curves
+from harness.render.report.curves import MAX_POINTS, panels
 from harness.trace.curve import CurvePoint
 from harness.trace.values import Float
 from tests.trace.traces import SEEDED

@@ -10,7 +10,7 @@ pytest.importorskip("selenium", reason="pip install 'rlharness[browser]'")
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-from harness.reporters.report import curves
+from harness.render.report import curves
 from harness.trace.chain import Leaf, Scope
 from harness.trace.reader import read_trace
 from harness.trace.values import Float

@@ -5,10 +5,10 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from harness.cli import cli
-from harness.reporters.report.fingerprints import side_by_side
-from harness.reporters.report.next_commands import next_commands
-from harness.reporters.report.subjects import Pair, Subject, letter
+from harness.cli.main import cli
+from harness.lab.report.subjects import Pair, Subject, letter
+from harness.render.report.fingerprints import side_by_side
+from harness.render.report.next_commands import next_commands
 from harness.trace.diff import diff
 from harness.trace.manifest import Fingerprint, Manifest
 from tests.trace.traces import flip_bit, manifest_of, steps_of, trace

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from harness.errors import UsageError
-from harness.reporters.report.page import page, require_jinja
-from harness.reporters.report.subjects import Report, Subject
+from harness.core.errors import UsageError
+from harness.lab.report.subjects import Report, Subject
+from harness.render.report.page import page, require_jinja
 from harness.trace.chain import Leaf, Scope
 from harness.trace.reader import read_trace
 from tests.reporters.report_pages import HOSTILE, NUM_STEPS, page_of, write_pair, write_run
@@ -218,7 +218,7 @@ def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_library_that_plots_is_as_it_was_published() -> None:
-    place = resources.files("harness.reporters.report") / "uplot"
+    place = resources.files("harness.render.report") / "uplot"
     found = {name: hashlib.sha256(place.joinpath(name).read_bytes()).hexdigest() for name in UPLOT}
     assert found == UPLOT
     assert "uPlot 1.6.32" in place.joinpath("README.md").read_text("utf-8")

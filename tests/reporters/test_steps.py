@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from harness.inject.conditions import Condition, Stop
-from harness.lab.entry_call import EntryCall
-from harness.lab.envelope import Envelope
-from harness.lab.recorded_run import RecordedRun
-from harness.lab.recording import Problem, Recording
-from harness.lab.steps.judgement import Ending, OtherRun, OtherTrace, Repeated, StepOperations
-from harness.lab.steps.plan import StepPlan
-from harness.lab.steps.result import StepReplay
-from harness.lab.stopped import Stopped, StopPlan
-from harness.lab.supervised import Run
-from harness.reporters.divergence import verdict_text
-from harness.reporters.operations import non_finite_lines
-from harness.reporters.steps import step_json, step_text
-from harness.reporters.stopping import stopped_json, stopped_text, where
+from harness.lab.experiments.entry_call import EntryCall
+from harness.lab.experiments.recorded_run import RecordedRun
+from harness.lab.experiments.recording_result import Problem, Recording
+from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.supervised_runs import Run
+from harness.lab.reproduce.comparison import Ending, OtherRun, OtherTrace, Repeated, StepOperations
+from harness.lab.reproduce.plan import StepPlan
+from harness.lab.reproduce.result import StepReplay
+from harness.lab.reproduce.stopped import Stopped, StopPlan
+from harness.recording.conditions import Condition, Stop
+from harness.render.divergence import verdict_text
+from harness.render.operations import non_finite_lines
+from harness.render.steps import step_json, step_text
+from harness.render.stopping import stopped_json, stopped_text, where
 from harness.trace.diff import diff
 from harness.trace.manifest import Manifest
 from harness.trace.non_finite import NonFinite

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from harness.exit_codes import ExitCode
-from harness.reporters.summary import SummaryReporter, closing_line
+from harness.core.exit_codes import ExitCode
+from harness.core.need import Need
+from harness.render.summary import SummaryReporter, closing_line
 from harness.runner.events import CollectionFinished, Event, RunFinished, UnitFinished
 from harness.runner.stats import RunState
-from harness.runner.units import Need, NeedSource, Outcome, Unit, UnitResult
+from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.reporters.text import card_names, cards, count, label, one_line, path_text, put, ranges, tally
+from harness.core.test_outcomes import TestCounts, TestOutcome
+from harness.core.text import count, one_line, path_text, put, ranges
+from harness.render.outcomes import card_names, cards, label, tally
 from harness.runner.events import RunStarted
 from harness.runner.stats import RunState
-from harness.runner.units import Outcome, TestCounts, TestOutcome
+from harness.runner.units import Outcome
 
 
 @given(st.text())

@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.exit_codes import ExitCode
+from harness.core.exit_codes import ExitCode
+from harness.lab.transplant.comparison import Distance, Effect, Outcome, Where
 from harness.lab.transplant.findings import Findings, Pair
-from harness.lab.transplant.grafts import Graft, parse_take
-from harness.lab.transplant.judgement import Distance, Effect, Outcome, Where
-from harness.reporters.transplant import transplant_json, transplant_text
+from harness.lab.transplant.patches import Graft, parse_take
+from harness.render.transplant import transplant_json, transplant_text
 from tests.lab.test_recorded_run import recorded
 
 

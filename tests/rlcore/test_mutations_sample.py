@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.exit_codes import ExitCode
+from harness.core.exit_codes import ExitCode
 from tests.benchmarks.mutations.catalogue import FAULTS
 from tests.benchmarks.mutations.runner import carry_out
 from tests.benchmarks.mutations.settings import payload

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from harness.errors import HarnessError
-from harness.runner.attempt import AttemptSpec, Supervisors, probe_tiers
-from harness.runner.supervisor import process_tree
-from harness.runner.supervisor.containment import TIERS, cgroup_home
-from harness.runner.supervisor.process_tree import Process
+from harness.core.errors import HarnessError
+from harness.process.supervisor import process_tree
+from harness.process.supervisor.containment import TIERS, cgroup_home
+from harness.process.supervisor.process_tree import Process
+from harness.process.supervisors import AttemptSpec, Supervisors, probe_tiers
 
 INTERPRETER = (sys.executable, "-I", "-S", "-c")
 GIVE_UP_ROOT = "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)"

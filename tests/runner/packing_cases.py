@@ -6,10 +6,10 @@ from itertools import permutations, product
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from harness.core.need import Need
 from harness.machine.inventory import Gpu, Inventory
 from harness.runner.first_fit import Job
 from harness.runner.leases import LeaseTable
-from harness.runner.units import Need
 
 QUICK = settings(max_examples=100, derandomize=True)
 THOROUGH = settings(max_examples=400, derandomize=True)

@@ -7,22 +7,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.clock import FakeClock
-from harness.machine.card_watch import CardWatch
-from harness.machine.claims import Claims
+from harness.core.clock import FakeClock
+from harness.core.invocation import Invocation
+from harness.core.need import Need
+from harness.machine.gpu_watch import CardWatch
 from harness.machine.inventory import Gpu, Inventory
 from harness.machine.meter import FakeMeter, MemoryMeter
-from harness.machine.ports import PortBlocks, read_ephemeral_range
+from harness.process.claims import Claims
+from harness.process.ports import PortBlocks, read_ephemeral_range
 from harness.runner import events
 from harness.runner.collect import Collected
 from harness.runner.dispatcher import Dispatcher, Recorder
 from harness.runner.first_fit import Job, Queue
 from harness.runner.leases import LeaseTable
-from harness.runner.options import Invocation, RunOptions
+from harness.runner.options import RunOptions
 from harness.runner.played_attempts import Play, PlayedAttempts
 from harness.runner.stats import RunState
 from harness.runner.unit_run import UnitRunner
-from harness.runner.units import Need, NeedSource, Outcome, Unit, UnitResult
+from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 
 GPU_0, GPU_1 = "ID-0", "ID-1"
 Act = Callable[[Dispatcher], None]

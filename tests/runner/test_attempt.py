@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.runner.attempt import AttemptEnd, AttemptSpec, Supervisors, probe_tiers
-from harness.runner.supervisor.containment import TIERS
-from harness.runner.supervisor.process_tree import Process
+from harness.process.supervisor.containment import TIERS
+from harness.process.supervisor.process_tree import Process
+from harness.process.supervisors import AttemptEnd, AttemptSpec, Supervisors, probe_tiers
 
 MakeSpec = Callable[..., AttemptSpec]
 Living = Callable[..., list[Process]]

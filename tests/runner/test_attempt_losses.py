@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 import harness
-from harness.runner.attempt import AttemptEnd, AttemptSpec, Supervisors
-from harness.runner.supervisor import process_tree
-from harness.runner.supervisor.process_tree import Process
+from harness.process.supervisor import process_tree
+from harness.process.supervisor.process_tree import Process
+from harness.process.supervisors import AttemptEnd, AttemptSpec, Supervisors
 
 MakeSpec = Callable[..., AttemptSpec]
 Living = Callable[..., list[Process]]
@@ -43,7 +43,7 @@ time.sleep(60)
 TREE_SIZE = 3
 RUNNER = """
 import asyncio, json, sys
-from harness.runner.attempt import AttemptSpec, Supervisors
+from harness.process.supervisors import AttemptSpec, Supervisors
 tier, run_id, fields = json.load(sys.stdin)
 asyncio.run(Supervisors(tier, run_id).run(AttemptSpec(**fields)))
 """

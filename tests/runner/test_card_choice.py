@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.core.need import Need
 from harness.machine.inventory import Gpu, Inventory
-from harness.runner import card_choice
-from harness.runner.card_choice import CardChoice
-from harness.runner.units import Need
+from harness.runner import gpu_choice
+from harness.runner.gpu_choice import CardChoice
 from tests.runner.packing_cases import EIGHT, INVENTORIES, NEEDS, QUICK, inventory
 
 EVERYTHING = 0xFF
@@ -48,7 +48,7 @@ def test_cards_that_are_linked_alike_are_taken_by_index() -> None:
 def test_sets_are_grown_where_they_are_too_many_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     island = [(a, b, 4) for a, b in combinations((1, 4, 6, 7), 2)]
     choice = CardChoice(linked(8, *island, (0, 2, 1), (2, 3, 1)))
-    monkeypatch.setattr(card_choice, "MAX_SETS_COMPARED", 5)
+    monkeypatch.setattr(gpu_choice, "MAX_SETS_COMPARED", 5)
     assert chosen(choice, Need(gpus=4)) == [1, 4, 6, 7]
 
 

@@ -16,16 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.config import NeedRule
-from harness.errors import CollectionError, UsageError
-from harness.runner.attempt import AttemptEnd, AttemptSpec, Supervisors, probe_tiers
+from harness.core.config import NeedRule
+from harness.core.errors import CollectionError, UsageError
+from harness.core.need import Need
+from harness.process.supervisors import AttemptEnd, AttemptSpec, Supervisors, probe_tiers
 from harness.runner.collect import Collected, CollectOptions, Selection, collect, selected, split_selections
-from harness.runner.units import Need, NeedSource, Unit
+from harness.runner.units import NeedSource, Unit
 
 ROOT = Path(__file__).parents[2]
 LATE_S = 60.0
 HANG = "import os, pathlib, time\npathlib.Path(os.environ['HANGS']).touch()\ntime.sleep(3600)\n"
-"""Hangs, and says so: whoever waits for it need not guess how long a slow machine takes to get there."""
 
 
 @dataclass

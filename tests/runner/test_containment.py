@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import harness
-from harness.runner.attempt import AttemptSpec, Supervisors
-from harness.runner.supervisor import containment, process_tree
-from harness.runner.supervisor.containment import TIERS, cgroup_home
-from harness.runner.supervisor.process_tree import Process
+from harness.process.supervisor import containment, process_tree
+from harness.process.supervisor.containment import TIERS, cgroup_home
+from harness.process.supervisor.process_tree import Process
+from harness.process.supervisors import AttemptSpec, Supervisors
 
 MakeSpec = Callable[..., AttemptSpec]
 Living = Callable[..., list[Process]]
@@ -34,7 +34,7 @@ time.sleep(60)
 """
 HOLD_AND_KILL = """
 import os, select, signal, sys
-from harness.runner.supervisor.containment import make_containment
+from harness.process.supervisor.containment import make_containment
 
 class KillGroup:
     "What a process group and killpg can do: the usual way, and no more."
@@ -160,7 +160,7 @@ def test_only_a_namespace_outlasts_the_loss_of_runner_and_supervisor(
 ) -> None:
     runner_program = """
 import asyncio, json, sys
-from harness.runner.attempt import AttemptSpec, Supervisors
+from harness.process.supervisors import AttemptSpec, Supervisors
 tier, fields = json.load(sys.stdin)
 asyncio.run(Supervisors(tier, "lost").run(AttemptSpec(**fields)))
 """
@@ -195,7 +195,7 @@ asyncio.run(Supervisors(tier, "lost").run(AttemptSpec(**fields)))
 
 def probed(home: str, before: str = "") -> dict[str, str]:
     """What the probe says of each tier, with control groups in `home`, after some code has run."""
-    program = f"from harness.runner.supervisor.main import probe; {before}\nprobe(lambda: {home!r})"
+    program = f"from harness.process.supervisor.main import probe; {before}\nprobe(lambda: {home!r})"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, check=True)
     answers = [json.loads(line) for line in done.stdout.splitlines()]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.runner.supervisor.deadlines import TEST_SLACK_S, Deadlines
+from harness.process.supervisor.deadlines import TEST_SLACK_S, Deadlines
 
 INF = math.inf
 LIMITS = st.floats(0.1, 1000)

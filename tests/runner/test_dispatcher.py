@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.core.need import Need
 from harness.machine.meter import FakeMeter
 from harness.runner import events
 from harness.runner.dispatcher import Dispatcher
 from harness.runner.played_attempts import FAILING, Play
-from harness.runner.units import Need, NeedSource, Outcome, Unit
+from harness.runner.units import NeedSource, Outcome, Unit
 from tests.runner.played_run import GPU_0, GPU_1, PlayedRun, after, begun, told
 
 FOREVER = 10**6

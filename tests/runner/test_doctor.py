@@ -15,11 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.cli import main
-from harness.exit_codes import ExitCode
-from harness.machine.doctor.checks import CHECKS, NUMERICS
-from harness.runner.doctor import fix_command, host_of
-from harness.runner.options import Invocation
+from harness.cli.commands.doctor import fix_command, host_of
+from harness.cli.main import main
+from harness.core.exit_codes import ExitCode
+from harness.core.invocation import Invocation
+from harness.doctor.checks import CHECKS, NUMERICS
 from tests.runner.whole_run import HARNESS, environment
 
 
@@ -256,12 +256,12 @@ def test_a_child_has_a_tmpdir_for_its_life_and_no_cluster(tmp_path: Path) -> Non
 def test_an_interrupted_examination_ends_its_children(plain_environment: Path) -> None:
     code = (
         "import asyncio, os, signal, sys, threading\nfrom pathlib import Path\n"
-        "from harness.machine.doctor import checks, examination\nfrom harness.runner import doctor\n"
+        "from harness.doctor import checks, examination\nfrom harness.runner import doctor\n"
         "async def look(host):\n"
         "    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()\n"
         "    await host.ask((sys.executable, '-c', 'import time; time.sleep(600)'), limit_s=600)\n"
         "doctor.CHECKS = (examination.Check('slow', look, 600),)\n"
-        "from harness.cli import main\nsys.exit(main(['doctor']))\n"
+        "from harness.cli.main import main\nsys.exit(main(['doctor']))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60, check=False

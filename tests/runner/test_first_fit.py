@@ -9,11 +9,11 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.clock import FakeClock
+from harness.core.clock import FakeClock
+from harness.core.need import Need
 from harness.machine.inventory import Inventory
 from harness.runner.first_fit import Job, Queue, Schedule, makespan_s, simulate
 from harness.runner.leases import Lease, LeaseTable
-from harness.runner.units import Need
 from tests.runner.packing_cases import (
     EIGHT,
     INVENTORIES,

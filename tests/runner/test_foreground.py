@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import UsageError
-from harness.runner.supervisor.foreground import run_in_foreground
-from harness.runner.supervisor.process_tree import Process, read_process
+from harness.core.errors import UsageError
+from harness.process.supervisor.foreground import run_in_foreground
+from harness.process.supervisor.process_tree import Process, read_process
 from tests.runner.whole_run import PATIENCE_S, environment, until
 
 RUN = """
 import os, sys
-from harness.runner.supervisor.foreground import run_in_foreground
+from harness.process.supervisor.foreground import run_in_foreground
 status = run_in_foreground(sys.argv[1:], dict(os.environ))
 print("status", status, flush=True)
 """

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import UsageError
-from harness.exit_codes import ExitCode
-from harness.lab.out_directory import out_directory
-from harness.machine import scratch
-from harness.machine.scratch import read_mounts, remove_tree
-from harness.runner.run_directory import MARK, NUM_KEPT, make_kept_directory, make_run_directory
+from harness.core.errors import UsageError
+from harness.core.exit_codes import ExitCode
+from harness.lab.experiments.out_directory import out_directory
+from harness.process import scratch
+from harness.process.run_directory import MARK, NUM_KEPT, make_kept_directory, make_run_directory
+from harness.process.scratch import read_mounts, remove_tree
 from tests.runner.whole_run import HARNESS, QUICK, environment, write_suite
 
 KINDS = ("replays", "gates", "chaos", "bisections", "transplants")

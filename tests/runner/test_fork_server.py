@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.runner.attempt import AttemptEnd, AttemptSpec, Supervisors
-from harness.runner.supervisor import process_tree, syscalls
-from harness.runner.supervisor.fork_server import Forked, ForkServer, start_python
-from harness.runner.supervisor.process_tree import Process
+from harness.process.supervisor import process_tree, syscalls
+from harness.process.supervisor.fork_server import Forked, ForkServer, start_python
+from harness.process.supervisor.process_tree import Process
+from harness.process.supervisors import AttemptEnd, AttemptSpec, Supervisors
 
 Eventually = Callable[[Callable[[], object], str], Awaitable[None]]
 QUICK_S = 2.0

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.core.need import Need
 from harness.runner import history_file
 from harness.runner.history import (
     ESTIMATE_SPREAD,
@@ -24,7 +25,7 @@ from harness.runner.history import (
     estimate_s,
     sizes_bytes,
 )
-from harness.runner.units import Need, NeedSource, Outcome, Unit, UnitResult
+from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 
 SIZES = {"tests/test_a.py": 1000, "tests/test_b.py": 3000, "tests/test_new.py": 2000}
 

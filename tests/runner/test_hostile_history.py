@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.exit_codes import ExitCode
+from harness.core.exit_codes import ExitCode
+from harness.core.need import Need
+from harness.core.user_cache import cache_path
 from harness.runner import history, history_file
 from harness.runner.history import UNKNOWN_S, History
 from harness.runner.history_file import SCHEMA
-from harness.runner.units import Need, NeedSource, Outcome, Unit, UnitResult
-from harness.user_cache import cache_path
+from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.runner.hostile_histories import (
     MALFORMED,
     make_history,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.runner.interruption import CANCEL_SIGNALS, Interruption
+from harness.process.interruption import CANCEL_SIGNALS, Interruption
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,7 +103,7 @@ def test_handlers_are_given_back() -> None:
 
 IGNORES = """
 import asyncio, os, signal, sys
-from harness.runner.interruption import Interruption
+from harness.process.interruption import Interruption
 async def main():
     with Interruption() as interruption:
         os.kill(os.getpid(), signal.SIGHUP)

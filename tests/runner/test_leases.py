@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.core.need import Need
 from harness.machine.inventory import Inventory
 from harness.runner.leases import Lease, LeaseTable
-from harness.runner.units import Need
 from tests.runner.packing_cases import EIGHT, INVENTORIES, NEEDS, THOROUGH, inventory
 
 CPU = Need()

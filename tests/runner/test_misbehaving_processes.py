@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from harness.runner.attempt import AttemptEnd, AttemptSpec, Supervisors
-from harness.runner.supervisor.process_tree import Process
+from harness.process.supervisor.process_tree import Process
+from harness.process.supervisors import AttemptEnd, AttemptSpec, Supervisors
 
 LIMIT_S = 1.0  # of those that hang
 NUM_PRINTED_BYTES = 20_000_000

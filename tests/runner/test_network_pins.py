@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.clock import SystemClock
+from harness.core.clock import SystemClock
+from harness.core.invocation import Invocation
+from harness.core.need import Need
 from harness.runner.network_pins import needs_network, network_pins
-from harness.runner.options import Invocation
-from harness.runner.units import Need, NeedSource, Unit
+from harness.runner.units import NeedSource, Unit
 from tests.runner.whole_run import run, write_suite
 
 TELLS = """

@@ -6,18 +6,13 @@ from typing import Any
 
 import pytest
 
-from harness.cli import main
-from harness.errors import UsageError
-from harness.exit_codes import ExitCode
-from harness.runner.options import (
-    Invocation,
-    RunOptions,
-    make_options,
-    num_cores,
-    runs_parts_of_files,
-    wants_colour,
-)
-from harness.runner.units import Need
+from harness.cli.commands.run_options import make_options
+from harness.cli.main import main
+from harness.core.errors import UsageError
+from harness.core.exit_codes import ExitCode
+from harness.core.invocation import Invocation, num_cores, wants_colour
+from harness.core.need import Need
+from harness.runner.options import RunOptions, runs_parts_of_files
 
 GIVEN: dict[str, Any] = {
     "paths": (),

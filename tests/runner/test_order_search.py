@@ -6,10 +6,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.core.need import Need
 from harness.runner.first_fit import Job, makespan_s
 from harness.runner.leases import LeaseTable
 from harness.runner.order_search import NUM_SCENARIOS, RULES, FreeCount, OrderSearch
-from harness.runner.units import Need
 from tests.runner.packing_cases import EIGHT, QUICK, jobs_of, widths
 
 RULES_ONLY = len(RULES) * (NUM_SCENARIOS + 1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.runner.attempt import AttemptEnd
+from harness.process.supervisors import AttemptEnd
 from harness.runner.outcomes import Reported, judge
 from harness.runner.units import Outcome
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.core.need import Need
 from harness.machine.inventory import Inventory
 from harness.runner.first_fit import Queue, simulate
 from harness.runner.leases import LeaseTable
 from harness.runner.packing import Job, Plan, plan
-from harness.runner.units import Need
 from tests.runner.packing_cases import EIGHT, INVENTORIES, NEEDS, QUICK, inventory, jobs_of, widths
 
 FEW = 150  # simulations: enough for every rule and a few trials

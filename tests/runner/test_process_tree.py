@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import harness
-from harness.runner.supervisor import process_tree
-from harness.runner.supervisor.process_tree import Process
+from harness.process.supervisor import process_tree
+from harness.process.supervisor.process_tree import Process
 
 READY = "import sys, time; print('ready', flush=True); time.sleep(60)"
 
@@ -119,7 +119,7 @@ def test_without_pidfds_it_signals_all_the_same(
 
 def test_why_a_signal_could_not_be_sent_is_told(child: subprocess.Popen[bytes], give_up_root: str) -> None:
     program = (
-        "from harness.runner.supervisor import process_tree\n"
+        "from harness.process.supervisor import process_tree\n"
         f"{give_up_root}\n"
         f"print(process_tree.send_signal(process_tree.read_process({child.pid}), 0))"
     )

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.exit_codes import ExitCode
-from harness.runner.supervisor import process_tree
+from harness.core.exit_codes import ExitCode
+from harness.process.supervisor import process_tree
 from tests.runner.whole_run import QUICK, Done, ended, run, started, until, write_suite
 
 pytestmark = pytest.mark.timeout(120)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.exit_codes import ExitCode
+from harness.core.exit_codes import ExitCode
 from scenarios.nvml_stub.build import Card, build, compiler, machine_of, stub_env
 from tests.runner.whole_run import QUICK, Done, run, write_suite
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import HarnessError
-from harness.runner.run_directory import NUM_KEPT, make_run_directory, new_run_id
+from harness.core.errors import HarnessError
+from harness.process.run_directory import NUM_KEPT, make_run_directory, new_run_id
 
 DATE = datetime(2026, 3, 1, 12, 30, 5, tzinfo=UTC)
 

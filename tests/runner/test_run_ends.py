@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.exit_codes import ExitCode
+from harness.core.exit_codes import ExitCode
 from scenarios.nvml_stub.build import compiler, stub_env
 from tests.runner.whole_run import QUICK, Done, ended, interrupted, run, started, until, write_suite
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.exit_codes import ExitCode
-from harness.runner.run_directory import MARK
+from harness.core.exit_codes import ExitCode
+from harness.process.run_directory import MARK
 from tests.runner.whole_run import HARNESS, QUICK, Done, ended, environment, run, started, write_suite
 
 RUN = ("run", "--gpus", "none")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.exit_codes import ExitCode
+from harness.core.exit_codes import ExitCode
 from tests.runner.terminal import on_terminal, plain, start_on_terminal
 from tests.runner.whole_run import PATIENCE_S, QUICK, Done, until, write_suite
 

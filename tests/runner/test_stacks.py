@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.clock import FakeClock, SystemClock
-from harness.runner.attempt import AttemptSpec, Supervisors
-from harness.runner.supervisor import process_tree, stacks
-from harness.runner.supervisor.process_tree import Process
+from harness.core.clock import FakeClock, SystemClock
+from harness.process.supervisor import process_tree, stacks
+from harness.process.supervisor.process_tree import Process
+from harness.process.supervisors import AttemptSpec, Supervisors
 
 PY_SPY = Path(sys.executable).with_name("py-spy")
 HANGS = """

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.clock import FakeClock
-from harness.errors import UsageError
-from harness.machine.claims import Claims
+from harness.core.clock import FakeClock
+from harness.core.errors import UsageError
+from harness.core.invocation import Invocation
 from harness.machine.meter import NoMeter
-from harness.runner.options import Invocation, RunOptions
+from harness.process.claims import Claims
+from harness.process.supervisor import process_tree
+from harness.runner.options import RunOptions
 from harness.runner.stage import read_cards, set_stage
-from harness.runner.supervisor import process_tree
 from scenarios.nvml_stub.build import compiler, stub_env
 from tests.runner.whole_run import QUICK, environment, write_suite
 
@@ -87,7 +88,7 @@ int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 IMPATIENT = """
 import sys
 from harness.runner import stage
-from harness.cli import main
+from harness.cli.main import main
 stage.INVENTORY_S = 0.2
 sys.exit(main())
 """

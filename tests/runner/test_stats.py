@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.exit_codes import ExitCode
+from harness.core.exit_codes import ExitCode
+from harness.core.need import Need
+from harness.core.test_outcomes import TestCounts, TestOutcome
 from harness.runner.events import (
     AttemptSlow,
     AttemptStarted,
@@ -25,7 +27,7 @@ from harness.runner.events import (
     UnitFinished,
 )
 from harness.runner.stats import RunState, closing_figures, exit_code
-from harness.runner.units import Need, NeedSource, Outcome, TestCounts, TestOutcome, Unit, UnitResult
+from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 
 GPUS = ("SIM-0", "SIM-1", "SIM-2", "SIM-3")
 

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from harness.machine.claims import Claims
+from harness.core.need import Need
+from harness.core.report_file import read_report
+from harness.core.test_outcomes import TestOutcome
 from harness.machine.meter import FakeMeter, GpuProcess
-from harness.machine.ports import BLOCK_SIZE, block_starts
+from harness.process.claims import Claims
+from harness.process.ports import BLOCK_SIZE, block_starts
+from harness.process.supervisors import AttemptSpec
 from harness.runner import events
-from harness.runner.attempt import AttemptSpec
 from harness.runner.played_attempts import FAILING, PASSING, Play
-from harness.runner.report_file import read_report
 from harness.runner.unit_run import keep_ray_logs
-from harness.runner.units import Need, NeedSource, Outcome, TestOutcome, Unit
+from harness.runner.units import NeedSource, Outcome, Unit
 from tests.runner.played_run import GPU_0, GPU_1, PlayedRun, begun, told
 
 FAILS = Play(report=FAILING, exit_code=1)

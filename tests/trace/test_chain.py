@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_digest, xxh3_128_digest
 
 import harness.trace
-from harness.errors import TraceError
+from harness.core.errors import TraceError
 from harness.trace import chain, digests, format
 from harness.trace.chain import Leaf, Scope
 from tests.trace.traces import SEEDED, any_leaf, any_leaves, leaf, names

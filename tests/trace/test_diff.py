@@ -11,9 +11,9 @@ from harness.trace.chain import Leaf
 from harness.trace.diff import diff
 from harness.trace.digests import SHARDSUM_128
 from harness.trace.format import HEADER, done_payload, frame, step_payload
-from harness.trace.leaf_diff import StepDifference, compare_leaves
 from harness.trace.manifest import Fingerprint, Manifest
 from harness.trace.reader import read_trace
+from harness.trace.value_diff import StepDifference, compare_leaves
 from harness.trace.verdict import Difference, Kind
 from tests.trace.traces import (
     LEAVES,

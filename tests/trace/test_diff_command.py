@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli import main
-from harness.exit_codes import ExitCode
+from harness.cli.main import main
+from harness.core.exit_codes import ExitCode
 from tests.trace.traces import flip_bit, manifest_of, steps_of, write
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.errors import TraceError
+from harness.core.errors import TraceError
 from harness.trace.chain import DIGEST_BYTES, Leaf
 from harness.trace.digests import ELEMENT_BYTES, RAW, XXH3_128, add_shards, digest, mix, raw_value, shardsum, word_key
 from tests.trace.traces import SEEDED

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import TraceError
+from harness.core.errors import TraceError
 from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt
 from harness.trace.layout import log_name

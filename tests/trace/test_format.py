@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import TraceError
+from harness.core.errors import TraceError
 from harness.trace.chain import CHAINED, PHASES, Leaf, Scope, enc
 from harness.trace.format import (
     Columns,

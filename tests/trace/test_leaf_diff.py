@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from harness.trace.chain import Leaf, Scope
 from harness.trace.format import Columns, Place, read_columns, step_payload
-from harness.trace.leaf_diff import StepDifference, compare_columns, compare_leaves
+from harness.trace.value_diff import StepDifference, compare_columns, compare_leaves
 from harness.trace.verdict import Difference
 from tests.trace.traces import SEEDED, any_leaves, leaf
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import TraceError
+from harness.core.errors import TraceError
 from harness.trace.non_finite import NonFinite, find_non_finite
 from harness.trace.ops import INF, NAN, Operation, OpRecord, OpValue
 from tests.trace.traces import SEEDED

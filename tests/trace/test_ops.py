@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import TraceError
+from harness.core.errors import TraceError
 from harness.trace.ops import (
     OPS,
     OpDifference,

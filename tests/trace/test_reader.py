@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 import harness.trace
 from harness import __version__
-from harness.errors import TraceError
+from harness.core.errors import TraceError
 from harness.trace.chain import Leaf, next_chain
 from harness.trace.diff import diff
 from harness.trace.digests import digest
 from harness.trace.excerpt import excerpt
 from harness.trace.format import HEADER, done_payload, frame, step_payload
+from harness.trace.global_values import whole_leaves
 from harness.trace.manifest import Fingerprint, Manifest, manifest_text, parse_manifest
 from harness.trace.reader import read_trace, verify
 from harness.trace.verdict import Kind
-from harness.trace.wholes import whole_leaves
 from tests.manual import section
 from tests.trace.traces import (
     SEEDED,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import deserialize
 
-from harness.errors import TraceError
+from harness.core.errors import TraceError
 from harness.trace.chain import Leaf, Scope
 from harness.trace.tensor_file import DTYPES, DamagedTensor, Kept, read_digested, read_tensor, tensor_key, write_tensors
 from tests.trace.traces import SEEDED, names

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import TraceError
+from harness.core.errors import TraceError
 from harness.trace.chain import Leaf, Scope
 from harness.trace.digests import SHARDSUM_128
 from harness.trace.manifest import Fingerprint, Manifest

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from typing import Protocol
 
-from harness.errors import HarnessError, UsageError
-from harness.exit_codes import ExitCode
-from harness.lab.worktrees import Checkout, Commit, GitError, Side, Worktrees
+from harness.core.errors import HarnessError, UsageError
+from harness.core.exit_codes import ExitCode
+from harness.lab.experiments.worktrees import Checkout, Commit, GitError, Side, Worktrees
 
 
 class UnavailableError(HarnessError):

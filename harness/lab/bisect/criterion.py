@@ -5,9 +5,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import isnan
 
-from harness.errors import UsageError
-from harness.inject.conditions import OPERATORS, Condition, parse_condition
+from harness.core.errors import UsageError
 from harness.lab.bisect.search import Outcome
+from harness.recording.conditions import OPERATORS, Condition, parse_condition
 from harness.trace.diff import diff
 from harness.trace.reader import Trace
 from harness.trace.verdict import Kind

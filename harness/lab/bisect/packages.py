@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count, pairwise
@@ -19,15 +19,14 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from harness.errors import UsageError
+from harness.core.errors import UsageError
+from harness.core.regular_file import read_text
 from harness.lab.bisect.candidates import UnavailableError, refuse_interrupted
 from harness.lab.bisect.search import in_a_line
-from harness.lab.session import Session
-from harness.lab.supervised import OUTPUT
-from harness.lab.worktrees import Side
-from harness.machine.scratch import remove_tree
-from harness.regular_file import read_text
-from harness.reporters.base import say
+from harness.lab.experiments.session import Session
+from harness.lab.experiments.supervised_runs import OUTPUT
+from harness.lab.experiments.worktrees import Side
+from harness.process.scratch import remove_tree
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
 LEGAL = "NAME==A..B, the good version and a later one that is bad"
@@ -76,8 +75,18 @@ def versions_between(known: Sequence[str], name: str, good: Version, bad: Versio
 class PackageCandidates:
     """Versions of one package, each in a directory of its own."""
 
-    def __init__(self, session: Session, side: Side, directory: Path, name: str, versions: Sequence[str]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        side: Side,
+        directory: Path,
+        name: str,
+        versions: Sequence[str],
+        *,
+        note: Callable[[str], None],
+    ) -> None:
         self._session = session
+        self._note = note
         self._side = side
         self._directory = directory
         self._name = name
@@ -96,7 +105,7 @@ class PackageCandidates:
         target = self._directory / f"packages-{name}"
         try:
             if wanted := await self.requirements(name):
-                say(f"installing {', '.join(wanted)}, beside the environment")
+                self._note(f"installing {', '.join(wanted)}, beside the environment")
                 arguments = ("install", "--quiet", "--no-deps", "--target", str(target), *wanted)
                 await pip(self._session, arguments, self._log(), f"{self.told(name)} cannot be installed")
             recorder, *rest = self._side.environ["PYTHONPATH"].split(os.pathsep)

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.exit_codes import ExitCode
+from harness.core.exit_codes import ExitCode
 from harness.lab.bisect.criterion import Criterion
 from harness.lab.bisect.search import Outcome
-from harness.lab.worktrees import Commit
+from harness.lab.experiments.worktrees import Commit
 from harness.trace.verdict import Verdict
 
 

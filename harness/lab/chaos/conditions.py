@@ -1,7 +1,7 @@
 """How a perturbation is brought to a run: what it is called with, started with, and in which environment. Pure.
 
     payload keys ─▶ call        hash_seed, threads ─▶ variables        nice, cores ─▶ launch.py        crash ─▶ crash.py
-    latency ─▶ inject/latency
+    latency ─▶ recording/latency
 
 A load is a program of its own beside the run, which the bench starts.
 """
@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.lab.chaos.factors import (
+from harness.lab.experiments.flat_config import overridden
+from harness.lab.experiments.perturbation_factors import (
     CORES,
     CRASH,
     HASH_SEED,
@@ -27,12 +28,11 @@ from harness.lab.chaos.factors import (
     parse_moment,
     written,
 )
-from harness.lab.envelope import Envelope
-from harness.lab.payload import overridden
+from harness.lab.experiments.run_spec import Envelope
 
 LAUNCH = str(Path(__file__).with_name("launch.py"))
 BUSY = str(Path(__file__).with_name("busy.py"))
-DELAYS = "harness.inject.latency:Latency"
+DELAYS = "harness.recording.latency:Latency"
 CRASHING_ENTRY = "harness.lab.chaos.crash:run"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 

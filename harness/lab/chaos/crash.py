@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.lab.chaos.factors import END
-from harness.lab.scenario_main import load_entry
+from harness.lab.experiments.perturbation_factors import END
+from harness.lab.experiments.scenario_main import load_entry
 
 
 def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Any) -> None:

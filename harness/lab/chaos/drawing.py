@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-from harness.lab.chaos.factors import Factor
+from harness.lab.experiments.perturbation_factors import Factor
 
 QUARTERS = 4
 

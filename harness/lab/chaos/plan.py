@@ -8,12 +8,12 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from harness.errors import HarnessError, UsageError
-from harness.lab.chaos.factors import Factor, chosen, parse_only
+from harness.core.errors import HarnessError, UsageError
+from harness.core.invocation import Invocation
 from harness.lab.chaos.subject import Subject, make_subject
-from harness.lab.out_directory import out_directory
-from harness.lab.program_input import keep_input
-from harness.runner.options import Invocation
+from harness.lab.experiments.out_directory import out_directory
+from harness.lab.experiments.perturbation_factors import Factor, chosen, parse_only
+from harness.lab.experiments.program_input import keep_input
 
 CHAOS = "chaos"
 DEFAULT_COUNT = 20

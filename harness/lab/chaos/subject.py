@@ -4,16 +4,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.errors import UsageError
+from harness.core.errors import UsageError
+from harness.core.invocation import Invocation, num_cores
 from harness.lab.chaos.conditions import payload_values, watchers_of
-from harness.lab.chaos.factors import CRASH, Factor, Perturbation, crash_factor, latency_factor, outside_factors
-from harness.lab.envelope import Envelope
-from harness.lab.foreign_program import foreign_envelope
-from harness.lab.payload import Payload
-from harness.lab.scenario import SMOKE
-from harness.lab.scenario_envelope import asked_scenario, scenario_envelope
-from harness.lab.scenario_places import A_COMMAND, nothing_to_run
-from harness.runner.options import Invocation, num_cores
+from harness.lab.experiments.command_spec import foreign_envelope
+from harness.lab.experiments.flat_config import Payload
+from harness.lab.experiments.perturbation_factors import (
+    CRASH,
+    Factor,
+    Perturbation,
+    crash_factor,
+    latency_factor,
+    outside_factors,
+)
+from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.scenario import SMOKE
+from harness.lab.experiments.scenario_files import A_COMMAND, nothing_to_run
+from harness.lab.experiments.scenario_spec import asked_scenario, scenario_envelope
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,14 @@
 """Scenarios against the same ones of a revision, which is checked out when it is first wanted."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
-from harness.errors import UsageError
+from harness.core.errors import UsageError
+from harness.lab.experiments.worktrees import Checkout, Commit, Side, Worktrees, check_origin
 from harness.lab.gate.change import MAX_NAMES, Change, Finding
-from harness.lab.gate.plan import GateOptions, Scene, base_scene, check_origin
+from harness.lab.gate.plan import GateOptions, Scene, base_scene
 from harness.lab.gate.result import GateScenario
 from harness.lab.gate.sides import Recorder, compare_sides
-from harness.lab.worktrees import Checkout, Commit, Side, Worktrees
-from harness.reporters.base import say
 
 
 class AgainstBase:
@@ -22,11 +21,14 @@ class AgainstBase:
         worktrees: Worktrees,
         worktrees_end: ExitStack,
         commit: Commit | None,
+        *,
+        note: Callable[[str], None],
     ) -> None:
         self._options = options
         self._checkout = checkout
         self._worktrees = worktrees
         self._worktrees_end = worktrees_end
+        self._note = note
         self._given = commit
         self._side: Side | None = None
         self.commit: Commit | None = None
@@ -41,7 +43,7 @@ class AgainstBase:
                 return None
             if commit == self._checkout.commit("HEAD") and not self._checkout.is_dirty:
                 self.notes.append("the base is what is checked out, and nothing is uncommitted: one tree with itself")
-            say(f"base {commit.short} {commit.subject}")
+            self._note(f"base {commit.short} {commit.subject}")
             self._side = self._worktrees_end.enter_context(self._worktrees.at(commit))
             self.commit = commit
         return self._side
@@ -61,7 +63,7 @@ class AgainstBase:
             return GateScenario(head.name, finding, against=against)
         if base is None:
             return GateScenario(head.name, Finding(Change.NEW, ("the base has no such scenario",)), against=against)
-        check_origin(base.side, base.envelope, self._checkout.root)
+        check_origin(base.side, base.envelope.call, self._checkout.root)
         if reasons := other_identity(base.envelope.identity, head.envelope.identity):
             return GateScenario(head.name, Finding(Change.CONFIGURATION, reasons), against=against)
         measured = await compare_sides(recorder, base, head, num_runs=self._options.runs, limits=self._options.limits)

@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from harness.clock import Clock
-from harness.errors import UsageError
+from harness.core.clock import Clock
+from harness.core.errors import UsageError
+from harness.core.text import path_text
+from harness.lab.experiments.worktrees import Checkout
 from harness.lab.gate.change import MAX_NAMES, Change, Finding
 from harness.lab.gate.golden import (
     Acceptance,
@@ -20,8 +22,6 @@ from harness.lab.gate.golden import (
 from harness.lab.gate.plan import GateOptions, Scene
 from harness.lab.gate.result import GateScenario
 from harness.lab.gate.sides import HEAD, Recorder, disagreement
-from harness.lab.worktrees import Checkout
-from harness.reporters.text import path_text
 
 LEAST_AGREEING = 2
 """Runs of the head that have to agree before one is compared with a golden, or becomes one."""

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from enum import Enum
 from math import isinf
 
+from harness.core.text import count
 from harness.lab.gate.recorded import Alone
 from harness.lab.gate.rounding import Rounding
-from harness.reporters.divergence import COUNTED
-from harness.reporters.text import count
 from harness.trace.verdict import (
     ADVANTAGE_SIGNS,
     BATCHES,
+    COUNTED,
     INTEGERS,
     REWARDS,
     TOKENS,

@@ -17,10 +17,9 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from harness.errors import HarnessError
+from harness.core.errors import HarnessError
 from harness.lab.gate.change import DECIDING, Change, Finding
 from harness.lab.gate.rounding import HALF_OF_THE_DIGITS
-from harness.reporters.divergence import COUNTED
 from harness.trace.attribution import PHASES as COUNTED_PHASES
 from harness.trace.attribution import kind_of
 from harness.trace.chain import CHAINED, PHASES, Leaf
@@ -31,7 +30,7 @@ from harness.trace.element_diff import numbers
 from harness.trace.layout import CURVE
 from harness.trace.reader import Trace
 from harness.trace.values import FLOATS
-from harness.trace.verdict import ADVANTAGE_SIGNS
+from harness.trace.verdict import ADVANTAGE_SIGNS, COUNTED
 
 VERSION = 1
 GOLDEN = "golden.json"

@@ -7,17 +7,17 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from harness.config import GateKeys, load_config
-from harness.errors import UsageError
-from harness.lab.envelope import Envelope
+from harness.core.config import GateKeys, load_config
+from harness.core.errors import UsageError
+from harness.core.invocation import Invocation
+from harness.lab.experiments.out_directory import place_of
+from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.scenario import SMOKE
+from harness.lab.experiments.scenario_files import ScenarioFile, all_scenarios, find_scenario, project_above
+from harness.lab.experiments.scenario_spec import asked_of, check_machine, say_misspelt, scenario_envelope
+from harness.lab.experiments.worktrees import CHILD, Side
 from harness.lab.gate.costs import Limits
 from harness.lab.gate.policy import Policy, checked_reasons
-from harness.lab.out_directory import place_of
-from harness.lab.scenario import SMOKE
-from harness.lab.scenario_envelope import asked_of, check_machine, say_misspelt, scenario_envelope
-from harness.lab.scenario_places import ScenarioFile, all_scenarios, find_scenario, project_above
-from harness.lab.worktrees import CHILD, Side, import_origin
-from harness.runner.options import Invocation
 
 DEFAULT_RUNS = 2
 NO_OPTIONS = {"metric": (), "keep": (), "op_step": None, "level": None, "vary": ()}
@@ -134,7 +134,7 @@ def nothing_to_gate(cwd: Path) -> UsageError:
 def head_scene(name: str, head: Side, options: GateOptions) -> Scene:
     """A scenario of the working tree; UsageError where it cannot be run here as it was asked for."""
     asked = asked_of(name, find_scenario(name, head.cwd).read(), options.given, SMOKE)
-    say_misspelt(asked)
+    say_misspelt(asked, options.invocation.note)
     check_machine(options.invocation, asked.scenario)
     return _scene(name, asked.size, head, scenario_envelope(asked, options.given))
 
@@ -159,23 +159,3 @@ def base_scene(scene: Scene, head: Side, base: Side, options: GateOptions) -> Sc
 
 def _scene(name: str, size: str, side: Side, envelope: Envelope) -> Scene:
     return Scene(name, size, side, replace(envelope, argv=CHILD))
-
-
-def check_origin(side: Side, envelope: Envelope, checkout: Path) -> str:
-    """A note where the entry's package is no part of the checkout: the same code is run on both sides, then.
-
-    UsageError where this side's process would import it from the checkout though it is a worktree's turn: a gate that
-    compares a tree with itself finds every change equal.
-    """
-    assert envelope.call is not None
-    module = envelope.call.entry.partition(":")[0].partition(".")[0]
-    origin = import_origin(side, module)
-    if not origin or side.holds(origin):
-        return ""
-    if Path(origin).resolve().is_relative_to(checkout.resolve()) and "site-packages" not in Path(origin).parts:
-        raise UsageError(
-            f"{module} is imported from {origin}, and not from the worktree at {side.root}",
-            legal="a package that lies in the working directory, on PYTHONPATH or on the path of an editable install",
-            remedy="add the directory that holds it: PYTHONPATH=src rlharness gate ...",
-        )
-    return f"{module}, which is called, comes from {origin}: the same code on both sides"

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.exit_codes import ExitCode
+from harness.core.exit_codes import ExitCode
+from harness.lab.experiments.worktrees import Commit
 from harness.lab.gate.change import Finding
 from harness.lab.gate.costs import CostChange
 from harness.lab.gate.golden import Golden
 from harness.lab.gate.policy import Policy, exit_code
-from harness.lab.worktrees import Commit
 
 
 @dataclass(frozen=True, slots=True)

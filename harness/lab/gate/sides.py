@@ -11,20 +11,18 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from harness.lab.entry_call import read_refusal
-from harness.lab.envelope import Envelope
+from harness.core.regular_file import read_text
+from harness.lab.experiments.entry_call import read_refusal
+from harness.lab.experiments.recording_result import Problem
+from harness.lab.experiments.session import Executor
+from harness.lab.experiments.supervised_runs import Run, TitledDisplay
 from harness.lab.gate.change import Change, Finding, equal_but_for, judge
 from harness.lab.gate.costs import CostChange, Limits, RunCosts, compare_costs, costs_of_run
 from harness.lab.gate.plan import Scene
 from harness.lab.gate.recorded import recorded_alone
 from harness.lab.gate.rounding import MAX_BYTES, Rounding, earliest_phase, measure_rounding, step_bytes
-from harness.lab.recording import Problem
-from harness.lab.supervised import Run
-from harness.regular_file import read_text
-from harness.reporters.base import say
-from harness.reporters.run_lines import RunLines
 from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt
 from harness.trace.reader import Trace, read_trace
@@ -68,23 +66,10 @@ class Measured:
     costs: tuple[CostChange, ...]
 
 
-class Runs(Protocol):
-    """Starts runs of either side, as a session does."""
-
-    @property
-    def interrupted_by(self) -> str:
-        """The name of the signal that has asked for the end; empty for none."""
-
-    async def record(
-        self, envelope: Envelope, parent: Path, number: int = 1, *, environ: Mapping[str, str], cwd: Path
-    ) -> Run:
-        """Carry out one run, in a directory of its own below `parent`, from this place."""
-
-
 class Recorder:
     """Records the runs of one scenario, each side in a directory of its own."""
 
-    def __init__(self, session: Runs, lines: RunLines, directory: Path) -> None:
+    def __init__(self, session: Executor, lines: TitledDisplay, directory: Path) -> None:
         self._session = session
         self._lines = lines
         self._directory = directory
@@ -97,6 +82,10 @@ class Recorder:
         run = await self._run(side, f"{side}, run {number}", scene, number)
         self.runs[side].append(run)
         return run
+
+    def note(self, line: str) -> None:
+        """Show a line between two runs."""
+        self._lines.end(line)
 
     async def keep(self, side: str, scene: Scene, step: int) -> Run:
         """A run up to this step, whose tensors it keeps."""
@@ -137,7 +126,7 @@ async def compare_sides(recorder: Recorder, base: Scene, head: Scene, *, num_run
     finding = await _changed(recorder, base, head)
     costs = compare_costs(recorder.costs(BASE), recorder.costs(HEAD), limits)
     if num_runs > 1 and any(each.is_over_limit for each in costs):
-        say(f"{head.name} seems to cost more: {NUM_CONFIRMING} more runs of each side will tell")
+        recorder.note(f"{head.name} seems to cost more: {NUM_CONFIRMING} more runs of each side will tell")
         for _ in range(NUM_CONFIRMING):
             await recorder.record(BASE, base)
             await recorder.record(HEAD, head)

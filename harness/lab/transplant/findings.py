@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.exit_codes import ExitCode
-from harness.lab.recorded_run import RecordedRun
-from harness.lab.transplant.judgement import Effect, Outcome
-from harness.redaction import redact_fields
+from harness.core.exit_codes import ExitCode
+from harness.core.redaction import redact_fields
+from harness.lab.experiments.recorded_run import RecordedRun
+from harness.lab.transplant.comparison import Effect, Outcome
 from harness.trace.verdict import FieldDifference
 
 

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import UsageError
-from harness.lab.recorded_run import RecordedRun
+from harness.core.errors import UsageError
+from harness.core.text import count, path_text
+from harness.lab.experiments.recorded_run import RecordedRun
 from harness.lab.transplant.findings import Pair
-from harness.lab.transplant.grafts import (
+from harness.lab.transplant.patches import (
     OPERATION,
     Graft,
     Take,
@@ -23,10 +24,9 @@ from harness.lab.transplant.grafts import (
     parse_take,
     values_of,
 )
-from harness.reporters.text import count, path_text
-from harness.trace.leaf_diff import compare_leaves
 from harness.trace.ops import read_ops
 from harness.trace.reader import Trace
+from harness.trace.value_diff import compare_leaves
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping
 
-from harness.errors import UsageError
-from harness.machine.findings import Finding
+from harness.core.errors import UsageError
+from harness.core.findings import Finding
+from harness.machine.network.classification import NAMES_S
+from harness.machine.network.host_matching import hosts_findings
+from harness.machine.network.interface_rules import make_picks
 from harness.machine.network.interfaces import read_nccl_settings, read_network
-from harness.machine.network.judgement import NAMES_S
-from harness.machine.network.meeting import join, listen
-from harness.machine.network.pairs import hosts_findings
-from harness.machine.network.picks import make_picks
+from harness.machine.network.rendezvous import join, listen
 
 DEFAULT_PORT = 29400
 WAIT_S = 120.0

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from harness.fan_out import fan_out
-from harness.machine.daemon_thread import in_daemon_thread
+from harness.core.fan_out import fan_out
+from harness.process.daemon_thread import in_daemon_thread
 
 OUTSIDE = ((socket.AF_INET, "8.8.8.8"), (socket.AF_INET6, "2001:4860:4860::8888"))
 """The addresses whose route Ray asks for, in its order (src/ray/util/network_util.cc)."""

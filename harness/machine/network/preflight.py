@@ -13,11 +13,11 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness.clock import Clock
-from harness.machine.findings import Finding, Severity
+from harness.core.clock import Clock
+from harness.core.findings import Finding, Severity
+from harness.machine.network.classification import IN_ALL_S, NAMES_S, REACH_S, judge, unreachable
+from harness.machine.network.interface_rules import Pick, in_words
 from harness.machine.network.interfaces import Interface, read_nccl_settings, read_network
-from harness.machine.network.judgement import IN_ALL_S, NAMES_S, REACH_S, judge, unreachable
-from harness.machine.network.picks import Pick, in_words
 from harness.machine.network.reach import Reach, reach_own
 from harness.machine.network.several_nodes import names_to_resolve, why_several_nodes
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from harness.inject.recorder import Kept, Recorder
-from harness.lab.payload import flattened, parts
+from harness.lab.experiments.flat_config import flattened, parts
+from harness.recording.recorder import Kept, Recorder
 from harness.trace.chain import Leaf
 from harness.trace.manifest import Fingerprint, Manifest
 from harness.trace.values import Float

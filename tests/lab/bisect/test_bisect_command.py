@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from harness.commands.finding import bisect as bisect_command
-from harness.errors import UsageError
-from harness.exit_codes import ExitCode
-from harness.lab.bisect.command import run_bisect
-from harness.runner.options import Invocation
+from harness.cli.commands.bisect import run_bisect
+from harness.cli.finding import bisect as bisect_command
+from harness.core.errors import UsageError
+from harness.core.exit_codes import ExitCode
+from harness.core.invocation import Invocation
 from tests.lab.lab_run import Done, type_command
 from tests.lab.projects import Project
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import HarnessError, UsageError
-from harness.exit_codes import ExitCode
+from harness.core.errors import HarnessError, UsageError
+from harness.core.exit_codes import ExitCode
 from harness.lab.bisect.candidates import Interrupted, UnavailableError
 from harness.lab.bisect.criterion import parse_criterion
-from harness.lab.bisect.hunt import EndsError, Hunt, NothingToFindError
+from harness.lab.bisect.probes import EndsError, Hunt, NothingToFindError
 from harness.lab.bisect.result import Bisection
 from harness.lab.bisect.search import Outcome, in_a_line
-from harness.lab.envelope import Envelope
-from harness.lab.worktrees import Side
-from harness.reporters.run_lines import RunLines
+from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.worktrees import Side
+from harness.render.run_lines import RunLines
 from tests.lab.played_session import Gradient, PlayedSession, doubled, rounded, steady
 
 

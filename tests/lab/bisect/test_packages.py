@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from harness.errors import UsageError
-from harness.exit_codes import ExitCode
+from harness.core.errors import UsageError
+from harness.core.exit_codes import ExitCode
 from harness.lab.bisect.packages import faults_of, parse_packages, versions_between
 from tests.lab.lab_run import Done, type_command
 from tests.lab.projects import SCENARIO

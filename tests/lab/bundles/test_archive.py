@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import BundleError
-from harness.lab.bundles.archive import Content, checksums, open_bundle, write_bundle
-from harness.lab.bundles.contents import HEAD, Head
+from harness.core.errors import BundleError
+from harness.lab.experiments.bundles.archive import Content, checksums, open_bundle, write_bundle
+from harness.lab.experiments.bundles.contents import HEAD, Head
 from tests.trace.traces import SEEDED
 
 CONTENTS = {

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.exit_codes import ExitCode
-from harness.lab.bundles.archive import Content, checksums, open_bundle, write_bundle
-from harness.lab.bundles.contents import Head, NamedCheckpoint
+from harness.core.exit_codes import ExitCode
+from harness.lab.experiments.bundles.archive import Content, checksums, open_bundle, write_bundle
+from harness.lab.experiments.bundles.contents import Head, NamedCheckpoint
 from tests.lab.fragile_entry import write_fragile
 from tests.lab.lab_run import Done, type_command
 from tests.runner.whole_run import environment

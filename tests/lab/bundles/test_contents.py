@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import BundleError
-from harness.lab.bundles.contents import Head, Member, NamedCheckpoint, check_call, is_legal_name, parse_head
+from harness.core.errors import BundleError
+from harness.lab.experiments.bundles.contents import (
+    Head,
+    Member,
+    NamedCheckpoint,
+    check_call,
+    is_legal_name,
+    parse_head,
+)
 from tests.trace.traces import SEEDED
 
 LEGAL = (

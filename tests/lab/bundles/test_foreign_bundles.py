@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.exit_codes import ExitCode
-from harness.lab.bundles.contents import NamedCheckpoint
+from harness.core.exit_codes import ExitCode
+from harness.lab.experiments.bundles.contents import NamedCheckpoint
 from tests.lab.bundles.forged_bundles import forge
 from tests.lab.lab_run import type_command
 

@@ -9,23 +9,23 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from harness.clock import FakeClock
-from harness.inject.latency import found
-from harness.inject.orders import ORDERS, Orders
-from harness.inject.process import ProcessLog
-from harness.inject.recorder import Recorder
-from harness.inject.watching import make_watchers
-from harness.lab.chaos.bench import Bench
-from harness.lab.chaos.factors import LATENCY
+from harness.core.clock import FakeClock
+from harness.core.invocation import Invocation
+from harness.lab.chaos.executor import Bench
 from harness.lab.chaos.finding import Chaos
-from harness.lab.chaos.hunt import Hunt
 from harness.lab.chaos.plan import ChaosPlan
+from harness.lab.chaos.search import Hunt
 from harness.lab.chaos.subject import make_subject
-from harness.lab.envelope import Envelope, prepare
-from harness.lab.recording import finish
-from harness.lab.scenario_main import call_entry
-from harness.lab.supervised import Run
-from harness.runner.options import Invocation
+from harness.lab.experiments.perturbation_factors import LATENCY
+from harness.lab.experiments.recording_result import finish
+from harness.lab.experiments.run_spec import Envelope, prepare
+from harness.lab.experiments.scenario_main import call_entry
+from harness.lab.experiments.supervised_runs import Run
+from harness.recording.callbacks import make_watchers
+from harness.recording.latency import found
+from harness.recording.process import ProcessLog
+from harness.recording.recorder import Recorder
+from harness.recording.recording_config import ORDERS, Orders
 
 DISTRIBUTIONS = cache(metadata.packages_distributions)
 """They are the same for each run of a process, and take a tenth of a second."""

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from harness.clock import FakeClock
-from harness.errors import UsageError
-from harness.lab.chaos.bench import Bench, OutOfTimeError
+from harness.core.clock import FakeClock
+from harness.core.errors import UsageError
 from harness.lab.chaos.comparison import SIGKILLED, Outcome, Sign
 from harness.lab.chaos.conditions import BUSY, CRASHING_ENTRY, DELAYS
-from harness.lab.chaos.factors import Perturbation, outside_factors
+from harness.lab.chaos.executor import Bench, OutOfTimeError
 from harness.lab.chaos.plan import ChaosPlan
 from harness.lab.chaos.subject import Subject
-from harness.lab.entry_call import EntryCall, Refusal
-from harness.lab.envelope import Envelope
-from harness.lab.recording import Problem, Recording
-from harness.lab.supervised import Run
+from harness.lab.experiments.entry_call import EntryCall, Refusal
+from harness.lab.experiments.perturbation_factors import Perturbation, outside_factors
+from harness.lab.experiments.recording_result import Problem, Recording
+from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.supervised_runs import Run
 from tests.trace.traces import flip_bit, steps_of, write
 
 NUM_STEPS = 4

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.exit_codes import ExitCode
+from harness.core.exit_codes import ExitCode
 from tests.lab.chaos.faulty_scenarios import write_scenario
 from tests.lab.chaos.typed import PATIENCE_S, Done, chaos
 from tests.runner.whole_run import HARNESS, environment

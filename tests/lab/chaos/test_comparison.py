@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from harness.lab.chaos.comparison import Outcome, Sign, compare, compare_crashed, has_died, why_alive
-from harness.lab.recording import Problem, Recording
-from harness.lab.supervised import Run
+from harness.lab.experiments.recording_result import Problem, Recording
+from harness.lab.experiments.supervised_runs import Run
 from harness.trace.reader import Trace, read_trace
 from harness.trace.writer import TraceWriter
 from tests.trace.traces import Change, Steps, flip_bit, manifest_of, steps_of, trace

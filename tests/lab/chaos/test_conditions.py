@@ -21,10 +21,10 @@ from harness.lab.chaos.conditions import (
     payload_values,
     watchers_of,
 )
-from harness.lab.chaos.factors import Factor, outside_factors
-from harness.lab.chaos.values import Span
-from harness.lab.entry_call import EntryCall
-from harness.lab.envelope import Envelope
+from harness.lab.experiments.entry_call import EntryCall
+from harness.lab.experiments.perturbation_factors import Factor, outside_factors
+from harness.lab.experiments.perturbation_values import Span
+from harness.lab.experiments.run_spec import Envelope
 
 CALL = EntryCall("a:b", {"output": {"x": 1}}, ("output",), {"run": "output.run", "step": "output.step"})
 ENVELOPE = Envelope(("python", "-c", "pass"), identity={"seed": "1"}, call=CALL, perturbation={"output.x": "1"})
@@ -66,7 +66,7 @@ def test_delays_are_put_before_what_the_scenario_names() -> None:
     assert watchers_of({"latency": 3, "nice": 1}, ["tools:ask"]) == {DELAYS: {"seed": 3, "functions": ["tools:ask"]}}
     assert watchers_of({"nice": 1}, ["tools:ask"]) == {}
     pytest.importorskip("torch")
-    from harness.inject.watching import make_watchers
+    from harness.recording.callbacks import make_watchers
 
     assert make_watchers({DELAYS: {"seed": 3, "functions": [], "mark": ""}})
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from harness.errors import UsageError
-from harness.lab.chaos.factors import Factor
-from harness.lab.chaos.values import Choice, Span
-from harness.lab.scenario import parse_scenario
+from harness.core.errors import UsageError
+from harness.lab.experiments.perturbation_factors import Factor
+from harness.lab.experiments.perturbation_values import Choice, Span
+from harness.lab.experiments.scenario import parse_scenario
 
 HEAD = "about: x\nentry: a:b\ndeterminism: off\nfree: [spread, output]\n"
 RESUME = "resume: {run: output.run, step: output.step}\n"

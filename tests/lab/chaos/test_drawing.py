@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.lab.chaos.drawing import drawn, number
-from harness.lab.chaos.factors import Factor
-from harness.lab.chaos.values import Choice, Span
+from harness.lab.experiments.perturbation_factors import Factor
+from harness.lab.experiments.perturbation_values import Choice, Span
 
 FACTORS = (
     Factor("often", Span(1, 100), 1, num_quarters=3),

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.errors import UsageError
-from harness.lab.chaos import factors
-from harness.lab.chaos.factors import (
+from harness.core.errors import UsageError
+from harness.lab.experiments import perturbation_factors
+from harness.lab.experiments.perturbation_factors import (
     CRASH,
     OUTSIDE,
     Factor,
@@ -21,7 +21,7 @@ from harness.lab.chaos.factors import (
     told,
     written,
 )
-from harness.lab.chaos.values import Choice, Span
+from harness.lab.experiments.perturbation_values import Choice, Span
 from harness.trace.chain import PHASES
 from tests.manual import section
 
@@ -94,7 +94,7 @@ def test_what_is_usual_is_what_the_environment_says() -> None:
 def test_what_is_brought_from_outside_is_documented() -> None:
     chaos = section("Chaos")
     assert re.findall(r"^\| `(\w+)` \|", chaos, re.MULTILINE) == list(OUTSIDE)
-    assert re.findall(r"^\| `(\w+)` \|", factors.__doc__ or "", re.MULTILINE) == list(OUTSIDE)
+    assert re.findall(r"^\| `(\w+)` \|", perturbation_factors.__doc__ or "", re.MULTILINE) == list(OUTSIDE)
 
 
 def test_a_moment_is_a_step_and_a_phase() -> None:

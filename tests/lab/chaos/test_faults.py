@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.exit_codes import ExitCode
-from harness.reporters.chaos import sentence
+from harness.core.exit_codes import ExitCode
+from harness.render.chaos import sentence
 from tests.lab.chaos.faulty_scenarios import write_scenario
 from tests.lab.chaos.in_process import searched
 

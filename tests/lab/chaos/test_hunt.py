@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.errors import UsageError
-from harness.exit_codes import ExitCode
-from harness.lab.chaos.bench import OutOfTimeError
+from harness.core.errors import UsageError
+from harness.core.exit_codes import ExitCode
 from harness.lab.chaos.comparison import Outcome, Sign
-from harness.lab.chaos.factors import Factor, crash_factor
+from harness.lab.chaos.executor import OutOfTimeError
 from harness.lab.chaos.finding import Chaos, Tally
-from harness.lab.chaos.hunt import Hunt, with_moments
 from harness.lab.chaos.plan import ChaosPlan
+from harness.lab.chaos.search import Hunt, with_moments
 from harness.lab.chaos.subject import Subject
-from harness.lab.chaos.values import Choice, Span
-from harness.lab.entry_call import EntryCall
-from harness.lab.envelope import Envelope
-from harness.lab.recording import Problem, Recording
-from harness.lab.supervised import Run
+from harness.lab.experiments.entry_call import EntryCall
+from harness.lab.experiments.perturbation_factors import Factor, crash_factor
+from harness.lab.experiments.perturbation_values import Choice, Span
+from harness.lab.experiments.recording_result import Problem, Recording
+from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.supervised_runs import Run
 from harness.trace.reader import Trace
 from tests.trace.traces import steps_of, trace
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.exit_codes import ExitCode
-from harness.lab.scenario_places import all_scenarios
+from harness.core.exit_codes import ExitCode
+from harness.lab.experiments.scenario_files import all_scenarios
 from tests.lab.chaos.typed import chaos
 
 pytest.importorskip("tensordict")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.lab.chaos.values import MAX_SIMPLER, Choice, Span, is_same
+from harness.lab.experiments.perturbation_values import MAX_SIMPLER, Choice, Span, is_same
 
 SEEDED = settings(derandomize=True)
 numbers = st.integers(0, 2**128)

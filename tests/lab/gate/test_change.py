@@ -8,11 +8,11 @@ import pytest
 
 from harness.lab.gate.change import WHAT, Change, judge
 from harness.lab.gate.rounding import Rounding
-from harness.reporters.divergence import COUNTED
 from harness.trace.diff import diff
 from harness.trace.verdict import (
     ADVANTAGE_SIGNS,
     BATCHES,
+    COUNTED,
     INTEGERS,
     REWARDS,
     TOKENS,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.exit_codes import ExitCode
+from harness.core.exit_codes import ExitCode
 from tests.lab.lab_run import Done, type_command
 from tests.lab.projects import Project
 from tests.runner.whole_run import HARNESS, environment, started, until

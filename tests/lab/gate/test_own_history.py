@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.exit_codes import ExitCode
+from harness.core.exit_codes import ExitCode
 from tests.lab.projects import IDENTITY
 from tests.runner.whole_run import ROOT, environment
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.config import load_config
+from harness.core.config import load_config
+from harness.lab.experiments.scenario import parse_scenario
 from harness.lab.gate.policy import DEFAULT, REASONS
-from harness.lab.scenario import parse_scenario
 from tests.lab.lab_run import type_command
 from tests.lab.projects import Project
 

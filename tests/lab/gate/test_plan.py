@@ -7,21 +7,14 @@ from typing import Any
 
 import pytest
 
-from harness.commands.finding import gate as gate_command
-from harness.errors import UsageError
+from harness.cli.finding import gate as gate_command
+from harness.core.errors import UsageError
+from harness.core.invocation import Invocation
+from harness.lab.experiments.worktrees import CHILD, Checkout, Side, check_origin, open_worktrees
 from harness.lab.gate.against_base import other_identity
 from harness.lab.gate.costs import Limits
-from harness.lab.gate.plan import (
-    GateOptions,
-    base_scene,
-    check_origin,
-    gate_options,
-    head_scene,
-    scenario_names,
-)
+from harness.lab.gate.plan import GateOptions, base_scene, gate_options, head_scene, scenario_names
 from harness.lab.gate.policy import DEFAULT
-from harness.lab.worktrees import CHILD, Checkout, Side, open_worktrees
-from harness.runner.options import Invocation
 from tests.lab.projects import SCENARIO, Project
 
 TABLE = """
@@ -128,8 +121,8 @@ def test_each_side_has_its_own_file(tmp_path: Path) -> None:
         assert other_identity(other.envelope.identity, scene.envelope.identity) == ("num_steps was 3 and is 4",)
         assert other_identity(scene.envelope.identity, scene.envelope.identity) == ()
         for each in (scene, other):
-            assert check_origin(each.side, each.envelope, found.root) == ""
-        assert "the same code on both sides" in check_origin(packaged.side, packaged.envelope, found.root)
+            assert check_origin(each.side, each.envelope.call, found.root) == ""
+        assert "the same code on both sides" in check_origin(packaged.side, packaged.envelope.call, found.root)
 
 
 def test_a_tree_that_would_be_compared_with_itself_is_refused(tmp_path: Path) -> None:
@@ -145,7 +138,7 @@ def test_a_tree_that_would_be_compared_with_itself_is_refused(tmp_path: Path) ->
         wrong = Side(base.root, base.cwd, head.environ)
         (base.root / "sums.py").unlink()
         with pytest.raises(UsageError, match=r"sums is imported from .*project/sums\.py, and not from the worktree"):
-            check_origin(wrong, scene.envelope, found.root)
+            check_origin(wrong, scene.envelope.call, found.root)
 
 
 def test_a_package_of_an_environment_that_lies_in_the_checkout_is_the_same_on_both_sides(tmp_path: Path) -> None:
@@ -161,7 +154,7 @@ def test_a_package_of_an_environment_that_lies_in_the_checkout_is_the_same_on_bo
         scene = head_scene("sums", worktrees.working_tree, given)
         for side in (worktrees.working_tree, base):
             assert str(packages) in side.environ["PYTHONPATH"].split(os.pathsep)
-        assert "the same code on both sides" in check_origin(base, scene.envelope, found.root)
+        assert "the same code on both sides" in check_origin(base, scene.envelope.call, found.root)
 
 
 def test_keys_that_are_perhaps_misspelt_are_told_of_the_head_alone(

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.errors import UsageError
-from harness.exit_codes import ExitCode
+from harness.core.errors import UsageError
+from harness.core.exit_codes import ExitCode
 from harness.lab.gate.change import Change
 from harness.lab.gate.costs import MEMORY, RUN, SECONDS, CostChange
 from harness.lab.gate.policy import BROKEN, DEFAULT, OF_CHANGE, REASONS, Policy, checked_reasons, exit_code

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.lab.entry_call import Refusal
-from harness.lab.envelope import Envelope
+from harness.lab.experiments.entry_call import Refusal
+from harness.lab.experiments.recording_result import Problem
+from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.worktrees import Side
 from harness.lab.gate import sides
 from harness.lab.gate.change import Change
 from harness.lab.gate.costs import Limits
@@ -23,9 +25,7 @@ from harness.lab.gate.sides import (
     compare_sides,
     read_metrics,
 )
-from harness.lab.recording import Problem
-from harness.lab.worktrees import Side
-from harness.reporters.run_lines import RunLines
+from harness.render.run_lines import RunLines
 from tests.lab.played_session import Gradient, PlayedSession, doubled, rounded, steady
 
 

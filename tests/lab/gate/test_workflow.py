@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.commands.finding import gate as gate_command
-from harness.errors import UsageError
-from harness.exit_codes import ExitCode
-from harness.lab.gate.command import GATES
-from harness.lab.worktrees import Checkout
-from harness.runner.run_directory import HOME
+from harness.cli.commands.gate import GATES
+from harness.cli.finding import gate as gate_command
+from harness.core.errors import UsageError
+from harness.core.exit_codes import ExitCode
+from harness.lab.experiments.worktrees import Checkout
+from harness.process.run_directory import HOME
 from tests.lab.lab_run import type_command
 from tests.lab.projects import IDENTITY, Project
 

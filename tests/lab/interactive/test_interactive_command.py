@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.exit_codes import ExitCode
-from harness.user_cache import cache_path
+from harness.core.exit_codes import ExitCode
+from harness.core.user_cache import cache_path
 from tests.lab.bandit_runs import recorded_bandits
 from tests.lab.lab_run import Done
 from tests.runner.whole_run import HARNESS, PATIENCE_S, environment

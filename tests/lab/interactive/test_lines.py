@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import UsageError
-from harness.lab.interactive.lines import PipedLines, PlainLines, open_lines
+from harness.core.errors import UsageError
+from harness.lab.reproduce.debugger.lines import PipedLines, PlainLines, open_lines
 
 
 def test_lines_of_a_text_are_shown_as_they_are_read() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import UsageError
-from harness.lab.interactive.slices import (
+from harness.core.errors import UsageError
+from harness.lab.reproduce.debugger.slices import (
     Slice,
     parse_slices,
     part_bytes,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from harness.errors import UsageError
-from harness.inject.stepping_messages import BEGIN, END, PHASE, Stop
-from harness.lab.interactive.walk import Mark, Walk, by_key, first_other
+from harness.core.errors import UsageError
+from harness.lab.reproduce.debugger.walk import Mark, Walk, by_key, first_other
+from harness.recording.stepping_messages import BEGIN, END, PHASE, Stop
 from tests.trace.traces import leaf
 
 STEP = (

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import UsageError
-from harness.lab.interactive.words import COMMANDS, Command, completed, parse_line
+from harness.core.errors import UsageError
+from harness.lab.reproduce.debugger.words import COMMANDS, Command, completed, parse_line
 from harness.trace.chain import PHASES
 from tests.trace.traces import SEEDED
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from harness.exit_codes import ExitCode
-from harness.inject.op_log import OpLog
-from harness.lab.entry_call import EntryCall
-from harness.lab.envelope import Envelope
-from harness.lab.recorded_run import RecordedRun
-from harness.lab.recording import Recording
-from harness.lab.steps.judgement import Ending, Repeated, judge_other, judge_step
-from harness.lab.steps.plan import StepPlan
-from harness.lab.supervised import Run
+from harness.core.exit_codes import ExitCode
+from harness.lab.experiments.entry_call import EntryCall
+from harness.lab.experiments.recorded_run import RecordedRun
+from harness.lab.experiments.recording_result import Recording
+from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.supervised_runs import Run
+from harness.lab.reproduce.comparison import Ending, Repeated, judge_other, judge_step
+from harness.lab.reproduce.plan import StepPlan
+from harness.recording.op_log import OpLog
 from harness.trace.chain import Leaf
 from harness.trace.layout import UNFINISHED
 from harness.trace.ops import OpDifference

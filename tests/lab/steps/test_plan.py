@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import UsageError
-from harness.lab.entry_call import CALL, EntryCall
-from harness.lab.steps.plan import refuse_directory
+from harness.core.errors import UsageError
+from harness.lab.experiments.entry_call import CALL, EntryCall
+from harness.lab.reproduce.plan import refuse_directory
 from tests.trace.traces import manifest_of, steps_of, write
 
 

@@ -7,14 +7,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from harness.exit_codes import ExitCode
-from harness.lab.recorded_run import read_recorded_run
-from harness.lab.transplant.bench import Bench
+from harness.core.exit_codes import ExitCode
+from harness.lab.experiments.recorded_run import read_recorded_run
+from harness.lab.transplant.comparison import Effect
+from harness.lab.transplant.executor import Bench
 from harness.lab.transplant.findings import Findings
-from harness.lab.transplant.judgement import Effect
 from harness.lab.transplant.plan import make_plan
-from harness.reporters.run_lines import RunLines
-from harness.reporters.transplant import transplant_text
+from harness.render.run_lines import RunLines
+from harness.render.transplant import transplant_text
 from tests.lab.bandit_runs import InProcess, bandit
 
 NOISE = {"num_parts": 5}

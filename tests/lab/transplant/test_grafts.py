@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import UsageError
-from harness.lab.transplant.grafts import (
+from harness.core.errors import UsageError
+from harness.lab.transplant.patches import (
     ALIASES,
     Take,
     candidates,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.inject.transplant_report import Fate, Transplanted
-from harness.lab.transplant.grafts import Graft, parse_take
-from harness.lab.transplant.judgement import WEIGHTS, Distance, Effect, Outcome, Where, judge
+from harness.lab.transplant.comparison import WEIGHTS, Distance, Effect, Outcome, Where, judge
+from harness.lab.transplant.patches import Graft, parse_take
+from harness.recording.patch_report import Fate, Transplanted
 from harness.trace.manifest import Manifest
 from harness.trace.reader import Trace, read_trace
 from harness.trace.tensor_file import Kept

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import UsageError
-from harness.lab.entry_call import EntryCall
-from harness.lab.recorded_run import RecordedRun
+from harness.core.errors import UsageError
+from harness.lab.experiments.entry_call import EntryCall
+from harness.lab.experiments.recorded_run import RecordedRun
 from harness.lab.transplant.plan import TransplantPlan, first_difference, make_plan
 from harness.trace.chain import Leaf
 from harness.trace.reader import read_trace

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.exit_codes import ExitCode
+from harness.core.exit_codes import ExitCode
 from tests.lab.bandit_runs import recorded_bandits
 from tests.lab.lab_run import type_command
 

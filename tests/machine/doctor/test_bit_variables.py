@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.machine.doctor.bit_variables import LOWERED, MOVE_BITS, judge_bit_variables, judge_hash_seed
-from harness.machine.findings import Severity
+from harness.core.findings import Severity
+from harness.determinism.variables import LOWERED, MOVE_BITS, judge_bit_variables, judge_hash_seed
 from tests.machine.doctor.soundness import severities, sound
 
 VALUES = st.sampled_from(["0", "1", "2", "TRUE", "any", "bf16", ":4096:8", ":8:8", "4,2", "x", "", " "])

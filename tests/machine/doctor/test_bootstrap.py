@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from harness.exit_codes import ExitCode
-from harness.machine.findings import Finding, Severity
-from harness.reporters.findings import findings_text
+from harness.core.exit_codes import ExitCode
+from harness.core.findings import Finding, Severity
+from harness.render.findings import findings_text
 from scenarios.networks.host import Host, why_not
 from scenarios.networks.situations import black_holed_host, good_host, lossy_host, nameless_host
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from harness.machine.doctor import bootstrap
-from harness.machine.doctor.bootstrap import Bootstrap, find_layer, waiting_for
-from harness.machine.findings import Finding, Severity
+from harness.core.findings import Finding, Severity
+from harness.doctor import bootstrap
+from harness.doctor.bootstrap import Bootstrap, find_layer, waiting_for
 from harness.runner.played_attempts import Play, PlayedAttempts
 
 KEYS = ("store", "gloo", "collective")

@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.machine.doctor.cgroup_limits import GroupLimits, read_group_limits
+from harness.doctor.cgroup_limits import GroupLimits, read_group_limits
 
 V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = (

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 
-from harness.machine.doctor.declared_ranges import Declared, clashes, project_root, read_declared
-from harness.machine.doctor.packages import judge_declared
+from harness.doctor.declared_ranges import Declared, clashes, project_root, read_declared
+from harness.doctor.packages import judge_declared
 from tests.machine.doctor.soundness import severities
 
 ROOT = Path(__file__).parents[3]

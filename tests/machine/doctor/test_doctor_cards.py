@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.machine.card_health import CardHealth, MachineHealth
-from harness.machine.doctor.cards import (
+from harness.core.findings import Finding, Severity
+from harness.doctor.gpus import (
     Torch,
     judge_cards,
     judge_driver,
@@ -22,8 +22,8 @@ from harness.machine.doctor.cards import (
     look_at_cards,
     read_torch,
 )
-from harness.machine.doctor.host import Answer, Host, module_command
-from harness.machine.findings import Finding, Severity
+from harness.doctor.host import Answer, Host, module_command
+from harness.machine.gpu_health import CardHealth, MachineHealth
 from harness.machine.inventory import Gpu, Inventory, LeftOut
 from scenarios.nvml_stub.build import Card, Instance, Machine, Process, machine_of, stub_env
 from tests.machine.doctor.soundness import severities, sound
@@ -193,7 +193,7 @@ def test_what_torch_says_is_read_past_its_warnings() -> None:
 
 
 def test_this_environments_torch_is_asked_without_importing_it() -> None:
-    command = module_command("harness.machine.doctor.torch_facts")
+    command = module_command("harness.doctor.torch_facts")
     done = subprocess.run([*command, "-v"], capture_output=True, text=True, check=True)
     torch = read_torch(Answer(done.stdout))
     installed = subprocess.run(
@@ -214,7 +214,7 @@ def doctor_of(machine: Machine, nvml_library: Path, tmp_path: Path, **environ: s
     machine.write(tmp_path / "machine")
     code = (
         "import asyncio, json, os\nfrom dataclasses import astuple\nfrom pathlib import Path\n"
-        "from harness.machine.doctor.cards import look_at_cards\nfrom harness.machine.doctor.host import Answer, Host\n"
+        "from harness.doctor.gpus import look_at_cards\nfrom harness.doctor.host import Answer, Host\n"
         "async def ask(argv, *, limit_s): return Answer('{}')\n"
         "found = asyncio.run(look_at_cards(Host(dict(os.environ), Path('/'), ask)))\n"
         "print(json.dumps([astuple(f)[0:1] + (f.severity.value,) + astuple(f)[2:5] for f in found]))"
@@ -285,8 +285,8 @@ def test_nccl_wants_a_card_a_rank(
 ) -> None:
     machine_of(*cards).write(tmp_path / "machine")
     code = (
-        "import asyncio, os\nfrom harness.errors import InventoryError\n"
-        "from harness.machine.doctor.cards import check_cards_for\n"
+        "import asyncio, os\nfrom harness.core.errors import InventoryError\n"
+        "from harness.doctor.gpus import check_cards_for\n"
         "try: asyncio.run(check_cards_for(2, dict(os.environ)))\nexcept InventoryError as error: print(error)"
     )
     own = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.machine.doctor.cgroup_limits import GroupLimits
-from harness.machine.doctor.containers import judge_containment, judge_group_limits
-from harness.machine.findings import Severity
+from harness.core.findings import Severity
+from harness.doctor.cgroup_limits import GroupLimits
+from harness.doctor.containers import judge_containment, judge_group_limits
 from tests.machine.doctor.soundness import severities, sound
 
 GB = 10**9

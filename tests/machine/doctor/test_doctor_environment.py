@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.machine.doctor import environment
-from harness.machine.doctor.environment import endpoint, judge_address, judge_ray_variables
-from harness.machine.doctor.host import Answer, Host
-from harness.machine.findings import Finding, Severity
+from harness.core.findings import Finding, Severity
+from harness.doctor import environment
+from harness.doctor.environment import endpoint, judge_address, judge_ray_variables
+from harness.doctor.host import Answer, Host
 from tests.machine.doctor.soundness import severities, sound
 
 

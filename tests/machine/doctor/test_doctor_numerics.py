@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from harness.machine.doctor.host import Answer, Host
-from harness.machine.doctor.numerics import SURVEY, judge_numerics, look_at_numerics
-from harness.machine.findings import Finding, Severity
+from harness.core.findings import Finding, Severity
+from harness.doctor.host import Answer, Host
+from harness.doctor.numerics import SURVEY, judge_numerics, look_at_numerics
 from tests.machine.doctor.soundness import sound
 
 NAIVE = [

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.machine.doctor.host import Answer, Host
-from harness.machine.doctor.packages import (
+from harness.core.findings import Severity
+from harness.doctor.host import Answer, Host
+from harness.doctor.packages import (
     Installed,
     judge_pip,
     judge_versions,
@@ -21,7 +22,6 @@ from harness.machine.doctor.packages import (
     look_at_versions,
     read_installed,
 )
-from harness.machine.findings import Severity
 from tests.machine.doctor.soundness import severities, sound
 
 

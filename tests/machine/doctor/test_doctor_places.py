@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.clock import FakeClock
-from harness.machine.doctor import places
-from harness.machine.doctor.host import Answer, Host, module_command
-from harness.machine.doctor.lock_trial import STEPS, fastest
-from harness.machine.doctor.places import (
+from harness.core.clock import FakeClock
+from harness.core.findings import Finding, Severity
+from harness.doctor import directories
+from harness.doctor.directories import (
     Directory,
     Limit,
     Trial,
@@ -27,8 +26,9 @@ from harness.machine.doctor.places import (
     read_trial,
     survey_directory,
 )
-from harness.machine.findings import Finding, Severity
-from harness.machine.scratch import MAX_TMPDIR_BYTES, Mount
+from harness.doctor.host import Answer, Host, module_command
+from harness.doctor.lock_trial import STEPS, fastest
+from harness.process.scratch import MAX_TMPDIR_BYTES, Mount
 from tests.machine.doctor.soundness import severities, sound
 
 GB = 10**9
@@ -91,7 +91,7 @@ def test_the_real_trial_takes_every_step_and_leaves_nothing(tmp_path: Path) -> N
     deep = tmp_path / ("x" * 120)  # longer than a socket's path may be
     deep.mkdir()
     done = subprocess.run(
-        module_command("harness.machine.doctor.lock_trial", str(deep)), capture_output=True, text=True, check=True
+        module_command("harness.doctor.lock_trial", str(deep)), capture_output=True, text=True, check=True
     )
     trial = read_trial(Answer(done.stdout))
     assert (set(trial.took_s), trial.errors) == (set(STEPS), {})
@@ -99,7 +99,7 @@ def test_the_real_trial_takes_every_step_and_leaves_nothing(tmp_path: Path) -> N
 
 
 def test_the_real_trial_in_no_directory(tmp_path: Path) -> None:
-    command = module_command("harness.machine.doctor.lock_trial", str(tmp_path / "gone"))
+    command = module_command("harness.doctor.lock_trial", str(tmp_path / "gone"))
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert read_trial(Answer(done.stdout)).errors == {"create": "No such file or directory"}
 
@@ -111,11 +111,11 @@ def test_the_whole_look_tries_the_directory_that_is_set(tmp_path: Path) -> None:
         asked.append(argv)
         return Answer("".join(json.dumps({"step": step, "took_s": 1e-5, "error": ""}) + "\n" for step in STEPS))
 
-    (finding,) = asyncio.run(places.look_at_tmpdir(Host({"TMPDIR": str(tmp_path)}, tmp_path, ask)))
+    (finding,) = asyncio.run(directories.look_at_tmpdir(Host({"TMPDIR": str(tmp_path)}, tmp_path, ask)))
     assert asked[0][-1] == str(tmp_path)
     assert finding.measured.startswith(str(tmp_path))
     asked.clear()
-    (finding,) = sound(asyncio.run(places.look_at_tmpdir(Host({"TMPDIR": str(tmp_path / "gone")}, tmp_path, ask))))
+    (finding,) = sound(asyncio.run(directories.look_at_tmpdir(Host({"TMPDIR": str(tmp_path / "gone")}, tmp_path, ask))))
     assert asked == [], "there is nowhere to try"
     assert finding.severity is Severity.BROKEN
 
@@ -130,7 +130,7 @@ def test_a_survey_tells_the_file_system_behind_links(tmp_path: Path) -> None:
 
 def test_a_file_system_that_does_not_answer() -> None:
     for check, path in (("TMPDIR", "/tmp"), ("TMPDIR", "/net/x"), ("/dev/shm", "/dev/shm")):
-        (finding,) = sound([places.unanswering(check, path)])
+        (finding,) = sound([directories.unanswering(check, path)])
         assert (finding.check, finding.severity) == (check, Severity.BROKEN)
         assert bool(finding.exports) is (path == "/net/x")
 
@@ -224,7 +224,7 @@ def test_this_machine_has_limits_and_shared_memory() -> None:
         raise AssertionError("no child is asked here")
 
     host = Host(dict(os.environ), Path("/"), nobody)
-    for look in (places.look_at_limits, places.look_at_shared_memory, places.look_at_socket_paths):
+    for look in (directories.look_at_limits, directories.look_at_shared_memory, directories.look_at_socket_paths):
         assert sound(asyncio.run(look(host)))
 
 

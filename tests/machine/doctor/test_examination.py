@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.machine.doctor.examination import Check, examine
-from harness.machine.doctor.host import Answer, Host
-from harness.machine.findings import Finding, Severity
+from harness.core.findings import Finding, Severity
+from harness.doctor.examination import Check, examine
+from harness.doctor.host import Answer, Host
 from tests.machine.doctor.soundness import sound
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.clock import SystemClock
+from harness.core.clock import SystemClock
 from tests.runner.whole_run import environment
 
 NEEDED = ("mkfs.ext4", "mount", "umount", "fsfreeze")
@@ -50,8 +50,8 @@ def frozen(tmp_path: Path) -> Iterator[Path]:
 
 CODE = """
 import sys
-from harness.cli import main
-from harness.machine.doctor import checks, places
+from harness.cli.main import main
+from harness.doctor import checks, places
 from harness.runner import doctor
 places.TRIAL_S, doctor.UNKILLABLE_AFTER_S = 0.5, 0.5
 doctor.CHECKS = tuple(check for check in checks.CHECKS if check.name in ("TMPDIR", "ulimits"))

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.machine.doctor import rank_variables
-from harness.machine.doctor.host import Answer, Host
-from harness.machine.doctor.rank_variables import judge_address, judge_numbers, judge_port, judge_ranks, look_at_ranks
-from harness.machine.findings import Finding, Severity
+from harness.core.findings import Finding, Severity
+from harness.doctor import rank_variables
+from harness.doctor.host import Answer, Host
+from harness.doctor.rank_variables import judge_address, judge_numbers, judge_port, judge_ranks, look_at_ranks
 from tests.machine.doctor.soundness import severities, sound
 
 PLACE = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"}

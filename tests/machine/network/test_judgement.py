@@ -3,10 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.machine.findings import Severity
+from harness.core.findings import Severity
+from harness.machine.network.classification import judge
+from harness.machine.network.interface_rules import GLOO_VARIABLE, NCCL_VARIABLE, RAY_VARIABLE
 from harness.machine.network.interfaces import HostNetwork
-from harness.machine.network.judgement import judge
-from harness.machine.network.picks import GLOO_VARIABLE, NCCL_VARIABLE, RAY_VARIABLE
 from tests.machine.network.machines import interface, network, reached
 
 ALL_PINS = {NCCL_VARIABLE: "lo", GLOO_VARIABLE: "lo", RAY_VARIABLE: "0"}

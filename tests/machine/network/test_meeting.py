@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from harness.errors import NetworkError, UsageError
+from harness.core.errors import NetworkError, UsageError
 from harness.machine.network.among_hosts import parse_peer
+from harness.machine.network.host_matching import Hosts, choose
 from harness.machine.network.interfaces import HostNetwork
-from harness.machine.network.meeting import join, listen, meeting_places
-from harness.machine.network.pairs import Hosts, choose
+from harness.machine.network.rendezvous import join, listen, meeting_places
 from tests.machine.network.machines import interface, network
 
 T = TypeVar("T")

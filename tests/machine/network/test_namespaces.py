@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from harness.machine.findings import Finding, Severity
-from harness.reporters.findings import findings_text
+from harness.core.findings import Finding, Severity
+from harness.render.findings import findings_text
 from scenarios.networks.host import Done, Host, host, why_not
 from scenarios.networks.situations import (
     OPEN_PORT,
@@ -27,7 +27,7 @@ from tests.manual import goldens
 GOLDEN = ROOT / "tests" / "golden"
 PREFLIGHT = """
 import asyncio, json, os
-from harness.clock import SystemClock
+from harness.core.clock import SystemClock
 from harness.machine.network.preflight import preflight
 found = asyncio.run(preflight(dict(os.environ), SystemClock()))
 print(json.dumps({"pins": dict(found.pins), "took_s": found.took_s, "notes": found.notes}))

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.errors import NetworkError
-from harness.machine.findings import Severity
-from harness.machine.network.pairs import Hosts, Offer, PeerHost, Tried, choose, hosts_findings
-from harness.machine.network.picks import Pick
+from harness.core.errors import NetworkError
+from harness.core.findings import Severity
+from harness.machine.network.host_matching import Hosts, Offer, PeerHost, Tried, choose, hosts_findings
+from harness.machine.network.interface_rules import Pick
 
 MGMT, DATA = "mgmt", "data"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from harness.clock import SystemClock
-from harness.machine.network.judgement import IN_ALL_S, NAMES_S, judge
-from harness.machine.network.picks import GLOO_VARIABLE
+from harness.core.clock import SystemClock
+from harness.machine.network.classification import IN_ALL_S, NAMES_S, judge
+from harness.machine.network.interface_rules import GLOO_VARIABLE
 from harness.machine.network.preflight import Preflight, preflight
 from tests.machine.network.machines import interface, network, reached
 

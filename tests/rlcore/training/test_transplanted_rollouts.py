@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.inject.recorder import Recorder
-from harness.inject.transplant import Transplant
-from harness.inject.transplant_report import Fate, read_report
-from harness.inject.watching import Watcher
+from harness.recording.callbacks import Watcher
+from harness.recording.patch_report import Fate, read_report
+from harness.recording.patches import Transplant
+from harness.recording.recorder import Recorder
 from harness.trace.curve_diff import common_points
-from harness.trace.leaf_diff import compare_leaves
 from harness.trace.reader import Trace
+from harness.trace.value_diff import compare_leaves
 from rlcore.config import RunConfig
 from rlcore.errors import EngineError
 from rlcore.training.run import train

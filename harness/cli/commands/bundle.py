@@ -1,0 +1,125 @@
+"""`rlharness replay --bundle FILE` from arguments to exit code: a step of somebody's run, run again here.
+
+    FILE ─▶ checked ─▶ unpacked: a recorded run of one step ─▶ steps.command, as of any recorded run
+
+A bundle brings data alone. Before anything of it is unpacked or opened, what its call names is compared with the
+scenarios here; what none of them names needs --trust.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness.cli.commands.reproduce import replay_steps, tell
+from harness.core.clock import SystemClock
+from harness.core.errors import BundleError, HarnessError, UsageError
+from harness.core.exit_codes import ExitCode
+from harness.core.invocation import Invocation
+from harness.core.text import path_text
+from harness.lab.experiments.bundles.archive import Bundle, open_bundle
+from harness.lab.experiments.bundles.contents import check_call
+from harness.lab.experiments.bundles.making import checkpoint_digest
+from harness.lab.experiments.entry_call import CALL
+from harness.lab.experiments.flat_config import flattened
+from harness.lab.experiments.out_directory import out_directory, place_of
+from harness.lab.experiments.recorded_run import CHECKPOINTS, RecordedRun, read_recorded_run
+from harness.lab.experiments.supervised_runs import Place
+from harness.lab.experiments.trust import Unnamed, check_trust, scenarios_here, unnamed_in
+from harness.lab.replay.plan import REPLAYS
+from harness.lab.reproduce.plan import check_machine, plan_step
+from harness.lab.reproduce.result import StepReplay
+from harness.process.run_directory import new_run_id
+
+UNPACKED = "bundle"
+_FUNCTION = re.compile(r'"?(\w+:)?[A-Za-z_][\w.-]*:[A-Za-z_]\w*"?', re.ASCII)
+
+
+def run_bundle_replay(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
+    """Carry out `rlharness replay --bundle FILE`; HarnessError for what the user can mend."""
+    if arguments["scenario"] is not None or invocation.trailing:
+        raise UsageError(
+            "--bundle with runs that are compared",
+            legal="a recorded run and --step K, a condition, or the bundle alone",
+            remedy="rlharness train records a run, of whose steps bundles can be made",
+        )
+    if arguments["step"] is not None or arguments["against"] or arguments["reference_checkpoint"]:
+        raise UsageError(
+            "--step, --against or --reference-checkpoint with a bundle",
+            legal="--op, --set, --timeout, --out, --trust, --json",
+            remedy="leave it out: a bundle is of one step, and of one run",
+        )
+    program = check_machine(invocation)
+    bundle = open_bundle(place_of(invocation.cwd, arguments["bundle"]))
+    call = check_call(bundle.read(CALL))
+    found = [*_checkpoint_of(bundle), *unnamed_in(call, scenarios_here(invocation.cwd))]
+    check_trust(path_text(bundle.path), found, invocation, is_trusted=bool(arguments["trust"]))
+    own_id = new_run_id(SystemClock().wall())
+    out = out_directory(invocation.cwd, arguments["out"], REPLAYS, own_id)
+    try:
+        run = unpacked(bundle, out.path / UNPACKED)
+        plan = plan_step(run, arguments, bundle.head.step)
+    except HarnessError:
+        out.give_back()
+        raise
+    place = Place(program, invocation.cwd, invocation.environ, own_id, plan.timeout_s)
+    replay = replay_steps(plan, None, out, place)
+    return tell(replace(replay, notes=tuple(_notes(run, replay))), invocation, arguments)
+
+
+def unpacked(bundle: Bundle, directory: Path) -> RecordedRun:
+    """The run of a bundle, in a directory that is new; HarnessError for one that is not whole."""
+    bundle.unpack(directory)
+    if (named := bundle.head.checkpoint) is not None:
+        _bring(Path(named.path), named.digest, directory / CHECKPOINTS / f"step-{bundle.head.start or 0:06}")
+    return read_recorded_run(directory)
+
+
+def _checkpoint_of(bundle: Bundle) -> list[Unnamed]:
+    """The checkpoint that a bundle names; whoever has made the bundle has chosen that path."""
+    return [] if bundle.head.checkpoint is None else [Unnamed("checkpoint", bundle.head.checkpoint.path)]
+
+
+def _bring(path: Path, digest: str, target: Path) -> None:
+    """Link the checkpoint that a bundle names to where its run has it; BundleError where it is not the same."""
+    try:
+        found = checkpoint_digest(path) if path.is_dir() else ""
+        if found == digest:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(path.resolve(), target_is_directory=True)
+            return
+    except OSError as error:
+        raise BundleError(
+            f"the checkpoint {path} cannot be read: {error.strerror}",
+            legal="a directory that this user can read",
+            remedy="copy it to where it can be read, or have the bundle made without --reference-checkpoint",
+        ) from None
+    raise BundleError(
+        f"the bundle names a checkpoint, {path}, which is {'another one' if found else 'not there'}",
+        legal=f"the checkpoint of digest {digest}",
+        remedy="copy it there, or have the bundle made without --reference-checkpoint",
+    )
+
+
+def _notes(run: RecordedRun, replay: StepReplay) -> list[str]:
+    """Which code was called, and what explains a step that did not come out again."""
+    named = {text.strip('"') for text in _texts(flattened(run.call.config)) if _FUNCTION.fullmatch(text)}
+    called = ", ".join([run.call.entry, *sorted(named - {run.call.entry})])
+    notes = [f"the code came from this machine, not from the bundle: {called}"]
+    different = replay.repeated.different
+    if different is not None:
+        numerics = [each.name for each in different.fingerprints.get("numerics", ())]
+        subject = [each.name for each in different.fingerprints.get("subject", ())]
+        if numerics:
+            notes.append(f"bits cannot be the same where these are not: {', '.join(numerics)}")
+        elif subject:
+            notes.append("numerics are alike: the code is not, see its commit and its uncommitted changes")
+        else:
+            notes.append("nothing of the fingerprint differs: the run itself is not reproducible")
+    return notes
+
+
+def _texts(flat: Mapping[str, str]) -> list[str]:
+    """Every text among the values, those in lists too."""
+    return [text for value in flat.values() for text in re.findall(r'"[^"]*"', value)]

@@ -1,0 +1,46 @@
+"""`rlharness diff` from arguments to exit code."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.core.errors import UsageError
+from harness.core.exit_codes import ExitCode
+from harness.core.invocation import Invocation, terminal_columns, wants_colour
+from harness.core.text import path_text
+from harness.render.console import show
+from harness.render.curve_picture import is_ascii
+from harness.render.divergence import verdict_json, verdict_text
+from harness.trace.diff import diff
+from harness.trace.excerpt import excerpt
+from harness.trace.reader import read_trace
+from harness.trace.verdict import EXIT_CODES
+
+_SPAN = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
+
+
+def span_of(text: str) -> tuple[int, int]:
+    """(first, last) of "7" or "10-19"; UsageError for any other text."""
+    match = _SPAN.fullmatch(text.strip())
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+    if first > last:
+        raise UsageError(f"--steps {text}", legal="a step, or the first and the last of some: 7, 10-19")
+    return first, last
+
+
+def run_diff(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
+    """Carry out `rlharness diff`; TraceError for what the user can mend."""
+    a, b = (read_trace(Path(path_text(invocation.cwd / arguments[side]))) for side in ("a", "b"))
+    if (text := arguments["steps"]) is not None:
+        first, last = span_of(text)
+        a, b = excerpt(a, first, last), excerpt(b, first, last)
+    verdict = diff(a, b)
+    code = EXIT_CODES[verdict.kind]
+    if arguments["json"]:
+        show(json.dumps(verdict_json(verdict, exit_code=code)))
+    else:
+        colour = wants_colour(arguments["color"], invocation)
+        show(verdict_text(verdict, colour=colour, width=terminal_columns(), is_ascii=is_ascii(invocation)))
+    return code

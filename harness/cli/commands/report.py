@@ -1,0 +1,159 @@
+"""`rlharness report` from arguments to a page: traces are read, each is compared with the first, one file is written.
+
+TRACE|RUN... ─▶ subjects ─▶ a verdict on each but the first ─▶ page ─▶ FILE.html, put in place whole
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from harness.core.errors import UsageError
+from harness.core.exit_codes import ExitCode
+from harness.core.invocation import Invocation
+from harness.core.text import count, one_line, path_text
+from harness.lab.experiments.out_directory import place_of
+from harness.lab.report.subjects import Pair, Report, Subject, letter
+from harness.render.console import say, show
+from harness.render.divergence import LABELS, headline, verdict_json
+from harness.render.report.page import GENERATOR, page, require_jinja
+from harness.trace.diff import diff
+from harness.trace.layout import MANIFEST, log_name
+from harness.trace.reader import Trace, read_trace
+from harness.trace.verdict import EXIT_CODES
+
+VERSION = 1
+LARGE_BYTES = 2**28
+MARK_BYTES = 4096
+"""Of a file's beginning, in which a page says that it is one."""
+_RUN = re.compile(r"run-(\d+)")
+
+
+def run_report(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
+    """Carry out `rlharness report`; UsageError and TraceError for what the user can mend."""
+    out = place_of(invocation.cwd, arguments["out"])
+    require_jinja()
+    _check_out(out)
+    report = read_report(invocation.cwd, arguments["traces"])
+    size_bytes = _write(out, page(report))
+    if arguments["json"]:
+        show(json.dumps(report_json(report, out, size_bytes)))
+    else:
+        show("\n".join([*_lines(report), f"{path_text(out)}: {size_bytes / 1e6:.1f} MB, opens in any browser"]))
+    return ExitCode.OK
+
+
+def read_report(cwd: Path, typed: Sequence[str]) -> Report:
+    """The runs as they were typed, and the verdicts; the directory of a replay stands for its runs."""
+    names = [name for each in typed for name in _traces_of(cwd, _without_detours(cwd, each))]
+    subjects = [Subject(letter(at), name, _read(cwd, name)) for at, name in enumerate(names)]
+    first = subjects[0]
+    return Report(tuple(subjects), tuple(Pair(first, each, diff(first.trace, each.trace)) for each in subjects[1:]))
+
+
+def _read(cwd: Path, name: str) -> Trace:
+    """A trace; of a large one it is said that this takes a while."""
+    size_bytes = sum(path.stat().st_size for path in (cwd / name).glob("rank-*.log"))
+    if size_bytes >= LARGE_BYTES:
+        say(f"{one_line(name)} has {size_bytes / 1e6:,.0f} MB: reading and comparing it takes a while")
+    return read_trace(cwd / name)
+
+
+def _without_detours(cwd: Path, typed: str) -> str:
+    """A path as it was typed, but for `..` in it: the page shows it, and commands to type next hold it."""
+    return path_text(place_of(cwd, typed)) if ".." in Path(typed).parts else typed
+
+
+def _traces_of(cwd: Path, typed: str) -> list[str]:
+    """What was typed; of the directory of a replay its runs, those with operations left out."""
+    directory = cwd / typed
+    if any((directory / name).exists() for name in (MANIFEST, log_name(0))):
+        return [typed]
+    runs = {int(found[1]): path.name for path in directory.glob("run-*") if (found := _RUN.fullmatch(path.name))}
+    return [os.path.join(typed, runs[number]) for number in sorted(runs)] or [typed]
+
+
+def _lines(report: Report) -> Iterator[str]:
+    """A line for each verdict; of one run alone, how far it goes; what of a run is missing or damaged."""
+    for pair in report.pairs:
+        yield f"{pair.b.letter}: {one_line(pair.b.name)}  {LABELS[pair.verdict.kind]}  {headline(pair.verdict)}"
+    if not report.pairs:
+        (only,) = report.subjects
+        steps = count(len(only.trace.steps), "step")
+        yield f"A: {one_line(only.name)}, {steps}, alone: there is nothing to compare it with"
+    for subject in report.subjects:
+        for gap in subject.trace.gaps:
+            yield f"  {subject.letter} is not whole: {one_line(gap)}"
+        for damage in subject.trace.damages:
+            yield f"  note: {subject.letter}: {one_line(damage)}"
+
+
+def report_json(report: Report, out: Path, size_bytes: int) -> dict[str, Any]:
+    """What was compared, and where the page is."""
+    return {
+        "version": VERSION,
+        "exit_code": int(ExitCode.OK),
+        "page": str(out),
+        "size_bytes": size_bytes,
+        "runs": [{"letter": each.letter, "name": each.name, "gaps": list(each.trace.gaps)} for each in report.subjects],
+        "comparisons": [
+            {
+                "a": pair.a.letter,
+                "b": pair.b.letter,
+                **verdict_json(pair.verdict, exit_code=EXIT_CODES[pair.verdict.kind]),
+            }
+            for pair in report.pairs
+        ],
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------- the file
+
+
+def _check_out(out: Path) -> None:
+    """UsageError for a place where no page can be, and for a file that is none: that somebody may want to keep."""
+    if out.is_dir():
+        raise UsageError(
+            f"{path_text(out)} is a directory", legal="a file, new or an earlier report", remedy="--out FILE.html"
+        )
+    if out.exists() and GENERATOR.encode() not in _beginning(out):
+        raise UsageError(
+            f"{path_text(out)} exists, and is no report",
+            legal="a new file, or an earlier report, which is replaced",
+            remedy="name another one with --out, or remove it",
+        )
+
+
+def _beginning(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MARK_BYTES)
+    except OSError as error:
+        raise UsageError(
+            f"{path_text(path)} cannot be read: {error.strerror}",
+            legal="an earlier report, which is replaced",
+            remedy="name another place with --out",
+        ) from None
+
+
+def _write(out: Path, text: str) -> int:
+    """Put a page in place whole; returns its bytes. UsageError where it cannot be written, and nothing is left then."""
+    data = text.encode("utf-8", "backslashreplace")
+    beside = out.with_name(f".{out.name}.new")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(data)
+        os.replace(beside, out)
+    except OSError as error:
+        raise UsageError(
+            f"the report cannot be written to {path_text(out)}: {error.strerror}",
+            legal="a file in a directory that can be written to",
+            remedy="name another place with --out",
+        ) from None
+    finally:
+        with suppress(OSError):
+            beside.unlink()
+    return len(data)

@@ -1,0 +1,97 @@
+"""`rlharness run` and `rlharness plan` from arguments to exit code."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from harness.cli.commands.run_options import make_options
+from harness.core.clock import Clock
+from harness.core.errors import HarnessError
+from harness.core.exit_codes import ExitCode
+from harness.core.invocation import Invocation, terminal_columns
+from harness.render.chart import chart, plan_json
+from harness.render.console import say, show
+from harness.render.json_summary import summary_json
+from harness.render.make import ReportOptions, make_reporters
+from harness.render.summary import REASON_OF_CODE
+from harness.runner.collect import Collected
+from harness.runner.options import RunOptions
+from harness.runner.planning import Planned
+from harness.runner.reporter import Guarded
+from harness.runner.run import plan_tests, run_tests
+from harness.runner.unit_run import why_uncollected
+
+
+def run_suite(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
+    """Carry out `rlharness run`; HarnessError for what the user can mend."""
+    options = make_options(invocation, arguments)
+
+    def reporters(directory: Path, clock: Clock) -> list[Guarded]:
+        # The display goes to stdout, or to stderr where stdout is asked to be JSON.
+        stream: TextIO = sys.stderr if options.json else sys.stdout
+        record = directory / "events.jsonl"
+        wanted = ReportOptions(options.live, options.colour, record, options.events_file, options.junit_file)
+        return make_reporters(wanted, stream=stream, clock=clock, say=say)
+
+    ended = asyncio.run(run_tests(options, reporters))
+    if isinstance(ended, str):
+        return _interrupted(ended)
+    if options.json:
+        show(json.dumps(summary_json(ended.state, ended.finished)))
+    if ended.failure is not None:
+        if isinstance(ended.failure, HarnessError):
+            ended.failure.in_record = True
+        raise ended.failure
+    return ExitCode(ended.finished.exit_code)
+
+
+def plan_suite(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
+    """Carry out `rlharness plan`: collect, pack, show."""
+    options = make_options(invocation, arguments)
+    found = asyncio.run(plan_tests(options))
+    if isinstance(found, str):
+        return _interrupted(found)
+    planned, notes = found
+    for note in notes:
+        say(note)
+    _show(planned, options, arguments.get("width"))
+    return _code_of_plan(planned.collected)
+
+
+def _code_of_plan(collected: Collected) -> ExitCode:
+    """With what a run of it would end, as far as collection shows; said where nothing else says why."""
+    if not all(unit.can_run for unit in collected.units):
+        return ExitCode.TESTS_FAILED
+    if collected.units and not collected.not_found:
+        return ExitCode.OK
+    code = ExitCode.USAGE_ERROR if collected.not_found else ExitCode.NOTHING_COLLECTED
+    say(f"exit code {code}: {REASON_OF_CODE[code]}")
+    return code
+
+
+def _interrupted(signal: str) -> ExitCode:
+    say(f"interrupted by {signal} before anything was run")
+    return ExitCode.INTERRUPTED
+
+
+def _show(planned: Planned, options: RunOptions, width: int | None) -> None:
+    """Print the plan; what cannot be collected, or names no test, stands among what cannot run."""
+    units, not_found = planned.collected.units, planned.collected.not_found
+    broken = tuple(
+        (n, f"it cannot be collected: {why_uncollected(unit)}") for n, unit in enumerate(units) if not unit.can_run
+    )
+    broken += tuple((n, "; ".join(not_found[u.path].splitlines())) for n, u in enumerate(units) if u.path in not_found)
+    never = tuple(
+        (n, why + planned.table.who_keeps_it(planned.collected.asks.get(units[n].path, {})))
+        for n, why in planned.plan.never
+    )
+    plan = replace(planned.plan, never=(*never, *broken))
+    names = [unit.path for unit in units]
+    if options.json:
+        show(json.dumps(plan_json(plan, names)))
+    else:
+        show(chart(plan, names, width=width or terminal_columns(), colour=options.colour).rstrip("\n"))

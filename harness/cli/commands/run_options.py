@@ -1,0 +1,95 @@
+"""The options of `run` and `plan`: the command line over the configuration over the defaults."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.core.config import Config, load_config, load_needs_file, shadowing
+from harness.core.errors import UsageError
+from harness.core.invocation import Invocation, num_cores, wants_colour
+from harness.runner.options import (
+    DEFAULT_COLLECT_TIMEOUT_S,
+    DEFAULT_GRACE_S,
+    DEFAULT_SLOW_S,
+    DEFAULT_TIMEOUT_S,
+    RunOptions,
+)
+
+RUN_NOTHING = frozenset(
+    ("--collect-only", "--co", "--collectonly", "--setup-plan", "--setupplan", "--cache-show")
+) | frozenset(("--fixtures", "--funcargs", "--fixtures-per-test", "--markers", "-h", "--help", "-V", "--version"))
+"""Options of pytest under which it tells something and runs no test."""
+WANT_A_KEYBOARD = frozenset(("--pdb", "--trace"))
+"""Options of pytest under which a failing test waits for a person."""
+
+
+def make_options(invocation: Invocation, given: Mapping[str, Any]) -> RunOptions:
+    """The options of one command, from what was `given` on the command line (None where nothing was).
+
+    Raises UsageError for a configuration that is not legal, and where the working directory hides this package.
+    """
+    hidden_by = shadowing(invocation.cwd)
+    if hidden_by and not given["safe_path"]:
+        raise UsageError(
+            f"{hidden_by} would be imported in place of rlharness's own package of that name",
+            legal="a working directory without a top-level package `harness`, or --safe-path",
+            remedy="add --safe-path (pytest then starts without the working directory on sys.path)",
+        )
+    _check_pytest_args(invocation.trailing)
+    config = load_config(invocation.cwd)
+    needs_file = given.get("needs_file")
+    is_terminal = invocation.is_terminal and not given["json"] and not given.get("plain")
+    return RunOptions(
+        invocation=invocation,
+        root=config.path.parent if config.path else invocation.cwd,
+        paths=tuple(given["paths"]),
+        gpus=given["gpus"],
+        needs=config.needs + (load_needs_file(needs_file) if needs_file else ()),
+        containment=given["containment"],
+        events_file=given.get("events_file"),
+        junit_file=given.get("junit_file"),
+        json=given["json"],
+        keep_tmp=bool(given.get("keep_tmp")),
+        live=is_terminal,
+        colour=wants_colour(given["color"], invocation),
+        safe_path=given["safe_path"],
+        history_free=bool(config.history_free),
+        **_layered(config, given),
+    )
+
+
+def _check_pytest_args(pytest_args: Sequence[str]) -> None:
+    """UsageError for an option of pytest under which a file could have no outcome."""
+    for arg in pytest_args:
+        name = arg.partition("=")[0]
+        if name in RUN_NOTHING:
+            raise UsageError(
+                f"-- {arg}: with it pytest runs no test",
+                legal="after --, options of pytest under which tests are run",
+                remedy="type rlharness plan to see what would run, or ask pytest itself",
+            )
+        if name in WANT_A_KEYBOARD:
+            raise UsageError(
+                f"-- {arg}: files run side by side, and none of them has the keyboard",
+                legal="after --, options of pytest that ask nobody",
+                remedy=f"run one file by hand: pytest {arg} FILE",
+            )
+
+
+def _layered(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that may stand in both places: the command line's value, else the configuration's, else the default."""
+    defaults = {
+        "cpu_units": (given["cpu_units"], config.cpu_units, num_cores()),
+        "timeout_s": (given.get("timeout"), config.timeout_s, DEFAULT_TIMEOUT_S),
+        "grace_s": (given.get("grace"), config.grace_s, DEFAULT_GRACE_S),
+        "slow_s": (given.get("slow"), config.slow_s, DEFAULT_SLOW_S),
+        "collect_timeout_s": (given["collect_timeout"], config.collect_timeout_s, DEFAULT_COLLECT_TIMEOUT_S),
+        "maxfail": (given.get("maxfail"), config.maxfail, 0),
+        "allow_missing_gpus": (given.get("allow_missing_gpus"), config.allow_missing_gpus, False),
+        "mix_models": (given["mix_models"], config.mix_models, False),
+        "by_number": (_by_number(given.get("device_ids")), _by_number(config.device_ids), False),
+    }
+    return {name: next(v for v in values if v is not None) for name, values in defaults.items()}
+
+
+def _by_number(device_ids: str | None) -> bool | None:
+    return None if device_ids is None else device_ids == "number"

@@ -1,0 +1,47 @@
+"""`rlharness scenarios`: what can be trained and replayed, in the package and in the user's project."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from harness.core.errors import UsageError
+from harness.core.exit_codes import ExitCode
+from harness.core.invocation import Invocation
+from harness.core.text import one_line
+from harness.lab.experiments.scenario import Scenario
+from harness.lab.experiments.scenario_files import all_scenarios
+from harness.render.console import show
+
+VERSION = 1
+
+
+def run_scenarios(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
+    """Carry out `rlharness scenarios`; a file that holds none is told with the reason, and is no failure."""
+    found: list[dict[str, Any]] = []
+    for file in all_scenarios(invocation.cwd):
+        try:
+            fields = _fields(file.read())
+        except UsageError as error:
+            fields = {"problem": error.what}
+        found.append({"name": file.name, "path": str(file.file), **fields})
+    if arguments["json"]:
+        show(json.dumps({"version": VERSION, "exit_code": int(ExitCode.OK), "scenarios": found}))
+    else:
+        show("\n\n".join(map(_text, found)) or "there are no scenarios")
+    return ExitCode.OK
+
+
+def _fields(scenario: Scenario) -> dict[str, Any]:
+    told = scenario.model_dump(include={"about", "entry", "determinism", "gpus", "free"})
+    return {**told, "sizes": list(scenario.sizes)}
+
+
+def _text(fields: Mapping[str, Any]) -> str:
+    """A few lines on one scenario."""
+    if "problem" in fields:
+        return f"{one_line(fields['name'])}: cannot be read\n  {one_line(fields['problem'])}"
+    sizes = ", ".join(fields["sizes"]) or "one"
+    return (
+        f"{one_line(fields['name'])}: {one_line(fields['about'])}\n"
+        f"  level {fields['determinism']}, sizes {one_line(sizes)}, GPUs {fields['gpus']}, {fields['entry']}"
+    )

@@ -1,0 +1,26 @@
+"""`rlharness trace` from arguments to exit code: orders, the program in this terminal, the finished recording."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.core.invocation import Invocation
+from harness.lab.experiments.break_conditions import conditions_of_one_run
+from harness.lab.experiments.command_spec import foreign_envelope
+from harness.lab.experiments.out_directory import place_of
+from harness.lab.experiments.terminal_run import run_here
+from harness.render.console import say
+from harness.render.recording import recording_lines
+from harness.render.stopping import stop_lines
+
+
+def run_trace(invocation: Invocation, arguments: Mapping[str, Any]) -> int:
+    """Carry out `rlharness trace`; the program's own exit code, INCOMPLETE_RECORDING where only the recording failed.
+
+    Where a condition has ended it, that of `replay` there. UsageError for what the user can mend before anything was
+    started.
+    """
+    envelope, conditions = foreign_envelope(invocation, arguments), conditions_of_one_run(arguments)
+    run = run_here(envelope, place_of(invocation.cwd, arguments["out"]), invocation.environ, conditions)
+    for line in recording_lines(run.recording, stop_lines(run)):
+        say(line)
+    return run.exit_code

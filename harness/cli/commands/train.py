@@ -1,0 +1,45 @@
+"""`rlharness train` from arguments to exit code: one run of a scenario, recorded, in this terminal."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from harness.core.invocation import Invocation
+from harness.lab.experiments.break_conditions import conditions_of_one_run
+from harness.lab.experiments.out_directory import place_of
+from harness.lab.experiments.recording_result import recording_json
+from harness.lab.experiments.scenario import FULL
+from harness.lab.experiments.scenario_spec import Asked, asked_scenario, scenario_envelope
+from harness.lab.experiments.terminal_run import run_here
+from harness.render.console import say, show
+from harness.render.recording import recording_lines
+from harness.render.stopping import stop_lines
+
+VERSION = 1
+STDERR = 2
+
+
+def run_train(invocation: Invocation, arguments: Mapping[str, Any]) -> int:
+    """Carry out `rlharness train`; the exit code of the entry's process, INCOMPLETE_RECORDING where only that failed.
+
+    UsageError for what the user can mend, which the entry may say too, before its first step: nothing is left then.
+    """
+    asked = asked_scenario(invocation, arguments, FULL)
+    envelope, conditions = scenario_envelope(asked, arguments), conditions_of_one_run(arguments)
+    directory = place_of(invocation.cwd, arguments["out"])
+    stdout = STDERR if arguments["json"] else None
+    run = run_here(envelope, directory, invocation.environ, conditions, stdout=stdout)
+    for line in recording_lines(run.recording, stop_lines(run)):
+        say(line)
+    if arguments["json"]:
+        told = {"scenario": _scenario_json(asked, envelope.level), "recording": recording_json(run.recording)}
+        told["stop"] = run.stop and asdict(run.stop)
+        command = run.next_command
+        told["next"] = command and command.command
+        show(json.dumps({"version": VERSION, "exit_code": int(run.exit_code), **told}))
+    return run.exit_code
+
+
+def _scenario_json(asked: Asked, level: str) -> dict[str, str]:
+    return {"name": asked.name, "entry": asked.scenario.entry, "size": asked.size, "level": level}

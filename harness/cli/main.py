@@ -1,0 +1,98 @@
+"""The command line: reads arguments and the environment, hands frozen options to the rooms, prints user errors.
+
+Nothing heavy is imported to parse arguments: each command, in `commands`, imports its room when it runs.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from harness import __version__
+from harness.cli import finding, recording, testing
+from harness.cli.usage import refusal_of
+from harness.core.errors import HarnessError, UsageError
+from harness.core.exit_codes import ExitCode
+from harness.core.invocation import Invocation
+from harness.render.console import say
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="rlharness")
+def cli() -> None:
+    """Pack GPU tests onto free cards, run each file as its own process tree, end it for certain, lose nothing."""
+
+
+for room in (testing, recording, finding):
+    for command in vars(room).values():
+        if isinstance(command, click.Command):
+            cli.add_command(command)
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words before and after `--`."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
+def _invocation(trailing: Sequence[str]) -> Invocation:
+    """What this process inherited; UsageError where its working directory has been deleted."""
+    try:
+        cwd = Path(os.getcwd())
+    except FileNotFoundError:
+        raise UsageError("the working directory does not exist any more", remedy="change into one that does") from None
+    is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    return Invocation(cwd, dict(os.environ), tuple(trailing), is_terminal, say)
+
+
+def _open_closed_files() -> None:
+    """Open what a shell's `>&-` has closed: the next file to be opened would be taken for it."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            setattr(sys, name, os.fdopen(fd, "r" if fd == 0 else "w", encoding="utf-8", closefd=False))
+
+
+def _answer_in_json(own: Sequence[str], code: ExitCode, error: str) -> None:
+    """What --json prints where no run has begun: the keys that a finished run has for it too."""
+    if "--json" in own:
+        with suppress(OSError):  # it is why the command is refused, or gone
+            click.echo(json.dumps({"version": 1, "exit_code": int(code), "error": error}))
+
+
+def _refuse(own: Sequence[str], error: HarnessError) -> ExitCode:
+    """Print what the user can mend; the exit code."""
+    click.echo(f"error: {error}", err=True)
+    if not error.in_record:
+        _answer_in_json(own, error.exit_code, str(error))
+    return error.exit_code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. User errors are printed, never raised."""
+    _open_closed_files()
+    own, trailing = _split(list(sys.argv[1:] if argv is None else argv))
+    try:
+        invocation = _invocation(trailing)
+        return int(cli.main(args=own, prog_name="rlharness", obj=invocation, standalone_mode=False) or 0)
+    except click.exceptions.NoArgsIsHelpError as error:  # no command at all
+        error.show()
+        return ExitCode.USAGE_ERROR
+    except click.ClickException as error:
+        return _refuse(own, refusal_of(error, cli, own))
+    except HarnessError as error:
+        return _refuse(own, error)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return ExitCode.INTERRUPTED
+    except Exception:  # the last stop: our own bug, and the only one that shows a traceback
+        traceback.print_exc()
+        click.echo("error: this is a bug in rlharness; the traceback above names the place", err=True)
+        return ExitCode.INTERNAL_ERROR

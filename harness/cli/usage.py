@@ -1,0 +1,100 @@
+"""What the parser of the command line refuses, in the form of every other refusal: the value, what is legal, a remedy.
+
+Invalid value for '--step': 'abc' is not ...   ─▶   --step 'abc'
+                                                      legal:  a whole number, 0 or more
+                                                      remedy: rlharness replay --help
+"""
+
+import difflib
+import re
+from collections.abc import Sequence
+
+import click
+
+from harness.core.errors import UsageError
+
+MAX_NEAR = 3
+_OWN = ("--help", "--version")
+"""Options of rlharness itself."""
+BEHIND = {
+    "run": ["[-- PYTEST_ARGS]"],
+    "plan": ["[-- PYTEST_ARGS]"],
+    "trace": ["-- COMMAND"],
+    "replay": ["[-- COMMAND]"],
+    "chaos": ["[-- COMMAND]"],
+}
+"""What stands behind `--`, which the parser does not see."""
+_EXTRA = re.compile(r"extra arguments? \((.*)\)")
+
+
+def refusal_of(error: click.ClickException, cli: click.Group, words: list[str]) -> UsageError:
+    """The same refusal; `words` are those that were typed behind `rlharness`."""
+    command = cli.commands.get(words[0]) if words else None
+    if command is None:
+        word = words[0] if words else ""
+        kind, known = ("option", _OWN) if word.startswith("-") else ("command", tuple(cli.commands))
+        return _unknown(f"{word} is no {kind}", word, known, "rlharness --help")
+    called = f"rlharness {command.name}"
+    remedy = f"{called} --help"
+    match error:
+        case click.MissingParameter(param=click.Parameter() as param):
+            shows = "; rlharness scenarios shows what there is" if param.name == "scenario" else ""
+            what = f"{called}: {' '.join(_typed(param))} is missing"
+            return UsageError(what, legal=_usage(command), remedy=f"{remedy}{shows}")
+        case click.BadParameter(param=click.Parameter() as param):
+            value = error.message.rpartition(" is not ")[0] or error.message
+            return UsageError(f"{param.opts[0]} {value}", legal=legal_values(param.type), remedy=remedy)
+        case click.NoSuchOption():
+            name = error.option_name
+            behind = f"; of pytest: {called} -- {name}" if command.name in ("run", "plan") else ""
+            return _unknown(f"{name} is no option of {called}", name, _options(command), remedy + behind)
+        case click.BadOptionUsage():
+            option = next((each for each in command.params if error.option_name in (each.name, *each.opts)), None)
+            name, *values = _typed(option) if option is not None else [error.option_name]
+            what = f"{name} without {' '.join(values)}" if values else f"{name} with a value"
+            return UsageError(what, legal=" ".join([name, *values]), remedy=remedy)
+    more = _EXTRA.search(error.message)
+    what = f"{called} with more words than it takes: {more[1]}" if more else f"{called}: {error.format_message()}"
+    return UsageError(what, legal=_usage(command), remedy=remedy)
+
+
+def legal_values(kind: object) -> str:
+    """What an option of a type takes."""
+    match kind:
+        case click.Choice():
+            return ", ".join(map(str, kind.choices))
+        case click.IntRange() | click.FloatRange():
+            number = "a whole number" if isinstance(kind, click.IntRange) else "a number"
+            if kind.max is not None:
+                return f"{number} from {kind.min} to {kind.max}"
+            return f"{number} above {kind.min}" if kind.min_open else f"{number}, {kind.min} or more"
+        case click.Path():
+            return "a path"
+    return "what its help says"
+
+
+def _unknown(what: str, name: str, known: Sequence[str], remedy: str) -> UsageError:
+    near = difflib.get_close_matches(name, known, n=MAX_NEAR)
+    question = f"did you mean {' or '.join(near)}? " if near else ""
+    return UsageError(what, legal=", ".join(known), remedy=f"{question}{remedy}")
+
+
+def _options(command: click.Command) -> list[str]:
+    """The long names of its options."""
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    return [name for option in options for name in (*option.opts, *option.secondary_opts) if name.startswith("--")]
+
+
+def _usage(command: click.Command) -> str:
+    """What it is called with, but for options that may be left out."""
+    needed = [each for each in command.params if isinstance(each, click.Argument) or each.required]
+    words = [word for each in needed for word in _typed(each)]
+    return " ".join(["rlharness", str(command.name), *words, "[OPTIONS]", *BEHIND.get(str(command.name), ())])
+
+
+def _typed(param: click.Parameter) -> list[str]:
+    """An option's name, and the word for its value if it takes one; of an argument this word alone."""
+    value = param.metavar or str(param.name).upper()
+    if isinstance(param, click.Option):
+        return [param.opts[0]] if param.is_flag else [param.opts[0], value]
+    return [value]

@@ -1,0 +1,77 @@
+"""Errors a user can cause and mend.
+
+HarnessError            base of all: says the value, what is legal, and the remedy
+├── UsageError          a command line or configuration value (also a ValueError)
+├── InventoryError      the machine's cards cannot be read as asked (also a LookupError)
+├── CollectionError     the suite as a whole could not be collected; a failure of the tests, as that of one file is
+├── NetworkError        hosts that shall work together do not reach each other
+├── HistoryError        the duration history cannot be used (a run goes on without it)
+├── ReportError         an attempt's report was written by another version (also a ValueError)
+├── TraceError          a trace that cannot be written or read as asked (also a ValueError)
+└── BundleError         a bundle that cannot be written, is damaged, or is none (also a ValueError)
+"""
+
+from harness.core.exit_codes import ExitCode
+from harness.core.redaction import redact_text
+
+
+class HarnessError(Exception):
+    """A failure that is the user's to mend; printed as three lines, never as a traceback.
+
+    `what` names the value at fault, `legal` what would be accepted, `remedy` what to type or change, each without
+    secrets: they may quote a command line. `exit_code` is that of a command it ends.
+    """
+
+    exit_code = ExitCode.USAGE_ERROR
+    in_record = False
+    """Whether the record of a run, and its JSON, hold it already."""
+
+    def __init__(self, what: str, *, legal: str = "", remedy: str = "") -> None:
+        self.what = redact_text(what)
+        self.legal = redact_text(legal)
+        self.remedy = redact_text(remedy)
+        super().__init__(self.what)
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.legal:
+            lines.append(f"  legal:  {self.legal}")
+        if self.remedy:
+            lines.append(f"  remedy: {self.remedy}")
+        return "\n".join(lines)
+
+
+class UsageError(HarnessError, ValueError):
+    """A value on the command line or in the configuration that cannot be used."""
+
+
+class InventoryError(HarnessError, LookupError):
+    """Cards were asked for by name that this process may not use, or that do not exist."""
+
+
+class CollectionError(HarnessError):
+    """The suite as a whole could not be collected: no file list came back."""
+
+    exit_code = ExitCode.TESTS_FAILED
+
+
+class NetworkError(HarnessError):
+    """Hosts that shall work together cannot find or cannot reach each other."""
+
+    exit_code = ExitCode.TESTS_FAILED
+
+
+class HistoryError(HarnessError):
+    """The history of durations could not be read or written; estimates are used instead."""
+
+
+class ReportError(HarnessError, ValueError):
+    """An attempt's report.jsonl says it was written by a version this one cannot read."""
+
+
+class TraceError(HarnessError, ValueError):
+    """A trace, or a part of one, that cannot be written or read as asked."""
+
+
+class BundleError(HarnessError, ValueError):
+    """A bundle that cannot be written, or a file that is no whole one."""

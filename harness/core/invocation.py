@@ -1,0 +1,44 @@
+"""What a process of rlharness inherited: read once, by the command line, and passed down."""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def discard(line: str) -> None:
+    """Drop a note."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """What the process inherited, read once by the command line and passed down."""
+
+    cwd: Path
+    environ: Mapping[str, str]
+    trailing: tuple[str, ...] = ()
+    """Everything after `--`: given to every pytest process as it is, or the command that is recorded."""
+    is_terminal: bool = False
+    """Whether standard output is a terminal that can be redrawn."""
+    note: Callable[[str], None] = discard
+    """Called with one line that the user should see now, before there is a result."""
+
+
+def num_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def wants_colour(choice: str, invocation: Invocation) -> bool:
+    """`--color always|never`, else NO_COLOR, else FORCE_COLOR, else whether there is a terminal (no-color.org)."""
+    if choice != "auto":
+        return choice == "always"
+    if invocation.environ.get("NO_COLOR"):
+        return False
+    return bool(invocation.environ.get("FORCE_COLOR")) or invocation.is_terminal
+
+
+def terminal_columns() -> int:
+    """Columns of the terminal, 80 where there is none."""
+    return shutil.get_terminal_size((80, 24)).columns

@@ -1,0 +1,54 @@
+"""What a test needs of a machine: GPUs, their kind, and whether it runs alone."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one unit asks of the machine: the maximum over its tests."""
+
+    gpus: int = 0
+    """Number of cards, leased together."""
+    memory_gb: float = 0.0
+    """Memory each of these cards must have, in GB (10**9 bytes); 0 for any."""
+    model: str | None = None
+    """Text the card's model name must contain, case ignored ("H100"); None for any."""
+    min_capability: tuple[int, int] | None = None
+    """Lowest CUDA compute capability, (9, 0) for Hopper; None for any."""
+    exclusive: bool = False
+    """No other unit may run on this machine meanwhile."""
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Need":
+        """The need that `to_json` wrote; unknown keys raise TypeError."""
+        capability = data.get("min_capability")
+        return cls(**{**data, "min_capability": tuple(capability) if capability else None})
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of plain values, one per field, that `from_json` reads back."""
+        data = {f.name: getattr(self, f.name) for f in fields(self)}
+        data["min_capability"] = list(self.min_capability) if self.min_capability else None
+        return data
+
+    def exceeds(self, other: "Need") -> bool:
+        """Whether a unit planned with `other` was given less than this need asks for."""
+        return (
+            self.gpus > other.gpus
+            or self.memory_gb > other.memory_gb
+            or (self.model is not None and self.model != other.model)
+            or (self.min_capability or (0, 0)) > (other.min_capability or (0, 0))
+            or (self.exclusive and not other.exclusive)
+        )
+
+    def __str__(self) -> str:
+        parts = [f"{self.gpus} GPU" + ("" if self.gpus == 1 else "s")]
+        if self.model:
+            parts.append(f"model {self.model}")
+        if self.memory_gb:
+            parts.append(f">= {self.memory_gb:g} GB each")
+        if self.min_capability:
+            parts.append(f"capability >= {self.min_capability[0]}.{self.min_capability[1]}")
+        if self.exclusive:
+            parts.append("exclusive")
+        return ", ".join(parts)

@@ -1,0 +1,232 @@
+"""Reading report.jsonl, what `harness.plugin` writes inside the pytest process while its tests run.
+
+The writer may be killed at any byte. A line counts once its newline is there; one that is not a whole record of a
+known kind with the right fields is passed over and counted. Kinds this version does not know are ignored.
+The tests can do anything to the file: what is read of it has limits, and no read waits for anybody.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.core.errors import ReportError
+from harness.core.need import Need
+from harness.core.regular_file import GrowingFile, GrowingLines
+from harness.core.test_outcomes import TestCounts, TestOutcome
+
+VERSION = 1
+"""The newest version of report.jsonl that is understood here."""
+
+MAX_SKIP_REASONS = 8
+MAX_UNREADABLE = 10_000
+"""After so many lines that are no records, nothing more is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class TestEnd:
+    """How one test ended."""
+
+    __test__ = False
+
+    outcome: TestOutcome
+    duration_s: float
+    reason: str
+    """One line: the reason of a skip, the first line of a failure."""
+    text: str
+    """The whole failure as pytest shows it, or empty."""
+
+
+@dataclass(slots=True)
+class TestReport:
+    """Everything one attempt wrote about its tests."""
+
+    __test__ = False
+
+    collected: bool = False
+    """Whether pytest got as far as a finished collection."""
+    collected_need: Need | None = None
+    nodeids: tuple[str, ...] = ()
+    """The tests that were to run, in order."""
+    ends: dict[str, TestEnd] = field(default_factory=dict)
+    """By node id; of a test that ran twice the last end counts."""
+    running: tuple[str, ...] = ()
+    """Tests that began and never ended."""
+    finished_exit: int | None = None
+    """The exit code pytest had decided on at its own end; None if it never came to that."""
+    collect_errors: tuple[tuple[str, str], ...] = ()
+    """(node id, text) of everything that could not be collected."""
+    refused: str = ""
+    """What pytest says is wrong with its arguments, a line for each; empty where it took them."""
+    asks: dict[str, Need] = field(default_factory=dict)
+    """What each test asks for, by its name in the file; told only where a file is imported for its need."""
+    num_unreadable: int = 0
+    """Whole lines that are no record."""
+    unread: str = ""
+    """Why not all of the file was read; empty where all was."""
+
+    def all_ids(self) -> Iterator[str]:
+        """Every test this report knows of, collected ones first and in their order."""
+        yield from dict.fromkeys((*self.nodeids, *self.ends, *self.running))
+
+    def outcome_of(self, nodeid: str) -> TestOutcome:
+        """How `nodeid` ended, UNFINISHED or UNSTARTED if it never wrote that."""
+        if nodeid in self.running:
+            return TestOutcome.UNFINISHED
+        end = self.ends.get(nodeid)
+        return end.outcome if end else TestOutcome.UNSTARTED
+
+    def counts(self) -> TestCounts:
+        """Number of tests by outcome."""
+        return TestCounts(dict(Counter(self.outcome_of(nodeid) for nodeid in self.all_ids())))
+
+    def skip_reasons(self) -> tuple[str, ...]:
+        """Distinct reasons of skipped tests in order of appearance, at most `MAX_SKIP_REASONS`."""
+        skips = (end.reason for end in self.ends.values() if end.outcome is TestOutcome.SKIPPED)
+        return tuple(dict.fromkeys(skips))[:MAX_SKIP_REASONS]
+
+
+def read_report(path: str | Path) -> TestReport:
+    """What an attempt wrote, as far as it came; an empty report where there is no file.
+
+    Raises ReportError for a file of a newer version, OSError where it cannot be read.
+    """
+    tail = ReportTail(path)
+    try:
+        return tail.report()
+    finally:
+        tail.close()
+
+
+class ReportTail:
+    """Follows a report while it is written: each `poll` gives the records since the one before.
+
+    The file is opened once; what is put in its place later is not read.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.file = GrowingFile(path)
+        self._records = _Records(self.file)
+
+    def poll(self) -> list[dict[str, Any]]:
+        """The new records, of any kind, unchecked; none while the file does not exist.
+
+        Raises OSError where the file is there and cannot be read.
+        """
+        return self._records.poll()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more could be read at once: one poll reads a limited amount."""
+        return self.file.is_behind and not self._records.has_given_up
+
+    def report(self) -> TestReport:
+        """Everything that stands in the file, read from its beginning.
+
+        Raises ReportError for a file of a newer version, OSError where it cannot be read.
+        """
+        report, begun = TestReport(), dict[str, None]()
+        self.file.rewind()
+        records, first_kind = _Records(self.file), ""
+        while True:
+            for record in records.poll():
+                first_kind = first_kind or record["k"]
+                if record["k"] == "hello":
+                    _check_version(record.get("version"), str(self.file.path))
+                try:
+                    _apply(record, report, begun)
+                except (KeyError, TypeError, ValueError, OverflowError):
+                    records.num_unreadable += 1
+            if not self.file.is_behind or records.has_given_up:
+                break
+        report.running = tuple(begun)
+        report.num_unreadable = records.num_unreadable
+        report.unread = self.file.excess
+        if first_kind not in ("", "hello"):  # the plugin writes that one before any test
+            report.unread = f"{self.file.path} has lost its beginning: a test has emptied or cut it"
+        if records.has_given_up:
+            report.unread = f"{self.file.path} has {records.num_unreadable:,} lines that are no records, and maybe more"
+        return report
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+
+class _Records:
+    """The records among the lines of a file, until there are too many other lines."""
+
+    def __init__(self, file: GrowingFile) -> None:
+        self._lines = GrowingLines(file)
+        self.num_unreadable = 0
+
+    @property
+    def has_given_up(self) -> bool:
+        return self.num_unreadable > MAX_UNREADABLE
+
+    def poll(self) -> list[dict[str, Any]]:
+        if self.has_given_up:
+            return []
+        left_out = self._lines.num_left_out
+        lines = self._lines.poll()
+        records = [record for line in lines if (record := _record(line)) is not None]
+        self.num_unreadable += len(lines) - len(records) + self._lines.num_left_out - left_out
+        return records
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    if line[:1] != b"{":  # the plugin's records begin so
+        return None
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("k"), str) else None
+
+
+def _apply(record: dict[str, Any], report: TestReport, begun: dict[str, None]) -> None:
+    """Fold one record in; where its fields are wrong, raise KeyError, TypeError, ValueError or OverflowError."""
+    match record["k"]:
+        case "collected":
+            nodeids = tuple(_text(nodeid) for nodeid in record["nodeids"])
+            report.collected_need = Need.from_json(dict(record["need"]))
+            report.nodeids, report.collected = nodeids, True
+        case "collect_error":
+            report.collect_errors += ((_text(record["id"]), _text(record["text"])),)
+        case "asks":
+            report.asks = {_text(test): Need.from_json(dict(need)) for test, need in dict(record["by_test"]).items()}
+        case "refused":
+            report.refused = _text(record["text"])
+        case "start":
+            begun[_text(record["id"])] = None
+        case "end":
+            nodeid, seconds = _text(record["id"]), float(record["duration_s"])
+            end = TestEnd(
+                outcome=TestOutcome(record["outcome"]),
+                duration_s=seconds if math.isfinite(seconds) else 0.0,
+                reason=_text(record.get("reason", "")),
+                text=_text(record.get("text", "")),
+            )
+            report.ends[nodeid] = end
+            begun.pop(nodeid, None)
+        case "finish":
+            report.finished_exit = int(record["exit"])
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"not text: {value!r}")
+    return value
+
+
+def _check_version(version: object, path: str) -> None:
+    if isinstance(version, int) and version <= VERSION:
+        return
+    raise ReportError(
+        f"{path} was written by version {version} of the pytest plugin",
+        legal=f"versions up to {VERSION}",
+        remedy="install the same rlharness in the environment of the tests and in the one that runs them",
+    )

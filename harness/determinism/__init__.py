@@ -1,0 +1,1 @@
+"""Levels of determinism and every environment variable that moves bits."""

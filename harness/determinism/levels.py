@@ -1,0 +1,141 @@
+"""What a level of determinism sets before the interpreter of a program starts. Pure.
+
+`off` sets nothing. `rerun`, two runs of one configuration on one machine agree, sets the table below; torch's flags
+and the seeds, which wait for torch, are in `recording/determinism_flags.py`. A value that the user has set stays if it
+serves as well, and is refused if it does not: nothing is overridden.
+
+`invariant`, bits that depend on the configuration alone, is no matter of variables: only the program itself can hold
+it, as the entry of a scenario says that it does. Its variables are those of `rerun` that settle how something is
+computed. Those that settle how work is spread, the hash seed among them, are left alone: they must not matter.
+
+What `rerun` cannot hold is what a program takes from elsewhere: the time, os.urandom, the order in which threads
+or servers answer.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from harness.core.errors import UsageError
+
+OFF, RERUN, INVARIANT = "off", "rerun", "invariant"
+FALSE = "(?i)false|0"
+STRICT = {"MKL_CBWR": "AUTO,STRICT"}
+"""What `invariant` sets on Intel's processors in place of the table: MKL's strict mode, which it has there alone.
+
+Products then depend neither on threads nor on how many rows there are.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One variable of a level."""
+
+    name: str
+    value: str
+    reason: str
+    accepts: str = ""
+    """What of a user's own values serves as well, as a regular expression; empty: `value` alone."""
+    others: str = ""
+    """The same in words."""
+    is_of_spreading: bool = False
+    """Whether it settles how work is spread, not how it is computed: of no matter at `invariant`."""
+
+    @property
+    def legal(self) -> str:
+        """What a user may set, in words."""
+        return f"{self.name}={self.value}" + (f" or {self.others}" if self.others else "")
+
+    def allows(self, value: str) -> bool:
+        """Whether a user's value serves as well."""
+        return value == self.value or bool(self.accepts and re.fullmatch(self.accepts, value))
+
+
+# From verl's full determinism, Megatron's deterministic mode, vLLM's batch invariance, and the documents of Python,
+# MKL, cuBLAS, NCCL, Transformer Engine and HCCL; what each of them reads is in doctor/bit_variables.py.
+SETTINGS = (
+    Setting(
+        "PYTHONHASHSEED",
+        "0",
+        "sets of texts are ordered by it, and batches made of them",
+        r"\d+",
+        "another number",
+        is_of_spreading=True,
+    ),
+    Setting(
+        "OMP_DYNAMIC",
+        "FALSE",
+        "OpenMP must not change the number of threads, and sums with it",
+        FALSE,
+        "0",
+        is_of_spreading=True,
+    ),
+    Setting("MKL_DYNAMIC", "FALSE", "MKL must not either", FALSE, "0", is_of_spreading=True),
+    Setting(
+        "MKL_CBWR",
+        "AUTO",
+        "without it MKL's sums may depend on where memory happens to lie",
+        "(?i)(?!off$).+",
+        "any but OFF",
+    ),
+    # ":16:8", since verl and transformers set that in their processes, whose children would not have what they must.
+    Setting(
+        "CUBLAS_WORKSPACE_CONFIG",
+        ":16:8",
+        "cuBLAS adds in one order only in a workspace of its own",
+        ":4096:8",
+        ":4096:8",
+    ),
+    Setting(
+        "NCCL_ALGO",
+        "Ring",
+        "one order of reduction, not the one that is measured to be fast",
+        "(?i)(allreduce:)?(ring|tree)",
+        "Tree",
+    ),
+    Setting("NCCL_PROTO", "Simple", "the same", "(?i)simple|ll|ll128", "LL or LL128"),
+    Setting("NCCL_NVLS_ENABLE", "0", "sums are made by the cards, not in the switch, in the order of arrival"),
+    Setting("NCCL_COLLNET_ENABLE", "0", "the same, for switches of InfiniBand"),
+    Setting("HCCL_DETERMINISTIC", "true", "the same, on Ascend", "(?i)true|strict", "strict"),
+    Setting("FLASH_ATTENTION_DETERMINISTIC", "1", "FlashAttention's backward adds with atomics otherwise"),
+    Setting("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0", "Transformer Engine's attention does too"),
+    Setting("MAMBA_DETERMINISTIC", "1", "the backward of Mamba's kernels does too"),
+    Setting("CAUSAL_CONV1D_DETERMINISTIC", "1", "the backward of causal-conv1d does too"),
+    Setting("PYTORCH_TUNABLEOP_ENABLED", "0", "the fastest kernel of the day is another one tomorrow"),
+    Setting("TORCHINDUCTOR_MAX_AUTOTUNE", "0", "the same, for what torch.compile makes"),
+    Setting("TORCHINDUCTOR_DETERMINISTIC", "1", "torch.compile measures nothing that decides on numerics"),
+    Setting("VLLM_BATCH_INVARIANT", "1", "a completion must not depend on which requests were served beside it"),
+)
+
+
+def level_variables(
+    level: str, environ: Mapping[str, str], *, is_held_by_entry: bool = False, is_intels: bool = False
+) -> dict[str, str]:
+    """Every variable of the level as the program shall have it: the user's value where it serves, else the level's.
+
+    `is_held_by_entry`: the program is the entry of a scenario, which holds `invariant` itself; `is_intels`: the
+    processor is Intel's. UsageError, which names them all, where the user has set what excludes the level; where nobody
+    can hold the level from outside the program; where there is no such level.
+    """
+    if level == OFF:
+        return {}
+    if level == INVARIANT and not is_held_by_entry:
+        raise UsageError(
+            f"the level {INVARIANT!r} for a program that is not ours: nobody can promise from outside that its bits do"
+            " not depend on threads, batches and the order of arrival",
+            legal=f"{OFF}, {RERUN}",
+            remedy=f"--level {RERUN} holds what variables and torch's switches can",
+        )
+    if level not in (RERUN, INVARIANT):
+        raise UsageError(f"the level {level!r}", legal=f"{OFF}, {RERUN}, {INVARIANT}")
+    settings = [setting for setting in SETTINGS if level == RERUN or not setting.is_of_spreading]
+    conflicts = [s for s in settings if environ.get(s.name) and not s.allows(environ[s.name])]
+    if conflicts:
+        raise UsageError(
+            f"the level {level!r} excludes what is set: "
+            + "; ".join(f"{s.name}={environ[s.name]} ({s.reason})" for s in conflicts),
+            legal="; ".join(s.legal for s in conflicts),
+            remedy="unset " + " ".join(s.name for s in conflicts),
+        )
+    values = {s.name: s.value for s in settings} | (STRICT if level == INVARIANT and is_intels else {})
+    return {name: environ.get(name) or value for name, value in values.items()}

@@ -1,0 +1,249 @@
+"""Cards: free, busy or slow; their NVLinks; the driver against what torch was built for."""
+
+import json
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.core.errors import InventoryError
+from harness.core.findings import Finding, Severity
+from harness.doctor.host import Answer, Host, module_command
+from harness.machine.gpu_health import CardHealth, MachineHealth, read_card_health
+from harness.machine.gpus import read_inventory
+from harness.machine.inventory import Inventory, LeftOut
+from harness.process.daemon_thread import in_daemon_thread
+
+READ_S = 40.0
+"""Eight cards without persistence mode take up to 30 s to wake."""
+IMPORT_S = 60.0
+"""torch's import from a cold network file system."""
+MIG = "MIG-"
+DEVICE_FILE = "/dev/nvidiactl"
+
+
+@dataclass(frozen=True, slots=True)
+class Torch:
+    """What `torch_facts` says of this environment's torch."""
+
+    version: str = ""
+    """Empty where torch is not installed."""
+    cuda: str = ""
+    """CUDA it was built for, "12.8"; empty for a build without."""
+    hip: str = ""
+    is_available: bool | None = None
+    """Whether it finds a card; None where it was not asked."""
+    archs: tuple[str, ...] = ()
+    """Kinds of cards it has kernels for, "sm_90" or, to be compiled, "compute_90"."""
+    problem: str = ""
+    """Why there is no whole answer; empty where there is one."""
+
+
+async def look_at_cards(host: Host) -> Sequence[Finding]:
+    """The driver and the cards; torch is asked to use them where there are any."""
+
+    def read() -> tuple[MachineHealth, Inventory]:
+        return read_card_health(), read_inventory("auto", host.environ)
+
+    try:
+        health, inventory = await in_daemon_thread(read, limit_s=READ_S)
+    except TimeoutError:
+        return [_driver_hangs()]
+    words = ("--use",) if inventory.gpus or inventory.left_out else ()
+    argv = module_command("harness.doctor.torch_facts", *words)
+    torch = read_torch(await host.ask(argv, limit_s=IMPORT_S))
+    has_device_file = os.path.exists(DEVICE_FILE)
+    findings = judge_driver(health, has_device_file=has_device_file)
+    findings += judge_cards(health, inventory) + judge_links(health.cards)
+    return [*findings, *judge_torch(torch, health, num_usable=len(inventory.gpus))]
+
+
+async def check_cards_for(num_ranks: int, environ: Mapping[str, str]) -> None:
+    """InventoryError where `environ` does not leave a card to each of `num_ranks` ranks of NCCL; one in use counts."""
+    try:
+        inventory = await in_daemon_thread(lambda: read_inventory("auto", environ), limit_s=READ_S)
+    except TimeoutError:
+        raise InventoryError(
+            f"--backend nccl: the NVIDIA driver did not answer within {READ_S:g} s",
+            legal="cards whose driver answers",
+            remedy="rlharness doctor looks at the driver; --backend gloo walks the layers that need no card",
+        ) from None
+    gpu_ids = [gpu.gpu_id for gpu in inventory.gpus] + [card.gpu_id for card in inventory.left_out]
+    whole = [gpu_id for gpu_id in gpu_ids if not gpu_id.startswith(MIG)]
+    num_cards = len(whole) or min(1, len(gpu_ids))  # of MIG instances CUDA shows a process no second
+    if num_cards < num_ranks:
+        told = [inventory.note] if inventory.note else []
+        told += ["of MIG instances a process sees one"] if len(whole) < len(gpu_ids) else []
+        why = f" ({'; '.join(told)})" if told else ""
+        raise InventoryError(
+            f"--distributed {num_ranks} --backend nccl: {num_cards} of {num_ranks} cards are visible{why}",
+            legal="a card for each rank",
+            remedy="--backend gloo walks the layers that need no card",
+        )
+
+
+def read_torch(answer: Answer) -> Torch:
+    """What the lines of `torch_facts` say."""
+    said: dict[str, Any] = {}
+    for line in answer.output.splitlines():
+        if line.startswith("{"):
+            said |= json.loads(line)
+    problem = answer.problem
+    if not problem and answer.exit_code != 0:
+        problem = " ".join(answer.output.split())[-300:] or f"it exited with {answer.exit_code}"
+    return Torch(
+        version=said.get("version") or "",
+        cuda=said.get("cuda") or "",
+        hip=said.get("hip") or "",
+        is_available=said.get("is_available"),
+        archs=tuple(said.get("archs", ())),
+        problem=problem,
+    )
+
+
+def judge_driver(health: MachineHealth, *, has_device_file: bool) -> list[Finding]:
+    """Whether NVML speaks; `has_device_file` says that the kernel's part of a driver is there."""
+    if not health.problem:
+        cuda = f", serves CUDA up to {_version(health.cuda)}" if health.cuda else ""
+        return [Finding("driver", Severity.FINE, f"NVIDIA {health.driver or 'of unknown version'}{cuda}")]
+    if not health.has_driver and not has_device_file and "does not answer" not in health.problem:
+        return [Finding("driver", Severity.FINE, f"{health.problem}: 0 cards")]
+    remedy = "nvidia-smi says more; after an update of the driver: reboot, or reload its modules"
+    if has_device_file and "no NVIDIA driver" in health.problem:
+        measured = f"{DEVICE_FILE} is there, and libnvidia-ml.so.1 is not"
+        remedy = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        return [Finding("driver", Severity.BROKEN, measured, "rlharness and nvidia-smi see no card", remedy)]
+    return [Finding("driver", Severity.BROKEN, health.problem, "no card can be used", remedy)]
+
+
+def judge_cards(health: MachineHealth, inventory: Inventory) -> list[Finding]:
+    """Each card that is not free and well; one finding for the others. Nothing where there are no cards."""
+    findings = [_left_out(card) for card in inventory.left_out]
+    for card in health.cards:
+        if card.slowdowns:
+            findings.append(
+                Finding(
+                    f"card {card.number}",
+                    Severity.WARNING,
+                    f"{card.model}: its clocks are lowered ({', '.join(card.slowdowns)})",
+                    breaks="tests on it take longer than their history says, and may time out",
+                    remedy=f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {card.number}",
+                )
+            )
+    if inventory.note and health.cards:
+        hidden = not inventory.gpus and not inventory.left_out
+        breaks = (
+            "rlharness run --gpus auto finds no card" if hidden else "a test may get another card than it was meant"
+        )
+        remedy = "unset CUDA_VISIBLE_DEVICES, or list UUIDs (nvidia-smi -L)"
+        findings.append(Finding("CUDA_VISIBLE_DEVICES", Severity.WARNING, inventory.note, breaks, remedy))
+    if inventory.gpus:
+        findings.append(Finding("cards", Severity.FINE, f"{inventory.describe()}, free"))
+    return findings
+
+
+def judge_links(cards: Sequence[CardHealth]) -> list[Finding]:
+    """NVLinks that are down on some of the cards of one model: all of them down is a machine without bridges."""
+    findings = []
+    linked = [card for card in cards if card.num_links]
+    for card in linked:
+        most = max(other.num_active_links for other in linked if other.model == card.model)
+        if card.num_active_links < most:
+            findings.append(
+                Finding(
+                    f"NVLink of card {card.number}",
+                    Severity.WARNING,
+                    f"{card.num_active_links} of {card.num_links} links are active; others of its model have {most}",
+                    breaks="transfers to and from it are slower, or go over PCIe: collectives wait for it",
+                    remedy=f"nvidia-smi nvlink -s -i {card.number}; reseat its bridge, or reset the card",
+                )
+            )
+    counts = Counter(card.num_active_links for card in linked)
+    if findings or not linked:
+        return findings
+    told = ", ".join(f"{number} x {active} links" for active, number in counts.items() if active)
+    return [Finding("NVLink", Severity.FINE, f"{told} active" if told else "not in use: cards talk over PCIe")]
+
+
+def judge_torch(torch: Torch, health: MachineHealth, *, num_usable: int) -> list[Finding]:
+    """Whether this environment's torch can use the cards."""
+    if torch.problem and not torch.version:
+        return [_torch_fails(torch.problem)]
+    if not torch.version:
+        return [Finding("torch", Severity.FINE, "not installed")]
+    if torch.problem:
+        return [_torch_fails(f"torch {torch.version}: {torch.problem}")]
+    built = f"for CUDA {torch.cuda}" if torch.cuda else f"for ROCm {torch.hip}" if torch.hip else "without CUDA"
+    measured = f"{torch.version}, built {built}"
+    if not num_usable or torch.is_available is None:
+        return [Finding("torch", Severity.FINE, measured)]
+    if not torch.cuda:
+        remedy = "pip install --force-reinstall torch, from an index that has builds for CUDA"
+        breaks = "every test that wants a card"
+        return [Finding("torch", Severity.BROKEN, f"{measured}; {num_usable} cards are free", breaks, remedy)]
+    served = f"the driver serves CUDA up to {_version(health.cuda)}" if health.cuda else "the driver says no CUDA"
+    if not torch.is_available:
+        breaks = "torch finds no card: every test that wants one"
+        remedy = f"update the driver, or install a torch built for CUDA {_version(health.cuda)} or older"
+        return [Finding("torch", Severity.BROKEN, f"{measured}; {served}", breaks, remedy)]
+    lacking = sorted({card.capability for card in health.cards if not _has_kernels(torch.archs, card.capability)})
+    if lacking:
+        kinds = ", ".join(f"{major}.{minor}" for major, minor in lacking)
+        measured = f"{measured}; it has kernels for {' '.join(torch.archs)}, and none for compute capability {kinds}"
+        breaks = "the first kernel on such a card: 'no kernel image is available'"
+        return [Finding("torch", Severity.BROKEN, measured, breaks, "install a torch built for that card")]
+    return [Finding("torch", Severity.FINE, f"{measured}, finds the cards; {served}")]
+
+
+def _has_kernels(archs: Sequence[str], capability: tuple[int, int]) -> bool:
+    """Whether a card can run code made for one of `archs` (CUDA C++ Programming Guide, "Binary Compatibility").
+
+    Binary code runs on its own major version and any minor from its own on, compiled code ("compute_") on anything
+    newer; code with a letter ("sm_90a") on that very card only. An unknown capability, or no list, is no objection.
+    """
+    if capability == (0, 0) or not archs:
+        return True
+    for arch in archs:
+        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", arch)
+        if match is None:
+            continue
+        made_for = (int(match[2]), int(match[3]))
+        if made_for == capability:
+            return True
+        if not match[4] and made_for < capability and (match[1] == "compute" or made_for[0] == capability[0]):
+            return True
+    return False
+
+
+def _left_out(card: LeftOut) -> Finding:
+    is_lost = any(words in card.reason for words in ("cannot be read", "compute mode", "no instance"))
+    named = card.gpu_id or str(card.index)
+    return Finding(
+        f"card {card.index}",
+        Severity.BROKEN if is_lost else Severity.WARNING,
+        f"{card.model}: {card.reason}" if card.model else card.reason,
+        breaks="rlharness run leaves it out; what takes it by its number fails or runs out of memory",
+        remedy=f"nvidia-smi -q -i {named}" if is_lost else f"end what holds it: nvidia-smi -i {named} names it",
+    )
+
+
+def _driver_hangs() -> Finding:
+    return Finding(
+        "driver",
+        Severity.BROKEN,
+        f"it did not answer within {READ_S:g} s",
+        breaks="whatever touches a card hangs, and cannot be killed while it does",
+        remedy="dmesg | grep -i -e nvrm -e xid; reboot if it says that a card has fallen off the bus",
+    )
+
+
+def _torch_fails(problem: str) -> Finding:
+    remedy = f"{os.path.basename(sys.executable)} -c 'import torch' shows the whole of it; install torch anew"
+    return Finding("torch", Severity.BROKEN, problem, "every test that imports torch", remedy)
+
+
+def _version(version: tuple[int, int] | None) -> str:
+    return f"{version[0]}.{version[1]}" if version else "?"

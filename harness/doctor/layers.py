@@ -1,0 +1,295 @@
+"""At which layer a bootstrap stuck: pure, from what each rank reported and logged.
+
+    Ray's start                                     (beside the others: it has a network set-up of its own)
+    store ─▶ Gloo ─▶ NCCL bootstrap ─▶ NCCL transport ─▶ first collective
+
+Each finds its way through the network by itself, so a remedy of one is none for another, and the first layer that not
+every rank has passed is the one to mend. NCCL comes up in one call; its log tells how far it came.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from harness.core.findings import Finding, Severity
+
+MAX_DETAILS = 6
+"""Lines of one log that are shown."""
+UNTELLING = re.compile(r"NumPy|_conversion_method_template|^frame #\d|^Exception raised from")
+"""What torch says of itself beside that."""
+TELLING = re.compile(
+    r"error|fail|cannot be retrieved|timed? ?out|refused|unreachable|no route|denied|NCCL WARN"
+    r"|Bootstrap|NET/|set by env",
+    re.I,
+)
+"""Lines of a log that say something about a network."""
+
+BOOTSTRAPPED = re.compile(
+    r"NCCL INFO (Trees \[|Channel \d|Setting affinity|comm .* nNodes|Connected all|.*Init COMPLETE)"
+)
+"""Lines NCCL logs only after its ranks have met."""
+TRANSPORTED = re.compile(r"NCCL INFO Connected (all|\w+ ring)")
+"""Lines NCCL logs only after its channels stand; versions that connect when first used log them during a collective."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One of the layers."""
+
+    name: str
+    does: str
+    """What its ranks do there."""
+    breaks: str
+    remedies: tuple[Mapping[str, str | None], ...]
+    """Settings that may mend it (None: not set at all), the likeliest first; each is tried before it is recommended."""
+    by_hand: str
+    """What to look at where none of them does."""
+
+
+LOOPBACK: Mapping[str, str | None] = {"GLOO_SOCKET_IFNAME": "lo"}
+NCCL_PATHS: tuple[Mapping[str, str | None], ...] = (
+    {"NCCL_IB_DISABLE": "1"},
+    {"NCCL_P2P_DISABLE": "1"},
+    {"NCCL_SHM_DISABLE": "1"},
+)
+
+TORCH = Layer("torch", "importing torch", "anything distributed", (), "python -c 'import torch'")
+RAY = Layer(
+    "Ray",
+    "starting Ray's head on this machine",
+    "ray.init, and everything on top of it",
+    ({"RAY_ADDRESS": None}, {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}),
+    "see gcs_server.out and raylet.out among Ray's logs",
+)
+SLOW_STORE_S = 5.0
+"""Of a store that comes up later than that, somebody waits for a name server."""
+NAMELESS = re.compile(r"hostname of the client socket cannot be retrieved")
+"""What torch's store logs when it has waited for a name server in vain."""
+RESOLVER = Layer(
+    "store",
+    "meeting at the store of rank 0 and waiting for a name server",
+    "init_process_group, which waits at every start",
+    (),
+    "let the name server in /etc/resolv.conf answer, or take it out: torch asks it for the name of each client; or "
+    "echo ::ffff:ADDRESS NAME >> /etc/hosts, for the address of each",
+)
+STORE = Layer(
+    "store",
+    "meeting at the store of rank 0",
+    "init_process_group, before any backend is asked",
+    ({"MASTER_ADDR": "127.0.0.1"}, {"MASTER_PORT": None}, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": None}),
+    "let MASTER_ADDR be an address of rank 0's host that the others reach, MASTER_PORT one that no firewall closes",
+)
+UNANSWERED = re.compile(r"client socket has (timed out|failed to connect)")
+"""What torch's store logs of an address, and not of a name server, that does not answer."""
+TAKEN = re.compile(r"EADDRINUSE|address already in use", re.I)
+"""Of a rank 0 that is to open the store at a port where somebody else listens. The others then meet whoever that is."""
+PORT = re.compile(r"\bport: (\d+)")
+PORT_TAKEN = Layer(
+    "store",
+    STORE.does,
+    STORE.breaks,
+    ({"MASTER_PORT": None},),
+    "let MASTER_PORT be a port that is free on rank 0's host: ss -ltnp there says who listens",
+)
+GLOO = Layer(
+    "Gloo",
+    "connecting every pair of ranks through Gloo",
+    "CPU collectives, barriers, and NCCL groups that are made after them",
+    (LOOPBACK,),
+    "GLOO_SOCKET_IFNAME names the interface that the host name's address is to be taken from",
+)
+NAMELESS_GLOO = replace(
+    GLOO,
+    breaks="init_process_group, which waits at every start",
+    by_hand="echo 127.0.0.1 $(hostname) >> /etc/hosts, or let the name server in /etc/resolv.conf answer",
+)
+BOOTSTRAP = Layer(
+    "NCCL bootstrap",
+    "exchanging addresses through NCCL's own socket",
+    "the first CUDA collective, which is often inside FSDP()",
+    ({"NCCL_SOCKET_IFNAME": "lo"},),
+    "NCCL never looks at MASTER_ADDR: see which interface its line 'Bootstrap' names",
+)
+TRANSPORT = Layer(
+    "NCCL transport",
+    "opening channels between the cards",
+    "every CUDA collective",
+    NCCL_PATHS,
+    "see the last 'via' in NCCL's log: P2P, SHM or NET",
+)
+COLLECTIVE = Layer(
+    "first collective",
+    "adding up a megabyte over all ranks",
+    "the first step of any training",
+    (LOOPBACK, *NCCL_PATHS),
+    "small packets pass: compare the MTU of the interfaces with what the network carries (ip link; ping -M do -s 8972)",
+)
+DOES = {
+    "ray": RAY.does,
+    "store": STORE.does,
+    "gloo": GLOO.does,
+    "nccl": "coming up through NCCL",
+    "collective": COLLECTIVE.does,
+}
+"""What is done in each layer, by its name in a report."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankStory:
+    """What one process of a probe told."""
+
+    name: str
+    """"rank 0", "Ray"."""
+    passed: Mapping[str, float]
+    """Layers it has behind it, by the name in its report, with their seconds."""
+    failed: Mapping[str, str]
+    """Layers that raised, with the error."""
+    stuck: str = ""
+    """The layer it was in when it was ended."""
+    is_ready: bool = True
+    """Whether it could import what it needs."""
+    log: str = ""
+    stacks: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of one layer."""
+
+    layer: Layer
+    severity: Severity
+    measured: str
+    details: tuple[str, ...] = ()
+    is_hang: bool = False
+    """Whether ranks were ended there, none has failed, and none has logged that nobody answers."""
+
+    def finding(self, settings: Mapping[str, str | None] | None = None, remedy: str = "") -> Finding:
+        """The verdict as doctor shows it; `settings` mend it, as was tried."""
+        settings = settings or {}
+        is_broken = self.severity is Severity.BROKEN
+        return Finding(
+            check=self.layer.name,
+            severity=self.severity,
+            measured=self.measured,
+            breaks=self.layer.breaks if is_broken else "",
+            remedy=remedy or (self.layer.by_hand if self.severity is not Severity.FINE else ""),
+            exports=tuple((name, value) for name, value in settings.items() if value is not None),
+            unsets=tuple(name for name, value in settings.items() if value is None),
+            details=self.details,
+        )
+
+
+def verdicts_of_ranks(ranks: Sequence[RankStory], *, with_nccl: bool, address: str = "") -> list[Verdict]:
+    """The layers in order up to the one that not every rank has passed; those behind it are not reached.
+
+    `address` is the store's, HOST:PORT.
+    """
+    if not_ready := [rank for rank in ranks if not rank.is_ready]:
+        telling_one = max(not_ready, key=lambda rank: bool(rank.log.strip()))  # the others may only wait for it
+        return [_broken(TORCH, "import", [telling_one], f"{_names(not_ready)}: {_last_line(telling_one.log)}")]
+    verdicts: list[Verdict] = []
+    for key in ("store", "gloo", *(("nccl",) if with_nccl else ()), "collective"):
+        behind = [rank for rank in ranks if key not in rank.passed]
+        if behind:
+            layer = _layer_of(key, behind, with_nccl=with_nccl)
+            return [*verdicts, _broken(layer, key, behind, _how(layer, key, behind, len(ranks), address))]
+        seconds = max(rank.passed[key] for rank in ranks)
+        if key == "store" and seconds > SLOW_STORE_S:
+            measured = f"{len(ranks)} ranks in {seconds:.2f} s: they wait for a name server that does not answer"
+            verdicts.append(Verdict(RESOLVER, Severity.WARNING, measured, _details(key, ranks)))
+            continue
+        passed = (BOOTSTRAP, TRANSPORT) if key == "nccl" else (_layer_of(key, (), with_nccl=with_nccl),)
+        verdicts += [Verdict(layer, Severity.FINE, f"{len(ranks)} ranks in {seconds:.2f} s") for layer in passed]
+    return verdicts
+
+
+def verdict_of_ray(story: RankStory) -> Verdict:
+    """Ray's start."""
+    if not story.is_ready:
+        return _broken(RAY, "import", [story], f"it cannot be imported: {_last_line(story.log)}")
+    if "ray" in story.passed:
+        return Verdict(RAY, Severity.FINE, f"started and answered in {story.passed['ray']:.1f} s")
+    return _broken(RAY, "ray", [story], _how(RAY, "ray", [story], 1))
+
+
+def _layer_of(key: str, behind: Sequence[RankStory], *, with_nccl: bool) -> Layer:
+    log = "\n".join(rank.log for rank in behind)
+    if key == "nccl":
+        return TRANSPORT if BOOTSTRAPPED.search(log) else BOOTSTRAP
+    if key == "collective" and with_nccl and "NCCL INFO" in log and not TRANSPORTED.search(log):
+        return TRANSPORT
+    if key == "store" and NAMELESS.search(log) and not any(key in rank.failed for rank in behind):
+        return RESOLVER  # whose address does not answer says so itself, and may have waited for a name as well
+    if key == "store" and any(TAKEN.search(rank.failed.get(key, "")) for rank in behind):
+        return PORT_TAKEN
+    return {"store": STORE, "gloo": GLOO, "collective": COLLECTIVE}[key]
+
+
+def _how(layer: Layer, key: str, behind: Sequence[RankStory], num_ranks: int, address: str = "") -> str:
+    does = f"{layer.does} at {address}" if address and layer.name == STORE.name else layer.does  # torch may not say
+    stuck = [rank for rank in behind if rank.stuck == key]
+    failed = [rank for rank in behind if key in rank.failed]
+    parts = []
+    for error in dict.fromkeys(_first_line(rank.failed[key]) for rank in failed):
+        same = [rank for rank in failed if _first_line(rank.failed[key]) == error]
+        parts.append(f"{_names(same)} failed while {does}: {error}")
+    if stuck and failed:
+        parts.append(f"{_names(stuck)} still waited there")
+    elif stuck:
+        parts.append(f"{_names(stuck)} hung while {does}")
+    if elsewhere := [rank for rank in behind if rank not in stuck and rank not in failed]:
+        parts.append(f"{_names(elsewhere)} ended before it")
+    if layer is PORT_TAKEN:
+        port = PORT.search(" ".join(rank.failed[key] for rank in failed))
+        parts.insert(0, f"port {port[1] if port else 'of the store'} is taken on this host")
+    return "; ".join(parts) + (f" ({num_ranks} ranks)" if num_ranks > 1 else "")
+
+
+def _names(ranks: Sequence[RankStory]) -> str:
+    return ", ".join(rank.name for rank in ranks)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2] or "it said nothing"
+
+
+def _broken(layer: Layer, key: str, behind: Sequence[RankStory], measured: str) -> Verdict:
+    knows_why = any(key in rank.failed or UNANSWERED.search(rank.log) for rank in behind)
+    is_hang = any(rank.stuck == key for rank in behind) and not knows_why
+    return Verdict(layer, Severity.BROKEN, measured, _details(key, behind), is_hang)
+
+
+def for_want_of_a_name(verdict: Verdict, what: str) -> Verdict:
+    """A hang that is no more than the waiting for a name server, which is asked there for `what`, and is silent."""
+    layer = RESOLVER if verdict.layer.name == STORE.name else NAMELESS_GLOO
+    return replace(verdict, layer=layer, measured=f"{verdict.measured}; no name server answers for {what}")
+
+
+def _details(key: str, behind: Sequence[RankStory]) -> tuple[str, ...]:
+    details: list[str] = []
+    for rank in behind:
+        details += [f"{rank.name}: {line}" for line in telling(rank.log)]
+        details += [f"{rank.name} stood in {frame}" for frame in innermost(rank.stacks)] if rank.stuck == key else []
+    return tuple(details)
+
+
+def telling(log: str) -> list[str]:
+    """The last lines of a log that say something about a network, or its very last one where none does."""
+    lines = [line.strip() for line in log.splitlines() if line.strip() and not UNTELLING.search(line)]
+    return ([line for line in lines if TELLING.search(line)] or lines[-1:])[-MAX_DETAILS:]
+
+
+def innermost(stacks: str, num_frames: int = 2) -> list[str]:
+    """The first frames below the line of the main thread in a dump of py-spy, the innermost first."""
+    lines = stacks.splitlines()
+    starts = [number for number, line in enumerate(lines) if "MainThread" in line]
+    if not starts:
+        return []
+    frames = lines[starts[0] + 1 :]
+    end = next((number for number, line in enumerate(frames) if not line.startswith("    ")), len(frames))
+    return [" ".join(line.split()) for line in frames[:end]][:num_frames]

@@ -1,0 +1,12 @@
+"""The preflight of a run, as findings: whether NCCL, Gloo and Ray would hang on this host."""
+
+from collections.abc import Sequence
+
+from harness.core.findings import Finding
+from harness.doctor.host import Host
+from harness.machine.network.preflight import preflight
+
+
+async def look_at_network(host: Host) -> Sequence[Finding]:
+    """What a distributed program would meet here; about 1.5 s at most."""
+    return (await preflight(host.environ, host.clock)).findings

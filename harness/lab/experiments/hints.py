@@ -1,0 +1,87 @@
+"""What to type after a run that has died, or was ended where a condition held: the command that looks closer at it.
+
+its step is kept               replay RUN --step K --op
+killed, a checkpoint is there  train SCENARIO --set output.resume=RUN --out OTHER
+killed, there is none          replay RUN --step K --interactive, K the one behind its last
+of a command, in step K        replay --step K --op -- COMMAND
+"""
+
+import os
+import shlex
+from dataclasses import dataclass
+from math import inf, isfinite
+from pathlib import Path
+
+from harness.core.redaction import redact_argv
+from harness.core.text import path_text
+from harness.determinism.levels import OFF
+from harness.lab.experiments.entry_call import INTERRUPTED
+from harness.lab.experiments.recorded_run import checkpoint_steps_in
+from harness.lab.experiments.recording_result import Recording
+from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.step_traces import unfinished_step
+from harness.recording.conditions import Stop
+from harness.trace.reader import read_trace
+
+
+@dataclass(frozen=True, slots=True)
+class NextCommand:
+    """A line to be typed."""
+
+    why: str
+    """What it does, in a word or two: "look closer"."""
+    command: str
+
+    def __str__(self) -> str:
+        return f"{self.why}: {self.command}"
+
+
+def next_command(envelope: Envelope, recording: Recording, stop: Stop | None = None) -> NextCommand | None:
+    """That of a run which has ended so; None where it came to its own end, or there is nothing to look at."""
+    is_interrupted = stop is None and recording.exit_code == INTERRUPTED
+    if stop is None and not (recording.exit_code and recording.ranks):
+        return None
+    if envelope.call is None:
+        step = _reported_step(recording) if stop is None else stop.step
+        if step is None or is_interrupted:
+            return None
+        return NextCommand("look closer", program_command(envelope, step))
+    kept = unfinished_step(recording.directory) if stop is None else stop.step
+    if kept is not None and not is_interrupted:
+        return NextCommand("look closer", step_command(recording.directory, kept))
+    run, resume = path_text(recording.directory), envelope.call.resume
+    if resume and checkpoint_steps_in(recording.directory):
+        words = (*envelope.told_argv, "--set", f"{resume['run']}={run}", "--out", "OTHER")
+        return NextCommand("go on from its last checkpoint", shlex.join(words))
+    if is_interrupted:
+        return None
+    behind = max(read_trace(recording.directory).steps, default=-1) + 1
+    words = ("rlharness", "replay", run, "--step", str(behind), "--interactive")
+    return NextCommand("stand in the step that it died in", shlex.join(words))
+
+
+def _reported_step(recording: Recording) -> int | None:
+    """The step in which the first process of a command has died that reports one; None for none."""
+    return min((each.unfinished_step for each in recording.reports if each.unfinished_step is not None), default=None)
+
+
+def step_command(directory: Path, step: int) -> str:
+    """Into the operations of a step of a recorded run."""
+    return shlex.join(["rlharness", "replay", path_text(directory), "--step", str(step), "--op"])
+
+
+def program_command(envelope: Envelope, step: int, timeout_s: float = inf, stdin: Path = Path(os.devnull)) -> str:
+    """Into the operations of a step of a scenario or a command, run anew under the same conditions.
+
+    A secret of the command is `<redacted>`: whoever types the line again fills it in.
+    """
+    words = ["rlharness", "replay", *envelope.typed, "--step", str(step), "--op"]
+    if envelope.level != OFF and envelope.call is None:
+        words += ["--level", envelope.level]
+    words += [word for metric in envelope.metrics for word in ("--metric", metric)]
+    if isfinite(timeout_s):
+        words += ["--timeout", f"{timeout_s:g}"]
+    if envelope.call is None:
+        words += ["--", *envelope.argv]
+    command = shlex.join(redact_argv(words))
+    return command if stdin == Path(os.devnull) else f"{command} < {shlex.quote(path_text(stdin))}"

@@ -1,0 +1,74 @@
+"""What a scenario's file says of chaos: which keys of its payload must not matter, what may take its time, and what a
+crash needs.
+
+chaos:
+  factors:
+    perturbation.concurrency: {min: 1, max: 64}
+    perturbation.preempt_every: [0, 1, 2, 5]
+  names: {perturbation.concurrency: the sampler's concurrency}
+  latency: [rlcore.rewards.calling:awaited]
+  crash: {output.checkpoint_every: 1}
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from harness.lab.experiments.entry_call import FUNCTION
+from harness.lab.experiments.perturbation_factors import Factor
+from harness.lab.experiments.perturbation_values import Choice, Span, Values
+
+FactorKey = Annotated[str, Field(pattern=r"^[^.\s]+(\.[^.\s]+)+$")]
+
+
+class Range(BaseModel):
+    """Integers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    min: int
+    max: int
+
+    @model_validator(mode="after")
+    def _has_several(self) -> Self:
+        if self.min >= self.max:
+            raise ValueError(f"min {self.min} is not below max {self.max}")
+        return self
+
+
+class ChaosSection(BaseModel):
+    """The section `chaos` of a scenario."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    factors: dict[FactorKey, Range | Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
+    """By dotted key, in a section that is free: a range of integers, or a list of values, the simplest first."""
+    names: dict[FactorKey, Annotated[str, Field(min_length=1, pattern=r"^[^\n]*$")]] = Field(default_factory=dict)
+    """What sentences call some of the factors: the trainer's thread count."""
+    latency: list[Annotated[str, Field(pattern=FUNCTION)]] = Field(default_factory=list)
+    """module:function of what waits for something outside: tools, judges, rewards. Before its calls come delays."""
+    crash: dict[FactorKey, Any] | None = None
+    """What a run that will crash has otherwise, so that it can be gone on from; None: it is not crashed."""
+
+    def faults(self, free: Collection[str], *, can_resume: bool) -> Iterator[str]:
+        """What in it does not go with the rest of the file."""
+        for key in (*self.factors, *(self.crash or ())):
+            if key.partition(".")[0] not in free:
+                yield f"chaos: {key} is not in a section that is free: with another value it is another run"
+        for key in self.names:
+            if key not in self.factors:
+                yield f"chaos.names: {key} is none of its factors, which are {', '.join(self.factors) or 'none'}"
+        if self.crash is not None and not can_resume:
+            yield "chaos.crash goes with resume: a run that has crashed has to be gone on from"
+
+    def payload_factors(self, usual: Mapping[str, Any]) -> tuple[Factor, ...]:
+        """The factors of a payload, of which `usual` are the values at dotted keys."""
+        return tuple(
+            Factor(key, _values(declared), usual.get(key), about=self.names.get(key, ""))
+            for key, declared in self.factors.items()
+        )
+
+
+def _values(declared: Range | list[Any]) -> Values:
+    return Span(declared.min, declared.max) if isinstance(declared, Range) else Choice(tuple(declared))

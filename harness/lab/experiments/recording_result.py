@@ -1,0 +1,289 @@
+"""What a recorded program has left behind, finished and judged: its logs, its manifest, what its processes report."""
+
+import json
+import os
+import re
+import select
+import stat
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from signal import Signals
+
+from harness.core.clock import Clock
+from harness.core.errors import TraceError
+from harness.core.redaction import redact_argv
+from harness.core.regular_file import open_for_writing, read_text
+from harness.core.text import count
+from harness.lab.experiments.missing_data import unanswered
+from harness.lab.experiments.run_spec import Envelope
+from harness.process.supervisor.process_tree import read_process
+from harness.recording.recording_config import PROCESSES, Report
+from harness.trace.reader import RankLog, Trace, read_trace
+from harness.trace.writer import close_log, write_manifest
+
+RESULT = "recording.json"
+"""In the directory of a trace: a Recording, for programs."""
+SETTLE_S = 10.0
+"""How long recorders may outlive the program that started them: Ray's actors end after their driver."""
+POLL_S = 0.05
+_PYTHON = re.compile(r"(python|pypy)[\d.]*")
+_DEAF = re.compile(r"-[bBdiOPqRsuvx]*[EIS]")
+"""Among the options of Python that take no value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a recording is not whole."""
+
+    what: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A recording that has ended."""
+
+    directory: Path
+    exit_code: int
+    """Of the program; 128 and the signal's number where one ended it."""
+    num_steps: int
+    """Which every rank has recorded whole."""
+    ranks: tuple[int, ...]
+    size_bytes: int
+    problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
+    reports: tuple[Report, ...] = ()
+    """Of every process that had torch, in the order of their numbers."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything that there was to record has been."""
+        return not self.problems
+
+
+def finish(
+    directory: Path,
+    envelope: Envelope,
+    exit_code: int,
+    *,
+    leader_pid: int | None = None,
+    problems: Sequence[Problem] = (),
+    notes: Sequence[str] = (),
+) -> Recording:
+    """Finish the recording of a program that has ended; what is told of it is also kept beside it, as RESULT.
+
+    `exit_code` is that of the process `leader_pid`. `problems` are those of its end that somebody has seen: with them,
+    or another exit code than 0, it did not end in order. The manifest is given its world size and whether the program
+    ended in order. Where it did, those logs that are open are closed of whose processes it is known that they were
+    through: workers that their cluster has ended, and the leader, which left by os._exit with 0.
+    """
+    reports = read_reports(directory)
+    if exit_code and not problems:
+        problems = [Problem(f"the program ended with {how_it_ended(exit_code)}")]
+    trace, unreadable = _read(directory)
+    if not problems and envelope.call is not None and not any(report.has_returned for report in reports):
+        problems = [_left(envelope.call.entry, trace)]
+    if trace is not None:
+        if not problems:
+            notes = [*notes, *_close_logs(trace, reports, leader_pid)]
+        problems = [*problems, *_replace_manifest(trace, reports, is_in_order=not problems)]
+        trace, unreadable = _read(directory)
+    if trace is not None:
+        notes = [*notes, *unanswered(envelope, trace, reports)]
+    recording = Recording(
+        directory=directory,
+        exit_code=exit_code,
+        num_steps=len(trace.steps) if trace else 0,
+        ranks=tuple(trace.ranks) if trace else (),
+        size_bytes=_size_bytes(directory),
+        problems=tuple(_problems(trace, reports, envelope, [*problems, *unreadable])),
+        notes=tuple(notes),
+        reports=reports,
+    )
+    text = json.dumps(recording_json(recording), indent=1) + "\n"
+    with suppress(OSError), open_for_writing(directory / RESULT) as file:  # a full disk: what is in it is said anyway
+        file.write(text.encode())
+    return recording
+
+
+def _size_bytes(directory: Path) -> int:
+    """Of all files below a directory that can be looked at."""
+    total = 0
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):
+                status = os.stat(os.path.join(parent, name))
+                total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return total
+
+
+def recording_json(recording: Recording) -> dict[str, object]:
+    """A recording in plain values only, without secrets."""
+    reports = [replace(report, argv=redact_argv(report.argv)) for report in recording.reports]
+    told = asdict(replace(recording, reports=tuple(reports)))
+    return {"version": 1, **told, "directory": str(recording.directory), "is_whole": recording.is_whole}
+
+
+def read_reports(directory: Path) -> tuple[Report, ...]:
+    """What the processes of a program report; those that were cut off while writing are left out."""
+    found = []
+    for path in (directory / PROCESSES).glob("*.json"):
+        try:
+            found.append(Report.parse(read_text(path)))
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):  # cut, or not ours
+            continue
+    return tuple(sorted(found, key=lambda report: report.pid))
+
+
+def await_recorders(directory: Path, clock: Clock, limit_s: float = SETTLE_S) -> tuple[int, ...]:
+    """Wait until no process records any more; the pids of those that still do when the limit has passed."""
+    until_s = clock.monotonic_s() + limit_s
+    while (living := _living(read_reports(directory))) and clock.monotonic_s() < until_s:
+        select.select([], [], [], POLL_S)
+    return living
+
+
+def _living(reports: Iterable[Report]) -> tuple[int, ...]:
+    open_ones = [report.pid for report in reports if report.rank is not None and not report.is_closed]
+    found = [process for pid in open_ones if (process := read_process(pid)) is not None]
+    return tuple(process.pid for process in found if not process.is_zombie)
+
+
+def _read(directory: Path) -> tuple[Trace | None, list[Problem]]:
+    """The trace in a directory, and why it cannot be read; neither where there is none."""
+    try:
+        return read_trace(directory), []
+    except TraceError as error:
+        return None, [Problem(error.what, error.remedy)] if any(directory.glob("rank-*.log")) else []
+
+
+def _replace_manifest(trace: Trace, reports: Sequence[Report], *, is_in_order: bool) -> list[Problem]:
+    """Write what is known now: how many ranks there were, which are none, how the program ended."""
+    if trace.manifest is None:
+        return []
+    arrived = sorted(report.rank for report in reports if report.rank is not None and not report.has_rank)
+    manifest = replace(
+        trace.manifest,
+        world_size=max(trace.ranks, default=0) + 1,
+        unranked=tuple(arrived) if len(arrived) > 1 else (),
+        complete=is_in_order,
+    )
+    try:
+        write_manifest(trace.directory, manifest)
+    except OSError as error:
+        return [Problem(f"the manifest cannot be written: {error.strerror}")]
+    return []
+
+
+def _close_logs(trace: Trace, reports: Sequence[Report], leader_pid: int | None) -> list[str]:
+    """Close the logs whose processes were through and did not get round to it; a note on each."""
+    by_rank = {report.rank: report for report in reports if report.rank is not None}
+    living = _living(reports)
+    notes = []
+    for rank, log in trace.ranks.items():
+        report = by_rank.get(rank)
+        if not _may_be_closed(log) or report is None or report.problem or report.pid in living:
+            continue
+        if not report.cluster and report.pid != leader_pid:  # os._exit, exec and SIGKILL cannot be told apart
+            continue
+        try:
+            num_steps = close_log(log.path)
+        except TraceError as error:  # a full disk, say: the log is told as one that is not closed
+            notes.append(error.what)
+            continue
+        how = f"was ended by {report.cluster}" if report.cluster else "left by os._exit with 0"
+        notes.append(f"rank {rank} {how} after {count(num_steps, 'step')}; its log was closed")
+    return notes
+
+
+def _may_be_closed(log: RankLog) -> bool:
+    return not log.is_closed and not log.num_skipped_bytes and bool(log.heads)
+
+
+def _problems(
+    trace: Trace | None, reports: Sequence[Report], envelope: Envelope, of_its_end: Sequence[Problem]
+) -> list[Problem]:
+    """Why the recording is not whole; nothing where it is."""
+    told = [Problem(f"{_name(report)}: {report.problem}") for report in reports if report.problem]
+    told += [Problem(f"process {pid} still records", "have the program wait for it") for pid in _living(reports)]
+    told += of_its_end
+    if trace is None:
+        return told or [_why_nothing(reports, envelope)]
+    if of_its_end and trace.manifest is not None:  # that it did not end in order is told
+        trace = replace(trace, manifest=replace(trace.manifest, complete=True))
+    if not of_its_end:
+        silent = {report.rank for report in reports if report.problem or report.pid in _living(reports)}
+        unproven = [rank for rank, log in trace.ranks.items() if _may_be_closed(log) and rank not in silent]
+        told += [_unproven(rank, len(trace.ranks[rank].heads)) for rank in unproven]
+        closed = {rank: replace(log, is_closed=True) for rank, log in trace.ranks.items() if rank in unproven}
+        trace = replace(trace, ranks={**trace.ranks, **closed})  # that they are open is told
+    told += [Problem(gap) for gap in trace.gaps]
+    return told if told or trace.steps else [Problem("no step was recorded")]
+
+
+def _left(entry: str, trace: Trace | None) -> Problem:
+    """Of an entry whose process has ended with 0, and which has not returned."""
+    after = f"after {count(len(trace.steps), 'step')}" if trace and trace.steps else "before it had recorded a step"
+    return Problem(
+        f"{entry} ended too early, {after}: its process exited with 0 before it returned (sys.exit, os._exit or exec)",
+        "have it, and what it calls, return",
+    )
+
+
+def _unproven(rank: int, num_steps: int) -> Problem:
+    return Problem(
+        f"rank {rank}'s process ended without closing its log after {count(num_steps, 'step')}: killed, os._exit or"
+        " exec; nothing proves that it had finished",
+        "have the process return from its main program, and the program wait for it",
+    )
+
+
+def how_it_ended(exit_code: int) -> str:
+    """exit code 1; signal SIGKILL, where the exit code is that of a shell for one."""
+    try:
+        return f"signal {Signals(exit_code - 128).name}"
+    except ValueError:
+        return f"exit code {exit_code}"
+
+
+def _why_nothing(reports: Sequence[Report], envelope: Envelope) -> Problem:
+    """Why a program left no log at all."""
+    if envelope.call is not None:
+        return Problem(
+            f"{envelope.call.entry} has returned and recorded no step",
+            "have it call the recorder that it is given: begin_step, record, end_step",
+        )
+    if reports:
+        processes = f"{len(reports)} processes" if len(reports) > 1 else "the one process"
+        return Problem(
+            f"no optimizer's step was seen in {processes} with torch",
+            "where it steps without torch.optim, have it call the recorder itself (harness.recording.open_recorder)",
+        )
+    if word := deaf_word(envelope.argv):
+        return Problem(f"{word}: this Python does not read PYTHONPATH, which starts the recording", f"leave out {word}")
+    return Problem(
+        "no Python process with torch was seen",
+        "name a program that imports torch; sudo, env -i, ssh and containers do not pass on PYTHONPATH and"
+        " RLHARNESS_TRACE: put rlharness trace behind them",
+    )
+
+
+def deaf_word(argv: Sequence[str]) -> str:
+    """The option that keeps a Python of this command line from reading PYTHONPATH; empty for none."""
+    is_python = is_value = False
+    for word in argv:
+        if is_value:
+            is_value = False
+        elif is_python and _DEAF.match(word):
+            return word
+        else:
+            is_value = is_python and word in ("-W", "-X")
+            is_option = word.startswith("-") and word[:2] not in ("-c", "-m")
+            is_python = (is_python and is_option) or _PYTHON.fullmatch(Path(word).name) is not None
+    return ""
+
+
+def _name(report: Report) -> str:
+    return f"process {report.pid}" if report.rank is None else f"rank {report.rank} (process {report.pid})"

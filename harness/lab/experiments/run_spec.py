@@ -1,0 +1,127 @@
+"""What is run and under which conditions, and how a recording of it begins. The program itself is opaque.
+
+A foreign command line is an anonymous envelope: no sizes, no entry, an identity that is its own words. That of a
+scenario calls an entry, in a process of this package's own (`scenario_main`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.core.errors import HarnessError
+from harness.core.redaction import redact_argv, redact_text
+from harness.determinism.levels import OFF, level_variables
+from harness.lab.experiments.call_signature import SIGNATURE, sign_call
+from harness.lab.experiments.entry_call import CALL, REFUSAL, EntryCall
+from harness.lab.experiments.out_directory import OutDirectory
+from harness.lab.experiments.recorded_env import recorded_env
+from harness.process.scratch import remove_tree
+from harness.recording.recording_config import ORDERS, ORDERS_VARIABLE, PROCESSES, Orders, boot_directory
+from harness.trace.fingerprint import is_intels
+
+TRAIN = ("rlharness", "train")
+"""With what the command line of a scenario's run begins, as a person would type it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A program and the conditions of its run."""
+
+    argv: tuple[str, ...]
+    identity: Mapping[str, str] = field(default_factory=dict)
+    """What the program's configuration means: with other values, runs are not comparable."""
+    level: str = OFF
+    metrics: tuple[str, ...] = ()
+    """NAME=REGEX with one group, or REGEX with named groups."""
+    keep: tuple[int, ...] = ()
+    """Steps whose tensors are kept."""
+    op_step: int | None = None
+    """The step whose operations are recorded."""
+    last_step: int | None = None
+    """The step after which the run of an entry is ended in order; None: where the entry ends it."""
+    watchers: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    """What looks on in the process of an entry: "module:class" of a `watching.Watcher` -> what it is made with."""
+    call: EntryCall | None = None
+    """Of the entry of a scenario; None of a foreign program."""
+    perturbation: Mapping[str, str] = field(default_factory=dict)
+    """What of the configuration must not matter: told, and no part of the identity."""
+    typed: tuple[str, ...] = ()
+    """The words by which a scenario is named after `rlharness train`; of a foreign program none."""
+
+    @property
+    def told_argv(self) -> tuple[str, ...]:
+        """The command line as a person would type it, without secrets."""
+        return redact_argv((*TRAIN, *self.typed) if self.typed else self.argv)
+
+    def level_env(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The variables of its level; UsageError where the user has set what excludes it."""
+        is_held = self.call is not None
+        return level_variables(self.level, environ, is_held_by_entry=is_held, is_intels=is_intels())
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A recording that can begin."""
+
+    out: OutDirectory
+    env: Mapping[str, str]
+    """The program's whole environment."""
+
+    @property
+    def directory(self) -> Path:
+        """Of the trace; absolute."""
+        return self.out.path
+
+
+def prepare(envelope: Envelope, directory: Path, environ: Mapping[str, str], marker: str = "") -> Prepared:
+    """Make the directory of a trace and write the orders into it; `marker` is that of an attempt, where there is one.
+
+    UsageError where the directory holds anything, cannot be made, or the level excludes what the user has set;
+    nothing is changed then.
+    """
+    directory = directory.absolute()
+    level_env = envelope.level_env(environ)
+    orders = Orders(
+        directory=str(directory),
+        argv=envelope.told_argv,
+        identity=dict(envelope.identity),
+        metrics=envelope.metrics,
+        keep=envelope.keep,
+        op_step=envelope.op_step,
+        last_step=envelope.last_step,
+        watchers=dict(envelope.watchers),
+        level=envelope.level,
+        level_env=level_env,
+        perturbation=dict(envelope.perturbation),
+        has_entry=envelope.call is not None,
+    )
+    path = directory / ORDERS
+    out = OutDirectory.take(directory)
+    try:
+        path.write_text(orders.to_text(), "utf-8")
+        if envelope.call is not None:
+            envelope.call.write(directory)
+            sign_call(directory, envelope.call, environ)
+    except OSError as error:
+        raise HarnessError(f"{error.filename or path} cannot be written: {error.strerror}") from None
+    env = recorded_env(environ, orders=(ORDERS_VARIABLE, path), boot=boot_directory(), level=level_env, marker=marker)
+    return Prepared(out, env)
+
+
+def notes_on(environ: Mapping[str, str]) -> list[str]:
+    """What of an environment keeps a recording from being all that somebody may expect."""
+    if address := environ.get("RAY_ADDRESS"):
+        return [f"RAY_ADDRESS={redact_text(address)}: actors of a cluster that runs already are not recorded"]
+    return []
+
+
+def abandon(prepared: Prepared) -> None:
+    """Take back what `prepare` has made, and what a process that did not begin has reported.
+
+    What an entry has written itself stays, and so does a directory that was there before.
+    """
+    for name in (ORDERS, CALL, SIGNATURE, REFUSAL):
+        (prepared.directory / name).unlink(missing_ok=True)
+    remove_tree(str(prepared.directory / PROCESSES))
+    prepared.out.remove_if_empty()

@@ -1,0 +1,200 @@
+"""A scenario: an envelope, which is checked here, and a payload, which is checked by the entry that is named.
+
+about: GRPO learns to reverse short texts
+entry: rlcore.training.run:run
+determinism: invariant
+sizes:
+  smoke: {training.num_steps: 4}
+  full: {}
+free: [perturbation, output]
+resume: {run: output.resume, step: output.resume_step}
+chaos: {factors: {perturbation.concurrency: {min: 1, max: 64}}, crash: {output.checkpoint_every: 1}}
+config:
+  training: {num_steps: 100}
+  perturbation: {concurrency: 16}
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from harness.core.errors import UsageError
+from harness.lab.experiments.entry_call import FUNCTION
+from harness.lab.experiments.flat_config import keys_with_dots, meant, overridden
+from harness.lab.experiments.perturbation_declaration import ChaosSection
+from harness.lab.experiments.plain_yaml import read_yaml
+
+SMOKE, FULL = "smoke", "full"
+
+Line = Annotated[str, Field(min_length=1, pattern=r"^[^\n]*$")]
+SectionName = Annotated[str, Field(pattern=r"^[^.\s]+$")]
+DottedKey = Annotated[str, Field(pattern=r"^[^.\s]+(\.[^.\s]+)*$")]
+
+
+class Resumption(BaseModel):
+    """By which keys of the payload a run goes on from an earlier one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    run: DottedKey
+    """Takes the directory of the earlier run."""
+    step: DottedKey
+    """Takes a step: the run goes on from the newest checkpoint that is no later."""
+
+
+class Scenario(BaseModel):
+    """What a scenario's file says."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    about: Line
+    """One line for a person."""
+    entry: Annotated[str, Field(pattern=FUNCTION)]
+    """module:function, called in a process of its own."""
+    determinism: Literal["off", "rerun", "invariant"]
+    """The level that the entry holds, unless told otherwise."""
+    gpus: Annotated[int, Field(ge=0)] = 0
+    """Cards that it needs."""
+    sizes: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """By name, what is other than in `config`, by dotted key."""
+    free: list[SectionName] = Field(default_factory=list)
+    """Sections of the payload that are no part of what a run is: how work is spread, what is shown."""
+    resume: Resumption | None = None
+    """How a run goes on from an earlier one; None where it cannot."""
+    chaos: ChaosSection = Field(default_factory=ChaosSection)
+    """What of the payload must not matter, for `rlharness chaos`."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """The payload."""
+
+    @model_validator(mode="after")
+    def _is_one_tree(self) -> Self:
+        if dotted := next(keys_with_dots(self.config), ""):
+            raise ValueError(
+                f"config: the key {dotted!r} is empty or has a dot of its own; dots stand between sections"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _resumes_freely(self) -> Self:
+        """To go on is no other run: its keys are no part of what a run is."""
+        for key in (self.resume.run, self.resume.step) if self.resume else ():
+            if key.partition(".")[0] not in self.free:
+                raise ValueError(f"resume: {key} is not in a section that is free")
+        return self
+
+    @model_validator(mode="after")
+    def _perturbs_freely(self) -> Self:
+        """What must not matter is no part of what a run is."""
+        for fault in self.chaos.faults(self.free, can_resume=self.resume is not None):
+            raise ValueError(fault)
+        return self
+
+    def payload(self, size: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The payload in a size, with other values at dotted keys; UsageError for keys that cannot be followed."""
+        return overridden(overridden(self.config, self.sizes.get(size, {}), f"the size {size}"), values, "--set")
+
+    def misspelt(self, typed: Mapping[str, Sequence[str]]) -> Iterator[str]:
+        """What is perhaps misspelt of the file's dotted keys and of those that were `typed`, by option: a line each."""
+        factors, crash = self.chaos.factors, self.chaos.crash or {}
+        of_file = {f"sizes.{size}:": tuple(values) for size, values in self.sizes.items()}
+        of_file |= {"chaos.factors:": tuple(factors), "chaos.crash:": tuple(crash)}
+        for where, keys in {**of_file, **typed}.items():
+            for key in keys:
+                if near := meant(self.config, key):
+                    yield f"{where} {key}: config has no such key; did you mean {near}?"
+
+    def chosen_size(self, asked: str | None, default: str) -> str:
+        """The name of the size to run: what was asked for, else the default, which a scenario need not have."""
+        if asked is not None and asked not in self.sizes:
+            raise UsageError(
+                f"there is no size {asked!r}", legal=", ".join(self.sizes) or "none: this scenario has one size only"
+            )
+        return asked or default
+
+
+_KEYS: Mapping[tuple[object, ...], tuple[str, ...]] = {
+    (): tuple(Scenario.model_fields),
+    ("chaos",): tuple(ChaosSection.model_fields),
+    ("resume",): tuple(Resumption.model_fields),
+}
+"""The keys of each section that has its own."""
+LEGAL: Mapping[tuple[str, ...], str] = {
+    ("about",): "one line of text",
+    ("entry",): "module:function",
+    ("determinism",): ", ".join(get_args(Scenario.model_fields["determinism"].annotation)),
+    ("gpus",): "a whole number, 0 or more",
+    ("sizes",): "names of sizes, each with values by dotted keys: {smoke: {training.num_steps: 4}}",
+    ("sizes", "*"): "values by dotted keys: {training.num_steps: 4}",
+    ("free",): "a list of sections of config",
+    ("free", "*"): "the name of a section of config",
+    ("resume",): f"the keys {', '.join(_KEYS[('resume',)])}",
+    ("resume", "run"): "a dotted key of config",
+    ("resume", "step"): "a dotted key of config",
+    ("chaos",): f"the keys {', '.join(_KEYS[('chaos',)])}",
+    ("chaos", "factors"): "dotted keys, each with {min: 1, max: 64} or a list of values",
+    ("chaos", "factors", "*"): (
+        "{min: 1, max: 64}, whole numbers of which the first is less; or a list of values, the simplest first"
+    ),
+    ("chaos", "names"): "dotted keys of its factors, each with what sentences call it",
+    ("chaos", "names", "*"): "one line of text",
+    ("chaos", "latency"): "a list of module:function",
+    ("chaos", "latency", "*"): "module:function",
+    ("chaos", "crash"): "values by dotted keys: {output.checkpoint_every: 1}",
+    ("config",): "a mapping of keys to values",
+}
+"""What may stand at a place of the file; * is any key of a mapping, and any place in a list."""
+
+
+def parse_scenario(text: str, where: str) -> Scenario:
+    """A scenario from the text of its file; UsageError, which begins with `where`, for whatever is wrong in it."""
+    fields = read_yaml(text, where)
+    if not isinstance(fields, dict):
+        raise UsageError(
+            f"{where} is no mapping", legal=f"the keys {', '.join(_KEYS[()])}", remedy="see rlharness scenarios"
+        )
+    try:
+        return Scenario.model_validate(fields)
+    except ValidationError as error:
+        faults = dict.fromkeys(_fault(dict(fault), fields) for fault in error.errors())
+    raise UsageError(
+        f"{where}: " + "; ".join(what for what, _ in faults),
+        legal="; ".join(dict.fromkeys(legal for _, legal in faults if legal)),
+        remedy="mend the file",
+    )
+
+
+def _fault(fault: Mapping[str, Any], fields: Mapping[str, Any]) -> tuple[str, str]:
+    """What is wrong, and what would be right, in words of the file."""
+    location, kind = tuple(fault["loc"]), fault["type"]
+    if not location:  # of several keys, in words of ours
+        return str(fault["msg"]).removeprefix("Value error, "), ""
+    around, key = location[:-1], location[-1]
+    if key == "[key]":
+        around, key = around[:-1], around[-1]
+        return f"{_dotted(around)} has the key {key!r}", "dotted keys: SECTION.NAME"
+    if keys := _KEYS.get(around, ()):
+        legal = f"the keys {', '.join(keys)}"
+        if kind == "missing":
+            return f"{_dotted(location)} is missing", legal
+        if kind == "extra_forbidden":
+            near = difflib.get_close_matches(str(key), keys, n=1, cutoff=0.5)
+            meant = f", did you mean {_dotted((*around, near[0]))!r}?" if near else ""
+            return f"unknown key {_dotted(location)!r}{meant}", legal
+    pattern = max((each for each in LEGAL if _is_at(location, each)), key=len)
+    place, value = location[: len(pattern)], fields
+    for key in place:
+        value = value[key]
+    return f"{_dotted(place)} is {value!r}", LEGAL[pattern]
+
+
+def _is_at(location: tuple[object, ...], pattern: tuple[str, ...]) -> bool:
+    """Whether a location is the place of a pattern, or within it."""
+    return len(pattern) <= len(location) and all(
+        each in ("*", key) for each, key in zip(pattern, location, strict=False)
+    )
+
+
+def _dotted(location: tuple[object, ...]) -> str:
+    return ".".join(map(str, location))

@@ -1,0 +1,97 @@
+"""Where scenarios are: a file that is named, the directory `scenarios` of the user's project, those of the package."""
+
+import difflib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from harness.core.errors import UsageError
+from harness.lab.experiments.scenario import Scenario, parse_scenario
+
+PACKAGE = "scenarios"
+ENDINGS = (".yaml", ".yml")
+A_RUN, A_COMMAND = "the directory of a recorded run", "a command after --"
+"""What can stand in the place of a scenario, where a command takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioFile:
+    """A file that should hold a scenario."""
+
+    name: str
+    """What a person types."""
+    file: Traversable
+
+    def read(self) -> Scenario:
+        """The scenario in it; UsageError where it cannot be read, or is none."""
+        try:
+            text = self.file.read_text("utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"{self.file}: {error.strerror}", legal="YAML in UTF-8", remedy="name a file that can be read"
+            ) from None
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"{self.file} is no text: {error.reason}", legal="YAML in UTF-8", remedy="save it as that"
+            ) from None
+        return parse_scenario(text, str(self.file))
+
+
+def all_scenarios(cwd: Path) -> list[ScenarioFile]:
+    """Every one that has a name, by name; of two with one name that of the user's project."""
+    found = {each.name: each for place in (resources.files(PACKAGE), cwd / PACKAGE) for each in _in(place)}
+    return [found[name] for name in sorted(found)]
+
+
+def project_above(cwd: Path) -> Path | None:
+    """The nearest directory above this one that has scenarios; None where none has."""
+    readable = (each for each in cwd.parents if os.access(each / PACKAGE, os.R_OK | os.X_OK))
+    return next((each for each in readable if any(_in(each / PACKAGE))), None)
+
+
+def find_scenario(name: str, cwd: Path, *others: str) -> ScenarioFile:
+    """The scenario of a name, or in a file; UsageError, with the nearest names, where there is none.
+
+    `others` are what can stand in its place.
+    """
+    if name.endswith(ENDINGS) or "/" in name:
+        if not (cwd / name).is_file():
+            raise UsageError(
+                f"there is no file {name}",
+                legal="; ".join(["a YAML file, or a name that rlharness scenarios shows", *others]),
+                remedy="check how it is spelled, and from where it is meant",
+            )
+        return ScenarioFile(name, cwd / name)
+    known = {each.name: each for each in all_scenarios(cwd)}
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        remedy = f"did you mean {' or '.join(near)}?" if near else "rlharness scenarios tells what each is"
+        above = project_above(cwd)
+        if above is not None and any(each.name == name for each in _in(above / PACKAGE)):
+            remedy = f"cd {os.path.relpath(above, cwd)}: it is in the {PACKAGE} there"
+        raise UsageError(
+            f"there is no scenario {name!r}",
+            legal="; ".join([f"{', '.join(known)}, or a YAML file", *others]),
+            remedy=remedy,
+        )
+    return known[name]
+
+
+def nothing_to_run(command: str, cwd: Path, *others: str) -> UsageError:
+    """That a command was typed with nothing to run; `others` are what can stand in the place of a scenario."""
+    names = ", ".join(each.name for each in all_scenarios(cwd))
+    return UsageError(
+        f"rlharness {command} without anything to run",
+        legal="; ".join([f"a scenario: {names}, or a YAML file", *others, A_COMMAND]),
+        remedy=f"rlharness {command} SCENARIO, or rlharness {command} -- python train.py",
+    )
+
+
+def _in(place: Traversable) -> Iterator[ScenarioFile]:
+    if place.is_dir():
+        for file in place.iterdir():
+            if file.name.endswith(ENDINGS) and file.is_file():
+                yield ScenarioFile(file.name.rpartition(".")[0], file)

@@ -1,0 +1,136 @@
+"""The process of a scenario's run: calls the entry that the scenario names, with a recorder.
+
+    orders.json, call.json ─▶ entry(config, level=, directory=, recorder=) ─▶ exit code
+
+An error with `what`, `legal` and `remedy` is the user's to mend. Before the first step it is handed to the launcher,
+which tells it as its own; afterwards it is printed here, and what was recorded stays. Any other error is a bug, and
+shows its traceback. What the entry takes from elsewhere is not watched. That the entry has returned is reported: of a
+process that ends with 0 nothing else tells it from one that sys.exit, os._exit or exec has ended in the middle.
+"""
+
+import difflib
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness.core.errors import TraceError, UsageError
+from harness.core.exit_codes import ExitCode
+from harness.lab.experiments.entry_call import INTERRUPTED, Refusal, take_call
+from harness.recording import open_recorder
+from harness.recording.recording_config import RunEnded
+
+FAILED = 1
+
+
+def main() -> int:
+    """Call the entry; the exit code of this process."""
+    try:
+        return _recorded()
+    except KeyboardInterrupt:
+        print("rlharness: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _recorded() -> int:
+    try:
+        recorder = open_recorder()
+    except UsageError as error:  # of a watcher that cannot be made
+        return _refuse(error)
+    from harness.recording.active import active_log  # not before torch, with whose import a recording begins
+    from harness.recording.recorder import NullRecorder
+
+    log = active_log()
+    if log is None or isinstance(recorder, NullRecorder):
+        print("rlharness: nothing records here: rlharness train and rlharness replay start this", file=sys.stderr)
+        return ExitCode.USAGE_ERROR
+    orders = log.orders
+
+    def has_begun() -> bool:
+        return log.rank is not None or not log.is_recording or recorder.step is not None
+
+    def break_off(error: BaseException | None) -> None:
+        if (step := recorder.break_off(error)) is not None:
+            log.keep_unfinished(step)
+
+    try:
+        code = call_entry(Path(orders.directory), orders.level, recorder, has_begun=has_begun, told=break_off)
+    except BaseException as error:
+        break_off(error)
+        raise
+    break_off(None)
+    if code == ExitCode.OK:
+        log.note_return()
+    return code
+
+
+def _refuse(error: UsageError) -> int:
+    from harness.recording.active import active_log
+
+    log = active_log()
+    assert log is not None, "watchers are made where something is recorded"
+    Refusal(error.what, error.legal, error.remedy).write(Path(log.orders.directory))
+    return ExitCode.USAGE_ERROR
+
+
+def call_entry(
+    directory: Path,
+    level: str,
+    recorder: Any,
+    *,
+    has_begun: Callable[[], bool],
+    told: Callable[[BaseException], None] = lambda error: None,
+) -> int:
+    """Call the entry of the call in a directory; the exit code.
+
+    `has_begun` says whether a step has begun; `told` is given an error that has ended it later, and is the user's.
+    """
+    try:
+        call = take_call(directory)
+        load_entry(call.entry)(call.config, level=level, directory=directory, recorder=recorder)
+    except RunEnded:
+        return ExitCode.OK
+    except Exception as error:  # whatever an entry raises: by its attributes it is told from a bug
+        if (refusal := as_refusal(error)) is None:
+            raise
+        if not has_begun():
+            refusal.write(directory)
+            return ExitCode.USAGE_ERROR
+        told(error)
+        print(f"error: {refusal.error()}", file=sys.stderr)
+        return FAILED
+    return ExitCode.OK
+
+
+def load_entry(name: str) -> Callable[..., Any]:
+    """The function of "module:function"; UsageError where there is none."""
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        is_own = module_name == error.name or module_name.startswith(f"{error.name}.")
+        raise UsageError(
+            f"entry {name}: there is no module {error.name}",
+            legal="a module that can be imported from the working directory, or is installed",
+            remedy="check how it is spelled" if is_own else "install what brings it: pip install 'rlharness[engine]'",
+        ) from None
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        near = difflib.get_close_matches(function_name, dir(module), n=3)
+        raise UsageError(
+            f"entry {name}: {module_name} has no function {function_name}", legal=", ".join(near) or "one that it has"
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def as_refusal(error: Exception) -> Refusal | None:
+    """What an error says that is the user's to mend; None for a bug, and for a recorder that was called wrongly."""
+    told = [getattr(error, name, None) for name in ("what", "legal", "remedy")]
+    if isinstance(error, TraceError) or not all(isinstance(text, str) for text in told):
+        return None
+    return Refusal(*map(str, told))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""The envelope of a scenario: its payload in a size and with what was overridden, and what of it is identity.
+
+file ─▶ scenario ─size─▶ payload ─--set, --vary─▶ payload ─▶ identity │ what must not matter
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+
+from harness.core.config import shadowing
+from harness.core.errors import UsageError
+from harness.core.invocation import Invocation
+from harness.core.redaction import REDACTED, redact_fields
+from harness.core.text import count, one_line
+from harness.lab.experiments.command_spec import checked_metric, parse_steps
+from harness.lab.experiments.entry_call import EntryCall
+from harness.lab.experiments.flat_config import flattened, parts
+from harness.lab.experiments.plain_yaml import read_yaml
+from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.scenario import Scenario
+from harness.lab.experiments.scenario_files import find_scenario
+
+CHILD = (sys.executable, "-m", "harness.lab.experiments.scenario_main")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A scenario as a command line asks for it."""
+
+    name: str
+    scenario: Scenario
+    size: str
+    typed: tuple[str, ...]
+    """The words that say all this, as they were typed."""
+    overrides: Mapping[str, Any]
+    varied: Mapping[str, tuple[Any, ...]]
+    """By dotted key, the value of each run in turn."""
+
+    @property
+    def num_variants(self) -> int:
+        """How many runs it takes until each value was there."""
+        return max(map(len, self.varied.values()), default=1)
+
+    def overrides_of(self, variant: int) -> dict[str, Any]:
+        """What a run has otherwise than the scenario's size; `variant` counts from 0, around and around."""
+        return {**self.overrides, **{key: values[variant % len(values)] for key, values in self.varied.items()}}
+
+
+def asked_scenario(invocation: Invocation, arguments: Mapping[str, Any], default_size: str, *others: str) -> Asked:
+    """The scenario that was named; UsageError where there is none, or it cannot be run here as it was asked for.
+
+    `others` are what can stand in its place.
+    """
+    name = arguments["scenario"]
+    asked = asked_of(name, find_scenario(name, invocation.cwd, *others).read(), arguments, default_size)
+    say_misspelt(asked, invocation.note)
+    check_entries(invocation)
+    check_machine(invocation, asked.scenario)
+    return asked
+
+
+def asked_of(name: str, scenario: Scenario, arguments: Mapping[str, Any], default_size: str) -> Asked:
+    """A scenario as options ask for it; UsageError for a size that it has not, and options that cannot be used."""
+    size = scenario.chosen_size(arguments["size"], default_size)
+    varied = dict(_varied(text, scenario.free) for text in arguments.get("vary", ()))
+    options = {"size": (size,) if size in scenario.sizes else (), "set": arguments["overrides"]}
+    options |= {"vary": arguments.get("vary", ()), "level": (arguments["level"],) if arguments["level"] else ()}
+    typed = (name, *(word for option, texts in options.items() for text in texts for word in (f"--{option}", text)))
+    return Asked(name, scenario, size, typed, dict(map(override_of, arguments["overrides"])), varied)
+
+
+def say_misspelt(asked: Asked, note: Callable[[str], None]) -> None:
+    """Tell of keys that are perhaps misspelt; the entry is free to know them, so that none is refused."""
+    for line in asked.scenario.misspelt({"--set": tuple(asked.overrides), "--vary": tuple(asked.varied)}):
+        note(f"note: {one_line(line)}")
+
+
+def scenario_envelope(asked: Asked, arguments: Mapping[str, Any], variant: int = 0) -> Envelope:
+    """The envelope of one run of a scenario; UsageError for overrides and options that cannot be used."""
+    scenario, level = asked.scenario, arguments["level"] or asked.scenario.determinism
+    payload = scenario.payload(asked.size, asked.overrides_of(variant))
+    resume = None if scenario.resume is None else scenario.resume.model_dump()
+    return replace(
+        envelope_of_call(EntryCall(scenario.entry, payload, tuple(scenario.free), resume), level),
+        metrics=tuple(map(checked_metric, arguments["metric"])),
+        keep=parse_steps(arguments["keep"]),
+        op_step=arguments["op_step"],
+        typed=asked.typed if not asked.varied else _with_values(asked, variant),
+    )
+
+
+def envelope_of_call(call: EntryCall, level: str) -> Envelope:
+    """The envelope in which an entry is called at a level."""
+    bound, free = parts(call.config, call.free)
+    return Envelope(
+        argv=CHILD,
+        # Names that no key of a payload has.
+        identity=redact_fields({"(entry)": call.entry, "(level)": level, **flattened(bound)}),
+        level=level,
+        call=call,
+        perturbation=redact_fields(flattened(free)),
+    )
+
+
+def _with_values(asked: Asked, variant: int) -> tuple[str, ...]:
+    """The words of one run alone: --set in the place of --vary."""
+    at = [index for index, word in enumerate(asked.typed) if word == "--vary"]
+    kept = tuple(word for index, word in enumerate(asked.typed) if index not in {*at, *(i + 1 for i in at)})
+    values = flattened({key: asked.overrides_of(variant)[key] for key in asked.varied})
+    return (*kept, *(word for key, text in values.items() for word in ("--set", f"{key}={text}")))
+
+
+def override_of(text: str) -> tuple[str, Any]:
+    """(dotted key, value) of KEY=VALUE."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UsageError(
+            f"--set {text}", legal="KEY=VALUE, a dotted key and a value in YAML", remedy="--set training.num_steps=20"
+        )
+    if REDACTED in value:
+        raise UsageError(
+            f"--set {text}: rlharness has taken a secret out there",
+            legal="the value itself",
+            remedy=f"type the secret in place of {REDACTED}",
+        )
+    return key.strip(), read_yaml(value, f"--set {text}")
+
+
+def _varied(text: str, free: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
+    """(dotted key, values) of KEY=VALUE,VALUE; UsageError where other values would be another run."""
+    key, equals, values = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise UsageError(
+            f"--vary {text}",
+            legal="KEY=VALUE,VALUE: a value for each run",
+            remedy="--vary perturbation.concurrency=1,16",
+        )
+    if key.partition(".")[0] not in free:
+        raise UsageError(
+            f"--vary {key}: runs that differ in it are not comparable, since it is part of what a run is",
+            legal=f"keys of {', '.join(free)}" if free else "none: this scenario says of no section that it is free",
+            remedy="rlharness train records each by itself, and rlharness diff shows where they part",
+        )
+    found = read_yaml(f"[{values}]", f"--vary {text}")
+    if not found:
+        raise UsageError(f"--vary {text}", legal="a value for each run, with commas between them")
+    return key, tuple(found)
+
+
+def check_entries(invocation: Invocation) -> None:
+    """UsageError where no entry could be called and recorded here."""
+    if hidden_by := shadowing(invocation.cwd):
+        raise UsageError(
+            f"{hidden_by} would be imported in place of rlharness's own package of that name",
+            legal="a working directory without a top-level package `harness`",
+            remedy="change into another directory",
+        )
+    _check_torch()
+
+
+def check_machine(invocation: Invocation, scenario: Scenario) -> None:
+    """UsageError where this machine has not what an entry needs."""
+    _check_torch()
+    if scenario.gpus:
+        from harness.machine.gpus import read_inventory
+
+        inventory = read_inventory("auto", invocation.environ)
+        if len(inventory.gpus) < scenario.gpus:
+            raise UsageError(
+                f"this scenario needs {count(scenario.gpus, 'GPU')}, and {len(inventory.gpus)} are free here",
+                legal="a machine with as many free cards within CUDA_VISIBLE_DEVICES",
+                remedy="rlharness doctor says what keeps cards from being used",
+            )
+
+
+def _check_torch() -> None:
+    if find_spec("torch") is None:
+        raise UsageError(
+            f"torch is not installed for {sys.executable}, and entries are recorded with it",
+            legal="a Python that has torch",
+            remedy="pip install 'rlharness[engine]'",
+        )

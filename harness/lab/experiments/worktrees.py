@@ -1,0 +1,296 @@
+"""A git checkout, its commits, and worktrees of them that are gone afterwards; how a scenario is run in one.
+
+    checkout ─ commit ─▶ worktree in TMPDIR ─▶ Side: where a run starts, what it imports ─▶ removed
+
+The recorder is this package on every side: a directory that holds a link to it and nothing else comes first on the
+import path, then what belongs to the side. `python -P` keeps the working directory, which may hold another `harness`,
+from coming before both.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.core.errors import HarnessError, UsageError
+from harness.lab.experiments.entry_call import EntryCall
+from harness.process.scratch import hold, make_scratch_root, remove_abandoned, remove_tree
+
+CHILD = (sys.executable, "-P", "-m", "harness.lab.experiments.scenario_main")
+"""The process of an entry that imports what its PYTHONPATH says, whatever lies in its working directory."""
+PACKAGE = Path(__file__).resolve().parents[1]
+OF_ONE_CHECKOUT = (
+    *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_NAMESPACE"),
+    *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_QUARANTINE_PATH"),
+)
+"""Variables that git sets for its hooks, and that would be obeyed in every worktree."""
+_FIELDS = "%H%x00%h%x00%s%x00%an%x00%as"
+_WORKTREE = "worktree "
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One commit."""
+
+    name: str
+    """Its whole hash."""
+    short: str
+    subject: str
+    """The first line of its message."""
+    author: str
+    date: str
+    """On which it was written: 2026-11-20."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """From where a scenario is run: a revision, or the working tree as it is."""
+
+    root: Path
+    """Of the checkout or of the worktree."""
+    cwd: Path
+    environ: Mapping[str, str]
+
+    def holds(self, path: str) -> bool:
+        """Whether a file lies in it."""
+        return Path(path).resolve().is_relative_to(self.root.resolve())
+
+
+class GitError(HarnessError):
+    """What git was asked for and did not do; its own words are in `what`."""
+
+
+class Checkout:
+    """The git checkout that a directory lies in."""
+
+    def __init__(self, cwd: Path, environ: Mapping[str, str]) -> None:
+        self._cwd = cwd.resolve()
+        self._environ = {name: value for name, value in environ.items() if name not in OF_ONE_CHECKOUT}
+        try:
+            self.root = Path(self._git("rev-parse", "--show-toplevel")).resolve()
+        except GitError as error:
+            raise UsageError(
+                f"{cwd} is no git checkout ({error.what})",
+                legal="a directory of a git checkout",
+                remedy="change into one",
+            ) from None
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """The variables that runs are given: without those by which git was told of another place."""
+        return self._environ
+
+    def commit(self, revision: str) -> Commit:
+        """The commit that a revision names; UsageError where there is none."""
+        try:
+            name = self._git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+        except GitError:
+            shallow = self.is_shallow
+            raise UsageError(
+                f"{revision} is no commit here" + (", and this is a shallow clone" if shallow else ""),
+                legal="a branch, a tag or a commit of this repository",
+                remedy="git fetch --unshallow; in GitHub Actions, fetch-depth: 0" if shallow else "git fetch, git log",
+            ) from None
+        return Commit(*self._git("show", "--no-patch", f"--format={_FIELDS}", name).split("\0"))
+
+    @property
+    def is_shallow(self) -> bool:
+        """Whether its history is cut."""
+        return self._git("rev-parse", "--is-shallow-repository") == "true"
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether the working tree holds anything that is not committed; what git ignores does not count."""
+        return bool(self._git("status", "--porcelain"))
+
+    @property
+    def user(self) -> str:
+        """Who commits here, as git is configured; empty where it is not."""
+        with suppress(GitError):
+            return self._git("config", "user.name")
+        return ""
+
+    def default_base(self) -> Commit | None:
+        """Where this branch left the default branch of origin; on that branch itself, the commit before; else None."""
+        head = self._git("rev-parse", "HEAD")
+        for revision in ("origin/HEAD", "origin/main", "origin/master"):
+            with suppress(GitError):
+                base = self._git("merge-base", "HEAD", revision)
+                if base != head:
+                    return self.commit(base)
+                break
+        with suppress(UsageError):
+            return self.commit("HEAD~1")
+        return None
+
+    def is_ancestor(self, one: Commit, other: Commit) -> bool:
+        """Whether a commit is another's ancestor, or the same."""
+        with suppress(GitError):
+            self._git("merge-base", "--is-ancestor", one.name, other.name)
+            return True
+        return False
+
+    def history(self, good: Commit, bad: Commit) -> dict[str, tuple[str, ...]]:
+        """The parents of every commit that `bad` has and `good` has not, by its hash."""
+        lines = self._git("rev-list", "--parents", f"{good.name}..{bad.name}").splitlines()
+        return {words[0]: tuple(words[1:]) for words in map(str.split, lines)}
+
+    def changed(self, one: Commit, other: Commit) -> list[str]:
+        """Paths of the files that are not the same at two commits, relative to the root."""
+        return self._git("diff", "--name-only", "-z", one.name, other.name).split("\0")[:-1]
+
+    def add_worktree(self, commit: Commit, path: Path) -> None:
+        """Check a commit out into a new directory. GitError where git cannot."""
+        self._git("worktree", "add", "--quiet", "--detach", str(path), commit.name)
+
+    def remove_worktree(self, path: Path) -> None:
+        """Take a worktree away, and what git knows of it; nothing where there is none."""
+        left = remove_tree(str(path))
+        with suppress(GitError):  # it was not added
+            self._git("worktree", "remove", "--force", "--force", str(path))
+        if left:
+            raise GitError(left, remedy="remove it by hand, then: git worktree prune")
+
+    def forget_abandoned(self, parent: Path) -> None:
+        """Forget worktrees of runs that were killed: those below `parent` that are no more."""
+        for line in self._git("worktree", "list", "--porcelain").splitlines():
+            path = Path(line.removeprefix(_WORKTREE))
+            if line.startswith(_WORKTREE) and path.is_relative_to(parent) and not path.exists():
+                self.remove_worktree(path)
+
+    def side(self, root: Path, ours: Path) -> Side:
+        """The same place in `root`, the checkout itself or a worktree of it; `ours` is what `recorder_path` has made.
+
+        Whatever this process imports from the checkout, `root` is asked for: its own directory, PYTHONPATH, editable
+        installs.
+        """
+        at = self._cwd.relative_to(self.root)
+        # The directory that the interpreter was started in comes first of them, as it does in `python -m`.
+        paths = [str(root / at), *self._moved(sys.path, root), *self._moved(self._python_path(), root, keeps=True)]
+        path = os.pathsep.join(dict.fromkeys([str(ours), *paths]))
+        return Side(root, root / at, {**self._environ, "PYTHONPATH": path})
+
+    def _python_path(self) -> list[str]:
+        return [entry for entry in self._environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+
+    def _moved(self, entries: Sequence[str], root: Path, *, keeps: bool = False) -> Iterator[str]:
+        """Entries of an import path that lie in the checkout, as they are in `root`; `keeps`: the others too."""
+        for entry in entries:
+            path = (self._cwd / entry).resolve()
+            if path.is_dir() and path.is_relative_to(self.root) and ".git" not in path.parts:
+                inside = path.relative_to(self.root)
+                if "site-packages" not in inside.parts:  # an environment that lies in the checkout is the same for all
+                    yield str(root / inside)
+                    continue
+            if keeps:
+                yield str(path)
+
+    def _git(self, *words: str) -> str:
+        """What git says; GitError with its own words where it fails. It does not hear Ctrl-C: its work is short."""
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(self._cwd), *words],
+                env={**self._environ, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                check=True,
+                process_group=0,
+            )
+        except FileNotFoundError:
+            raise GitError("there is no git", remedy="install git") from None
+        except subprocess.CalledProcessError as error:
+            raise GitError(f"git {words[0]}: {error.stderr.strip() or f'exit code {error.returncode}'}") from None
+        return done.stdout.rstrip("\n")
+
+
+def import_origin(side: Side, module: str) -> str:
+    """What a process of this side would import a top-level module from; empty where there is no such module.
+
+    A file; of a package without `__init__.py`, the first of its directories.
+    """
+    code = (
+        "import importlib.util, sys; spec = importlib.util.find_spec(sys.argv[1]);"
+        " print(spec and (spec.origin or list(spec.submodule_search_locations)[0]) or '')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, module.partition(".")[0]],
+        cwd=side.cwd,
+        env=dict(side.environ),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        process_group=0,
+    )
+    return done.stdout.strip()
+
+
+class Worktrees:
+    """Worktrees of one command, in a directory of its own in TMPDIR."""
+
+    def __init__(self, checkout: Checkout, root: Path, ours: Path) -> None:
+        self._checkout = checkout
+        self._root = root
+        self._ours = ours
+
+    @property
+    def working_tree(self) -> Side:
+        """The checkout as it is."""
+        return self._checkout.side(self._checkout.root, self._ours)
+
+    @contextmanager
+    def at(self, commit: Commit) -> Iterator[Side]:
+        """A commit, checked out until this is left."""
+        path = self._root / commit.short
+        try:
+            self._checkout.add_worktree(commit, path)
+            yield self._checkout.side(path, self._ours)
+        finally:
+            self._checkout.remove_worktree(path)
+
+
+@contextmanager
+def open_worktrees(checkout: Checkout) -> Iterator[Worktrees]:
+    """A place for worktrees, gone afterwards; what a run that was killed has left there goes too."""
+    root = Path(make_scratch_root(checkout.environ)[0])
+    held = hold(str(root))
+    try:
+        remove_abandoned(str(root.parent))
+        checkout.forget_abandoned(root.parent)
+        yield Worktrees(checkout, root, recorder_path(root))
+    finally:
+        os.close(held)
+        remove_tree(str(root))
+
+
+def recorder_path(parent: Path) -> Path:
+    """A directory that holds this package and nothing else beside it."""
+    path = parent / "recorder"
+    path.mkdir()
+    (path / PACKAGE.name).symlink_to(PACKAGE)
+    return path
+
+
+def check_origin(side: Side, call: EntryCall | None, checkout: Path) -> str:
+    """A note where the entry's package is no part of the checkout: the same code is run on both sides, then.
+
+    UsageError where this side's process would import it from the checkout though it is a worktree's turn: a gate that
+    compares a tree with itself finds every change equal.
+    """
+    assert call is not None
+    module = call.entry.partition(":")[0].partition(".")[0]
+    origin = import_origin(side, module)
+    if not origin or side.holds(origin):
+        return ""
+    if Path(origin).resolve().is_relative_to(checkout.resolve()) and "site-packages" not in Path(origin).parts:
+        raise UsageError(
+            f"{module} is imported from {origin}, and not from the worktree at {side.root}",
+            legal="a package that lies in the working directory, on PYTHONPATH or on the path of an editable install",
+            remedy="add the directory that holds it: PYTHONPATH=src rlharness gate ...",
+        )
+    return f"{module}, which is called, comes from {origin}: the same code on both sides"

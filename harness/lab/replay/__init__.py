@@ -1,0 +1,1 @@
+"""Fresh runs compared with each other."""

@@ -1,0 +1,210 @@
+"""What the runs of a replay are to each other. Reads traces, starts nothing.
+
+The runs that count are those without operations: recording them may change what a program does. Whether it did is seen
+from the root of that step.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.core.exit_codes import ExitCode
+from harness.core.regular_file import open_regular
+from harness.determinism.levels import OFF, RERUN
+from harness.lab.experiments.supervised_runs import Run
+from harness.lab.replay.plan import ReplayPlan
+from harness.trace.diff import diff
+from harness.trace.matching import match_processes
+from harness.trace.non_finite import NonFinite, find_non_finite
+from harness.trace.ops import NAN, OpVerdict, compare_ops, is_faithful, read_ops, recorded_steps
+from harness.trace.reader import Trace, read_trace
+from harness.trace.verdict import BY_WEIGHT, EXIT_CODES, Verdict
+
+MAX_OUTPUT_BYTES = 2**30
+"""So much of what a run printed is searched for warnings."""
+MAX_LINE_BYTES = 2**16
+_UNHELD = b" does not have a deterministic implementation"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One run, and what it is to the one it was compared with."""
+
+    a: str
+    """Whose trace is A: "run 1", or the directory of --against."""
+    b: str
+    verdict: Verdict
+    operations: tuple[OpVerdict, ...] = ()
+    """Of each rank, of the runs in which they were recorded."""
+    nan: NonFinite | None = None
+    """Where the first NaN among the operations of B came from; None where there is none."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A replay that has ended."""
+
+    plan: ReplayPlan
+    runs: tuple[Run, ...]
+    comparisons: tuple[Comparison, ...]
+    notes: tuple[str, ...] = ()
+    interrupted_by: str = ""
+    """The name of a signal; empty where it went to its end."""
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Of all comparisons the one that weighs most; a run that was not recorded whole weighs as incomplete."""
+        if self.interrupted_by:
+            return ExitCode.INTERRUPTED
+        found = {EXIT_CODES[comparison.verdict.kind] for comparison in self.comparisons}
+        if not self.comparisons or not all(run.recording.is_whole for run in self.runs):
+            found.add(ExitCode.INCOMPLETE_RECORDING)
+        return next(code for code in BY_WEIGHT if code in found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One side of a comparison."""
+
+    name: str
+    trace: Trace
+    with_operations: Trace | None
+    """Of the same run once more; the trace itself where it has them."""
+
+
+def judge(plan: ReplayPlan, runs: Sequence[Run], interrupted_by: str = "") -> Replay:
+    """Compare every run with the first, or with that of --against; runs that left no trace are left out."""
+    with_operations = {run.number: run for run in runs if run.has_operations and run.recording.ranks}
+    sides = [
+        _Side(run.name, read_trace(run.recording.directory), _read(with_operations.get(run.number)))
+        for run in runs
+        if not run.has_operations and run.recording.ranks
+    ]
+    if plan.against is not None:
+        sides.insert(0, _Side(str(plan.against.directory), plan.against, plan.against))
+    comparisons = [_compare(sides[0], side, plan.op_step) for side in sides[1:]]
+    may_be_why = any(_begins_before_backward(comparison.verdict) for comparison in comparisons)
+    notes = [*_without_level(plan, runs), *_warnings(plan, runs), *_hash_seeds(plan, runs, may_be_why=may_be_why)]
+    return Replay(plan, tuple(runs), tuple(comparisons), tuple(notes), interrupted_by)
+
+
+def _read(run: Run | None) -> Trace | None:
+    return None if run is None else read_trace(run.recording.directory)
+
+
+def _compare(a: _Side, b: _Side, op_step: int | None) -> Comparison:
+    verdict = diff(a.trace, b.trace)
+    if op_step is None or a.with_operations is None or b.with_operations is None:
+        return Comparison(a.name, b.name, verdict)
+    sides = [
+        replace(
+            side, trace=match_processes(a.trace, side.trace).b, with_operations=match_processes(a.trace, with_ops).b
+        )
+        for side, with_ops in ((a, a.with_operations), (b, b.with_operations))
+    ]
+    recorded = [side.with_operations for side in sides if side.with_operations is not None]
+    numbers = {log.number: rank for rank, log in recorded[1].ranks.items()}
+    ranks = [numbers.get(number, number) for number, step in recorded_steps(recorded[1].directory) if step == op_step]
+    found, nans = [], []
+    for rank in ranks:
+        of_a, of_b = (read_ops(trace.directory, _number(trace, rank), op_step) for trace in recorded)
+        if of_a is not None and of_b is not None:
+            found.append(compare_ops(of_a, of_b, rank, op_step))
+            nans.append(find_non_finite(of_b))
+    if not found:
+        return Comparison(a.name, b.name, verdict, notes=(f"no operations of step {op_step} were recorded",))
+    nan = next((each for each in nans if each is not None and each.kind == NAN), None)
+    return Comparison(a.name, b.name, verdict, tuple(found), nan, tuple(_doubts(op_step, ranks, *sides)))
+
+
+def _number(trace: Trace, rank: int) -> int:
+    """The number in the names of a rank's files."""
+    return trace.ranks[rank].number if rank in trace.ranks else rank
+
+
+def _doubts(step: int, ranks: Iterable[int], a: _Side, b: _Side) -> Iterator[str]:
+    """What there is to say against operations whose step came out otherwise than without them."""
+    for rank in ranks:
+        without = [_root(side.trace, rank, step) for side in (a, b)]
+        recorded = [_root(side.with_operations, rank, step) for side in (a, b)]
+        if None in without:
+            names = [side.name for side, root in zip((a, b), without, strict=True) if root is None]
+            yield f"rank {rank}: not valid: there is no step {step} in {', '.join(names)}"
+            continue
+        if all(x and y and is_faithful(x, y) for x, y in zip(recorded, without, strict=True)):
+            continue
+        if without[0] == without[1]:
+            yield f"rank {rank}: not valid: step {step} came out otherwise with its operations recorded"
+        elif recorded[0] == recorded[1]:
+            yield (
+                f"rank {rank}: the runs with operations agree with each other in step {step}: what differs comes and"
+                " goes, and did not come with them"
+            )
+        else:
+            yield (
+                f"rank {rank}: step {step} comes out otherwise in every run: its operations are those of two more runs,"
+                " and not proven for the first ones"
+            )
+
+
+def _root(trace: Trace | None, rank: int, step: int) -> bytes | None:
+    log = trace.ranks.get(rank) if trace is not None else None
+    return log.heads[step].root if log is not None and step in log.heads else None
+
+
+def _without_level(plan: ReplayPlan, runs: Sequence[Run]) -> Iterator[str]:
+    """Processes that were not given what the level sets."""
+    for run in runs:
+        for report in run.recording.reports:
+            seen = report.level_env
+            if other := [name for name, value in plan.level_env.items() if seen and seen.get(name) != value]:
+                yield f"{run.name}: process {report.pid} did not get what the level sets: {', '.join(other)}"
+
+
+def _warnings(plan: ReplayPlan, runs: Sequence[Run]) -> Iterator[str]:
+    """Operations that torch has warned of: what the level cannot hold."""
+    if plan.envelope.level == OFF:
+        return
+    names: set[str] = set()
+    for run in runs:
+        names.update(name for line in _output_lines(run.output) for name in _unheld(line))
+    if names:
+        yield f"torch has no deterministic implementation of {', '.join(sorted(names))}: these may differ at any level"
+
+
+def _output_lines(path: Path) -> Iterator[bytes]:
+    """The lines of what a run printed, long ones in pieces; as far as they can be read, and not beyond a limit."""
+    with suppress(OSError), open_regular(path) as file:
+        while file.tell() < MAX_OUTPUT_BYTES and (line := file.readline(MAX_LINE_BYTES)):
+            yield line
+
+
+def _unheld(line: bytes) -> Iterator[str]:
+    """The operations of which torch says in a line that they have no deterministic implementation."""
+    *heads, _ = line.split(_UNHELD)
+    for head in heads:
+        yield from (word.decode("utf-8", "replace") for word in head.rsplit(maxsplit=1)[-1:])
+
+
+def _begins_before_backward(verdict: Verdict) -> bool:
+    """Whether the first difference is in what goes into a step: another order of texts shows there."""
+    if verdict.first is None:
+        return False
+    leaf = verdict.first.a or verdict.first.b
+    return leaf is None or leaf.phase not in ("backward", "optimizer")
+
+
+def _hash_seeds(plan: ReplayPlan, runs: Sequence[Run], *, may_be_why: bool) -> Iterator[str]:
+    """That texts were hashed otherwise in some process: `rerun` does not allow it; else it may be why runs differ."""
+    hashes = {report.string_hash for run in runs for report in run.recording.reports if report.string_hash}
+    if len(hashes) < 2:
+        return
+    if plan.envelope.level == RERUN:
+        yield "PYTHONHASHSEED took no effect in some process: sets of texts were ordered otherwise there"
+    elif may_be_why:
+        yield (
+            "PYTHONHASHSEED is not set: sets of texts are ordered otherwise in each process, which may be why"
+            " (--level rerun sets it)"
+        )

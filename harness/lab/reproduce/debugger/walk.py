@@ -1,0 +1,132 @@
+"""Where a run stands within a step, what it has recorded there, and how that compares with other runs. Pure."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from harness.core.errors import UsageError
+from harness.lab.reproduce.debugger.words import did_you_mean
+from harness.recording.stepping_messages import BEGIN, END, Stop
+from harness.trace.chain import Key, Leaf, Scope
+
+_OCCURRENCE = re.compile(r"(.+)#(\d+)")
+
+
+class Mark(StrEnum):
+    """What a leaf is to the leaf of the same key in another run."""
+
+    EQUAL = "="
+    DIFFERENT = "!"
+    ABSENT = "?"
+    """The other run has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """Leaves of one phase that were recorded one after the other."""
+
+    phase: str
+    number: int
+    """0 for the first time that this phase was there in the step."""
+    begin: int
+    """The position of its first leaf."""
+    leaves: tuple[Leaf, ...]
+
+
+@dataclass(slots=True)
+class Walk:
+    """The way through one step so far."""
+
+    step: int
+    recorded: Mapping[tuple[Scope, Key], Leaf]
+    """What the recorded run has of this step; nothing where it did not get there."""
+    other: Mapping[tuple[Scope, Key], Leaf] | None = None
+    """What the run has that it is compared with, where that is another one."""
+    leaves: list[Leaf] = field(default_factory=list)
+    why: str = BEGIN
+    """Why it stands; empty once the process has ended."""
+    phase: str = ""
+    """Of the leaf that comes next, where that is known."""
+
+    def take(self, leaves: Sequence[Leaf], stop: Stop | None) -> None:
+        """Go on to a stop, past new leaves; to None where the process has ended."""
+        self.leaves += leaves
+        self.why, self.phase = ("", "") if stop is None else (stop.why, stop.phase)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether everything of the step was recorded."""
+        return self.why == END
+
+    def visits(self, leaves: Sequence[Leaf] | None = None) -> list[Visit]:
+        """The phases as they came, of all leaves or of some at the end of them."""
+        found: list[tuple[str, int, list[Leaf]]] = []
+        for at, leaf in enumerate(self.leaves):
+            if not found or found[-1][0] != leaf.phase:
+                found.append((leaf.phase, at, []))
+            found[-1][2].append(leaf)
+        first = len(self.leaves) - len(self.leaves if leaves is None else leaves)
+        counts: dict[str, int] = {}
+        visits = []
+        for phase, begin, own in found:
+            counts[phase] = number = counts.get(phase, -1) + 1
+            if kept := own[max(0, first - begin) :]:
+                visits.append(Visit(phase, number, begin, tuple(kept)))
+        return visits
+
+    def position_back(self) -> int:
+        """How many leaves were recorded where the phase of the last one began."""
+        return max((visit.begin for visit in self.visits()), default=0)
+
+    def mark(self, leaf: Leaf) -> Mark:
+        """What a leaf is to that of the recorded run."""
+        return _mark(leaf, self.recorded)
+
+    def mark_of_other(self, leaf: Leaf) -> Mark | None:
+        """What it is to that of the run it is compared with; None without one."""
+        return None if self.other is None else _mark(leaf, self.other)
+
+    def find(self, text: str) -> int:
+        """The position of the leaf that a person calls so: NAME, PHASE/NAME, either with #OCCURRENCE.
+
+        The last one of several occurrences. UsageError where there is none, or leaves of several phases have the name.
+        """
+        match = _OCCURRENCE.fullmatch(text)
+        name, occurrence = (match[1], int(match[2])) if match else (text, None)
+        found = [
+            at
+            for at, leaf in enumerate(self.leaves)
+            if name in (leaf.name, f"{leaf.phase}/{leaf.name}") and occurrence in (None, leaf.occurrence)
+        ]
+        keys = {self.leaves[at].key[:2] for at in found}
+        if len(keys) > 1:
+            names = ", ".join(f"{phase}/{each}" for phase, each in sorted(keys))
+            raise UsageError(f"{text!r} is the name of several values", legal=names, remedy="type its phase before it")
+        if not found:
+            raise UsageError(
+                f"nothing called {text!r} was recorded so far",
+                legal="the names that list shows",
+                remedy=did_you_mean(name, names_of(self.leaves)) or "next, or continue, goes on to what comes later",
+            )
+        return found[-1]
+
+
+def names_of(leaves: Iterable[Leaf]) -> list[str]:
+    """What values may be called, without and with their phase."""
+    return [name for leaf in leaves for name in (leaf.name, f"{leaf.phase}/{leaf.name}")]
+
+
+def by_key(leaves: Sequence[Leaf]) -> dict[tuple[Scope, Key], Leaf]:
+    """Leaves as they are found again."""
+    return {(leaf.scope, leaf.key): leaf for leaf in leaves}
+
+
+def first_other(before: Sequence[Leaf], again: Sequence[Leaf]) -> Leaf | None:
+    """The first leaf that did not come out again as before; None where all did."""
+    return next((leaf for leaf, other in zip(before, again, strict=False) if leaf != other), None)
+
+
+def _mark(leaf: Leaf, others: Mapping[tuple[Scope, Key], Leaf]) -> Mark:
+    other = others.get((leaf.scope, leaf.key))
+    return Mark.ABSENT if other is None else Mark.EQUAL if other == leaf else Mark.DIFFERENT

@@ -1,0 +1,164 @@
+"""The runs of a transplant: A again as it was, B again where its values were not kept, and A with B's values.
+
+A ──▶ control: comes out as it was recorded        B ──▶ donor: the same, its tensors kept
+A + what is taken from B, put in by a watcher of its process ──▶ judgement
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from harness.core.program_output import output_tail
+from harness.lab.experiments.entry_call import read_refusal
+from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.supervised_runs import Run, TitledDisplay
+from harness.lab.transplant.comparison import Effect, Outcome, judge
+from harness.lab.transplant.findings import Findings, Pair
+from harness.lab.transplant.patches import Graft, logical_leaves
+from harness.recording.patch_report import REPORT, read_report
+from harness.trace.attribution import TEXTS
+from harness.trace.reader import Trace, read_trace
+
+DONOR = "donor"
+LEAVES = "harness.recording.patches:Transplant"
+OPERATION = "harness.recording.patches:OperationTransplant"
+OPERATION_DONOR = "harness.recording.patches:OperationDonor"
+RESULTS = "operation.safetensors"
+
+
+class Runs(Protocol):
+    """Starts runs, as a session does."""
+
+    @property
+    def interrupted_by(self) -> str:
+        """The name of the signal that has asked for the end; empty for none."""
+
+    async def record(self, envelope: Envelope, parent: Path) -> Run:
+        """Carry out one run, in a directory of its own below `parent`."""
+
+
+class Bench:
+    """Starts the runs, one at a time, each in a directory of its own below `directory`."""
+
+    def __init__(self, pair: Pair, session: Runs, directory: Path, lines: TitledDisplay) -> None:
+        self._pair = pair
+        self._session = session
+        self._directory = directory
+        self._lines = lines
+        self._notes: list[str] = []
+
+    async def search(self, grafts: Sequence[Graft]) -> Findings:
+        """Every transplant; of the first from which B follows, also whether once is enough."""
+        outcomes: list[Outcome] = []
+        a, b = await self._repeat(grafts)
+        waiting = deque(grafts)
+        while waiting and a is not None and b is not None and not self._session.interrupted_by:
+            graft = waiting.popleft()
+            outcome = await self._carry_out(graft, a, b)
+            if self._session.interrupted_by:  # it did not come to its end
+                break
+            is_first = all(each.effect is not Effect.BECOMES_B for each in outcomes)
+            outcomes.append(outcome)
+            if outcome.effect is Effect.BECOMES_B and is_first and graft.last > graft.first:
+                waiting.appendleft(replace(graft, last=graft.first, is_once=True))
+        interrupted_by = self._session.interrupted_by
+        return Findings(self._pair, self._directory, tuple(outcomes), tuple(self._notes), interrupted_by)
+
+    async def _repeat(self, grafts: Sequence[Graft]) -> tuple[Trace | None, Trace | None]:
+        """A and B once more, as they were: what is proven is proven with them. None for one that recorded nothing.
+
+        Of B, whatever is taken is kept; of both, the last step, so that distances of weights are known.
+        """
+        pair = self._pair
+        first, last = min(graft.first for graft in grafts), pair.last
+        is_known = all(graft.take.operation is not None or has_kept(pair.b.trace, graft) for graft in grafts)
+        kept = (last,) if is_known else tuple(range(first, last + 1))
+        a = replace(pair.a.envelope_to(first), last_step=last, keep=(last,))
+        b = replace(pair.b.envelope_to(first), last_step=last, keep=kept)
+        made_of_a = self._checked(await self._record(a, "A again", "control"), pair.a.trace, "A")
+        if made_of_a is None or self._session.interrupted_by:
+            return made_of_a, None
+        return made_of_a, self._checked(await self._record(b, "B again", "donor"), pair.b.trace, "B")
+
+    async def _carry_out(self, graft: Graft, a: Trace, b: Trace) -> Outcome:
+        """One transplant: its run, and what came of it."""
+        donor = b.directory
+        if (operation := graft.take.operation) is not None:
+            donor = await self._record_operation(operation, graft.first)
+            if not (donor / RESULTS).is_file():
+                missing = f"step {graft.first} of B has no operation {operation}"
+                return Outcome(graft, "", Effect.DOES_NOT_FIT, problem=missing)
+        name = graft.title.replace(" ", "-").replace("/", "-").replace(",", "")
+        report = self._directory / name / REPORT
+        report.parent.mkdir()
+        envelope = replace(
+            self._pair.a.envelope_to(graft.first),
+            last_step=self._pair.last,
+            keep=(self._pair.last,),
+            watchers=self._watchers(graft, donor, report),
+            op_step=None if operation is None else graft.first,
+        )
+        made = await self._record(envelope, f"A with B's {graft.title}", name)
+        problem = "" if made.recording.is_whole else _why(made)
+        if not made.recording.ranks:
+            return Outcome(graft, str(made.recording.directory), Effect.FAILED, problem=problem)
+        told = read_report(report.parent)
+        return judge(graft, read_trace(made.recording.directory), a, b, report=told, problem=problem)
+
+    def _watchers(self, graft: Graft, donor: Path, report: Path) -> Mapping[str, dict[str, Any]]:
+        take = graft.take
+        if take.operation is not None:
+            results = str(donor / RESULTS)
+            return {OPERATION: {"index": take.operation, "path": results, "report": str(report), "step": graft.first}}
+        fields = {"first": graft.first, "last": graft.last, "phases": take.phases, "leaves": take.leaves}
+        return {LEAVES: {"donor": str(donor), "report": str(report), **fields}}
+
+    async def _record_operation(self, index: int, step: int) -> Path:
+        parent = self._directory / f"{DONOR}-operation-{index}"
+        parent.mkdir()
+        watchers = {OPERATION_DONOR: {"index": index, "path": str(parent / RESULTS)}}
+        envelope = replace(self._pair.b.envelope_to(step), op_step=step, watchers=watchers)
+        made = await self._record(envelope, f"B again, operation {index} of step {step} kept", parent.name)
+        self._checked(made, self._pair.b.trace, "B")
+        return parent
+
+    async def _record(self, envelope: Envelope, title: str, name: str) -> Run:
+        self._lines.title = title
+        run = await self._session.record(envelope, self._directory / name)
+        if refusal := read_refusal(run.recording.directory):
+            raise refusal.error()
+        self._lines.ended(run)
+        return run
+
+    def _checked(self, run: Run, recorded: Trace, name: str) -> Trace | None:
+        """The trace of a run that was to come out as recorded, None where it has none; a note where it did not."""
+        if not run.recording.is_whole and not self._session.interrupted_by:
+            self._notes.append(f"{name} cannot be run again to its end: {_why(run)}")
+        if not run.recording.ranks:
+            return None
+        made = read_trace(run.recording.directory)
+        if (other := first_other_root(made, recorded)) is not None:
+            self._notes.append(f"{name} does not come out again as it was recorded: step {other} has other bits")
+        return made
+
+
+def _why(run: Run) -> str:
+    """Why a run is not whole, and the last thing that it printed."""
+    return ": ".join([run.recording.problems[0].what, *output_tail(run.output)[-1:]])
+
+
+def has_kept(trace: Trace, graft: Graft) -> bool:
+    """Whether a trace has the values of everything that is taken from it."""
+    for step in range(graft.first, graft.last + 1):
+        for leaf in logical_leaves(trace, step):
+            if graft.take.takes(leaf.key) and leaf.dtype not in TEXTS and trace.tensor(step, 0, leaf) is None:
+                return False
+    return True
+
+
+def first_other_root(made: Trace, recorded: Trace) -> int | None:
+    """The first step of a run that has another root than recorded; None where all are the same."""
+    heads, others = made.ranks[0].heads, recorded.ranks[0].heads
+    return next((step for step in made.steps if step in others and heads[step].root != others[step].root), None)

@@ -1,0 +1,185 @@
+"""What is taken from one run and put into another: as it is typed, and which leaves of which steps that is. Pure.
+
+advantages                  every leaf of the phase advantage; so rewards, rollout (or tokens), gradients, any phase
+optimizer/policy.head       one leaf; policy.head#1 its second occurrence of a step
+rewards+advantages          both
+weights                     the weights that a step begins with: what the step before has made of them
+op:17                       what operation 17 of the step gives
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from harness.core.errors import UsageError
+from harness.core.text import path_text
+from harness.recording.patch_report import is_taken
+from harness.trace.attribution import TEXTS
+from harness.trace.chain import PHASES, Key, Leaf, Scope
+from harness.trace.reader import Trace
+
+ALIASES = {"advantages": "advantage", "rewards": "reward", "tokens": "rollout", "gradients": "backward"}
+"""What people call a phase by."""
+WEIGHTS = "weights"
+OPERATION = "op:"
+LEGAL = f"{', '.join(ALIASES)}, {WEIGHTS}, a phase ({', '.join(PHASES)}), PHASE/NAME or op:N; several joined by +"
+_OPERATION = re.compile(r"op:(\d+)")
+_OCCURRENCE = re.compile(r"(.+)#(\d+)")
+
+Named = tuple[str, str] | Key
+"""A leaf by phase and name, and perhaps its occurrence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """What is taken, as it was asked for."""
+
+    text: str
+    phases: tuple[str, ...] = ()
+    """All of whose leaves are taken."""
+    leaves: tuple[Named, ...] = ()
+    operation: int | None = None
+    is_weights: bool = False
+
+    def takes(self, key: Key) -> bool:
+        """Whether a leaf is among them."""
+        return is_taken(key, self.phases, self.leaves)
+
+    def at(self, leaves: Iterable[Leaf]) -> "Take":
+        """The same among the leaves of a step: of weights, which of them these are."""
+        return replace(self, leaves=weights_of(leaves)) if self.is_weights else self
+
+
+@dataclass(frozen=True, slots=True)
+class Graft:
+    """One transplant that can be carried out."""
+
+    take: Take
+    first: int
+    """The first step in which something is put."""
+    last: int
+    """The last one."""
+    is_once: bool = False
+    """Whether it is put in one step alone."""
+
+    @property
+    def title(self) -> str:
+        """advantages, from step 12 on."""
+        if self.take.is_weights:
+            return f"weights, with which step {self.first + 1} begins"
+        return f"{self.take.text}, {f'at step {self.first} only' if self.is_once else f'from step {self.first} on'}"
+
+
+def parse_take(text: str) -> Take:
+    """What a --take asks for; UsageError for anything else."""
+    words = text.split("+")
+    if match := _OPERATION.fullmatch(text):
+        return Take(text, operation=int(match[1]))
+    if text == WEIGHTS:
+        return Take(text, is_weights=True)
+    phases: list[str] = []
+    leaves: list[Named] = []
+    for word in words:
+        phase, slash, name = word.partition("/")
+        phase = ALIASES.get(phase, phase)
+        if phase not in PHASES or (slash and not name):
+            near = difflib.get_close_matches(word, (*ALIASES, WEIGHTS, *PHASES), n=1)
+            raise UsageError(f"--take {text}", legal=LEGAL, remedy=f"--take {near[0]}" if near else "")
+        if not slash:
+            phases.append(phase)
+        elif match := _OCCURRENCE.fullmatch(name):
+            leaves.append((phase, match[1], int(match[2])))
+        else:
+            leaves.append((phase, name))
+    return Take(text, tuple(phases), tuple(leaves))
+
+
+def weights_of(leaves: Iterable[Leaf]) -> tuple[Named, ...]:
+    """Of the leaves of a step the parameters: what the optimizer has made that is named as a gradient is."""
+    named = {(leaf.phase, leaf.name) for leaf in leaves}
+    return tuple(
+        ("optimizer", name) for phase, name in sorted(named) if phase == "backward" and ("optimizer", name) in named
+    )
+
+
+def graft_of(take: Take, a: Trace, b: Trace, step: int, last: int, *, is_once: bool = False) -> Graft:
+    """How something is taken from B into A from a step on; UsageError for weights that no step has made."""
+    first = first_put(take, a, b, step)
+    if take.is_weights:
+        found = take.at(logical_leaves(a, first))
+        if not found.leaves:
+            raise UsageError(
+                f"no weights are recorded in step {first} of {path_text(a.directory)}",
+                legal="leaves of the optimizer that are named as gradients are",
+                remedy="take what it records: --take PHASE/NAME",
+            )
+        return Graft(found, first, first, is_once=True)
+    is_once = is_once or take.operation is not None
+    return Graft(take, first, first if is_once else last, is_once)
+
+
+def first_put(take: Take, a: Trace, b: Trace, step: int) -> int:
+    """In which step something is put that is asked for from `step` on: weights where they are made.
+
+    UsageError for weights that no step of both has made.
+    """
+    first = step - 1 if take.is_weights else step
+    if first not in a.steps or first not in b.steps:
+        raise UsageError(
+            f"the {take.text} of step {step} are not recorded in both runs: step {first} made them",
+            legal="a step behind one that both runs have recorded",
+            remedy=f"--step {common_steps(a, b)[0] + 1}",
+        )
+    return first
+
+
+def check_known(take: Take, trace: Trace, step: int) -> None:
+    """UsageError where one of the phases or leaves is none of this step's."""
+    keys = [leaf.key for leaf in logical_leaves(trace, step)]
+    known = {key[:2] for key in keys}
+    absent = [phase for phase in take.phases if phase not in {key[0] for key in keys}]
+    absent += ["/".join(map(str, named[:2])) for named in take.leaves if named[:2] not in known]
+    if absent:
+        names = [f"{phase}/{name}" for phase, name in known]
+        near = difflib.get_close_matches(absent[0], names, n=1)
+        raise UsageError(
+            f"--take {take.text}: {path_text(trace.directory)} records no {absent[0]} in step {step}",
+            legal=f"phases and leaves of that step, of the phases {', '.join(dict.fromkeys(key[0] for key in keys))}",
+            remedy=f"--take {near[0]}" if near else "",
+        )
+
+
+def candidates(a: Trace, b: Trace, step: int) -> tuple[Take, ...]:
+    """What is tried where nobody says what: each phase that differs in a step, in the order in which it is recorded.
+
+    Phases of which texts alone differ are left out: nothing can be put into them. Where rollouts and rewards both
+    differ, also both together: rewards are judged before either is recorded.
+    """
+    of_a, of_b = values_of(a, step), values_of(b, step)
+    phases = tuple(dict.fromkeys(key[0] for key, leaf in of_a.items() if of_b.get(key) not in (None, leaf)))
+    takes = [Take(_word_of(phase), (phase,)) for phase in phases]
+    if {"rollout", "reward"} <= set(phases):
+        takes.insert(phases.index("reward") + 1, Take("rollout+rewards", ("rollout", "reward")))
+    return tuple(takes)
+
+
+def common_steps(a: Trace, b: Trace) -> Sequence[int]:
+    """Those that both have recorded, in order."""
+    return sorted(set(a.steps) & set(b.steps))
+
+
+def values_of(trace: Trace, step: int) -> dict[Key, Leaf]:
+    """The logical leaves of a step that can be put into another run, in the order of recording: all but texts."""
+    return {leaf.key: leaf for leaf in logical_leaves(trace, step) if leaf.dtype not in TEXTS}
+
+
+def logical_leaves(trace: Trace, step: int) -> Sequence[Leaf]:
+    """Those of a step that are free of ranks, as rank 0 has them, in the order of recording."""
+    return [leaf for leaf in trace.columns(step, 0).leaves() if leaf.scope is Scope.LOGICAL]
+
+
+def _word_of(phase: str) -> str:
+    """What a person types for a phase."""
+    words = {phase: word for word, phase in ALIASES.items() if word != "tokens"}
+    return words.get(phase, phase)

@@ -1,0 +1,88 @@
+"""Whether the cards of a lease are back as they were: polled with patience, but never longer than a limit.
+
+A driver may hang with every question it is asked, so each is asked in a thread that is given up on.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.core.clock import Clock
+from harness.machine.meter import GpuProcess, MemoryMeter, return_to_baseline
+from harness.process.daemon_thread import in_daemon_thread
+
+POLL_S = 0.25
+WAIT_S = 20.0
+HURRIED_WAIT_S = 2.0
+ANSWER_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one card said."""
+
+    used_bytes: int | None
+    """None where it cannot be read."""
+    processes: tuple[GpuProcess, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CardWatch:
+    """Asks `meter` about the cards of a lease, before an attempt and after it."""
+
+    meter: MemoryMeter
+    clock: Clock
+    poll_s: float = POLL_S
+    wait_s: float = WAIT_S
+    """How long memory may take to come back after the last process has gone."""
+    answer_s: float = ANSWER_S
+    """How long one answer of the driver may take."""
+
+    async def baseline(self, gpu_ids: Sequence[str]) -> dict[str, int]:
+        """Memory in use on each card now; one that cannot be read, or does not answer, is left out."""
+        readings = await self._readings(gpu_ids)
+        return {
+            gpu_id: reading.used_bytes
+            for gpu_id, reading in readings.items()
+            if reading is not None and reading.used_bytes is not None
+        }
+
+    async def not_back(
+        self, gpu_ids: Sequence[str], baseline: Mapping[str, int], hurry: Callable[[], bool] = lambda: False
+    ) -> dict[str, str]:
+        """The cards that did not come back to their `baseline` in time, each with who holds it.
+
+        Once there is a `hurry`, the driver has two seconds to free what a killed process held, no more.
+        """
+        began_s = self.clock.monotonic_s()
+        silent: dict[str, str] = {}
+        asked = tuple(gpu_ids)
+        while True:
+            held: dict[str, str] = {}
+            for gpu_id, reading in (await self._readings(asked)).items():
+                if reading is None:
+                    silent[gpu_id] = f"it cannot be read: the driver did not answer within {self.answer_s:g} s"
+                    continue
+                still = return_to_baseline(baseline.get(gpu_id), reading.used_bytes, reading.processes, our_pids=())
+                if still is not None:
+                    held[gpu_id] = still.reason
+            patience_s = min(self.wait_s, HURRIED_WAIT_S) if hurry() else self.wait_s
+            if not held or self.clock.monotonic_s() - began_s >= patience_s:
+                return silent | held
+            asked = tuple(held)
+            await asyncio.sleep(self.poll_s)
+
+    async def _readings(self, gpu_ids: Sequence[str]) -> dict[str, Reading | None]:
+        """What each card says; None for one that does not answer."""
+        answers = await asyncio.gather(*(self._reading(gpu_id) for gpu_id in gpu_ids))
+        return dict(zip(gpu_ids, answers, strict=True))
+
+    async def _reading(self, gpu_id: str) -> Reading | None:
+        def ask() -> Reading:
+            used = self.meter.used_memory_bytes((gpu_id,))
+            return Reading(used.get(gpu_id), self.meter.processes_on(gpu_id))
+
+        try:
+            return await in_daemon_thread(ask, limit_s=self.answer_s)
+        except TimeoutError:
+            return None

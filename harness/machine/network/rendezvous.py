@@ -1,0 +1,292 @@
+"""Several hosts meet, tell each other their addresses, and every host tries every address of all.
+
+    listener                                  peers
+    control port, probed ports                probed ports
+       ◀──── hello: name, token, addresses ──── each
+    (all there)
+       ──── roster: everybody's hello ────▶
+    tries every address of everybody          the same
+       ◀──── tried ──── each
+       ──── all that was tried ────▶
+    the same answer from the same facts       the same
+
+One JSON object a line. A probed port answers with its host's token. Everything has a limit; nothing here is trusted
+with more than to say which connections work.
+"""
+
+import asyncio
+import json
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict
+from typing import Any
+
+from harness.core.errors import NetworkError
+from harness.core.fan_out import fan_out
+from harness.machine.network.host_matching import Hosts, Offer, PeerHost, Tried
+from harness.machine.network.interfaces import HostNetwork
+from harness.machine.network.reach import reason
+
+VERSION = 1
+TRY_S = 2.0
+"""For one connection: a second packet is sent after one second."""
+ANSWER_S = 30.0
+"""For the others to try everything, all of it at once."""
+RETRY_S = 0.2
+AT_ONCE = 128
+MOST_BYTES = 1 << 20
+"""Of one message."""
+MOST_NAME_CHARS = 253
+
+Say = Callable[[str], None]
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def listen(network: HostNetwork, port: int, *, num_hosts: int, wait_s: float, say: Say) -> tuple[Hosts, int]:
+    """Wait at `port` for the others of `num_hosts` hosts, and find out who reaches whom; what is known, and 0.
+
+    Raises NetworkError where the port cannot be had, or not all have come within `wait_s` seconds.
+    """
+    async with _probed(network) as own, AsyncExitStack() as stack:
+        arrivals: asyncio.Queue[tuple[PeerHost, Stream]] = asyncio.Queue()
+
+        async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            stack.callback(writer.close)
+            try:
+                host = _host(await _receive(reader, "hello", ANSWER_S))
+            except (NetworkError, OSError) as error:  # a port scanner, or another version: not one of ours
+                say(f"not one of the hosts: {_peer(writer)}: {error}")
+                writer.close()
+                return
+            say(f"{host.name} is here, from {_peer(writer)}")
+            await arrivals.put((host, (reader, writer)))
+
+        try:
+            server = await asyncio.start_server(welcome, port=port, limit=MOST_BYTES)
+        except OSError as error:
+            raise NetworkError(
+                f"--listen {port}: {reason(error)}",
+                legal="a TCP port that is free on this host",
+                remedy="rlharness doctor --listen PORT, with another port",
+            ) from None
+        stack.callback(server.close)
+        first, *others = meeting_places(network, port)
+        beside = f" (this host is also {', '.join(others)})" if others else ""
+        say(f"waiting for {num_hosts - 1} more: rlharness doctor --peer {first}{beside}")
+        arrived = await _gather(arrivals, num_hosts - 1, wait_s, port, first)
+        return await _lead(own, arrived), 0
+
+
+async def join(network: HostNetwork, peer: tuple[str, int], *, wait_s: float) -> tuple[Hosts, int]:
+    """Meet the host that listens at `peer`; what is known of all hosts, and this one's place among them.
+
+    Raises NetworkError where nobody answers there within `wait_s` seconds.
+    """
+    async with _probed(network) as own:
+        reader, writer = await _call(peer, wait_s)
+        try:
+            await _send(writer, {"k": "hello", **_as_json(own)})
+            roster = await _receive(reader, "roster", wait_s + ANSWER_S)
+            hosts, number = tuple(_host(h) for h in roster["hosts"]), int(roster["you"])
+            if not 0 <= number < len(hosts) or hosts[number] != own:
+                raise NetworkError("it takes this host for another")
+            tried = await _try_all(hosts, number)
+            await _send(writer, {"k": "tried", "tried": [asdict(t) for t in tried]})
+            found = await _receive(reader, "found", ANSWER_S)
+            return Hosts(hosts, tuple(Tried(**t) for t in found["tried"])), number
+        except (OSError, KeyError, TypeError, ValueError, NetworkError) as error:
+            raise NetworkError(
+                f"{peer[0]}:{peer[1]} broke off: {error}", remedy="see what rlharness doctor --listen says there"
+            ) from None
+        finally:
+            writer.close()
+
+
+async def _gather(
+    arrivals: "asyncio.Queue[tuple[PeerHost, Stream]]", num_awaited: int, wait_s: float, port: int, place: str
+) -> list[tuple[PeerHost, Stream]]:
+    arrived: list[tuple[PeerHost, Stream]] = []
+    try:
+        async with asyncio.timeout(wait_s):
+            while len(arrived) < num_awaited:
+                arrived.append(await arrivals.get())
+    except TimeoutError:
+        raise NetworkError(
+            f"--listen {port}: {len(arrived)} of {num_awaited} other hosts came within {wait_s:g} s",
+            legal=f"others that can connect to port {port} of this host",
+            remedy=f"rlharness doctor --peer {place}, on each; open that port in the firewall",
+        ) from None
+    return arrived
+
+
+async def _lead(own: PeerHost, arrived: Sequence[tuple[PeerHost, Stream]]) -> Hosts:
+    """Have every host try every address; NetworkError where one is lost on the way."""
+    hosts = (own, *(host for host, _ in arrived))
+
+    async def ask(number: int) -> list[Tried]:
+        host, (reader, writer) = arrived[number - 1]
+        try:
+            await _send(writer, {"k": "roster", "you": number, "hosts": [_as_json(h) for h in hosts]})
+            answer = await _receive(reader, "tried", ANSWER_S)
+            return [Tried(**t) for t in answer["tried"]]
+        except (OSError, KeyError, TypeError, NetworkError) as error:
+            raise NetworkError(
+                f"{host.name} broke off: {error}", remedy=f"see what rlharness doctor --peer says on {host.name}"
+            ) from None
+
+    parts = await fan_out(lambda n: ask(n) if n else _try_all(hosts, 0), range(len(hosts)), limit=len(hosts))
+    found = Hosts(hosts, tuple(tried for part in parts for tried in part))
+
+    async def tell(stream: Stream) -> None:
+        with suppress(OSError):  # it was lost after all it had to do: the others are told all the same
+            await _send(stream[1], {"k": "found", "tried": [asdict(t) for t in found.tried]})
+            async with asyncio.timeout(TRY_S):
+                await stream[0].read()  # until it has hung up: then it has everything
+
+    await fan_out(tell, [stream for _, stream in arrived], limit=len(hosts))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- probing
+
+
+async def _try_all(hosts: Sequence[PeerHost], caller: int) -> list[Tried]:
+    targets = [(number, offer) for number, host in enumerate(hosts) for offer in host.offers]
+
+    async def one(target: tuple[int, Offer]) -> Tried:
+        number, offer = target
+        return Tried(caller, number, offer.address, await _problem(hosts[number], offer))
+
+    return await fan_out(one, targets, limit=AT_ONCE)
+
+
+async def _problem(host: PeerHost, offer: Offer) -> str:
+    port = host.ports[0] if offer.family == 4 else host.ports[1]
+    try:
+        async with asyncio.timeout(TRY_S):
+            reader, writer = await asyncio.open_connection(offer.address, port)
+            try:
+                answer = await reader.readline()
+            finally:
+                writer.close()
+    except TimeoutError:
+        return f"no answer within {TRY_S:g} s"
+    except OSError as error:
+        return reason(error)
+    return "" if answer.decode("ascii", errors="replace").strip() == host.token else "another host answers there"
+
+
+@asynccontextmanager
+async def _probed(network: HostNetwork) -> AsyncIterator[PeerHost]:
+    """This host, with ports that answer to probes while the context lasts."""
+    token = secrets.token_hex(8)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(f"{token}\n".encode("ascii"))
+        writer.close()
+
+    async with AsyncExitStack() as stack:
+        ports = []
+        for anywhere in ("0.0.0.0", "::"):
+            try:
+                server = await asyncio.start_server(answer, anywhere, 0)
+            except OSError:  # this host has no such family
+                ports.append(0)
+                continue
+            stack.callback(server.close)
+            ports.append(server.sockets[0].getsockname()[1])
+        yield PeerHost(network.host_name, token, (ports[0], ports[1]), _offers(network))
+
+
+def meeting_places(network: HostNetwork, port: int) -> tuple[str, ...]:
+    """Where others may find `port` of this host, "HOST:PORT" each, its address towards the outside first.
+
+    Its name is there only where it has no address but loopback: what a name resolves to here, often 127.0.0.1, says
+    nothing of what it resolves to on the others.
+    """
+    addresses = [offer.address for offer in _offers(network)]
+    addresses.sort(key=lambda address: address not in network.outgoing)
+    hosts = [f"[{address}]" if ":" in address else address for address in addresses]
+    return tuple(f"{host}:{port}" for host in hosts or [network.host_name])
+
+
+def _offers(network: HostNetwork) -> tuple[Offer, ...]:
+    firsts = [(one, one.addresses[0]) for one in network.interfaces if one.is_up and one.addresses]
+    return tuple(
+        Offer(one.name, first.text, 6 if first.family == socket.AF_INET6 else 4, one.speed_mbps)
+        for one, first in firsts
+        if not one.is_loopback and "%" not in first.text  # of a link: another host has another name for it
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ messages
+
+
+async def _call(peer: tuple[str, int], wait_s: float) -> Stream:
+    """Connect to `peer`, which may come up later than this host."""
+    problem = ""
+    try:
+        async with asyncio.timeout(wait_s):
+            while True:
+                try:
+                    async with asyncio.timeout(TRY_S):
+                        return await asyncio.open_connection(*peer, limit=MOST_BYTES)
+                except TimeoutError:
+                    problem = "no answer"
+                except OSError as error:
+                    problem = reason(error)
+                await asyncio.sleep(RETRY_S)
+    except TimeoutError:
+        raise NetworkError(
+            f"--peer {peer[0]}:{peer[1]}: {problem or 'no answer'}, for {wait_s:g} s",
+            legal="a host on which rlharness doctor --listen waits, at a port that its firewall lets through",
+            remedy=f"rlharness doctor --listen {peer[1]}, on {peer[0]}",
+        ) from None
+
+
+async def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    writer.write(json.dumps(message).encode("ascii") + b"\n")
+    await writer.drain()
+
+
+async def _receive(reader: asyncio.StreamReader, kind: str, limit_s: float) -> dict[str, Any]:
+    """The next message; NetworkError where it is not of this `kind`, or does not come."""
+    try:
+        async with asyncio.timeout(limit_s):
+            line = await reader.readline()
+        if not line:
+            raise NetworkError("it hung up")
+        message = json.loads(line)
+    except TimeoutError:
+        raise NetworkError(f"no {kind} came within {limit_s:g} s") from None
+    except ValueError:  # no JSON, or a line without end
+        raise NetworkError(f"what came is no {kind}") from None
+    if not isinstance(message, dict) or message.get("k") != kind:
+        raise NetworkError(f"what came is no {kind}")
+    return message
+
+
+def _as_json(host: PeerHost) -> dict[str, Any]:
+    return {"version": VERSION, **asdict(host)}
+
+
+def _host(told: dict[str, Any]) -> PeerHost:
+    """NetworkError for what is no host, or one of another version."""
+    if told.get("version") != VERSION:
+        raise NetworkError(
+            f"it speaks version {told.get('version')!r} of this exchange", legal=f"version {VERSION}, on every host"
+        )
+    try:
+        offers = tuple(Offer(**offer) for offer in told["offers"])
+        first, second = told["ports"]
+        name = "".join(char for char in str(told["name"]) if char.isprintable())[:MOST_NAME_CHARS]
+        return PeerHost(name, str(told["token"]), (int(first), int(second)), offers)
+    except (KeyError, TypeError, ValueError):
+        raise NetworkError("what came is no host") from None
+
+
+def _peer(writer: asyncio.StreamWriter) -> str:
+    name = writer.get_extra_info("peername")
+    return str(name[0]) if name else "a host that is gone"

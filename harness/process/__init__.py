@@ -1,0 +1,1 @@
+"""Supervised process trees: supervisors and fork server, containment, signals, scratch, ports, environments."""

@@ -1,0 +1,74 @@
+"""The environment of a child process: the parent's, with these differences and no others.
+
+| variable | in the child |
+|---|---|
+| `CUDA_VISIBLE_DEVICES` | the UUIDs of the leased cards, joined by commas; empty for a unit of 0 GPUs, which must not touch a card; as in the parent where no lease is in play (collection) |
+| `CUDA_DEVICE_ORDER` | as in the parent; with `--device-ids number`, `PCI_BUS_ID`, and the line above holds NVML's numbers in place of the UUIDs of whole cards |
+| `RAY_ADDRESS` | removed, not emptied: a unit starts a Ray of its own, never joins somebody's cluster |
+| `RAY_TMPDIR` | removed: Ray prefers it to TMPDIR, and units that share it find each other's cluster through its `ray_current_cluster` file |
+| `TMPDIR` | the attempt's own directory, short enough for Ray's socket paths, on a local file system, removed afterwards |
+| `RLHARNESS_ATTEMPT` | the attempt's unique marker, by which its processes can be found |
+| `MASTER_PORT` | first of the 64 ports that are the slot's own |
+| `NCCL_SOCKET_IFNAME` | `lo`, where this host cannot reach its own address on the network that a library would pick, one host only takes part, and the user has not set it |
+| `GLOO_SOCKET_IFNAME` | the same |
+| `RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER` | `0`, then: Ray stays on loopback |
+| `RLHARNESS_PREFLIGHT` | `done`, where this run has looked: a run within this one does not look again |
+| everything else | as in the parent; `TMP` and `TEMP` too, which Python and C++ read after TMPDIR only |
+"""  # noqa: E501
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+ATTEMPT_MARKER = "RLHARNESS_ATTEMPT"
+PREFLIGHT = "RLHARNESS_PREFLIGHT"
+REMOVED = ("RAY_ADDRESS", "RAY_TMPDIR")
+
+
+class Gpu(Protocol):
+    """A GPU as CUDA_VISIBLE_DEVICES names it."""
+
+    @property
+    def gpu_id(self) -> str:
+        """UUID of the GPU."""
+
+    @property
+    def number(self) -> int | None:
+        """Number that NVML gives it; None for a part of a GPU."""
+
+
+def child_env(
+    parent: Mapping[str, str],
+    *,
+    gpus: Sequence[Gpu] | None,
+    tmpdir: str,
+    marker: str,
+    master_port: int,
+    by_number: bool = False,
+    pins: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The whole environment of one child: the table above, applied to `parent`, which stays as it is.
+
+    `gpus` are the leased cards in the order the child shall number them, () for none, None where no lease is in play.
+    `by_number` names them by NVML's numbers where each has one: vLLM up to at least 0.20 reads nothing else (its
+    change 46132 ends that). `pins` are what the network preflight sets, None where there was none.
+    """
+    env = {name: value for name, value in parent.items() if name not in REMOVED}
+    if gpus is not None:
+        env[CUDA_VISIBLE_DEVICES] = ",".join(gpu.gpu_id for gpu in gpus)
+    if gpus and by_number and all(gpu.number is not None for gpu in gpus):
+        env[CUDA_VISIBLE_DEVICES] = ",".join(str(gpu.number) for gpu in gpus)
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    if pins is not None:
+        env |= pins
+        env[PREFLIGHT] = "done"
+    env["TMPDIR"] = tmpdir
+    env[ATTEMPT_MARKER] = marker
+    env["MASTER_PORT"] = str(master_port)
+    return env
+
+
+def probe_env(parent: Mapping[str, str], *, tmpdir: str, marker: str) -> dict[str, str]:
+    """The environment of a process that tries what `parent` would do to a training: it, with logs that tell more."""
+    logs = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,NET,ENV", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    return {**parent, **logs, "TMPDIR": tmpdir, ATTEMPT_MARKER: marker}

@@ -1,0 +1,108 @@
+"""Port blocks: every slot of a run has 64 ports of its own, the first of which its attempts see as MASTER_PORT.
+
+Blocks lie outside the range from which the kernel numbers outgoing connections, so that no connection sits on one by
+chance, and each is claimed machine-wide, so that two runs never share one.
+"""
+
+import errno
+import socket
+
+from harness.core.errors import HarnessError
+from harness.process.claims import Claims
+
+BLOCK_SIZE = 64
+"""Ports of one block: MASTER_PORT and the ones a test derives from it."""
+FIRST_PORT = 20000
+"""Where blocks begin by preference: above Ray's default worker ports (10002 to 19999)."""
+LAST_PORT = 65535
+_MIN_BLOCKS = 16
+"""A range that holds fewer blocks is not worth preferring."""
+_EPHEMERAL_FILE = "/proc/sys/net/ipv4/ip_local_port_range"
+_DEFAULT_EPHEMERAL = (32768, 60999)
+_UNUSABLE = (errno.EADDRINUSE, errno.EACCES)
+
+
+def read_ephemeral_range() -> tuple[int, int]:
+    """First and last port the kernel gives to outgoing connections; Linux's default where it cannot be read."""
+    try:
+        with open(_EPHEMERAL_FILE, encoding="ascii") as file:
+            low, high = map(int, file.read().split())
+    except (OSError, ValueError):
+        return _DEFAULT_EPHEMERAL
+    return low, high
+
+
+def block_starts(ephemeral: tuple[int, int]) -> range:
+    """First ports of all blocks, given the first and last ephemeral port.
+
+    The blocks lie from 20000 up to the ephemeral range; where fewer than 16 fit, above it; where neither has room,
+    from 20000 up to 65535 inside it, and only the test for a port in use keeps them apart from connections.
+    """
+    low, high = ephemeral
+    for first, end in ((FIRST_PORT, low), (max(high + 1, FIRST_PORT), LAST_PORT + 1)):
+        starts = range(first, min(end, LAST_PORT + 1) - BLOCK_SIZE + 1, BLOCK_SIZE)
+        if len(starts) >= _MIN_BLOCKS:
+            return starts
+    return range(FIRST_PORT, LAST_PORT + 1 - BLOCK_SIZE + 1, BLOCK_SIZE)
+
+
+def is_listenable(port: int) -> bool:
+    """Whether a server could listen on `port` on every address of this machine, IPv4 and IPv6."""
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        try:
+            server = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:  # this kernel has no such family
+            continue
+        with server:
+            # Connections of the slot's last attempt that only wait out their time are no obstacle to a new server.
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                server.bind((address, port))
+            except OSError as error:
+                if error.errno in _UNUSABLE:
+                    return False
+    return True
+
+
+class PortBlocks:
+    """Gives each slot of a run its block, and a new one when somebody sits on its first port."""
+
+    def __init__(self, claims: Claims, ephemeral: tuple[int, int]) -> None:
+        self._claims = claims
+        self._starts = block_starts(ephemeral)
+        self._by_slot: dict[int, int] = {}
+
+    def master_port(self, slot: int) -> int:
+        """The first port of the block of `slot`, free at this moment; the same from call to call while it stays free.
+
+        Raises HarnessError where every block is taken or in use.
+        """
+        held = self._by_slot.get(slot)
+        if held is not None and is_listenable(held):
+            return held
+        self.release(slot)
+        taken = set(self._by_slot.values())
+        for port in self._starts:
+            name = _claim_name(port)
+            if port in taken or not self._claims.try_claim(name):
+                continue
+            if is_listenable(port):
+                self._by_slot[slot] = port
+                return port
+            self._claims.release(name)
+        raise HarnessError(
+            f"no free block of {BLOCK_SIZE} ports is left for slot {slot}",
+            legal=f"a block between ports {self._starts[0]} and {self._starts[-1] + BLOCK_SIZE - 1} whose first port is"
+            " free and which no other run holds",
+            remedy="end other rlharness runs and what listens on these ports (ss -ltnp), or run fewer units at once",
+        )
+
+    def release(self, slot: int) -> None:
+        """Give the block of `slot` back, if it has one."""
+        port = self._by_slot.pop(slot, None)
+        if port is not None:
+            self._claims.release(_claim_name(port))
+
+
+def _claim_name(port: int) -> str:
+    return f"ports-{port}"

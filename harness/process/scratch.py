@@ -1,0 +1,271 @@
+"""Where the attempts' TMPDIRs lie: a short path on a local file system, made for one run and removed after it.
+
+Short, because Ray puts its sockets below TMPDIR and a Unix socket's path has at most 107 bytes. Local, because sockets,
+locks and memory maps fail or crawl on network file systems.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from harness.core.errors import UsageError
+
+MAX_SOCKET_PATH_BYTES = 107
+"""sun_path's 108 bytes less the NUL (unix(7))."""
+RAY_TAIL_BYTES = len("/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store.99")
+"""What Ray 2.60 adds to TMPDIR for its longest socket, with the kernel's longest pid and its hundredth node."""
+MAX_TMPDIR_BYTES = MAX_SOCKET_PATH_BYTES - RAY_TAIL_BYTES
+"""Longest TMPDIR of an attempt that Ray can start in."""
+MAX_ATTEMPT_NAME_BYTES = 5
+"""Longest name of an attempt's directory below the scratch root."""
+_ROOT_PREFIX = "rlh-"
+_HELD = ".held"
+"""A file in the scratch root that its run keeps locked; without it, nobody but a person removes the root."""
+_ROOT_NAME_BYTES = len(_ROOT_PREFIX) + 8  # mkdtemp's random part
+MAX_PARENT_BYTES = MAX_TMPDIR_BYTES - len("/") - _ROOT_NAME_BYTES - len("/") - MAX_ATTEMPT_NAME_BYTES
+"""Longest directory the scratch root can be made in."""
+
+FALLBACKS = ("/tmp", "/var/tmp", "/dev/shm")
+_NETWORK = re.compile(
+    r"9p|acfs|afs|beegfs|ceph|cifs|coda|davfs|gfs2?|glusterfs|gpfs|lustre|ncpfs|nfs4?|ocfs2|orangefs|panfs|pvfs2"
+    r"|quobyte|smb3|smbfs|vastfs|wekafs"
+    r"|fuse\.(afp|alluxio-fuse|beegfs|blobfuse2?|ceph(-fuse)?|curlftpfs|cvmfs2|davfs2?|gcsfuse|glusterfs|goofys|gpfs"
+    r"|hdfs|juicefs|JuiceFS:.*|mfs|moosefs|mount-s3|objectivefs|quobyte|rclone|s3fs|s3ql|seaweedfs|sshfs|weed)"
+)
+"""Types, as the mount table spells them, whose files lie on another machine. What else is behind "fuse." (overlays,
+encryption) is local."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A mounted file system."""
+
+    path: str
+    fs_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A directory the scratch root may be made in."""
+
+    path: str
+    is_writable: bool
+    """Whether it is a directory in which this process can make another."""
+    fs_type: str
+    """Of the file system that holds it, behind all links; empty where that is not known."""
+    from_tmpdir: bool = False
+    """The user's own TMPDIR, which is worth a word where it is passed over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Where the scratch root is made."""
+
+    parent: str
+    note: str = ""
+    """What to say once: that TMPDIR was passed over, and why; empty where it was not."""
+
+
+def is_network(fs_type: str) -> bool:
+    """Whether a file system type, as the mount table spells it, keeps its files on another machine."""
+    return _NETWORK.fullmatch(fs_type) is not None
+
+
+def fs_type_of(path: str, mounts: Sequence[Mount]) -> str:
+    """Type of the file system that holds `path` (absolute, no links): deepest mount, last of equals."""
+    best = Mount("", "")
+    for mount in mounts:
+        inside = path == mount.path or path.startswith(mount.path.rstrip("/") + "/")
+        if inside and len(mount.path) >= len(best.path):
+            best = mount
+    return best.fs_type
+
+
+def why_unfit(candidate: Candidate) -> str:
+    """Why the scratch root cannot lie in `candidate`; empty where it can."""
+    if not os.path.isabs(candidate.path):
+        return "is not an absolute path"
+    if not candidate.is_writable:
+        return "is no writable directory"
+    if is_network(candidate.fs_type):
+        return f"is on a network file system ({candidate.fs_type})"
+    num_bytes = len(os.fsencode(candidate.path))
+    if num_bytes > MAX_PARENT_BYTES:
+        return f"is {num_bytes} bytes long, and Ray's socket paths leave room for {MAX_PARENT_BYTES}"
+    return ""
+
+
+def choose(candidates: Sequence[Candidate]) -> Scratch:
+    """The first candidate that fits; UsageError, with every reason, where none does."""
+    reasons: list[str] = []
+    note = ""
+    for candidate in candidates:
+        reason = why_unfit(candidate)
+        if not reason:
+            return Scratch(candidate.path, note and f"{note}; attempts get theirs in {candidate.path}")
+        reasons.append(f"{candidate.path} {reason}")
+        if candidate.from_tmpdir:
+            note = f"TMPDIR {reasons[-1]}"
+    raise UsageError(
+        "no directory can hold the attempts' TMPDIRs: " + "; ".join(reasons),
+        legal=f"a writable directory on a local file system, its path at most {MAX_PARENT_BYTES} bytes long",
+        remedy="set TMPDIR to one, such as /tmp",
+    )
+
+
+def make_scratch_root(environ: Mapping[str, str], fallbacks: Sequence[str] = FALLBACKS) -> tuple[str, str]:
+    """Makes the run's scratch root, for this user alone (mode 0700); its path, and the note of `Scratch`.
+
+    TMPDIR of `environ` is tried first, then `fallbacks`. Raises UsageError where none of them fits.
+    """
+    mounts = read_mounts()
+    given = environ.get("TMPDIR", "")
+    candidates = [_survey(given.rstrip("/") or "/", mounts, from_tmpdir=True)] if given else []
+    candidates += [_survey(path, mounts) for path in fallbacks]
+    scratch = choose(candidates)
+    return tempfile.mkdtemp(prefix=_ROOT_PREFIX, dir=scratch.parent), scratch.note
+
+
+def hold(root: str) -> int:
+    """Marks the scratch root as in use for as long as the descriptor returned is open, here or in a fork."""
+    free = os.path.join(root, f"{_HELD}.new")
+    fd = os.open(free, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    os.rename(free, os.path.join(root, _HELD))  # it is seen only once it is locked
+    return fd
+
+
+def let_go(root: str) -> None:
+    """Takes the mark of `hold` away: what is in the root is meant to stay."""
+    with suppress(FileNotFoundError):
+        os.unlink(os.path.join(root, _HELD))
+
+
+def remove_abandoned(parent: str) -> list[str]:
+    """Removes the scratch roots in `parent` whose runs were killed before they could; a sentence on each.
+
+    Roots of other users, those that are held and those that were let go are not touched.
+    """
+    said = []
+    with os.scandir(parent) as entries:
+        roots = [entry for entry in entries if entry.name.startswith(_ROOT_PREFIX)]
+    for root in roots:
+        try:
+            is_ours = root.is_dir(follow_symlinks=False) and root.stat(follow_symlinks=False).st_uid == os.geteuid()
+            fd = os.open(os.path.join(root.path, _HELD), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW) if is_ours else -1
+        except OSError:  # not held by anybody, or gone meanwhile
+            continue
+        if fd < 0:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            said.append(remove_tree(root.path) or f"removed {root.path}, which a killed run had left behind")
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(fd)
+    return said
+
+
+def remove_tree(path: str, *, dir_fd: int | None = None) -> str:
+    """Removes `path` and all below it; the reason where something stays, else empty. Raises nothing for a bad tree.
+
+    With `dir_fd`, `path` is a name in that open directory. Directories without permissions are opened up first.
+    Symbolic links are removed, never followed, even where one takes the place of a directory meanwhile. What is mounted
+    below `path` stays as it is, with the directories that lead to it. Blocks for as long as the tree is large.
+    """
+    parent, name = os.path.split(path.rstrip("/"))
+    shown = path if dir_fd is None else f"{_path_of(dir_fd)}/{name}"
+    try:
+        # Only links in what leads to it are followed: a test may have put one in the place of its own TMPDIR.
+        parent_fd = os.open(parent or ".", os.O_PATH | os.O_DIRECTORY, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"{shown} was not removed whole: {error}"
+    try:
+        if not _is_there(name, parent_fd):
+            return ""
+        root = f"{_path_of(parent_fd).rstrip('/')}/{name}"
+        mounted = {mount.path for mount in read_mounts() if mount.path.startswith(root + "/")}
+        _remove_around(parent_fd, name, root, mounted)
+    except (OSError, RecursionError) as error:
+        if isinstance(error, OSError) and error.filename == name:
+            error.filename = shown
+        return f"{shown} was not removed whole: {error}"
+    finally:
+        os.close(parent_fd)
+    return f"{shown} was not removed whole: {', '.join(sorted(mounted))} is mounted in it" if mounted else ""
+
+
+def _survey(path: str, mounts: Sequence[Mount], *, from_tmpdir: bool = False) -> Candidate:
+    is_writable = os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
+    return Candidate(path, is_writable, fs_type_of(os.path.realpath(path), mounts), from_tmpdir)
+
+
+def read_mounts() -> list[Mount]:
+    """Every mounted file system, pseudo ones too."""
+    import psutil
+
+    return [Mount(partition.mountpoint, partition.fstype) for partition in psutil.disk_partitions(all=True)]
+
+
+def _path_of(dir_fd: int) -> str:
+    """Real path of an open directory."""
+    return os.readlink(f"/proc/self/fd/{dir_fd}")
+
+
+def _remove_around(parent_fd: int, name: str, path: str, mounted: set[str]) -> None:
+    """Removes the largest trees at or below `name`, whose real path is `path`, in which nothing is mounted."""
+    if path in mounted:
+        return
+    if not any(mount.startswith(path + "/") for mount in mounted):
+        _remove_unmounted(parent_fd, name)
+        return
+    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent_fd)
+    try:
+        for below in os.listdir(fd):
+            _remove_around(fd, below, f"{path}/{below}", mounted)
+    finally:
+        os.close(fd)
+
+
+def _remove_unmounted(parent_fd: int, name: str) -> None:
+    """Removes a file or tree; an OSError says what would not go."""
+    if not stat.S_ISDIR(os.lstat(name, dir_fd=parent_fd).st_mode):
+        os.unlink(name, dir_fd=parent_fd)
+        return
+    shutil.rmtree(name, ignore_errors=True, dir_fd=parent_fd)
+    if not _is_there(name, parent_fd):
+        return
+    _open_up(name, parent_fd)
+    for _, names, _, directory_fd in os.fwalk(name, dir_fd=parent_fd):  # from the top: each is open before it is read
+        for below in names:
+            _open_up(below, directory_fd)
+    shutil.rmtree(name, ignore_errors=True, dir_fd=parent_fd)
+    if _is_there(name, parent_fd):
+        shutil.rmtree(name, dir_fd=parent_fd)
+
+
+def _is_there(name: str, parent_fd: int) -> bool:
+    try:
+        os.lstat(name, dir_fd=parent_fd)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _open_up(name: str, parent_fd: int) -> None:
+    """Gives this user every permission on a directory; a link stays as it is, and so does what it points to."""
+    with suppress(OSError):  # a link, gone, or not ours to open: the last rmtree says so
+        fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent_fd)
+        try:
+            os.chmod(f"/proc/self/fd/{fd}", stat.S_IRWXU)
+        finally:
+            os.close(fd)

@@ -1,0 +1,334 @@
+"""The life of one attempt, from the runner's order to the proof that none of its processes lives.
+
+    RUNNING ──leader ended──▶ SETTLING ──nobody left──▶ done
+       │                         └──somebody left──▶ KILLING
+       └─a limit, "cancel"──▶ TERMINATING: stacks, SIGINT, half the grace, SIGTERM, the other half ──▶ KILLING
+    KILLING: SIGKILL to all, again and again ──nobody left──▶ done
+       └─still somebody after `unkillable_after_s`──▶ said as an outcome; this process stays until they are gone
+
+One thread, one loop, woken by its two pipes (orders, SIGCHLD) and by the next deadline.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, NoReturn
+
+from harness.core.clock import Clock, SystemClock
+from harness.core.regular_file import UNLIMITED, GrowingFile, GrowingLines
+from harness.process.supervisor import process_tree, stacks
+from harness.process.supervisor.containment import (
+    TIERS,
+    Containment,
+    cgroup_home,
+    make_containment,
+    restore_signals,
+)
+from harness.process.supervisor.deadlines import Deadlines
+from harness.process.supervisor.fork_server import serve
+
+POLL_S = 0.2  # how often the report is read and limits are looked at
+KILL_ROUND_S = 0.05
+UNKILLABLE_POLL_S = 1.0
+PROBE_S = 5.0
+PROBE_ROUND_S = 0.002
+KINDS_WITH_LIMITS = (b'"start"', b'"end"', b'"collected"', b'"finish"')
+SETTLE_S = 1.0  # daemons that are already going (Ray's) are given this long before they count as left behind
+
+
+class Phase(Enum):
+    """Where an attempt stands; see the module's drawing."""
+
+    RUNNING = "running"
+    SETTLING = "settling"
+    TERMINATING = "terminating"
+    KILLING = "killing"
+    UNKILLABLE = "unkillable"
+
+
+class Attempt:
+    """One attempt: its order (see `attempt.AttemptSpec`), its containment, and the phase it is in."""
+
+    def __init__(self, order: dict[str, Any], containment: Containment, clock: Clock) -> None:
+        self.order = order
+        self.containment = containment
+        self.clock = clock
+        self.started_s = clock.monotonic_s()
+        self.deadlines = Deadlines(self.started_s, order["timeout_s"], order["startup_timeout_s"])
+        self.phase = Phase.RUNNING
+        self.phase_since_s = self.started_s
+        self.reason = ""
+        self.sent_term = False
+        self.left_behind: list[str] = []
+        report = os.path.join(order["directory"], "report.jsonl")
+        self.report = GrowingLines(GrowingFile(report, max_bytes=UNLIMITED))
+        self.orders_rest = b""
+        self.orders_open = True
+
+    def start(self) -> None:
+        """Fork the leader and say so."""
+        order = self.order
+        self.read_report(self.started_s)  # opened before the tests can put anything in its place
+        self.containment.spawn(lambda: become_leader(order))
+        say({"e": "started"})
+
+    def step(self) -> bool:
+        """Look at everything once and act; whether the attempt is over."""
+        now_s = self.clock.monotonic_s()
+        self.containment.reap()
+        self.read_report(now_s)
+        if self.containment.is_gone:
+            self.say_finished()
+            return True
+        if self.phase is Phase.RUNNING:
+            if self.containment.leader_status is not None:
+                self.enter(Phase.SETTLING)
+            elif reason := self.deadlines.expired(now_s):
+                self.terminate(reason)
+        elif self.phase is Phase.SETTLING and now_s >= self.phase_since_s + SETTLE_S:
+            self.left_behind = self.name_the_living()
+            self.enter(Phase.KILLING)
+        elif self.phase is Phase.TERMINATING:
+            self.escalate(now_s)
+        if self.phase in (Phase.KILLING, Phase.UNKILLABLE):
+            self.containment.kill()
+            if self.phase is Phase.KILLING and now_s >= self.phase_since_s + self.order["unkillable_after_s"]:
+                self.say_finished(unkillable=self.name_the_living())
+                self.enter(Phase.UNKILLABLE)
+        return False
+
+    def enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self.phase_since_s = self.clock.monotonic_s()
+
+    def terminate(self, reason: str) -> None:
+        """Begin the ordered end: stacks while everything still stands, then SIGINT so that pytest can report."""
+        if self.phase is not Phase.RUNNING:
+            return
+        self.reason = reason
+        say({"e": "terminating", "reason": reason})
+        if reason != "cancelled":
+            self.dump_stacks()
+        self.containment.signal_leader(signal.SIGINT)
+        self.enter(Phase.TERMINATING)
+
+    def dump_stacks(self) -> None:
+        """What the tree was doing goes to stacks.txt; a full disk keeps nobody alive."""
+        path = os.path.join(self.order["directory"], "stacks.txt")
+        try:
+            stacks.dump_stacks(self.containment.alive(), path, self.order["py_spy"], self.clock)
+        except OSError as error:
+            complain(f"cannot write {path}: {error}")
+
+    def escalate(self, now_s: float) -> None:
+        """SIGTERM at half the grace, SIGKILL at its end or as soon as the leader has gone."""
+        elapsed_s = now_s - self.phase_since_s
+        if elapsed_s >= self.order["grace_s"] or self.containment.leader_status is not None:
+            self.enter(Phase.KILLING)
+        elif elapsed_s >= self.order["grace_s"] / 2 and not self.sent_term:
+            self.sent_term = True
+            self.containment.signal_all(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Go straight to SIGKILL."""
+        if self.phase not in (Phase.KILLING, Phase.UNKILLABLE):
+            self.reason = self.reason or "killed"
+            self.enter(Phase.KILLING)
+
+    def name_the_living(self) -> list[str]:
+        """Who is alive while the tree is not gone: never empty, though some come and go faster than one can look."""
+        return [process_tree.describe(p) for p in self.containment.alive()] or ["a process that /proc did not show"]
+
+    def wait(self, wake_fd: int) -> None:
+        """Sleep until something happens: an order, an ended child, or the next moment to look."""
+        pause_s = {Phase.KILLING: KILL_ROUND_S, Phase.SETTLING: KILL_ROUND_S, Phase.UNKILLABLE: UNKILLABLE_POLL_S}
+        poll = select.poll()
+        poll.register(wake_fd, select.POLLIN)
+        if self.orders_open:
+            poll.register(0, select.POLLIN)
+        events = poll.poll(pause_s.get(self.phase, POLL_S) * 1000)
+        for fd, _ in events:
+            if fd == wake_fd:
+                self.on_signals(os.read(wake_fd, 512))
+            else:
+                self.read_orders()
+
+    def on_signals(self, signums: bytes) -> None:
+        """Being told to end is an order to kill: this process has nothing else to live for."""
+        if any(signum != signal.SIGCHLD for signum in signums):
+            self.kill()
+
+    def read_orders(self) -> None:
+        """Take the runner's orders; its end of the pipe closing means that it is gone."""
+        chunk = os.read(0, 4096)
+        if not chunk:
+            self.orders_open = False
+            self.kill()
+            return
+        self.take_orders(chunk)
+
+    def take_orders(self, chunk: bytes) -> None:
+        """Act on each whole line of `chunk`, keep the rest."""
+        *lines, self.orders_rest = (self.orders_rest + chunk).split(b"\n")
+        for line in lines:
+            if line == b"cancel":
+                self.terminate("cancelled")
+            elif line == b"kill":
+                self.kill()
+
+    def read_report(self, now_s: float) -> None:
+        """Feed the report's new whole lines to the deadlines."""
+        try:
+            lines = self.report.poll()
+        except OSError:
+            return  # the limits that hold already go on to hold
+        for line in lines:
+            if any(kind in line[:24] for kind in KINDS_WITH_LIMITS):  # an "end" may carry a long text: look first
+                self.observe(line, now_s)
+
+    def observe(self, line: bytes, now_s: float) -> None:
+        """Take one line of the report into account; a test may have written anything into our file."""
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            return  # the reader of results says so
+        if isinstance(record, dict):
+            self.deadlines.observe(record, now_s)
+
+    def say_finished(self, unkillable: list[str] | None = None) -> None:
+        """The last word for the runner, once."""
+        if self.phase is Phase.UNKILLABLE:
+            return
+        status = self.containment.leader_status
+        code = os.waitstatus_to_exitcode(status) if status is not None else None
+        say(
+            {
+                "e": "finished",
+                "exit_code": code if code is not None and code >= 0 else None,
+                "signal": -code if code is not None and code < 0 else None,
+                "reason": self.reason,
+                "left_behind": self.left_behind,
+                "unkillable": unkillable or [],
+                "duration_s": self.clock.monotonic_s() - self.started_s,
+            }
+        )
+
+
+def become_leader(order: dict[str, Any]) -> NoReturn:
+    """In the forked child: a session of its own, output to the attempt's file, then the program."""
+    try:
+        os.setsid()
+        restore_signals()
+        if order["pid_file"]:
+            with contextlib.suppress(OSError), open(order["pid_file"], "w", encoding="utf-8") as file:
+                file.write(f"{os.getpid()}\n")
+        stdin = os.open(order["stdin"], os.O_RDONLY)
+        log = os.open(os.path.join(order["directory"], "output.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(stdin, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.chdir(order["cwd"])
+        os.execve(order["argv"][0], order["argv"], order["env"])
+    except OSError as error:
+        complain(f"cannot start {order['argv'][0]}: {error}")
+    finally:
+        os._exit(127)
+
+
+def complain(text: str) -> None:
+    """A line for supervisor.log, if it can take one."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"rlharness: {text}\n".encode())
+
+
+def say(message: dict[str, Any]) -> None:
+    """A line for the runner; a runner that is gone hears nothing, and that is no error."""
+    with contextlib.suppress(OSError):
+        os.write(1, json.dumps(message).encode() + b"\n")
+
+
+def probe(home: Callable[[], str] = cgroup_home) -> None:
+    """Say of each tier why this machine refuses it, "" if not, by holding and killing a real process with it."""
+    for tier in TIERS:
+        pid = os.fork()  # each in a process of its own: a containment is for one tree
+        if pid == 0:
+            code = 1
+            try:
+                probe_tier(tier, f"{home()}/rlharness-probe-{os.getpid()}" if tier == "cgroup" else "")
+                code = 0
+            except OSError as error:
+                say({"tier": tier, "error": str(error)})
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if code != 1:
+            say({"tier": tier, "error": f"its probe ended with {code}" if code else ""})
+
+
+def probe_tier(tier: str, cgroup_directory: str) -> None:
+    """Hold a process with one tier and end it; OSError where that cannot be done."""
+    clock = SystemClock()
+    until_s = clock.monotonic_s() + PROBE_S
+    containment = make_containment(tier, cgroup_directory)
+    try:
+        containment.spawn(sleep_for_ever)
+        while not containment.is_gone:
+            if clock.monotonic_s() > until_s:
+                raise OSError(f"a process outlived SIGKILL for {PROBE_S:g} s")
+            containment.kill()
+            containment.reap()
+            select.select([], [], [], PROBE_ROUND_S)
+    finally:
+        containment.close()
+
+
+def sleep_for_ever() -> NoReturn:
+    """The program that a probe holds."""
+    while True:
+        signal.pause()
+
+
+def main() -> None:
+    """Be the fork server, or, with --probe, say which tiers this machine allows."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    if "--probe" not in sys.argv:
+        serve(supervise)
+        return
+    probe()
+
+
+def supervise() -> None:
+    """The life of a supervisor: read one order from stdin, carry it out."""
+    line = b""
+    while not line.endswith(b"\n"):
+        chunk = os.read(0, 1 << 16)
+        if not chunk:
+            return  # the runner went before it had given its order: nothing was started
+        line += chunk
+    order, rest = line.split(b"\n", 1)
+    run(json.loads(order), rest)
+
+
+def run(order: dict[str, Any], orders_rest: bytes) -> None:
+    """Carry out one order."""
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    os.set_blocking(wake_read, False)
+    for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, lambda *_: None)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    containment = make_containment(order["tier"], order["cgroup"])
+    attempt = Attempt(order, containment, SystemClock())
+    try:
+        attempt.start()
+        attempt.take_orders(orders_rest)
+        while not attempt.step():
+            attempt.wait(wake_read)
+    finally:
+        containment.close()

@@ -1,0 +1,35 @@
+"""What the runner does itself when a supervisor was killed: end the tree that it had held."""
+
+import contextlib
+import os
+import signal
+
+from harness.process.supervisor import process_tree
+from harness.process.supervisor.containment import group_members, kill_group, remove_group
+from harness.process.supervisor.process_tree import Process
+
+
+def rescue_round(cgroup: str, marker: str, since_ticks: int, spare_pids: frozenset[int]) -> list[Process]:
+    """Kill once what a lost supervisor left; returns who still lived before this round, so [] is the proof.
+
+    The runner is a subreaper, so orphans have become its children: each child that started no earlier than the
+    supervisor (`since_ticks`) and is not in `spare_pids` (living supervisors) is one, with all its descendants.
+    Members of the attempt's control group (`cgroup`, "" for none) and processes that carry `marker` are taken too.
+    """
+    own_pid = os.getpid()
+    if cgroup:
+        kill_group(cgroup)
+    spared = {own_pid, *spare_pids, *(process.pid for process in process_tree.descendants(*spare_pids))}
+    orphans = [p for p in process_tree.children(own_pid) if p.start_ticks >= since_ticks and p.pid not in spared]
+    below = process_tree.descendants(*(process.pid for process in orphans))
+    held = [*group_members(cgroup), *process_tree.bearing(marker)] if cgroup else process_tree.bearing(marker)
+    found = {process.pid: process for process in [*orphans, *below, *held] if process.pid not in spared}
+    for process in found.values():
+        process_tree.send_signal(process, signal.SIGKILL)
+        if process.parent_pid == own_pid:
+            with contextlib.suppress(ChildProcessError):  # reaped meanwhile
+                os.waitpid(process.pid, os.WNOHANG)
+    living = [process for process in found.values() if not process.is_zombie]
+    if cgroup and not living:
+        remove_group(cgroup)
+    return living

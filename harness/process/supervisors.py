@@ -1,0 +1,329 @@
+"""The runner's side of an attempt: starts its supervisor, gives it orders, hears how it ended.
+
+    run() ──fork server──▶ supervisor ("started", "terminating", "finished" as JSON lines on its stdout)
+      │ cancel(), kill(): a word on its stdin. The pipe closing (this process died) makes it kill the tree.
+      ├─ the supervisor's stdout closing without "finished": it was killed, and the tree is ended from here.
+      └─ "finished" with somebody unkillable: the supervisor stays with them, and is reaped when it goes.
+
+Whatever happens ends in one future, `_Attempt.ended`; cancelling run() kills the tree and still waits for it.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from harness.core.errors import HarnessError
+from harness.process.supervisor import process_tree, rescue, syscalls
+from harness.process.supervisor.containment import TIERS, cgroup_home
+from harness.process.supervisor.fork_server import ForkServer, start_python
+
+PROBE_S = 30.0
+RESCUE_S = 5.0
+RESCUE_ROUND_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptSpec:
+    """What a supervisor is told: one command, its files, its limits."""
+
+    argv: tuple[str, ...]
+    """The leader's command; the first word is a path."""
+    cwd: str
+    env: dict[str, str]
+    """The leader's whole environment."""
+    directory: str
+    """Exists; output.log, report.jsonl, stacks.txt and supervisor.log live in it."""
+    marker: str
+    """Text present in `env`, unique to this attempt, by which its processes can be found; fit for a file name."""
+    timeout_s: float
+    """Limit of the whole attempt."""
+    startup_timeout_s: float
+    """Limit until the report says "collected"; inf for none."""
+    grace_s: float
+    """From SIGINT to SIGKILL, with SIGTERM half-way."""
+    unkillable_after_s: float = 10.0
+    """How long SIGKILL may take before what is left counts as unkillable."""
+    stdin: str = os.devnull
+    """The file that the leader reads as its standard input."""
+    pid_file: str = ""
+    """Where the leader leaves its pid, as it sees it itself; empty for nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnd:
+    """How an attempt ended."""
+
+    exit_code: int | None
+    """The leader's, if it exited."""
+    signal: int | None
+    """The signal that ended the leader, if one did."""
+    reason: str
+    """"" when it ended by itself, else "timeout", "test_timeout", "collect_timeout", "cancelled", "killed" or
+    "supervisor_lost"."""
+    left_behind: tuple[str, ...]
+    """Processes that outlived the leader, as "pid state command"; they have been killed."""
+    unkillable: tuple[str, ...]
+    """Processes that SIGKILL did not end; their supervisor stays with them."""
+    duration_s: float
+
+
+class Supervisor(Protocol):
+    """Whatever can carry out an attempt."""
+
+    async def run(self, spec: AttemptSpec) -> AttemptEnd:
+        """Carry it out to its proven end; cancelling the task kills the tree first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """What the probe found: the strongest tier this machine allows, and why the stronger ones are refused."""
+
+    chosen: str
+    refused: dict[str, str]
+
+
+def find_py_spy() -> str:
+    """The py-spy of this environment, else one on the path; empty without any."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if beside.exists() else shutil.which("py-spy") or ""
+
+
+class Supervisors:
+    """Makes supervisors on this machine and knows which attempts are alive.
+
+    One per process, which starts no other children meanwhile: when a supervisor is lost, its orphans are known
+    by having become children of this process.
+    """
+
+    def __init__(self, tier: str, run_id: str, py_spy: str = "") -> None:
+        syscalls.become_subreaper()  # orphans of a killed supervisor come to us
+        self._tier = tier
+        self._cgroup_prefix = f"{cgroup_home()}/rlharness-{run_id}" if tier == "cgroup" else ""
+        self._py_spy = py_spy
+        self._live: dict[str, _Attempt] = {}
+        self._staying: set[_Attempt] = set()
+        self._fork_server = ForkServer()
+
+    def close(self) -> None:
+        """Make no more supervisors; those that stay with the unkillable are left to it."""
+        self._fork_server.close()
+
+    async def run(self, spec: AttemptSpec, on_terminating: Callable[[str], None] = lambda reason: None) -> AttemptEnd:
+        """Carry out one attempt; `on_terminating` hears the reason when its tree begins to be ended.
+
+        Cancelling the task kills the tree, waits until none of it lives, then lets the cancellation through.
+        """
+        cgroup = f"{self._cgroup_prefix}-{os.path.basename(spec.marker)}" if self._cgroup_prefix else ""
+        attempt = _Attempt(spec, _Means(self._tier, cgroup, self._py_spy), on_terminating, self._spare_pids)
+        self._live[spec.marker] = attempt
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            attempt.start(self._fork_server)
+            while not attempt.ended.done():
+                try:
+                    await asyncio.shield(attempt.ended)
+                except asyncio.CancelledError as error:  # however often: the tree comes first
+                    cancelled = error
+                    attempt.order("kill")
+            end = attempt.ended.result()
+        finally:
+            del self._live[spec.marker]
+            if attempt.is_open:
+                self._staying.add(attempt)
+                attempt.on_closed = self._staying.discard
+        if cancelled is not None:
+            raise cancelled
+        return end
+
+    def cancel(self, marker: str) -> None:
+        """End the attempt in order: SIGINT, SIGTERM, SIGKILL."""
+        if attempt := self._live.get(marker):
+            attempt.order("cancel")
+
+    def kill(self, marker: str) -> None:
+        """End the attempt at once."""
+        if attempt := self._live.get(marker):
+            attempt.order("kill")
+
+    def _spare_pids(self) -> frozenset[int]:
+        """The fork server and the supervisors that live: no orphans of a lost one."""
+        open_ones = (attempt.pid for attempt in (*self._live.values(), *self._staying) if attempt.is_open)
+        return frozenset((self._fork_server.pid, *open_ones))
+
+
+@dataclass(frozen=True, slots=True)
+class _Means:
+    """With what a supervisor holds its tree and looks at it."""
+
+    tier: str
+    cgroup: str
+    """The control group's directory, which the supervisor makes; empty in other tiers."""
+    py_spy: str
+
+
+class _Attempt:
+    """One supervisor process and what it has said so far."""
+
+    def __init__(
+        self,
+        spec: AttemptSpec,
+        means: _Means,
+        on_terminating: Callable[[str], None],
+        spare_pids: Callable[[], frozenset[int]],
+    ) -> None:
+        self.spec = spec
+        self._means = means
+        self._on_terminating = on_terminating
+        self._spare_pids = spare_pids
+        self._loop = asyncio.get_running_loop()
+        self._started_s = self._loop.time()
+        self._rescue_until_s = 0.0
+        self.ended: asyncio.Future[AttemptEnd] = self._loop.create_future()
+        self.is_open = False
+        """Whether the supervisor has been started and not been reaped."""
+        self.on_closed: Callable[[_Attempt], None] = lambda attempt: None
+        self.pid = 0
+        self._stdin = self._stdout = -1
+        self._start_ticks = 0
+        self._heard = b""
+        self._finished: AttemptEnd | None = None
+        self._bug: Exception | None = None
+
+    def start(self, fork_server: ForkServer) -> None:
+        """Start the supervisor and give it its order."""
+        spec = self.spec
+        order = {
+            "argv": list(spec.argv),
+            "cwd": spec.cwd,
+            "env": spec.env,
+            "directory": spec.directory,
+            "timeout_s": spec.timeout_s,
+            "startup_timeout_s": spec.startup_timeout_s,
+            "grace_s": spec.grace_s,
+            "unkillable_after_s": spec.unkillable_after_s,
+            "stdin": spec.stdin,
+            "pid_file": spec.pid_file,
+            "tier": self._means.tier,
+            "cgroup": self._means.cgroup,
+            "py_spy": self._means.py_spy,
+        }
+        with open(os.path.join(spec.directory, "supervisor.log"), "wb") as log:
+            self.pid, self._stdin, self._stdout = fork_server.fork(log.fileno())
+        self.is_open = True
+        supervisor = process_tree.read_process(self.pid)  # cannot be gone: nobody has reaped it
+        self._start_ticks = supervisor.start_ticks if supervisor else 0
+        self._loop.add_reader(self._stdout, self._guarded, self._on_readable)
+        self.order(json.dumps(order))
+
+    def order(self, text: str) -> None:
+        """Tell the supervisor; one that is gone is noticed by its stdout closing."""
+        if not self.is_open:
+            return
+        unsent = memoryview(text.encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):
+            while unsent:
+                unsent = unsent[os.write(self._stdin, unsent) :]
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Take a step that the event loop calls; what it raises is raised by `ended`, once the tree has been killed."""
+        try:
+            step()
+        except Exception as error:  # our own bug: left to the event loop, the end would be waited for for ever
+            self._bug = self._bug or error
+            self.order("kill")
+            if not self.is_open and not self.ended.done():  # no step will follow
+                self.ended.set_exception(self._bug)
+
+    def _on_readable(self) -> None:
+        chunk = os.read(self._stdout, 1 << 16)
+        if not chunk:
+            self._close()
+            if self._finished is not None:
+                self._settle(self._finished)
+            else:
+                self._rescue_until_s = self._loop.time() + RESCUE_S
+                self._rescue()
+            return
+        *lines, self._heard = (self._heard + chunk).split(b"\n")
+        for line in lines:
+            self._on_message(json.loads(line))
+
+    def _on_message(self, message: dict[str, Any]) -> None:
+        if message["e"] == "terminating":
+            self._on_terminating(message["reason"])
+        elif message["e"] == "finished":
+            self._finished = AttemptEnd(
+                message["exit_code"],
+                message["signal"],
+                message["reason"],
+                tuple(message["left_behind"]),
+                tuple(message["unkillable"]),
+                message["duration_s"],
+            )
+            if self._finished.unkillable:  # its supervisor stays; nobody waits for it
+                self._settle(self._finished)
+
+    def _rescue(self) -> None:
+        """End what a lost supervisor held, a round now and one later, until nobody is left or time is up."""
+        left = rescue.rescue_round(self._means.cgroup, self.spec.marker, self._start_ticks, self._spare_pids())
+        now_s = self._loop.time()
+        if left and now_s < self._rescue_until_s:
+            self._loop.call_later(RESCUE_ROUND_S, self._guarded, self._rescue)
+            return
+        unkillable = tuple(process_tree.describe(process) for process in left)
+        self._settle(AttemptEnd(None, None, "supervisor_lost", (), unkillable, now_s - self._started_s))
+
+    def _settle(self, end: AttemptEnd) -> None:
+        if self.ended.done():
+            return
+        if self._bug is not None:
+            self.ended.set_exception(self._bug)
+        else:
+            self.ended.set_result(end)
+
+    def _close(self) -> None:
+        """Reap the supervisor, let go of its pipes; an empty supervisor.log is removed."""
+        self._loop.remove_reader(self._stdout)
+        os.close(self._stdin)
+        os.close(self._stdout)
+        self.is_open = False
+        os.waitpid(self.pid, 0)  # its stdout has closed, so it is going
+        self.on_closed(self)
+        log = os.path.join(self.spec.directory, "supervisor.log")
+        with contextlib.suppress(OSError):  # the tests may have done anything to it
+            if os.lstat(log).st_size == 0:
+                os.unlink(log)
+
+
+def probe_tiers(wanted: str = "auto") -> Tiers:
+    """Try each tier on this machine, for real; `wanted` other than "auto" must be one that works.
+
+    Raises HarnessError when the wanted tier, or every tier, is refused.
+    """
+    null = subprocess.DEVNULL
+    with start_python("--probe", stdin=null, stdout=subprocess.PIPE, stderr=null) as process:
+        out, _ = process.communicate(timeout=PROBE_S)
+    refused = dict.fromkeys(TIERS, "its probe gave no answer")
+    for line in out.splitlines():
+        answer = json.loads(line)
+        refused[answer["tier"]] = answer["error"]
+    refused = {tier: error for tier, error in refused.items() if error}
+    allowed = [tier for tier in TIERS if tier not in refused]
+    if wanted == "auto" and allowed:
+        stronger = TIERS[: TIERS.index(allowed[0])]
+        return Tiers(allowed[0], {tier: refused[tier] for tier in stronger})
+    if wanted in allowed:
+        return Tiers(wanted, {})
+    raise HarnessError(
+        f"this machine does not allow containment {wanted!r}: {refused.get(wanted, '; '.join(refused.values()))}",
+        legal=", ".join(["auto", *allowed]),
+        remedy=f"--containment {allowed[0]}" if allowed else "run on Linux",
+    )

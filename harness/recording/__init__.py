@@ -1,0 +1,23 @@
+"""The recorder: in the process of the program that is recorded, called by it or injected.
+
+from harness.recording import open_recorder
+
+trace = open_recorder()      # records under `rlharness trace` and `rlharness replay`, and does nothing elsewhere
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.recording.recorder import NullRecorder, Recorder
+
+
+def open_recorder() -> "Recorder | NullRecorder":
+    """The recorder of this process, for a program that names its steps and phases itself.
+
+    The hooks that record programs which do not are at rest from then on.
+    """
+    import torch  # noqa: F401  # first: the recording begins with it
+
+    from harness.recording import active
+
+    return active.open_recorder()

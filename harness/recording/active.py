@@ -1,0 +1,84 @@
+"""The recording of this process: there is one, or none."""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from harness.recording.automatic import ForeignRecorder
+from harness.recording.callbacks import make_watchers
+from harness.recording.determinism_flags import switch_on
+from harness.recording.metrics import PrintedMetrics
+from harness.recording.op_mode import OpMode
+from harness.recording.process import ProcessLog
+from harness.recording.recorder import NullRecorder, Recorder
+from harness.recording.recording_config import Orders
+
+
+@dataclass(slots=True)
+class _Active:
+    log: ProcessLog | None = None
+    foreign: ForeignRecorder | None = None
+
+
+_active = _Active()
+
+
+def start_recording(orders: Orders) -> None:
+    """Record this process from here on, by hooks in torch; called once, right after torch has been imported."""
+    log = ProcessLog(orders)
+    if without_effect := switch_on(orders.level):
+        log.give_up(f"the level {orders.level} had no effect on {', '.join(without_effect)}")
+    _active.log, _active.foreign = log, ForeignRecorder(log)
+    _active.foreign.install()
+    metrics = PrintedMetrics(orders.metrics, log.log_values, log.note_metrics)
+    metrics.watch_streams(has_json=not orders.has_entry)
+
+
+def open_recorder() -> Recorder | NullRecorder:
+    """The recorder of this process, for a program that names its steps and phases itself.
+
+    The hooks in torch record nothing from then on.
+    """
+    log, foreign = _active.log, _active.foreign
+    if log is None:
+        return NullRecorder()
+    begun = None
+    if foreign is not None:
+        begun = foreign.hand_over()
+        _active.foreign = None
+    orders = log.orders
+
+    log.watchers = watchers = make_watchers(orders.watchers)
+
+    def operations(step: int) -> OpMode | None:
+        if step != orders.op_step:
+            return None
+        mode = begun or log.operations(step)
+        mode.watchers = watchers
+        return mode
+
+    keeps = frozenset(orders.keep).__contains__
+    log.recorder = Recorder(log, keeps=keeps, operations=operations, last_step=orders.last_step, watchers=watchers)
+    return log.recorder
+
+
+def see_rollout(phase: str, name: str, value: Any) -> None:
+    """Record what a known trainer has sampled, rewarded or weighed, if the hooks in torch are at work."""
+    if _active.foreign is not None:
+        _active.foreign.guarded(_active.foreign.see_rollout, phase, name, value)
+
+
+def meet_generators() -> None:
+    """A module that brings a random-number generator has just been imported."""
+    if _active.foreign is not None:
+        _active.foreign.guarded(_active.foreign.meet_generators)
+
+
+def tell(line: str) -> None:
+    """Say something to the person who started the recording, once."""
+    print(f"rlharness: {line}", file=sys.stderr)
+
+
+def active_log() -> ProcessLog | None:
+    """Where values of the curve go; None where nothing is recorded."""
+    return _active.log

@@ -1,0 +1,144 @@
+"""Ends a run where a condition holds: at the value that shows it, in the middle of its step.
+
+every value that is recorded ─▶ nan? inf? otherwise than in the other trace? ─┐
+every value of the curve     ─▶ nan? inf? reward<0.2?                        ─┴▶ the stop is written, RunEnded
+"""
+
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from harness.recording.callbacks import Watcher
+from harness.recording.conditions import DIVERGENCE, INF, NAN, Stop, parse_condition, unknown_names
+from harness.recording.process import rank_and_world_size
+from harness.recording.recording_config import RunEnded
+from harness.recording.tensors import NOT_OF_DTYPE
+from harness.trace.chain import CHAINED, Key, Leaf, Scope
+from harness.trace.reader import read_trace
+from harness.trace.values import Float, shown
+
+NOT_FINITE = "NonFiniteError"
+"""How a class of errors is called with which a program ends itself at a value that is not finite."""
+OF_TENSORS = {NAN: torch.isnan, INF: torch.isinf}
+OF_NUMBERS = {NAN: math.isnan, INF: math.isinf}
+
+
+class Breakpoints(Watcher):
+    """Looks for conditions, texts of `conditions`; where the first one holds is written to `report`, a path.
+
+    `against` is the directory of the trace that the condition of a divergence means.
+    """
+
+    def __init__(self, conditions: Sequence[str], report: str, against: str = "") -> None:
+        parsed = [parse_condition(text) for text in conditions]
+        self._words = {condition.word for condition in parsed if condition.word}
+        self._comparisons = [condition for condition in parsed if not condition.word]
+        self._report = Path(report)
+        self._reference = read_trace(Path(against)) if against else None
+        self._rank = 0
+        self._step = 0
+        self._has_reference = False
+        """Whether the other trace has this step."""
+        self._expected: dict[Key, Leaf] = {}
+        """What the other trace has of this step, and this run has not recorded yet."""
+        self._known: set[str] = set()
+        self._stop: Stop | None = None
+
+    def on_begin_step(self, step: int) -> None:
+        """End the run if a value that was told since the step before says so."""
+        if self._stop is not None:
+            raise RunEnded
+        if self._known:
+            self._refuse_unknown()
+        self._rank = rank_and_world_size(os.environ)[0]
+        self._step = step
+        logs = self._reference.logs(step) if self._reference is not None and DIVERGENCE in self._words else {}
+        self._has_reference, self._expected = self._rank in logs, {}
+        if self._has_reference:
+            leaves = logs[self._rank].columns(step).leaves()
+            self._expected = {leaf.key: leaf for leaf in leaves if leaf.scope in CHAINED}
+
+    def on_leaf(self, leaf: Leaf, tensor: torch.Tensor | None) -> None:
+        """End the run at a value that is not finite, or not the other trace's."""
+        if leaf.scope is Scope.CONTEXT:
+            return
+        for word in sorted(self._words & OF_TENSORS.keys()):
+            if tensor is not None and (element := _first(word, tensor.detach())) is not None:
+                self._end(Stop(word, self._step, self._rank, *leaf.key, element, str(tensor[element].item())))
+        if self._has_reference and leaf.scope in CHAINED:
+            expected = self._expected.pop(leaf.key, None)
+            if expected is None:
+                self._end(Stop(DIVERGENCE, self._step, self._rank, *leaf.key, value="the other run has none"))
+            elif _differs(expected, leaf):
+                self._end(Stop(DIVERGENCE, self._step, self._rank, *leaf.key))
+
+    def on_end_step(self, step: int, values: Mapping[str, Float]) -> None:
+        """End the run where a value of the curve says so, or the other trace has more of this step."""
+        for key in self._expected:
+            self._end(Stop(DIVERGENCE, step, self._rank, *key, value="only the other run has it"))
+        self.on_values(values)
+        if self._stop is not None:
+            raise RunEnded
+
+    def on_values(self, values: Mapping[str, Float]) -> None:
+        """A value that was told after its step ends the run with the next one, if it says so."""
+        self._known |= values.keys()
+        for name, value in values.items():
+            for word in sorted(self._words & OF_NUMBERS.keys()):
+                if OF_NUMBERS[word](value.value()):
+                    self._note(self._of_curve(word, name, value))
+        for condition in self._comparisons:
+            if condition.holds(values):
+                name = condition.name_among(values)
+                self._note(self._of_curve(str(condition), name, values[name]))
+
+    def on_break_off(self, step: int, error: BaseException | None) -> None:
+        """An error at a value that is not finite is such a value."""
+        words = sorted(self._words & OF_TENSORS.keys())
+        if words and any(kind.__name__ == NOT_FINITE for kind in type(error).__mro__):
+            self._note(Stop(words[-1], step, self._rank, value=str(getattr(error, "what", error))))
+
+    def _of_curve(self, condition: str, name: str, value: Float) -> Stop:
+        return Stop(condition, self._step, self._rank, name=name, value=shown(value.dtype, value.bits))
+
+    def _refuse_unknown(self) -> None:
+        """End the run where nothing was ever told that a comparison could be made with."""
+        for name in unknown_names(self._comparisons, self._known):
+            self._end(Stop("", self._step, self._rank, unknown=name, known=tuple(sorted(self._known))))
+
+    def _end(self, stop: Stop) -> None:
+        self._note(stop)
+        raise RunEnded
+
+    def _note(self, stop: Stop) -> None:
+        """Write down where a condition held; the first of all processes counts, and one that cannot be written too."""
+        if self._stop is None:
+            self._stop = stop
+            try:
+                with suppress(FileExistsError):
+                    stop.write(self._report)
+            except OSError as error:
+                print(f"rlharness: where the run has ended cannot be written: {error}: {stop}", file=sys.stderr)
+
+
+def _first(word: str, tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The indices of the first element that is NaN, or infinite; None where none is."""
+    try:
+        where = OF_TENSORS[word](tensor)
+    except RuntimeError as error:  # of dtypes that have no such value, as float8_e4m3fn has no Inf
+        if NOT_OF_DTYPE not in str(error):
+            raise
+        return None
+    return tuple(where.nonzero()[0].tolist()) if where.any() else None
+
+
+def _differs(a: Leaf, b: Leaf) -> bool:
+    """Whether two leaves of one key are of other values, as far as that is known."""
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return True
+    return a.algorithm == b.algorithm and a.digest != b.digest

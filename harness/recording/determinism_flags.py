@@ -1,0 +1,51 @@
+"""What a level switches on in a process that has just imported torch, and whether it took effect.
+
+Variables, which must be there before the interpreter starts, are determinism/levels.py. Importing this imports nothing
+heavy: a program may have numpy and never torch.
+"""
+
+import random
+from types import ModuleType
+
+from harness.determinism.levels import RERUN
+
+SEED = 0
+"""For generators that the program does not seed itself."""
+
+
+def switch_on(level: str) -> tuple[str, ...]:
+    """Switch on what the level wants of torch and of Python's generator; what of it took no effect.
+
+    Operations without a deterministic implementation warn, and run: where they come out otherwise, the traces say so.
+    """
+    if level != RERUN:
+        return ()
+    import torch
+
+    # Not use_deterministic_algorithms: it imports the compiler, which TORCHINDUCTOR_DETERMINISTIC has told already.
+    torch.set_deterministic_debug_mode("warn")
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    torch.manual_seed(SEED)
+    random.seed(SEED)
+    return without_effect()
+
+
+def seed_numpy(numpy_random: ModuleType, level: str) -> None:
+    """The same for numpy's global generator, once numpy.random has been imported."""
+    if level == RERUN:
+        numpy_random.seed(SEED)
+
+
+def without_effect() -> tuple[str, ...]:
+    """What of the switches an operation shows not to be on; draws nothing from any generator."""
+    import torch
+
+    found = []
+    if not bool(torch.empty(4).isnan().all()):  # deterministic mode fills what nobody has written
+        found.append("torch.set_deterministic_debug_mode")
+    if torch.initial_seed() != SEED:
+        found.append("torch.manual_seed")
+    if torch.backends.cudnn.benchmark or not torch.backends.cudnn.deterministic:
+        found.append("torch.backends.cudnn")
+    return tuple(found)

@@ -1,0 +1,121 @@
+"""Hooks in torch: around optimizers, backward and data loaders. What a program computes with them is as without them.
+
+torch.compile traces the Python of a program, these functions included: whatever they read before they have asked
+`torch.compiler.is_compiling()` is guarded in the program's compiled code.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from harness.recording.closures import Arguments
+from harness.recording.compiled import CompiledSteps, breaks_graph, keep_uncompiled
+
+Begin = Callable[[Optimizer, Sequence[Any], dict[str, Any]], Arguments | None]
+
+
+def hook_steps(
+    begin: Begin, end: Callable[[Optimizer], None], stepping: Sequence[Optimizer], compiled: CompiledSteps
+) -> None:
+    """Call `begin` and `end` around each step of an optimizer.
+
+    `begin` gets the arguments of the step, and may return others. `stepping` holds optimizers while they step.
+    """
+    breaking = tuple(each for each in _optimizer_classes() if breaks_graph(each.step))
+
+    def enter(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        if torch.compiler.is_compiling():
+            if type(optimizer) not in breaking:
+                compiled.have_run = True
+            return None
+        return begin(optimizer, args, kwargs)
+
+    def leave(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.compiler.is_compiling():
+            end(optimizer)
+
+    _leave_to_python(begin, end, enter, leave)
+    register_optimizer_step_pre_hook(enter)
+    register_optimizer_step_post_hook(leave)
+    for each in breaking:
+        if "step" in vars(each):
+            each.step = _around_step(each.step, begin, end, stepping)  # type: ignore[method-assign]
+
+
+def _around_step(
+    original: Callable[..., Any], begin: Begin, end: Callable[[Optimizer], None], stepping: Sequence[Optimizer]
+) -> Callable[..., Any]:
+    """Hook a step that breaks the graph, where the hooks of its class were traced: it is called within the break."""
+
+    def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or stepping:
+            return original(optimizer, *args, **kwargs)
+        args, kwargs = begin(optimizer, (optimizer, *args), kwargs) or ((optimizer, *args), kwargs)
+        result = original(*args, **kwargs)
+        end(optimizer)
+        return result
+
+    return _replace(original, step)
+
+
+def hook_optimizers(see: Callable[[Optimizer], None]) -> None:
+    """Call `see` with each optimizer that has been made."""
+    original = Optimizer.__init__
+
+    def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        if not torch.compiler.is_compiling():
+            see(optimizer)
+
+    _leave_to_python(see)
+    Optimizer.__init__ = _replace(original, init)  # type: ignore[method-assign]
+
+
+def hook_backward(before: Callable[[Any], None], after: Callable[[], None]) -> None:
+    """Call `before` with the tensors that backward begins at, and `after`."""
+    original = torch.autograd.backward
+
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return original(tensors, *args, **kwargs)
+        before(tensors)
+        original(tensors, *args, **kwargs)
+        return after()
+
+    _leave_to_python(before, after)
+    torch.autograd.backward = _replace(original, backward)
+
+
+def hook_loaders(receive: Callable[[Any], None]) -> None:
+    """Call `receive` with each batch that a DataLoader has handed out."""
+    loader = torch.utils.data.dataloader._BaseDataLoaderIter
+    original = loader.__next__
+
+    def next_batch(iterator: Any) -> Any:
+        batch = original(iterator)
+        if not torch.compiler.is_compiling():
+            receive(batch)
+        return batch
+
+    _leave_to_python(receive)
+    loader.__next__ = _replace(original, next_batch)  # type: ignore[method-assign]
+
+
+def _replace(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the replacement, under the name of the original; the original may be compiled, its replacement may not."""
+    keep_uncompiled(replacement.__code__, with_callees=False)
+    return functools.update_wrapper(replacement, original)
+
+
+def _leave_to_python(*hooks: Callable[..., Any]) -> None:
+    for hook in hooks:
+        keep_uncompiled(hook.__code__, with_callees=True)
+
+
+def _optimizer_classes() -> list[type[Optimizer]]:
+    found = [each for each in vars(torch.optim).values() if isinstance(each, type) and issubclass(each, Optimizer)]
+    return [each for each in found if each is not Optimizer]

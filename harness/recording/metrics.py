@@ -1,0 +1,164 @@
+"""Takes the curve from what a program logs: its lines, TensorBoard, the log of transformers' trainers.
+
+A value belongs to the step that was recorded last when it was logged. What is logged is passed on as it was.
+"""
+
+import functools
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.trace.curve import TAKEN
+from harness.trace.values import Float
+
+LogValues = Callable[[Mapping[str, Float]], None]
+NAMES = {
+    "reward": "reward_mean",
+    "rewards/mean": "reward_mean",
+    "grad_norm": "gradient_norm",
+    "completions/mean_length": "completion_length",
+}
+"""What other programs call the values that every curve has."""
+TIMINGS = re.compile(r"(?i)time|second|samples_per|steps_per|tokens_per|throughput|sps$|fps$|memory|runtime|flos|flops")
+"""Names of what no two runs have alike, and nothing of what is computed."""
+MAX_LINE_CHARS = 2**16
+
+
+class PrintedMetrics:
+    """Reads the lines of this process's standard output and error as they are written; who prints is never disturbed.
+
+    `patterns` are NAME=REGEX with one group, or REGEX with named groups. A line of standard output that is a JSON
+    object gives its numbers, but none for a name that a pattern has. `on_found` is told for which names a pattern has
+    found a number, at each line. ValueError for a pattern that is neither.
+    """
+
+    def __init__(
+        self,
+        patterns: Sequence[str],
+        log_values: LogValues,
+        on_found: Callable[[Iterable[str]], None] = lambda names: None,
+    ) -> None:
+        self._patterns = [parse_pattern(text) for text in patterns]
+        self._patterned = frozenset(name for pattern in self._patterns for name in pattern.curve_names)
+        self._log_values = log_values
+        self._on_found = on_found
+        self._has_failed = False
+
+    def watch_streams(self, *, has_json: bool = True) -> None:
+        """Look at what goes through sys.stdout and sys.stderr from here on; `has_json`: at JSON objects too."""
+        self._watch(sys.stdout, has_json=has_json)
+        self._watch(sys.stderr, has_json=False)
+
+    def read_line(self, line: str, *, has_json: bool) -> None:
+        """Take the values of one line."""
+        values: dict[str, Float] = {}
+        if has_json and line.startswith("{") and line.endswith("}"):
+            of_json = floats(numbers_of_json(line))
+            values = {name: value for name, value in of_json.items() if name not in self._patterned}
+        for pattern in self._patterns:
+            found = floats(pattern.values(line))
+            values |= found
+            self._on_found(found)
+        if values:
+            self._log_values(values)
+
+    def _watch(self, stream: Any, *, has_json: bool) -> None:
+        if stream is None or not (self._patterns or has_json):
+            return
+        original = stream.write
+        pending: list[str] = []
+
+        @functools.wraps(original)
+        def write(text: str, *args: Any, **kwargs: Any) -> Any:
+            result = original(text, *args, **kwargs)
+            if not self._has_failed and isinstance(text, str):
+                try:
+                    self._read(text, pending, has_json=has_json)
+                except Exception as error:  # whatever it is: who prints must go on as without a recording
+                    self._has_failed = True
+                    told = f"{type(error).__name__}: {error}"
+                    print(f"rlharness: nothing more is taken from what is printed: {told}", file=sys.stderr)
+            return result
+
+        try:
+            stream.write = write
+        except AttributeError:  # somebody's own stream without room for it: nothing is taken from it
+            return
+
+    def _read(self, text: str, pending: list[str], *, has_json: bool) -> None:
+        """Take the values of the lines that end in `text`; `pending` is what was written before and not read yet."""
+        pending.append(text)
+        if "\n" in text or sum(map(len, pending)) > MAX_LINE_CHARS:
+            *lines, rest = "".join(pending).split("\n")
+            pending[:] = [rest[-MAX_LINE_CHARS:]]
+            for line in lines:
+                self.read_line(line.rpartition("\r")[2].strip(), has_json=has_json)
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """What to take from a line."""
+
+    expression: re.Pattern[str]
+    name: str
+    """Of its one value; empty where its groups have names."""
+
+    @property
+    def curve_names(self) -> tuple[str, ...]:
+        """What its values are called in the curve."""
+        names = (self.name,) if self.name else tuple(self.expression.groupindex)
+        return tuple(NAMES.get(name, name) for name in names)
+
+    def values(self, line: str) -> dict[str, str]:
+        """The values of one line, as text."""
+        found: dict[str, str] = {}
+        for match in self.expression.finditer(line):
+            named = match.groupdict() if not self.name else {self.name: match.group(1)}
+            found |= {name: text for name, text in named.items() if text is not None}
+        return found
+
+
+def parse_pattern(text: str) -> Pattern:
+    """NAME=REGEX with one group, or REGEX whose groups have names; ValueError for anything else."""
+    name, equals, expression = text.partition("=")
+    try:
+        if equals and name.replace("/", "_").isidentifier() and re.compile(expression).groups == 1:
+            pattern = Pattern(re.compile(expression), name)
+        else:
+            pattern = Pattern(re.compile(text), "")
+    except re.error as error:
+        raise ValueError(f"{text!r} is no regular expression: {error}") from None
+    if not pattern.curve_names:
+        raise ValueError(f"{text!r} gives its value no name or no group: NAME=REGEX with one group, or (?P<NAME>...)")
+    if taken := sorted({*pattern.curve_names} & {*TAKEN}):
+        raise ValueError(f"the name {taken[0]!r} is taken: every line of the curve has its own")
+    return pattern
+
+
+def numbers_of_json(line: str) -> dict[str, Any]:
+    """The numbers of a JSON object, by name; of any other line nothing."""
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return {} if not isinstance(fields, dict) else fields
+
+
+def floats(values: Any) -> dict[str, Float]:
+    """Of a mapping those values that are numbers of a float's range, or texts of them, and no timings.
+
+    Under the curve's own names. Of anything else nothing.
+    """
+    found = {}
+    for name, value in values.items() if isinstance(values, Mapping) else ():
+        if not isinstance(name, str) or isinstance(value, bool) or TIMINGS.search(name):
+            continue
+        try:
+            number = float(value)
+        except Exception:  # no number, one beyond a float's range, or what some class of the program's raises
+            continue
+        found[NAMES.get(name, name)] = Float.of(number)
+    return found

@@ -1,0 +1,136 @@
+"""Parameters by the dotted names under which modules own them."""
+
+import gc
+import weakref
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+
+from harness.recording.recorder import look
+
+Named = list[tuple[str, torch.Tensor]]
+WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+"""What DistributedDataParallel, torch.compile, FSDP and activation checkpointing put between a model and its parts."""
+
+
+class ParameterNames:
+    """Gives each parameter one name for as long as the process lives.
+
+    A name is that within the module which owns most of the parameters asked for together; where two modules have
+    parameters of the same name, the later ones carry their module's class. Deterministic: it depends on the order of
+    the parameters in their optimizers only.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
+        """By id, which is one parameter's for as long as that lives."""
+        self._bystanders: list[tuple[weakref.ref[torch.Tensor], str]] = []
+        self._taken: set[str] = set()
+
+    def name(self, parameter: torch.Tensor) -> str | None:
+        """The name it has been given; None for one that was never assigned."""
+        reference, name = self._names.get(id(parameter), (None, None))
+        return name if reference is not None and reference() is parameter else None
+
+    def assign(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Name those of these parameters that have no name; looks through every living object, once."""
+        unnamed = [parameter for parameter in parameters if self.name(parameter) is None]
+        if not unnamed:
+            return
+        owners = owners_of(unnamed)
+        for index, parameter in enumerate(unnamed):
+            owner = owners.get(id(parameter))
+            dotted, prefix = (f"parameter{index}", "") if owner is None else owner
+            self._names[id(parameter)] = weakref.ref(parameter), self._free(dotted, prefix)
+        self._meet_bystanders()
+
+    def bystanders(self) -> Named:
+        """(name, tensor) of what modules hold beside that: buffers, frozen weights, averaged and target networks.
+
+        Those that lived when a parameter was assigned last, and live still.
+        """
+        alive = [(name, tensor) for reference, name in self._bystanders if (tensor := reference()) is not None]
+        return [(name, tensor) for name, tensor in alive if self.name(tensor) is None]
+
+    def _meet_bystanders(self) -> None:
+        """Name what has no name yet, in an order that depends on names, shapes and values only."""
+        known = {id(tensor) for reference, _ in self._bystanders if (tensor := reference()) is not None}
+        held = [(_class_name(root), _held(root)) for root in outermost(living_modules())]
+        for prefix, tensors in sorted(held, key=lambda each: (not self._is_trained(each[1]), _told(each))):
+            for dotted, tensor in tensors:
+                if id(tensor) not in known and self.name(tensor) is None:
+                    known.add(id(tensor))
+                    self._bystanders.append((weakref.ref(tensor), self._free(dotted, prefix)))
+
+    def _is_trained(self, tensors: Named) -> bool:
+        return any(self.name(tensor) is not None for _, tensor in tensors)
+
+    def _free(self, dotted: str, prefix: str) -> str:
+        candidates = [dotted, f"{prefix}.{dotted}" if prefix else dotted]
+        number = 1
+        while candidates[-1] in self._taken:
+            number += 1
+            candidates.append(f"{prefix}#{number}.{dotted}" if prefix else f"{dotted}#{number}")
+        name = next(candidate for candidate in candidates if candidate not in self._taken)
+        self._taken.add(name)
+        return name
+
+
+def owners_of(parameters: Sequence[torch.Tensor]) -> dict[int, tuple[str, str]]:
+    """(dotted name, class of the outermost module) of each parameter that a module owns, by its id."""
+    wanted = {id(parameter) for parameter in parameters}
+    roots = outermost(living_modules())
+    named = {id(root): _named(root, wanted) for root in roots}
+    found: dict[int, tuple[str, str]] = {}
+    # The module that owns most of them comes first: an agent before the network that it also holds alone.
+    # Of equal ones the choice is by names, never by where objects lie.
+    for root in sorted(roots, key=lambda root: (-len(named[id(root)]), _class_name(root), [*named[id(root)].values()])):
+        for key, dotted in named[id(root)].items():
+            found.setdefault(key, (dotted, _class_name(root)))
+    return found
+
+
+def _held(root: nn.Module) -> Named:
+    """(dotted name, tensor) of every parameter and buffer below a module that has memory on the host or a card."""
+    tensors = [*root.named_parameters(), *root.named_buffers()]
+    return [(unwrapped(dotted), tensor) for dotted, tensor in tensors if not tensor.is_meta]
+
+
+def _told(held: tuple[str, Named]) -> tuple[str, list[str], list[bytes]]:
+    """By what modules are put in order; of those that are alike in all else, by what is in them."""
+    prefix, tensors = held
+    kinds = [f"{dotted} {tuple(tensor.shape)} {tensor.dtype}" for dotted, tensor in tensors]
+    return prefix, kinds, [seen.digested.digest for seen in look(tensors)]
+
+
+def living_modules() -> list[nn.Module]:
+    """Every module there is. By type, since isinstance asks proxies what they stand for, and that may do anything."""
+    return [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+
+
+def outermost(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Those that are no other's child."""
+    modules = list(modules)
+    children = {id(child) for module in modules for child in module._modules.values() if child is not None}
+    return [module for module in modules if id(module) not in children]
+
+
+def unwrapped(dotted: str) -> str:
+    """A name without the parts that wrappers add."""
+    for wrapper in WRAPPERS:
+        dotted = dotted.replace(f".{wrapper}", ".").removeprefix(wrapper)
+    return dotted
+
+
+def _named(root: nn.Module, wanted: set[int]) -> dict[int, str]:
+    """Each wanted parameter below a module by its id; of a tied one the first name."""
+    return {
+        id(parameter): unwrapped(dotted) for dotted, parameter in root.named_parameters() if id(parameter) in wanted
+    }
+
+
+def _class_name(root: nn.Module) -> str:
+    """The class of a module, or of the one that it wraps."""
+    inner = [child for name, child in root._modules.items() if f"{name}." in WRAPPERS and child is not None]
+    return _class_name(inner[0]) if len(root._modules) == 1 and inner else type(root).__name__

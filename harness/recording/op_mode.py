@@ -1,0 +1,265 @@
+"""Records each operation of a step: what it read, what it gave, and whose line asked for it.
+
+    with OpMode(OpLog(directory, rank=0, step=7, say=print)) as mode: ...        # or start() and stop() in hooks
+    mode.phase = "optimizer"                                                     # while the optimizer steps
+
+It sees what torch's dispatcher hands to Python: every operation of the thread that started it and of the autograd
+engine's threads, below autograd and autocast. Tensors of a subclass are opened: their inner operations are recorded.
+It looks, and leaves as it is: no bit, no draw of a generator, no kernel is another with it. What it does not see:
+kernels inside torch.compile's regions and CUDA graphs, other threads, other processes.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Self
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from xxhash import xxh3_64_hexdigest
+
+from harness.recording.callbacks import Watcher
+from harness.recording.compiled import is_in_compiled_call
+from harness.recording.op_log import OpLog
+from harness.recording.op_schema import Argument, OpSchema, generator_in, named_arguments, schema_of, tensors_in
+from harness.recording.op_source import SourceLines
+from harness.recording.op_values import UNFINISHED, UNWRITTEN, WORKING_MEMORY, OpValues
+from harness.recording.tensors import tensor_bytes
+from harness.trace.digests import digest
+
+MAX_ARGUMENT_CHARS = 160
+_PLAIN = (int, float, complex, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
+_OUTSIDE_BACKWARD = -1
+
+
+@dataclass(slots=True)
+class _Call:
+    """An operation between its beginning and its end."""
+
+    index: int
+    schema: OpSchema
+    phase: str
+    at: str
+    via: str
+    reads: list[tuple[str, int]] = field(default_factory=list)
+    """Description and maker of each tensor among the arguments."""
+    random: str = ""
+    """The state of the generator it draws from, before it does."""
+
+
+class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records operations into a log while it is on; `root` is the directory that source lines are relative to.
+
+    A mistake of its own ends the record, never the program.
+    """
+
+    supports_higher_order_operators = True  # else their call would raise where it did not before
+
+    def __init__(self, log: OpLog, root: str = ".") -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.watchers: Sequence[Watcher] = ()
+        self._log = log
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # the engine has a thread for each card
+        self._lines = SourceLines(root)
+        self._values = OpValues()
+        self._schemas: dict[Any, OpSchema] = {}
+        self._num_ops = 0
+        self._is_on = False
+        self._phase, self._phase_task = "forward", _OUTSIDE_BACKWARD
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled regions run as they are compiled: falling back to eager would be another program."""
+        return True
+
+    @property
+    def phase(self) -> str:
+        """That of operations outside backward: "forward" or "optimizer"."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: str) -> None:
+        self._phase, self._phase_task = phase, torch._C._current_graph_task_id()
+
+    def start(self) -> None:
+        """Record from here on; in hooks, where no `with` can stand.
+
+        Once is enough. Not where the program has a mode of its own on: leaving that one would take off ours in its
+        place.
+        """
+        if self._is_on:
+            return
+        if (other := _get_current_dispatch_mode()) is not None:
+            self._log.give_up(f"the program has a dispatch mode of its own on, {type(other).__name__}")
+            return
+        if is_in_compiled_call():
+            self._log.give_up("the step begins within a function that torch.compile has compiled")
+            return
+        self._is_on = True
+        super().__enter__()  # type: ignore[no-untyped-call]
+
+    def stop(self) -> None:
+        """Record no more, and end the log in order. Once is enough."""
+        self._is_on = False
+        self._log.close()
+        self.leave()
+
+    def leave(self) -> bool:
+        """Take the stopped mode off; False where it has to stay for now, and passes everything on."""
+        if _get_current_dispatch_mode() is self:  # else the program has put a mode of its own on top of it
+            if is_in_compiled_call():
+                return False
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        return True
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not self._is_on or os.getpid() != self._pid:  # stopped below another mode; a DataLoader's worker
+            return func(*args, **kwargs)
+        if torch._C._len_torch_dispatch_stack():  # torch's own modes lie below all others: this is traced, not computed
+            return func(*args, **kwargs)
+        if torch.cuda._initialized and torch.cuda.is_current_stream_capturing():  # to read would break the graph
+            return func(*args, **kwargs)
+        if any(kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for kind in types):
+            return NotImplemented  # the subclass opens itself, and its parts come here
+        called = self._guarded(self._before, func, args, kwargs, sys._getframe(1))
+        result = func(*args, **kwargs)
+        if called is not None:
+            self._guarded(self._after, called, args, kwargs, result)
+        return result
+
+    def _guarded(self, what: Any, *arguments: Any) -> Any:
+        try:
+            with self._lock:
+                return what(*arguments)
+        except Exception as error:  # whatever it is: a program must end as it would have ended unrecorded
+            self._is_on = False
+            self._log.give_up(f"{type(error).__name__}: {error}")
+            return None
+
+    def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> "_Call | None":
+        """What an operation is and reads; None where it is not to be recorded."""
+        if (schema := self._schemas.get(func)) is None:
+            schema = self._schemas[func] = schema_of(func)
+        task = torch._C._current_graph_task_id()
+        in_backward = task != _OUTSIDE_BACKWARD
+        line = self._lines.line(frame, is_writing=bool(schema.written), in_backward=in_backward)
+        if schema.is_ignored or schema.is_view or line is None:
+            return None
+        phase = self._phase if task == self._phase_task else "backward" if in_backward else "forward"
+        call = _Call(self._num_ops, schema, phase, line.at, line.via)
+        self._num_ops += 1
+        for key, value in named_arguments(args, kwargs):
+            for tensor in tensors_in(value):
+                call.reads.append(self._read(tensor, key, schema))
+        if schema.is_random:
+            call.random = _random_state(args, kwargs)
+        return call
+
+    def _read(self, tensor: torch.Tensor, key: Argument, schema: OpSchema) -> tuple[str, int]:
+        """(description, maker) of an argument."""
+        if key in schema.overwritten:
+            return self._values.look(tensor, "overwritten")
+        if key in schema.written and self._values.is_unwritten(tensor):
+            return self._values.look(tensor, UNWRITTEN)
+        if schema.reads_shapes:
+            return self._values.look(tensor, "shape_only")
+        return self._values.read(tensor)
+
+    def _after(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Write an operation down with what it has given."""
+        name = call.schema.name
+        if self.watchers:
+            results = list(tensors_in(result))
+            written = (value for key, value in named_arguments(args, kwargs) if key in call.schema.written)
+            results += (each for each in tensors_in(list(written)) if not any(each is known for known in results))
+            for watcher in self.watchers:
+                watcher.on_operation(call.index, name, results)
+        line: dict[str, Any] = {"k": "op", "i": call.index, "phase": call.phase, "op": name, "at": call.at}
+        if call.via:
+            line["via"] = call.via
+        line["args"] = _arguments_text(args, kwargs)
+        line["in"] = [description for description, _ in call.reads]
+        line["from"] = [maker for _, maker in call.reads]
+        if call.random:
+            line["random"] = call.random
+        line["out"] = list(self._results(call, args, kwargs, result))
+        self._log.append(line)
+
+    def _results(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Iterator[str]:
+        """A description of each result, then of each written argument that is no result."""
+        schema, index = call.schema, call.index
+        results = result if isinstance(result, list | tuple) else (result,)
+        shown: list[torch.Tensor] = []
+        for position, value in enumerate(results):
+            for tensor in tensors_in(value):
+                shown.append(tensor)
+                yield self._result(tensor, schema, index, is_unread=position in schema.unread_results)
+            if isinstance(value, bool | int | float | complex):
+                yield f"{type(value).__name__}  value {value.hex() if isinstance(value, float) else value}"
+        for key, value in named_arguments(args, kwargs):
+            if key in schema.written:
+                for tensor in tensors_in(value):
+                    if not any(tensor is each for each in shown):
+                        yield self._result(tensor, schema, index, is_unread=False)
+
+    def _result(self, tensor: torch.Tensor, schema: OpSchema, index: int, *, is_unread: bool) -> str:
+        content = WORKING_MEMORY if is_unread else UNWRITTEN if schema.is_unwritten else ""
+        self._values.wrote(tensor, index, UNFINISHED if schema.is_waited_for else content)
+        if schema.is_unwritten or schema.is_unfinished:
+            return self._values.look(tensor, UNWRITTEN if schema.is_unwritten else UNFINISHED)[0]
+        return self._values.read(tensor)[0]
+
+
+def _random_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """(algorithm and digest) of the state of the generator that a call draws from."""
+    generator = generator_in(args, kwargs)
+    if generator is None:
+        tensor = next(tensors_in((*args, *kwargs.values())), None)
+        device = kwargs.get("device") or (tensor.device if tensor is not None else torch.device("cpu"))
+        generator = _default_generator(torch.device(device))
+    if generator is None:
+        return ""
+    algorithm, value = digest(tensor_bytes(generator.get_state()))
+    return f"{algorithm} {value.hex()}"
+
+
+def _default_generator(device: torch.device) -> torch.Generator | None:
+    """The generator of a device; None of one that is neither the host nor a CUDA card."""
+    if device.type == "cpu":
+        return torch.default_generator
+    if device.type != "cuda":
+        return None
+    _, _, index = str(device).partition(":")
+    return torch.cuda.default_generators[int(index or torch.cuda.current_device())]
+
+
+def _arguments_text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The arguments of a call that are no tensors; a long text is cut, and ends with a digest of the whole."""
+    parts = [_argument_text(value) for value in args]
+    parts += [f"{name}={_argument_text(value)}" for name, value in kwargs.items()]
+    text = ", ".join(parts)
+    if len(text) <= MAX_ARGUMENT_CHARS:
+        return text
+    return f"{text[:MAX_ARGUMENT_CHARS]}... {xxh3_64_hexdigest(text.encode('utf-8', 'surrogatepass'))}"
+
+
+def _argument_text(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "tensor"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_argument_text, value))}]"
+    return repr(value) if isinstance(value, _PLAIN) else type(value).__name__

@@ -1,0 +1,261 @@
+"""One process's part in a recording: which rank it is, its log, its report, its end.
+
+The log is opened with the first step: a process that never ends a step leaves none. Whatever fails here ends the
+recording and is said once; the program goes on.
+"""
+
+import atexit
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from harness.core.errors import TraceError
+from harness.core.redaction import redact_argv, redact_fields
+from harness.recording.callbacks import Watcher
+from harness.recording.op_log import OpLog
+from harness.recording.op_mode import OpMode
+from harness.recording.recorder import Kept, Recorder, Step
+from harness.recording.recording_config import PROCESSES, Orders, Report
+from harness.trace.chain import Leaf
+from harness.trace.fingerprint import fingerprint
+from harness.trace.layout import UNFINISHED, log_name
+from harness.trace.manifest import Fingerprint, Manifest
+from harness.trace.values import Float
+from harness.trace.writer import TraceWriter
+
+MAX_RANKS = 4096
+ROOM_BYTES = 4096
+"""Which a report has to spare: a full disk still takes what is written in its place."""
+MAX_PROBLEM_CHARS = 500
+"""Of what goes into that room: JSON spells a character with six bytes at most."""
+FIXED_TEXT = "the order of sets and dictionaries of text follows from this"
+
+
+class ProcessLog:
+    """The sink of one process's recorder."""
+
+    def __init__(self, orders: Orders) -> None:
+        self.orders = orders
+        self._directory = Path(orders.directory)
+        self._writer: TraceWriter | None = None
+        self._early: dict[str, Float] = {}
+        self._manifest: Manifest | None = None
+        self._report = first_report(orders)
+        self._pid = os.getpid()
+        self._is_forked = False
+        self.watchers: Sequence[Watcher] = ()
+        """Told of the values of the curve."""
+        self.recorder: Recorder | None = None
+        """Whose steps these are: asked at the end whether it is in the middle of one."""
+        self.before_close: Callable[[], None] = lambda: None
+        """Called when the process ends; it may still give up."""
+        self.save_report()
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._leave_to_parent)
+
+    @property
+    def rank(self) -> int | None:
+        """Whose log this process writes; None before its first step."""
+        return self._report.rank
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether there is still something to be recorded for."""
+        return not self._report.problem and not self._report.is_closed
+
+    def append(self, step: int, leaves: Sequence[Leaf], tensors: Sequence[Kept] = ()) -> None:
+        """One step; opens the log with the first."""
+        if not self.is_recording:
+            return
+        if self._writer is None:
+            try:
+                self._writer = self._open()
+            except TraceError as error:
+                self.give_up(error.what)
+                return
+            self._writer.log_values(self._early)
+        self._writer.append(step, leaves, tensors=tensors)
+        if self._writer.ended_by:  # reported at once: nobody knows how this process will end
+            self._report = replace(self._report, problem=self._writer.ended_by)
+            self.save_report()
+            return
+        self._report = replace(self._report, num_steps=self._report.num_steps + 1)
+
+    def log_values(self, values: Mapping[str, Float]) -> None:
+        """Values of the curve, of the step that was appended last; before the first step they are the first's."""
+        if self._writer is None:
+            self._early |= values
+        elif values:
+            self._writer.log_values(values)
+        for watcher in self.watchers:
+            watcher.on_values(values)
+
+    def keep_unfinished(self, step: Step) -> None:
+        """Write what was recorded of a step in whose middle the program has ended: a trace below this one."""
+        if not self.is_recording:
+            return
+        try:
+            self._writer = self._writer or self._open()
+            assert self._manifest is not None
+            rank = self._report.rank or 0
+            with TraceWriter(self._directory / UNFINISHED, self._manifest, rank=rank, say=_say) as writer:
+                writer.append(step.number, step.leaves, tensors=step.tensors)
+        except TraceError as error:
+            _say(f"what was recorded of step {step.number} is lost: {error.what}")
+
+    def note_metrics(self, names: Iterable[str]) -> None:
+        """Patterns of the orders have found numbers for these names; reported at once, each name once."""
+        if new := tuple(name for name in names if name not in self._report.metrics):
+            self._report = replace(self._report, metrics=(*self._report.metrics, *new))
+            self.save_report()
+
+    def note_return(self) -> None:
+        """The entry that this process called has returned; reported at once."""
+        self._report = replace(self._report, has_returned=True)
+        self.save_report()
+
+    def operations(self, step: int) -> OpMode:
+        """What records the operations of a step of this process."""
+        rank = rank_and_world_size(os.environ)[0] if self.rank is None else self.rank
+        return OpMode(OpLog(self._directory, rank=rank, step=step, say=_say))
+
+    def give_up(self, problem: str) -> None:
+        """End the recording before the program's end, and say why."""
+        if self.is_recording:
+            self._report = replace(self._report, problem=problem)
+            print(f"rlharness: recording ended, the program goes on: {problem}", file=sys.stderr)
+            if self._writer is not None:
+                self._writer.close(complete=False)
+            self.save_report()
+
+    def close(self) -> None:
+        """End the recording in order; once is enough."""
+        if os.getpid() != self._pid or not self.is_recording:
+            return
+        if self._is_forked and self._writer is None:  # a worker that has nothing to say
+            return
+        self.before_close()
+        if not self.is_recording:
+            return
+        if self._writer is not None:
+            self._writer.close()
+            if self._writer.ended_by != "closed":
+                self._report = replace(self._report, problem=self._writer.ended_by)
+        unfinished = None if self.recorder is None else self.recorder.unfinished_step
+        self._report = replace(self._report, is_closed=True, unfinished_step=unfinished)
+        self.save_report()
+
+    def save_report(self) -> None:
+        """Write what this process says of itself; what cannot be written is no reason to end."""
+        with suppress(OSError):
+            write_report(self._directory / PROCESSES, self._report)
+
+    def _open(self) -> TraceWriter:
+        rank, world_size = rank_and_world_size(os.environ)
+        is_given = has_rank(os.environ)
+        for number in (rank, *range(world_size, MAX_RANKS)):
+            if (self._directory / log_name(number)).exists():
+                continue
+            try:
+                self._manifest = self._made_manifest(number, world_size)
+                writer = TraceWriter(self._directory, self._manifest, rank=number, say=_say)
+            except TraceError:
+                if not (self._directory / log_name(number)).exists():
+                    raise
+                continue  # another process was faster
+            cluster = "" if self._is_forked else cluster_of_worker()
+            self._report = replace(self._report, rank=number, has_rank=is_given and number == rank, cluster=cluster)
+            self.save_report()
+            self._close_with_worker()
+            return writer
+        raise TraceError(f"more than {MAX_RANKS} processes record into {self._directory}")
+
+    def _made_manifest(self, rank: int, world_size: int) -> Manifest:
+        if rank:
+            found = Fingerprint(identity=redact_fields(self.orders.identity))
+        else:
+            found = fingerprint(
+                self.orders.identity,
+                environ=os.environ,
+                modules=list(sys.modules),
+                checkout=Path.cwd(),
+                world_size=world_size,
+            )
+            told = redact_fields(self.orders.perturbation)
+            found = replace(found, perturbation={**found.perturbation, **told})
+        return Manifest(found, self.orders.argv, world_size, self.orders.level)
+
+    def _close_with_worker(self) -> None:
+        """Processes that multiprocessing has started end without what atexit holds."""
+        if (util := sys.modules.get("multiprocessing.util")) is not None:
+            util.Finalize(None, self.close, exitpriority=0)
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: the log is the parent's. The child may have one of its own, if it ends a step."""
+        self._writer, self._early, self._is_forked = None, {}, True
+        self._pid = os.getpid()
+        self._report = first_report(self.orders)
+
+
+def first_report(orders: Orders) -> Report:
+    """What a process says before its first step."""
+    return Report(
+        pid=os.getpid(),
+        argv=tuple(redact_argv(sys.argv)),
+        python=sys.executable,
+        level_env={name: os.environ.get(name) for name in orders.level_env},
+        string_hash=f"{hash(FIXED_TEXT):x}",
+    )
+
+
+def write_report(directory: Path, report: Report) -> None:
+    """Write a report as a whole, with room to spare; on a full disk in the place of the one before, in its room.
+
+    OSError where there is no report yet, or it cannot be written to.
+    """
+    path, beside = directory / f"{report.pid}.json", directory / f".{report.pid}.new"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(report.to_text().encode() + b" " * ROOM_BYTES)
+        beside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink()
+        short = replace(report, problem=report.problem[:MAX_PROBLEM_CHARS])
+        with path.open("r+b", buffering=0) as file:
+            file.write(short.to_text().encode().ljust(path.stat().st_size))
+
+
+def cluster_of_worker() -> str:
+    """What has started this process as a worker of its own, and ends it when it is no longer needed; empty for none."""
+    ray = sys.modules.get("ray")
+    worker = getattr(sys.modules.get("ray._private.worker"), "global_worker", None)
+    is_worker = ray is not None and worker is not None and worker.mode == ray.WORKER_MODE
+    return "Ray" if is_worker else ""
+
+
+def rank_and_world_size(environ: Mapping[str, str]) -> tuple[int, int]:
+    """(rank, world size) as torch.distributed has them, else as the launcher says, else (0, 1)."""
+    return _given_rank(environ) or (0, 1)
+
+
+def has_rank(environ: Mapping[str, str]) -> bool:
+    """Return whether torch.distributed or the launcher has given this process a rank."""
+    return _given_rank(environ) is not None
+
+
+def _given_rank(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    torch_distributed = sys.modules.get("torch.distributed")
+    if torch_distributed is not None and torch_distributed.is_available() and torch_distributed.is_initialized():
+        return int(torch_distributed.get_rank()), int(torch_distributed.get_world_size())
+    rank, world_size = environ.get("RANK", ""), environ.get("WORLD_SIZE", "")
+    if rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size):
+        return int(rank), int(world_size)
+    return None
+
+
+def _say(line: str) -> None:
+    print(f"rlharness: {line}", file=sys.stderr)

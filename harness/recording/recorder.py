@@ -1,0 +1,283 @@
+"""The recorder a program calls: three calls a step. Everything that records a step comes through here.
+
+    recorder.begin_step(7)
+    recorder.record("backward", "layers.0.weight", parameter.grad)
+    recorder.end_step(loss=loss, reward_mean=reward)
+
+A value is digested when it is recorded, where it lies, and is left as it is; nothing draws a random number.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from harness.core.errors import TraceError
+from harness.recording.callbacks import Watcher
+from harness.recording.recording_config import RunEnded
+from harness.recording.sharded_digest import Placed, digest_placed, place
+from harness.recording.tensors import Digested, digest_tensor, is_plain, strided_parts, tensor_bytes
+from harness.trace.chain import Leaf, Scope
+from harness.trace.digests import digest
+from harness.trace.values import FLOATS, Float
+
+KEPT_PHASES = frozenset(("rollout", "reward", "advantage"))
+MAX_KEPT_BYTES = 2**16
+"""Of a value in one of KEPT_PHASES that is kept in every step: so that flipped tokens can be named afterwards."""
+
+Kept = tuple[Leaf, bytes]
+
+
+class Seen(NamedTuple):
+    """A value that has been looked at, and not yet recorded."""
+
+    name: str
+    digested: Digested
+    scope: Scope
+    tensor: torch.Tensor | None = None
+    """The value itself, where it is a whole tensor."""
+
+
+class Step(NamedTuple):
+    """What was recorded of one step."""
+
+    number: int
+    leaves: Sequence[Leaf]
+    tensors: Sequence[Kept]
+
+
+class Sink(Protocol):
+    """Where whole steps go: the log of one process."""
+
+    def append(self, step: int, leaves: Sequence[Leaf], tensors: Sequence[Kept]) -> None:
+        """One step, the leaves in the order in which they came about."""
+
+    def log_values(self, values: Mapping[str, Float]) -> None:
+        """Values of the curve, of the step that was appended last."""
+
+
+class Operations(Protocol):
+    """Records the operations of a step."""
+
+    def start(self) -> None:
+        """From here on."""
+
+    def stop(self) -> None:
+        """No more."""
+
+
+class Recorder:
+    """Records the steps of one process into a sink.
+
+    `keeps` tells for a step whether all of its tensors are kept, not only their digests; `operations` gives what
+    records the operations of a step, or None. After `last_step` the program is ended. `watchers` look on. One thread at
+    a time.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        keeps: Callable[[int], bool] = lambda step: False,
+        operations: Callable[[int], Operations | None] = lambda step: None,
+        last_step: int | None = None,
+        watchers: Sequence[Watcher] = (),
+    ) -> None:
+        self._sink = sink
+        self._watchers = watchers
+        self._keeps = keeps
+        self._operations_of = operations
+        self._last_step = last_step
+        self._operations: Operations | None = None
+        self._step: int | None = None
+        self._leaves: list[Leaf] = []
+        self._tensors: list[Kept] = []
+        self._counts: dict[tuple[Scope, str, str], int] = {}
+
+    @property
+    def step(self) -> int | None:
+        """The step that has begun and not ended; None between steps."""
+        return self._step
+
+    @property
+    def unfinished_step(self) -> int | None:
+        """The step that has begun, once more of it is recorded than what it begins with; None between steps."""
+        return self._step if any(leaf.scope is not Scope.CONTEXT for leaf in self._leaves) else None
+
+    @property
+    def keeps_tensors(self) -> bool:
+        """Whether all tensors of the step that has begun are kept."""
+        return self._step is not None and self._keeps(self._step)
+
+    def begin_step(self, step: int) -> None:
+        """Begin a step; what was recorded of one that was not ended is dropped."""
+        self._stop_operations()
+        self._step = step
+        self._leaves, self._tensors, self._counts = [], [], {}
+        if (operations := self._operations_of(step)) is not None:
+            self._operations = operations
+            operations.start()
+        for watcher in self._watchers:
+            watcher.on_begin_step(step)
+
+    def record(self, phase: str, name: str, value: Any, *, scope: Scope = Scope.LOGICAL) -> None:
+        """Record one value: a tensor, a NumPy array, a number, text, bytes, or a list of numbers.
+
+        The second value of a phase and name is its second occurrence. Small ones of KEPT_PHASES are kept beside their
+        digests. TraceError outside a step, and for other values.
+        """
+        for watcher in self._watchers:
+            watcher.on_record(phase, name, self._counts.get((scope, phase, name), 0), value)
+        for seen in look([(name, value)], scope):
+            self.record_seen(phase, seen, is_kept=phase in KEPT_PHASES and _is_small(seen.tensor))
+
+    def record_seen(self, phase: str, seen: Seen, *, is_kept: bool = False) -> None:
+        """Record a value that `look` has digested; it is kept if `is_kept`, or if all of this step's are."""
+        if self._step is None:
+            raise TraceError(f"{phase} {seen.name} outside a step", remedy="call begin_step(step) first")
+        count = self._counts.get((seen.scope, phase, seen.name), 0)
+        self._counts[seen.scope, phase, seen.name] = count + 1
+        leaf = Leaf(phase, seen.name, count, *seen.digested, seen.scope)
+        self._leaves.append(leaf)
+        if seen.tensor is not None and (is_kept or self.keeps_tensors):
+            self._tensors.append((leaf, bytes(tensor_bytes(seen.tensor))))
+        for watcher in self._watchers:
+            watcher.on_leaf(leaf, seen.tensor)
+
+    def end_step(self, **values: Any) -> None:
+        """End the step: it is on its way to the disk when this returns. `values` are those of the curve.
+
+        TraceError where no step has begun; RunEnded, once it is written, after the last step that is wanted.
+        """
+        if self._step is None:
+            raise TraceError("a step ended that had not begun", remedy="call begin_step(step) first")
+        self._stop_operations()
+        step, leaves, tensors = self._step, self._leaves, self._tensors
+        self._step, self._leaves, self._tensors, self._counts = None, [], [], {}
+        self._sink.append(step, leaves, tensors)
+        told = {name: as_float(value) for name, value in values.items() if value is not None}
+        self._sink.log_values(told)
+        for watcher in self._watchers:
+            watcher.on_end_step(step, told)
+        if step == self._last_step:
+            raise RunEnded
+
+    def break_off(self, error: BaseException | None = None) -> Step | None:
+        """End the step in its middle, where the program has gone no further: `error` says why, if it was not in order.
+
+        What was recorded of it; None where no step has begun.
+        """
+        self._stop_operations()
+        if self._step is not None:
+            for watcher in self._watchers:
+                watcher.on_break_off(self._step, error)
+        step, leaves, tensors = self._step, self._leaves, self._tensors
+        self._step, self._leaves, self._tensors, self._counts = None, [], [], {}
+        return None if step is None else Step(step, leaves, tensors)
+
+    def _stop_operations(self) -> None:
+        operations, self._operations = self._operations, None
+        if operations is not None:
+            operations.stop()
+
+
+class NullRecorder:
+    """The same three calls where nothing is recorded."""
+
+    def begin_step(self, step: int) -> None:
+        """Nothing."""
+
+    def record(self, phase: str, name: str, value: Any, *, scope: Scope = Scope.LOGICAL) -> None:
+        """Nothing."""
+
+    def end_step(self, **values: Any) -> None:
+        """Nothing."""
+
+
+def look(values: Sequence[tuple[str, Any]], scope: Scope = Scope.LOGICAL) -> list[Seen]:
+    """Digest these named values, all at once; a sparse tensor gives two. TraceError for what cannot be recorded."""
+    found: list[Seen | None] = []
+    placed: list[tuple[int, str, Placed]] = []
+    for name, value in values:
+        if is_plain(value):
+            found.append(Seen(name, digest_tensor(value), scope, value))
+            continue
+        tensor = as_tensor(value)
+        if tensor is None:
+            found.append(Seen(name, _digest_of_text(name, value), scope))
+            continue
+        for suffix, part in strided_parts(tensor):
+            placed.append((len(found), name + suffix, place(part, scope)))
+            found.append(None)
+    digests = digest_placed([each.value for _, _, each in placed])
+    for (index, name, each), digested in zip(placed, digests, strict=True):
+        whole = each.value if isinstance(each.value, torch.Tensor) else None
+        found[index] = Seen(name, digested, each.scope, whole)
+    return [each for each in found if each is not None]
+
+
+def _is_small(tensor: torch.Tensor | None) -> bool:
+    return tensor is not None and tensor.numel() * tensor.element_size() <= MAX_KEPT_BYTES
+
+
+def as_tensor(value: Any) -> torch.Tensor | None:
+    """A value as a tensor that shares its memory where it can; None for what is no number nor list of numbers."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, bool | int | float):
+        return _scalar(value)
+    if hasattr(value, "__array_interface__"):
+        return _of_array(value)
+    if isinstance(value, list | tuple) and value and all(isinstance(each, int | float) for each in value):
+        return torch.tensor(value, dtype=torch.float64 if any(isinstance(v, float) for v in value) else torch.int64)
+    return None
+
+
+def as_float(value: Any) -> Float:
+    """A value of the curve by its bits, in its own dtype; a Python number is a float64.
+
+    TraceError for what is no single number.
+    """
+    if isinstance(value, Float):
+        return value
+    tensor = as_tensor(value)
+    if tensor is None or tensor.numel() != 1 or tensor.is_complex():
+        raise TraceError(f"the value {value!r} of a curve", legal="one number")
+    if (name := digest_tensor(tensor).dtype) in FLOATS:
+        return Float(name, int.from_bytes(tensor_bytes(tensor), "little"))
+    return Float.of(float(tensor.item()))
+
+
+def _scalar(value: bool | int | float) -> torch.Tensor | None:
+    if isinstance(value, float):
+        return torch.tensor(value, dtype=torch.float64)
+    if isinstance(value, bool):
+        return torch.tensor(value)
+    return torch.tensor(value, dtype=torch.int64) if -(2**63) <= value < 2**63 else None
+
+
+def _of_array(array: Any) -> torch.Tensor | None:
+    """A copy of a NumPy array, which torch.from_numpy would warn of where it cannot be written to."""
+    dtype = getattr(torch, str(array.dtype), None)
+    if not isinstance(dtype, torch.dtype):
+        return None
+    data = bytearray(array.tobytes())
+    return (torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)).reshape(array.shape)
+
+
+def _digest_of_text(name: str, value: Any) -> Digested:
+    if isinstance(value, int):
+        value = str(value)
+    if isinstance(value, str):
+        data, kind = value.encode("utf-8", "surrogatepass"), "text"
+    elif isinstance(value, bytes | bytearray | memoryview):
+        data, kind = bytes(value), "bytes"
+    elif isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        data, kind = "".join(f"{len(each)}:{each}" for each in value).encode("utf-8", "surrogatepass"), "texts"
+    else:
+        raise TraceError(
+            f"{name} is of type {type(value).__name__}",
+            legal="a tensor, an array, a number, text, bytes, or a list of numbers or texts",
+        )
+    algorithm, digested = digest(data)
+    return Digested(kind, (len(data),), algorithm, digested)

@@ -1,0 +1,94 @@
+"""A torch tensor as a leaf has it: dtype, shape, algorithm, digest. It is read where it lies."""
+
+import ctypes
+from typing import Any, NamedTuple, TypeGuard
+
+import torch
+
+from harness.core.errors import TraceError
+from harness.trace.digests import digest
+
+DTYPES = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint64: "u64",
+    torch.uint32: "u32",
+    torch.uint16: "u16",
+    torch.uint8: "u8",
+    torch.bool: "bool",
+}
+
+
+class Digested(NamedTuple):
+    """What a leaf says of its value."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    algorithm: str
+    digest: bytes
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype as traces spell it: "f32"; torch's own word for the ones that have no short name."""
+    return DTYPES.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+NOT_OF_DTYPE = "not implemented for"
+"""In what torch says of an operation that a dtype has not, as no other of its errors does."""
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Types whose tensors are what they seem: a subclass may hold parts, or be a wrapper without memory."""
+
+
+def is_plain(value: Any) -> TypeGuard[torch.Tensor]:
+    """Whether a value is a dense tensor on the host, of which nothing else has to be asked: most of them are."""
+    return type(value) in PLAIN and value.is_cpu and value.layout is torch.strided
+
+
+def digest_tensor(tensor: torch.Tensor) -> Digested:
+    """The digest of a whole tensor on the host, over its bytes in C order."""
+    algorithm, value = digest(memoryview(_memory(tensor)))
+    return Digested(DTYPES.get(tensor.dtype) or dtype_name(tensor.dtype), tuple(tensor.shape), algorithm, value)
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor in C order, on the host: its own memory where it lies so, else a copy.
+
+    TraceError for a tensor without memory: one of the device meta, or one whose memory was given back.
+    """
+    memory = _memory(tensor)
+    return memoryview(memory).cast("B")
+
+
+def _memory(tensor: torch.Tensor) -> ctypes.Array[ctypes.c_char]:
+    """The same as an array that owns what it shows."""
+    if tensor.is_meta or (tensor.nbytes and not tensor.untyped_storage().nbytes()):
+        raise TraceError(
+            f"a tensor of {tuple(tensor.shape)} without memory", remedy="with FSDP's first version, use fully_shard"
+        )
+    whole = tensor
+    if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
+        whole = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    num_bytes = whole.nbytes
+    if not num_bytes:
+        return (ctypes.c_char * 0)()
+    memory = (ctypes.c_char * num_bytes).from_address(whole.data_ptr())
+    memory.owner = whole  # type: ignore[attr-defined]  # the memory lives as long as what shows it
+    return memory
+
+
+def strided_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """(suffix of the name, part) of a tensor that may be sparse: its indices and its values, else itself.
+
+    A sparse tensor's elements are taken as they lie, coalesced or not: their order is part of what later sums give.
+    """
+    if tensor.layout is torch.strided:
+        return [("", tensor)]
+    if tensor.layout is torch.sparse_coo:
+        return [(" indices", tensor._indices()), (" values", tensor._values())]
+    return [("", tensor.to_dense())]

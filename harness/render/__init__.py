@@ -1,0 +1,1 @@
+"""Results and events as text, JSON, JUnit, HTML. Reads results; decides nothing."""

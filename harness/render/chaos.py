@@ -1,0 +1,247 @@
+"""What `rlharness chaos` prints: a sentence on the cause, how often it showed, the command that shows it again."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from harness.core.program_output import output_tail
+from harness.core.redaction import redact_argv
+from harness.core.text import count, one_line, path_text
+from harness.lab.chaos.comparison import Outcome, Sign
+from harness.lab.chaos.executor import BASELINE
+from harness.lab.chaos.finding import Chaos, Tally
+from harness.lab.experiments.perturbation_factors import HASH_SEED, USUAL_HASH_SEED, Perturbation, told, written
+from harness.lab.experiments.supervised_runs import OUTPUT
+from harness.render.divergence import verdict_json, verdict_text
+from harness.render.replay import ending_lines
+from harness.trace.verdict import EXIT_CODES, Divergence
+
+VERSION = 1
+NOUNS = {
+    "rollout": "{} of the rollout",
+    "reward": "{} of the rewards",
+    "reference": "{} of the reference",
+    "advantage": "{} of the advantages",
+    "forward": "{} of the forward pass",
+    "loss": "{} of the loss",
+    "backward": "the gradient of {}",
+    "optimizer": "{} of the optimizer",
+    "sync": "{} of the sync",
+}
+
+
+def chaos_text(chaos: Chaos, *, colour: bool) -> str:
+    """What was found, or that nothing was and how far it came."""
+    lines = [_headline(chaos, colour), *_without_baseline(chaos), *_detail(chaos)]
+    if chaos.interrupted_by:
+        lines.append(f"  interrupted by {chaos.interrupted_by}: {_how_far(chaos)}")
+    elif chaos.is_out_of_time:
+        lines.append(f"  its time was up: {_how_far(chaos)}")
+    lines += [f"  not applied: {one_line(told(e.perturbation))}: {one_line(e.why)}" for e in chaos.not_applied]
+    if chaos.finding is not None:
+        lines += _closer(chaos.finding.outcome, chaos.plan.directory / BASELINE)
+    if words := command(chaos):
+        lines.append(f"  see it again: {words}")
+    lines.append(f"  traces: {shlex.quote(path_text(chaos.plan.directory))}")
+    return "\n".join(lines)
+
+
+def _headline(chaos: Chaos, colour: bool) -> str:
+    if chaos.problem:
+        label, tone, text = "NO BASELINE", "33", f"the run with nothing changed is not whole: {one_line(chaos.problem)}"
+    elif chaos.finding is not None:
+        has_moved = chaos.finding.outcome.sign is Sign.MOVED
+        label, tone, text = "DIVERGED" if has_moved else "BROKE", "1;31" if has_moved else "33", sentence(chaos)
+    elif chaos.not_applied and not chaos.num_probes:
+        label, tone, text = "NOT APPLIED", "33", "no perturbation has happened: nothing is said of any"
+    elif not chaos.num_probes:
+        label, tone = "INTERRUPTED" if chaos.interrupted_by else "OUT OF TIME", "33"
+        text = "no perturbation was run to its end: nothing is said of any"
+    else:
+        label, tone, text = "NOTHING FOUND", "32", _nothing(chaos)
+    return f"\x1b[{tone}m{label}\x1b[0m  {text}" if colour else f"{label}  {text}"
+
+
+def _nothing(chaos: Chaos) -> str:
+    plan = chaos.plan
+    if plan.only is not None:
+        runs = f"in {count(chaos.num_runs, 'run')}, the baseline's among them"
+        return f"{one_line(told(plan.only))} {_verb('move', len(plan.only))} no bit {runs}"
+    factors = ", ".join(factor.name for factor in plan.factors)
+    probes = count(chaos.num_probes, "perturbation")
+    return f"{probes} of {factors} {_verb('move', chaos.num_probes)} no bit"
+
+
+def _verb(plural: str, number: int) -> str:
+    return f"{plural}s" if number == 1 else plural
+
+
+def sentence(chaos: Chaos) -> str:
+    """The trainer's thread count (training_threads=2) alone moves the gradient of embedding at step 2, in 3 of 3 runs.
+
+    Empty without a finding.
+    """
+    finding = chaos.finding
+    if finding is None:
+        return ""
+    if not finding.perturbation:
+        what = f"{effect(finding.outcome)}{_often(finding.tally)}"
+        return f"the run differs from itself with no perturbation at all: it {what}"
+    abouts = {factor.name: factor.about for factor in chaos.plan.subject.factors}
+    names = [_cause(abouts.get(name, ""), name, value) for name, value in finding.perturbation.items()]
+    together = f"{names[0]} alone" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} together"
+    verb = effect(finding.outcome)
+    verb = verb if len(names) == 1 else verb.replace("moves", "move", 1).replace("ends", "end", 1)
+    return f"{together} {verb}{_often(finding.tally)}"
+
+
+def _cause(about: str, name: str, value: Any) -> str:
+    """The hash seed (hash_seed=7); perturbation.n=3 where nobody has said what it is called."""
+    setting = f"{name}={one_line(written(value))}"
+    return f"{one_line(about)} ({setting})" if about else setting
+
+
+def effect(outcome: Outcome) -> str:
+    """moves the gradient of embedding at step 2; ends the run before step 2: and why."""
+    if outcome.sign is Sign.BROKE:
+        return f"ends the run before step {outcome.step} is done: {one_line(outcome.problem)}"
+    assert outcome.verdict is not None and outcome.verdict.first is not None
+    return f"moves {_leaf(outcome.verdict.first)} at step {outcome.step}"
+
+
+def _leaf(place: Divergence) -> str:
+    leaf = place.a or place.b
+    if leaf is None:
+        return "the whole step"
+    name = one_line(leaf.name)
+    return f"the {name}" if name in (leaf.phase, f"{leaf.phase}s") else NOUNS.get(leaf.phase, "{}").format(name)
+
+
+def _often(tally: Tally) -> str:
+    return f", in {tally.num_failed} of {count(tally.num_runs, 'run')}"
+
+
+def _without_baseline(chaos: Chaos) -> Iterator[str]:
+    """What may mend the run that is no baseline, and the end of what it printed."""
+    if chaos.remedy:
+        yield f"  remedy: {one_line(chaos.remedy)}"
+    if chaos.output is not None:
+        yield from (f"  {line}" for line in ending_lines(chaos.output))
+
+
+def _detail(chaos: Chaos) -> Iterator[str]:
+    finding = chaos.finding
+    if finding is None:
+        return
+    if not finding.is_smallest:
+        yield "  the search for a smaller cause did not come to its end"
+    if finding.perturbation:
+        without = finding.without
+        differ = _verb("differ", without.num_runs)
+        yield f"  with nothing changed: {without.num_failed} of {count(without.num_runs, 'run')} {differ}"
+    if finding.index is not None and dict(finding.drawn) != dict(finding.perturbation):
+        first = one_line(told(finding.drawn))
+        yield f"  first seen with perturbation {finding.index} of seed {chaos.plan.seed}: {first}"
+    if finding.outcome.verdict is not None:
+        yield from (f"  {line}" for line in verdict_text(finding.outcome.verdict, colour=False).splitlines()[1:])
+
+
+def _closer(outcome: Outcome, baseline: Path) -> Iterator[str]:
+    """The command that compares the run with the baseline; of one that broke, the end of what it printed."""
+    if outcome.directory is None:
+        return
+    if outcome.sign is Sign.MOVED:
+        yield f"  look closer: {shlex.join(['rlharness', 'diff', path_text(baseline), path_text(outcome.directory)])}"
+        return
+    yield from (f"  {line}" for line in ending_lines(outcome.directory / OUTPUT))
+
+
+def _how_far(chaos: Chaos) -> str:
+    wanted = 1 if chaos.plan.only is not None else chaos.plan.num_probes
+    were = "was" if wanted == 1 else "were"
+    return f"{chaos.num_probes} of {count(wanted, 'perturbation')} {were} run, in {count(chaos.num_runs, 'run')}"
+
+
+def command(chaos: Chaos) -> str:
+    """What to type to see a finding again; empty without one."""
+    finding, plan = chaos.finding, chaos.plan
+    if finding is None:
+        return ""
+    argv = plan.subject.envelope({}).argv if plan.subject.is_foreign else ()
+    behind = ["--", *argv] if argv else []
+    if not finding.perturbation:
+        runs = ["--runs", str(max(2, finding.tally.num_runs + 1))]
+        again = shlex.join(redact_argv(["rlharness", "replay", *plan.subject.typed, *runs, *behind]))
+        seed = {factor.name: factor.usual for factor in plan.subject.factors}.get(HASH_SEED, USUAL_HASH_SEED)
+        return again if seed is None else f"PYTHONHASHSEED={seed} {again}"
+    words = ["rlharness", "chaos", *plan.subject.typed, *only_words(finding.perturbation)]
+    if finding.num_steps is not None:
+        words += ["--steps", str(finding.num_steps)]
+    if not finding.tally.is_steady:
+        words += ["--repeats", str(_repeats(finding.tally))]
+    return shlex.join(redact_argv([*words, *behind]))
+
+
+def only_words(perturbation: Perturbation) -> list[str]:
+    """--only concurrency=3, once for each factor."""
+    return [word for name, value in perturbation.items() for word in ("--only", f"{name}={written(value)}")]
+
+
+def _repeats(tally: Tally) -> int:
+    """So many runs that one of them shows it, in 99 of 100 cases if it is as likely as it was."""
+    share = max(tally.num_failed, 1) / tally.num_runs
+    runs, missed = 1, 1 - share
+    while missed > 0.01:
+        runs, missed = runs + 1, missed * (1 - share)
+    return runs
+
+
+def chaos_json(chaos: Chaos) -> dict[str, Any]:
+    """The same in plain values only, without secrets."""
+    plan = chaos.plan
+    return {
+        "version": VERSION,
+        "exit_code": int(chaos.exit_code),
+        "command": list(redact_argv(("rlharness", "chaos", *plan.subject.typed))),
+        "seed": plan.seed,
+        "factors": [factor.name for factor in plan.factors],
+        "directory": str(plan.directory),
+        "num_probes": chaos.num_probes,
+        "num_probes_wanted": 1 if plan.only is not None else plan.num_probes,
+        "num_runs": chaos.num_runs,
+        "problem": chaos.problem,
+        "remedy": chaos.remedy,
+        "output": chaos.output and str(chaos.output),
+        "output_tail": output_tail(chaos.output) if chaos.output else [],
+        "interrupted_by": chaos.interrupted_by,
+        "is_out_of_time": chaos.is_out_of_time,
+        "not_applied": [{"perturbation": dict(e.perturbation), "why": e.why} for e in chaos.not_applied],
+        "finding": _finding_json(chaos),
+    }
+
+
+def _finding_json(chaos: Chaos) -> dict[str, Any] | None:
+    finding = chaos.finding
+    if finding is None:
+        return None
+    outcome = finding.outcome
+    verdict = outcome.verdict
+    return {
+        "sentence": sentence(chaos),
+        "perturbation": dict(finding.perturbation),
+        "sign": outcome.sign.value,
+        "step": outcome.step,
+        "problem": outcome.problem,
+        "directory": None if outcome.directory is None else str(outcome.directory),
+        "num_runs": finding.tally.num_runs,
+        "num_failed": finding.tally.num_failed,
+        "num_runs_unchanged": finding.without.num_runs,
+        "num_failed_unchanged": finding.without.num_failed,
+        "index": finding.index,
+        "drawn": dict(finding.drawn),
+        "num_steps": finding.num_steps,
+        "is_smallest": finding.is_smallest,
+        "reproduce": command(chaos),
+        "verdict": None if verdict is None else verdict_json(verdict, exit_code=EXIT_CODES[verdict.kind]),
+    }

@@ -1,0 +1,167 @@
+"""The picture of a plan: a row per card and CPU place, time from left to right, and what bounds it; or as JSON.
+
+Plain text of a given width. A unit is drawn from `[` to `]` with as much of its name as fits between; one too short
+for that is `|`, and one shorter than half a column leaves no mark. `~` is a card kept free for an exclusive unit.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import ceil
+from pathlib import PurePosixPath
+from typing import Any
+
+from harness.core.text import count, one_line
+from harness.runner.bounds import TOLERANCE
+from harness.runner.packing import Placement, Plan
+
+COLOURS = ("36", "32", "33", "35", "34", "31")  # ANSI foregrounds, in turn by a unit's index
+MIN_COLUMNS = 20
+MIN_NAME = 5
+"""A name is cut to what fits, but to no fewer characters than this."""
+MIN_TICK = 10
+"""Columns between two marks of the time axis, at least."""
+MAX_NAMED = 20
+"""Units that cannot run which are listed; the others are counted."""
+ROUND_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 43_200, 86_400)
+
+
+def chart(plan: Plan, paths: Sequence[str], *, width: int = 100, colour: bool = False) -> str:
+    """The plan as lines of about `width` characters (ANSI colours not counted), each ended by a newline.
+
+    `paths` gives the file of each unit, by its index.
+    """
+    lanes = [(f"gpu {gpu.index}", [p for p in plan.placements if gpu.gpu_id in p.gpu_ids]) for gpu in plan.gpus]
+    on_cpu = _side_by_side(p for p in plan.placements if not p.gpu_ids)
+    lanes += [(f"cpu {place}", lane) for place, lane in enumerate(on_cpu)]
+    lines: list[str] = []
+    if plan.makespan_s > 0:
+        margin = max(len(label) for label, _ in lanes) + 1
+        scale = _Scale(plan.makespan_s, max(MIN_COLUMNS, width - margin))
+        exclusive = [p for p in plan.placements if p.exclusive]
+        lines += [f"{label:{margin}}{_row(lane, exclusive, paths, scale, colour)}" for label, lane in lanes]
+        lines.append(f"{'':{margin}}{scale.axis()}")
+        lines.append("")
+    lines += _facts(plan, paths)
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def plan_json(plan: Plan, paths: Sequence[str]) -> dict[str, Any]:
+    """The plan as plain values: seconds from the start of the run, files by their paths, in the order of the queue."""
+    bound = plan.bound
+    return {
+        "makespan_s": plan.makespan_s,
+        "lower_bound_s": bound.value_s,
+        "lower_bound_term": bound.term.name.lower(),
+        "lower_bound_exclusive_s": bound.exclusive_s,
+        "bounding_unit": "" if bound.unit is None else paths[bound.unit],
+        "order": [paths[job.index] for job in plan.order],
+        "units": [
+            {
+                "path": paths[placement.index],
+                "gpu_ids": list(placement.gpu_ids),
+                "start_s": placement.start_s,
+                "end_s": placement.end_s,
+                "exclusive": placement.exclusive,
+            }
+            for placement in plan.placements
+        ],
+        "never": [{"path": paths[index], "reason": reason} for index, reason in plan.never],
+    }
+
+
+class _Scale:
+    """Seconds to columns."""
+
+    def __init__(self, makespan_s: float, num_columns: int) -> None:
+        self.makespan_s = makespan_s
+        self.num_columns = num_columns
+
+    def column(self, seconds: float) -> int:
+        return round(seconds / self.makespan_s * self.num_columns)
+
+    def axis(self) -> str:
+        """A mark and a label at every round number of seconds that leaves room for it."""
+        least_s = self.makespan_s * MIN_TICK / self.num_columns
+        step_s = next((step for step in ROUND_S if step >= least_s), ceil(least_s / ROUND_S[-1]) * ROUND_S[-1])
+        cells = [" "] * (self.num_columns + 1)
+        for number in range(int(self.makespan_s / step_s) + 1):
+            at = self.column(number * step_s)
+            mark = f"|{_axis_label(number * step_s, step_s)}"
+            room = len(cells) - at
+            cells[at : at + len(mark)] = mark if len(mark) <= room else f"{'|':{room}}"
+        return "".join(cells)
+
+
+def _axis_label(seconds: float, step_s: float) -> str:
+    for unit, unit_s in (("h", 3_600), ("min", 60)):
+        if step_s % unit_s == 0:
+            return f"{round(seconds / unit_s)} {unit}"
+    return f"{round(seconds, 1):g} s"
+
+
+def _side_by_side(placements: Iterable[Placement]) -> list[list[Placement]]:
+    """Units on CPU places, spread over as few rows as have no two overlap."""
+    lanes: list[list[Placement]] = []
+    for placement in sorted(placements, key=lambda p: p.start_s):
+        lane = next((lane for lane in lanes if lane[-1].end_s <= placement.start_s), None)
+        if lane is None:
+            lanes.append([placement])
+        else:
+            lane.append(placement)
+    return lanes
+
+
+def _row(
+    lane: Sequence[Placement], exclusive: Sequence[Placement], paths: Sequence[str], scale: _Scale, colour: bool
+) -> str:
+    cells = ["."] * scale.num_columns
+    for placement in exclusive:
+        start, end = scale.column(placement.start_s), scale.column(placement.end_s)
+        cells[start:end] = "~" * (end - start)
+    for placement in lane:
+        start, end = scale.column(placement.start_s), scale.column(placement.end_s)
+        cells[start:end] = _bar(paths[placement.index], end - start)
+        if colour and end > start:
+            cells[start] = f"\x1b[{COLOURS[placement.index % len(COLOURS)]}m{cells[start]}"
+            cells[end - 1] += "\x1b[0m"
+    return "".join(cells)
+
+
+def _bar(path: str, length: int) -> str:
+    if length < 2:
+        return "|" * length
+    room = length - 2
+    name = PurePosixPath(path).stem.removeprefix("test_").encode("ascii", "replace").decode()
+    name = one_line(name)  # a control character is ASCII too
+    return f"[{name[:room] if len(name) <= room or room >= MIN_NAME else '':=<{room}}]"
+
+
+def _facts(plan: Plan, paths: Sequence[str]) -> list[str]:
+    lines = [f"makespan     {plan.makespan_s:.1f} s"] if plan.placements else ["nothing to run"]
+    if plan.makespan_s > 0:
+        sequential_s = sum(p.end_s - p.start_s for p in plan.placements)
+        lines[0] += f", {sequential_s / plan.makespan_s:.1f}x faster than one file at a time"
+        if plan.gpus:
+            card_s = sum(len(p.gpu_ids) * (p.end_s - p.start_s) for p in plan.placements)
+            lines[0] += f"; cards {card_s / (len(plan.gpus) * plan.makespan_s):.0%} leased"
+        lines += _bound_facts(plan, paths)
+    if plan.never:
+        lines.append(f"cannot run   {count(len(plan.never), 'file')}")
+        lines += [f"  {one_line(paths[index])}: {one_line(reason)}" for index, reason in plan.never[:MAX_NAMED]]
+        if len(plan.never) > MAX_NAMED:
+            lines.append(f"  and {len(plan.never) - MAX_NAMED:,} more")
+    return lines
+
+
+def _bound_facts(plan: Plan, paths: Sequence[str]) -> list[str]:
+    bound = plan.bound
+    above = plan.makespan_s / bound.value_s - 1
+    reached = "reached" if above <= TOLERANCE else f"the makespan is {above:.1%} above it"
+    where = f" on {count(bound.num_places, 'CPU place' if bound.is_cpu else 'GPU')}" if bound.num_places else ""
+    lines = [f"lower bound  {bound.value_s:.1f} s, {reached}"]
+    lines.append(f"             set by {bound.term.value}{where}")
+    if bound.exclusive_s:
+        lines.append(f"             {bound.exclusive_s:.1f} s of it for exclusive files; ~ is kept free for them")
+    if bound.unit is not None:
+        alone_s = next(job.expected_s for job in plan.order if job.index == bound.unit)
+        lines.append(f"split        {one_line(paths[bound.unit])}: its {alone_s:.1f} s set the bound")
+    return lines

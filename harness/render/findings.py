@@ -1,0 +1,121 @@
+"""What `rlharness doctor` prints: findings for a person, as JSON, or as the lines of a shell that mend them."""
+
+import shlex
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from harness.core.findings import Finding, Severity
+from harness.core.redaction import redact_text
+from harness.core.text import count, one_line
+
+VERSION = 1
+TONES = {Severity.BROKEN: "1;31", Severity.WARNING: "33", Severity.FINE: "32"}
+LABELS = {Severity.BROKEN: "BROKEN", Severity.WARNING: "warning", Severity.FINE: "fine"}
+LABEL_WIDTH = 7
+MAX_CHECK_WIDTH = 24
+MAX_CHARS = 1000
+MIN_WRAPPED = 30
+
+
+def findings_text(
+    findings: Sequence[Finding],
+    *,
+    took_s: float,
+    colour: bool,
+    fix_command: str = "rlharness doctor --fix",
+    columns: int | None = None,
+) -> str:
+    """Every finding, in the order given, then how many there are of each kind.
+
+    `fix_command` is what prints the lines that mend them; empty where it should not be typed again. `columns` is how
+    long a line may be, None for any length; what is to be typed is never broken.
+    """
+    width = min(MAX_CHECK_WIDTH, max((len(one_line(finding.check)) for finding in findings), default=0))
+    lines = [line for finding in findings for line in _lines(finding, width, colour, columns)]
+    return "\n".join([*lines, "", *_closing(findings, took_s, colour), *_hint(findings, fix_command)])
+
+
+def findings_json(findings: Iterable[Finding], *, exit_code: int, took_s: float) -> dict[str, Any]:
+    """The findings in the order given; plain values only."""
+    return {
+        "version": VERSION,
+        "exit_code": exit_code,
+        "took_s": round(took_s, 3),
+        "findings": [
+            {
+                "check": finding.check,
+                "severity": finding.severity.value,
+                "measured": redact_text(finding.measured),
+                "breaks": redact_text(finding.breaks),
+                "remedy": redact_text(finding.remedy),
+                "exports": dict(finding.exports),
+                "unsets": list(finding.unsets),
+                "details": [redact_text(detail) for detail in finding.details],
+            }
+            for finding in findings
+        ],
+    }
+
+
+def fix_lines(findings: Iterable[Finding]) -> list[str]:
+    """Lines for a POSIX shell, fit for eval, that set and unset what the findings ask for.
+
+    Each variable once: the first finding that names it decides, and what is set anew is not unset.
+    """
+    told = list(findings)
+    exports: dict[str, str] = {}
+    for finding in told:
+        for name, value in finding.exports:
+            exports.setdefault(name, value)
+    unsets = dict.fromkeys(name for finding in told for name in finding.unsets if name not in exports)
+    return [f"unset {name}" for name in unsets] + [
+        f"export {name}={shlex.quote(value)}" for name, value in exports.items()
+    ]
+
+
+def _lines(finding: Finding, width: int, colour: bool, columns: int | None) -> Iterator[str]:
+    label = f"{LABELS[finding.severity]:<{LABEL_WIDTH}}"
+    first, *others = _wrapped(f"{label}  {one_line(finding.check):<{width}}  ", redact_text(finding.measured), columns)
+    yield _paint(label, TONES[finding.severity], colour) + first.removeprefix(label)
+    yield from others
+    indent = " " * (LABEL_WIDTH + 4)
+    if finding.breaks:
+        yield from _wrapped(f"{indent}breaks: ", redact_text(finding.breaks), columns)
+    if finding.remedy:
+        yield f"{indent}remedy: {one_line(redact_text(finding.remedy), MAX_CHARS)}"
+    for detail in finding.details:
+        yield f"{indent}| {one_line(redact_text(detail), MAX_CHARS)}"
+
+
+def _wrapped(head: str, text: str, columns: int | None) -> list[str]:
+    """The text behind `head`, broken between words where a line would be longer than `columns`."""
+    line = head + one_line(text, MAX_CHARS)
+    if columns is None or len(line) <= columns:
+        return [line]
+    room = max(columns - len(head), MIN_WRAPPED)
+    parts = textwrap.wrap(line[len(head) :], room, break_long_words=False, break_on_hyphens=False)
+    return [(" " * len(head) if number else head) + part for number, part in enumerate(parts)]
+
+
+def _closing(findings: Sequence[Finding], took_s: float, colour: bool) -> Iterator[str]:
+    num = Counter(finding.severity for finding in findings)
+    broken = dict.fromkeys(one_line(finding.check) for finding in findings if finding.severity is Severity.BROKEN)
+    told = [
+        f"{num[Severity.BROKEN]:,} broken ({', '.join(broken)})" if broken else "",
+        count(num[Severity.WARNING], "warning") if num[Severity.WARNING] else "",
+        f"{num[Severity.FINE]:,} fine" if num[Severity.FINE] else "",
+    ]
+    worst = next((severity for severity in Severity if num[severity]), Severity.FINE)
+    counted = ", ".join(filter(None, told)) or "nothing was looked at"
+    yield _paint(f"{counted} in {took_s:.1f} s", TONES[worst], colour)
+
+
+def _hint(findings: Sequence[Finding], fix_command: str) -> Iterator[str]:
+    if fix_command and fix_lines(finding for finding in findings if finding.severity is not Severity.FINE):
+        yield f'what variables can mend:  eval "$({fix_command})"'
+
+
+def _paint(text: str, code: str, colour: bool) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m" if colour else text

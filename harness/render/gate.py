@@ -1,0 +1,232 @@
+"""What `rlharness gate` prints: a verdict on each scenario, what it costs, what of that fails; or the same as JSON."""
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict
+from math import isfinite
+from typing import Any
+
+from harness.core.program_output import output_tail
+from harness.core.redaction import redact_argv
+from harness.core.text import count, one_line, path_text
+from harness.lab.gate.change import Change
+from harness.lab.gate.costs import MEMORY, SECONDS, STEP, CostChange
+from harness.lab.gate.golden import STEP as WHOLE_STEP
+from harness.lab.gate.golden import Golden
+from harness.lab.gate.result import Gate, GateScenario
+from harness.lab.gate.rounding import Rounding
+from harness.render.divergence import attribution_lines, headline, verdict_json
+from harness.render.replay import ending_lines
+from harness.trace.curve import common_names
+from harness.trace.verdict import EXIT_CODES
+
+VERSION = 1
+LABELS = {
+    Change.EQUAL: "EQUAL",
+    Change.NUMERICS: "NUMERICS ONLY",
+    Change.BEHAVIOUR: "BEHAVIOUR CHANGED",
+    Change.CONFIGURATION: "CONFIGURATION CHANGED",
+    Change.NONDETERMINISTIC: "NONDETERMINISTIC",
+    Change.NOT_COMPARABLE: "NOT COMPARABLE",
+    Change.BROKEN: "BROKEN",
+    Change.NEW: "NEW",
+    Change.REMOVED: "REMOVED",
+    Change.ACCEPTED: "ACCEPTED",
+}
+TONES = {Change.EQUAL: "32", Change.NEW: "32", Change.ACCEPTED: "32", Change.BEHAVIOUR: "1;31", Change.BROKEN: "1;31"}
+YELLOW = "33"
+PARTED = (Change.NUMERICS, Change.BEHAVIOUR)
+
+
+def gate_text(gate: Gate, *, colour: bool) -> str:
+    """Everything that a person wants to know, the decision last."""
+    lines = [sides_line(gate)]
+    for scenario in gate.scenarios:
+        lines += _scenario(gate, scenario, colour)
+    lines += [f"note: {one_line(note)}" for note in gate.notes]
+    return "\n".join([*lines, *_decision(gate, colour), f"  traces: {shlex.quote(path_text(gate.directory))}"])
+
+
+def sides_line(gate: Gate) -> str:
+    """What was compared with what."""
+    head = f"{gate.head.short}{' and what is not committed' if gate.is_dirty else ''}"
+    if gate.base is None:
+        return f"gate: {head}"
+    return f"gate: {head}, against {gate.base.short} {one_line(gate.base.subject, 60)!r}"
+
+
+def _scenario(gate: Gate, scenario: GateScenario, colour: bool) -> Iterator[str]:
+    label = LABELS[scenario.finding.change]
+    if colour:
+        label = f"\x1b[{TONES.get(scenario.finding.change, YELLOW)}m{label}\x1b[0m"
+    against = f" ({scenario.against})" if scenario.golden is not None else ""
+    yield f"{label}  {one_line(scenario.name)}{against}{where(scenario)}"
+    yield from (f"  {line}" for line in detail_lines(scenario))
+    if words := _next_command(gate, scenario):
+        yield f"  look closer: {shlex.join(words)}"
+
+
+def _next_command(gate: Gate, scenario: GateScenario) -> list[str]:
+    """What tells more of a scenario; nothing where nothing does."""
+    finding = scenario.finding
+    if finding.change is Change.NONDETERMINISTIC:
+        return ["rlharness", "replay", *redact_argv(scenario.typed)]
+    if finding.verdict is None or finding.verdict.first is None or finding.change not in PARTED:
+        return []
+    runs = (gate.directory / directory_name(scenario.name) / side / "run-1" for side in ("base", "head"))
+    return ["rlharness", "diff", *map(path_text, runs)]
+
+
+def directory_name(scenario: str) -> str:
+    """Of a scenario's traces."""
+    return scenario.replace("/", "-")
+
+
+def where(scenario: GateScenario) -> str:
+    """: 12 steps, every bit; : step 3, backward layers.0.weight. Nothing where nothing was compared."""
+    finding, golden = scenario.finding, scenario.golden
+    if finding.place:
+        return f": {finding.place}"
+    if finding.change is Change.EQUAL and golden is not None:
+        return f": {count(len(golden.steps), 'step')}, every bit"
+    if finding.verdict is None:
+        return ""
+    if finding.change is Change.EQUAL:  # also where one side records more
+        return f": {count(finding.verdict.num_steps, 'step')}, every bit"
+    return f": {headline(finding.verdict)}"
+
+
+def detail_lines(scenario: GateScenario) -> Iterator[str]:
+    """Why, how far apart, what it costs; without the verdict itself."""
+    finding, verdict = scenario.finding, scenario.finding.verdict
+    is_parted = verdict is not None and verdict.first is not None and finding.change is not Change.EQUAL
+    counted = {_what(line): line for line in attribution_lines(verdict)} if verdict and is_parted else {}
+    for reason in finding.reasons:  # the count of the same says more
+        yield counted.pop(_what(reason), one_line(reason))
+    if scenario.output is not None:
+        yield from ending_lines(scenario.output)
+    if is_parted and finding.rounding is not None:
+        yield from rounding_lines(finding.rounding)
+    yield from counted.values()
+    yield from map(cost_line, told_costs(scenario))
+    if scenario.golden is not None:
+        yield from golden_lines(scenario.golden, is_new=finding.change is Change.ACCEPTED)
+    for note in (*finding.notes, *scenario.notes):
+        yield f"note: {one_line(note)}"
+
+
+def _what(line: str) -> str:
+    """Of "tokens flipped: 5 of 64, first at step 2" what comes first."""
+    return line.partition(":")[0]
+
+
+def golden_lines(golden: Golden, *, is_new: bool) -> Iterator[str]:
+    """Who accepted it and why; of a new one, what it holds too."""
+    if is_new:
+        roots = ", ".join(name.replace("_", " ") for name in golden.roots if name != WHOLE_STEP)
+        curve = ", ".join(common_names(golden.curve)) or "nothing"
+        steps = count(len(golden.steps), "step")
+        yield f"it holds {steps}: a digest of each and of its {one_line(roots)}; a curve of {one_line(curve)}"
+    for newest in golden.history[-1:]:
+        yield f"accepted on {newest.date} at {newest.commit}: {one_line(newest.reason)}"
+
+
+def rounding_lines(rounding: Rounding) -> Iterator[str]:
+    """The first tensor, the one that is furthest apart, and how far that is beside what is in it."""
+    if not rounding.num_different:  # tokens and texts alone
+        return
+    is_most = (rounding.name, rounding.max_ulp) == (rounding.first, rounding.first_ulp)
+    yield (
+        f"tensors of step {rounding.step}: {rounding.num_different:,} of {rounding.num_compared:,} differ, the first"
+        f" {one_line(rounding.first)} by up to {rounding.first_ulp:,} ulp"
+        + (", which is the most" if is_most else f", most {one_line(rounding.name)} by {rounding.max_ulp:,} ulp")
+    )
+    if rounding.phase and rounding.is_rounding:  # else it is the reason
+        share = f"{100 * rounding.share:.3g} % of the largest element of its phase"
+        yield f"before the optimizer at most {share}, in {rounding.phase}"
+
+
+def told_costs(scenario: GateScenario) -> Iterator[CostChange]:
+    """The step as a whole, or the run where nothing else is known; and what is over its limit, noise or not."""
+    step = [each for each in scenario.costs if (each.kind, each.name) == (SECONDS, STEP)]
+    yield from step or [each for each in scenario.costs if each.kind == SECONDS][:1]
+    yield from (each for each in scenario.costs if each.is_over_limit and isfinite(each.noise) and each not in step)
+
+
+def cost_line(cost: CostChange) -> str:
+    """SLOWER: seconds of rollout: 0.12 -> 0.19 (x 1.58, noise 2 %)."""
+    unit = "GB" if cost.kind == MEMORY else "s"
+    label = {SECONDS: "SLOWER: ", MEMORY: "MORE MEMORY: "}[cost.kind] if cost.is_too_much else ""
+    what = f"{'peak memory' if cost.kind == MEMORY else 'time'} of {cost.name}"
+    if not isfinite(cost.noise):
+        noise = "one run of each side: its noise is not known"
+    else:
+        noise = f"noise {100 * cost.noise / cost.base if cost.base else 0:.0f} %"
+        if cost.is_over_limit and not cost.is_too_much:
+            noise += ", which may explain it"
+    return f"{label}{what}: {cost.base:.3g} {unit} -> {cost.head:.3g} {unit} (x {cost.ratio:.2f}, {noise})"
+
+
+def _decision(gate: Gate, colour: bool) -> Iterator[str]:
+    if gate.interrupted_by:
+        yield f"interrupted by {gate.interrupted_by}: nothing is decided"
+        return
+    if not gate.failures:
+        yield f"\x1b[32mpassed\x1b[0m: {summary_line(gate)}" if colour else f"passed: {summary_line(gate)}"
+        return
+    label = "\x1b[1;31mFAILED\x1b[0m" if colour else "FAILED"
+    for name, reasons in gate.failures.items():
+        yield f"{label}  {one_line(name)}: {', '.join(reasons)}"
+    yield f"  it fails on {', '.join(gate.policy.fail_on) or 'nothing'}, and on what does not run"
+
+
+def summary_line(gate: Gate) -> str:
+    """2 equal, 1 numerics only."""
+    changes = [each.finding.change for each in gate.scenarios]
+    return ", ".join(f"{changes.count(each)} {LABELS[each].lower()}" for each in Change if each in changes)
+
+
+def gate_json(gate: Gate) -> dict[str, Any]:
+    """The same in plain values only."""
+    return {
+        "version": VERSION,
+        "exit_code": int(gate.exit_code),
+        "interrupted_by": gate.interrupted_by,
+        "head": {**asdict(gate.head), "is_dirty": gate.is_dirty},
+        "base": gate.base and asdict(gate.base),
+        "fail_on": list(gate.policy.fail_on),
+        "failures": {name: list(reasons) for name, reasons in gate.failures.items()},
+        "directory": str(gate.directory),
+        "notes": list(gate.notes),
+        "scenarios": [_scenario_json(scenario) for scenario in gate.scenarios],
+    }
+
+
+def _scenario_json(scenario: GateScenario) -> dict[str, Any]:
+    finding = scenario.finding
+    verdict = finding.verdict
+    rounding = finding.rounding
+    return {
+        "name": scenario.name,
+        "change": finding.change.value,
+        "against": scenario.against,
+        "place": finding.place,
+        "reasons": list(finding.reasons),
+        "notes": [*finding.notes, *scenario.notes],
+        "verdict": verdict and verdict_json(verdict, exit_code=EXIT_CODES[verdict.kind]),
+        "rounding": rounding and {**asdict(rounding), "share": _finite(rounding.share)},
+        "costs": [_cost_json(cost) for cost in scenario.costs],
+        "golden": scenario.golden and [asdict(each) for each in scenario.golden.history],
+        "output": scenario.output and str(scenario.output),
+        "output_tail": output_tail(scenario.output) if scenario.output else [],
+    }
+
+
+def _cost_json(cost: CostChange) -> dict[str, Any]:
+    told = {**asdict(cost), "noise": _finite(cost.noise), "ratio": _finite(cost.ratio)}
+    return {**told, "is_too_much": cost.is_too_much}
+
+
+def _finite(number: float) -> float | None:
+    """JSON has no infinities: null."""
+    return number if isfinite(number) else None

@@ -1,0 +1,69 @@
+"""A finished run as one JSON value, what `run --json` prints."""
+
+from pathlib import Path
+from typing import Any
+
+from harness.core.errors import ReportError
+from harness.core.report_file import read_report
+from harness.core.test_outcomes import TestOutcome
+from harness.runner.events import RunFinished, plain
+from harness.runner.stats import RunState
+from harness.runner.units import Outcome, UnitResult
+
+VERSION = 1
+FAILURES = (TestOutcome.FAILED, TestOutcome.ERROR, TestOutcome.UNFINISHED)
+
+
+def summary_json(state: RunState, finished: RunFinished) -> dict[str, Any]:
+    """Every unit's outcome and failed tests, the cards, and the closing figures; plain values only."""
+    started = state.started
+    figures = plain(finished)
+    del figures["t"]
+    return {
+        "version": VERSION,
+        "run_id": started.run_id if started else "",
+        "directory": started.directory if started else "",
+        **figures,
+        "num_units": len(state.units),
+        "outcomes": {outcome.value: state.outcomes[outcome] for outcome in Outcome if state.outcomes[outcome]},
+        "tests": plain(dict(state.tests)),
+        "gpus": list(state.gpus),
+        "left_out": list(started.left_out) if started else [],
+        "quarantined": [{"gpu_id": e.gpu_id, "path": e.path, "reason": e.reason} for e in state.quarantined.values()],
+        "units": [_unit(result) for result in state.with_outcome(*Outcome)],
+    }
+
+
+def _unit(result: UnitResult) -> dict[str, Any]:
+    return {
+        "path": result.unit.path,
+        "outcome": result.outcome.value,
+        "reason": result.reason,
+        "duration_s": result.duration_s,
+        "need": result.unit.need.to_json(),
+        "gpu_ids": list(result.gpu_ids),
+        "tests": plain(result.tests.counts),
+        "failures": _failures(result),
+        "skip_reasons": list(result.skip_reasons),
+        "all_skipped": result.tests.all_skipped,
+        "left_behind": list(result.left_behind),
+        "need_disagrees": result.need_disagrees,
+        "for_want_of_gpus": result.for_want_of_gpus,
+        "directory": result.directory,
+    }
+
+
+def _failures(result: UnitResult) -> list[dict[str, str]]:
+    """The tests that failed or never ended, from the unit's report; none where that cannot be read."""
+    if not any(result.tests.counts.get(outcome) for outcome in FAILURES):
+        return []
+    try:
+        report = read_report(Path(result.directory) / "report.jsonl")
+    except (ReportError, OSError):
+        return []
+    outcomes = ((nodeid, report.outcome_of(nodeid)) for nodeid in report.all_ids())
+    return [
+        {"id": nodeid, "outcome": outcome.value, "reason": report.ends[nodeid].reason if nodeid in report.ends else ""}
+        for nodeid, outcome in outcomes
+        if outcome in FAILURES
+    ]

@@ -1,0 +1,247 @@
+"""JUnit XML for CI systems: a testsuite per unit, a testcase per test, and one for a unit whose end no test explains.
+
+How an outcome is told:
+
+    passed, xpassed     a testcase alone
+    failed, error       <failure>, <error>
+    skipped, xfailed    <skipped>
+    unfinished          <error>: it was running when the process ended
+    unstarted           <error> where the process ended before pytest did: nothing says it would have passed;
+                        <skipped> where pytest itself stopped before it (-x)
+    a failed unit without a failed test (crash, timeout, collection, exit code), and an interrupted one:
+                        a testcase named after the outcome, with <error>
+    a unit not run      a testcase named after the outcome, with <skipped> and the reason
+    what ended the run  before its time (a suite that cannot be collected, a bug of ours): a testsuite "rlharness" of
+                        one testcase, with <error>
+
+The shape is what the strictest consumer known takes, the schema of Jenkins' xUnit plugin: it refuses `file` on a
+testcase and `skipped` on testsuites, so the file stands on the testsuite, and in every classname.
+Units are written one at a time, so that memory holds the tests of one.
+"""
+
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from tempfile import NamedTemporaryFile, TemporaryFile
+from typing import BinaryIO
+from xml.sax.saxutils import XMLGenerator
+from xml.sax.xmlreader import AttributesImpl
+
+from junitparser import Error, Failure, Skipped, TestCase, TestSuite
+from junitparser.junitparser import FinalResult
+
+from harness.core.clock import Clock
+from harness.core.errors import ReportError, UsageError
+from harness.core.report_file import TestEnd, TestReport, read_report
+from harness.core.test_outcomes import TestOutcome
+from harness.core.text import escape, one_line
+from harness.runner.events import AttemptStarted, Event, RunFinished
+from harness.runner.stats import RunState
+from harness.runner.units import Outcome, Unit, UnitResult
+
+MAX_TEXT = 200_000
+"""Characters of one failure that are kept: GitLab refuses reports of more than 30 MB."""
+_ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\x7f-\x9f]")
+
+
+class JUnitReporter:
+    """Writes `path` when the run has finished, or when it is closed before that; whole or not at all.
+
+    Raises UsageError where the file cannot be made, OSError where it cannot be written in the end.
+    """
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        if path.is_dir():
+            raise UsageError(f"JUnit XML cannot be written to {path}: it is a directory", legal="a file")
+        self._path = path = path.resolve()  # through a link, not in its place
+        self._clock = clock
+        self._began: datetime | None = None
+        self._started_t: dict[str, float] = {}
+        self._state: RunState | None = None
+        self._is_written = False
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with NamedTemporaryFile(dir=path.parent):
+                pass
+        except OSError as error:
+            raise UsageError(
+                f"JUnit XML cannot be written to {path}: {error.strerror}",
+                legal="a file in a directory that can be written",
+            ) from error
+
+    def on_event(self, event: Event, state: RunState) -> None:
+        """Remember when units started; write at the end."""
+        if self._began is None:
+            self._began = self._clock.wall() - timedelta(seconds=event.t)
+        self._state = state
+        if isinstance(event, AttemptStarted):
+            self._started_t[event.path] = event.t
+        elif isinstance(event, RunFinished) and not self._is_written:
+            self._write(state, event.t, event.error)
+
+    def close(self) -> None:
+        """Write what is known of a run that never finished."""
+        if self._state is not None and not self._is_written:
+            self._write(self._state, self._state.t, "")
+
+    def _write(self, state: RunState, seconds: float, error: str) -> None:
+        self._is_written = True
+        with TemporaryFile(dir=self._path.parent) as suites:
+            totals = Counter[str]()
+            for suite in self._suites(state, error):
+                totals += Counter(tests=suite.tests, failures=suite.failures, errors=suite.errors)
+                suites.write(suite.tostring() + b"\n")  # type: ignore[no-untyped-call]
+            suites.seek(0)
+            self._assemble(suites, totals, seconds)
+
+    def _suites(self, state: RunState, error: str) -> Iterator[TestSuite]:
+        if error:
+            case = TestCase("[run]", "rlharness", 0.0)
+            case.result = _with_text(Error(_message(error), "run"), error)
+            suite = TestSuite("rlharness")
+            suite.add_testcases([case])
+            suite._elem.set("file", ".")  # the suite as a whole
+            yield suite
+        for unit in sorted(state.units.values(), key=lambda unit: unit.path):
+            yield self._suite(unit, state.results.get(unit.path))
+
+    def _assemble(self, suites: BinaryIO, totals: Counter[str], seconds: float) -> None:
+        """Put the root around the suites, in a file of its own that takes the name only when it is whole.
+
+        What is there and is no plain file (a device, a pipe) is written to as it is.
+        """
+        is_plain = self._path.is_file() or not self._path.exists()
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp") if is_plain else self._path
+        try:
+            with open(temporary, "wb") as file:
+                xml = XMLGenerator(file, encoding="utf-8")
+                xml.startDocument()
+                counts = {name: str(totals[name]) for name in ("tests", "failures", "errors")}
+                root = {"name": "rlharness", "time": f"{seconds:.3f}", **counts}
+                xml.startElement("testsuites", AttributesImpl(root))
+                xml.characters("\n")
+                shutil.copyfileobj(suites, file)
+                xml.endElement("testsuites")
+                file.flush()
+                if is_plain:
+                    os.fsync(file.fileno())
+            if is_plain:
+                os.replace(temporary, self._path)
+        finally:
+            if is_plain:
+                temporary.unlink(missing_ok=True)
+
+    def _suite(self, unit: Unit, result: UnitResult | None) -> TestSuite:
+        result = result or UnitResult(unit, Outcome.INTERRUPTED, "the runner stopped before this unit had an outcome")
+        suite = TestSuite(_legal(unit.path))
+        suite.add_testcases(list(_cases(result)))
+        suite.time = round(result.duration_s, 3)
+        suite._elem.set("file", _legal(unit.path))
+        if self._began is not None and unit.path in self._started_t:
+            started = self._began + timedelta(seconds=self._started_t[unit.path])
+            suite.timestamp = started.isoformat(timespec="milliseconds")
+        return suite
+
+
+def _cases(result: UnitResult) -> Iterator[TestCase]:
+    """The testcases of one unit, in the order of its tests."""
+    try:
+        report = read_report(Path(result.directory, "report.jsonl")) if result.directory else TestReport()
+        unreadable = ""
+    except (OSError, ReportError) as error:
+        report, unreadable = TestReport(), f"its report cannot be read: {error}"
+    explained = False
+    for nodeid in report.all_ids():
+        outcome = report.outcome_of(nodeid)
+        bad = outcome in (TestOutcome.FAILED, TestOutcome.ERROR, TestOutcome.UNFINISHED)
+        explained |= bad or (outcome is TestOutcome.UNSTARTED and report.finished_exit is None)
+        yield _test_case(nodeid, report, result)
+    if unreadable or not (explained or result.outcome in (Outcome.PASSED, Outcome.NO_TESTS)):
+        yield _unit_case(result, report, unreadable)
+
+
+def _test_case(nodeid: str, report: TestReport, result: UnitResult) -> TestCase:
+    name, classname = _names(nodeid)
+    outcome = report.outcome_of(nodeid)
+    end = report.ends.get(nodeid, TestEnd(outcome, 0.0, "", ""))
+    case = TestCase(name, classname, round(end.duration_s, 3))
+    told = _told(end, outcome, result, pytest_finished=report.finished_exit is not None)
+    if told is not None:
+        case.result = told
+    if result.directory and outcome in (TestOutcome.FAILED, TestOutcome.ERROR, TestOutcome.UNFINISHED):
+        case.system_out = _output_of(result)
+    return case
+
+
+def _told(end: TestEnd, outcome: TestOutcome, result: UnitResult, *, pytest_finished: bool) -> FinalResult | None:
+    """What stands in a test's testcase; None where the testcase alone says it."""
+    why = result.reason or result.outcome.value
+    told: FinalResult | None = None
+    match outcome:
+        case TestOutcome.FAILED:
+            told = _with_text(Failure(_message(end.reason), "failed"), end.text)
+        case TestOutcome.ERROR:
+            told = _with_text(Error(_message(end.reason), "error"), end.text)
+        case TestOutcome.SKIPPED:
+            told = _with_text(Skipped(_message(end.reason), "skipped"), end.text)
+        case TestOutcome.XFAILED:
+            told = Skipped(_message(end.reason), "xfailed")
+        case TestOutcome.UNFINISHED:
+            told = Error(_message(f"it was running when the process ended: {why}"), "unfinished")
+        case TestOutcome.UNSTARTED if pytest_finished:
+            told = Skipped("pytest stopped before it began", "unstarted")
+        case TestOutcome.UNSTARTED:
+            told = Error(_message(f"the process ended before it began: {why}"), "unstarted")
+    return told
+
+
+def _unit_case(result: UnitResult, report: TestReport, unreadable: str) -> TestCase:
+    """The testcase that stands for a unit whose outcome no test of it explains."""
+    outcome = result.outcome
+    case = TestCase(f"[{outcome.value}]", _names(result.unit.path)[1], 0.0)
+    message = _message(unreadable or result.reason or outcome.value.replace("_", " "))
+    if outcome.is_failure or outcome is Outcome.INTERRUPTED:
+        texts = [text for _, text in report.collect_errors] or [result.unit.collect_error]
+        case.result = _with_text(Error(message, outcome.value), "\n".join(texts))
+    else:  # it never ran; or it passed, and only its report is gone
+        case.result = Skipped(message, outcome.value)
+    if result.directory:
+        case.system_out = _output_of(result)
+    return case
+
+
+def _with_text(told: FinalResult, text: str) -> FinalResult:
+    if text:
+        told.text = _legal(text if len(text) <= MAX_TEXT else _shortened(text))
+    return told
+
+
+def _shortened(text: str) -> str:
+    half = MAX_TEXT // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+
+
+def _names(nodeid: str) -> tuple[str, str]:
+    """(name, classname) as pytest has them: test_y[p] of tests.a.TestX for tests/a.py::TestX::test_y[p]."""
+    path, _, rest = nodeid.partition("::")
+    module = path.removesuffix(".py").replace("/", ".")
+    inner, bracket, parameters = rest.partition("[")
+    *classes, name = inner.split("::")
+    return _legal(name + bracket + parameters) or module, _legal(".".join([module, *classes]))
+
+
+def _message(text: str) -> str:
+    return _legal(one_line(text, 1000))
+
+
+def _output_of(result: UnitResult) -> str:
+    return _legal(f"output of the whole file: {Path(result.directory, 'output.log')}")
+
+
+def _legal(text: str) -> str:
+    """`text` with the characters that XML cannot hold, escaped or not, as Python escapes."""
+    return _ILLEGAL.sub(lambda match: escape(match.group()), text)

@@ -1,0 +1,63 @@
+"""Which reporters a run has, each behind its guard."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from harness.core.clock import Clock
+from harness.render.jsonl import JsonlReporter
+from harness.render.plain import PlainReporter
+from harness.render.summary import SummaryReporter
+from harness.runner.reporter import Guarded, Reporter
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """What was asked for, and what the output is."""
+
+    is_terminal: bool
+    """Whether the output is a terminal that understands cursor movements."""
+    colour: bool
+    record_file: Path | None = None
+    """The run's own record of its events."""
+    events_file: Path | None = None
+    """The one that was asked for."""
+    junit_file: Path | None = None
+
+
+def make_reporters(
+    options: ReportOptions, *, stream: TextIO, clock: Clock, say: Callable[[str], None]
+) -> list[Guarded]:
+    """The reporters of a run, in the order in which each must be given every event, and closed.
+
+    The record comes first, the summary last: on the last event the display has left `stream` before it is written.
+    `say` is given one line when a reporter has to be switched off. Raises UsageError for a file that cannot be made.
+    """
+    reporters: list[Guarded] = []
+    with ExitStack() as stack:  # one that cannot be made leaves none open
+
+        def add(reporter: Reporter, name: str, *, is_asked: bool = False, is_late: bool = False) -> None:
+            reporters.append(Guarded(reporter, name, say, is_asked=is_asked, is_late=is_late))
+            stack.callback(reporter.close)
+
+        for path in filter(None, (options.record_file, options.events_file)):
+            add(JsonlReporter(path), f"the record of events in {path}", is_asked=path == options.events_file)
+        add(_display(options, stream, clock, say), "the display")
+        if options.junit_file is not None:
+            from harness.render.junit import JUnitReporter
+
+            junit = JUnitReporter(options.junit_file, clock)
+            add(junit, f"the JUnit XML in {options.junit_file}", is_asked=True, is_late=True)
+        add(SummaryReporter(stream, colour=options.colour), "the summary")
+        stack.pop_all()
+    return reporters
+
+
+def _display(options: ReportOptions, stream: TextIO, clock: Clock, say: Callable[[str], None]) -> Reporter:
+    if not options.is_terminal:
+        return PlainReporter(stream)
+    from harness.render.live.reporter import LiveReporter
+
+    return LiveReporter(stream, clock, colour=options.colour, say=say)

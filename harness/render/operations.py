@@ -1,0 +1,228 @@
+"""What is printed of the operations of a step: the first that differs, the first NaN, for a person or as JSON."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from harness.core.text import count, one_line
+from harness.trace.digests import RAW
+from harness.trace.element_diff import compare
+from harness.trace.non_finite import NonFinite
+from harness.trace.ops import INF, NAN, OpDifference, OpDivergence, Operation, OpValue, OpVerdict
+
+MAX_CHARS = 90
+MAX_VALUES = 6
+"""So many of an operation's inputs or outputs are shown."""
+SHOWN = {NAN: "NaN", INF: "Inf"}
+VALIDITY = "it counts if the step comes out the same without this record: rlharness replay --step K --op looks"
+FROM_OUTSIDE = "no recorded operation wrote what differs: it was there before, or NumPy or compiled code wrote it"
+ENTRANCE = "aten.lift_fresh."
+"""Through it Python and NumPy values become tensors."""
+FROM_PYTHON = "Python or NumPy hands it something else"
+PHRASES = {
+    OpDifference.ONLY_IN_A: "only A has it",
+    OpDifference.ONLY_IN_B: "only B has it",
+    OpDifference.OTHER_OPERATION: "B has another operation in its place",
+    OpDifference.OTHER_ARGUMENTS: "it is called otherwise",
+    OpDifference.INPUT: "it reads something else",
+    OpDifference.RANDOM_STATE: "its random-number generator is in another state",
+    OpDifference.OUTPUT: "out of equal inputs it makes something else",
+}
+
+
+def operations_text(verdict: OpVerdict) -> list[str]:
+    """The lines below the verdict on two traces."""
+    equal = "" if verdict.first else ", none differs"
+    return [
+        f"  operations of step {verdict.step}, rank {verdict.rank}: A {verdict.num_a:,}, B {verdict.num_b:,}{equal}",
+        *(f"    {each}" for each in _lines(verdict)),
+        *(f"    note: {one_line(problem)}" for problem in verdict.problems),
+        f"    {VALIDITY}",
+    ]
+
+
+def _lines(verdict: OpVerdict) -> Iterator[str]:
+    first = verdict.first
+    if first is None:
+        return
+    yield from _divergence("first that differs", first)
+    if verdict.made is not None:
+        yield from _divergence("first that makes other values out of equal ones", verdict.made)
+    if first.last_equal is not None:
+        yield f"equal just before: {named(first.last_equal)}"
+
+
+def _divergence(title: str, place: OpDivergence) -> Iterator[str]:
+    operation = place.a or place.b
+    assert operation is not None
+    yield f"{title}: {named(operation)}"
+    is_entrance = place.what is OpDifference.INPUT and operation.name.startswith(ENTRANCE)
+    yield f"  {FROM_PYTHON if is_entrance else PHRASES[place.what]}"
+    if place.a is None or place.b is None:
+        return
+    if place.what is OpDifference.OTHER_OPERATION:
+        yield f"  B: {named(place.b)}"
+        return
+    if place.a.at != place.b.at:
+        yield f"  in B from {one_line(place.b.at, MAX_CHARS)}"
+    if place.what is OpDifference.OTHER_ARGUMENTS:
+        yield f"  A: {_call(place.a)}"
+        yield f"  B: {_call(place.b)}"
+        return
+    yield from _values("inputs", place.a.inputs, place.b.inputs, place.inputs)
+    if is_entrance:
+        return
+    yield from _values("outputs", place.a.outputs, place.b.outputs, place.outputs)
+    for maker in place.makers:
+        yield f"  what differs was written by {named(maker)}" if maker else f"  {FROM_OUTSIDE}"
+
+
+def named(operation: Operation) -> str:
+    """backward aten.index_put.default (#57), train.py:41 forward."""
+    via = f", in {one_line(operation.via, MAX_CHARS)}" if operation.via else ""
+    where = f"{one_line(operation.at, MAX_CHARS)}{via}"
+    return f"{one_line(operation.phase)} {one_line(operation.name, MAX_CHARS)} (#{operation.index}), {where}"
+
+
+def _values(
+    title: str, a: tuple[OpValue, ...], b: tuple[OpValue, ...], equal: tuple[bool | None, ...]
+) -> Iterator[str]:
+    """Which of the inputs or outputs are equal, and the digests of those that are not."""
+    if not equal:
+        return
+    if False not in equal:
+        unread = f", {count(equal.count(None), 'of them was', 'of them were')} not read" if None in equal else ""
+        yield f"  {title}: {'none differs' if unread else 'equal'}{unread}"
+        return
+    different = [place for place, same in enumerate(equal) if same is False]
+    yield f"  {title}: {len(different)} of {len(equal)} {'differs' if len(different) == 1 else 'differ'}"
+    for place in different[:MAX_VALUES]:
+        x, y = a[place], b[place]
+        number = f"{place + 1}:"
+        shown_x, shown_y, distance = _shown(x, y)
+        yield f"    {number} A {value_kind(x)}  {shown_x}{_alignment(x)}"
+        yield f"    {' ' * len(number)} B {value_kind(y)}  {shown_y}{_alignment(y)}{distance}"
+    if (more := len(different) - MAX_VALUES) > 0:
+        yield f"    and {more:,} more"
+
+
+def _shown(x: OpValue, y: OpValue) -> tuple[str, str, str]:
+    """(A, B, how far apart): values where they are known, digests where they are not."""
+    if x.algorithm == y.algorithm == RAW and x.dtype == y.dtype:
+        found = compare(x.dtype, bytes.fromhex(x.digest), bytes.fromhex(y.digest))
+        if found is not None:
+            ulp = "" if found.max_ulp is None else f"  {count(found.max_ulp, 'ulp', 'ulp')} apart"
+            return found.a, found.b, ulp
+    return f"{x.algorithm} {x.digest}", f"{y.algorithm} {y.digest}", ""
+
+
+def value_kind(value: OpValue) -> str:
+    """f32 [64, 128], with what of its strides and offset is not as usual."""
+    strides = "".join(f" {word}" for word in value.kind[2:])
+    return one_line(f"{value.dtype} [{value.shape.replace(',', ', ')}]{strides}", MAX_CHARS)
+
+
+def _alignment(value: OpValue) -> str:
+    words = [word for word in value.layout if word not in value.kind]
+    return f" {one_line(' '.join(words), MAX_CHARS)}" if words else ""
+
+
+def _call(operation: Operation) -> str:
+    kinds = "; ".join(value_kind(value) for value in operation.inputs[:MAX_VALUES])
+    return one_line(f"({operation.arguments}) of {kinds or 'no tensor'}", 2 * MAX_CHARS)
+
+
+def non_finite_lines(found: NonFinite) -> Iterator[str]:
+    """Which operation made the first NaN or Inf, of what, and where that began."""
+    kind = SHOWN[found.kind]
+    if found.made_by is None:
+        assert found.read_by is not None
+        yield f"first {kind}: it was there before the step, or NumPy or compiled code wrote it"
+        yield f"  read first by {named(found.read_by)}"
+        return
+    yield f"first {kind}: made by {named(found.made_by)}"
+    yield from _inputs(found.made_by)
+    if found.origin is not None:
+        handed_on = f", handed on by {count(found.num_between, 'operation')}," if found.num_between else ""
+        yield f"  of an Inf{handed_on} that was made of finite numbers by {named(found.origin)}"
+        yield from _inputs(found.origin)
+    elif found.kind == NAN and any(INF in value.not_finite for value in found.made_by.inputs):
+        yield "  of an Inf that was there before the step, or that NumPy or compiled code wrote"
+
+
+def _inputs(operation: Operation) -> Iterator[str]:
+    """What it read: dtypes, shapes, and whether that was finite."""
+    shown = [
+        value_kind(value)
+        + (f" with {' and '.join(SHOWN[word] for word in sorted(value.not_finite))}" * bool(value.not_finite))
+        for value in operation.inputs[:MAX_VALUES]
+    ]
+    if (more := len(operation.inputs) - MAX_VALUES) > 0:
+        shown.append(f"{more:,} more")
+    yield f"    it read {'; '.join(shown) or 'no tensor'}"
+
+
+def operations_json(verdict: OpVerdict) -> dict[str, Any]:
+    """The same in plain values only."""
+    return {
+        "rank": verdict.rank,
+        "step": verdict.step,
+        "num_a": verdict.num_a,
+        "num_b": verdict.num_b,
+        "first": _divergence_json(verdict.first),
+        "made": _divergence_json(verdict.made),
+        "problems": list(verdict.problems),
+    }
+
+
+def _divergence_json(place: OpDivergence | None) -> dict[str, Any] | None:
+    if place is None:
+        return None
+    return {
+        "what": place.what.value,
+        "a": operation_json(place.a),
+        "b": operation_json(place.b),
+        "inputs_equal": list(place.inputs),
+        "outputs_equal": list(place.outputs),
+        "last_equal": operation_json(place.last_equal),
+        "makers": [operation_json(maker) for maker in place.makers],
+    }
+
+
+def operation_json(operation: Operation | None) -> dict[str, Any] | None:
+    """An operation in plain values only."""
+    if operation is None:
+        return None
+    return {
+        "index": operation.index,
+        "phase": operation.phase,
+        "name": operation.name,
+        "at": operation.at,
+        "via": operation.via,
+        "arguments": operation.arguments,
+        "random": operation.random,
+        "inputs": [_value_json(value) for value in operation.inputs],
+        "outputs": [_value_json(value) for value in operation.outputs],
+    }
+
+
+def _value_json(value: OpValue) -> dict[str, Any]:
+    return {
+        "dtype": value.dtype,
+        "shape": value.shape,
+        "algorithm": value.algorithm,
+        "digest": value.digest,
+        "layout": list(value.layout),
+    }
+
+
+def non_finite_json(found: NonFinite | None) -> dict[str, Any] | None:
+    """Where a NaN or an Inf came from, in plain values only."""
+    if found is None:
+        return None
+    return {
+        "kind": found.kind,
+        "made_by": operation_json(found.made_by),
+        "read_by": operation_json(found.read_by),
+        "origin": operation_json(found.origin),
+        "num_between": found.num_between,
+    }

@@ -1,0 +1,53 @@
+"""Outcomes of units and tests in words."""
+
+from collections.abc import Iterable
+
+from harness.core.test_outcomes import TestCounts, TestOutcome
+from harness.core.text import ranges
+from harness.runner.stats import RunState
+from harness.runner.units import Outcome, UnitResult
+
+_SHORT = {
+    TestOutcome.PASSED: "passed",
+    TestOutcome.FAILED: "failed",
+    TestOutcome.ERROR: "in error",
+    TestOutcome.SKIPPED: "skipped",
+    TestOutcome.XFAILED: "xfailed",
+    TestOutcome.XPASSED: "xpassed",
+    TestOutcome.UNFINISHED: "unfinished",
+    TestOutcome.UNSTARTED: "not started",
+}
+
+
+def label(outcome: Outcome) -> str:
+    """The outcome in words, in capitals where somebody should look: "passed", "FAILED", "TIMED OUT"."""
+    words = outcome.value.replace("_", " ")
+    return words if outcome in (Outcome.PASSED, Outcome.NO_TESTS) else words.upper()
+
+
+def tally(tests: TestCounts) -> str:
+    """14 passed, 2 skipped: in the order of TestOutcome, worst not first; "no tests" for none."""
+    parts = [f"{tests[outcome]:,} {_SHORT[outcome]}" for outcome in TestOutcome if tests[outcome]]
+    return ", ".join(parts) or "no tests"
+
+
+def facts(result: UnitResult, state: RunState) -> list[str]:
+    """How long a unit ran, where, and what became of its tests; nothing of one that was never started."""
+    if not result.directory:
+        return []
+    return [f"{result.duration_s:.1f} s", cards(result.gpu_ids, state), tally(result.tests)]
+
+
+def cards(gpu_ids: Iterable[str], state: RunState) -> str:
+    """The cards of a lease by their positions among the run's: "gpu 0", "gpus 0-3,6"; "cpu" for none."""
+    names = card_names(state.gpus)
+    shown = [names.get(gpu_id, gpu_id) for gpu_id in gpu_ids]
+    if not shown:
+        return "cpu"
+    return f"gpu{'' if len(shown) == 1 else 's'} {ranges(shown)}"
+
+
+def card_names(gpus: Iterable[str]) -> dict[str, str]:
+    """The index of each card by its id, from the lines of RunStarted ("0 NVIDIA H200 143 GB GPU-...")."""
+    words = [line.split() for line in gpus]
+    return {line[-1]: line[0] for line in words if line}

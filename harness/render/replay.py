@@ -1,0 +1,138 @@
+"""What `rlharness replay` prints: how each run ended, what the runs are to each other, what to type next."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness.core.program_output import output_tail
+from harness.core.redaction import redact_argv
+from harness.core.text import count, one_line, path_text
+from harness.lab.experiments.hints import next_command, program_command
+from harness.lab.experiments.recording_result import recording_json
+from harness.lab.experiments.supervised_runs import Run
+from harness.lab.replay.comparison import Comparison, Replay
+from harness.render.divergence import STEP_ONLY, verdict_json, verdict_text
+from harness.render.operations import VALIDITY, non_finite_json, non_finite_lines, operations_json, operations_text
+from harness.trace.verdict import EXIT_CODES, Kind
+
+VERSION = 1
+
+
+def run_line(run: Run) -> str:
+    """run 1: 40 steps in 12.3 s; with what was wrong with it, if anything was."""
+    recording = run.recording
+    line = f"{run.name}: {count(recording.num_steps, 'step')} in {run.duration_s:.1f} s"
+    if not recording.is_whole:
+        line += f", INCOMPLETE: {one_line(recording.problems[0].what)}"
+    return line
+
+
+def replay_text(replay: Replay, *, colour: bool, width: int | None = None, is_ascii: bool = False) -> str:
+    """The verdict on each pair of runs; what was wrong with a run, and the end of what it printed.
+
+    With pictures of the curves where `width`, in columns, is given.
+    """
+    plan = replay.plan
+    lines = []
+    if replay.interrupted_by:
+        lines.append(f"interrupted by {replay.interrupted_by}; what was recorded is kept")
+    for comparison in replay.comparisons:
+        lines += [
+            f"A: {one_line(comparison.a)}  B: {comparison.b}",
+            *verdict_text(comparison.verdict, colour=colour, width=width, is_ascii=is_ascii).splitlines(),
+            *_operations(comparison),
+        ]
+    lines += _failures([run for run in replay.runs if not run.recording.is_whole])
+    lines += [f"  note: {one_line(note)}" for note in replay.notes]
+    lines += [f"  note: {run.name}: {one_line(note)}" for run in replay.runs for note in run.recording.notes]
+    if command := _next_command(replay):
+        lines.append(f"  {command}")
+    lines.append(f"  traces: {shlex.quote(path_text(plan.directory))}")
+    return "\n".join(lines)
+
+
+def _operations(comparison: Comparison) -> Iterator[str]:
+    for operations in comparison.operations:
+        yield from (line for line in operations_text(operations) if line.strip() != VALIDITY)
+    if comparison.nan is not None:
+        yield from (f"    {line}" for line in non_finite_lines(comparison.nan))
+    for note in comparison.notes:
+        yield f"  note: {one_line(note)}"
+    if comparison.operations and not comparison.notes:
+        yield f"    it counts: step {comparison.operations[0].step} came out the same without this record"
+
+
+def _failures(runs: Sequence[Run]) -> Iterator[str]:
+    """What was wrong with each run, and the end of its output; those that ended alike are told together."""
+    told: dict[tuple[object, ...], str] = {}
+    for run in runs:
+        tail = output_tail(run.output)
+        first = told.setdefault((run.recording.problems, *tail), run.name)
+        if first != run.name:
+            yield f"{run.name} ended as {first} did ({one_line(path_text(run.output))})"
+            continue
+        yield f"{run.name} is not whole"
+        for problem in run.recording.problems:
+            yield f"  {one_line(problem.what)}"
+            if problem.remedy:
+                yield f"    remedy: {one_line(problem.remedy)}"
+        yield from (f"  {line}" for line in ending_lines(run.output))
+
+
+def ending_lines(output: Path) -> Iterator[str]:
+    """The last that a run printed, and the file that holds all of it."""
+    tail, name = output_tail(output), one_line(path_text(output))
+    yield f"the end of its output ({name}):" if tail else f"it printed nothing ({name})"
+    yield from (f"| {line}" for line in tail)
+
+
+def _step_to_open(replay: Replay) -> tuple[int, ...]:
+    """The first step that differs, where its operations would tell more; none where they are told, or nothing is."""
+    if replay.plan.against is not None:
+        return ()
+    found = [each.verdict.first for each in replay.comparisons if each.verdict.kind is Kind.DIVERGED]
+    steps = [place.step for place in found if place is not None and place.what not in STEP_ONLY]
+    return (min(steps),) if steps and min(steps) != replay.plan.op_step else ()
+
+
+def _next_command(replay: Replay) -> str:
+    """What looks closer at the first difference, else at the first run that has died; empty where nothing would."""
+    plan = replay.plan
+    if step := _step_to_open(replay):
+        envelope = replace(plan.envelope, typed=plan.typed)
+        return f"look closer: {program_command(envelope, step[0], plan.timeout_s, plan.stdin)}"
+    for run in replay.runs:
+        found = next_command(plan.envelope_of(run.number), run.recording)
+        if found is not None and plan.op_step is None and not replay.interrupted_by:
+            return str(found)
+    return ""
+
+
+def replay_json(replay: Replay) -> dict[str, Any]:
+    """The same in plain values only, without secrets."""
+    plan = replay.plan
+    return {
+        "version": VERSION,
+        "exit_code": int(replay.exit_code),
+        "interrupted_by": replay.interrupted_by,
+        "command": list(redact_argv(("rlharness", "replay", *plan.typed) if plan.typed else plan.envelope.argv)),
+        "level": plan.envelope.level,
+        "directory": str(plan.directory),
+        "runs": [
+            {"name": run.name, "duration_s": run.duration_s, **recording_json(run.recording)} for run in replay.runs
+        ],
+        "comparisons": [
+            {
+                "a": comparison.a,
+                "b": comparison.b,
+                **verdict_json(comparison.verdict, exit_code=EXIT_CODES[comparison.verdict.kind]),
+                "operations": [operations_json(each) for each in comparison.operations],
+                "nan": non_finite_json(comparison.nan),
+                "operation_notes": list(comparison.notes),
+            }
+            for comparison in replay.comparisons
+        ],
+        "notes": list(replay.notes),
+    }

@@ -1,0 +1,44 @@
+"""Two fingerprints side by side, what differs first. Pure."""
+
+from dataclasses import dataclass
+
+from harness.core.redaction import redact_fields
+from harness.trace.manifest import PARTS, Manifest
+
+ABOUT = {
+    "identity": "What the configuration means. Where it differs, two runs are not comparable.",
+    "numerics": "What computes. No level of determinism holds across a difference here.",
+    "subject": "The code under test.",
+    "perturbation": "How the work is spread, which must not matter at level invariant.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One name; None where a run does not have it."""
+
+    name: str
+    a: str | None
+    b: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of both fingerprints."""
+
+    name: str
+    about: str
+    different: tuple[Line, ...]
+    alike: tuple[Line, ...]
+
+
+def side_by_side(a: Manifest | None, b: Manifest | None) -> list[Part]:
+    """The parts that either has, without secrets; b is a itself in a report of one run."""
+    found = []
+    for part in PARTS:
+        left, right = (redact_fields(getattr(each.fingerprint, part)) if each else {} for each in (a, b))
+        lines = [Line(name, left.get(name), right.get(name)) for name in sorted(left.keys() | right.keys())]
+        if lines:
+            different = tuple(line for line in lines if line.a != line.b)
+            found.append(Part(part, ABOUT[part], different, tuple(line for line in lines if line.a == line.b)))
+    return found

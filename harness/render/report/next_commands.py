@@ -1,0 +1,88 @@
+"""What to type next, after a report has said where two runs part. Of files only `call.json` is read: what may vary."""
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.core.redaction import redact_argv
+from harness.core.regular_file import read_regular
+from harness.lab.experiments.entry_call import CALL
+from harness.lab.experiments.run_spec import TRAIN
+from harness.lab.report.subjects import Pair
+from harness.render.divergence import STEP_ONLY
+from harness.trace.verdict import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """A command, and what it is for."""
+
+    why: str
+    command: str
+
+
+def next_commands(pair: Pair) -> list[Next]:
+    """Commands that look closer at how these two came apart; of equal runs none."""
+    if pair.verdict.kind is Kind.EQUAL:
+        return []
+    again: Iterator[Next] = iter(())
+    argv = pair.a.trace.manifest.argv if pair.a.trace.manifest else ()
+    is_scenario, is_comparable = argv[: len(TRAIN)] == TRAIN, pair.verdict.kind is not Kind.NOT_COMPARABLE
+    if is_scenario and (is_comparable or "numerics" not in pair.verdict.fingerprints):
+        again = _of_scenario(pair, argv[len(TRAIN) :])
+    elif is_comparable:
+        again = _of_program(pair, argv)
+    return [*again, Next("The same verdict in a terminal, or for a script", _typed("diff", pair.a.name, pair.b.name))]
+
+
+def _of_program(pair: Pair, argv: Sequence[str]) -> Iterator[Next]:
+    """Commands for runs of a command line, whose values nobody else can have again."""
+    if not argv:
+        return
+    program, step = ("--", *argv), _step(pair)
+    words = ("--step", step, "--op") if step else ()
+    yield Next("Run it twice here, and name the first operation that differs", _typed("replay", *words, *program))
+    if pair.a.trace.manifest and pair.a.trace.manifest.level == "off":
+        why = "See whether determinism can be had from outside the program"
+        yield Next(why, _typed("replay", "--level", "rerun", *program))
+
+
+def _of_scenario(pair: Pair, words: Sequence[str]) -> Iterator[Next]:
+    """Commands for runs of a scenario, any step of which can be run again, in runs of other identities too."""
+    a, b, step = pair.a, pair.b, _step(pair)
+    if step and all((each.trace.directory / CALL).is_file() for each in (a, b)):
+        why = f"Run step {step} of both again with the code that they name, and name the first operation that differs"
+        yield Next(why, _typed("replay", a.name, "--step", step, "--op", "--against", b.name))
+        yield Next("Find out which of the differences caused the others", _typed("transplant", a.name, b.name))
+    if pair.verdict.kind is Kind.NOT_COMPARABLE:
+        return
+    if varied := [word for name, x, y in _varied(pair) for word in ("--vary", f"{name}={x},{y}")]:
+        yield Next("Run both again, with what was other in them", _typed("replay", *words, *varied))
+        yield Next("Find the smallest change that moves a bit", _typed("chaos", *words))
+
+
+def _typed(*words: str) -> str:
+    return shlex.join(redact_argv(["rlharness", *words]))
+
+
+def _step(pair: Pair) -> str:
+    """The step whose operations would tell more; empty where one run does not have it."""
+    first = pair.verdict.first
+    return str(first.step) if first is not None and first.what not in STEP_ONLY else ""
+
+
+def _varied(pair: Pair) -> Iterator[tuple[str, str, str]]:
+    """Values of the free sections that are other in the two."""
+    free = _free_sections(pair.a.trace.directory)
+    for field in pair.verdict.fingerprints.get("perturbation", ()):
+        if field.name.partition(".")[0] in free and field.a is not None and field.b is not None:
+            yield field.name, field.a, field.b
+
+
+def _free_sections(directory: Path) -> frozenset[str]:
+    try:
+        return frozenset(map(str, json.loads(read_regular(directory / CALL, follows_links=True))["free"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return frozenset()

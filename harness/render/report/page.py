@@ -1,0 +1,75 @@
+"""A report as one HTML file. The one user of Jinja2.
+
+Everything a trace holds is text: Jinja2 escapes what goes into the page, JSON that the script reads has no `<` in it,
+and a content security policy names the digests of this page's own script and style, so that nothing else would run.
+Nothing is fetched. No date is in it: the same traces make the same bytes.
+"""
+
+import hashlib
+from base64 import b64encode
+from functools import cache
+from importlib import resources
+from importlib.util import find_spec
+
+from harness import __version__
+from harness.core.errors import UsageError
+from harness.core.text import count, one_line
+from harness.lab.report.subjects import Report
+from harness.render.report.curves_data import curves_data
+from harness.render.report.grid import MAX_CELLS
+from harness.render.report.views import alone_view, pair_view, subject_view, visible
+
+GENERATOR = "rlharness report"
+"""In every page: what a file must hold to be replaced by a new page."""
+ROOM = "harness.render.report"
+SCRIPTS = ("uplot/uPlot.iife.min.js", "templates/theme.js", "templates/curves.js", "templates/grid.js")
+STYLES = ("uplot/uPlot.min.css", "templates/report.css")
+
+
+def require_jinja() -> None:
+    """UsageError, with what to type, where the library of the templates is not installed."""
+    if find_spec("jinja2") is None:
+        raise UsageError("a report needs Jinja2, which is not installed", remedy="pip install 'rlharness[report]'")
+
+
+def page(report: Report) -> str:
+    """The whole page; TraceError where a trace cannot be read, UsageError where Jinja2 is not installed."""
+    require_jinja()
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader(ROOM),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"one_line": one_line, "visible": visible, "count": count, "differ": differ}
+    style, script = ("\n".join(map(_file, names)) for names in (STYLES, SCRIPTS))
+    views = [pair_view(pair, MAX_CELLS // len(report.pairs)) for pair in report.pairs]
+    return environment.get_template("report.html").render(
+        generator=GENERATOR,
+        version=__version__,
+        style=style,
+        script=script,
+        policy=f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:",
+        subjects=[subject_view(each) for each in report.subjects],
+        pairs=views,
+        alone=None if report.pairs else alone_view(report.subjects[0]),
+        data={"curves": curves_data(report), "grids": [view.pop("grid_data") for view in views]},
+    )
+
+
+def differ(number: int) -> str:
+    """The verb of so many."""
+    return "differs" if number == 1 else "differ"
+
+
+@cache
+def _file(name: str) -> str:
+    return resources.files(ROOM).joinpath(name).read_text("utf-8")
+
+
+def _digest(text: str) -> str:
+    """As a content security policy names what may stand in a page."""
+    return "sha256-" + b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")

@@ -1,0 +1,135 @@
+"""What is said about an event while a run goes on: a sentence or two, shared by the plain and the live display."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from harness.core.text import count, one_line
+from harness.render.outcomes import cards, facts, label
+from harness.runner.events import (
+    AttemptSlow,
+    AttemptTerminating,
+    CancelRequested,
+    CollectionFinished,
+    Event,
+    GpuQuarantined,
+    RunStarted,
+    UnitFinished,
+)
+from harness.runner.stats import Running, RunState
+from harness.runner.units import Outcome, UnitResult
+
+
+class Tone(Enum):
+    """How much a sentence matters."""
+
+    GOOD = "good"
+    QUIET = "quiet"
+    WARNING = "warning"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """A word or two on what kind of thing happened, and what it was; both safe to print."""
+
+    tone: Tone
+    label: str
+    text: str
+
+
+def head_lines(event: RunStarted) -> list[str]:
+    """The run's first lines: its name, the cards it may use and those it may not, and where its output is kept."""
+    first = (
+        f"rlharness run {one_line(event.run_id)}: {count(len(event.gpus), 'GPU')}, "
+        f"{count(event.cpu_units, 'CPU place')}, containment {one_line(event.containment)}"
+    )
+    gpus = [f"  gpu {one_line(gpu)}" for gpu in event.gpus]
+    left_out = [f"  not used: {one_line(gpu)}" for gpu in event.left_out]
+    notes = [f"  note: {one_line(note)}" for note in event.notes]
+    return [first, *gpus, *left_out, *notes, f"  output: {one_line(event.directory)}"]
+
+
+def sentences(event: Event, state: RunState) -> list[Sentence]:
+    """What to say about `event`; nothing about what is not worth a line."""
+    match event:
+        case CollectionFinished():
+            notes = [Sentence(Tone.WARNING, "note", one_line(note)) for note in event.notes]
+            return [Sentence(Tone.QUIET, "collected", _plan(event)), *notes]
+        case UnitFinished():
+            return _unit_sentences(event.result, state)
+        case AttemptSlow():
+            attempt = state.running.get(event.path)
+            where = running_line(attempt, event.t, state) if attempt else one_line(event.path)
+            return [Sentence(Tone.WARNING, "slow", where)]
+        case AttemptTerminating():
+            return [Sentence(Tone.WARNING, "terminating", f"{one_line(event.path)}: {words(event.reason)}")]
+        case GpuQuarantined():
+            text = f"{cards([event.gpu_id], state)} after {one_line(event.path)}: {one_line(event.reason)}"
+            return [Sentence(Tone.BAD, "QUARANTINED", text)]
+        case CancelRequested():
+            return [Sentence(Tone.WARNING, "cancelled", f"{one_line(event.reason)}: {_doing(event, state)}")]
+    return []
+
+
+def _doing(event: CancelRequested, state: RunState) -> str:
+    if event.kill:
+        return "what runs is killed"
+    hint = ", what runs is ended; once more kills it" if event.interrupt and state.running else ""
+    return f"no further unit starts{hint}"
+
+
+def alive(state: RunState) -> str:
+    """How far the run is, in counts."""
+    if state.units:
+        now = f"{len(state.running)} now, {state.num_queued} queued"
+        return f"{now}, {len(state.results)} of {len(state.units)} done"
+    total = state.num_collect_total
+    return "collecting" + (f", {state.num_collect_done} of {count(total, 'file')} imported" if total else "")
+
+
+def running_line(attempt: Running, now_t: float, state: RunState) -> str:
+    """One attempt that runs: its file, since when, where, and the test it is in."""
+    parts = [one_line(attempt.path), f"{now_t - attempt.started_t:.1f} s", cards(attempt.gpu_ids, state)]
+    if attempt.test:
+        parts.append(f"in {one_line(bare_test(attempt))} for {now_t - attempt.test_started_t:.1f} s")
+    if attempt.terminating:
+        parts.append(f"terminating: {words(attempt.terminating)}")
+    return ", ".join(parts)
+
+
+def bare_test(attempt: Running) -> str:
+    """The running test without its file, which stands beside it."""
+    return attempt.test.removeprefix(attempt.path).removeprefix("::")
+
+
+def words(reason: str) -> str:
+    """A reason of AttemptTerminating as words: "test_timeout" is "test timeout"."""
+    return one_line(reason.replace("_", " "))
+
+
+def _plan(event: CollectionFinished) -> str:
+    return (
+        f"{count(len(event.units), 'unit')} in {event.duration_s:.1f} s; planned {event.planned_makespan_s:.1f} s, "
+        f"lower bound {event.lower_bound_s:.1f} s"
+    )
+
+
+def _unit_sentences(result: UnitResult, state: RunState) -> list[Sentence]:
+    """A unit's outcome; nothing of one of possibly thousands that a cancelled run did not start."""
+    outcome = result.outcome
+    if outcome is Outcome.NOT_RUN and not result.for_want_of_gpus:
+        return []
+    text = ", ".join([one_line(result.unit.path), *facts(result, state)])
+    if result.left_behind:
+        text += f", {count(len(result.left_behind), 'process', 'processes')} left behind and killed"
+    if result.reason:
+        text += f": {one_line(result.reason)}"
+    return [Sentence(_tone(result), label(outcome), text)]
+
+
+def _tone(result: UnitResult) -> Tone:
+    if result.outcome.is_failure:
+        return Tone.BAD
+    if result.outcome is Outcome.PASSED and not result.tests.all_skipped and not result.left_behind:
+        return Tone.GOOD
+    return Tone.WARNING

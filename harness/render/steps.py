@@ -1,0 +1,177 @@
+"""What `rlharness replay RUN --step K` prints: whether the step came out as it was recorded, and what is in it."""
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from harness.core.text import count, one_line, path_text
+from harness.lab.experiments.recording_result import recording_json
+from harness.lab.reproduce.comparison import Ending, OtherRun, OtherTrace, Repeated, StepOperations
+from harness.lab.reproduce.plan import StepPlan
+from harness.lab.reproduce.result import StepReplay
+from harness.render.divergence import verdict_json, verdict_text
+from harness.render.operations import VALIDITY, non_finite_json, non_finite_lines, operations_json, operations_text
+from harness.render.replay import ending_lines
+from harness.trace.verdict import EXIT_CODES
+
+VERSION = 1
+GREEN = "32"
+ENDINGS = {
+    Ending.WHOLE: "its root is the recorded one",
+    Ending.SAME_MIDDLE: "it ends in its middle, where the recorded one does",
+    Ending.GOES_ON: "the same as far as it was recorded, which is not to its end",
+}
+
+
+def step_text(replay: StepReplay, *, colour: bool) -> str:
+    """The verdict on the step, the operations in it, what it is to the other run's, and where everything lies."""
+    lines = []
+    if replay.interrupted_by:
+        lines.append(f"interrupted by {replay.interrupted_by}; what was recorded is kept")
+    lines += repeated_lines(replay.repeated, colour=colour)
+    if replay.other is not None:
+        lines += _other(replay.other, colour=colour)
+    if replay.other_trace is not None:
+        directory = path_text(replay.other_trace.directory)
+        lines.append(f"A: this run's {_span(replay.repeated.plan)}  B: {one_line(directory)}")
+        lines += verdict_text(replay.other_trace.verdict, colour=colour).splitlines()
+    lines += [f"  note: {one_line(note)}" for note in replay.notes]
+    if replay.bundle is not None:
+        bundle = shlex.quote(path_text(replay.bundle))
+        where, trust = "on any machine", ""
+        if replay.bundle_needs:
+            where, trust = f"where {one_line(replay.bundle_needs)} is", " --trust"
+        lines += [f"  bundle: {bundle}", f"    {where}:  rlharness replay --bundle {bundle}{trust}"]
+    if (command := replay.next_command) is not None:
+        lines.append(f"  {command}")
+    lines.append(f"  traces: {shlex.quote(path_text(replay.directory))}")
+    return "\n".join(lines)
+
+
+def repeated_lines(repeated: Repeated, *, colour: bool) -> Iterator[str]:
+    """Whether a step came out again, and what its operations show."""
+    plan = repeated.plan
+    if not repeated.verdicts:
+        yield f"NOTHING RECORDED  step {plan.step} of {one_line(path_text(plan.run.directory))}"
+        yield from _failure(repeated)
+        return
+    different = repeated.different
+    if different is None:
+        yield _reproduced(repeated, colour=colour)
+    else:
+        yield f"A: {one_line(path_text(plan.run.directory))}  B: its {_span(plan)} again"
+        yield from verdict_text(different, colour=colour).splitlines()
+        yield from _failure(repeated)
+    yield f"  root {repeated.root.hex()}; {_how(repeated)}"
+    for operations in repeated.operations:
+        yield from _operations(operations, plan.step)
+
+
+def _span(plan: StepPlan) -> str:
+    return f"step {plan.step}" if plan.first == plan.step else f"steps {plan.first} to {plan.step}"
+
+
+def _reproduced(repeated: Repeated, *, colour: bool) -> str:
+    label = f"\x1b[{GREEN}mREPRODUCED\x1b[0m" if colour else "REPRODUCED"
+    leaves = count(repeated.num_leaves, "leaf", "leaves")
+    return f"{label}  step {repeated.plan.step}: {ENDINGS[repeated.ending]}: {leaves}, every bit"
+
+
+def _how(repeated: Repeated) -> str:
+    plan = repeated.plan
+    start = f"the checkpoint of step {plan.first}" if plan.is_from_checkpoint else "the beginning of the run"
+    num_before = plan.step - plan.first
+    if not num_before or not repeated.is_reproduced:
+        return f"run again from {start}"
+    return f"run again from {start}; the {'step' if num_before == 1 else f'{num_before:,} steps'} before it too"
+
+
+def _failure(repeated: Repeated) -> Iterator[str]:
+    """Why a run is not whole, and the end of what it printed."""
+    for run in repeated.runs[:1]:
+        for problem in run.recording.problems:
+            yield f"  {one_line(problem.what)}"
+        if not run.recording.is_whole:
+            yield from (f"  {line}" for line in ending_lines(run.output))
+
+
+def _operations(operations: StepOperations, step: int) -> Iterator[str]:
+    total = sum(operations.num_by_phase.values())
+    phases = ", ".join(f"{phase} {number:,}" for phase, number in operations.num_by_phase.items())
+    yield f"  operations of step {step}, rank {operations.rank}: {total:,} ({phases})"
+    if operations.problem:
+        yield f"    note: {one_line(operations.problem)}"
+    if operations.non_finite is None:
+        yield "    every number that they read and gave is finite, but for what was asked for"
+    else:
+        yield from (f"    {line}" for line in non_finite_lines(operations.non_finite))
+    if operations.is_faithful:
+        yield f"    it counts: step {step} came out the same without this record"
+    else:
+        yield f"    note: not valid: step {step} came out otherwise with its operations recorded"
+
+
+def _other(other: OtherRun, *, colour: bool) -> Iterator[str]:
+    plan = other.repeated.plan
+    yield from repeated_lines(other.repeated, colour=colour)
+    yield f"A: this run's step {plan.step}  B: {one_line(path_text(plan.run.directory))}"
+    if other.verdict is None:
+        yield f"  step {plan.step} was not recorded in both"
+        return
+    yield from verdict_text(other.verdict, colour=colour).splitlines()
+    for operations in other.operations:
+        yield from (line for line in operations_text(operations) if line.strip() != VALIDITY)
+
+
+def step_json(replay: StepReplay) -> dict[str, Any]:
+    """The same in plain values only."""
+    return {
+        "version": VERSION,
+        "exit_code": int(replay.exit_code),
+        "interrupted_by": replay.interrupted_by,
+        "directory": str(replay.directory),
+        "bundle": None if replay.bundle is None else str(replay.bundle),
+        "notes": list(replay.notes),
+        **repeated_json(replay.repeated),
+        "against": _against_json(replay.other or replay.other_trace),
+    }
+
+
+def _against_json(other: OtherRun | OtherTrace | None) -> dict[str, Any] | None:
+    if other is None:
+        return None
+    verdict = other.verdict and verdict_json(other.verdict, exit_code=EXIT_CODES[other.verdict.kind])
+    if isinstance(other, OtherTrace):
+        return {"run": str(other.directory), "verdict": verdict}
+    first_operations = [operations_json(each) for each in other.operations]
+    return {**repeated_json(other.repeated), "verdict": verdict, "first_operations": first_operations}
+
+
+def repeated_json(repeated: Repeated) -> dict[str, Any]:
+    """A step that was run again, in plain values only."""
+    plan = repeated.plan
+    return {
+        "run": str(plan.run.directory),
+        "step": plan.step,
+        "first": plan.first,
+        "is_from_checkpoint": plan.is_from_checkpoint,
+        "is_reproduced": repeated.is_reproduced,
+        "ending": repeated.ending.value,
+        "num_leaves": repeated.num_leaves,
+        "root": repeated.root.hex(),
+        "comparisons": [verdict_json(each, exit_code=EXIT_CODES[each.kind]) for each in repeated.verdicts],
+        "operations": [_operations_json(each) for each in repeated.operations],
+        "runs": [
+            {"name": run.name, "duration_s": run.duration_s, **recording_json(run.recording)} for run in repeated.runs
+        ],
+    }
+
+
+def _operations_json(operations: StepOperations) -> dict[str, Any]:
+    return {
+        "rank": operations.rank,
+        "num_by_phase": dict(operations.num_by_phase),
+        "problem": operations.problem,
+        "is_faithful": operations.is_faithful,
+        "non_finite": non_finite_json(operations.non_finite),
+    }

@@ -1,0 +1,197 @@
+"""What is printed when a run is over: each failing unit's output once and whole, what needs attention, the figures."""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+from harness.core.exit_codes import ExitCode
+from harness.core.program_output import MAX_SHOWN_BYTES, OutputFilter, show_file
+from harness.core.regular_file import open_regular
+from harness.core.test_outcomes import TestCounts
+from harness.core.text import count, one_line, put
+from harness.render.outcomes import cards, facts, label, tally
+from harness.runner.events import Event, RunFinished
+from harness.runner.stats import RunState
+from harness.runner.units import NeedSource, Outcome, UnitResult
+
+WIDTH = 80
+MAX_LISTED = 20
+"""A list of units shows this many; the rest is counted."""
+BOLD_RED, RED, YELLOW, GREEN = "1;31", "31", "33", "32"
+
+REMEDY_OF_NEED = {
+    NeedSource.AST: "write the numbers in its gpus markers as literals, so that the plan can read them",
+    NeedSource.IMPORT: "its markers say something else each time it is imported: let them not depend on the machine",
+    NeedSource.TABLE: "ask for it in the needs table",
+}
+REASON_OF_CODE = {
+    ExitCode.INTERRUPTED: "the run was interrupted",
+    ExitCode.INTERNAL_ERROR: "rlharness itself failed",
+    ExitCode.USAGE_ERROR: "pytest refused its arguments",
+    ExitCode.NOTHING_COLLECTED: "no tests were collected",
+    ExitCode.GPU_QUARANTINED: "the tests passed, and a card did not come back clean",
+    ExitCode.UNITS_NOT_RUN: "units were not run for want of GPUs (--allow-missing-gpus accepts that)",
+}
+
+
+class SummaryReporter:
+    """Writes the summary to `stream` when the run has finished.
+
+    Raises OSError or ValueError where the stream is gone.
+    """
+
+    def __init__(self, stream: TextIO, *, colour: bool, cap_bytes: int = MAX_SHOWN_BYTES) -> None:
+        self._stream = stream
+        self._colour = colour
+        self._cap_bytes = cap_bytes
+        self._shown: dict[str, str] = {}
+        """Why units could not be collected: the text, and the first unit it was shown for."""
+
+    def on_event(self, event: Event, state: RunState) -> None:
+        """Wait for the last event."""
+        if not isinstance(event, RunFinished):
+            return
+        for result in state.with_outcome(*Outcome):
+            if result.outcome.is_failure:
+                self._failure(result, state)
+        for head, tone, lines in _sections(event, state):
+            self._list(head, tone, lines)
+        if state.units or not event.error:  # else nothing was counted, and the command line says why
+            self._figures(event, state)
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _failure(self, result: UnitResult, state: RunState) -> None:
+        title = f" {label(result.outcome)} {one_line(result.unit.path)} "
+        self._put("\n" + self._paint(title.center(WIDTH, "="), BOLD_RED) + "\n")
+        said = [", ".join(facts(result, state)), one_line(result.reason, 1000)]
+        self._put(": ".join(part for part in said if part) + "\n\n")
+        if not result.directory:
+            first = self._shown.setdefault(result.unit.collect_error, result.unit.path)
+            if first != result.unit.path:  # a conftest that cannot be imported fails every file below it
+                self._put(f"(as {one_line(first)}, above)\n")
+                return
+            output = OutputFilter(colour=self._colour)
+            text = output.feed(result.unit.collect_error.encode("utf-8", "backslashreplace")) + output.finish()
+            self._put(text.rstrip("\n") + "\n" if text else "(it never started)\n")
+            return
+        directory = Path(result.directory)
+        self._file(directory / "output.log", "it wrote nothing")
+        stacks = directory / "stacks.txt"
+        if os.path.lexists(stacks):
+            self._put("\n" + self._paint(" stacks of its processes when it was ended ".center(WIDTH, "-"), RED) + "\n")
+            self._file(stacks, "")
+        self._put(self._paint(f"(kept in {one_line(result.directory, 4096)})", "2") + "\n")
+
+    def _file(self, path: Path, if_empty: str) -> None:
+        try:
+            file = open_regular(path)
+        except FileNotFoundError:
+            self._put(f"({one_line(str(path), 4096)} is gone)\n")
+            return
+        except OSError as error:  # the tests may have put anything in its place
+            self._put(f"({one_line(str(path), 4096)} is not shown: {error.strerror})\n")
+            return
+        with file:
+            if os.fstat(file.fileno()).st_size:
+                show_file(file, str(path), self._put, colour=self._colour, cap_bytes=self._cap_bytes)
+            elif if_empty:
+                self._put(f"({if_empty})\n")
+
+    def _list(self, head: str, tone: str, lines: list[str]) -> None:
+        if not lines:
+            return
+        self._put("\n" + self._paint(f"{head} ({len(lines):,})", tone) + "\n")
+        for line in lines[:MAX_LISTED]:
+            self._put(f"  {line}\n")
+        if len(lines) > MAX_LISTED:
+            self._put(f"  and {len(lines) - MAX_LISTED:,} more\n")
+
+    def _figures(self, event: RunFinished, state: RunState) -> None:
+        self._put("\n")
+        for outcome in Outcome:
+            if number := state.outcomes[outcome]:
+                tone = RED if outcome.is_failure else GREEN if outcome is Outcome.PASSED else YELLOW
+                self._put("  " + self._paint(f"{outcome.value.replace('_', ' '):<17}{number:>7,}", tone) + "\n")
+        self._put(f"  tests: {tally(TestCounts(dict(state.tests)))}\n\n")
+        reason = _reason(event, state)
+        if reason:
+            self._put(self._paint(f"exit code {event.exit_code}: {reason}", YELLOW) + "\n")
+        good = event.exit_code == ExitCode.OK
+        self._put(self._paint(closing_line(event, state), GREEN if good else BOLD_RED) + "\n")
+
+    def _paint(self, text: str, code: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self._colour else text
+
+    def _put(self, text: str) -> None:
+        put(self._stream, text)
+
+
+def closing_line(event: RunFinished, state: RunState) -> str:
+    """The run in one line: counts, wall time against sequential time, how well the cards were used, the bound."""
+    outcomes = ", ".join(f"{state.outcomes[o]:,} {o.value.replace('_', ' ')}" for o in Outcome if state.outcomes[o])
+    units = count(len(state.units), "unit") + (f": {outcomes}" if outcomes else "")
+    if event.sequential_s <= 0:  # nothing ran
+        return f"{units} in {event.wall_s:.1f} s"
+    facts = [f"sequential {event.sequential_s:.1f} s"]
+    if event.wall_s > 0:
+        facts[0] += f", {event.sequential_s / event.wall_s:.1f}x"
+    if state.gpus:
+        facts.append(f"cards {event.utilisation:.0%} leased")
+    facts.append(f"lower bound {event.lower_bound_s:.1f} s")
+    if event.bounding_unit:
+        facts.append(f"{one_line(event.bounding_unit)} sets the bound: split it")
+    return f"{units} in {event.wall_s:.1f} s ({'; '.join(facts)})"
+
+
+def _sections(event: RunFinished, state: RunState) -> Iterator[tuple[str, str, list[str]]]:
+    """(head, colour, lines) of each list, empty ones included."""
+    results = state.with_outcome(*Outcome)
+    not_run = [result for result in results if result.outcome is Outcome.NOT_RUN]
+    failures = [result for result in results if result.outcome.is_failure]
+    failed = [f"{label(r.outcome)} {', '.join([one_line(r.unit.path), *facts(r, state)])}" for r in failures]
+    yield "failed, shown above", RED, failed
+    yield "interrupted", YELLOW, [_with_reason(r) for r in results if r.outcome is Outcome.INTERRUPTED]
+    yield "not run, since the run was cancelled", YELLOW, [_with_reason(r) for r in not_run if not r.for_want_of_gpus]
+    yield "not run for want of GPUs", YELLOW, [_with_reason(r) for r in not_run if r.for_want_of_gpus]
+    yield "no tests", YELLOW, [_with_reason(r) for r in results if r.outcome is Outcome.NO_TESTS]
+    yield "every test skipped", YELLOW, [_skips(r) for r in results if r.tests.all_skipped]
+    yield "left processes behind, now killed", YELLOW, [_left(r) for r in results if r.left_behind]
+    yield "needs other than planned", YELLOW, [_need(r) for r in results if r.need_disagrees]
+    held = state.quarantined.values()
+    quarantined = [f"{cards([e.gpu_id], state)} after {one_line(e.path)}: {one_line(e.reason)}" for e in held]
+    yield "GPUs in quarantine, not leased again", RED, quarantined
+    yield "notes", YELLOW, [one_line(note, 1000) for note in event.notes]
+
+
+def _reason(event: RunFinished, state: RunState) -> str:
+    """Why it ends with this code; empty where nothing has to be said of it."""
+    if event.exit_code == ExitCode.USAGE_ERROR and not event.error and not state.outcomes[Outcome.USAGE_ERROR]:
+        return "a file that was asked for could not be written: see the notes"
+    return REASON_OF_CODE.get(ExitCode(event.exit_code), "")
+
+
+def _with_reason(result: UnitResult) -> str:
+    return _joined(result, [result.reason] if result.reason else [])
+
+
+def _skips(result: UnitResult) -> str:
+    return _joined(result, result.skip_reasons or ["no reason given"])
+
+
+def _left(result: UnitResult) -> str:
+    return _joined(result, result.left_behind)
+
+
+def _need(result: UnitResult) -> str:
+    found = f"planned with {result.unit.need}, its markers ask for {result.collected_need}"
+    return _joined(result, [found, REMEDY_OF_NEED[result.unit.source]])
+
+
+def _joined(result: UnitResult, facts: Iterable[str]) -> str:
+    """path: fact; fact."""
+    text = "; ".join(one_line(fact) for fact in facts)
+    return one_line(result.unit.path) + (f": {text}" if text else "")

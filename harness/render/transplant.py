@@ -1,0 +1,208 @@
+"""What `rlharness transplant` prints: what was put into A, what came of it, and which difference caused the others."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from harness.core.text import count, one_line, path_text
+from harness.lab.transplant.comparison import Distance, Effect, Outcome, Where
+from harness.lab.transplant.findings import Findings, Pair
+from harness.trace.verdict import FieldDifference
+
+VERSION = 1
+TONES = {True: "32", False: "1;31"}
+
+
+def transplant_text(findings: Findings, *, colour: bool) -> str:
+    """The two runs, a row for each transplant, and the cause if there is one."""
+    pair = findings.pair
+    lines = [
+        f"A: {path_text(pair.a.directory)}  B: {path_text(pair.b.directory)}",
+        f"{_begin(pair)}, and looked at up to step {pair.last}",
+        *_identity(pair.identity_differences),
+        *(_table([_row(each) for each in findings.outcomes]) if findings.outcomes else ()),
+        *_problems(findings.outcomes),
+        *_conclusion(findings, colour),
+        *(f"  note: {one_line(note)}" for note in findings.notes),
+        f"  look closer: {look_closer(findings)}",
+        f"  traces: {shlex.quote(path_text(findings.directory))}",
+    ]
+    if findings.interrupted_by:
+        until = "; what was found until then:" if findings.outcomes else ", before anything was tried"
+        lines.insert(0, f"interrupted by {findings.interrupted_by}{until}")
+    return "\n".join(lines)
+
+
+def _begin(pair: Pair) -> str:
+    """Put in from step 7 on; and why there, where that is not where the two runs part."""
+    begin = f"put in from step {pair.step} on"
+    return begin if pair.step == pair.parts else f"they part at step {pair.parts}; {begin}"
+
+
+def _identity(differences: Sequence[FieldDifference]) -> Iterator[str]:
+    """also different: seed A 1 B 2. Nothing where both runs have one configuration."""
+    if differences:
+        told = [f"{each.name} A {_value(each.a)} B {_value(each.b)}" for each in differences]
+        yield f"also different: {_names(told)}"
+
+
+def _value(value: str | None) -> str:
+    return "absent" if value is None else value
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    heads = ("B's put into A", "what follows", "leaves", "value", "from A", "from B", "of the way to B")
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    for row in (heads, *rows):
+        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True) if width]
+        yield f"  {'  '.join(cells)}".rstrip()
+
+
+def _row(outcome: Outcome) -> tuple[str, ...]:
+    """What was put, what follows, how many leaves behind it are B's, and how far the curve has moved at least."""
+    leaves = f"{outcome.num_reached:,} of {outcome.num_apart:,}" if outcome.num_apart else ""
+    told = one_line(outcome.graft.title), _effect(outcome), leaves
+    if (distance := outcome.distance) is None:
+        return *told, "", "", "", ""
+    return *told, one_line(distance.name), _number(distance.to_a), _number(distance.to_b), _share(distance)
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _share(distance: Distance) -> str:
+    return "" if distance.share is None else f"{100 * distance.share:.3g} %"
+
+
+def _effect(outcome: Outcome) -> str:
+    match outcome.effect:
+        case Effect.BECOMES_B:
+            return "B, every bit"
+        case Effect.MOVES:
+            return f"not B: {_where(outcome.from_b)}"
+        case Effect.NOTHING:
+            return "no effect"
+        case Effect.SAME_ALREADY:
+            return "nothing to put: A has the same bits"
+        case Effect.DOES_NOT_FIT:
+            return "cannot be put in"
+        case Effect.FAILED:
+            return "the run failed"
+
+
+def _where(where: Where | None) -> str:
+    if where is None:
+        return ""
+    occurrence = f" #{where.occurrence}" if where.occurrence else ""
+    return f"step {where.step}, {one_line(where.phase)} {one_line(where.name)}{occurrence}"
+
+
+def _problems(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """What a row has no room for."""
+    for outcome in outcomes:
+        title = one_line(outcome.graft.title)
+        if outcome.effect is Effect.NOTHING:
+            yield f"  {title}: A in every bit still; what is recorded there is a copy, or nobody reads it"
+        if outcome.problem:
+            yield f"  {title}: {one_line(outcome.problem)}"
+        if outcome.num_kept:
+            what = "no tensor" if outcome.num_kept == 1 else "no tensors"
+            yield f"  {title}: {count(outcome.num_kept, 'value')} stayed A's, being {what}"
+
+
+def _conclusion(findings: Findings, colour: bool) -> Iterator[str]:
+    """What the rows say together."""
+    cause = findings.cause
+    label = "CAUSE" if cause else "NO CAUSE FOUND" if findings.outcomes else "NOTHING TRIED"
+    painted = f"\x1b[{TONES[bool(cause)]}m{label}\x1b[0m" if colour else label
+    if not findings.outcomes:
+        yield f"{painted}  nothing of B was put into A: nothing is said of the cause"
+        return
+    if cause is None:
+        yield f"{painted}  from nothing that was put in does B follow"
+        return
+    last = findings.pair.last
+    title = one_line(cause.graft.title)
+    if cause.effect is Effect.BECOMES_B:
+        yield f"{painted}  {title}: with B's, A becomes B in every bit behind it, up to step {last}"
+    elif cause.distance is not None:
+        share = min(99.99, 100 * (cause.distance.share or 0.0))
+        yield f"{painted}  {title}: with B's, every value goes {share:.4g} % of the way to B, or more"
+        yield f"  not to the bit: what is left begins at {_where(cause.from_b)}"
+    if cause.before:
+        yield f"  differs before it, and is A's still: {_names(cause.before)}"
+    at = findings.outcomes.index(cause)
+    if refused := [each.graft.take.text for each in findings.outcomes[:at] if each.effect is Effect.DOES_NOT_FIT]:
+        yield f"  could not be put in, and may be why: {_names(refused)}"
+    once = next(
+        (each for each in findings.outcomes if each.graft.is_once and each.graft.take == cause.graft.take), None
+    )
+    if once is not None and once is not cause:
+        is_enough = once.effect is Effect.BECOMES_B
+        told = "is enough: what differs later follows from it" if is_enough else "is not enough: it acts again later"
+        yield f"  once, at step {once.graft.first}, {told}"
+    on_the_way = [
+        one_line(each.graft.take.text)
+        for each in findings.outcomes
+        if each.effect is Effect.BECOMES_B and each.graft.take != cause.graft.take
+    ]
+    if on_the_way:
+        told = "on the way from it to B" if cause.effect is Effect.BECOMES_B else "to the bit"
+        yield f"  {told}: {', '.join(dict.fromkeys(on_the_way))}"
+
+
+def look_closer(findings: Findings) -> str:
+    """What to type next: where a cause was found, for its first operation; else for where the two runs part."""
+    pair, cause = findings.pair, findings.cause
+    a, b = path_text(pair.a.directory), path_text(pair.b.directory)
+    if cause is None:
+        return shlex.join(["rlharness", "diff", a, b])
+    return shlex.join(["rlharness", "replay", a, "--step", str(cause.graft.first), "--op", "--against", b])
+
+
+def _names(names: Sequence[str], limit: int = 4) -> str:
+    shown = ", ".join(map(one_line, names[:limit]))
+    return shown if len(names) <= limit else f"{shown} and {count(len(names) - limit, 'other')}"
+
+
+def transplant_json(findings: Findings) -> dict[str, Any]:
+    """The same in plain values only."""
+    pair, cause = findings.pair, findings.cause
+    return {
+        "version": VERSION,
+        "exit_code": int(findings.exit_code),
+        "interrupted_by": findings.interrupted_by,
+        "a": str(pair.a.directory),
+        "b": str(pair.b.directory),
+        "first_difference": pair.parts,
+        "step": pair.step,
+        "last_step": pair.last,
+        "identity_differences": [asdict(each) for each in pair.identity_differences],
+        "directory": str(findings.directory),
+        "cause": cause and cause.graft.take.text,
+        "look_closer": look_closer(findings),
+        "transplants": [_outcome_json(each) for each in findings.outcomes],
+        "notes": list(findings.notes),
+    }
+
+
+def _outcome_json(outcome: Outcome) -> dict[str, Any]:
+    graft = outcome.graft
+    return {
+        "take": graft.take.text,
+        "first_step": graft.first,
+        "last_step": graft.last,
+        "directory": outcome.directory,
+        "effect": outcome.effect.value,
+        "num_put": outcome.num_put,
+        "num_kept": outcome.num_kept,
+        "first_not_b": outcome.from_b and asdict(outcome.from_b),
+        "first_not_a": outcome.from_a and asdict(outcome.from_a),
+        "num_leaves_apart": outcome.num_apart,
+        "num_leaves_reached": outcome.num_reached,
+        "before": list(outcome.before),
+        "distances": [{**asdict(each), "share": each.share} for each in outcome.distances],
+        "problem": outcome.problem,
+    }
