@@ -15,11 +15,13 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.cli.commands.doctor import fix_command, host_of
+from harness.cli.commands.doctor import fix_command
 from harness.cli.main import main
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
 from harness.doctor.checks import CHECKS, NUMERICS
+from harness.doctor.children import host_of
+from harness.doctor.diagnosis import DoctorOptions
 from tests.runner.whole_run import HARNESS, environment
 
 
@@ -179,14 +181,14 @@ def test_nccl_on_fewer_cards_than_ranks_is_refused_at_once(
     ("given", "command"),
     [
         ({}, "rlharness doctor --fix"),
-        ({"distributed": 2}, "rlharness doctor --distributed 2 --fix"),
-        ({"distributed": 4, "backend": "nccl"}, "rlharness doctor --distributed 4 --backend nccl --fix"),
+        ({"num_ranks": 2}, "rlharness doctor --distributed 2 --fix"),
+        ({"num_ranks": 4, "backend": "nccl"}, "rlharness doctor --distributed 4 --backend nccl --fix"),
         ({"listen": 29400}, ""),
         ({"peer": "alpha:29400"}, ""),
     ],
 )
 def test_what_mends_is_printed_by_the_examination_that_found_it(given: dict[str, Any], command: str) -> None:
-    assert fix_command({"distributed": None, "backend": None, "listen": None, "peer": None, **given}) == command
+    assert fix_command(DoctorOptions(**given)) == command
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a network namespace needs root")

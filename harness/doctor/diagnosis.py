@@ -1,0 +1,121 @@
+"""What `rlharness doctor` was asked to look at, from options to findings.
+
+options ─▶ every check of this host at once │ the layers of a bootstrap │ hosts that meet ─▶ findings
+"""
+
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.core.errors import UsageError
+from harness.core.findings import Finding
+from harness.core.invocation import Invocation
+from harness.doctor.bootstrap import Bootstrap, find_layer
+from harness.doctor.checks import CHECKS, NUMERICS
+from harness.doctor.children import MAX_ANSWER_BYTES, host_of, supervised_scratch
+from harness.doctor.examination import Check, examine, in_order
+from harness.doctor.gpus import check_cards_for
+from harness.machine.network.among_hosts import WAIT_S, join_hosts, listen_for_hosts
+from harness.process.supervisors import probe_tiers
+
+MIN_FILES = 128
+MIN_FILE_BYTES = MAX_ANSWER_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorOptions:
+    """What is looked at."""
+
+    numerics: bool = False
+    """Whether torch's operations are probed too."""
+    num_ranks: int | None = None
+    """Ranks of the bootstrap that is tried (--distributed); None for none."""
+    backend: str | None = None
+    """Backend of these ranks; None for gloo."""
+    listen: int | None = None
+    """Port at which other hosts are waited for."""
+    peer: str | None = None
+    """HOST:PORT of the host that listens."""
+    num_hosts: int | None = None
+    """Hosts that meet where this one listens; None for 2."""
+    wait_s: float | None = None
+
+    @property
+    def meets_others(self) -> bool:
+        """Whether other hosts take part, which have to be asked again for each answer."""
+        return self.listen is not None or self.peer is not None
+
+    def __post_init__(self) -> None:
+        if self.listen is not None and self.peer is not None:
+            raise UsageError("--listen and --peer", legal="--listen on one host, --peer on the others")
+        if self.num_ranks is not None and self.meets_others:
+            raise UsageError(
+                "--distributed beside --listen or --peer",
+                legal="one of them",
+                remedy="first the hosts, then each by itself",
+            )
+        if self.numerics and (self.num_ranks is not None or self.meets_others):
+            raise UsageError(
+                "--numerics beside --distributed, --listen or --peer",
+                legal="one of them",
+                remedy="rlharness doctor --numerics looks at this host alone",
+            )
+        for option, value, other, needed in (
+            ("backend", self.backend, "distributed", self.num_ranks),
+            ("hosts", self.num_hosts, "listen", self.listen),
+        ):
+            if value is not None and needed is None:
+                raise UsageError(f"--{option} without --{other}", legal=f"--{option} beside --{other}")
+
+
+def check_limits() -> None:
+    """UsageError where a check would be told apart from its own failure only by luck."""
+    num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= num_files < MIN_FILES:
+        raise UsageError(
+            f"{num_files} files may be open at once (ulimit -n), and looking takes more",
+            legal=f"{MIN_FILES} or more; Ray and data loaders want thousands",
+            remedy="ulimit -n 65536; of a container: docker run --ulimit nofile=65536:65536",
+        )
+    size_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if 0 <= size_bytes < MIN_FILE_BYTES:
+        raise UsageError(
+            f"a file may have {size_bytes} bytes at most (ulimit -f), and looking takes more",
+            legal=f"{MIN_FILE_BYTES} or more; a checkpoint wants gigabytes",
+            remedy="ulimit -f unlimited; of a container: docker run --ulimit fsize=-1:-1",
+        )
+
+
+async def diagnose(options: DoctorOptions, invocation: Invocation) -> tuple[Finding, ...]:
+    """Return the findings of what was asked for: this host's, or those of several that meet.
+
+    Raises HarnessError for what the user can mend.
+    """
+    wait_s = options.wait_s if options.wait_s is not None else WAIT_S
+    if options.listen is not None:
+        num_hosts = options.num_hosts or 2
+        met = listen_for_hosts(
+            invocation.environ, options.listen, num_hosts=num_hosts, wait_s=wait_s, say=invocation.note
+        )
+        return in_order(await met)
+    if options.peer is not None:
+        return in_order(await join_hosts(invocation.environ, options.peer, wait_s=wait_s))
+    if options.num_ranks is not None:
+        return await _walk_layers(invocation, options.num_ranks, options.backend or "gloo")
+    checks: Sequence[Check] = CHECKS
+    if options.numerics:
+        invocation.note("looking at torch's operations, which takes some seconds")
+        checks = (*CHECKS, NUMERICS)
+    with host_of(invocation) as host:
+        return await examine(host, checks)
+
+
+async def _walk_layers(invocation: Invocation, num_ranks: int, backend: str) -> tuple[Finding, ...]:
+    """The layers of a bootstrap of `num_ranks` ranks, in their own order; InventoryError for NCCL on too few cards."""
+    if backend == "nccl":
+        await check_cards_for(num_ranks, invocation.environ)
+    with supervised_scratch(probe_tiers(), invocation) as (supervisors, scratch):
+        bootstrap = Bootstrap(
+            num_ranks, backend, invocation.environ, supervisors, scratch, invocation.cwd, invocation.note
+        )
+        return await find_layer(bootstrap)
