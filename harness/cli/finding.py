@@ -82,9 +82,9 @@ def chaos(invocation: Invocation, /, **arguments: Any) -> int:
 @click.pass_obj
 def gate(invocation: Invocation, /, **arguments: Any) -> int:
     """Say what a change does to training runs, for CI: equal, numerics only, behaviour; exits with 0, 10, 11 or 12."""
-    from harness.cli.commands.gate import run_gate
+    from harness.cli.commands.gate import carry_out_gate
 
-    return int(run_gate(invocation, arguments))
+    return int(carry_out_gate(invocation, arguments))
 
 
 @click.command()

@@ -3,15 +3,14 @@
 examination      every check at once, each with its limit
 checks           the table of them
 host             what a check is given, and how it asks a child process
-cards            cards, NVLink, the driver against torch's CUDA
+gpus             GPUs, NVLink, the driver against torch's CUDA
 network          the preflight's findings
-places           TMPDIR, its locks, socket paths, /dev/shm, limits of the process
+directories      TMPDIR, its locks, socket paths, /dev/shm, limits of the process
 lock_trial       (child) takes locks in a directory
 containers       the means of ending process trees, limits of the control group
 cgroup_limits    reading those
 environment      Ray's addresses
 rank_variables   a place among ranks that was inherited, or cannot be
-bit_variables    every variable that moves bits
 packages         versions that do not fit each other, what pip says
 declared_ranges  what a project's files ask for
 numerics         which recipe keeps the bits of torch's operations here; asked of the engine's probe
@@ -19,5 +18,8 @@ torch_facts      (child) what torch was built for, and whether it finds the card
 bootstrap        where a distributed bootstrap sticks: processes that try each layer
 layers           which layer that was, from what they reported
 
-Nothing here prints: `cli/commands/doctor.py` puts it together, and gives the checks their means.
+children         how a check asks a child process
+diagnosis        options to findings: which of these are looked at
+
+Nothing here prints: `cli/commands/doctor.py` does.
 """

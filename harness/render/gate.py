@@ -11,6 +11,7 @@ from harness.core.redaction import redact_argv
 from harness.core.text import count, one_line, path_text
 from harness.lab.gate.change import Change
 from harness.lab.gate.costs import MEMORY, SECONDS, STEP, CostChange
+from harness.lab.gate.gate import directory_name
 from harness.lab.gate.golden import STEP as WHOLE_STEP
 from harness.lab.gate.golden import Golden
 from harness.lab.gate.result import Gate, GateScenario
@@ -75,11 +76,6 @@ def _next_command(gate: Gate, scenario: GateScenario) -> list[str]:
         return []
     runs = (gate.directory / directory_name(scenario.name) / side / "run-1" for side in ("base", "head"))
     return ["rlharness", "diff", *map(path_text, runs)]
-
-
-def directory_name(scenario: str) -> str:
-    """Of a scenario's traces."""
-    return scenario.replace("/", "-")
 
 
 def where(scenario: GateScenario) -> str:

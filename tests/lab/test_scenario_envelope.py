@@ -14,6 +14,7 @@ from harness.core.errors import UsageError
 from harness.core.invocation import Invocation
 from harness.lab.experiments.run_spec import Envelope, abandon, prepare
 from harness.lab.experiments.scenario_spec import asked_scenario, scenario_envelope
+from harness.render.console import say
 from tests.lab.scenario_texts import TINY, write_tiny
 
 SEEDED = settings(derandomize=True, max_examples=50)
@@ -166,7 +167,7 @@ def test_keys_that_are_perhaps_misspelt_are_told_once_and_taken(
     path = write_tiny(tmp_path)
     path.write_text(chaos + TINY.replace("full: {}", "full: {num_stesp: 9}"))
     typed = arguments(overrides=("num_stepps=2", "new=1"), vary=("perturbation.nun_parts=1,3",))
-    asked = asked_scenario(Invocation(tmp_path, os.environ), typed, "smoke")
+    asked = asked_scenario(Invocation(tmp_path, os.environ, note=say), typed, "smoke")
     assert capsys.readouterr().err.splitlines() == [
         "rlharness: note: sizes.full: num_stesp: config has no such key; did you mean num_steps?",
         "rlharness: note: chaos.factors: perturbation.num_prats: config has no such key;"

@@ -9,10 +9,11 @@ import pytest
 
 from harness.core.exit_codes import ExitCode
 from harness.lab.gate.change import Change, Finding, judge
+from harness.lab.gate.gate import directory_name
 from harness.lab.gate.golden import Acceptance, golden_of
 from harness.lab.gate.policy import Policy
 from harness.lab.gate.rounding import Rounding
-from harness.render.gate import cost_line, directory_name, gate_json, gate_text, rounding_lines
+from harness.render.gate import cost_line, gate_json, gate_text, rounding_lines
 from harness.render.github import summary
 from harness.trace.diff import diff
 from harness.trace.verdict import REWARDS, TOKENS, Count, Place

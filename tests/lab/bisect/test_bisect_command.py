@@ -12,6 +12,7 @@ from harness.cli.finding import bisect as bisect_command
 from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
+from harness.render.console import say
 from tests.lab.lab_run import Done, type_command
 from tests.lab.projects import Project
 
@@ -90,7 +91,7 @@ def test_what_cannot_be_is_refused(project: Project, words: tuple[str, ...], sai
 def test_keys_that_are_perhaps_misspelt_are_told(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match="nowhere is no commit"):
         arguments = parsed("--good", "nowhere", "--bad", "HEAD", "--set", "num_stesp=2")
-        run_bisect(Invocation(project.directory, os.environ), arguments)
+        run_bisect(Invocation(project.directory, os.environ, note=say), arguments)
     told = "rlharness: note: --set num_stesp: config has no such key; did you mean num_steps?\n"
     assert capsys.readouterr().err == told
 

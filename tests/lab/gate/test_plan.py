@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
+from harness.cli.commands.gate_options import gate_options
 from harness.cli.finding import gate as gate_command
 from harness.core.errors import UsageError
 from harness.core.invocation import Invocation
 from harness.lab.experiments.worktrees import CHILD, Checkout, Side, check_origin, open_worktrees
 from harness.lab.gate.against_base import other_identity
 from harness.lab.gate.costs import Limits
-from harness.lab.gate.plan import GateOptions, base_scene, gate_options, head_scene, scenario_names
+from harness.lab.gate.plan import GateOptions, base_scene, head_scene, scenario_names
 from harness.lab.gate.policy import DEFAULT
+from harness.render.console import say
 from tests.lab.projects import SCENARIO, Project
 
 TABLE = """
@@ -32,7 +34,7 @@ timeout = 60
 
 def options(directory: Path, *words: str) -> GateOptions:
     arguments: dict[str, Any] = gate_command.make_context("gate", list(words)).params
-    return gate_options(Invocation(directory, os.environ), arguments)
+    return gate_options(Invocation(directory, os.environ, note=say), arguments)
 
 
 def test_the_command_line_goes_over_the_configuration_and_that_over_the_defaults(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.cli.commands.gate import GATES
 from harness.cli.finding import gate as gate_command
 from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.worktrees import Checkout
+from harness.lab.gate.gate import GATES
 from harness.process.run_directory import HOME
 from tests.lab.lab_run import type_command
 from tests.lab.projects import IDENTITY, Project

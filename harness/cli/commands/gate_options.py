@@ -1,0 +1,63 @@
+"""The options of `gate`: the command line over [tool.rlharness.gate] over the defaults."""
+
+from collections.abc import Mapping
+from math import inf
+from typing import Any
+
+from harness.core.config import GateKeys, load_config
+from harness.core.errors import UsageError
+from harness.core.invocation import Invocation
+from harness.lab.experiments.out_directory import place_of
+from harness.lab.gate.costs import Limits
+from harness.lab.gate.plan import GateOptions
+from harness.lab.gate.policy import Policy, checked_reasons
+
+DEFAULT_RUNS = 2
+
+
+def gate_options(invocation: Invocation, arguments: Mapping[str, Any]) -> GateOptions:
+    """The options of a command line; UsageError for what does not go together or is not legal."""
+    config = load_config(invocation.cwd)
+    keys = config.gate
+    root = config.path.parent if config.path else invocation.cwd
+    golden = place_of(invocation.cwd, arguments["golden"]) if arguments["golden"] else None
+    if golden is None and keys.golden:
+        golden = root / keys.golden
+    if arguments["accept"] and not golden:
+        raise UsageError("--accept without goldens", legal="--golden DIR --accept", remedy="say where they are kept")
+    if arguments["accept"] and not (arguments["reason"] or "").strip():
+        raise UsageError(
+            "--accept without a reason",
+            legal="--accept --reason TEXT",
+            remedy="say why the bits may change: it is kept beside them",
+        )
+    if arguments["reason"] and not arguments["accept"]:
+        raise UsageError("--reason without --accept", legal="--accept --reason TEXT")
+    return GateOptions(
+        invocation=invocation,
+        names=tuple(arguments["scenarios"]),
+        base=arguments["base"] or "",
+        golden=golden,
+        accepts=arguments["accept"],
+        reason=(arguments["reason"] or "").strip(),
+        size=arguments["size"] or keys.size,
+        overrides=tuple(arguments["overrides"]),
+        runs=arguments["runs"] or keys.runs or DEFAULT_RUNS,
+        policy=_policy(arguments["fail_on"], keys, f"{config.path}: [tool.rlharness.gate] fail-on"),
+        limits=_limits(arguments, keys),
+        timeout_s=arguments["timeout"] or keys.timeout_s or inf,
+    )
+
+
+def _policy(typed: str | None, keys: GateKeys, where: str) -> Policy:
+    if typed is not None:
+        return Policy(checked_reasons([word.strip() for word in typed.split(",")], "--fail-on"))
+    return Policy() if keys.fail_on is None else Policy(checked_reasons(keys.fail_on, where))
+
+
+def _limits(arguments: Mapping[str, Any], keys: GateKeys) -> Limits:
+    default = Limits()
+    return Limits(
+        slowdown=arguments["slowdown"] or keys.slowdown or default.slowdown,
+        memory=arguments["memory"] or keys.memory or default.memory,
+    )

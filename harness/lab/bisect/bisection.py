@@ -1,0 +1,146 @@
+"""A bisection from its options to its result: the good end, the bad end, and probes between them.
+
+    good, good again, bad ─▶ search ─▶ probe: worktree or packages ─▶ run ─▶ criterion ─▶ search ─▶ ... ─▶ first bad
+
+Every probe runs the scenario as it is in the working tree, with the code of its own revision.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+
+from harness.core.errors import UsageError
+from harness.core.invocation import Invocation
+from harness.lab.bisect.candidates import CommitCandidates, UnavailableError, checked_ends, refuse_interrupted
+from harness.lab.bisect.criterion import Criterion
+from harness.lab.bisect.packages import PackageCandidates, index_versions, parse_packages, versions_between
+from harness.lab.bisect.probes import EndsError, Hunt
+from harness.lab.bisect.result import Bisection
+from harness.lab.experiments.out_directory import out_directory
+from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.scenario import SMOKE
+from harness.lab.experiments.scenario_files import find_scenario
+from harness.lab.experiments.scenario_spec import asked_of, check_machine, say_misspelt, scenario_envelope
+from harness.lab.experiments.session import Session, open_session
+from harness.lab.experiments.supervised_runs import Place, TitledDisplay
+from harness.lab.experiments.worktrees import CHILD, Checkout, Commit, Side, open_worktrees, recorder_path
+
+BISECTIONS = "bisections"
+NO_OPTIONS = {"metric": (), "keep": (), "op_step": None, "level": None, "vary": ()}
+
+
+@dataclass(frozen=True, slots=True)
+class BisectOptions:
+    """What is looked for, and between what."""
+
+    scenario: str
+    """As it was typed."""
+    criterion: Criterion
+    good: str | None = None
+    bad: str | None = None
+    packages: str | None = None
+    """NAME==A..B, in place of two revisions."""
+    size: str | None = None
+    overrides: tuple[str, ...] = ()
+    timeout_s: float = inf
+    """Limit on each run."""
+    out: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [f"--{name}" for name, value in (("good", self.good), ("bad", self.bad)) if value]
+        if self.packages:
+            parse_packages(self.packages)
+        if self.packages and given:
+            raise UsageError(f"--packages and {' '.join(given)}", legal="one of the two: revisions, or versions")
+        if not self.packages and len(given) < 2:
+            raise UsageError(
+                "between what shall it look?",
+                legal="--good REV --bad REV, or --packages NAME==A..B",
+                remedy="rlharness bisect SCENARIO --good v1.0 --bad HEAD",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Probing:
+    """How each probe is run."""
+
+    options: BisectOptions
+    envelope: Envelope
+    place: Place
+    out: Path
+    """Of the traces."""
+    lines: TitledDisplay
+    note: Callable[[str], None]
+
+
+async def bisect(options: BisectOptions, invocation: Invocation, bisect_id: str, lines: TitledDisplay) -> Bisection:
+    """Find the first revision or version whose run is bad.
+
+    Raises HarnessError for what the user can mend; UsageError before anything is made.
+    """
+    envelope = _envelope(invocation, options)
+    commits = None if options.packages else _commits(invocation, options)
+    place = Place(CHILD[0], invocation.cwd, invocation.environ, bisect_id, options.timeout_s)
+    out = out_directory(invocation.cwd, options.out, BISECTIONS, bisect_id).path
+    probing = Probing(options, envelope, place, out, lines, invocation.note)
+    if commits is None:
+        assert options.packages is not None
+        return await _over_versions(probing, options.packages)
+    return await _over_commits(probing, *commits)
+
+
+def _envelope(invocation: Invocation, asked_for: BisectOptions) -> Envelope:
+    """The scenario as it is in the working tree; UsageError where it cannot be run as it was asked for."""
+    options = {**NO_OPTIONS, "size": asked_for.size, "overrides": asked_for.overrides}
+    name = asked_for.scenario
+    asked = asked_of(name, find_scenario(name, invocation.cwd).read(), options, SMOKE)
+    say_misspelt(asked, invocation.note)
+    check_machine(invocation, asked.scenario)
+    return replace(scenario_envelope(asked, options), argv=CHILD)
+
+
+def _commits(invocation: Invocation, options: BisectOptions) -> tuple[Checkout, Commit, Commit]:
+    """The checkout, and the good and the bad commit of it; UsageError where they are none."""
+    checkout = Checkout(invocation.cwd, invocation.environ)
+    return checkout, *checked_ends(checkout, options.good or "", options.bad or "")
+
+
+async def _over_commits(probing: Probing, checkout: Checkout, good: Commit, bad: Commit) -> Bisection:
+    with open_session(probing.place, probing.lines) as session, open_worktrees(checkout) as worktrees:
+        candidates = CommitCandidates(checkout, worktrees, good, bad)
+        hunt = Hunt(
+            session, probing.lines, candidates, probing.options.criterion, probing.out, checkout_root=checkout.root
+        )
+        found = await hunt.first_bad(probing.options.scenario, probing.envelope)
+        return replace(found, commit=candidates.commit(found.found.name))
+
+
+async def _over_versions(probing: Probing, packages: str) -> Bisection:
+    with open_session(probing.place, probing.lines) as session:
+        versions = await _versions(session, packages, probing)
+        hunt = Hunt(session, probing.lines, versions, probing.options.criterion, probing.out)
+        return await hunt.first_bad(probing.options.scenario, probing.envelope)
+
+
+async def _versions(session: Session, packages: str, probing: Probing) -> PackageCandidates:
+    """The versions between two, both of which can be had here: that is asked before anything is installed or run."""
+    side, out = _here(probing.place, probing.out), probing.out
+    name, good, bad = parse_packages(packages)
+    known = await index_versions(session, name, out, pre=good.is_prerelease or bad.is_prerelease)
+    versions = PackageCandidates(session, side, out, name, versions_between(known, name, good, bad), note=probing.note)
+    for end in (versions.good, versions.bad):
+        try:
+            await versions.requirements(end)
+        except UnavailableError as error:
+            refuse_interrupted(session.interrupted_by)
+            raise EndsError(error.what, legal="two ends that pip can install", remedy="name another end") from None
+    return versions
+
+
+def _here(place: Place, out: Path) -> Side:
+    """The working directory as it is, with this package's recorder in front of everything."""
+    path = [str(recorder_path(out)), str(place.cwd), place.environ.get("PYTHONPATH", "")]
+    environ = {**place.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    return Side(place.cwd, place.cwd, environ)

@@ -1,0 +1,109 @@
+"""A gate from its options to its result: each scenario on both sides, or against its golden.
+
+options ─▶ worktree of the base (when it is wanted) ─▶ scenario by scenario ─▶ Gate
+             golden of this machine and environment? ─ yes ─▶ compared with it
+                                                    ─ no ──▶ compared with the base
+"""
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.lab.experiments.out_directory import out_directory
+from harness.lab.experiments.session import Session, open_session
+from harness.lab.experiments.supervised_runs import Place, TitledDisplay
+from harness.lab.experiments.worktrees import Checkout, Commit, Side, check_origin, open_worktrees
+from harness.lab.gate.against_base import AgainstBase
+from harness.lab.gate.against_golden import AgainstGolden
+from harness.lab.gate.change import Change, Finding
+from harness.lab.gate.plan import GateOptions, Scene, head_scene, nothing_to_gate, scenario_names
+from harness.lab.gate.result import Gate, GateScenario
+from harness.lab.gate.sides import HEAD, BrokenRun, Interrupted, Recorder
+
+GATES = "gates"
+
+
+async def run_gate(
+    options: GateOptions,
+    checkout: Checkout,
+    commit: Commit | None,
+    golden: AgainstGolden | None,
+    *,
+    place: Place,
+    out: str | None,
+    lines: TitledDisplay,
+) -> Gate:
+    """Every scenario; those so far where a signal asks for the end. UsageError comes before any, and leaves nothing."""
+    found: list[GateScenario] = []
+    with ExitStack() as stack:
+        session = stack.enter_context(open_session(place, lines))
+        worktrees = stack.enter_context(open_worktrees(checkout))
+        head = worktrees.working_tree
+        base = AgainstBase(options, checkout, worktrees, stack, commit, note=options.invocation.note)
+        scenes = [head_scene(name, head, options) for name in scenario_names(head, options)]
+        if golden is not None:
+            golden.read(scenes)
+        removed = removed_scenarios(options, scenes, None if golden else base.side())
+        if not scenes and not removed:
+            raise nothing_to_gate(place.cwd)
+        directory = out_directory(place.cwd, out, GATES, place.run_id).path
+        scenarios = _Scenarios(checkout.root, base, golden, session, lines, directory)
+        is_dirty = checkout.is_dirty  # before the runs, which may write anything
+        try:
+            for scene in scenes:
+                found.append(await scenarios.compare(scene))
+        except Interrupted:
+            options.invocation.note(f"interrupted by {session.interrupted_by}: what was judged so far is told")
+        found += [
+            GateScenario(name, Finding(Change.REMOVED, ("the head has no such scenario any more",))) for name in removed
+        ]
+        return Gate(
+            head=checkout.commit("HEAD"),
+            is_dirty=is_dirty,
+            base=base.commit,
+            policy=options.policy,
+            scenarios=tuple(found),
+            directory=directory,
+            notes=(*base.notes, *(golden.notes if golden else ())),
+            interrupted_by=session.interrupted_by,
+        )
+
+
+def removed_scenarios(options: GateOptions, scenes: list[Scene], base: Side | None) -> list[str]:
+    """Those that only the base has; none where there is no base."""
+    known = {scene.name for scene in scenes}
+    return [] if base is None else [name for name in scenario_names(base, options) if name not in known]
+
+
+@dataclass(frozen=True, slots=True)
+class _Scenarios:
+    """What the scenarios of one gate share."""
+
+    root: Path
+    """Of the checkout."""
+    base: AgainstBase
+    golden: AgainstGolden | None
+    session: Session
+    lines: TitledDisplay
+    directory: Path
+
+    async def compare(self, scene: Scene) -> GateScenario:
+        """One scenario, from its runs to the finding. Interrupted."""
+        notes = tuple(filter(None, [check_origin(scene.side, scene.envelope.call, self.root)]))
+        recorder = Recorder(self.session, self.lines, self.directory / directory_name(scene.name))
+        try:
+            if self.golden is not None:
+                found = await self.golden.compare(recorder, scene)
+                if found.finding.change is not Change.NOT_COMPARABLE:
+                    return replace(found, notes=notes, typed=scene.envelope.typed)
+                notes += found.finding.reasons
+            found = await self.base.compare(recorder, scene)
+            return replace(found, notes=notes, typed=scene.envelope.typed)
+        except BrokenRun as broken:
+            change = Change.BROKEN if broken.side == HEAD else Change.NOT_COMPARABLE
+            return GateScenario(scene.name, Finding(change, broken.reasons), notes=notes, output=broken.run.output)
+
+
+def directory_name(scenario: str) -> str:
+    """Of a scenario's traces."""
+    return scenario.replace("/", "-")
