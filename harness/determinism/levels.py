@@ -52,7 +52,7 @@ class Setting:
 
 
 # From verl's full determinism, Megatron's deterministic mode, vLLM's batch invariance, and the documents of Python,
-# MKL, cuBLAS, NCCL, Transformer Engine and HCCL; what each of them reads is in doctor/bit_variables.py.
+# MKL, cuBLAS, NCCL, Transformer Engine and HCCL; what each of them reads is in variables.py.
 SETTINGS = (
     Setting(
         "PYTHONHASHSEED",

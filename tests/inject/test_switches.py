@@ -62,8 +62,8 @@ def test_a_program_with_numpy_alone_is_given_no_torch() -> None:
 def test_a_switch_that_took_no_effect_is_named() -> None:
     undone = PROGRAM.replace(
         "switch_on(level)",
-        "(switch_on(level), torch.use_deterministic_algorithms(False), switches.without_effect())[2]",
-    ).replace("import torch\n", "import torch\nfrom harness.recording import switches\n", 1)
+        "(switch_on(level), torch.use_deterministic_algorithms(False), determinism_flags.without_effect())[2]",
+    ).replace("import torch\n", "import torch\nfrom harness.recording import determinism_flags\n", 1)
     command = [sys.executable, "-W", "ignore", "-c", undone, "rerun"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["without_effect"] == ["torch.set_deterministic_debug_mode"]

@@ -258,11 +258,11 @@ def test_a_child_has_a_tmpdir_for_its_life_and_no_cluster(tmp_path: Path) -> Non
 def test_an_interrupted_examination_ends_its_children(plain_environment: Path) -> None:
     code = (
         "import asyncio, os, signal, sys, threading\nfrom pathlib import Path\n"
-        "from harness.doctor import checks, examination\nfrom harness.runner import doctor\n"
+        "from harness.doctor import checks, examination\nfrom harness.doctor import diagnosis\n"
         "async def look(host):\n"
         "    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()\n"
         "    await host.ask((sys.executable, '-c', 'import time; time.sleep(600)'), limit_s=600)\n"
-        "doctor.CHECKS = (examination.Check('slow', look, 600),)\n"
+        "diagnosis.CHECKS = (examination.Check('slow', look, 600),)\n"
         "from harness.cli.main import main\nsys.exit(main(['doctor']))\n"
     )
     done = subprocess.run(
