@@ -230,9 +230,9 @@ def allowed_distributions(path: str, base: set[str], everything: set[str]) -> se
         return base | declared("report")
     if path.startswith("harness/"):
         return everything if is_among(path, CHILD_ROOMS) else base
-    if path.startswith(("scenarios/programs/", "tests/rlcore/peers/", "tests/benchmarks/one_step/trl_step.py")):
+    if path.startswith(("tests/support/programs/", "tests/rlcore/peers/", "tests/benchmarks/one_step/trl_step.py")):
         return everything | PEERS
-    return everything if path.startswith("scenarios/") else everything - {"ray"}
+    return everything if path.startswith("tests/support/") else everything - {"ray"}
 
 
 def test_dependencies_are_used() -> None:
@@ -256,7 +256,7 @@ def test_the_command_line_is_light() -> None:
     ("path", "code"),
     [
         ("rlcore/types.py", "import harness.core.clock"),
-        ("rlcore/types.py", "def f():\n    from scenarios import nvml_stub"),
+        ("rlcore/types.py", "def f():\n    import scenarios"),
         ("rlcore/config.py", "import torch"),
         ("harness/cli/commands/replay.py", "from rlcore import config"),
         ("harness/cli/commands/replay.py", "import importlib\nimportlib.import_module('rlcore.config')"),
