@@ -17,6 +17,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["harness.plugin", "harness.fixtures"]
+collect_ignore = ["tests/support"]
+"""Test files there misbehave on purpose: tests/test_misbehaving.py runs them."""
 
 SEED = 20260301
 

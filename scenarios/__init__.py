@@ -1,1 +1,1 @@
-"""Named situations: what the harness is run against."""
+"""Training runs with a name, a YAML file each."""

@@ -134,6 +134,12 @@ def is_among(path: str, places: Iterable[str]) -> bool:
     return any(path == place or (place.endswith("/") and path.startswith(place)) for place in places)
 
 
+def absent(places: Iterable[str], paths: Iterable[str]) -> set[str]:
+    """Files and folders of a table that none of the `paths` is, or lies in."""
+    known = list(paths)
+    return {place for place in places if not any(is_among(path, (place,)) for path in known)}
+
+
 def trespasses(source: Source, rule: Owned) -> list[str]:
     if not source.path.startswith(rule.within) or is_among(source.path, rule.owners):
         return []

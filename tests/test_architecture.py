@@ -22,6 +22,7 @@ from tests.architecture_rules import (
     MAX_PARAMETERS,
     Owned,
     Source,
+    absent,
     empty_packages,
     import_cycles,
     is_among,
@@ -76,6 +77,8 @@ ENVIRONMENT = (
 )
 REPORT_PAGE = "harness/render/report/page.py"
 """Needs more than the base: it says how to get it where it is not there."""
+PEER_ROOMS = ("tests/support/programs/", "tests/rlcore/peers/", "tests/benchmarks/one_step/trl_step.py")
+"""Run with verl, transformers and TRL, in environments of their own."""
 
 OWNED = (
     Owned("rlcore/", ("harness", "scenarios"), ()),
@@ -125,14 +128,8 @@ EXEMPT: dict[str, str] = {
 }
 
 RUN_AS_PROGRAMS = frozenset({"py-spy"})  # dependencies that are started, never imported
-PEERS = {
-    "transformers",
-    "trl",
-    "tokenizers",
-    "datasets",
-    "tiny-language",
-    "verl",
-}  # of programs with an environment of their own
+PEERS = {"transformers", "trl", "tokenizers", "datasets", "tiny-language", "verl"}
+"""Of programs with an environment of their own."""
 HEAVY = (
     *("torch", "numpy", "ray", "pydantic", "yaml", "rich", "pynvml", "psutil", "sqlite3", "asyncio", "junitparser"),
     *("pytest", "jinja2"),
@@ -187,6 +184,13 @@ def test_no_files_import_each_other() -> None:
     assert import_cycles([source for source in SOURCES if source.path.startswith(("harness/", "rlcore/"))]) == []
 
 
+def test_paths_in_the_tables_exist() -> None:
+    tables = (*CHILD_ROOMS, *SUPERVISOR, *ENVIRONMENT, REPORT_PAGE, *PEER_ROOMS)
+    named = {*tables, *(path for rule in OWNED for path in rule.owners)}
+    assert absent(named, (source.path for source in SOURCES)) == set()
+    assert [rule.within for rule in OWNED if not any(source.path.startswith(rule.within) for source in SOURCES)] == []
+
+
 def test_nothing_outgrows_its_limit() -> None:
     found = {key: text for source in SOURCES for key, text in oversized(source).items()}
     assert {key: text for key, text in found.items() if key not in EXEMPT} == {}
@@ -230,9 +234,9 @@ def allowed_distributions(path: str, base: set[str], everything: set[str]) -> se
         return base | declared("report")
     if path.startswith("harness/"):
         return everything if is_among(path, CHILD_ROOMS) else base
-    if path.startswith(("scenarios/programs/", "tests/rlcore/peers/", "tests/benchmarks/one_step/trl_step.py")):
+    if is_among(path, PEER_ROOMS):
         return everything | PEERS
-    return everything if path.startswith("scenarios/") else everything - {"ray"}
+    return everything if path.startswith("tests/support/") else everything - {"ray"}
 
 
 def test_dependencies_are_used() -> None:
@@ -256,7 +260,7 @@ def test_the_command_line_is_light() -> None:
     ("path", "code"),
     [
         ("rlcore/types.py", "import harness.core.clock"),
-        ("rlcore/types.py", "def f():\n    from scenarios import nvml_stub"),
+        ("rlcore/types.py", "def f():\n    import scenarios"),
         ("rlcore/config.py", "import torch"),
         ("harness/cli/commands/replay.py", "from rlcore import config"),
         ("harness/cli/commands/replay.py", "import importlib\nimportlib.import_module('rlcore.config')"),
@@ -339,6 +343,13 @@ def test_a_cycle_of_files_is_found() -> None:
 )
 def test_an_owner_is_left_alone(path: str, code: str) -> None:
     assert [line for rule in OWNED for line in trespasses(Source(path, code), rule)] == []
+
+
+def test_absent_paths_are_found() -> None:
+    paths = ("harness/a.py", "harness/b/c.py")
+    assert absent(("harness/a.py", "harness/b/", "harness/b/c.py"), paths) == set()
+    named = {"harness/a", "harness/b", "harness/d/", "harness/launch_ray.py"}
+    assert absent(named, paths) == named
 
 
 def test_relative_imports_are_resolved() -> None:

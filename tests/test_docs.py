@@ -206,7 +206,7 @@ def test_the_map_of_the_house_is_the_top_level() -> None:
 
 def test_programs_in_the_manual_are_those_that_are_tested() -> None:
     shown = dict(re.findall(r"<!-- program: (\w+) -->\n```python\n(.*?)```", text(), re.DOTALL))
-    files = {name: (ROOT / "scenarios" / "programs" / f"{name}.py").read_text("utf-8") for name in shown}
+    files = {name: (ROOT / "tests" / "support" / "programs" / f"{name}.py").read_text("utf-8") for name in shown}
     assert shown
     assert {name: text.partition('"""\n\n')[2] for name, text in files.items()} == shown
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from harness.process.supervisor import process_tree
-from scenarios.misbehaving.expected import (
+from tests.support.misbehaving.expected import (
     COLLECT_TIMEOUT_S,
     EXPECTED,
     EXPECTED_ON_A_SMALL_TMPDIR,
@@ -26,10 +26,10 @@ from scenarios.misbehaving.expected import (
     TIMEOUT_S,
     Expected,
 )
-from scenarios.nvml_stub.build import Card, Machine, build, compiler, stub_env
+from tests.support.nvml_stub.build import Card, Machine, build, compiler, stub_env
 
 ROOT = Path(__file__).parents[1]
-FOLDER = ROOT / "scenarios" / "misbehaving"
+FOLDER = ROOT / "tests" / "support" / "misbehaving"
 ALL = EXPECTED | EXPECTED_WITH_RAY | EXPECTED_ON_A_SMALL_TMPDIR | EXPECTED_WITH_A_DRIVER
 CARD = "GPU-00000000-0000-0000-0000-00000000000a"
 

@@ -1,12 +1,11 @@
 """Whether a card's memory is back, at a lease's end, where it was when the lease began, and if not, who holds it.
 
-The decision is pure; `MemoryMeter` is the seam it is fed through: `gpus.NvmlMeter` for real cards, `NoMeter` for
-pretended ones, `FakeMeter` for tests.
+The decision is pure; `MemoryMeter` is the seam it is fed through: `gpus.NvmlMeter` for real GPUs, `NoMeter` for
+simulated ones.
 """
 
-import threading
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -72,27 +71,6 @@ class NoMeter:
 
     def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
         return ()
-
-    def close(self) -> None:
-        pass
-
-
-@dataclass
-class FakeMeter:
-    """For tests: shows what it is told to."""
-
-    used_bytes: dict[str, int] = field(default_factory=dict)
-    processes: dict[str, tuple[GpuProcess, ...]] = field(default_factory=dict)
-    silent: set[str] = field(default_factory=set)
-    """Cards on which the driver hangs: a question about one of them never comes back."""
-
-    def used_memory_bytes(self, gpu_ids: Sequence[str]) -> dict[str, int]:
-        if self.silent.intersection(gpu_ids):
-            threading.Event().wait()
-        return {gpu_id: self.used_bytes[gpu_id] for gpu_id in gpu_ids if gpu_id in self.used_bytes}
-
-    def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
-        return self.processes.get(gpu_id, ())
 
     def close(self) -> None:
         pass

@@ -1,8 +1,15 @@
 """The recorder: in the process of the program that is recorded, called by it or injected.
 
-from harness.recording import open_recorder
+A program that names its steps and values itself:
 
-trace = open_recorder()      # records under `rlharness trace` and `rlharness replay`, and does nothing elsewhere
+    import torch
+    from harness.recording import open_recorder
+
+    recorder = open_recorder()  # records under `rlharness trace` and `rlharness replay`, and does nothing elsewhere
+    for step in range(2):
+        recorder.begin_step(step)
+        recorder.record("loss", "loss", torch.tensor(0.5))
+        recorder.end_step(loss=0.5)
 """
 
 from typing import TYPE_CHECKING

@@ -40,7 +40,7 @@ Post = Callable[[events.Event], None]
 
 
 class Attempts(Protocol):
-    """Carries out attempts, and takes orders about them: `attempt.Supervisors`, or `PlayedAttempts` in tests."""
+    """Carries out attempts, and takes orders about them: `attempt.Supervisors` outside tests."""
 
     async def run(self, spec: AttemptSpec, on_terminating: Callable[[str], None] = ...) -> AttemptEnd:
         """Carry one out to its proven end."""

@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from scenarios.networks.host import Host, why_not
-from scenarios.networks.situations import OPEN_PORT, black_holed_host, good_host, lossy_host, occupied_host
+from tests.support.networks.host import Host, why_not
+from tests.support.networks.situations import OPEN_PORT, black_holed_host, good_host, lossy_host, occupied_host
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET_S = 20.0

@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.core.exit_codes import ExitCode
-from scenarios.verl_shaped.check import Record, held_locks, problems, read_jsonl
-from scenarios.verl_shaped.suite import ShapedFile, draw_suite, write_suite
+from tests.support.verl_shaped.check import Record, held_locks, problems, read_jsonl
+from tests.support.verl_shaped.suite import ShapedFile, draw_suite, write_suite
 
 ROWS = Path(__file__).resolve().parents[1] / "data" / "verl_suite.json"
 

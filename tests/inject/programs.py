@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PROGRAMS = Path(__file__).resolve().parents[2] / "scenarios" / "programs"
-ROOT = PROGRAMS.parents[1]
+PROGRAMS = Path(__file__).resolve().parents[1] / "support" / "programs"
+ROOT = PROGRAMS.parents[2]
 PEERS_VARIABLE = "RLHARNESS_PEERS_PYTHON"
 """The interpreter of an environment with transformers and TRL."""
 

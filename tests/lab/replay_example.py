@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 from tests.lab.lab_run import shown  # noqa: E402
 from tests.manual import page_with  # noqa: E402
 
-PROGRAMS = ROOT / "scenarios" / "programs"
+PROGRAMS = ROOT / "tests" / "support" / "programs"
 EXAMPLE = (
     "rlharness replay --step 0 --op -- python bag_of_words.py",
     "rlharness replay --level rerun -- python bag_of_words.py",

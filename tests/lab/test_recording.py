@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.clock import FakeClock
 from harness.lab.experiments.recording_result import await_recorders, deaf_word, how_it_ended, read_reports
 from harness.recording.recording_config import PROCESSES, Report
+from tests.support.fake_clock import FakeClock
 
 
 @pytest.mark.parametrize(

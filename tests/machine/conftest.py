@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.nvml_stub.build import build, compiler
-from scenarios.nvml_stub.driver import Driver
+from tests.support.nvml_stub.build import build, compiler
+from tests.support.nvml_stub.driver import Driver
 
 
 @pytest.fixture(scope="session")

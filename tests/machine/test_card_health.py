@@ -1,10 +1,10 @@
-"""The driver and the state of each card through the real pynvml, over the pretended driver of scenarios/nvml_stub."""
+"""The driver and the state of each card through the real pynvml, over the driver of tests/support/nvml_stub."""
 
 import pytest
 
 from harness.machine.gpu_health import read_card_health
-from scenarios.nvml_stub.build import Card, machine_of
-from scenarios.nvml_stub.driver import Driver
+from tests.support.nvml_stub.build import Card, machine_of
+from tests.support.nvml_stub.driver import Driver
 
 GPU_IS_LOST, FUNCTION_NOT_FOUND, UNKNOWN = 15, 13, 999
 SW_POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x4, 0x8, 0x20, 0x40, 0x80

@@ -4,9 +4,10 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
-from harness.core.clock import FakeClock
 from harness.machine.gpu_watch import HURRIED_WAIT_S, CardWatch
-from harness.machine.meter import FakeMeter, GpuProcess, NoMeter
+from harness.machine.meter import GpuProcess, NoMeter
+from tests.support.fake_clock import FakeClock
+from tests.support.fake_meter import FakeMeter
 
 GB = 10**9
 

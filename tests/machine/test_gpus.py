@@ -1,4 +1,4 @@
-"""The machine's cards through the real pynvml, whose library is the pretended driver of scenarios/nvml_stub."""
+"""The machine's cards through the real pynvml, whose library is the pretended driver of tests/support/nvml_stub."""
 
 import os
 import subprocess
@@ -14,8 +14,8 @@ from harness.machine.gpus import read_inventory
 from harness.machine.inventory import Inventory
 from harness.machine.visible import ORDER_NOTE
 from harness.process.claims import Claims
-from scenarios.nvml_stub.build import Card, Instance, Machine, Process, machine_of
-from scenarios.nvml_stub.driver import Driver
+from tests.support.nvml_stub.build import Card, Instance, Machine, Process, machine_of
+from tests.support.nvml_stub.driver import Driver
 
 NOT_SUPPORTED, DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, GPU_IS_LOST, VERSION_MISMATCH, UNKNOWN = 3, 9, 13, 15, 18, 999
 NO_SUCH_PID = 2**31

@@ -4,15 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.machine.meter import (
-    IDLE_MEMORY_BYTES,
-    FakeMeter,
-    GpuProcess,
-    Holder,
-    NoMeter,
-    holder_of,
-    return_to_baseline,
-)
+from harness.machine.meter import IDLE_MEMORY_BYTES, GpuProcess, Holder, NoMeter, holder_of, return_to_baseline
+from tests.support.fake_meter import FakeMeter
 
 GB = 10**9
 OURS = GpuProcess(10, GB, "python test_a.py")

@@ -3,8 +3,8 @@
 import os
 import subprocess
 
-from scenarios.nvml_stub.build import Card, Instance, Process, machine_of
-from scenarios.nvml_stub.driver import Driver
+from tests.support.nvml_stub.build import Card, Instance, Process, machine_of
+from tests.support.nvml_stub.driver import Driver
 
 FUNCTION_NOT_FOUND, GPU_IS_LOST = 13, 15
 NO_SUCH_PID = 2**31

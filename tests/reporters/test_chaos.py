@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from harness.core.clock import FakeClock
 from harness.core.exit_codes import ExitCode
 from harness.lab.chaos.comparison import Outcome, Sign
 from harness.lab.chaos.finding import Chaos, Finding, NotApplied, Tally
@@ -23,6 +22,7 @@ from harness.render.chaos import chaos_json, chaos_text, command, effect, senten
 from harness.render.chaos_progress import ChaosLines
 from harness.trace.diff import diff
 from tests.manual import between
+from tests.support.fake_clock import FakeClock
 from tests.trace.traces import flip_bit, steps_of, trace
 
 ENTRY = Envelope(("python",), call=EntryCall("a:b", {}))

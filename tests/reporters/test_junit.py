@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from junitparser import JUnitXml, TestCase, TestSuite
 
-from harness.core.clock import FakeClock
 from harness.core.errors import UsageError
 from harness.core.need import Need
 from harness.render.junit import JUnitReporter
 from harness.runner.events import CollectionFinished, RunFinished, UnitFinished
 from harness.runner.stats import RunState
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
+from tests.support.fake_clock import FakeClock
 
 SCHEMA = Path(__file__).parents[1] / "data" / "junit.xsd"
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.clock import FakeClock
 from harness.render.live.frame import FrameStyle, Picture, frame
 from harness.render.live.reporter import LiveReporter
 from harness.render.live.screen import Screen
 from harness.runner.stats import Progress, Running, RunState
 from harness.runner.units import Outcome
+from tests.support.fake_clock import FakeClock
 
 CARDS = ("0 NVIDIA H200 143 GB GPU-a", "1 NVIDIA H200 143 GB GPU-b")
 

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness.core.clock import FakeClock
 from harness.render.make import ReportOptions, make_reporters
+from tests.support.fake_clock import FakeClock
 
 
 def test_all_of_them_tell_one_run(sample_run: Any, tmp_path: Path) -> None:

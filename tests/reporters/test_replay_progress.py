@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import pytest
 
-from harness.core.clock import FakeClock
 from harness.render.live.replay_line import ReplayLine
 from harness.render.replay_progress import ReplayLines, make_display
+from tests.support.fake_clock import FakeClock
 
 
 def test_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Decisions of a run: who starts, who ends, and one outcome each whatever happens. Attempts are played."""
+"""Decisions of a run: who starts, who ends, and one outcome each whatever happens. Attempts follow scripts."""
 
 import tempfile
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.core.need import Need
-from harness.machine.meter import FakeMeter
 from harness.runner import events
 from harness.runner.dispatcher import Dispatcher
-from harness.runner.played_attempts import FAILING, Play
 from harness.runner.units import NeedSource, Outcome, Unit
-from tests.runner.played_run import GPU_0, GPU_1, PlayedRun, after, begun, told
+from tests.runner.scripted_run import GPU_0, GPU_1, ScriptedRun, after, begun, told
+from tests.support.fake_meter import FakeMeter
+from tests.support.scripted_attempts import FAILING, Script
 
 FOREVER = 10**6
 HELD = 5 * 10**9
@@ -26,7 +26,7 @@ def cancel(dispatcher: Dispatcher) -> None:
 
 
 def test_every_unit_is_run_and_every_lease_comes_back(tmp_path: Path) -> None:
-    run = PlayedRun(tmp_path, [0, 1, 2, 1, 0, 2]).run()
+    run = ScriptedRun(tmp_path, [0, 1, 2, 1, 0, 2]).run()
     run.assert_sound()
     assert run.outcomes == [Outcome.PASSED] * 6
     kinds = [type(event).__name__ for event in run.kept.events if getattr(event, "path", "") == "test_1.py"]
@@ -37,7 +37,7 @@ def test_every_unit_is_run_and_every_lease_comes_back(tmp_path: Path) -> None:
 
 def test_nothing_is_started_while_there_is_news_that_was_not_taken(tmp_path: Path) -> None:
     broken = Unit("test_broken.py", Need(), NeedSource.AST, collect_error="E   SyntaxError: no")
-    run = PlayedRun(tmp_path, [broken, 0, 0], options={"maxfail": 1}).run()
+    run = ScriptedRun(tmp_path, [broken, 0, 0], options={"maxfail": 1}).run()
     run.assert_sound()
     assert run.outcomes == [Outcome.COLLECT_ERROR, Outcome.NOT_RUN, Outcome.NOT_RUN]
     assert run.results[0].reason == "SyntaxError: no"
@@ -46,7 +46,7 @@ def test_nothing_is_started_while_there_is_news_that_was_not_taken(tmp_path: Pat
 
 def test_a_file_that_hung_at_import_has_its_own_outcome(tmp_path: Path) -> None:
     hung = Unit("test_hung.py", Need(), NeedSource.IMPORT, collect_timed_out=True)
-    run = PlayedRun(tmp_path, [hung]).run()
+    run = ScriptedRun(tmp_path, [hung]).run()
     assert (run.outcomes, run.results[0].reason) == (
         [Outcome.COLLECT_TIMEOUT],
         "the file was still being imported when its limit passed",
@@ -54,9 +54,9 @@ def test_a_file_that_hung_at_import_has_its_own_outcome(tmp_path: Path) -> None:
 
 
 def test_maxfail_starts_no_further_unit_and_lets_what_runs_end(tmp_path: Path) -> None:
-    failing = Play(report=FAILING, exit_code=1)
-    run = PlayedRun(
-        tmp_path, [0, 0, 0, 0], {0: failing, 1: Play(num_steps=10_000)}, cpu_units=2, options={"maxfail": 1}
+    failing = Script(report=FAILING, exit_code=1)
+    run = ScriptedRun(
+        tmp_path, [0, 0, 0, 0], {0: failing, 1: Script(num_steps=10_000)}, cpu_units=2, options={"maxfail": 1}
     ).run()
     run.assert_sound()
     assert run.outcomes == [Outcome.FAILED, Outcome.PASSED, Outcome.NOT_RUN, Outcome.NOT_RUN]
@@ -65,19 +65,19 @@ def test_maxfail_starts_no_further_unit_and_lets_what_runs_end(tmp_path: Path) -
 
 
 def test_maxfail_counts_files_and_zero_is_no_limit(tmp_path: Path) -> None:
-    failing = Play(report=FAILING, exit_code=1)
-    plays = dict.fromkeys(range(5), failing)
-    two = PlayedRun(tmp_path / "two", [0] * 5, plays, cpu_units=1, options={"maxfail": 2}).run()
+    failing = Script(report=FAILING, exit_code=1)
+    scripts = dict.fromkeys(range(5), failing)
+    two = ScriptedRun(tmp_path / "two", [0] * 5, scripts, cpu_units=1, options={"maxfail": 2}).run()
     assert [outcome is Outcome.FAILED for outcome in two.outcomes] == [True, True, False, False, False]
-    one = PlayedRun(tmp_path / "one", [0] * 4, {2: failing}, cpu_units=1, options={"maxfail": 1}).run()
+    one = ScriptedRun(tmp_path / "one", [0] * 4, {2: failing}, cpu_units=1, options={"maxfail": 1}).run()
     assert one.outcomes == [Outcome.PASSED, Outcome.PASSED, Outcome.FAILED, Outcome.NOT_RUN]
-    none = PlayedRun(tmp_path / "none", [0] * 5, plays, cpu_units=1, options={"maxfail": 0}).run()
+    none = ScriptedRun(tmp_path / "none", [0] * 5, scripts, cpu_units=1, options={"maxfail": 0}).run()
     assert none.outcomes == [Outcome.FAILED] * 5
 
 
 def test_a_cancelled_run_keeps_what_ended_and_ends_what_runs(tmp_path: Path) -> None:
-    long = Play(num_steps=FOREVER, grace_steps=3)
-    run = PlayedRun(tmp_path, [0, 0, 0], {1: long}, cpu_units=1, acts=[(begun(1), cancel)]).run()
+    long = Script(num_steps=FOREVER, grace_steps=3)
+    run = ScriptedRun(tmp_path, [0, 0, 0], {1: long}, cpu_units=1, acts=[(begun(1), cancel)]).run()
     run.assert_sound()
     assert run.outcomes == [Outcome.PASSED, Outcome.INTERRUPTED, Outcome.NOT_RUN]
     assert run.state.interrupted
@@ -86,8 +86,8 @@ def test_a_cancelled_run_keeps_what_ended_and_ends_what_runs(tmp_path: Path) -> 
 
 
 def test_a_second_request_kills(tmp_path: Path) -> None:
-    deaf = Play(num_steps=FOREVER, grace_steps=FOREVER)
-    run = PlayedRun(
+    deaf = Script(num_steps=FOREVER, grace_steps=FOREVER)
+    run = ScriptedRun(
         tmp_path, [0, 1], {0: deaf, 1: deaf}, acts=[(begun(1), cancel), (told(events.AttemptTerminating), cancel)]
     ).run()
     run.assert_sound()
@@ -105,9 +105,9 @@ def test_who_is_killed_does_not_wait_long_for_memory(tmp_path: Path, num_request
             return {GPU_0: HELD if ("begins", 0) in run.attempts.log else 0}
 
     limits = {"poll_s": 0.0, "wait_s": 20.0, "answer_s": 5.0}
-    deaf = Play(num_steps=FOREVER, grace_steps=0 if num_requests == 1 else FOREVER)
+    deaf = Script(num_steps=FOREVER, grace_steps=0 if num_requests == 1 else FOREVER)
     acts = [(begun(0), cancel), (told(events.AttemptTerminating), cancel)]
-    run = PlayedRun(tmp_path, [1], {0: deaf}, meter=Held(), card_limits=limits, acts=acts[:num_requests])
+    run = ScriptedRun(tmp_path, [1], {0: deaf}, meter=Held(), card_limits=limits, acts=acts[:num_requests])
     run.run().assert_sound()
     (held,) = run.of(events.GpuQuarantined)
     (ended,) = run.of(events.AttemptTerminating)
@@ -115,9 +115,9 @@ def test_who_is_killed_does_not_wait_long_for_memory(tmp_path: Path, num_request
 
 
 def test_a_request_after_maxfail_is_the_first(tmp_path: Path) -> None:
-    plays = {0: Play(report=FAILING, exit_code=1), 1: Play(num_steps=FOREVER)}
-    run = PlayedRun(
-        tmp_path, [0, 0, 0], plays, options={"maxfail": 1}, acts=[(told(events.CancelRequested), cancel)]
+    scripts = {0: Script(report=FAILING, exit_code=1), 1: Script(num_steps=FOREVER)}
+    run = ScriptedRun(
+        tmp_path, [0, 0, 0], scripts, options={"maxfail": 1}, acts=[(told(events.CancelRequested), cancel)]
     ).run()
     run.assert_sound()
     assert run.outcomes == [Outcome.FAILED, Outcome.INTERRUPTED, Outcome.NOT_RUN]
@@ -126,13 +126,13 @@ def test_a_request_after_maxfail_is_the_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("turn", range(12))
 def test_a_cancel_reaches_a_unit_that_has_only_just_begun(tmp_path: Path, turn: int) -> None:
-    run = PlayedRun(tmp_path, [1], {0: Play(num_steps=FOREVER)}, acts=[(after(turn), cancel)]).run()
+    run = ScriptedRun(tmp_path, [1], {0: Script(num_steps=FOREVER)}, acts=[(after(turn), cancel)]).run()
     run.assert_sound()
     assert run.outcomes[0] in (Outcome.INTERRUPTED, Outcome.NOT_RUN)
 
 
 def test_what_no_card_here_can_hold_is_not_run(tmp_path: Path) -> None:
-    run = PlayedRun(tmp_path, [3, 1], num_gpus=2).run()
+    run = ScriptedRun(tmp_path, [3, 1], num_gpus=2).run()
     run.assert_sound()
     assert run.outcomes == [Outcome.NOT_RUN, Outcome.PASSED]
     assert run.results[0].for_want_of_gpus
@@ -145,8 +145,8 @@ def test_when_the_last_card_is_quarantined_those_who_wait_for_it_are_not_run(tmp
     def leak(dispatcher: Dispatcher) -> None:
         meter.used_bytes[GPU_0] = HELD
 
-    run = PlayedRun(
-        tmp_path, [1, 1, 0], {0: Play(num_steps=50)}, num_gpus=1, cpu_units=1, meter=meter, acts=[(begun(0), leak)]
+    run = ScriptedRun(
+        tmp_path, [1, 1, 0], {0: Script(num_steps=50)}, num_gpus=1, cpu_units=1, meter=meter, acts=[(begun(0), leak)]
     ).run()
     run.assert_sound()
     assert run.outcomes == [Outcome.PASSED, Outcome.NOT_RUN, Outcome.PASSED]
@@ -160,7 +160,7 @@ def test_when_the_last_card_is_quarantined_those_who_wait_for_it_are_not_run(tmp
 def test_a_card_whose_driver_hangs_is_quarantined_and_nobody_waits_for_it(tmp_path: Path) -> None:
     meter = FakeMeter({GPU_0: 0, GPU_1: 0}, silent={GPU_1})
     limits = {"poll_s": 0.0, "wait_s": 0.0, "answer_s": 0.05}
-    run = PlayedRun(tmp_path, [2, 1, 1, 2], meter=meter, card_limits=limits).run()
+    run = ScriptedRun(tmp_path, [2, 1, 1, 2], meter=meter, card_limits=limits).run()
     run.assert_sound()
     assert run.outcomes == [Outcome.PASSED, Outcome.PASSED, Outcome.PASSED, Outcome.NOT_RUN]
     (held,) = run.of(events.GpuQuarantined)
@@ -170,7 +170,7 @@ def test_a_card_whose_driver_hangs_is_quarantined_and_nobody_waits_for_it(tmp_pa
 
 
 def test_an_unkillable_process_keeps_its_cards(tmp_path: Path) -> None:
-    run = PlayedRun(tmp_path, [2, 1], {0: Play(unkillable=("7 D python",))}).run()
+    run = ScriptedRun(tmp_path, [2, 1], {0: Script(unkillable=("7 D python",))}).run()
     run.assert_sound()
     assert run.outcomes == [Outcome.UNKILLABLE, Outcome.NOT_RUN]
     assert {event.gpu_id for event in run.of(events.GpuQuarantined)} == {GPU_0, GPU_1}
@@ -178,7 +178,7 @@ def test_an_unkillable_process_keeps_its_cards(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("ours")])
 def test_an_attempt_that_could_not_be_started_has_an_outcome(tmp_path: Path, error: Exception) -> None:
-    run = PlayedRun(tmp_path, [1, 0, 1], {0: Play(num_steps=0, error=error)}, num_gpus=1, cpu_units=1)
+    run = ScriptedRun(tmp_path, [1, 0, 1], {0: Script(num_steps=0, error=error)}, num_gpus=1, cpu_units=1)
     if isinstance(error, OSError):
         run.run().assert_sound()
         assert run.outcomes == [Outcome.SUPERVISOR_LOST, Outcome.PASSED, Outcome.PASSED]
@@ -190,8 +190,8 @@ def test_an_attempt_that_could_not_be_started_has_an_outcome(tmp_path: Path, err
 
 
 def test_a_bug_in_a_units_task_ends_the_run_and_loses_no_other_result(tmp_path: Path) -> None:
-    plays = {1: Play(num_steps=50, error=RuntimeError("ours")), 2: Play(num_steps=FOREVER)}
-    run = PlayedRun(tmp_path, [0, 1, 1, 1, 0], plays, cpu_units=1)
+    scripts = {1: Script(num_steps=50, error=RuntimeError("ours")), 2: Script(num_steps=FOREVER)}
+    run = ScriptedRun(tmp_path, [0, 1, 1, 1, 0], scripts, cpu_units=1)
     with pytest.raises(RuntimeError, match="ours"):
         run.run()
     run.state.check_sum()
@@ -207,8 +207,8 @@ def test_a_bug_in_the_loop_itself_ends_every_attempt_and_settles_every_unit(tmp_
     def post_nonsense(dispatcher: Dispatcher) -> None:
         dispatcher.post(events.LeaseReturned(0.0, "test_9.py", ("ID-9",)))
 
-    plays = dict.fromkeys(range(2), Play(num_steps=FOREVER))
-    run = PlayedRun(tmp_path, [0, 0, 0], plays, cpu_units=2, acts=[(begun(1), post_nonsense)])
+    scripts = dict.fromkeys(range(2), Script(num_steps=FOREVER))
+    run = ScriptedRun(tmp_path, [0, 0, 0], scripts, cpu_units=2, acts=[(begun(1), post_nonsense)])
     with pytest.raises(AssertionError, match="gave ID-9 back"):
         run.run()
     run.state.check_sum()
@@ -219,7 +219,7 @@ def test_a_bug_in_the_loop_itself_ends_every_attempt_and_settles_every_unit(tmp_
 
 def test_a_bug_in_the_ticker_is_not_silent(tmp_path: Path) -> None:
     no_limit = {"slow_s": None}
-    run = PlayedRun(tmp_path, [0, 0], {0: Play(num_steps=FOREVER)}, cpu_units=1, options=no_limit)
+    run = ScriptedRun(tmp_path, [0, 0], {0: Script(num_steps=FOREVER)}, cpu_units=1, options=no_limit)
     with pytest.raises(TypeError):
         run.run()
     run.state.check_sum()
@@ -227,12 +227,12 @@ def test_a_bug_in_the_ticker_is_not_silent(tmp_path: Path) -> None:
 
 
 def test_a_dump_is_an_event(tmp_path: Path) -> None:
-    run = PlayedRun(tmp_path, [0], {0: Play(num_steps=100)}, acts=[(begun(0), Dispatcher.request_dump)]).run()
+    run = ScriptedRun(tmp_path, [0], {0: Script(num_steps=100)}, acts=[(begun(0), Dispatcher.request_dump)]).run()
     assert len(run.of(events.DumpRequested)) == 1
 
 
 def test_an_exclusive_unit_runs_alone(tmp_path: Path) -> None:
-    run = PlayedRun(tmp_path, [0, Need(exclusive=True), 1], dict.fromkeys(range(3), Play(num_steps=50))).run()
+    run = ScriptedRun(tmp_path, [0, Need(exclusive=True), 1], dict.fromkeys(range(3), Script(num_steps=50))).run()
     run.assert_sound()
     log = run.attempts.log
     at = log.index(("begins", 1))
@@ -240,7 +240,7 @@ def test_an_exclusive_unit_runs_alone(tmp_path: Path) -> None:
     assert sorted(log[:at]) in ([], sorted([(word, n) for word in ("begins", "ends") for n in (0, 2)]))
 
 
-def leases_at_most(run: PlayedRun) -> int:
+def leases_at_most(run: ScriptedRun) -> int:
     """The most cards that were out at once, by the record."""
     out: dict[str, str] = {}
     most = 0
@@ -257,8 +257,8 @@ def leases_at_most(run: PlayedRun) -> int:
     return most
 
 
-plays = st.builds(
-    Play,
+scripts = st.builds(
+    Script,
     num_steps=st.integers(0, 60),
     grace_steps=st.integers(0, 30),
     unkillable=st.sampled_from([(), (), (), ("7 D python",)]),
@@ -283,12 +283,12 @@ machines = st.builds(Machine, st.integers(0, 3), st.integers(1, 3), st.integers(
 
 @settings(max_examples=60)
 @given(
-    units=st.lists(st.tuples(needs, plays), min_size=1, max_size=7),
+    units=st.lists(st.tuples(needs, scripts), min_size=1, max_size=7),
     machine=machines,
     cancels=st.lists(st.integers(0, 250), max_size=3),
 )
 def test_whatever_happens_each_unit_has_one_outcome_and_no_card_is_leased_twice(
-    units: list[tuple[int | Need, Play]], machine: Machine, cancels: list[int]
+    units: list[tuple[int | Need, Script]], machine: Machine, cancels: list[int]
 ) -> None:
     num_gpus, maxfail = machine.num_gpus, machine.maxfail
     meter = FakeMeter({f"ID-{index}": 0 for index in range(num_gpus)})
@@ -298,7 +298,7 @@ def test_whatever_happens_each_unit_has_one_outcome_and_no_card_is_leased_twice(
 
     acts = sorted([(100, leak), *((turn, cancel) for turn in cancels)], key=lambda act: act[0])
     with tempfile.TemporaryDirectory() as directory:
-        run = PlayedRun(
+        run = ScriptedRun(
             Path(directory),
             [need for need, _ in units],
             {number: play for number, (_, play) in enumerate(units)},

@@ -9,7 +9,6 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.clock import FakeClock
 from harness.core.need import Need
 from harness.machine.inventory import Inventory
 from harness.runner.first_fit import Job, Queue, Schedule, makespan_s, simulate
@@ -25,6 +24,7 @@ from tests.runner.packing_cases import (
     jobs_of,
     widths,
 )
+from tests.support.fake_clock import FakeClock
 
 WIDTHS = (0, 1, 2, 4, 8)
 MAX_CALLS_PER_UNIT = 80

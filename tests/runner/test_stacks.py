@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.clock import FakeClock, SystemClock
+from harness.core.clock import SystemClock
 from harness.process.supervisor import process_tree, stacks
 from harness.process.supervisor.process_tree import Process
 from harness.process.supervisors import AttemptSpec, Supervisors
+from tests.support.fake_clock import FakeClock
 
 PY_SPY = Path(sys.executable).with_name("py-spy")
 HANGS = """

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.clock import FakeClock
 from harness.core.errors import UsageError
 from harness.core.invocation import Invocation
 from harness.machine.meter import NoMeter
@@ -16,8 +15,9 @@ from harness.process.claims import Claims
 from harness.process.supervisor import process_tree
 from harness.runner.options import RunOptions
 from harness.runner.stage import read_cards, set_stage
-from scenarios.nvml_stub.build import compiler, stub_env
 from tests.runner.whole_run import QUICK, environment, write_suite
+from tests.support.fake_clock import FakeClock
+from tests.support.nvml_stub.build import compiler, stub_env
 
 
 def options(root: Path, **others: object) -> RunOptions:

@@ -1,4 +1,4 @@
-"""One unit on its lease: its command and environment, its directories, its cards. Attempts are played."""
+"""One unit on its lease: its command and environment, its directories, its cards. Attempts follow scripts."""
 
 import json
 import os
@@ -11,22 +11,23 @@ import pytest
 from harness.core.need import Need
 from harness.core.report_file import read_report
 from harness.core.test_outcomes import TestOutcome
-from harness.machine.meter import FakeMeter, GpuProcess
+from harness.machine.meter import GpuProcess
 from harness.process.claims import Claims
 from harness.process.ports import BLOCK_SIZE, block_starts
 from harness.process.supervisors import AttemptSpec
 from harness.runner import events
-from harness.runner.played_attempts import FAILING, PASSING, Play
 from harness.runner.unit_run import keep_ray_logs
 from harness.runner.units import NeedSource, Outcome, Unit
-from tests.runner.played_run import GPU_0, GPU_1, PlayedRun, begun, told
+from tests.runner.scripted_run import GPU_0, GPU_1, ScriptedRun, begun, told
+from tests.support.fake_meter import FakeMeter
+from tests.support.scripted_attempts import FAILING, PASSING, Script
 
-FAILS = Play(report=FAILING, exit_code=1)
+FAILS = Script(report=FAILING, exit_code=1)
 GB = 10**9
 
 
 def test_a_child_is_given_its_cards_a_port_and_places_of_its_own(tmp_path: Path) -> None:
-    run = PlayedRun(tmp_path, [2, 0], pytest_args=("--rootdir", "/r")).run()
+    run = ScriptedRun(tmp_path, [2, 0], pytest_args=("--rootdir", "/r")).run()
     on_cards, on_cpu = run.attempts.specs[0], run.attempts.specs[1]
     assert on_cards.env == {
         "HOME": "/h",
@@ -46,7 +47,7 @@ def test_a_child_is_given_its_cards_a_port_and_places_of_its_own(tmp_path: Path)
 
 def test_limits_come_from_the_needs_table_else_from_the_options(tmp_path: Path) -> None:
     units: list[int | Need | Unit] = [Unit("test_0.py", Need(), NeedSource.TABLE, timeout_s=7.0), 0]
-    run = PlayedRun(tmp_path, units, options={"timeout_s": 90.0, "grace_s": 3.0, "collect_timeout_s": 4.0}).run()
+    run = ScriptedRun(tmp_path, units, options={"timeout_s": 90.0, "grace_s": 3.0, "collect_timeout_s": 4.0}).run()
     specs = run.attempts.specs.values()
     assert [(s.timeout_s, s.startup_timeout_s, s.grace_s) for s in specs] == [(7.0, 4.0, 3.0), (90.0, 4.0, 3.0)]
 
@@ -56,13 +57,13 @@ def test_limits_come_from_the_needs_table_else_from_the_options(tmp_path: Path) 
 )
 def test_a_node_id_is_spelt_from_the_working_directory_and_its_parameters_stay(tmp_path: Path, nodeid: str) -> None:
     unit = Unit("tests/test_a.py", Need(), NeedSource.AST, selection=(nodeid,) if "::" in nodeid else ())
-    run = PlayedRun(tmp_path / "cwd", [unit], rootdir=tmp_path).run()
+    run = ScriptedRun(tmp_path / "cwd", [unit], rootdir=tmp_path).run()
     assert run.attempts.specs[0].argv[-1] == f"../{nodeid}"
 
 
-@pytest.mark.parametrize(("play", "is_kept"), [(Play(), False), (FAILS, True)])
-def test_temporary_directories_of_failed_units_are_kept_on_request(tmp_path: Path, play: Play, is_kept: bool) -> None:
-    run = PlayedRun(tmp_path, [0], {0: play}, options={"keep_tmp": True}).run()
+@pytest.mark.parametrize(("play", "is_kept"), [(Script(), False), (FAILS, True)])
+def test_temporary_directories_of_failed_units_are_kept_on_request(tmp_path: Path, play: Script, is_kept: bool) -> None:
+    run = ScriptedRun(tmp_path, [0], {0: play}, options={"keep_tmp": True}).run()
     tmpdir = run.scratch / "0000"
     assert tmpdir.exists() is is_kept
     assert run.runner.notes == ([f"kept the temporary directory of test_0.py: {tmpdir}"] if is_kept else [])
@@ -79,7 +80,7 @@ def make_ray_logs(spec: AttemptSpec) -> None:
 def test_rays_logs_of_a_failed_unit_are_kept(
     tmp_path: Path, report: tuple[dict[str, object], ...], code: int, is_kept: bool
 ) -> None:
-    run = PlayedRun(tmp_path, [0], {0: Play(report=report, exit_code=code, on_begin=make_ray_logs)}).run()
+    run = ScriptedRun(tmp_path, [0], {0: Script(report=report, exit_code=code, on_begin=make_ray_logs)}).run()
     run.assert_sound()
     kept = Path(run.results[0].directory, "ray_logs")
     files = [path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()]
@@ -106,7 +107,7 @@ def test_a_disk_too_full_for_rays_logs_costs_a_note(tmp_path: Path) -> None:
         make_ray_logs(spec)
         Path(spec.directory, "ray_logs").write_text("a file where the directory should be")
 
-    run = PlayedRun(tmp_path, [1], {0: Play(report=FAILING, exit_code=1, on_begin=in_the_way)}).run()
+    run = ScriptedRun(tmp_path, [1], {0: Script(report=FAILING, exit_code=1, on_begin=in_the_way)}).run()
     run.assert_sound()
     assert run.outcomes == [Outcome.FAILED]
     assert "not all of Ray's logs of test_0.py could be kept" in run.runner.notes[0]
@@ -114,7 +115,7 @@ def test_a_disk_too_full_for_rays_logs_costs_a_note(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_made_is_that_units_failure(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file where the directory should be")
-    run = PlayedRun(tmp_path, [1, 0]).run()
+    run = ScriptedRun(tmp_path, [1, 0]).run()
     run.assert_sound()
     assert run.outcomes == [Outcome.SUPERVISOR_LOST] * 2
     assert "could not be started" in run.results[0].reason
@@ -127,7 +128,7 @@ def test_without_a_free_port_the_unit_fails_and_its_card_comes_back(tmp_path: Pa
         others = stack.enter_context(Claims())
         for port in block_starts(ephemeral):
             others.try_claim(f"ports-{port}")
-        run = PlayedRun(tmp_path, [1], ephemeral=ephemeral).run()
+        run = ScriptedRun(tmp_path, [1], ephemeral=ephemeral).run()
     run.assert_sound()
     assert run.outcomes == [Outcome.SUPERVISOR_LOST]
     assert "no free block of 64 ports" in run.results[0].reason
@@ -140,7 +141,7 @@ def test_a_temporary_directory_that_a_test_deleted_is_no_trouble(tmp_path: Path)
         os.rmdir(spec.env["TMPDIR"])
         os.rmdir(os.path.dirname(spec.env["TMPDIR"]))
 
-    run = PlayedRun(tmp_path, [0, 0], {0: Play(on_begin=delete)}, cpu_units=1).run()
+    run = ScriptedRun(tmp_path, [0, 0], {0: Script(on_begin=delete)}, cpu_units=1).run()
     assert run.outcomes == [Outcome.PASSED] * 2
     assert run.runner.notes == []
 
@@ -158,7 +159,7 @@ GARBAGE = (
 
 
 def test_what_a_test_writes_into_its_report_becomes_no_event(tmp_path: Path) -> None:
-    run = PlayedRun(tmp_path, [0], {0: Play(report=(*PASSING[:1], *GARBAGE, *PASSING[1:]))}).run()
+    run = ScriptedRun(tmp_path, [0], {0: Script(report=(*PASSING[:1], *GARBAGE, *PASSING[1:]))}).run()
     run.assert_sound()
     assert [event.nodeid for event in run.of(events.TestStarted)] == ["test_x.py::test_x"]
     assert [event.outcome for event in run.of(events.TestFinished)] == [TestOutcome.PASSED]
@@ -172,7 +173,7 @@ def test_of_a_report_that_cannot_be_read_the_exit_code_decides_and_none_passes(
     tmp_path: Path, exit_code: int, outcome: Outcome
 ) -> None:
     report = ({"k": "hello", "version": 9, "pid": 1}, PASSING[-1])
-    run = PlayedRun(tmp_path, [0], {0: Play(report=report, exit_code=exit_code)}).run()
+    run = ScriptedRun(tmp_path, [0], {0: Script(report=report, exit_code=exit_code)}).run()
     run.assert_sound()
     assert run.outcomes == [outcome]
     assert "its report could not be read whole: " in run.results[0].reason
@@ -195,7 +196,7 @@ def test_what_a_test_puts_in_the_place_of_its_report_is_said_and_not_read(tmp_pa
             case "another file":
                 report.write_bytes(b"")
 
-    run = PlayedRun(tmp_path, [0], {0: Play(report=(), on_begin=replace)}).run()
+    run = ScriptedRun(tmp_path, [0], {0: Script(report=(), on_begin=replace)}).run()
     run.assert_sound()
     assert run.outcomes == [Outcome.PASSED]
     (note,) = run.runner.notes
@@ -207,7 +208,7 @@ def test_what_a_test_puts_in_the_place_of_its_report_is_said_and_not_read(tmp_pa
 
 def test_a_process_that_stays_on_a_card_is_named(tmp_path: Path) -> None:
     meter = FakeMeter({GPU_0: 0}, {GPU_0: (GpuProcess(7, GB, "python train.py"),)})
-    run = PlayedRun(tmp_path, [1], meter=meter, num_gpus=1).run()
+    run = ScriptedRun(tmp_path, [1], meter=meter, num_gpus=1).run()
     (held,) = run.of(events.GpuQuarantined)
     assert "held by pid 7 (python train.py)" in held.reason
     assert run.of(events.LeaseReturned) == []
@@ -223,14 +224,14 @@ def test_memory_that_comes_back_a_little_later_is_waited_for(tmp_path: Path) -> 
 
     meter = Slow()
     limits = {"poll_s": 0.0, "wait_s": 1.0, "answer_s": 5.0}
-    run = PlayedRun(tmp_path, [1], meter=meter, num_gpus=1, card_limits=limits).run()
+    run = ScriptedRun(tmp_path, [1], meter=meter, num_gpus=1, card_limits=limits).run()
     run.assert_sound()
     assert run.of(events.GpuQuarantined) == []
     assert meter.num_asked == 5
 
 
 def test_slowness_is_said_once_and_a_silence_is_broken(tmp_path: Path) -> None:
-    run = PlayedRun(tmp_path, [0, 0], {0: Play(num_steps=10**6)}, cpu_units=1, options={"slow_s": 60.0})
+    run = ScriptedRun(tmp_path, [0, 0], {0: Script(num_steps=10**6)}, cpu_units=1, options={"slow_s": 60.0})
     run.acts = [
         (begun(0), lambda dispatcher: run.clock.advance(61.0)),
         (told(events.Heartbeat), lambda dispatcher: run.clock.advance(61.0)),

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from harness.runner.units import Outcome
-from scenarios.verl_shaped.check import problems
-from scenarios.verl_shaped.suite import Deed, Marking, ShapedFile, draw_suite, source_of
+from tests.support.verl_shaped.check import problems
+from tests.support.verl_shaped.suite import Deed, Marking, ShapedFile, draw_suite, source_of
 
 TESTS = Path(__file__).resolve().parents[1]
 ROWS = json.loads((TESTS / "data" / "verl_suite.json").read_text("utf-8"))

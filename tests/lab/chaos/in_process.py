@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from harness.core.clock import FakeClock
 from harness.core.invocation import Invocation
 from harness.lab.chaos.executor import Bench
 from harness.lab.chaos.finding import Chaos
@@ -26,6 +25,7 @@ from harness.recording.latency import found
 from harness.recording.process import ProcessLog
 from harness.recording.recorder import Recorder
 from harness.recording.recording_config import ORDERS, Orders
+from tests.support.fake_clock import FakeClock
 
 DISTRIBUTIONS = cache(metadata.packages_distributions)
 """They are the same for each run of a process, and take a tenth of a second."""

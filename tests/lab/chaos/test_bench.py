@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.clock import FakeClock
 from harness.core.errors import UsageError
 from harness.lab.chaos.comparison import SIGKILLED, Outcome, Sign
 from harness.lab.chaos.conditions import BUSY, CRASHING_ENTRY, DELAYS
@@ -20,6 +19,7 @@ from harness.lab.experiments.perturbation_factors import Perturbation, outside_f
 from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.run_spec import Envelope
 from harness.lab.experiments.supervised_runs import Run
+from tests.support.fake_clock import FakeClock
 from tests.trace.traces import flip_bit, steps_of, write
 
 NUM_STEPS = 4

@@ -19,8 +19,8 @@ import pytest
 from harness.core.exit_codes import ExitCode
 from harness.core.findings import Finding, Severity
 from harness.render.findings import findings_text
-from scenarios.networks.host import Host, why_not
-from scenarios.networks.situations import black_holed_host, good_host, lossy_host, nameless_host
+from tests.support.networks.host import Host, why_not
+from tests.support.networks.situations import black_holed_host, good_host, lossy_host, nameless_host
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(200)

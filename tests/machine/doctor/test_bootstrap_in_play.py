@@ -1,4 +1,4 @@
-"""Which remedies are tried, who is waited for and what is said meanwhile: the walk over attempts that are played."""
+"""Which remedies are tried, who is waited for and what is said meanwhile, over scripted attempts."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -10,13 +10,13 @@ import pytest
 from harness.core.findings import Finding, Severity
 from harness.doctor import bootstrap
 from harness.doctor.bootstrap import Bootstrap, find_layer, waiting_for
-from harness.runner.played_attempts import Play, PlayedAttempts
+from tests.support.scripted_attempts import Script, ScriptedAttempts
 
 KEYS = ("store", "gloo", "collective")
 TAKEN = "DistNetworkError: failed to listen. port: 29500, name: EADDRINUSE"
 FOR_EVER = 10**9
 GIVE_UP_S = 30.0
-Script = Callable[[int], Play]
+Scripts = Callable[[int], Script]
 
 
 def start(key: str) -> dict[str, Any]:
@@ -29,17 +29,17 @@ def end(key: str, reason: str = "") -> dict[str, Any]:
 
 COLLECTED: dict[str, Any] = {"k": "collected", "need": {"gpus": 0}, "nodeids": list(KEYS)}
 WHOLE = (COLLECTED, *(line for key in KEYS for line in (start(key), end(key))), {"k": "finish", "exit": 0})
-WELL = Play(report=WHOLE)
+WELL = Script(report=WHOLE)
 
 
-def fails(reason: str) -> Play:
+def fails(reason: str) -> Script:
     """A rank that fails at the store."""
-    return Play(report=(COLLECTED, start("store"), end("store", reason)), exit_code=1)
+    return Script(report=(COLLECTED, start("store"), end("store", reason)), exit_code=1)
 
 
-def hangs(*report: dict[str, Any]) -> Play:
+def hangs(*report: dict[str, Any]) -> Script:
     """A rank that stays after its last report."""
-    return Play(report=(*report, {"k": "finish", "exit": 0}), num_steps=FOR_EVER)
+    return Script(report=(*report, {"k": "finish", "exit": 0}), num_steps=FOR_EVER)
 
 
 @pytest.fixture(autouse=True)
@@ -48,10 +48,10 @@ def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "find_spec", lambda name: None)  # Ray has no part in this
 
 
-def walk(script: Script, directory: Path, environ: Mapping[str, str]) -> tuple[list[Finding], list[str], list[str]]:
+def walk(script: Scripts, directory: Path, environ: Mapping[str, str]) -> tuple[list[Finding], list[str], list[str]]:
     """The findings of two ranks, what was said, and the environment and address of each rank, a line each."""
     said: list[str] = []
-    attempts = PlayedAttempts(script)
+    attempts = ScriptedAttempts(script)
     finding = find_layer(Bootstrap(2, "gloo", environ, attempts, directory, directory, said.append))
     found = asyncio.run(asyncio.wait_for(finding, GIVE_UP_S))
     walked = [
@@ -62,7 +62,7 @@ def walk(script: Script, directory: Path, environ: Mapping[str, str]) -> tuple[l
 
 
 def test_the_one_that_waits_is_ended_soon_after_the_one_that_failed(tmp_path: Path) -> None:
-    def script(number: int) -> Play:
+    def script(number: int) -> Script:
         return {0: fails(TAKEN), 1: hangs(COLLECTED, start("store"))}.get(number, WELL)
 
     environ = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -81,8 +81,8 @@ def test_the_one_that_waits_is_ended_soon_after_the_one_that_failed(tmp_path: Pa
 
 
 def test_who_dies_in_a_layer_has_not_hung_there(tmp_path: Path) -> None:
-    def script(number: int) -> Play:
-        dies = Play(report=(COLLECTED, start("store"), end("store"), start("gloo"), {"k": "odd"}), exit_code=139)
+    def script(number: int) -> Script:
+        dies = Script(report=(COLLECTED, start("store"), end("store"), start("gloo"), {"k": "odd"}), exit_code=139)
         return dies if number == 0 else hangs(COLLECTED, start("store"), end("store"), start("gloo"))
 
     (_, store, gloo), _, _ = walk(script, tmp_path, {"GLOO_SOCKET_IFNAME": "lo"})
@@ -92,7 +92,7 @@ def test_who_dies_in_a_layer_has_not_hung_there(tmp_path: Path) -> None:
 
 
 def test_a_rank_whose_others_have_not_failed_is_left_its_time(tmp_path: Path) -> None:
-    steps = iter([Play(report=WHOLE), Play(report=WHOLE, num_steps=5000)])
+    steps = iter([Script(report=WHOLE), Script(report=WHOLE, num_steps=5000)])
     (_, *found), said, _ = walk(lambda number: next(steps), tmp_path, {})
     assert [(finding.check, finding.severity) for finding in found] == [
         ("store", Severity.FINE),
@@ -126,11 +126,11 @@ def test_it_says_whom_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(bootstrap, "PATIENCE_S", 0.02)
     said: list[str] = []
 
-    def script(number: int) -> Play:
+    def script(number: int) -> Script:
         return hangs(COLLECTED, start("gloo")) if number == 0 else hangs()
 
     async def until_it_was_said() -> None:
-        attempts = PlayedAttempts(script)
+        attempts = ScriptedAttempts(script)
         walking = asyncio.ensure_future(find_layer(Bootstrap(2, "gloo", {}, attempts, tmp_path, tmp_path, said.append)))
         async with asyncio.timeout(GIVE_UP_S):
             while len(said) < 4:

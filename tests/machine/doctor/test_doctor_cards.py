@@ -25,8 +25,8 @@ from harness.doctor.gpus import (
 from harness.doctor.host import Answer, Host, module_command
 from harness.machine.gpu_health import CardHealth, MachineHealth
 from harness.machine.inventory import Gpu, Inventory, LeftOut
-from scenarios.nvml_stub.build import Card, Instance, Machine, Process, machine_of, stub_env
 from tests.machine.doctor.soundness import severities, sound
+from tests.support.nvml_stub.build import Card, Instance, Machine, Process, machine_of, stub_env
 
 ROOT = Path(__file__).parents[3]
 H200 = "NVIDIA H200"

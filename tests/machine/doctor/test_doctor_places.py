@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.clock import FakeClock
 from harness.core.findings import Finding, Severity
 from harness.doctor import directories
 from harness.doctor.directories import (
@@ -30,6 +29,7 @@ from harness.doctor.host import Answer, Host, module_command
 from harness.doctor.lock_trial import STEPS, fastest
 from harness.process.scratch import MAX_TMPDIR_BYTES, Mount
 from tests.machine.doctor.soundness import severities, sound
+from tests.support.fake_clock import FakeClock
 
 GB = 10**9
 LOCAL = Directory("/scratch", True, "ext4", 50 * GB, 100 * GB)

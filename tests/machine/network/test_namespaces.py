@@ -12,8 +12,10 @@ import pytest
 
 from harness.core.findings import Finding, Severity
 from harness.render.findings import findings_text
-from scenarios.networks.host import Done, Host, host, why_not
-from scenarios.networks.situations import (
+from tests.machine.network.pretended import ROOT, environment
+from tests.manual import goldens
+from tests.support.networks.host import Done, Host, host, why_not
+from tests.support.networks.situations import (
     OPEN_PORT,
     black_holed_host,
     closed_hosts,
@@ -21,8 +23,6 @@ from scenarios.networks.situations import (
     nameless_host,
     two_hosts,
 )
-from tests.machine.network.pretended import ROOT, environment
-from tests.manual import goldens
 
 GOLDEN = ROOT / "tests" / "golden"
 PREFLIGHT = """
@@ -39,7 +39,7 @@ print(asyncio.run(is_name_asked_in_vain("127.0.0.1", limit_s=1)), flush=True)
 """
 DIES_LATE = """
 import ctypes, threading
-from scenarios.networks import host as hosts
+from tests.support.networks import host as hosts
 
 PR_SET_CHILD_SUBREAPER = 36
 assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
@@ -239,7 +239,7 @@ def test_what_takes_too_long_is_ended_with_all_it_started(good: Host) -> None:
 def test_nothing_is_left_when_the_process_that_made_the_host_is_killed(tmp_path: Path) -> None:
     making = (
         "import os, signal\n"
-        "from scenarios.networks.situations import good_host\n"
+        "from tests.support.networks.situations import good_host\n"
         "with good_host() as one:\n"
         "    print(one.pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"

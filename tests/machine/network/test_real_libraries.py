@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from scenarios.networks.host import Done, Host, why_not
-from scenarios.networks.situations import black_holed_host, two_hosts
 from tests.machine.network.pretended import environment
+from tests.support.networks.host import Done, Host, why_not
+from tests.support.networks.situations import black_holed_host, two_hosts
 
 PINS = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 ON_A_HOST = {"RAY_AUTH_MODE": "disabled"}
@@ -58,8 +58,8 @@ def said(one: Host, code: str, **settings: str) -> Any:
 
 
 def program(one: Host, name: str, timeout_s: float, *arguments: str, **settings: str) -> Done:
-    """A program of scenarios/networks on a pretended host, with a short TMPDIR of its own."""
-    argv = (sys.executable, "-m", f"scenarios.networks.{name}", *arguments)
+    """A program of tests/support/networks on a pretended host, with a short TMPDIR of its own."""
+    argv = (sys.executable, "-m", f"tests.support.networks.{name}", *arguments)
     return one.run(*argv, timeout_s=timeout_s, env=environment({**ON_A_HOST, "TMPDIR": str(one.directory), **settings}))
 
 
@@ -165,7 +165,7 @@ import pytest
 
 @pytest.mark.gpus(2)
 def test_two_ranks_add():
-    done = subprocess.run([sys.executable, "-m", "scenarios.networks.two_ranks"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "tests.support.networks.two_ranks"], capture_output=True, text=True)
     assert "sum 3" in done.stdout, done.stdout + done.stderr
 """
 

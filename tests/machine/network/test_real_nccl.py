@@ -13,10 +13,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from scenarios.networks.host import Host, why_not
-from scenarios.networks.situations import black_holed_host, two_hosts
 from tests.machine.network.pretended import environment
 from tests.machine.network.test_real_libraries import OUR_PICKS
+from tests.support.networks.host import Host, why_not
+from tests.support.networks.situations import black_holed_host, two_hosts
 
 LONG_S = 60.0
 MEETS = """

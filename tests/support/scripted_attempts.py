@@ -1,6 +1,7 @@
-"""Attempts that are played, not run: the seam for tests of what stands above a supervisor.
+"""Attempts without processes, for tests of the dispatcher and of everything else above the supervisor.
 
-Time is a number of steps, each one turn of the event loop, so a test may have hundreds of attempts and wait for none.
+Each attempt follows a script. Time is a number of steps, each one turn of the event loop, so a test may have hundreds
+of attempts and wait for none.
 """
 
 import asyncio
@@ -22,13 +23,13 @@ FAILING = (*PASSING[:2], {**PASSING[2], "outcome": "failed"}, {"k": "finish", "e
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
-    """What one attempt does."""
+class Script:
+    """Behaviour of one attempt."""
 
     num_steps: int = 1
-    """Until it ends by itself."""
+    """Steps until it ends by itself."""
     grace_steps: int = 0
-    """How long it goes on after it was told to end in order."""
+    """Steps that it continues after it was cancelled."""
     report: tuple[dict[str, Any], ...] = PASSING
     """Lines of its report, of which the last is written when it ends by itself."""
     exit_code: int | None = 0
@@ -39,57 +40,57 @@ class Play:
     """What its tests would do first."""
 
 
-class PlayedAttempts:
-    """Plays what `script` says of each attempt's number.
+class ScriptedAttempts:
+    """Attempts that follow `script`, a function of the attempt's number.
 
-    `log` tells what began and ended, in order; `specs` with what each was started, by its number.
+    `log` lists what began and ended, in order; `specs` maps each number to the spec it was started with.
     """
 
-    def __init__(self, script: Callable[[int], Play]) -> None:
+    def __init__(self, script: Callable[[int], Script]) -> None:
         self._script = script
         self._orders: dict[str, str] = {}
         self.log: list[tuple[str, int]] = []
         self.specs: dict[int, AttemptSpec] = {}
 
     async def run(self, spec: AttemptSpec, on_terminating: Callable[[str], None] = lambda reason: None) -> AttemptEnd:
-        """Play one attempt, of the number at the end of its marker; `Play.on_begin` first."""
+        """Carry out one attempt, whose number ends its marker; `Script.on_begin` comes first."""
         number = int(spec.marker.rpartition("-")[2])
-        play = self._script(number)
+        script = self._script(number)
         self.specs[number] = spec
         self.log.append(("begins", number))
         self._orders[spec.marker] = ""
-        play.on_begin(spec)
+        script.on_begin(spec)
         try:
-            return await self._play(play, spec, on_terminating)
+            return await self._follow(script, spec, on_terminating)
         finally:
             self.log.append(("ends", number))
             del self._orders[spec.marker]
 
-    async def _play(self, play: Play, spec: AttemptSpec, on_terminating: Callable[[str], None]) -> AttemptEnd:
-        _append(spec, play.report[:-1])
-        left, order = play.num_steps, ""
+    async def _follow(self, script: Script, spec: AttemptSpec, on_terminating: Callable[[str], None]) -> AttemptEnd:
+        _append(spec, script.report[:-1])
+        left, order = script.num_steps, ""
         while left > 0 and self._orders[spec.marker] != "killed":
             await asyncio.sleep(0)
             left -= 1
             if self._orders[spec.marker] == "cancelled" and not order:
                 order = "cancelled"
                 on_terminating(order)
-                left = min(left, play.grace_steps)
-        if play.error is not None:
-            raise play.error
+                left = min(left, script.grace_steps)
+        if script.error is not None:
+            raise script.error
         order = self._orders[spec.marker] or order
         if order:
-            return AttemptEnd(None, 9, order, (), play.unkillable, float(play.num_steps - left))
-        _append(spec, play.report[-1:])
-        return AttemptEnd(play.exit_code, None, "", (), play.unkillable, float(play.num_steps))
+            return AttemptEnd(None, 9, order, (), script.unkillable, float(script.num_steps - left))
+        _append(spec, script.report[-1:])
+        return AttemptEnd(script.exit_code, None, "", (), script.unkillable, float(script.num_steps))
 
     def cancel(self, marker: str) -> None:
-        """Have it end in order."""
+        """Cancel the attempt: it ends in order."""
         if marker in self._orders:
             self._orders[marker] = self._orders[marker] or "cancelled"
 
     def kill(self, marker: str) -> None:
-        """Have it end at once."""
+        """Kill the attempt: it ends at once."""
         if marker in self._orders:
             self._orders[marker] = "killed"
 

@@ -1,4 +1,4 @@
-"""A dispatcher over played attempts: everything of a run but processes, cards and time."""
+"""A dispatcher over scripted attempts: everything of a run but processes, GPUs and time."""
 
 import asyncio
 from collections import Counter
@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.core.clock import FakeClock
 from harness.core.invocation import Invocation
 from harness.core.need import Need
 from harness.machine.gpu_watch import CardWatch
 from harness.machine.inventory import Gpu, Inventory
-from harness.machine.meter import FakeMeter, MemoryMeter
+from harness.machine.meter import MemoryMeter
 from harness.process.claims import Claims
 from harness.process.ports import PortBlocks, read_ephemeral_range
 from harness.runner import events
@@ -21,14 +20,16 @@ from harness.runner.dispatcher import Dispatcher, Recorder
 from harness.runner.first_fit import Job, Queue
 from harness.runner.leases import LeaseTable
 from harness.runner.options import RunOptions
-from harness.runner.played_attempts import Play, PlayedAttempts
 from harness.runner.stats import RunState
 from harness.runner.unit_run import UnitRunner
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
+from tests.support.fake_clock import FakeClock
+from tests.support.fake_meter import FakeMeter
+from tests.support.scripted_attempts import Script, ScriptedAttempts
 
 GPU_0, GPU_1 = "ID-0", "ID-1"
 Act = Callable[[Dispatcher], None]
-When = Callable[["PlayedRun", int], bool]
+When = Callable[["ScriptedRun", int], bool]
 """Whether a moment has come, of the run and the number of turns its loop has had."""
 
 
@@ -61,12 +62,12 @@ class Kept:
 
 
 @dataclass
-class PlayedRun:
-    """One run of units with these needs, each playing what `plays` says of its number."""
+class ScriptedRun:
+    """One run of units with these needs, each following the script that `scripts` has for its number."""
 
     directory: Path
     needs: Sequence[int | Need | Unit]
-    plays: Mapping[int, Play] = field(default_factory=dict)
+    scripts: Mapping[int, Script] = field(default_factory=dict)
     num_gpus: int = 2
     cpu_units: int = 2
     meter: MemoryMeter = field(default_factory=FakeMeter)
@@ -82,7 +83,7 @@ class PlayedRun:
         self.clock = FakeClock()
         self.state = RunState()
         self.kept = Kept()
-        self.attempts = PlayedAttempts(lambda number: self.plays.get(number, Play()))
+        self.attempts = ScriptedAttempts(lambda number: self.scripts.get(number, Script()))
         self.units = tuple(_unit(number, need) for number, need in enumerate(self.needs))
         gpus = tuple(Gpu(f"ID-{index}", index, "A", 80.0) for index in range(self.num_gpus))
         self.table = LeaseTable(Inventory(gpus), self.cpu_units)
@@ -90,7 +91,7 @@ class PlayedRun:
         self.scratch = self.directory / "scratch"
         self.scratch.mkdir(parents=True)
 
-    def run(self) -> "PlayedRun":
+    def run(self) -> "ScriptedRun":
         """Run it to its end; itself."""
         asyncio.run(self._run())
         return self

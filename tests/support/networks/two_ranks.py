@@ -1,7 +1,7 @@
 """Two ranks meet through a file, and add their numbers over torch's Gloo; rank 0 prints the sum.
 
-    python -m scenarios.networks.two_ranks             both, on this host
-    python -m scenarios.networks.two_ranks RANK FILE   one of them; FILE, for both, is made by the first
+    python -m tests.support.networks.two_ranks             both, on this host
+    python -m tests.support.networks.two_ranks RANK FILE   one of them; FILE, for both, is made by the first
 
 A store of files leaves Gloo alone with the network: whatever hangs here is Gloo.
 """

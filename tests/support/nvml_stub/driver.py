@@ -11,9 +11,9 @@ from typing import Any
 from harness.machine.gpu_health import MachineHealth
 from harness.machine.inventory import Inventory
 from harness.machine.meter import GpuProcess
-from scenarios.nvml_stub.build import Machine, stub_env
+from tests.support.nvml_stub.build import Machine, stub_env
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 
 
 class Driver:
@@ -25,7 +25,7 @@ class Driver:
     def __init__(self, library: Path, file: Path) -> None:
         self._file = file
         env = {**os.environ, **stub_env(library, file), "PYTHONPATH": str(_ROOT)}
-        command = [sys.executable, "-m", "scenarios.nvml_stub.child"]
+        command = [sys.executable, "-m", "tests.support.nvml_stub.child"]
         self._child = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def show(self, machine: Machine) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
-from scenarios.networks.host import SETTING_UP_S, Host, host
+from tests.support.networks.host import SETTING_UP_S, Host, host
 
 OPEN_PORT = 29400
 LISTEN = (  # until its standard input is closed

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.runner.units import Outcome
-from scenarios.verl_shaped.suite import Deed, Marking, ShapedFile
+from tests.support.verl_shaped.suite import Deed, Marking, ShapedFile
 
 Record = Mapping[str, Any]
 

@@ -1,0 +1,28 @@
+"""A memory meter for tests."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from harness.machine.meter import GpuProcess
+
+
+@dataclass
+class FakeMeter:
+    """A `MemoryMeter` that reports what its fields hold."""
+
+    used_bytes: dict[str, int] = field(default_factory=dict)
+    processes: dict[str, tuple[GpuProcess, ...]] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
+    """GPUs on which the driver hangs: a question about one of them never returns."""
+
+    def used_memory_bytes(self, gpu_ids: Sequence[str]) -> dict[str, int]:
+        if self.silent.intersection(gpu_ids):
+            threading.Event().wait()
+        return {gpu_id: self.used_bytes[gpu_id] for gpu_id in gpu_ids if gpu_id in self.used_bytes}
+
+    def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
+        return self.processes.get(gpu_id, ())
+
+    def close(self) -> None:
+        pass
