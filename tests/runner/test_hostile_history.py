@@ -24,7 +24,7 @@ from tests.runner.hostile_histories import (
     with_endless_view,
     with_nul_in_path,
 )
-from tests.runner.whole_run import HARNESS, QUICK, environment, write_suite
+from tests.support.suite_runs import HARNESS, QUICK, environment, write_suite
 
 PATIENCE_S = 60.0
 SIZES = {"test_a.py": 100}
