@@ -20,10 +20,10 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.browser import browser, missing  # noqa: E402
-from tests.lab.projects import Project  # noqa: E402
 from tests.lab.wrong_axis import SCENARIO  # noqa: E402
-from tests.runner.whole_run import HARNESS, environment  # noqa: E402
+from tests.support.browser import browser, missing  # noqa: E402
+from tests.support.projects import Project  # noqa: E402
+from tests.support.suite_runs import HARNESS, environment  # noqa: E402
 
 PLACE = ROOT / ".github" / "screenshots"
 MAX_BYTES = 300_000

@@ -79,6 +79,8 @@ REPORT_PAGE = "harness/render/report/page.py"
 """Needs more than the base: it says how to get it where it is not there."""
 PEER_ROOMS = ("tests/support/programs/", "tests/rlcore/peers/", "tests/benchmarks/one_step/trl_step.py")
 """Run with verl, transformers and TRL, in environments of their own."""
+RAY_ROOMS = ("tests/support/misbehaving/", "tests/support/networks/")
+"""Programs whose tests skip without Ray."""
 
 OWNED = (
     Owned("rlcore/", ("harness", "scenarios"), ()),
@@ -185,7 +187,7 @@ def test_no_files_import_each_other() -> None:
 
 
 def test_paths_in_the_tables_exist() -> None:
-    tables = (*CHILD_ROOMS, *SUPERVISOR, *ENVIRONMENT, REPORT_PAGE, *PEER_ROOMS)
+    tables = (*CHILD_ROOMS, *SUPERVISOR, *ENVIRONMENT, REPORT_PAGE, *PEER_ROOMS, *RAY_ROOMS)
     named = {*tables, *(path for rule in OWNED for path in rule.owners)}
     assert absent(named, (source.path for source in SOURCES)) == set()
     assert [rule.within for rule in OWNED if not any(source.path.startswith(rule.within) for source in SOURCES)] == []
@@ -236,7 +238,7 @@ def allowed_distributions(path: str, base: set[str], everything: set[str]) -> se
         return everything if is_among(path, CHILD_ROOMS) else base
     if is_among(path, PEER_ROOMS):
         return everything | PEERS
-    return everything if path.startswith("tests/support/") else everything - {"ray"}
+    return everything if is_among(path, RAY_ROOMS) else everything - {"ray"}
 
 
 def test_dependencies_are_used() -> None:

@@ -12,7 +12,7 @@ import pytest
 from harness import __version__
 from harness.cli.main import main
 from harness.core.exit_codes import ExitCode
-from tests.runner.whole_run import HARNESS, QUICK, environment, run, write_suite
+from tests.support.suite_runs import HARNESS, QUICK, environment, run, write_suite
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("own_cache")  # for the histories of runs

@@ -22,7 +22,7 @@ from harness.plugin import need_of_mark
 from harness.process import child_env
 from harness.process.supervisor.containment import TIERS
 from harness.runner.units import Outcome
-from tests.manual import README, pages, section, section_of, text
+from tests.support.manual import README, pages, section, section_of, text
 
 ROOT = README.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))

@@ -17,8 +17,7 @@ from math import prod
 import torch
 
 from harness.core.errors import TraceError
-from harness.recording.tensors import Digested, dtype_name
-from harness.trace.digests import BLOCK_WORDS, GAMMA, SHARDSUM_128, U_SEEDS, V_SEEDS, WORD_BYTES
+from harness.trace.digests import BLOCK_WORDS, GAMMA, U_SEEDS, V_SEEDS, WORD_BYTES
 
 CHUNK_WORDS = 2**20
 """So many words are computed on at once by torch's operations; each takes some 50 bytes meanwhile."""
@@ -39,12 +38,6 @@ class Shard:
     """Where the part begins, in each dimension."""
     is_counted: bool = True
     """False of a replica whose elements another rank has counted."""
-
-
-def digest_shard(shard: Shard) -> Digested:
-    """The digest of a shard: those of all shards of a whole add up to that of the whole; a whole is its own shard."""
-    lanes = shardsum_lanes(shard)
-    return Digested(dtype_name(shard.local.dtype), shard.shape, SHARDSUM_128, lanes_digest(lanes))
 
 
 def shard_of(tensor: torch.Tensor) -> Shard:

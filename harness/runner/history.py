@@ -54,8 +54,6 @@ class Expectation:
     seconds: float
     spread: float
     """See `packing.Job.spread`."""
-    is_measured: bool
-    """It ran before; else it is an estimate."""
 
 
 def estimate_s(size_bytes: int, known: Sequence[tuple[int, float]]) -> float:
@@ -131,9 +129,9 @@ class History:
         }
         known = [(sizes[path], seconds) for path, seconds in measured.items() if path in recent]
         return {
-            path: Expectation(measured[path], _spread(recent.get(path, [])[-NUM_RECENT:]), is_measured=True)
+            path: Expectation(measured[path], _spread(recent.get(path, [])[-NUM_RECENT:]))
             if path in measured
-            else Expectation(estimate_s(size, known), ESTIMATE_SPREAD, is_measured=False)
+            else Expectation(estimate_s(size, known), ESTIMATE_SPREAD)
             for path, size in sizes.items()
         }
 

@@ -60,7 +60,7 @@ class Leaf(NamedTuple):
     shape: tuple[int, ...]
     """Of the whole value, also where ranks hold parts of it; () for a scalar."""
     algorithm: str
-    """Of the digest; one of `digests.ALGORITHMS`, or somebody's own."""
+    """Of the digest; `digests.RAW`, `XXH3_128` or `SHARDSUM_128`, or a writer's own."""
     digest: bytes
     """16 bytes."""
     scope: Scope = Scope.LOGICAL

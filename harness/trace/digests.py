@@ -34,7 +34,6 @@ from harness.trace.values import ELEMENT_BYTES as BYTES_OF_DTYPES
 RAW = "raw"
 XXH3_128 = "xxh3_128"
 SHARDSUM_128 = "shardsum_128"
-ALGORITHMS = (RAW, XXH3_128, SHARDSUM_128)
 
 ELEMENT_BYTES = (1, 2, 4, 8, 16)
 WORD_BYTES = 4

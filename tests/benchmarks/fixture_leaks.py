@@ -31,8 +31,8 @@ sys.path.insert(0, str(ROOT))
 from harness.fixtures.ranks import start_ranks  # noqa: E402
 from harness.fixtures.ray_nodes import start_ray_cluster  # noqa: E402
 from harness.plugin import held_port  # noqa: E402
-from tests.fixtures.left_behind import a_place_of_their_own, left_beyond, memory_mb  # noqa: E402
-from tests.fixtures.test_process_group import summed  # noqa: E402
+from tests.support.collectives import summed  # noqa: E402
+from tests.support.left_behind import a_place_of_their_own, left_beyond, memory_mb  # noqa: E402
 
 
 def use_distributed(number: int) -> None:

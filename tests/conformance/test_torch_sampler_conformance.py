@@ -12,7 +12,7 @@ from rlcore.samplers.base import Progress
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import Completion, SampleRequest
 from tests.conformance.sampler_suite import MakeSampler, SamplerConformance
-from tests.rlcore.samplers.rollouts import TOKENIZER, decoder_of
+from tests.support.samplers import TOKENIZER, decoder_of
 
 
 class TestTorchSampler(SamplerConformance):

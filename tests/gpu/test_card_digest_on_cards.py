@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from harness.recording import gpu_digest  # noqa: E402
+from harness.recording.sharded_digest import digest_placed  # noqa: E402
 from harness.recording.tensors import tensor_bytes  # noqa: E402
 from harness.trace.digests import add_shards, shardsum  # noqa: E402
 
@@ -30,12 +31,16 @@ def bits(dtype: Any, shape: tuple[int, ...]) -> Any:
     return torch.randint(256, (count,), dtype=torch.uint8, generator=generator).view(dtype).view(shape)
 
 
+def digest_of(shard: gpu_digest.Shard) -> bytes:
+    return digest_placed([shard])[0].digest
+
+
 @pytest.mark.parametrize("name", ["uint8", "int16", "bfloat16", "float32", "int64", "complex128"])
 def test_the_reference_to_the_bit(name: str) -> None:
     for shape in SHAPES:
         tensor = bits(getattr(torch, name), shape)
         expected = shardsum(tensor_bytes(tensor), tensor.element_size())
-        assert gpu_digest.digest_shard(gpu_digest.shard_of(tensor.cuda())).digest == expected, shape
+        assert digest_of(gpu_digest.shard_of(tensor.cuda())) == expected, shape
 
 
 def test_both_ways_agree_on_what_is_too_long_for_the_reference() -> None:
@@ -54,8 +59,8 @@ def test_shards_add_up() -> None:
             gpu_digest.Shard(first, tuple(whole.shape), (0, 0)),
             gpu_digest.Shard(second, tuple(whole.shape), (cut, 0) if dim == 0 else (0, cut)),
         ]
-        added = add_shards(gpu_digest.digest_shard(part).digest for part in parts)
-        assert added == gpu_digest.digest_shard(gpu_digest.shard_of(whole)).digest
+        added = add_shards(digest_of(part) for part in parts)
+        assert added == digest_of(gpu_digest.shard_of(whole))
 
 
 def test_the_kernel_is_what_runs() -> None:
@@ -99,7 +104,7 @@ def test_nothing_is_copied_to_the_host() -> None:
     gpu_digest.shardsum_lanes(shard)
     torch.cuda.synchronize()
     copies = []
-    for read in (gpu_digest.shardsum_lanes, gpu_digest.digest_shard):
+    for read in (gpu_digest.shardsum_lanes, digest_of):
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
             read(shard)
             torch.cuda.synchronize()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.trace import read_trace
-from tests.inject.programs import compared, program, record, run
+from tests.support.recorded_programs import compared, program, record, run
 
 torch = pytest.importorskip("torch")
 

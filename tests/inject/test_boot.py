@@ -13,7 +13,7 @@ from harness.recording.boot_hooks import import_hooks
 from harness.recording.recording_config import ORDERS, ORDERS_VARIABLE, Orders, boot_directory
 from harness.trace import read_trace
 from harness.trace.ops import read_ops
-from tests.inject.programs import ROOT, Ran, program, record, run
+from tests.support.recorded_programs import ROOT, Ran, program, record, run
 
 
 def start(

@@ -13,7 +13,7 @@ from harness.recording.recording_config import RunEnded
 from harness.trace.chain import Leaf, Scope
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
-from tests.trace.traces import manifest_of
+from tests.support.traces import manifest_of
 
 NAN, INF = float("nan"), float("inf")
 

@@ -18,13 +18,13 @@ from harness.core.errors import TraceError
 from harness.fixtures import StartRanks
 from harness.recording.gpu_digest import (
     Shard,
-    digest_shard,
     lanes_by_torch,
     lanes_digest,
     runs_of,
     shard_of,
     shardsum_lanes,
 )
+from harness.recording.sharded_digest import digest_placed
 from harness.recording.tensors import tensor_bytes
 from harness.trace.digests import BLOCK_WORDS, add_shards, shardsum
 
@@ -59,7 +59,7 @@ def reference(tensor: torch.Tensor) -> bytes:
 
 
 def digest_of(shard: Shard) -> bytes:
-    return digest_shard(shard).digest
+    return digest_placed([shard])[0].digest
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -150,7 +150,7 @@ def test_nothing_is_zeros() -> None:
 )
 def test_what_is_no_part_is_refused(shard: Shard, what: str) -> None:
     with pytest.raises(TraceError, match=what):
-        digest_shard(shard)
+        digest_placed([shard])
 
 
 # ----------------------------------------------------------------------------------------------- distributed tensors

@@ -10,7 +10,7 @@ import torch
 from harness.trace import read_trace, verify
 from harness.trace.chain import Leaf, Scope
 from harness.trace.ops import read_ops
-from tests.inject.programs import ROOT, compared, place, program, record, run
+from tests.support.recorded_programs import ROOT, compared, place, program, record, run
 
 PARAMETERS = [f"{index}.{name}" for index in (0, 2, 3, 4) for name in ("weight", "bias")]
 

@@ -11,7 +11,7 @@ import torch
 from harness.trace import read_trace, verify
 from harness.trace.chain import Scope
 from harness.trace.ops import read_ops
-from tests.inject.programs import Ran, compared, program, record, run
+from tests.support.recorded_programs import Ran, compared, program, record, run
 
 NUM_STEPS = 10
 needs_cpp = pytest.mark.skipif(

@@ -18,7 +18,7 @@ from harness.recording.conditions import (
     unknown_names,
 )
 from harness.trace.values import Float
-from tests.trace.traces import SEEDED
+from tests.support.traces import SEEDED
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_./-]{0,8}", fullmatch=True)
 BLANKS = st.text(" \t", max_size=2)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from harness.core.errors import UsageError
 from harness.recording.latency import NUM_UNITS, UNIT_S, Latency, delay_s, delayed
-from tests.trace.traces import SEEDED
+from tests.support.traces import SEEDED
 
 TOOLS = "tools_of_a_test"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import harness.recording
 from harness.trace.reader import read_trace
-from tests.inject.programs import record, run
+from tests.support.recorded_programs import record, run
 
 
 def example() -> str:

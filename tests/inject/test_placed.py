@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from harness.recording.gpu_digest import Shard, digest_shard
+from harness.recording.gpu_digest import Shard
 from harness.recording.sharded_digest import _digested, _raw, digest_placed, place
 from harness.recording.tensors import digest_tensor
 from harness.trace.chain import Scope
@@ -24,7 +24,7 @@ def test_parts_among_other_values_keep_their_places() -> None:
     whole = torch.randn(6, 5)
     parts = [Shard(whole[:4], (6, 5), (0, 0)), Shard(whole[4:], (6, 5), (4, 0))]
     first, other, second = digest_placed([parts[0], whole, parts[1]])
-    assert (first, second) == (digest_shard(parts[0]), digest_shard(parts[1]))
+    assert (first, second) == (digest_placed(parts[:1])[0], digest_placed(parts[1:])[0])
     assert other == digest_tensor(whole)
     data = whole.view(torch.int32).flatten().tolist()
     expected = shardsum(b"".join(word.to_bytes(4, "little", signed=True) for word in data), 4)

@@ -18,7 +18,7 @@ from harness.recording.recording_config import PROCESSES, Orders, Report
 from harness.trace import read_trace
 from harness.trace.chain import chain_start
 from harness.trace.values import Float
-from tests.inject.programs import run
+from tests.support.recorded_programs import run
 
 
 @pytest.fixture

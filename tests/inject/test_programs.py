@@ -16,7 +16,7 @@ import torch
 from harness.recording.recording_config import PROCESSES, Report
 from harness.trace import read_trace, verify
 from harness.trace.chain import Scope
-from tests.inject.programs import PEERS_VARIABLE, PROGRAMS, compared, place, program, record, run, told
+from tests.support.recorded_programs import PEERS_VARIABLE, PROGRAMS, compared, place, program, record, run, told
 
 TORCHRUN = [os.path.join(os.path.dirname(sys.executable), "torchrun"), "--standalone", "--nproc-per-node", "2"]
 PEERS = os.environ.get(PEERS_VARIABLE, "")

@@ -16,7 +16,7 @@ from harness.recording.tensors import digest_tensor
 from harness.trace.chain import Leaf, Scope
 from harness.trace.reader import Trace
 from harness.trace.tensor_file import read_tensor
-from tests.inject.recorded_steps import record
+from tests.support.recorded_steps import record
 
 TO_THE_END: Mapping[str, Any] = {"do": "run", "boundaries": False, "phases": [], "leaves": [], "position": None}
 NEXT = {**TO_THE_END, "boundaries": True}

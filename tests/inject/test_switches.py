@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.lab_run import type_command
-from tests.runner.whole_run import environment
+from tests.support.cli_commands import type_command
+from tests.support.suite_runs import environment
 
 pytest.importorskip("torch")
 

@@ -18,8 +18,8 @@ from harness.recording.recording_config import RunEnded
 from harness.recording.tensors import digest_tensor, dtype_name, tensor_bytes
 from harness.trace.chain import Leaf
 from harness.trace.reader import Trace
-from tests.inject.recorded_steps import record
-from tests.trace.traces import SEEDED
+from tests.support.recorded_steps import record
+from tests.support.traces import SEEDED
 
 
 def program(recorder: Recorder, *, factor: float = 1.0, size: int = 4, name: str = "arm 1") -> list[Tensor]:

@@ -21,8 +21,8 @@ from harness.recording.op_mode import OpMode
 from harness.recording.recorder import Recorder
 from harness.recording.recording_config import RunEnded
 from harness.trace.reader import read_trace
-from tests.inject.recorded_steps import TraceSink
 from tests.lab import bandit_entry
+from tests.support.recorded_steps import TraceSink
 
 CONFIG: Mapping[str, Any] = {"seed": 1, "num_steps": 5, "perturbation": {"num_parts": 1}}
 

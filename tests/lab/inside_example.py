@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.lab.replay_example import SVG_TEMPLATE  # noqa: E402
-from tests.manual import page_with  # noqa: E402
-from tests.runner.whole_run import HARNESS, environment  # noqa: E402
+from tests.support.manual import page_with  # noqa: E402
+from tests.support.suite_runs import HARNESS, environment  # noqa: E402
 
 RUNS = (
     "rlharness train grpo_reverse_text --size smoke --set output.checkpoint_every=4 --out first",

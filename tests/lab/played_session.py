@@ -11,7 +11,7 @@ from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.run_spec import Envelope
 from harness.lab.experiments.supervised_runs import OUTPUT, Run
 from harness.trace.tensor_file import Kept
-from tests.trace.traces import trace_of_values, value
+from tests.support.traces import trace_of_values, value
 
 Gradient = Callable[[int], tuple[float, ...]]
 """Of a step."""

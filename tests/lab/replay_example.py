@@ -17,8 +17,8 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.lab.lab_run import shown  # noqa: E402
-from tests.manual import page_with  # noqa: E402
+from tests.support.cli_commands import shown  # noqa: E402
+from tests.support.manual import page_with  # noqa: E402
 
 PROGRAMS = ROOT / "tests" / "support" / "programs"
 EXAMPLE = (

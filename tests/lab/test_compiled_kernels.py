@@ -7,7 +7,7 @@ import pytest
 from harness.core.exit_codes import ExitCode
 from harness.trace import read_trace
 from harness.trace.ops import read_ops
-from tests.lab.lab_run import type_command
+from tests.support.cli_commands import type_command
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.timeout(240), pytest.mark.needs_compiler]

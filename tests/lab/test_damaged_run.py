@@ -22,7 +22,7 @@ from harness.lab.experiments.recorded_run import read_recorded_run
 from harness.lab.experiments.step_traces import unfinished_step
 from harness.lab.reproduce.plan import plan_step
 from tests.lab.test_checkpoint_check import write_checkpoint
-from tests.trace.traces import SEEDED, trace_of_values, value
+from tests.support.traces import SEEDED, trace_of_values, value
 
 CALL = EntryCall("a:b", {"seed": 7, "output": {}}, ("output",), {"run": "output.resume", "step": "output.resume_step"})
 STEP = {"op": False, "overrides": (), "timeout": None}

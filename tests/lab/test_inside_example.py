@@ -6,7 +6,7 @@ from pathlib import Path
 from harness.lab.reproduce.debugger.words import COMMANDS, parse_line
 from harness.lab.transplant.patches import parse_take
 from tests.lab.inside_example import CAUSE, INSIDE, STAND, TRANSPLANT, TYPED, marks, picture
-from tests.manual import between, section
+from tests.support.manual import between, section
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,8 +13,8 @@ from harness.recording.op_log import OpLog
 from harness.trace.ops import OpDifference
 from harness.trace.reader import read_trace
 from harness.trace.verdict import Kind
-from tests.lab.replays import OP, plan_of, report, run_of, with_reports
-from tests.trace.traces import Change, flip_bit, manifest_of, steps_of, write
+from tests.support.replays import OP, plan_of, report, run_of, with_reports
+from tests.support.traces import Change, flip_bit, manifest_of, steps_of, write
 
 OTHER = flip_bit(1, "backward", "layers.0.weight")
 STILL_OTHER = flip_bit(1, "backward", "layers.1.weight")

@@ -13,7 +13,7 @@ from harness.lab.experiments.recording_result import Recording
 from harness.lab.experiments.run_spec import Envelope
 from harness.recording.conditions import Stop
 from harness.recording.recording_config import Report
-from tests.trace.traces import steps_of, write
+from tests.support.traces import steps_of, write
 
 RESUME = {"run": "output.resume", "step": "output.resume_step"}
 SCENARIO = Envelope(("python",), call=EntryCall("a:b", {}, ("output",), RESUME), typed=("tiny", "--set", "seed=3"))

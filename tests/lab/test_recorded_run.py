@@ -6,23 +6,10 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import TraceError, UsageError
-from harness.lab.experiments.entry_call import EntryCall
-from harness.lab.experiments.recorded_run import CHECKPOINTS, RecordedRun, is_recorded_run, read_recorded_run
+from harness.lab.experiments.recorded_run import CHECKPOINTS, is_recorded_run, read_recorded_run
 from tests.lab.test_checkpoint_check import write_checkpoint
-from tests.trace.traces import manifest_of, steps_of, write
-
-RESUME = {"run": "output.resume", "step": "output.resume_step"}
-CALL = EntryCall("a:b", {"seed": 7, "output": {"note": "x"}}, ("output",), RESUME)
-
-
-def recorded(directory: Path, call: EntryCall = CALL, checkpoints: tuple[int, ...] = ()) -> RecordedRun:
-    """A run of six steps in a directory, as `rlharness train tiny` leaves one."""
-    manifest = replace(manifest_of(), level="rerun", argv=("rlharness", "train", "tiny", "--size", "smoke"))
-    write(directory, steps_of(6), manifest)
-    call.write(directory)
-    for step in checkpoints:
-        (directory / CHECKPOINTS / f"step-{step:06}").mkdir(parents=True)
-    return read_recorded_run(directory)
+from tests.support.recorded_runs import CALL, recorded
+from tests.support.traces import steps_of, write
 
 
 def test_it_says_how_it_may_be_run_again(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from harness.core.exit_codes import ExitCode
 from harness.process.supervisor import process_tree
-from tests.lab.lab_run import PRETENDER, type_command
-from tests.runner.whole_run import PATIENCE_S, started, until
+from tests.support.cli_commands import PRETENDER, type_command
+from tests.support.suite_runs import PATIENCE_S, started, until
 
 pytestmark = pytest.mark.timeout(120)
 

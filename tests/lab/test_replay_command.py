@@ -13,9 +13,9 @@ import pytest
 
 from harness.core.exit_codes import ExitCode
 from harness.process.run_directory import make_kept_directory
-from tests.lab.lab_run import PRETENDER, Done, type_command
-from tests.runner.terminal import on_terminal, plain
-from tests.runner.whole_run import HARNESS, PATIENCE_S, environment, started, until
+from tests.support.cli_commands import PRETENDER, Done, type_command
+from tests.support.suite_runs import HARNESS, PATIENCE_S, environment, started, until
+from tests.support.terminal import on_terminal, plain
 
 
 def replay(directory: Path, *words: str, **env: str) -> Done:

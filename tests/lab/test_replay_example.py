@@ -7,7 +7,7 @@ import pytest
 
 from tests.lab import replay_example
 from tests.lab.replay_example import BEGIN, END, EXAMPLE, PICTURES, example, picture, without_digits
-from tests.manual import README, between
+from tests.support.manual import README, between
 
 
 @pytest.mark.timeout(300)

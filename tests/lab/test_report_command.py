@@ -9,7 +9,7 @@ from harness.cli.commands import report
 from harness.cli.main import main
 from harness.core.exit_codes import ExitCode
 from harness.render.report.page import GENERATOR
-from tests.trace.traces import flip_bit, steps_of, write
+from tests.support.traces import flip_bit, steps_of, write
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
 from harness.lab.experiments.hints import program_command
 from harness.lab.replay.plan import ReplayPlan, make_plan
-from tests.lab.lab_run import Done, type_command
 from tests.lab.scenario_texts import write_tiny
+from tests.support.cli_commands import Done, type_command
 
 pytest.importorskip("torch")
 VARY = ("--vary", "perturbation.num_parts=1,7")

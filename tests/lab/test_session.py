@@ -20,7 +20,7 @@ from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt
 from harness.trace.reader import read_trace
 from harness.trace.verdict import Kind
-from tests.runner.whole_run import environment
+from tests.support.suite_runs import environment
 
 CONFIG: Mapping[str, object] = {"seed": 1, "num_steps": 5, "leaks": False, "perturbation": {"num_parts": 4}}
 WHOLE = envelope_of_call(EntryCall("tests.lab.tiny_entry:run", CONFIG, ("perturbation",)), "rerun")

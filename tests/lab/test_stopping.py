@@ -10,8 +10,8 @@ import pytest
 from harness.core.exit_codes import ExitCode
 from harness.trace.reader import read_trace
 from tests.lab.fragile_entry import write_fragile
-from tests.lab.lab_run import PRETENDER, Done, type_command
-from tests.runner.whole_run import PATIENCE_S, started, until
+from tests.support.cli_commands import PRETENDER, Done, type_command
+from tests.support.suite_runs import PATIENCE_S, started, until
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(240)

@@ -11,7 +11,7 @@ from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.run_spec import Envelope
 from harness.lab.experiments.terminal_run import TerminalRun
 from harness.recording.conditions import Stop
-from tests.lab.lab_run import PRETENDER, type_command
+from tests.support.cli_commands import PRETENDER, type_command
 
 SCENARIO, PROGRAM = Envelope(("python",), call=EntryCall("a:b", {})), Envelope(("python",))
 WHOLE = Recording(Path("run"), 0, 5, (0,), 100)

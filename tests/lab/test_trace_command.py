@@ -10,9 +10,9 @@ import pytest
 
 from harness.core.exit_codes import ExitCode
 from harness.trace import read_trace, verify
-from tests.lab.lab_run import PRETENDER, type_command
-from tests.runner.terminal import on_terminal, plain
-from tests.runner.whole_run import PATIENCE_S, until
+from tests.support.cli_commands import PRETENDER, type_command
+from tests.support.suite_runs import PATIENCE_S, until
+from tests.support.terminal import on_terminal, plain
 
 INTERRUPTED = """
 import signal, sys, time

@@ -15,8 +15,8 @@ from harness.recording.recording_config import PROCESSES, Report
 from harness.trace import read_trace, verify
 from harness.trace.ops import read_ops, recorded_steps
 from tests.lab.fragile_entry import write_fragile
-from tests.lab.lab_run import Done, type_command
 from tests.lab.scenario_texts import write_tiny
+from tests.support.cli_commands import Done, type_command
 
 pytest.importorskip("torch")
 

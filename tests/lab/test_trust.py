@@ -15,8 +15,8 @@ from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.scenario import parse_scenario
 from harness.lab.experiments.scenario_files import all_scenarios
 from harness.lab.experiments.trust import MAX_SHOWN, Unnamed, check_run, check_trust, unnamed_in
-from tests.lab.test_recorded_run import recorded
-from tests.trace.traces import SEEDED
+from tests.support.recorded_runs import recorded
+from tests.support.traces import SEEDED
 
 SCENARIO = parse_scenario(
     """\

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.exit_codes import ExitCode
-from tests.lab.lab_run import Done, type_command
+from tests.support.cli_commands import Done, type_command
 
 pytest.importorskip("torch")
 TRAINING = """\

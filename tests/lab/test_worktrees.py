@@ -10,7 +10,7 @@ import pytest
 
 from harness.core.errors import UsageError
 from harness.lab.experiments.worktrees import PACKAGE, Checkout, Side, import_origin, open_worktrees
-from tests.lab.projects import IDENTITY, Project
+from tests.support.projects import IDENTITY, Project
 
 
 @pytest.fixture

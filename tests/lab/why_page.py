@@ -13,8 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.lab.lab_run import shown  # noqa: E402
 from tests.lab.replay_example import without_digits  # noqa: E402
+from tests.support.cli_commands import shown  # noqa: E402
 
 PAGE = ROOT / "harness" / "lab" / "WHY.md"
 _FILE = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```\n", re.DOTALL)

@@ -11,7 +11,7 @@ from harness.determinism.levels import INVARIANT, OFF, RERUN, SETTINGS, level_va
 from harness.determinism.variables import LOWERED, MOVE_BITS, WORKSPACES
 from harness.trace.fingerprint import perturbation
 from harness.trace.manifest import LEVELS
-from tests.manual import section
+from tests.support.manual import section
 
 SEEDED = settings(derandomize=True)
 LEGAL = {

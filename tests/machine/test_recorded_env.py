@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from harness.lab.experiments import recorded_env
 from harness.recording.recording_config import ORDERS_VARIABLE
-from tests.manual import text
+from tests.support.manual import text
 
 TRACE, BOOT = ("TRACE", Path("/out/orders.json")), Path("/boot")
 words = st.text("abcPY_=/:", min_size=1, max_size=6)

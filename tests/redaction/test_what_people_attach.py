@@ -19,10 +19,10 @@ from harness.lab.experiments.run_spec import notes_on
 from harness.process.supervisor import process_tree
 from harness.render.findings import findings_json, findings_text
 from harness.trace import Fingerprint, Manifest
-from tests.lab.lab_run import type_command
 from tests.redaction.secret_shapes import ALNUM, BY_NAME, BY_SHAPE, HELD, IN_PLACES, PLAIN, Typed
-from tests.runner.whole_run import run, write_suite
-from tests.trace.traces import steps_of, write
+from tests.support.cli_commands import type_command
+from tests.support.suite_runs import run, write_suite
+from tests.support.traces import steps_of, write
 
 pytestmark = pytest.mark.usefixtures("own_cache")  # for the histories of runs
 TYPED = (*BY_NAME, *BY_SHAPE, *IN_PLACES, *HELD)

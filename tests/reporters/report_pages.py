@@ -12,7 +12,7 @@ from harness.trace.manifest import Manifest
 from harness.trace.tensor_file import Kept
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
-from tests.trace.traces import leaf, manifest_of, scalar, value
+from tests.support.traces import leaf, manifest_of, scalar, value
 
 NUM_STEPS = 12
 HOSTILE = "<script>alert(1)</script>"

@@ -13,7 +13,7 @@ from harness.lab.bisect.search import Outcome
 from harness.lab.experiments.worktrees import Commit
 from harness.render.bisect import MAX_CANDIDATES, bisection_json, bisection_text
 from harness.trace.diff import diff
-from tests.trace.traces import flip_bit, steps_of, trace
+from tests.support.traces import flip_bit, steps_of, trace
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DIRECTORY = Path("bisections/1")

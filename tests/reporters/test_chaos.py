@@ -21,9 +21,9 @@ from harness.lab.experiments.supervised_runs import OUTPUT
 from harness.render.chaos import chaos_json, chaos_text, command, effect, sentence
 from harness.render.chaos_progress import ChaosLines
 from harness.trace.diff import diff
-from tests.manual import between
 from tests.support.fake_clock import FakeClock
-from tests.trace.traces import flip_bit, steps_of, trace
+from tests.support.manual import between
+from tests.support.traces import flip_bit, steps_of, trace
 
 ENTRY = Envelope(("python",), call=EntryCall("a:b", {}))
 FOREIGN = Envelope(("python", "train.py", "--token", "hf_abcdefghijklmnopqrstuvwxyz0123456789"))

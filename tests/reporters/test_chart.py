@@ -12,7 +12,7 @@ from harness.core.need import Need
 from harness.render.chart import chart, plan_json
 from harness.runner.leases import LeaseTable
 from harness.runner.packing import Job, Plan, plan
-from tests.runner.packing_cases import EIGHT, NEEDS, QUICK, inventory, jobs_of
+from tests.support.packing_cases import EIGHT, NEEDS, QUICK, inventory, jobs_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ANSI = re.compile("\x1b\\[[0-9;]*m")

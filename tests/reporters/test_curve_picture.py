@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from harness.render.curve_picture import HEIGHT, curve_picture
 from harness.trace.verdict import Curves
-from tests.trace.traces import SEEDED
+from tests.support.traces import SEEDED
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NUM_STEPS = 60

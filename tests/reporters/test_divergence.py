@@ -16,8 +16,8 @@ from harness.trace.reader import read_trace
 from harness.trace.tensor_file import Kept
 from harness.trace.values import Float
 from harness.trace.verdict import Difference, Divergence, Kind, Verdict
-from tests.manual import goldens
-from tests.trace.traces import (
+from tests.support.manual import goldens
+from tests.support.traces import (
     flip_bit,
     leaf,
     manifest_of,

@@ -22,8 +22,8 @@ from harness.doctor.packages import Installed
 from harness.machine.gpu_health import CardHealth, MachineHealth
 from harness.machine.inventory import Gpu, Inventory, LeftOut
 from harness.render.findings import findings_json, findings_text, fix_lines
-from tests.machine.doctor.soundness import sound
-from tests.manual import goldens
+from tests.support.finding_checks import sound
+from tests.support.manual import goldens
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"

@@ -18,7 +18,7 @@ from harness.render.github import summary
 from harness.trace.diff import diff
 from harness.trace.verdict import REWARDS, TOKENS, Count, Place
 from tests.reporters.gates import NOISY, SLOWER, STEADY, gate_of, scenario_of
-from tests.trace.traces import flip_bit, steps_of, trace
+from tests.support.traces import flip_bit, steps_of, trace
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ROUNDING = Rounding(1, 12, 5, "backward layers.0.weight", 3, 1200, "optimizer layers.0.weight", 2e-7, "backward", True)

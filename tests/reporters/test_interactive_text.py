@@ -8,7 +8,7 @@ from harness.lab.reproduce.debugger.walk import Mark, Visit, Walk
 from harness.recording.stepping_messages import BEGIN, END, LEAF, PHASE, Stop
 from harness.render.interactive import MAX_LISTED, answer_json, answer_text, prompt_text
 from harness.trace.element_diff import compare
-from tests.trace.traces import leaf
+from tests.support.traces import leaf
 
 HEAD, REWARDS = leaf("backward", "head", 1), leaf("reward", "rewards", 2)
 

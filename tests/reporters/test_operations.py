@@ -12,7 +12,7 @@ from harness.render.operations import MAX_VALUES, operations_json, operations_te
 from harness.trace.diff import diff
 from harness.trace.ops import Operation, OpRecord, OpValue, OpVerdict, compare_ops
 from harness.trace.reader import read_trace
-from tests.trace.traces import flip_bit, steps_of, write, write_ops
+from tests.support.traces import flip_bit, steps_of, write, write_ops
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "operations.txt"
 

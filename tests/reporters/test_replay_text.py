@@ -12,8 +12,8 @@ from harness.lab.replay.comparison import Replay, judge
 from harness.render.divergence import verdict_text
 from harness.render.operations import operations_text
 from harness.render.replay import replay_json, replay_text, run_line
-from tests.lab.replays import plan_of, report, run_of, with_reports
-from tests.trace.traces import flip_bit
+from tests.support.replays import plan_of, report, run_of, with_reports
+from tests.support.traces import flip_bit
 
 OTHER = flip_bit(1, "rollout", "tokens")
 SAME = flip_bit(9, "", "")

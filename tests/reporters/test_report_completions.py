@@ -14,7 +14,7 @@ from harness.render.report.views import MAX_BY_LETTER, MAX_SHOWN_CHARS, shown_vi
 from harness.render.report.vocabulary import parse_vocabulary, read_vocabulary
 from harness.trace.reader import Trace
 from harness.trace.tensor_file import Kept
-from tests.trace.traces import trace_of_values, value
+from tests.support.traces import trace_of_values, value
 
 PROMPT, PAD = (7, 8), 0
 

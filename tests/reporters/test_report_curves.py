@@ -10,7 +10,7 @@ from harness.render.report import curves
 from harness.render.report.curves import MAX_POINTS, panels
 from harness.trace.curve import CurvePoint
 from harness.trace.values import Float
-from tests.trace.traces import SEEDED
+from tests.support.traces import SEEDED
 
 
 def point(step: int, **values: float) -> CurvePoint:

@@ -20,7 +20,7 @@ from harness.trace.diff import diff
 from harness.trace.digests import SHARDSUM_128, shardsum
 from harness.trace.reader import Trace
 from harness.trace.verdict import Difference, Kind
-from tests.trace.traces import (
+from tests.support.traces import (
     LEAVES,
     SEEDED,
     flip_bit,

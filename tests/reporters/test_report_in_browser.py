@@ -14,10 +14,10 @@ from harness.render.report import curves
 from harness.trace.chain import Leaf, Scope
 from harness.trace.reader import read_trace
 from harness.trace.values import Float
-from tests.browser import NARROW, Browser, browser, missing
 from tests.reporters import report_pages
 from tests.reporters.report_pages import NUM_STEPS, page_of, write_pair, write_run
-from tests.trace.traces import leaf, write
+from tests.support.browser import NARROW, Browser, browser, missing
+from tests.support.traces import leaf, write
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=f"not on this machine: {', '.join(missing())}")
 

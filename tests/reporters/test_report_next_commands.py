@@ -11,7 +11,7 @@ from harness.render.report.fingerprints import side_by_side
 from harness.render.report.next_commands import next_commands
 from harness.trace.diff import diff
 from harness.trace.manifest import Fingerprint, Manifest
-from tests.trace.traces import flip_bit, manifest_of, steps_of, trace
+from tests.support.traces import flip_bit, manifest_of, steps_of, trace
 
 SICK = flip_bit(1, "backward", "layers.0.weight")
 

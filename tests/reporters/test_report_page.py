@@ -19,7 +19,7 @@ from harness.render.report.page import page, require_jinja
 from harness.trace.chain import Leaf, Scope
 from harness.trace.reader import read_trace
 from tests.reporters.report_pages import HOSTILE, NUM_STEPS, page_of, write_pair, write_run
-from tests.trace.traces import flip_bit, leaf, manifest_of, steps_of, write
+from tests.support.traces import flip_bit, leaf, manifest_of, steps_of, write
 
 UPLOT = {
     "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",

@@ -27,8 +27,8 @@ from harness.trace.non_finite import NonFinite
 from harness.trace.ops import INF, NAN, Operation, OpValue
 from harness.trace.reader import Trace
 from harness.trace.verdict import Kind, Verdict
-from tests.manual import goldens
-from tests.trace.traces import flip_bit, steps_of, trace
+from tests.support.manual import goldens
+from tests.support.traces import flip_bit, steps_of, trace
 
 ROOT = Path(__file__).resolve().parents[2]
 EQUAL = Verdict(Kind.EQUAL, num_steps=1)

@@ -9,7 +9,7 @@ from harness.lab.transplant.comparison import Distance, Effect, Outcome, Where
 from harness.lab.transplant.findings import Findings, Pair
 from harness.lab.transplant.patches import Graft, parse_take
 from harness.render.transplant import transplant_json, transplant_text
-from tests.lab.test_recorded_run import recorded
+from tests.support.recorded_runs import recorded
 
 
 def outcome(take: str, effect: Effect, *, is_once: bool = False, share: float = 1.0, problem: str = "") -> Outcome:

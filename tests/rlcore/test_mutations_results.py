@@ -13,7 +13,7 @@ from tests.benchmarks.mutations.runner import Results
 from tests.benchmarks.mutations.table import BEGIN, END, as_json, as_markdown, as_text, write_into
 from tests.benchmarks.mutations.trials import Finding, Trial, differing, soonest, steps_from
 from tests.benchmarks.mutations.workers import Run
-from tests.trace.traces import flip_bit, manifest_of, steps_of, write
+from tests.support.traces import flip_bit, manifest_of, steps_of, write
 
 KL = named("kl_sign")
 FOUND = Finding(KL, "gate", "the honest engine", ("loss",), "policy", 0, num_reached=4, num_runs=5)

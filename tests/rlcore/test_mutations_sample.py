@@ -12,7 +12,7 @@ from tests.benchmarks.mutations.catalogue import FAULTS
 from tests.benchmarks.mutations.runner import carry_out
 from tests.benchmarks.mutations.settings import payload
 from tests.benchmarks.mutations.workers import ROOT, Workers
-from tests.lab.lab_run import type_command
+from tests.support.cli_commands import type_command
 
 SEED = "a dozen"
 NUM_FAULTS = 12

@@ -13,7 +13,7 @@ from harness.runner.bounds import Bound, Term, dual_feasible_functions, lower_bo
 from harness.runner.first_fit import Job, makespan_s
 from harness.runner.leases import LeaseTable
 from harness.runner.preemptive_bound import preemptive_bound
-from tests.runner.packing_cases import EIGHT, NEEDS, QUICK, THOROUGH, inventory, jobs_of, optimum_s, widths
+from tests.support.packing_cases import EIGHT, NEEDS, QUICK, THOROUGH, inventory, jobs_of, optimum_s, widths
 
 INFINITE = float("inf")
 TINY = st.sampled_from(

@@ -10,7 +10,7 @@ from harness.core.need import Need
 from harness.machine.inventory import Gpu, Inventory
 from harness.runner import gpu_choice
 from harness.runner.gpu_choice import CardChoice
-from tests.runner.packing_cases import EIGHT, INVENTORIES, NEEDS, QUICK, inventory
+from tests.support.packing_cases import EIGHT, INVENTORIES, NEEDS, QUICK, inventory
 
 EVERYTHING = 0xFF
 

@@ -22,7 +22,7 @@ from harness.core.invocation import Invocation
 from harness.doctor.checks import CHECKS, NUMERICS
 from harness.doctor.children import host_of
 from harness.doctor.diagnosis import DoctorOptions
-from tests.runner.whole_run import HARNESS, environment
+from tests.support.suite_runs import HARNESS, environment
 
 
 @pytest.fixture

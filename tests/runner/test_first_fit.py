@@ -13,7 +13,8 @@ from harness.core.need import Need
 from harness.machine.inventory import Inventory
 from harness.runner.first_fit import Job, Queue, Schedule, makespan_s, simulate
 from harness.runner.leases import Lease, LeaseTable
-from tests.runner.packing_cases import (
+from tests.support.fake_clock import FakeClock
+from tests.support.packing_cases import (
     EIGHT,
     INVENTORIES,
     NEEDS,
@@ -24,7 +25,6 @@ from tests.runner.packing_cases import (
     jobs_of,
     widths,
 )
-from tests.support.fake_clock import FakeClock
 
 WIDTHS = (0, 1, 2, 4, 8)
 MAX_CALLS_PER_UNIT = 80

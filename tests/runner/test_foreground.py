@@ -15,7 +15,7 @@ import pytest
 from harness.core.errors import UsageError
 from harness.process.supervisor.foreground import run_in_foreground
 from harness.process.supervisor.process_tree import Process, read_process
-from tests.runner.whole_run import PATIENCE_S, environment, until
+from tests.support.suite_runs import PATIENCE_S, environment, until
 
 RUN = """
 import os, sys

@@ -14,7 +14,7 @@ from harness.lab.experiments.out_directory import out_directory
 from harness.process import scratch
 from harness.process.run_directory import MARK, NUM_KEPT, make_kept_directory, make_run_directory
 from harness.process.scratch import read_mounts, remove_tree
-from tests.runner.whole_run import HARNESS, QUICK, environment, write_suite
+from tests.support.suite_runs import HARNESS, QUICK, environment, write_suite
 
 KINDS = ("replays", "gates", "chaos", "bisections", "transplants")
 NUM_PROJECTS = 36

@@ -109,9 +109,8 @@ def test_an_estimate_says_that_it_is_one(path: Path) -> None:
     record(path, *(result("tests/test_b.py", seconds) for seconds in (1.0, 20.0, 20.0, 20.0)))
     with History.open(path) as kept:
         found = kept.expectations(SIZES)
-    assert found["tests/test_a.py"] == Expectation(10.0, MIN_SPREAD, is_measured=True)
+    assert found["tests/test_a.py"] == Expectation(10.0, MIN_SPREAD)
     assert found["tests/test_new.py"].spread == ESTIMATE_SPREAD
-    assert not found["tests/test_new.py"].is_measured
     assert 1.0 < found["tests/test_b.py"].spread < 2.0
 
 
@@ -302,7 +301,7 @@ def test_runs_side_by_side_share_it(path: Path) -> None:
     assert [run.communicate(timeout=60)[0].strip() for run in runs] == [""] * 4
     sizes = {f"tests/test_{run}_{number}.py": 1 for run in range(4) for number in range(40)}
     with History.open(path) as kept:
-        assert all(found.is_measured for found in kept.expectations(sizes).values())
+        assert all(found.spread != ESTIMATE_SPREAD for found in kept.expectations(sizes).values())
 
 
 def test_a_broken_file_that_another_run_has_replaced_is_not_set_aside(

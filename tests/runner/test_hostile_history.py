@@ -13,7 +13,7 @@ from harness.core.exit_codes import ExitCode
 from harness.core.need import Need
 from harness.core.user_cache import cache_path
 from harness.runner import history, history_file
-from harness.runner.history import UNKNOWN_S, History
+from harness.runner.history import ESTIMATE_SPREAD, UNKNOWN_S, History
 from harness.runner.history_file import SCHEMA
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.runner.hostile_histories import (
@@ -24,7 +24,7 @@ from tests.runner.hostile_histories import (
     with_endless_view,
     with_nul_in_path,
 )
-from tests.runner.whole_run import HARNESS, QUICK, environment, write_suite
+from tests.support.suite_runs import HARNESS, QUICK, environment, write_suite
 
 PATIENCE_S = 60.0
 SIZES = {"test_a.py": 100}
@@ -106,7 +106,7 @@ def test_what_a_run_has_learnt_lies_in_my_cache_and_not_in_the_checkout(suite: P
 
     assert sorted(path.name for path in (suite / ".rlharness").iterdir()) == [".gitignore", "runs"]
     with History.open(cached(suite)) as kept:
-        assert kept.expectations(SIZES)["test_a.py"].is_measured
+        assert kept.expectations(SIZES)["test_a.py"].spread != ESTIMATE_SPREAD
 
 
 def test_a_cache_that_cannot_be_used_costs_a_note_and_no_run(suite: Path) -> None:

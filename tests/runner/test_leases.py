@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from harness.core.need import Need
 from harness.machine.inventory import Inventory
 from harness.runner.leases import Lease, LeaseTable
-from tests.runner.packing_cases import EIGHT, INVENTORIES, NEEDS, THOROUGH, inventory
+from tests.support.packing_cases import EIGHT, INVENTORIES, NEEDS, THOROUGH, inventory
 
 CPU = Need()
 

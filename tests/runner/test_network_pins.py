@@ -10,7 +10,7 @@ from harness.core.invocation import Invocation
 from harness.core.need import Need
 from harness.runner.network_pins import needs_network, network_pins
 from harness.runner.units import NeedSource, Unit
-from tests.runner.whole_run import run, write_suite
+from tests.support.suite_runs import run, write_suite
 
 TELLS = """
 import os

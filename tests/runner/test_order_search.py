@@ -10,7 +10,7 @@ from harness.core.need import Need
 from harness.runner.first_fit import Job, makespan_s
 from harness.runner.leases import LeaseTable
 from harness.runner.order_search import NUM_SCENARIOS, RULES, FreeCount, OrderSearch
-from tests.runner.packing_cases import EIGHT, QUICK, jobs_of, widths
+from tests.support.packing_cases import EIGHT, QUICK, jobs_of, widths
 
 RULES_ONLY = len(RULES) * (NUM_SCENARIOS + 1)
 

@@ -12,7 +12,7 @@ from harness.machine.inventory import Inventory
 from harness.runner.first_fit import Queue, simulate
 from harness.runner.leases import LeaseTable
 from harness.runner.packing import Job, Plan, plan
-from tests.runner.packing_cases import EIGHT, INVENTORIES, NEEDS, QUICK, inventory, jobs_of, widths
+from tests.support.packing_cases import EIGHT, INVENTORIES, NEEDS, QUICK, inventory, jobs_of, widths
 
 FEW = 150  # simulations: enough for every rule and a few trials
 

@@ -11,7 +11,7 @@ import pytest
 
 from harness.core.exit_codes import ExitCode
 from harness.process.supervisor import process_tree
-from tests.runner.whole_run import QUICK, Done, ended, run, started, until, write_suite
+from tests.support.suite_runs import QUICK, Done, ended, run, started, until, write_suite
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from harness.core.exit_codes import ExitCode
-from tests.runner.whole_run import QUICK, Done, run, write_suite
 from tests.support.nvml_stub.build import Card, build, compiler, machine_of, stub_env
+from tests.support.suite_runs import QUICK, Done, run, write_suite
 
 LOOK = """
 import json, os, pytest

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from harness.core.exit_codes import ExitCode
-from tests.runner.whole_run import QUICK, Done, ended, interrupted, run, started, until, write_suite
 from tests.support.nvml_stub.build import compiler, stub_env
+from tests.support.suite_runs import QUICK, Done, ended, interrupted, run, started, until, write_suite
 
 SLEEPS = "import time\ndef test_first(): pass\ndef test_sleeps():\n    open('asleep', 'w')\n    time.sleep(60)\n"
 GRACEFUL = """

@@ -12,7 +12,7 @@ import pytest
 
 from harness.core.exit_codes import ExitCode
 from harness.process.run_directory import MARK
-from tests.runner.whole_run import HARNESS, QUICK, Done, ended, environment, run, started, write_suite
+from tests.support.suite_runs import HARNESS, QUICK, Done, ended, environment, run, started, write_suite
 
 RUN = ("run", "--gpus", "none")
 FAILS = "def test_fails(tmp_path):\n    (tmp_path / 'kept.txt').write_text('look at me')\n    assert False\n"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from harness.core.exit_codes import ExitCode
-from tests.runner.terminal import on_terminal, plain, start_on_terminal
-from tests.runner.whole_run import PATIENCE_S, QUICK, Done, until, write_suite
+from tests.support.suite_runs import PATIENCE_S, QUICK, Done, until, write_suite
+from tests.support.terminal import on_terminal, plain, start_on_terminal
 
 SLEEPS = "import time\ndef test_sleeps():\n    open('asleep', 'w')\n    time.sleep(60)\n"
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"

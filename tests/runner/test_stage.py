@@ -15,9 +15,9 @@ from harness.process.claims import Claims
 from harness.process.supervisor import process_tree
 from harness.runner.options import RunOptions
 from harness.runner.stage import read_cards, set_stage
-from tests.runner.whole_run import QUICK, environment, write_suite
 from tests.support.fake_clock import FakeClock
 from tests.support.nvml_stub.build import compiler, stub_env
+from tests.support.suite_runs import QUICK, environment, write_suite
 
 
 def options(root: Path, **others: object) -> RunOptions:

@@ -12,7 +12,7 @@ from harness.trace.attribution import attribute
 from harness.trace.chain import Leaf, Scope
 from harness.trace.tensor_file import Kept
 from harness.trace.verdict import ADVANTAGE_SIGNS, BATCHES, INTEGERS, REWARDS, TOKENS, Count, Place
-from tests.trace.traces import SEEDED, trace, trace_of_ranks, trace_of_values, value
+from tests.support.traces import SEEDED, trace, trace_of_ranks, trace_of_values, value
 
 SEQUENCES, POSITIONS = 4, 6
 

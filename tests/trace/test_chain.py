@@ -15,7 +15,7 @@ import harness.trace
 from harness.core.errors import TraceError
 from harness.trace import chain, digests, format
 from harness.trace.chain import Leaf, Scope
-from tests.trace.traces import SEEDED, any_leaf, any_leaves, leaf, names
+from tests.support.traces import SEEDED, any_leaf, any_leaves, leaf, names
 
 HERE = Path(harness.trace.__file__).parent
 VECTORS = json.loads((HERE / "vectors.json").read_text("utf-8"))

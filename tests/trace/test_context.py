@@ -5,7 +5,7 @@ from pathlib import Path
 from harness.trace.chain import Leaf, Scope
 from harness.trace.diff import diff
 from harness.trace.verdict import Context, Kind
-from tests.trace.traces import Steps, leaf, trace, trace_of_ranks
+from tests.support.traces import Steps, leaf, trace, trace_of_ranks
 
 
 def state(name: str, content: object) -> Leaf:

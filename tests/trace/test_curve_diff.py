@@ -11,7 +11,7 @@ from harness.trace.reader import Trace, read_trace
 from harness.trace.values import Float
 from harness.trace.verdict import Curves, Kind
 from harness.trace.writer import TraceWriter
-from tests.trace.traces import manifest_of, steps_of, trace
+from tests.support.traces import manifest_of, steps_of, trace
 
 
 def told_by(directory: Path, *lines: Mapping[str, Float]) -> Trace:

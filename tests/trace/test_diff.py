@@ -15,7 +15,7 @@ from harness.trace.manifest import Fingerprint, Manifest
 from harness.trace.reader import read_trace
 from harness.trace.value_diff import StepDifference, compare_leaves
 from harness.trace.verdict import Difference, Kind
-from tests.trace.traces import (
+from tests.support.traces import (
     LEAVES,
     SEEDED,
     any_leaves,

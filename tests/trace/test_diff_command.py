@@ -7,7 +7,7 @@ import pytest
 
 from harness.cli.main import main
 from harness.core.exit_codes import ExitCode
-from tests.trace.traces import flip_bit, manifest_of, steps_of, write
+from tests.support.traces import flip_bit, manifest_of, steps_of, write
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from harness.trace.chain import Leaf, Scope
 from harness.trace.diff import diff
 from harness.trace.reader import Trace, read_trace
 from harness.trace.verdict import Difference, Divergence, Kind
-from tests.trace.traces import (
+from tests.support.traces import (
     Change,
     Steps,
     flip_bit,

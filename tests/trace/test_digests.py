@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from harness.core.errors import TraceError
 from harness.trace.chain import DIGEST_BYTES, Leaf
 from harness.trace.digests import ELEMENT_BYTES, RAW, XXH3_128, add_shards, digest, mix, raw_value, shardsum, word_key
-from tests.trace.traces import SEEDED
+from tests.support.traces import SEEDED
 
 SIZES = st.sampled_from(ELEMENT_BYTES)
 CODES = {4: "I", 8: "Q"}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from harness.trace import element_diff
 from harness.trace.element_diff import ValueDifference, compare
 from harness.trace.values import ELEMENT_BYTES, FLOATS, Float, shown
-from tests.trace.traces import SEEDED
+from tests.support.traces import SEEDED
 
 any_float = st.sampled_from(list(FLOATS)).flatmap(
     lambda dtype: st.builds(Float, st.just(dtype), st.integers(0, 2 ** (8 * FLOATS[dtype].num_bytes) - 1))

@@ -12,7 +12,7 @@ from harness.trace.excerpt import excerpt
 from harness.trace.layout import log_name
 from harness.trace.reader import read_trace, verify
 from harness.trace.verdict import Kind
-from tests.trace.traces import SEEDED, flip_bit, steps_of, write
+from tests.support.traces import SEEDED, flip_bit, steps_of, write
 
 NUM_STEPS = 6
 

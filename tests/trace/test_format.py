@@ -23,7 +23,7 @@ from harness.trace.format import (
     step_payload,
     whole_frames,
 )
-from tests.trace.traces import SEEDED, any_leaves, leaf, names
+from tests.support.traces import SEEDED, any_leaves, leaf, names
 
 ROOT, CHAIN = bytes(range(16)), bytes(range(16, 32))
 HEAD_BYTES = 48

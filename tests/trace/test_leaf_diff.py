@@ -12,7 +12,7 @@ from harness.trace.chain import Leaf, Scope
 from harness.trace.format import Columns, Place, read_columns, step_payload
 from harness.trace.value_diff import StepDifference, compare_columns, compare_leaves
 from harness.trace.verdict import Difference
-from tests.trace.traces import SEEDED, any_leaves, leaf
+from tests.support.traces import SEEDED, any_leaves, leaf
 
 ALL_SCOPES = st.sampled_from([tuple(Scope), (Scope.LOGICAL,), (Scope.PHYSICAL,)])
 

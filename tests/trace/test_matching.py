@@ -14,7 +14,7 @@ from harness.trace.matching import match_processes
 from harness.trace.reader import Trace, read_trace
 from harness.trace.verdict import Kind
 from harness.trace.writer import TraceWriter
-from tests.trace.traces import LEAVES, SEEDED, Steps, flip_bit, manifest_of, steps_of, value, write
+from tests.support.traces import LEAVES, SEEDED, Steps, flip_bit, manifest_of, steps_of, value, write
 
 
 def steps_of_process(process: int, num_steps: int = 3) -> Steps:

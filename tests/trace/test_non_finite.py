@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from harness.core.errors import TraceError
 from harness.trace.non_finite import NonFinite, find_non_finite
 from harness.trace.ops import INF, NAN, Operation, OpRecord, OpValue
-from tests.trace.traces import SEEDED
+from tests.support.traces import SEEDED
 
 
 def value(*words: str) -> OpValue:

@@ -23,29 +23,10 @@ from harness.trace.ops import (
     read_ops,
     recorded_steps,
 )
-from tests.trace.traces import SEEDED, write_ops
-
-
-def value(content: object, shape: str = "4", *layout: str) -> OpValue:
-    return OpValue("f32", shape, "xxh3_128", f"{hash(content) % 2**128:032x}", layout)
-
+from tests.support.operations import op_value, operation
+from tests.support.traces import SEEDED, write_ops
 
 UNWRITTEN = OpValue("f32", "4", "none", "unwritten")
-
-
-def operation(index: int, name: str = "aten.mul.Tensor") -> Operation:
-    return Operation(
-        index=index,
-        phase="forward",
-        name=name,
-        at=f"train.py:{index} step",
-        via="",
-        arguments="tensor, 2",
-        inputs=(value(("in", index)),),
-        makers=(index - 1,),
-        random="",
-        outputs=(value(("out", index)),),
-    )
 
 
 def record(operations: list[Operation], problem: str = "") -> OpRecord:
@@ -67,7 +48,10 @@ def with_change(at: int, /, **changes: object) -> list[Operation]:
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    operations = [*TEN, replace(operation(10), via="pkg/a.py:3 f", random="raw 00", inputs=(value(1, "4,2", "conj"),))]
+    operations = [
+        *TEN,
+        replace(operation(10), via="pkg/a.py:3 f", random="raw 00", inputs=(op_value(1, "4,2", "conj"),)),
+    ]
     found = read_ops(write_ops(tmp_path, operations), 0, 7)
     assert found is not None
     assert (list(found.operations), found.problem) == (operations, "")
@@ -121,14 +105,14 @@ def test_equal_records_have_no_first() -> None:
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"outputs": (value("other"),)}, OpDifference.OUTPUT),
+        ({"outputs": (op_value("other"),)}, OpDifference.OUTPUT),
         ({"outputs": ()}, OpDifference.OUTPUT),
-        ({"inputs": (value("other"),)}, OpDifference.INPUT),
-        ({"inputs": (value("other"),), "outputs": (value("too"),)}, OpDifference.INPUT),
+        ({"inputs": (op_value("other"),)}, OpDifference.INPUT),
+        ({"inputs": (op_value("other"),), "outputs": (op_value("too"),)}, OpDifference.INPUT),
         ({"random": "raw 01"}, OpDifference.RANDOM_STATE),
         ({"arguments": "tensor, 3"}, OpDifference.OTHER_ARGUMENTS),
-        ({"inputs": (value(("in", 5), "5"),)}, OpDifference.OTHER_ARGUMENTS),
-        ({"inputs": (value(("in", 5), "4", "strides=2"),)}, OpDifference.OTHER_ARGUMENTS),
+        ({"inputs": (op_value(("in", 5), "5"),)}, OpDifference.OTHER_ARGUMENTS),
+        ({"inputs": (op_value(("in", 5), "4", "strides=2"),)}, OpDifference.OTHER_ARGUMENTS),
         ({"inputs": ()}, OpDifference.OTHER_ARGUMENTS),
         ({"name": "aten.add.Tensor"}, OpDifference.OTHER_OPERATION),
         ({"phase": "backward"}, OpDifference.OTHER_OPERATION),
@@ -144,7 +128,7 @@ def test_in_what_an_operation_differs(changes: dict[str, object], what: OpDiffer
     "changes",
     [
         {"at": "other.py:1 f"},
-        {"inputs": (value(("in", 5), "4", "align=16"),)},
+        {"inputs": (op_value(("in", 5), "4", "align=16"),)},
         {"inputs": (UNWRITTEN,)},
         {"makers": (1,)},
     ],
@@ -165,8 +149,8 @@ def test_a_record_that_was_cut_is_compared_as_far_as_it_goes() -> None:
 
 
 def test_who_wrote_the_input_that_differs() -> None:
-    two = replace(TEN[5], inputs=(value(1), value(2)), makers=(3, -1))
-    other = replace(two, inputs=(value(8), value(9)))
+    two = replace(TEN[5], inputs=(op_value(1), op_value(2)), makers=(3, -1))
+    other = replace(two, inputs=(op_value(8), op_value(9)))
     first = compared([*TEN[:5], two], [*TEN[:5], other]).first
     assert first is not None
     assert (first.inputs, first.makers) == ((False, False), (TEN[3], None))
@@ -174,9 +158,9 @@ def test_who_wrote_the_input_that_differs() -> None:
 
 def test_the_first_that_makes_a_difference_is_told_beside_the_first_that_shows_one() -> None:
     b = [
-        replace(each, inputs=(value("batch"),))
+        replace(each, inputs=(op_value("batch"),))
         if each.index == 2
-        else replace(each, outputs=(value("new"),))
+        else replace(each, outputs=(op_value("new"),))
         if each.index == 6
         else each
         for each in TEN
@@ -195,7 +179,13 @@ def test_after_another_operation_nothing_is_compared() -> None:
 @SEEDED
 @given(st.integers(0, 9), st.sampled_from(["inputs", "outputs", "arguments", "name", "random"]))
 def test_the_first_of_any_change_is_found(at: int, what: str) -> None:
-    changed = {"inputs": (value("x"),), "outputs": (value("y"),), "arguments": "3", "name": "a.b.c", "random": "raw 02"}
+    changed = {
+        "inputs": (op_value("x"),),
+        "outputs": (op_value("y"),),
+        "arguments": "3",
+        "name": "a.b.c",
+        "random": "raw 02",
+    }
     b = [replace(each, **({what: changed[what]} if each.index >= at else {})) for each in TEN]  # type: ignore[arg-type]
     first = compared(TEN, b).first
     assert first is not None

@@ -11,7 +11,7 @@ from harness.trace.diff import diff
 from harness.trace.reader import read_trace
 from harness.trace.tensor_file import Kept, write_tensors
 from harness.trace.verdict import Divergence
-from tests.trace.traces import Steps, leaf, steps_of, trace, trace_of_ranks, trace_of_values, value
+from tests.support.traces import Steps, leaf, steps_of, trace, trace_of_ranks, trace_of_values, value
 
 
 def first_of(a: Steps, b: Steps, tmp_path: Path) -> Divergence:

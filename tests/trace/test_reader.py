@@ -24,8 +24,8 @@ from harness.trace.global_values import whole_leaves
 from harness.trace.manifest import Fingerprint, Manifest, manifest_text, parse_manifest
 from harness.trace.reader import read_trace, verify
 from harness.trace.verdict import Kind
-from tests.manual import section
-from tests.trace.traces import (
+from tests.support.manual import section
+from tests.support.traces import (
     SEEDED,
     leaf,
     manifest_of,

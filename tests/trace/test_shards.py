@@ -11,7 +11,7 @@ from harness.trace.diff import diff
 from harness.trace.digests import SHARDSUM_128, add_shards, shardsum
 from harness.trace.reader import Trace, read_trace, verify
 from harness.trace.verdict import Kind
-from tests.trace.traces import leaf, trace, trace_of_ranks
+from tests.support.traces import leaf, trace, trace_of_ranks
 
 ROWS, COLUMNS = 6, 4
 Cut = Callable[[int], int]

@@ -12,7 +12,7 @@ from safetensors import deserialize
 from harness.core.errors import TraceError
 from harness.trace.chain import Leaf, Scope
 from harness.trace.tensor_file import DTYPES, DamagedTensor, Kept, read_digested, read_tensor, tensor_key, write_tensors
-from tests.trace.traces import SEEDED, names
+from tests.support.traces import SEEDED, names
 
 
 def tensor(name: str, dtype: str, shape: tuple[int, ...], scope: Scope = Scope.LOGICAL) -> Leaf:

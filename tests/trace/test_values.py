@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from harness.core.errors import TraceError
 from harness.trace.values import FLOATS, Float, plain
-from tests.trace.traces import SEEDED
+from tests.support.traces import SEEDED
 
 any_float = st.sampled_from(list(FLOATS)).flatmap(
     lambda dtype: st.builds(Float, st.just(dtype), st.integers(0, 2 ** (8 * FLOATS[dtype].num_bytes) - 1))

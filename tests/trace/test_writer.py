@@ -21,7 +21,7 @@ from harness.trace.reader import read_trace, verify
 from harness.trace.tensor_file import read_tensor
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter, close_log, write_manifest
-from tests.trace.traces import leaf, manifest_of, steps_of, trace, write
+from tests.support.traces import leaf, manifest_of, steps_of, trace, write
 
 ROOT = Path(__file__).parents[2]
 
@@ -159,7 +159,7 @@ def test_a_program_that_raises_leaves_an_incomplete_trace(tmp_path: Path) -> Non
 def test_every_step_that_was_appended_survives_sigkill(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from harness.trace.writer import TraceWriter\n"
-        "from tests.trace.traces import manifest_of, steps_of\n"
+        "from tests.support.traces import manifest_of, steps_of\n"
         f"writer = TraceWriter(Path({str(tmp_path / 'a')!r}), manifest_of(), say=print)\n"
         "for step, leaves in enumerate(steps_of(10_000)):\n"
         "    writer.append(step, leaves); print(step, flush=True)\n"

@@ -13,8 +13,8 @@ from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
 from harness.render.console import say
-from tests.lab.lab_run import Done, type_command
-from tests.lab.projects import Project
+from tests.support.cli_commands import Done, type_command
+from tests.support.projects import Project
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(180)

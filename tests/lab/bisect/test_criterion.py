@@ -12,7 +12,7 @@ from harness.lab.bisect.search import Outcome
 from harness.trace.curve import CurvePoint
 from harness.trace.reader import Trace
 from harness.trace.values import Float
-from tests.trace.traces import flip_bit, manifest_of, steps_of, trace
+from tests.support.traces import flip_bit, manifest_of, steps_of, trace
 
 
 def with_rewards(base: Trace, *rewards: float) -> Trace:

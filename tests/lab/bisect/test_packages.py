@@ -14,8 +14,8 @@ from packaging.version import Version
 from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
 from harness.lab.bisect.packages import faults_of, parse_packages, versions_between
-from tests.lab.lab_run import Done, type_command
-from tests.lab.projects import SCENARIO
+from tests.support.cli_commands import Done, type_command
+from tests.support.projects import SCENARIO
 
 KNOWN = ["2.0rc1", "1.10", "1.9", "1.2.post1", "1.2", "1.0"]
 

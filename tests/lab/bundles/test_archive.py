@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from harness.core.errors import BundleError
 from harness.lab.experiments.bundles.archive import Content, checksums, open_bundle, write_bundle
 from harness.lab.experiments.bundles.contents import HEAD, Head
-from tests.trace.traces import SEEDED
+from tests.support.traces import SEEDED
 
 CONTENTS = {
     "call.json": b'{"entry": "a:b"}\n',

@@ -14,8 +14,8 @@ from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.bundles.archive import Content, checksums, open_bundle, write_bundle
 from harness.lab.experiments.bundles.contents import Head, NamedCheckpoint
 from tests.lab.fragile_entry import write_fragile
-from tests.lab.lab_run import Done, type_command
-from tests.runner.whole_run import environment
+from tests.support.cli_commands import Done, type_command
+from tests.support.suite_runs import environment
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[3]

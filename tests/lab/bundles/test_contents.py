@@ -17,7 +17,7 @@ from harness.lab.experiments.bundles.contents import (
     is_legal_name,
     parse_head,
 )
-from tests.trace.traces import SEEDED
+from tests.support.traces import SEEDED
 
 LEGAL = (
     *("call.json", "manifest.json", "curve.jsonl", "rank-0.log", "rank-12.log"),

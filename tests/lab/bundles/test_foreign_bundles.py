@@ -8,7 +8,7 @@ import pytest
 from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.bundles.contents import NamedCheckpoint
 from tests.lab.bundles.forged_bundles import forge
-from tests.lab.lab_run import type_command
+from tests.support.cli_commands import type_command
 
 pytest.importorskip("torch")
 EVIL = b"open('PWNED', 'w').close()\ndef reward(prompts, **columns):\n    return [0.0] * len(prompts)\n"

@@ -18,7 +18,7 @@ from harness.trace.excerpt import excerpt
 from harness.trace.layout import UNFINISHED
 from harness.trace.reader import chain_breaks
 from harness.trace.verdict import Kind
-from tests.trace.traces import manifest_of, steps_of, write
+from tests.support.traces import manifest_of, steps_of, write
 
 RESUME = {"run": "output.resume", "step": "output.resume_step"}
 CONFIG = {"seed": 7, "judge": {"api_key": "abc"}, "output": {"note": "x"}}

@@ -20,7 +20,7 @@ from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.run_spec import Envelope
 from harness.lab.experiments.supervised_runs import Run
 from tests.support.fake_clock import FakeClock
-from tests.trace.traces import flip_bit, steps_of, write
+from tests.support.traces import flip_bit, steps_of, write
 
 NUM_STEPS = 4
 CALL = EntryCall("a:b", {"output": {"run": ""}}, ("output",), {"run": "output.run", "step": "output.step"})

@@ -14,7 +14,7 @@ import pytest
 from harness.core.exit_codes import ExitCode
 from tests.lab.chaos.faulty_scenarios import write_scenario
 from tests.lab.chaos.typed import PATIENCE_S, Done, chaos
-from tests.runner.whole_run import HARNESS, environment
+from tests.support.suite_runs import HARNESS, environment
 
 pytest.importorskip("torch")
 PROGRAM = """\

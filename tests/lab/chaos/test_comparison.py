@@ -10,7 +10,7 @@ from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.supervised_runs import Run
 from harness.trace.reader import Trace, read_trace
 from harness.trace.writer import TraceWriter
-from tests.trace.traces import Change, Steps, flip_bit, manifest_of, steps_of, trace
+from tests.support.traces import Change, Steps, flip_bit, manifest_of, steps_of, trace
 
 NUM_STEPS = 6
 

@@ -23,7 +23,7 @@ from harness.lab.experiments.perturbation_factors import (
 )
 from harness.lab.experiments.perturbation_values import Choice, Span
 from harness.trace.chain import PHASES
-from tests.manual import section
+from tests.support.manual import section
 
 OWN = Factor("perturbation.x", Choice((1, "two")), 1)
 WHOLE = Factor("perturbation.n", Span(1, 4))

@@ -26,7 +26,7 @@ from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.run_spec import Envelope
 from harness.lab.experiments.supervised_runs import Run
 from harness.trace.reader import Trace
-from tests.trace.traces import steps_of, trace
+from tests.support.traces import steps_of, trace
 
 NAMES = tuple("abcdef")
 FACTORS = tuple(Factor(f"x.{name}", Span(1, 9), 1) for name in NAMES)

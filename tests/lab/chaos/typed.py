@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.runner.whole_run import HARNESS, environment
+from tests.support.suite_runs import HARNESS, environment
 
 PATIENCE_S = 800.0
 

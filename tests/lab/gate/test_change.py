@@ -22,7 +22,7 @@ from harness.trace.verdict import (
     Place,
     Verdict,
 )
-from tests.trace.traces import flip_bit, manifest_of, steps_of, trace
+from tests.support.traces import flip_bit, manifest_of, steps_of, trace
 
 ROUNDING = Rounding(1, 3, 1, "backward w", 1, 1, "backward w", 1e-7, "backward", True)
 FAR = replace(ROUNDING, share=0.5, is_rounding=False)

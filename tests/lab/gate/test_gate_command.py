@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from harness.core.exit_codes import ExitCode
-from tests.lab.lab_run import Done, type_command
-from tests.lab.projects import Project
-from tests.runner.whole_run import HARNESS, environment, started, until
+from tests.support.cli_commands import Done, type_command
+from tests.support.projects import Project
+from tests.support.suite_runs import HARNESS, environment, started, until
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(180)

@@ -27,7 +27,7 @@ from harness.trace.reader import read_trace
 from harness.trace.tensor_file import Kept
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
-from tests.trace.traces import manifest_of, value
+from tests.support.traces import manifest_of, value
 
 WHY = Acceptance("2026-11-20", "3f9c2a7", "the clip is lower", "Ada")
 Step = Callable[[int], list[Kept]]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from harness.core.exit_codes import ExitCode
-from tests.lab.projects import IDENTITY
-from tests.runner.whole_run import ROOT, environment
+from tests.support.projects import IDENTITY
+from tests.support.suite_runs import ROOT, environment
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(300)

@@ -10,8 +10,8 @@ import yaml
 from harness.core.config import load_config
 from harness.lab.experiments.scenario import parse_scenario
 from harness.lab.gate.policy import DEFAULT, REASONS
-from tests.lab.lab_run import type_command
-from tests.lab.projects import Project
+from tests.support.cli_commands import type_command
+from tests.support.projects import Project
 
 PAGE = (Path(__file__).parents[3] / "harness" / "lab" / "GATE.md").read_text("utf-8")
 WORKFLOW = Path(__file__).parents[3] / ".github" / "workflows" / "gate.yml"

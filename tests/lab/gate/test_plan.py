@@ -17,7 +17,7 @@ from harness.lab.gate.costs import Limits
 from harness.lab.gate.plan import GateOptions, base_scene, head_scene, scenario_names
 from harness.lab.gate.policy import DEFAULT
 from harness.render.console import say
-from tests.lab.projects import SCENARIO, Project
+from tests.support.projects import SCENARIO, Project
 
 TABLE = """
 [tool.rlharness.gate]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from harness.lab.gate.recorded import Alone, recorded_alone
 from harness.trace.chain import Leaf, Scope
-from tests.trace.traces import flip_bit, leaf, steps_of, trace, trace_of_ranks
+from tests.support.traces import flip_bit, leaf, steps_of, trace, trace_of_ranks
 
 Steps = list[list[Leaf]]
 

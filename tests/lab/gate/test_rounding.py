@@ -18,7 +18,7 @@ from harness.lab.gate.rounding import (
 )
 from harness.trace.chain import Scope
 from harness.trace.tensor_file import Kept
-from tests.trace.traces import trace_of_values, value
+from tests.support.traces import trace_of_values, value
 
 
 def f32(phase: str, name: str, *values: float) -> Kept:

@@ -16,8 +16,8 @@ from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.worktrees import Checkout
 from harness.lab.gate.gate import GATES
 from harness.process.run_directory import HOME
-from tests.lab.lab_run import type_command
-from tests.lab.projects import IDENTITY, Project
+from tests.support.cli_commands import type_command
+from tests.support.projects import IDENTITY, Project
 
 ROOT = Path(__file__).parents[3]
 BASE = "github.event.pull_request.base.sha"

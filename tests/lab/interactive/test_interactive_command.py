@@ -16,8 +16,8 @@ import pytest
 from harness.core.exit_codes import ExitCode
 from harness.core.user_cache import cache_path
 from tests.lab.bandit_runs import recorded_bandits
-from tests.lab.lab_run import Done
-from tests.runner.whole_run import HARNESS, PATIENCE_S, environment
+from tests.support.cli_commands import Done
+from tests.support.suite_runs import HARNESS, PATIENCE_S, environment
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("own_cache")  # for the lines that are remembered

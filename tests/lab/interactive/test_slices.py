@@ -17,7 +17,7 @@ from harness.lab.reproduce.debugger.slices import (
     slices_text,
 )
 from harness.trace.element_diff import coordinates
-from tests.trace.traces import SEEDED
+from tests.support.traces import SEEDED
 
 torch = pytest.importorskip("torch")
 

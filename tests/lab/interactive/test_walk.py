@@ -5,7 +5,7 @@ import pytest
 from harness.core.errors import UsageError
 from harness.lab.reproduce.debugger.walk import Mark, Walk, by_key, first_other
 from harness.recording.stepping_messages import BEGIN, END, PHASE, Stop
-from tests.trace.traces import leaf
+from tests.support.traces import leaf
 
 STEP = (
     leaf("rollout", "tokens", 1),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from harness.core.errors import UsageError
 from harness.lab.reproduce.debugger.words import COMMANDS, Command, completed, parse_line
 from harness.trace.chain import PHASES
-from tests.trace.traces import SEEDED
+from tests.support.traces import SEEDED
 
 
 @pytest.mark.parametrize(

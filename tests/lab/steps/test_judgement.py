@@ -21,7 +21,7 @@ from harness.trace.ops import OpDifference
 from harness.trace.reader import read_trace
 from harness.trace.verdict import Kind
 from harness.trace.writer import TraceWriter
-from tests.trace.traces import Change, flip_bit, manifest_of, steps_of
+from tests.support.traces import Change, flip_bit, manifest_of, steps_of
 
 OP = {"k": "op", "i": 0, "phase": "forward", "op": "aten.exp.default", "at": "a.py:1 f", "args": "", "from": [-1]}
 LAST = 3

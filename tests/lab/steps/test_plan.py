@@ -8,7 +8,7 @@ import pytest
 from harness.core.errors import UsageError
 from harness.lab.experiments.entry_call import CALL, EntryCall
 from harness.lab.reproduce.plan import refuse_directory
-from tests.trace.traces import manifest_of, steps_of, write
+from tests.support.traces import manifest_of, steps_of, write
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from harness.core.exit_codes import ExitCode
 from harness.trace.reader import read_trace
 from harness.trace.writer import TraceWriter
 from tests.lab.fragile_entry import write_fragile
-from tests.lab.lab_run import Done, type_command
-from tests.trace.traces import flip_bit
+from tests.support.cli_commands import Done, type_command
+from tests.support.traces import flip_bit
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(240)

@@ -18,7 +18,7 @@ from harness.lab.transplant.patches import (
 )
 from harness.trace.chain import PHASES, Leaf
 from harness.trace.reader import Trace, read_trace
-from tests.trace.traces import SEEDED, flip_bit, leaf, steps_of, write
+from tests.support.traces import SEEDED, flip_bit, leaf, steps_of, write
 
 
 def traces(tmp_path: Path, *flipped: tuple[int, str, str]) -> tuple[Trace, Trace]:

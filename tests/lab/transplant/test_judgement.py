@@ -14,7 +14,7 @@ from harness.trace.reader import Trace, read_trace
 from harness.trace.tensor_file import Kept
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
-from tests.trace.traces import leaf, manifest_of, trace_of_values, value
+from tests.support.traces import leaf, manifest_of, trace_of_values, value
 
 PHASES = ("rollout", "reward", "advantage", "backward", "optimizer")
 Whose = Callable[[int, str], str]

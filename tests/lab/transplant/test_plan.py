@@ -13,8 +13,8 @@ from harness.lab.experiments.recorded_run import RecordedRun
 from harness.lab.transplant.plan import TransplantPlan, first_difference, make_plan
 from harness.trace.chain import Leaf
 from harness.trace.reader import read_trace
-from tests.trace.test_ops import operation
-from tests.trace.traces import LEAVES, SEEDED, flip_bit, steps_of, write, write_ops
+from tests.support.operations import operation
+from tests.support.traces import LEAVES, SEEDED, flip_bit, steps_of, write, write_ops
 
 CALL = EntryCall("a:b", {})
 NUM_STEPS = 6

@@ -6,7 +6,7 @@ import pytest
 
 from harness.core.exit_codes import ExitCode
 from tests.lab.bandit_runs import recorded_bandits
-from tests.lab.lab_run import type_command
+from tests.support.cli_commands import type_command
 
 pytest.importorskip("torch")
 

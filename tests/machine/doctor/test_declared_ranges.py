@@ -9,7 +9,7 @@ from packaging.specifiers import SpecifierSet
 
 from harness.doctor.declared_ranges import Declared, clashes, project_root, read_declared
 from harness.doctor.packages import judge_declared
-from tests.machine.doctor.soundness import severities
+from tests.support.finding_checks import severities
 
 ROOT = Path(__file__).parents[3]
 

@@ -25,7 +25,7 @@ from harness.doctor.gpus import (
 from harness.doctor.host import Answer, Host, module_command
 from harness.machine.gpu_health import CardHealth, MachineHealth
 from harness.machine.inventory import Gpu, Inventory, LeftOut
-from tests.machine.doctor.soundness import severities, sound
+from tests.support.finding_checks import severities, sound
 from tests.support.nvml_stub.build import Card, Instance, Machine, Process, machine_of, stub_env
 
 ROOT = Path(__file__).parents[3]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from harness.core.findings import Severity
 from harness.doctor.cgroup_limits import GroupLimits
 from harness.doctor.containers import judge_containment, judge_group_limits
-from tests.machine.doctor.soundness import severities, sound
+from tests.support.finding_checks import severities, sound
 
 GB = 10**9
 

@@ -13,7 +13,7 @@ from harness.core.findings import Finding, Severity
 from harness.doctor import environment
 from harness.doctor.environment import endpoint, judge_address, judge_ray_variables
 from harness.doctor.host import Answer, Host
-from tests.machine.doctor.soundness import severities, sound
+from tests.support.finding_checks import severities, sound
 
 
 def look(environ: dict[str, str]) -> dict[str, Finding]:

@@ -14,7 +14,7 @@ import pytest
 from harness.core.findings import Finding, Severity
 from harness.doctor.host import Answer, Host
 from harness.doctor.numerics import SURVEY, judge_numerics, look_at_numerics
-from tests.machine.doctor.soundness import sound
+from tests.support.finding_checks import sound
 
 NAIVE = [
     {"operation": "linear", "num_cases": 22, "num_different": 9, "first": "1 rows of 64 to 64, threads 1"},

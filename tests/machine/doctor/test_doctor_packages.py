@@ -22,7 +22,7 @@ from harness.doctor.packages import (
     look_at_versions,
     read_installed,
 )
-from tests.machine.doctor.soundness import severities, sound
+from tests.support.finding_checks import severities, sound
 
 
 async def nobody(argv: Sequence[str], *, limit_s: float) -> Answer:

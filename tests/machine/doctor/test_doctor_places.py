@@ -28,8 +28,8 @@ from harness.doctor.directories import (
 from harness.doctor.host import Answer, Host, module_command
 from harness.doctor.lock_trial import STEPS, fastest
 from harness.process.scratch import MAX_TMPDIR_BYTES, Mount
-from tests.machine.doctor.soundness import severities, sound
 from tests.support.fake_clock import FakeClock
+from tests.support.finding_checks import severities, sound
 
 GB = 10**9
 LOCAL = Directory("/scratch", True, "ext4", 50 * GB, 100 * GB)

@@ -7,7 +7,7 @@ from pathlib import Path
 from harness.core.findings import Finding, Severity
 from harness.doctor.examination import Check, examine
 from harness.doctor.host import Answer, Host
-from tests.machine.doctor.soundness import sound
+from tests.support.finding_checks import sound
 
 
 async def nobody(argv: Sequence[str], *, limit_s: float) -> Answer:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.clock import SystemClock
-from tests.runner.whole_run import environment
+from tests.support.suite_runs import environment
 
 NEEDED = ("mkfs.ext4", "mount", "umount", "fsfreeze")
 THAW_S = 40

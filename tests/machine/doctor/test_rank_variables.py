@@ -12,7 +12,7 @@ from harness.core.findings import Finding, Severity
 from harness.doctor import rank_variables
 from harness.doctor.host import Answer, Host
 from harness.doctor.rank_variables import judge_address, judge_numbers, judge_port, judge_ranks, look_at_ranks
-from tests.machine.doctor.soundness import severities, sound
+from tests.support.finding_checks import severities, sound
 
 PLACE = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"}
 TEXTS = st.one_of(st.integers(-3, 9).map(str), st.sampled_from(["", "x", " 2 ", "1.0", "70000"]), st.text(max_size=3))

@@ -13,7 +13,7 @@ import pytest
 from harness.core.findings import Finding, Severity
 from harness.render.findings import findings_text
 from tests.machine.network.pretended import ROOT, environment
-from tests.manual import goldens
+from tests.support.manual import goldens
 from tests.support.networks.host import Done, Host, host, why_not
 from tests.support.networks.situations import (
     OPEN_PORT,

@@ -16,7 +16,7 @@ from rlcore.models.config import FAMILIES, DecoderConfig, RopeScaling
 from rlcore.models.decoder import Decoder
 from rlcore.models.hub_config import ARCHITECTURES, read_config, written_config
 from rlcore.models.tokenizer import CharacterTokenizer
-from tests.inject.programs import PEERS_VARIABLE, program, run
+from tests.support.recorded_programs import PEERS_VARIABLE, program, run
 
 PEERS = os.environ.get(PEERS_VARIABLE, "")
 NEEDS_PEERS = pytest.mark.skipif(not PEERS, reason=f"{PEERS_VARIABLE} names no Python with transformers")

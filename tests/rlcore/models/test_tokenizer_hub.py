@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from rlcore.errors import CheckpointError, InvalidValueError
 from rlcore.models.tokenizer import CharacterTokenizer, HubTokenizer, load_tokenizer
 from rlcore.types import Tokenizer as EngineTokenizer
-from tests.inject.programs import PEERS_VARIABLE, run
+from tests.support.recorded_programs import PEERS_VARIABLE, run
 
 PEERS = os.environ.get(PEERS_VARIABLE, "")
 NEEDS_PEERS = pytest.mark.skipif(not PEERS, reason=f"{PEERS_VARIABLE} names no Python with transformers")

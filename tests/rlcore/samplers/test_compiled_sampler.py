@@ -17,7 +17,7 @@ from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import RECIPES, num_threads
 from rlcore.samplers import batching
 from rlcore.types import Completion, SampleRequest, SamplingParams
-from tests.rlcore.samplers.rollouts import TOKENIZER, requests_of, said, sampler_of
+from tests.support.samplers import TOKENIZER, requests_of, said, sampler_of
 
 pytestmark = pytest.mark.needs_compiler
 

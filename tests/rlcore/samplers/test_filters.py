@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlcore.samplers.filters import Filters
 from rlcore.types import SamplingParams
-from tests.inject.programs import PEERS_VARIABLE, program, run
+from tests.support.recorded_programs import PEERS_VARIABLE, program, run
 
 CPU = torch.device("cpu")
 PEERS = os.environ.get(PEERS_VARIABLE, "")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlcore.errors import WeightSyncError
-from tests.rlcore.samplers.rollouts import decoder_of, request_of, requests_of, said, sampler_of
+from tests.support.samplers import decoder_of, request_of, requests_of, said, sampler_of
 
 
 def test_weights_are_its_own() -> None:

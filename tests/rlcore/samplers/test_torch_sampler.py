@@ -20,7 +20,7 @@ from rlcore.samplers import batching
 from rlcore.samplers.rows import Draft, Rows
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import Completion, SampleRequest, SamplingParams, StopReason
-from tests.rlcore.samplers.rollouts import (
+from tests.support.samplers import (
     CONFIG,
     TOKENIZER,
     Said,

@@ -9,7 +9,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.training.lanes import Lane, lanes_by_budget
 from rlcore.training.run import train
 from tests.rlcore.training.recorded import Digests, Lost, config, first_difference, recorded
+from tests.support.run_configs import with_section
 
 IS_LONG = bool(os.environ.get("RLHARNESS_LONG"))
 NUM_EXAMPLES = 300 if IS_LONG else 4
@@ -83,11 +84,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Dig
 
 def perturbed(variant: str, **perturbation: Any) -> RunConfig:
     return with_section(VARIANTS[variant], "perturbation", perturbation)
-
-
-def with_section(of: RunConfig, name: str, values: Mapping[str, Any]) -> RunConfig:
-    section = getattr(of, name)
-    return of.model_copy(update={name: section.model_copy(update=dict(values))})
 
 
 # --------------------------------------------------------------------------------------------------------- it holds

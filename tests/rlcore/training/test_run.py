@@ -14,7 +14,7 @@ from rlcore.errors import CheckpointError, InvalidValueError, NonFiniteError, Re
 from rlcore.models.checkpoints import load
 from rlcore.training.run import run, train
 from tests.rlcore.training.recorded import Digests, Lost, config, first_difference, recorded, trained
-from tests.rlcore.training.test_invariance import with_section
+from tests.support.run_configs import with_section
 
 SHORT = with_section(config(), "training", {"num_steps": 3})
 
@@ -166,7 +166,7 @@ def test_a_process_that_is_killed_is_gone_on_with(tmp_path: Path) -> None:
     code = (
         "import os, pathlib, signal, sys, torch; torch.set_num_threads(1)\n"
         "from tests.rlcore.training.recorded import Digests, Lost, config\n"
-        "from tests.rlcore.training.test_invariance import with_section\n"
+        "from tests.support.run_configs import with_section\n"
         "from rlcore.training.run import train\n"
         "of = with_section(config(), 'output', {'checkpoint_every': 2})\n"
         "try: train(of, level='invariant', directory=pathlib.Path(sys.argv[1]), recorder=Digests(stop_after=7))\n"

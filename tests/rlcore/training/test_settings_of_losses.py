@@ -16,8 +16,8 @@ from rlcore.errors import InvalidValueError, RewardError
 from rlcore.training.grpo import grpo_step, surrogate_of
 from rlcore.training.policy_update import PolicyView
 from tests.rlcore.training.recorded import config, first_difference, recorded
-from tests.rlcore.training.test_invariance import with_section
 from tests.rlcore.training.test_steps import Kept, engine_of
+from tests.support.run_configs import with_section
 
 REWARDS = f"{__name__}:letters"
 

@@ -38,8 +38,8 @@ from rlcore.types import Completion, Prompt, SampleRequest, SamplingParams, Stop
 from rlcore.weights.digests import weights_digest
 from rlcore.weights.receipts import Receipt
 from tests.rlcore.training.recorded import Lost, config, recorded
-from tests.rlcore.training.test_invariance import with_section
-from tests.trace.traces import SEEDED
+from tests.support.run_configs import with_section
+from tests.support.traces import SEEDED
 
 TOKENIZER = CharacterTokenizer("abcdefghij")
 EOS = TOKENIZER.eos_id

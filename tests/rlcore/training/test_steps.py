@@ -21,7 +21,7 @@ from rlcore.training.policy_update import correction_weights
 from rlcore.training.ppo import ppo_step
 from rlcore.training.run import made_model, prepared
 from tests.rlcore.training.recorded import config, recorded
-from tests.rlcore.training.test_invariance import with_section
+from tests.support.run_configs import with_section
 
 
 class Kept:

@@ -14,9 +14,9 @@ from harness.trace.value_diff import compare_leaves
 from rlcore.config import RunConfig
 from rlcore.errors import EngineError
 from rlcore.training.run import train
-from tests.inject.recorded_steps import record
 from tests.rlcore.training.recorded import config
-from tests.rlcore.training.test_invariance import with_section
+from tests.support.recorded_steps import record
+from tests.support.run_configs import with_section
 
 ROLLOUT = ("prompt_ids", "loss_mask", "tokens", "logprobs", "prompt_lengths", "lengths", "groups")
 

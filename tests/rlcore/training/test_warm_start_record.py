@@ -12,7 +12,7 @@ import torch
 import rlcore.training.update as update_module
 from rlcore.models.decoder import Decoder
 from tests.rlcore.training.recorded import Digests, Leaf, config, first_difference, recorded
-from tests.rlcore.training.test_invariance import with_section
+from tests.support.run_configs import with_section
 
 SHORT = with_section(config(), "training", {"num_steps": 2})
 LEAVES = (("loss", "warm_start"), ("backward", "warm_start.gradient_digest"), ("optimizer", "warm_start.gradient_norm"))

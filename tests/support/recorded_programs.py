@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PROGRAMS = Path(__file__).resolve().parents[1] / "support" / "programs"
+PROGRAMS = Path(__file__).resolve().parent / "programs"
 ROOT = PROGRAMS.parents[2]
 PEERS_VARIABLE = "RLHARNESS_PEERS_PYTHON"
 """The interpreter of an environment with transformers and TRL."""

@@ -11,7 +11,7 @@ from harness.trace.chain import Leaf
 from harness.trace.reader import Trace, read_trace
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
-from tests.trace.traces import manifest_of
+from tests.support.traces import manifest_of
 
 
 class TraceSink:

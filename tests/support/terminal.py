@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.runner.whole_run import HARNESS, PATIENCE_S, environment
+from tests.support.suite_runs import HARNESS, PATIENCE_S, environment
 
 TAKE_TERMINAL = """
 import fcntl, os, sys, termios

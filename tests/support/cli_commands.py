@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.runner.whole_run import HARNESS, environment
+from tests.support.suite_runs import HARNESS, environment
 
 PRETENDER = (sys.executable, str(Path(__file__).with_name("pretender.py")))
 

@@ -10,7 +10,7 @@ from harness.lab.experiments.supervised_runs import OUTPUT, Run
 from harness.lab.replay.plan import ReplayPlan
 from harness.recording.op_log import OpLog
 from harness.recording.recording_config import Report
-from tests.trace.traces import Change, steps_of, write
+from tests.support.traces import Change, steps_of, write
 
 OP = {
     "k": "op",
