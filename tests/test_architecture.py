@@ -114,7 +114,6 @@ OWNED = (
     Owned("harness/", ("yaml",), ("harness/lab/experiments/plain_yaml.py",)),
     Owned("harness/", ("pynvml",), ("harness/machine/nvml.py",)),
     Owned("harness/", ("rich",), ("harness/render/live/",)),
-    Owned("harness/", ("asyncio_pool",), ("harness/core/fan_out.py",)),
     Owned("harness/", ("click",), ("harness/cli/",)),
     Owned("harness/", ("sqlite3",), ("harness/runner/history.py", "harness/runner/history_file.py")),
     Owned("harness/", ("junitparser",), ("harness/render/junit.py",)),
@@ -282,7 +281,6 @@ def test_the_command_line_is_light() -> None:
         ("harness/cli/main.py", "raise SystemExit(1)"),
         ("harness/doctor/gpus.py", "import pynvml"),
         ("harness/render/plain.py", "from rich.console import Console"),
-        ("harness/machine/network.py", "from asyncio_pool import AioPool"),
         ("tests/runner/test_run.py", "from hypothesis import HealthCheck, given"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The bounded map over asyncio_pool: a test for each thing the library does not do."""
+"""The bounded map: order, limit, failures, cancellations; nothing is left behind."""
 
 import asyncio
 import gc
