@@ -42,7 +42,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
         (
             ["replay", "a", "b"],
             "rlharness replay with more words than it takes: b",
-            "rlharness replay [SCENARIO|RUN] [OP",
+            "rlharness replay [SCENARIO] [OP",
         ),
         (["diff", "a", "b", "c d", "e"], "rlharness diff with more words than it takes: c d e", "rlharness diff A B"),
     ],
