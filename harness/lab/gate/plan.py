@@ -4,7 +4,6 @@ import os
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import Any
 
 from harness.core.config import load_config
 from harness.core.errors import UsageError
