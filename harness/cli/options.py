@@ -95,7 +95,8 @@ BREAK_OPTIONS: Options = (
         "--break-on",
         multiple=True,
         metavar="CONDITION",
-        help="End the run where this holds: nan, inf, of replay divergence, or as --until; may be given several times.",
+        help="End the run where this holds: nan, inf, divergence (of replay and reproduce), or as --until; may be given"
+        " several times.",
     ),
     click.option(
         "--until",

@@ -1,4 +1,4 @@
-"""Commands that record runs, and compare what was recorded: scenarios, train, trace, replay, diff, report."""
+"""Commands of recorded runs: scenarios, train, trace, replay, reproduce, diff, report."""
 
 from typing import Any
 
@@ -15,6 +15,7 @@ from harness.cli.options import (
     color_option,
     trust_option,
 )
+from harness.cli.reproduce_line import SUBJECT, reproduce_line
 from harness.core.invocation import Invocation
 
 
@@ -58,12 +59,10 @@ def trace(invocation: Invocation, /, **arguments: Any) -> int:
 
 
 @click.command(
-    epilog="SCENARIO is a name that `rlharness scenarios` shows, or a YAML file; RUN the directory of a recorded run of"
-    " one. Without either, everything after -- is the program:  rlharness replay -- python train.py --seed 7\n\nA RUN"
-    " or a bundle says which code is called, and with which files. Of one that you have not recorded on this machine,"
-    " everything that no scenario here names is listed, and is used with --trust only."
+    epilog="SCENARIO is a name that `rlharness scenarios` shows, or a YAML file. Without one, everything after -- is"
+    " the program:  rlharness replay -- python train.py --seed 7\n\nrlharness reproduce runs something recorded again."
 )
-@click.argument("scenario", metavar="[SCENARIO|RUN]", required=False)
+@click.argument("scenario", metavar="[SCENARIO]", required=False)
 @all_of(SCENARIO_OPTIONS)
 @click.option(
     "--vary",
@@ -76,28 +75,9 @@ def trace(invocation: Invocation, /, **arguments: Any) -> int:
 @click.option(
     "--out", type=SomePath(), metavar="DIR", help="Where the traces go; new or empty.  [default: .rlharness/replays]"
 )
-@click.option(
-    "--step",
-    type=click.IntRange(0),
-    metavar="K",
-    help="Keep the tensors of step K; of a recorded run, run it again, from the nearest checkpoint before it.",
-)
+@click.option("--step", type=click.IntRange(0), metavar="K", help="Keep the tensors of step K.")
 @click.option("--op", is_flag=True, help="Record every operation of that step too, in runs of their own.")
-@click.option("--interactive", is_flag=True, help="Stand inside step K of a recorded run: phases as steps.")
-@click.option("--commands", type=SomePath(), metavar="FILE", help="Of --interactive: read the commands from FILE.")
 @all_of(BREAK_OPTIONS)
-@click.option(
-    "--bundle",
-    type=SomePath(),
-    metavar="FILE",
-    help="Write the step that was run again, or at which a run has ended, as one file; alone: run that of FILE again.",
-)
-@click.option(
-    "--reference-checkpoint",
-    is_flag=True,
-    help="Name the checkpoint in the bundle instead of putting it there.",
-)
-@trust_option
 @all_of(RECORDING_OPTIONS)
 @click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Limit on each run.  [default: none]")
 @click.option("--json", "json", is_flag=True, help="Print the result as JSON on standard output.")
@@ -107,7 +87,62 @@ def replay(invocation: Invocation, /, **arguments: Any) -> int:
     """Run a scenario or a PyTorch program several times, compare the runs bit by bit; exits with 0, 10, 11 or 12."""
     from harness.cli.commands.replay import run_replay
 
-    return int(run_replay(invocation, arguments))
+    return int(
+        run_replay(invocation, arguments, reproduce_line(reproduce, {**arguments, SUBJECT: arguments["scenario"]}))
+    )
+
+
+@click.command(
+    epilog="RUN is the directory of a recorded run of a scenario, BUNDLE a file that --bundle has written.\n\nBoth say"
+    " which code is called, and with which files. Of one that you have not recorded on this machine, everything that no"
+    " scenario here names is listed, and is used with --trust only."
+)
+@click.argument("subject", metavar="RUN|BUNDLE", type=SomePath())
+@click.option(
+    "--step", type=click.IntRange(0), metavar="K", help="Run step K again, from the nearest checkpoint before it."
+)
+@click.option("--op", is_flag=True, help="Record every operation of that step too, in a run of its own.")
+@click.option("--interactive", is_flag=True, help="Open the step debugger at step K.")
+@click.option("--commands", type=SomePath(), metavar="FILE", help="Read the debugger's commands from FILE.")
+@click.option(
+    "--against",
+    type=SomePath(),
+    metavar="OTHER",
+    help="Compare with another run: its step K, which is run again too; without --step its trace.",
+)
+@click.option(
+    "--bundle",
+    type=SomePath(),
+    metavar="FILE",
+    help="Write step K, or the step at which the run has ended, as one file.",
+)
+@click.option(
+    "--reference-checkpoint", is_flag=True, help="Name the checkpoint in the bundle instead of putting it there."
+)
+@all_of(BREAK_OPTIONS)
+@trust_option
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key of a free section, or give a secret that was not recorded; may be given several times.",
+)
+@click.option(
+    "--out",
+    type=SomePath(),
+    metavar="DIR",
+    help="Where the runs go; new or empty.  [default: .rlharness/reproductions]",
+)
+@click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Limit on each run.  [default: none]")
+@click.option("--json", "json", is_flag=True, help="Print the result as JSON on standard output.")
+@color_option
+@click.pass_obj
+def reproduce(invocation: Invocation, /, **arguments: Any) -> int:
+    """Run a recorded run or one of its steps again, prove that it is the same; exits with 0, 10, 11 or 12."""
+    from harness.cli.commands.reproduce import run_reproduce
+
+    return int(run_reproduce(invocation, arguments))
 
 
 @click.command()

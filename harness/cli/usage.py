@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import click
 
+from harness.cli.reproduce_line import moved_option
 from harness.core.errors import UsageError
 
 MAX_NEAR = 3
@@ -46,6 +47,9 @@ def refusal_of(error: click.ClickException, cli: click.Group, words: list[str]) 
             return UsageError(f"{param.opts[0]} {value}", legal=legal_values(param.type), remedy=remedy)
         case click.NoSuchOption():
             name = error.option_name
+            reproduce = cli.commands["reproduce"]
+            if command.name == "replay" and name in _options(reproduce):
+                return moved_option(name, command, reproduce, words[1:])
             behind = f"; of pytest: {called} -- {name}" if command.name in ("run", "plan") else ""
             return _unknown(f"{name} is no option of {called}", name, _options(command), remedy + behind)
         case click.BadOptionUsage():

@@ -1,4 +1,4 @@
-"""Stops a run within one step, and answers about what it has recorded: the process's side of an interactive replay.
+"""Stops a run within one step, and answers about what it has recorded: the process's side of the step debugger.
 
     on_begin_step ─▶ stop     on_record ─▶ stop, where another phase begins     on_leaf ─▶ stop, where it was asked for
     on_end_step ─▶ stop       the process waits in each for orders, and goes on with "run"

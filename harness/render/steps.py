@@ -1,4 +1,4 @@
-"""What `rlharness replay RUN --step K` prints: whether the step came out as it was recorded, and what is in it."""
+"""What `rlharness reproduce` prints: whether the step came out as it was recorded, and what is in it."""
 
 import shlex
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from harness.core.text import count, one_line, path_text
 from harness.lab.experiments.recording_result import recording_json
 from harness.lab.reproduce.comparison import Ending, OtherRun, OtherTrace, Repeated, StepOperations
 from harness.lab.reproduce.plan import StepPlan
-from harness.lab.reproduce.result import StepReplay
+from harness.lab.reproduce.result import Reproduction
 from harness.render.divergence import verdict_json, verdict_text
 from harness.render.operations import VALIDITY, non_finite_json, non_finite_lines, operations_json, operations_text
 from harness.render.replay import ending_lines
@@ -23,28 +23,28 @@ ENDINGS = {
 }
 
 
-def step_text(replay: StepReplay, *, colour: bool) -> str:
+def step_text(found: Reproduction, *, colour: bool) -> str:
     """The verdict on the step, the operations in it, what it is to the other run's, and where everything lies."""
     lines = []
-    if replay.interrupted_by:
-        lines.append(f"interrupted by {replay.interrupted_by}; what was recorded is kept")
-    lines += repeated_lines(replay.repeated, colour=colour)
-    if replay.other is not None:
-        lines += _other(replay.other, colour=colour)
-    if replay.other_trace is not None:
-        directory = path_text(replay.other_trace.directory)
-        lines.append(f"A: this run's {_span(replay.repeated.plan)}  B: {one_line(directory)}")
-        lines += verdict_text(replay.other_trace.verdict, colour=colour).splitlines()
-    lines += [f"  note: {one_line(note)}" for note in replay.notes]
-    if replay.bundle is not None:
-        bundle = shlex.quote(path_text(replay.bundle))
+    if found.interrupted_by:
+        lines.append(f"interrupted by {found.interrupted_by}; what was recorded is kept")
+    lines += repeated_lines(found.repeated, colour=colour)
+    if found.other is not None:
+        lines += _other(found.other, colour=colour)
+    if found.other_trace is not None:
+        directory = path_text(found.other_trace.directory)
+        lines.append(f"A: this run's {_span(found.repeated.plan)}  B: {one_line(directory)}")
+        lines += verdict_text(found.other_trace.verdict, colour=colour).splitlines()
+    lines += [f"  note: {one_line(note)}" for note in found.notes]
+    if found.bundle is not None:
+        bundle = shlex.quote(path_text(found.bundle))
         where, trust = "on any machine", ""
-        if replay.bundle_needs:
-            where, trust = f"where {one_line(replay.bundle_needs)} is", " --trust"
-        lines += [f"  bundle: {bundle}", f"    {where}:  rlharness replay --bundle {bundle}{trust}"]
-    if (command := replay.next_command) is not None:
+        if found.bundle_needs:
+            where, trust = f"where {one_line(found.bundle_needs)} is", " --trust"
+        lines += [f"  bundle: {bundle}", f"    {where}:  rlharness reproduce {bundle}{trust}"]
+    if (command := found.next_command) is not None:
         lines.append(f"  {command}")
-    lines.append(f"  traces: {shlex.quote(path_text(replay.directory))}")
+    lines.append(f"  traces: {shlex.quote(path_text(found.directory))}")
     return "\n".join(lines)
 
 
@@ -123,17 +123,17 @@ def _other(other: OtherRun, *, colour: bool) -> Iterator[str]:
         yield from (line for line in operations_text(operations) if line.strip() != VALIDITY)
 
 
-def step_json(replay: StepReplay) -> dict[str, Any]:
+def step_json(found: Reproduction) -> dict[str, Any]:
     """The same in plain values only."""
     return {
         "version": VERSION,
-        "exit_code": int(replay.exit_code),
-        "interrupted_by": replay.interrupted_by,
-        "directory": str(replay.directory),
-        "bundle": None if replay.bundle is None else str(replay.bundle),
-        "notes": list(replay.notes),
-        **repeated_json(replay.repeated),
-        "against": _against_json(replay.other or replay.other_trace),
+        "exit_code": int(found.exit_code),
+        "interrupted_by": found.interrupted_by,
+        "directory": str(found.directory),
+        "bundle": None if found.bundle is None else str(found.bundle),
+        "notes": list(found.notes),
+        **repeated_json(found.repeated),
+        "against": _against_json(found.other or found.other_trace),
     }
 
 

@@ -1,4 +1,4 @@
-"""What `rlharness replay` prints of a run that was to end where a condition holds: where it has, or that none did."""
+"""What `replay` and `reproduce` print of a run that was to end where a condition holds: where it has, or none did."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -7,8 +7,8 @@ from typing import Any
 
 from harness.core.text import count, one_line, path_text
 from harness.lab.experiments.recording_result import recording_json
+from harness.lab.experiments.stopped_run import Stopped
 from harness.lab.experiments.terminal_run import TerminalRun
-from harness.lab.reproduce.stopped import Stopped
 from harness.recording.conditions import Condition, Stop
 from harness.render.replay import ending_lines
 

@@ -160,7 +160,7 @@ def _check_loss(loss: Tensor, lane: Lane) -> None:
     if not math.isfinite(float(loss.detach())):
         raise NonFiniteError(
             f"the loss of lane {lane.number} is {float(loss.detach())} (samples {list(lane.samples)})",
-            remedy="a lower learning rate; rlharness replay --step K --op names the first operation",
+            remedy="a lower learning rate; rlharness reproduce RUN --step K --op names the first operation",
             phases=("loss",),
         )
 

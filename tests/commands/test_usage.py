@@ -1,13 +1,17 @@
 """What the parser refuses: the value, what is legal, what to do, of every command alike."""
 
 import json
+import shlex
+from pathlib import Path
 
 import click
 import pytest
 
 from harness.cli.main import cli, main
+from harness.cli.reproduce_line import reproduce_line
 from harness.cli.usage import legal_values
 from harness.core.exit_codes import ExitCode
+from harness.lab.experiments.entry_call import CALL
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
@@ -42,7 +46,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
         (
             ["replay", "a", "b"],
             "rlharness replay with more words than it takes: b",
-            "rlharness replay [SCENARIO|RUN] [OP",
+            "rlharness replay [SCENARIO] [OP",
         ),
         (["diff", "a", "b", "c d", "e"], "rlharness diff with more words than it takes: c d e", "rlharness diff A B"),
     ],
@@ -104,3 +108,116 @@ def test_no_option_is_of_a_type_whose_values_cannot_be_told() -> None:
         for param in command.params:
             if not isinstance(param.type, click.types.StringParamType) and not getattr(param, "is_flag", False):
                 assert "help" not in legal_values(param.type), (command.name, param.name)
+
+
+# --------------------------------------------------------------------- what replay has left to reproduce
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that holds a run and a bundle, as far as their names go."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / CALL).touch()
+    (tmp_path / "a b.rlb").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "line"),
+    [
+        (
+            "run --step 3 --op --against other --size full --json",
+            "run is the directory of a recorded run, and replay compares fresh runs",
+            "rlharness reproduce run --step 3 --op --against other --json runs it again",
+        ),
+        (
+            "run --set output.a=1 --set output.b=2 --timeout 1.5 --break-on nan",
+            "run is the directory of a recorded run, and replay compares fresh runs",
+            "rlharness reproduce run --break-on nan --set output.a=1 --set output.b=2 --timeout 1.5 runs it again",
+        ),
+        (
+            "'a b.rlb' --op",
+            "a b.rlb is a bundle, and replay compares fresh runs",
+            "rlharness reproduce 'a b.rlb' --op runs it again",
+        ),
+        (
+            "--bundle 'a b.rlb' --op --size tiny",
+            "--bundle is no option of rlharness replay, which compares fresh runs",
+            "rlharness reproduce 'a b.rlb' --op",
+        ),
+        (
+            "run --step 2 --runs 3 --bundle=x.rlb",
+            "--bundle is no option of rlharness replay, which compares fresh runs",
+            "rlharness reproduce run --step 2 --bundle x.rlb",
+        ),
+        (
+            "run --interactive --step 2",
+            "--interactive is no option of rlharness replay, which compares fresh runs",
+            "rlharness reproduce run --step 2 --interactive",
+        ),
+        (
+            "--trust",
+            "--trust is no option of rlharness replay, which compares fresh runs",
+            "rlharness reproduce RUN --trust",
+        ),
+        (
+            "grpo_sorting --interactive --step 2",
+            "--interactive is no option of rlharness replay, which compares fresh runs",
+            "rlharness train grpo_sorting --out RUN, then rlharness reproduce RUN --step 2 --interactive",
+        ),
+        (
+            "grpo_sorting --until 'reward<1' --bundle x.rlb",
+            "--bundle is no option of rlharness replay, which compares fresh runs",
+            "leave it out: a run of a scenario that ends at a condition leaves a bundle below --out",
+        ),
+    ],
+)
+def test_replay_of_something_recorded_says_which_line_to_type(
+    capsys: pytest.CaptureFixture[str], recorded: Path, words: str, what: str, line: str
+) -> None:
+    assert main(["replay", *shlex.split(words)]) == ExitCode.USAGE_ERROR
+    told = capsys.readouterr().err.splitlines()
+    assert (told[0], told[2]) == (f"error: {what}", f"  remedy: {line}")
+    assert told[1].startswith("  legal:  ")
+    assert list(recorded.glob(".rlharness")) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run --step 3 --op --against other",
+        "'a b.rlb' --op",
+        "run --step 2 --interactive",
+        "run --break-on nan --set a.b=1",
+    ],
+)
+def test_the_line_that_is_to_be_typed_is_one_that_reproduce_takes(recorded: Path, words: str) -> None:
+    arguments = cli.commands["reproduce"].make_context("reproduce", shlex.split(words)).params
+    assert reproduce_line(cli.commands["reproduce"], arguments) == f"rlharness reproduce {words}"
+
+
+# --------------------------------------------------------- what goes together in reproduce
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ("run --op", "--op without --step"),
+        ("run --interactive", "--interactive without --step"),
+        ("run --commands typed.txt", "--commands without --interactive"),
+        ("run --step 1 --reference-checkpoint", "--reference-checkpoint without a bundle"),
+        ("run --break-on nan --step 1 --op", "--op with a condition"),
+        ("run --step 1 --interactive --op --timeout 3", "--op, --timeout with --interactive"),
+        ("'a b.rlb' --step 1 --bundle x", "--step, --bundle with a bundle"),
+        ("'a b.rlb' --until 'loss<1' --against run", "--against, --until with a bundle"),
+        ("nothing", "there is no run or bundle nothing"),
+        ("grpo_sorting", "grpo_sorting is a scenario, and nothing that was recorded"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_anything_is_read(
+    capsys: pytest.CaptureFixture[str], recorded: Path, words: str, what: str
+) -> None:
+    told = refused(capsys, "reproduce", *shlex.split(words))
+    assert told[0] == what
+    assert list(recorded.glob(".rlharness")) == []

@@ -26,7 +26,7 @@ RUNS = (
     "rlharness train grpo_reverse_text --size smoke --set output.checkpoint_every=4"
     " --set algorithm.advantage=rloo --out second",
 )
-STAND = "rlharness replay first --step 9 --interactive --against second"
+STAND = "rlharness reproduce first --step 9 --interactive --against second"
 TYPED = (
     "next",
     "next",
@@ -66,7 +66,7 @@ def picture(text: str) -> str:
     """A terminal's text as SVG."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     console.print(Text.from_ansi(text.rstrip()))
-    return console.export_svg(title="rlharness replay --interactive", code_format=SVG_TEMPLATE, unique_id="s")
+    return console.export_svg(title="rlharness reproduce --interactive", code_format=SVG_TEMPLATE, unique_id="s")
 
 
 def _typed(command: str, demo: Path, text: str = "") -> str:

@@ -1,7 +1,6 @@
 """What --break-on and --until say, to a run of whatever command."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,21 +17,17 @@ from harness.lab.experiments.run_spec import Envelope
 from harness.recording.conditions import Condition, Stop
 
 
-def typed(*break_on: str, until: tuple[str, ...] = ()) -> dict[str, Any]:
-    return {"break_on": break_on, "until": until}
-
-
 def test_both_options_are_read_and_words_belong_to_one_of_them() -> None:
-    found = conditions_of(typed("nan", "loss>3", until=("reward<0.2",)))
+    found = conditions_of(("nan", "loss>3"), ("reward<0.2",))
     assert [str(each) for each in found] == ["nan", "loss>3.0", "reward<0.2"]
     with pytest.raises(UsageError, match=r"--until nan\n  legal:  a comparison[\s\S]*remedy: --break-on nan"):
-        conditions_of(typed(until=("nan",)))
+        conditions_of((), ("nan",))
 
 
 def test_a_run_that_knows_of_no_other_cannot_diverge() -> None:
-    assert conditions_of_one_run(typed("nan")) == (Condition("nan"),)
+    assert conditions_of_one_run(("nan",), ()) == (Condition("nan"),)
     with pytest.raises(UsageError, match="nothing that the run could differ from") as refused:
-        conditions_of_one_run(typed("nan", "divergence"))
+        conditions_of_one_run(("nan", "divergence"), ())
     assert refused.value.legal.startswith("nan, inf, or")
     assert refused.value.remedy.startswith("rlharness replay")
 
@@ -41,18 +36,18 @@ COMPARISON = "a name of the curve, one of <= >= == != < > and a number"
 
 
 @pytest.mark.parametrize(
-    ("words", "legal", "legal_of_one_run"),
+    ("break_on", "until", "legal", "legal_of_one_run"),
     [
-        (typed("reward<"), f"nan, inf, divergence, or {COMPARISON}", f"nan, inf, or {COMPARISON}"),
-        (typed(until=("reward<",)), COMPARISON, COMPARISON),
+        (("reward<",), (), f"nan, inf, divergence, or {COMPARISON}", f"nan, inf, or {COMPARISON}"),
+        ((), ("reward<",), COMPARISON, COMPARISON),
     ],
 )
 def test_what_is_no_condition_is_told_what_is_one_here(
-    words: dict[str, Any], legal: str, legal_of_one_run: str
+    break_on: tuple[str, ...], until: tuple[str, ...], legal: str, legal_of_one_run: str
 ) -> None:
     for read, expected in (conditions_of, legal), (conditions_of_one_run, legal_of_one_run):
         with pytest.raises(UsageError, match="'reward<'") as refused:
-            read(words)
+            read(break_on, until)
         assert refused.value.legal == expected
 
 
@@ -62,7 +57,7 @@ def test_divergence_is_no_comparison_and_its_remedy_is_one_that_works_here() -> 
         (conditions_of_one_run, "rlharness replay SCENARIO --against RUN --break-on divergence"),
     ):
         with pytest.raises(UsageError, match="--until divergence") as refused:
-            read(typed(until=("divergence",)))
+            read((), ("divergence",))
         assert refused.value.remedy == remedy
 
 

@@ -20,12 +20,12 @@ from harness.lab.experiments.bundles.making import write_bundle_of
 from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.recorded_run import read_recorded_run
 from harness.lab.experiments.step_traces import unfinished_step
+from harness.lab.reproduce.options import ReproduceOptions
 from harness.lab.reproduce.plan import plan_step
 from tests.lab.test_checkpoint_check import write_checkpoint
 from tests.support.traces import SEEDED, trace_of_values, value
 
 CALL = EntryCall("a:b", {"seed": 7, "output": {}}, ("output",), {"run": "output.resume", "step": "output.resume_step"})
-STEP = {"op": False, "overrides": (), "timeout": None}
 FILES = (
     *("manifest.json", "call.json", "curve.jsonl", "rank-0.log", "tensors/rank-0-step-2.safetensors"),
     *("checkpoints/step-000001/checksums.json", "checkpoints/step-000001/weights.json"),
@@ -62,7 +62,7 @@ def read(directory: Path) -> Iterator[HarnessError]:
         write_bundle_of(read_recorded_run(directory), step, directory / "a.rlb")
 
     def plan(step: int) -> None:
-        plan_step(read_recorded_run(directory), {**STEP, "step": step})
+        plan_step(read_recorded_run(directory), step, ReproduceOptions(str(directory)))
 
     for reader, step in product((bundle, plan), (2, 3)):
         try:

@@ -10,6 +10,7 @@ from harness.core.errors import UsageError
 from harness.core.invocation import Invocation
 from harness.lab.experiments.command_spec import checked_metric, foreign_envelope, foreign_identity, parse_steps
 from harness.lab.experiments.run_spec import Envelope, prepare
+from harness.lab.experiments.scenario_options import RecordingOptions
 
 SEEDED = settings(derandomize=True)
 values = st.text("abc123.", min_size=1, max_size=4)
@@ -76,8 +77,7 @@ def test_metrics_that_cannot_be_used_are_named(metric: str) -> None:
 
 @pytest.mark.parametrize("word", ["--api-key=<redacted>", "<redacted>", "https://<redacted>@host/x"])
 def test_a_command_that_was_copied_without_its_secrets_is_not_started(tmp_path: Path, word: str) -> None:
-    given = {"level": "", "metric": (), "keep": (), "op_step": None}
     with pytest.raises(UsageError) as refused:
-        foreign_envelope(Invocation(tmp_path, {}, ("python", "train.py", word)), given)
+        foreign_envelope(Invocation(tmp_path, {}, ("python", "train.py", word)), RecordingOptions())
     assert word in refused.value.what
     assert "type the secret in place of <redacted>" in refused.value.remedy

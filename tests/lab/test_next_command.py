@@ -59,14 +59,14 @@ def test_a_run_that_ended_by_itself_needs_nothing(run: Recording) -> None:
 
 
 def test_the_step_in_which_a_run_died_is_looked_into(run: Recording) -> None:
-    assert typed(SCENARIO, with_unfinished(run)) == "look closer: rlharness replay run --step 2 --op"
-    assert typed(SCENARIO, with_checkpoint(run)) == "look closer: rlharness replay run --step 2 --op"
+    assert typed(SCENARIO, with_unfinished(run)) == "look closer: rlharness reproduce run --step 2 --op"
+    assert typed(SCENARIO, with_checkpoint(run)) == "look closer: rlharness reproduce run --step 2 --op"
 
 
 def test_the_step_at_which_a_condition_held_is_looked_into(run: Recording) -> None:
     for code in (0, 1, INTERRUPTED):
         line = typed(SCENARIO, replace(run, exit_code=code), Stop("loss>3.0", 1))
-        assert line == "look closer: rlharness replay run --step 1 --op"
+        assert line == "look closer: rlharness reproduce run --step 1 --op"
 
 
 @pytest.mark.parametrize("code", [KILLED, INTERRUPTED])
@@ -79,7 +79,7 @@ def test_a_run_that_somebody_has_ended_goes_on_from_its_checkpoint(run: Recordin
 
 
 def test_without_a_checkpoint_somebody_can_stand_in_the_step_behind_the_last(run: Recording) -> None:
-    line = "stand in the step that it died in: rlharness replay run --step 2 --interactive"
+    line = "stand in the step that it died in: rlharness reproduce run --step 2 --interactive"
     assert typed(SCENARIO, replace(run, exit_code=KILLED)) == line
     assert typed(SCENARIO, replace(run, exit_code=INTERRUPTED)) == "", "who has pressed Ctrl-C knows why"
     (run.directory / "unfinished").mkdir()

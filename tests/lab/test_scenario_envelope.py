@@ -13,23 +13,30 @@ from hypothesis import strategies as st
 from harness.core.errors import UsageError
 from harness.core.invocation import Invocation
 from harness.lab.experiments.run_spec import Envelope, abandon, prepare
+from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
 from harness.lab.experiments.scenario_spec import asked_scenario, scenario_envelope
-from harness.render.console import say
 from tests.lab.scenario_texts import TINY, write_tiny
 
 SEEDED = settings(derandomize=True, max_examples=50)
 
 
-def arguments(*, vary: tuple[str, ...] = (), **given_ones: Any) -> dict[str, Any]:
+def options(*, level: str = "", metrics: tuple[str, ...] = (), **given_ones: Any) -> ScenarioOptions:
     """Of a command line that gives nothing but these."""
-    none = {"scenario": "tiny", "size": None, "overrides": (), "level": None, "metric": (), "keep": (), "op_step": None}
-    return {**none, "vary": vary, **given_ones}
+    return ScenarioOptions(recording=RecordingOptions(level, metrics), **given_ones)
 
 
-def envelope(cwd: Path, variant: int = 0, environ: Mapping[str, str] = os.environ, **given_ones: Any) -> Envelope:
+def envelope(
+    cwd: Path,
+    variant: int = 0,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    scenario: str = "tiny",
+    **given_ones: Any,
+) -> Envelope:
     write_tiny(cwd)
-    told = arguments(**given_ones)
-    return scenario_envelope(asked_scenario(Invocation(cwd, environ), told, "smoke"), told, variant)
+    told = options(**given_ones)
+    asked = asked_scenario(Invocation(cwd, environ), scenario, told, "smoke")
+    return scenario_envelope(asked, told.recording, variant)
 
 
 def test_the_identity_is_the_payload_without_what_is_free(tmp_path: Path) -> None:
@@ -94,7 +101,7 @@ def test_what_varies_is_another_value_for_each_run(tmp_path: Path) -> None:
     assert [run.perturbation["perturbation.num_parts"] for run in runs] == ["1", "7", "16", "1"]
     assert [run.perturbation["output.name"] for run in runs] == ['"a"', '"b"', '"a"', '"b"']
     assert len({tuple(run.identity.items()) for run in runs}) == 1
-    asked = asked_scenario(Invocation(tmp_path, os.environ), arguments(vary=vary), "smoke")
+    asked = asked_scenario(Invocation(tmp_path, os.environ), "tiny", options(vary=vary), "smoke")
     assert asked.num_variants == 3
     assert asked.typed[-4:] == ("--vary", vary[0], "--vary", vary[1])
     alone = ("tiny", "--size", "smoke", "--set", "perturbation.num_parts=7", "--set", 'output.name="b"')
@@ -116,7 +123,7 @@ def test_what_varies_is_another_value_for_each_run(tmp_path: Path) -> None:
         ({"vary": ("seed=1,2",)}, "--vary seed: runs that differ in it are not comparable"),
         ({"size": "huge"}, "there is no size 'huge'"),
         ({"scenario": "tinny"}, "there is no scenario 'tinny'"),
-        ({"metric": ("loss",)}, "--metric loss"),
+        ({"metrics": ("loss",)}, "--metric loss"),
         ({"overrides": ("api_key=<redacted>",)}, "--set api_key=<redacted>: rlharness has taken a secret out there"),
     ],
 )
@@ -134,15 +141,15 @@ def test_without_its_cards_or_beside_another_harness_nothing_is_run(
     path.write_text(TINY.replace("free:", "gpus: 64\nfree:"), encoding="utf-8")
     invocation = Invocation(tmp_path, {**os.environ, "CUDA_VISIBLE_DEVICES": ""})
     with pytest.raises(UsageError, match="needs 64 GPUs, and 0 are free here"):
-        asked_scenario(invocation, arguments(), "smoke")
+        asked_scenario(invocation, "tiny", options(), "smoke")
     write_tiny(tmp_path)
     monkeypatch.setattr("harness.lab.experiments.scenario_spec.find_spec", lambda name: None)
     with pytest.raises(UsageError, match="torch is not installed"):
-        asked_scenario(invocation, arguments(), "smoke")
+        asked_scenario(invocation, "tiny", options(), "smoke")
     (tmp_path / "harness").mkdir()
     (tmp_path / "harness" / "__init__.py").touch()
     with pytest.raises(UsageError, match=r"harness/__init__\.py would be imported"):
-        asked_scenario(invocation, arguments(), "smoke")
+        asked_scenario(invocation, "tiny", options(), "smoke")
 
 
 def test_what_was_prepared_can_be_taken_back(tmp_path: Path) -> None:
@@ -159,25 +166,22 @@ def test_what_was_prepared_can_be_taken_back(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "t").iterdir()] == ["metrics.jsonl"], "what an entry has written stays"
 
 
-def test_keys_that_are_perhaps_misspelt_are_told_once_and_taken(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_keys_that_are_perhaps_misspelt_are_told_once_and_taken(tmp_path: Path) -> None:
     chaos = "chaos: {factors: {perturbation.num_prats: [1, 2]}, crash: {perturbation.nmu_parts: 2}}\n"
     chaos += "resume: {run: output.resume, step: output.resume_step}\n"
     path = write_tiny(tmp_path)
     path.write_text(chaos + TINY.replace("full: {}", "full: {num_stesp: 9}"))
-    typed = arguments(overrides=("num_stepps=2", "new=1"), vary=("perturbation.nun_parts=1,3",))
-    asked = asked_scenario(Invocation(tmp_path, os.environ, note=say), typed, "smoke")
-    assert capsys.readouterr().err.splitlines() == [
-        "rlharness: note: sizes.full: num_stesp: config has no such key; did you mean num_steps?",
-        "rlharness: note: chaos.factors: perturbation.num_prats: config has no such key;"
-        " did you mean perturbation.num_parts?",
-        "rlharness: note: chaos.crash: perturbation.nmu_parts: config has no such key;"
-        " did you mean perturbation.num_parts?",
-        "rlharness: note: --set num_stepps: config has no such key; did you mean num_steps?",
-        "rlharness: note: --vary perturbation.nun_parts: config has no such key; did you mean perturbation.num_parts?",
+    typed = options(overrides=("num_stepps=2", "new=1"), vary=("perturbation.nun_parts=1,3",))
+    notes: list[str] = []
+    asked = asked_scenario(Invocation(tmp_path, os.environ, note=notes.append), "tiny", typed, "smoke")
+    assert notes == [
+        "note: sizes.full: num_stesp: config has no such key; did you mean num_steps?",
+        "note: chaos.factors: perturbation.num_prats: config has no such key; did you mean perturbation.num_parts?",
+        "note: chaos.crash: perturbation.nmu_parts: config has no such key; did you mean perturbation.num_parts?",
+        "note: --set num_stepps: config has no such key; did you mean num_steps?",
+        "note: --vary perturbation.nun_parts: config has no such key; did you mean perturbation.num_parts?",
     ]
-    call = scenario_envelope(asked, typed, 1).call
+    call = scenario_envelope(asked, typed.recording, 1).call
     assert call is not None
     assert (call.config["num_stepps"], call.config["num_steps"], call.config["perturbation"]["nun_parts"]) == (2, 3, 3)
-    assert capsys.readouterr().err == ""
+    assert len(notes) == 5, "once"

@@ -12,6 +12,8 @@ from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
 from harness.lab.experiments.hints import program_command
+from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
+from harness.lab.replay.options import ReplayOptions
 from harness.lab.replay.plan import ReplayPlan, make_plan
 from tests.lab.scenario_texts import write_tiny
 from tests.support.cli_commands import Done, type_command
@@ -62,9 +64,11 @@ def test_what_an_entry_refuses_ends_the_replay_and_leaves_nothing(tmp_path: Path
 
 def plan(cwd: Path, *, trailing: tuple[str, ...] = (), **given_ones: Any) -> ReplayPlan:
     write_tiny(cwd)
-    none = {"scenario": "tiny", "size": None, "overrides": (), "vary": (), "level": None, "metric": (), "against": None}
-    rest = {"runs": None, "step": None, "op": False, "out": "r", "timeout": None}
-    return make_plan(Invocation(cwd, os.environ, trailing), {**none, **rest, **given_ones}, "id", lambda: b"input")
+    of_scenario = {name: given_ones.pop(name) for name in ("size", "overrides", "vary") if name in given_ones}
+    recording = RecordingOptions(given_ones.pop("level", ""))
+    changes = ScenarioOptions(**of_scenario, recording=recording)
+    options = ReplayOptions(**{"scenario": "tiny", "out": "r", **given_ones}, scenario_options=changes)
+    return make_plan(Invocation(cwd, os.environ, trailing), options, "id", lambda: b"input")
 
 
 def test_a_scenario_is_replayed_in_its_small_size_and_reads_no_input(tmp_path: Path) -> None:
@@ -85,7 +89,14 @@ def test_each_run_has_its_own_value_and_there_are_as_many_runs_as_values(tmp_pat
 
 
 def test_the_command_that_looks_closer_names_the_scenario(tmp_path: Path) -> None:
-    found = plan(tmp_path, vary=("perturbation.num_parts=1,2",), overrides=("seed=3",), level="rerun", step=1, op=True)
+    found = plan(
+        tmp_path,
+        vary=("perturbation.num_parts=1,2",),
+        overrides=("seed=3",),
+        level="rerun",
+        step=1,
+        has_operations=True,
+    )
     assert program_command(replace(found.envelope, typed=found.typed), 2) == (
         "rlharness replay tiny --size smoke --set seed=3 --vary perturbation.num_parts=1,2 --level rerun --step 2 --op"
     )
@@ -101,7 +112,7 @@ def test_the_command_that_looks_closer_names_the_scenario(tmp_path: Path) -> Non
             "--size, --vary without a scenario",
         ),
         ({"scenario": None, "level": "invariant", "trailing": ("ls",)}, "the level 'invariant' for a program that is"),
-        ({"runs": 1}, "--runs 1: a run that is compared with nothing"),
+        ({"num_runs": 1}, "--runs 1: a run that is compared with nothing"),
         ({"vary": ("seed=1,2",)}, "--vary seed: runs that differ in it are not comparable"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`rlharness replay ... --break-on`, `--until`: one run, to where it holds."""
+"""`rlharness replay` and `reproduce` with `--break-on` or `--until`: one run, to where it holds."""
 
 import json
 import signal
@@ -39,6 +39,10 @@ def replay(project: Path, *words: str) -> Done:
     return type_command(project, "replay", *words)
 
 
+def reproduce(project: Path, *words: str) -> Done:
+    return type_command(project, "reproduce", *words)
+
+
 def test_a_run_ends_at_its_nan_and_leaves_a_bundle_of_it(project: Path) -> None:
     broken = ("--set", "nan_at=3", "--set", "notices=false")
     done = replay(project, "fragile", *broken, "--break-on", "nan", "--out", "stopped", "--json")
@@ -51,7 +55,7 @@ def test_a_run_ends_at_its_nan_and_leaves_a_bundle_of_it(project: Path) -> None:
     assert found["bundle"] == str(project / "stopped" / "step-3.rlb")
     assert read_trace(project / "stopped" / "run-1").steps == (0, 1, 2)
 
-    again = replay(project, "--bundle", found["bundle"], "--op", "--out", "again")
+    again = reproduce(project, found["bundle"], "--op", "--out", "again")
     assert again.code == ExitCode.OK, again.stdout + again.stderr
     assert "the same as far as it was recorded, which is not to its end: 2 leaves, every bit" in again.stdout
     assert "run again from the checkpoint of step 2; the step before it too\n" in again.stdout
@@ -61,15 +65,15 @@ def test_a_run_ends_at_its_nan_and_leaves_a_bundle_of_it(project: Path) -> None:
 
 def test_a_run_ends_where_the_curve_says_so_and_where_it_leaves_another_one(project: Path) -> None:
     assert type_command(project, "train", "fragile", "--out", "whole").code == ExitCode.OK
-    until = replay(project, "whole", "--until", "loss>0", "--out", "until")
+    until = reproduce(project, "whole", "--until", "loss>0", "--out", "until")
     assert until.stdout.startswith("STOPPED  loss>0.0 after step 0: loss is "), until.stdout + until.stderr
     assert until.code == ExitCode.OK
 
-    diverges = replay(project, "whole", "--break-on", "divergence", "--set", "output.noise=0.1", "--out", "diverges")
+    diverges = reproduce(project, "whole", "--break-on", "divergence", "--set", "output.noise=0.1", "--out", "diverges")
     assert diverges.stdout.startswith("STOPPED  divergence at step 0, backward weights\n"), diverges.stdout
     assert diverges.code == ExitCode.DIVERGED
 
-    never = replay(project, "whole", "--break-on", "divergence", "--break-on", "nan", "--out", "never")
+    never = reproduce(project, "whole", "--break-on", "divergence", "--break-on", "nan", "--out", "never")
     assert never.stdout.startswith("NOT MET  divergence, nan: not in 5 steps\n"), never.stdout + never.stderr
     assert never.code == ExitCode.OK
 
@@ -77,7 +81,7 @@ def test_a_run_ends_where_the_curve_says_so_and_where_it_leaves_another_one(proj
     assert (misspelt.code, "remedy: did you mean 'loss'?" in misspelt.stderr) == (ExitCode.USAGE_ERROR, True)
     assert not (project / "misspelt").exists(), "a run that was ended by a slip of the hand is not in the way"
 
-    unknown = replay(project, "whole", "--until", "lose<3", "--out", "unknown")
+    unknown = reproduce(project, "whole", "--until", "lose<3", "--out", "unknown")
     assert unknown.code == ExitCode.USAGE_ERROR
     assert "the curve has no value 'lose'\n  legal:  grad_norm, loss\n" in unknown.stderr
     assert not (project / "unknown").exists()
@@ -123,7 +127,7 @@ def test_a_signal_ends_the_run_in_order_and_is_no_answer(tmp_path: Path) -> None
         (("--break-on", "divergence"), "there is nothing that the run could differ from"),
         (("--until", "nan"), "--until nan"),
         (("--break-on", "lose"), "--break-on 'lose'"),
-        (("--break-on", "nan", "--op", "--step", "1"), "--op with a condition"),
+        (("--break-on", "nan", "--op", "--step", "1"), "--step, --op with a condition"),
         (("--break-on", "nan", "--step", "1"), "--step with a condition"),
         (("--break-on", "nan", "--runs", "3"), "--runs with a condition"),
     ],

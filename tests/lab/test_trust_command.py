@@ -76,18 +76,18 @@ def rewrite_call(run: Path, **fields: object) -> None:
 def test_ones_own_run_is_replayed_without_question_and_a_foreign_one_is_not(project: Path) -> None:
     recorded(project, "run", "--set", "task.reward=evil:three")
 
-    own = here(project, "replay", "run")
+    own = here(project, "reproduce", "run")
     assert (own.code, "trust" in own.stderr) == (ExitCode.OK, False), own.stdout + own.stderr
     assert (project / "PWNED").exists()
     (project / "PWNED").unlink()
-    foreign = elsewhere(project, "replay", "run", "--out", "again")
+    foreign = elsewhere(project, "reproduce", "run", "--out", "again")
     assert foreign.code == ExitCode.USAGE_ERROR
     assert f"run would use 1 value that no scenario here names:\n{LISTED}" in foreign.stderr
     assert "legal:  what the scenarios here name (" in foreign.stderr
     assert not (project / "PWNED").exists()
     assert not (project / "again").exists()
     (project / "scenarios" / "mine.yaml").write_text(SCENARIO.replace("training:two", "evil:three"))
-    known = elsewhere(project, "replay", "run")
+    known = elsewhere(project, "reproduce", "run")
     assert (known.code, "trust" in known.stderr) == (ExitCode.OK, False), known.stdout + known.stderr
 
 
@@ -96,10 +96,10 @@ def test_a_run_that_names_another_entry_is_refused_and_with_trust_runs_after_it_
     recorded(project, "evilrun")
     rewrite_call(project / "evilrun", entry="evil:run")
 
-    refused = here(project, "replay", "evilrun", "--out", "again")
+    refused = here(project, "reproduce", "evilrun", "--out", "again")
     assert (refused.code, (project / "PWNED").exists()) == (ExitCode.USAGE_ERROR, False)
     assert '\n    entry = "evil:run"\n    task.reward = "training:two"\n' in refused.stderr
-    trusted = here(project, "replay", "evilrun", "--trust")
+    trusted = here(project, "reproduce", "evilrun", "--trust")
     assert (project / "PWNED").exists(), trusted.stdout + trusted.stderr
     note = "rlharness: note: trusted, though no scenario here names it: "
     assert trusted.stderr.startswith(f'{note}entry = "evil:run"\n{note}task.reward = "training:two"\n')
@@ -108,11 +108,11 @@ def test_a_run_that_names_another_entry_is_refused_and_with_trust_runs_after_it_
 @pytest.mark.parametrize(
     "words",
     [
-        ("replay", "foreign", "--step", "1", "--json"),
-        ("replay", "own", "--step", "1", "--against", "foreign"),
-        ("replay", "foreign", "--break-on", "nan"),
-        ("replay", "foreign", "--step", "1", "--interactive"),
-        ("replay", "own", "--step", "1", "--interactive", "--against", "foreign"),
+        ("reproduce", "foreign", "--step", "1", "--json"),
+        ("reproduce", "own", "--step", "1", "--against", "foreign"),
+        ("reproduce", "foreign", "--break-on", "nan"),
+        ("reproduce", "foreign", "--step", "1", "--interactive"),
+        ("reproduce", "own", "--step", "1", "--interactive", "--against", "foreign"),
         ("transplant", "own", "foreign"),
         ("transplant", "foreign", "own"),
     ],
@@ -139,7 +139,7 @@ def test_what_is_to_be_typed_after_ones_own_run_has_stopped_is_not_asked_about(p
 
     closer = here(project, *shlex.split(line.partition("rlharness ")[2]))
     assert (closer.code, "trust" in closer.stderr) == (ExitCode.OK, False), closer.stdout + closer.stderr
-    assert LISTED in here(project, "replay", "--bundle", "out/step-0.rlb").stderr, "made for other machines"
+    assert LISTED in here(project, "reproduce", "out/step-0.rlb").stderr, "made for other machines"
 
 
 @pytest.mark.timeout(120)
@@ -148,7 +148,7 @@ def test_a_signature_of_another_call_of_this_user_proves_nothing(project: Path) 
     recorded(project, "other", "--set", "task.reward=evil:three")
     shutil.copy(project / "other" / "call.json", project / "run" / "call.json")
 
-    assert LISTED in here(project, "replay", "run").stderr
+    assert LISTED in here(project, "reproduce", "run").stderr
 
 
 @pytest.mark.timeout(120)
@@ -158,4 +158,4 @@ def test_a_run_is_recorded_and_asked_about_where_the_cache_directory_cannot_be_u
     recorded(project, "run", "--set", "task.reward=evil:three")
 
     assert not (project / "run" / "call.hmac").exists()
-    assert LISTED in here(project, "replay", "run").stderr
+    assert LISTED in here(project, "reproduce", "run").stderr

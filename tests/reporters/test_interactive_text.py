@@ -1,4 +1,4 @@
-"""What an interactive replay says."""
+"""What the step debugger says."""
 
 import json
 from dataclasses import replace

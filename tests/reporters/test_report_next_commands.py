@@ -50,7 +50,7 @@ def test_of_a_scenario_what_was_other_in_its_free_sections(tmp_path: Path) -> No
             json.dumps({"entry": "m:f", "config": {}, "free": ["spread"]}), "utf-8"
         )
     assert commands(pair) == [
-        "rlharness replay runs/a --step 1 --op --against 'runs/my b'",
+        "rlharness reproduce runs/a --step 1 --op --against 'runs/my b'",
         "rlharness transplant runs/a 'runs/my b'",
         "rlharness replay grpo --set seed=3 --vary spread.threads=1,2",
         "rlharness chaos grpo --set seed=3",
@@ -88,7 +88,7 @@ def test_runs_of_other_identities_are_asked_what_made_them_part(tmp_path: Path) 
         for run in ("a", "b"):
             (tmp_path / name / run / "call.json").write_text('{"free": ["spread"]}', "utf-8")
         assert commands(pair) == [
-            "rlharness replay runs/a --step 1 --op --against 'runs/my b'",
+            "rlharness reproduce runs/a --step 1 --op --against 'runs/my b'",
             "rlharness transplant runs/a 'runs/my b'",
         ] * is_alike + ["rlharness diff runs/a 'runs/my b'"]
 

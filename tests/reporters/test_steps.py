@@ -1,4 +1,4 @@
-"""What `rlharness replay RUN --step K` prints: whole against a golden, line by line elsewhere, and as JSON."""
+"""What `rlharness reproduce` prints: whole against a golden, line by line elsewhere, and as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.recorded_run import RecordedRun
 from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.stopped_run import Stopped, StopPlan
 from harness.lab.experiments.supervised_runs import Run
 from harness.lab.reproduce.comparison import Ending, OtherRun, OtherTrace, Repeated, StepOperations
 from harness.lab.reproduce.plan import StepPlan
-from harness.lab.reproduce.result import StepReplay
-from harness.lab.reproduce.stopped import Stopped, StopPlan
+from harness.lab.reproduce.result import Reproduction
 from harness.recording.conditions import Condition, Stop
 from harness.render.divergence import verdict_text
 from harness.render.operations import non_finite_lines
@@ -60,32 +60,32 @@ def repeated(*verdicts: Verdict, ending: Ending = Ending.SAME_MIDDLE, operations
     return Repeated(plan, (made,), verdicts, 49, root, ending, (OPERATIONS,) if operations else ())
 
 
-def replay_of(found: Repeated, *, other: OtherRun | None = None, interrupted_by: str = "") -> StepReplay:
-    directory = Path(".rlharness/replays/20261122-185252-12956a")
-    return StepReplay(found, directory, other, interrupted_by=interrupted_by)
+def reproduction_of(found: Repeated, *, other: OtherRun | None = None, interrupted_by: str = "") -> Reproduction:
+    directory = Path(".rlharness/reproductions/20261122-185252-12956a")
+    return Reproduction(found, directory, other, interrupted_by=interrupted_by)
 
 
 def test_the_text_is_the_golden_and_the_manual_shows_it() -> None:
     golden = (ROOT / "tests" / "golden" / "step_reproduced.txt").read_text("utf-8")
-    assert step_text(replay_of(repeated(EQUAL)), colour=False) + "\n" == golden
+    assert step_text(reproduction_of(repeated(EQUAL)), colour=False) + "\n" == golden
     assert goldens("step_reproduced") == {"step_reproduced": golden}
 
 
 def test_a_step_that_is_not_the_same_is_told_as_diff_tells_it(tmp_path: Path) -> None:
     a, b = trace(tmp_path / "a", steps_of(2)), trace(tmp_path / "b", steps_of(2, flip_bit(1, "loss", "loss")))
-    replay = replay_of(repeated(diff(a, b), ending=Ending.WHOLE, operations=False))
-    text = step_text(replay, colour=True)
+    reproduced = reproduction_of(repeated(diff(a, b), ending=Ending.WHOLE, operations=False))
+    text = step_text(reproduced, colour=True)
     assert text.startswith("A: broken  B: its step 1 again\n\x1b[1;31mDIVERGED\x1b[0m  step 1, loss loss\n")
     assert "  the program ended with exit code 1\n" in text
-    assert replay.exit_code == 10
-    assert step_json(replay)["comparisons"][0]["first"]["a"]["name"] == "loss"
+    assert reproduced.exit_code == 10
+    assert step_json(reproduced)["comparisons"][0]["first"]["a"]["name"] == "loss"
 
 
 def test_what_comes_next_is_the_operations_of_a_step_that_ends_in_its_middle() -> None:
-    broken = replay_of(repeated(EQUAL, operations=False))
-    assert step_text(broken, colour=False).splitlines()[-2] == "  look closer: rlharness replay broken --step 1 --op"
+    broken = reproduction_of(repeated(EQUAL, operations=False))
+    assert step_text(broken, colour=False).splitlines()[-2] == "  look closer: rlharness reproduce broken --step 1 --op"
     for found in (repeated(EQUAL), repeated(EQUAL, ending=Ending.WHOLE, operations=False)):
-        assert "look closer" not in step_text(replay_of(found), colour=False)
+        assert "look closer" not in step_text(reproduction_of(found), colour=False)
     assert "look closer" not in step_text(replace(broken, interrupted_by="SIGINT"), colour=False)
 
 
@@ -93,42 +93,42 @@ def test_steps_before_it_are_counted(tmp_path: Path) -> None:
     found = repeated(EQUAL)
     for first, told in ((1, ""), (0, "; the step before it too"), (-2, "; the 3 steps before it too")):
         plan = replace(found.plan, first=first)
-        text = step_text(replay_of(replace(found, plan=plan)), colour=False)
+        text = step_text(reproduction_of(replace(found, plan=plan)), colour=False)
         assert f"run again from the checkpoint of step {first}{told}\n" in text
 
 
 def test_a_step_of_which_nothing_was_recorded_is_no_success() -> None:
-    replay = replay_of(repeated(operations=False))
-    assert step_text(replay, colour=False).startswith("NOTHING RECORDED  step 1 of broken\n")
-    assert replay.exit_code == 12
-    assert replay_of(repeated(EQUAL), interrupted_by="SIGINT").exit_code == 2
+    reproduced = reproduction_of(repeated(operations=False))
+    assert step_text(reproduced, colour=False).startswith("NOTHING RECORDED  step 1 of broken\n")
+    assert reproduced.exit_code == 12
+    assert reproduction_of(repeated(EQUAL), interrupted_by="SIGINT").exit_code == 2
 
 
 def test_with_another_run_the_exit_code_is_what_the_two_are_to_each_other() -> None:
     other = OtherRun(repeated(EQUAL), Verdict(Kind.NOT_COMPARABLE, reasons=("identity differs: seed",)))
-    replay = replay_of(repeated(EQUAL), other=other)
-    assert replay.exit_code == 11
-    assert "A: this run's step 1  B: broken\nNOT COMPARABLE" in step_text(replay, colour=False)
-    assert json.loads(json.dumps(step_json(replay)))["against"]["verdict"]["verdict"] == "not_comparable"
-    assert replay_of(repeated(EQUAL), other=replace(other, verdict=None)).exit_code == 12
+    reproduced = reproduction_of(repeated(EQUAL), other=other)
+    assert reproduced.exit_code == 11
+    assert "A: this run's step 1  B: broken\nNOT COMPARABLE" in step_text(reproduced, colour=False)
+    assert json.loads(json.dumps(step_json(reproduced)))["against"]["verdict"]["verdict"] == "not_comparable"
+    assert reproduction_of(repeated(EQUAL), other=replace(other, verdict=None)).exit_code == 12
 
 
 def test_a_whole_run_is_told_against_a_trace_as_diff_tells_it(tmp_path: Path) -> None:
     a, b = trace(tmp_path / "a", steps_of(2)), trace(tmp_path / "b", steps_of(2, flip_bit(0, "loss", "loss")))
     for other, code in ((OtherTrace(b.directory, diff(a, b)), 10), (OtherTrace(a.directory, diff(a, a)), 0)):
-        replay = replace(replay_of(repeated(EQUAL, operations=False)), other_trace=other)
+        reproduced = replace(reproduction_of(repeated(EQUAL, operations=False)), other_trace=other)
         shown = f"A: this run's step 1  B: {other.directory}\n{verdict_text(other.verdict, colour=False)}\n"
-        text = step_text(replay, colour=False)
+        text = step_text(reproduced, colour=False)
         assert text.startswith("REPRODUCED")
-        assert (shown in text, replay.exit_code) == (True, code)
-        assert step_json(replay)["against"]["run"] == str(other.directory)
-    other_bits = replace(replay, repeated=repeated(diff(a, b), operations=False))
+        assert (shown in text, reproduced.exit_code) == (True, code)
+        assert step_json(reproduced)["against"]["run"] == str(other.directory)
+    other_bits = replace(reproduced, repeated=repeated(diff(a, b), operations=False))
     assert other_bits.exit_code == 10, "it is not what was recorded"
 
 
 def test_operations_that_came_out_otherwise_do_not_count() -> None:
     doubtful = replace(OPERATIONS, is_faithful=False, problem="its recording was cut", non_finite=None)
-    text = step_text(replay_of(replace(repeated(EQUAL), operations=(doubtful,))), colour=False)
+    text = step_text(reproduction_of(replace(repeated(EQUAL), operations=(doubtful,))), colour=False)
     assert "    note: its recording was cut\n    every number that they read and gave is finite" in text
     assert "    note: not valid: step 1 came out otherwise with its operations recorded\n" in text
 
@@ -181,7 +181,7 @@ def test_what_comes_next_is_said_where_there_is_a_bundle(tmp_path: Path) -> None
     met = Stopped(plan, run, stop, tmp_path, bundle=Path("a b.rlb"))
     of_scenario = replace(met, plan=replace(plan, envelope=Envelope(("python",), call=EntryCall("a:b", {}))))
     said = stopped_text(of_scenario, colour=False)
-    assert f"  bundle: 'a b.rlb'\n  look closer: rlharness replay {tmp_path} --step 3 --op\n" in said
+    assert f"  bundle: 'a b.rlb'\n  look closer: rlharness reproduce {tmp_path} --step 3 --op\n" in said
     assert (met.exit_code, stopped_json(met)["stop"]["step"]) == (0, 3)
     of_command = stopped_text(replace(met, bundle=None), colour=False)
     assert "  look closer: rlharness replay --step 3 --op -- python\n" in of_command

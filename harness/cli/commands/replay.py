@@ -8,19 +8,23 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
+from math import inf
 from typing import Any
 
+from harness.cli.commands.scenario_arguments import scenario_options
 from harness.core.clock import SystemClock
 from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation, terminal_columns, wants_colour
+from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.program_input import read_input
+from harness.lab.experiments.recorded_kind import find_recorded
 from harness.lab.experiments.run_spec import Envelope
 from harness.lab.experiments.session import open_session, refuse
 from harness.lab.experiments.supervised_runs import Display, Place, Run
 from harness.lab.replay.comparison import judge
-from harness.lab.replay.plan import ReplayPlan, make_plan
-from harness.lab.reproduce.plan import names_recorded_run, refuse_directory
+from harness.lab.replay.options import ReplayOptions
+from harness.lab.replay.plan import REPLAYS, ReplayPlan, kept_input, make_plan, plan_stop
 from harness.process.run_directory import new_run_id
 from harness.render.console import say, show
 from harness.render.curve_picture import is_ascii
@@ -28,47 +32,71 @@ from harness.render.replay import replay_json, replay_text, run_line
 from harness.render.replay_progress import make_display
 
 
-def run_replay(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
-    """Carry out `rlharness replay`; HarnessError for what the user can mend."""
-    refuse_directory(invocation.cwd, arguments["scenario"])
-    has_condition = bool(arguments["break_on"] or arguments["until"])
-    if arguments["reference_checkpoint"] and not (arguments["bundle"] or arguments["interactive"] or has_condition):
+def replay_options(arguments: Mapping[str, Any]) -> ReplayOptions:
+    """Return the options of a command line."""
+    return ReplayOptions(
+        scenario=arguments["scenario"],
+        scenario_options=scenario_options(arguments),
+        num_runs=arguments["runs"],
+        against=arguments["against"],
+        step=arguments["step"],
+        has_operations=arguments["op"],
+        break_on=tuple(arguments["break_on"]),
+        until=tuple(arguments["until"]),
+        out=arguments["out"],
+        timeout_s=arguments["timeout"] or inf,
+    )
+
+
+def run_replay(invocation: Invocation, arguments: Mapping[str, Any], reproduce_line: str) -> ExitCode:
+    """Carry out `rlharness replay`; HarnessError for what the user can mend.
+
+    `reproduce_line` is what to type where SCENARIO names something that was recorded.
+    """
+    options = replay_options(arguments)
+    if options.scenario is not None:
+        _refuse_recorded(invocation, options.scenario, reproduce_line)
+    if options.has_condition:
+        return _run_until(invocation, options, color=arguments["color"], is_json=arguments["json"])
+    return _compare(invocation, options, color=arguments["color"], is_json=arguments["json"])
+
+
+def _refuse_recorded(invocation: Invocation, name: str, reproduce_line: str) -> None:
+    """UsageError for a word that names something recorded, and no scenario."""
+    kind = find_recorded(invocation.cwd, name)
+    if kind is not None:
         raise UsageError(
-            "--reference-checkpoint without a bundle",
-            legal="--bundle FILE --reference-checkpoint",
-            remedy="name the bundle that shall be written, or leave it out",
+            f"{name} is {kind.value}, and replay compares fresh runs",
+            legal="the name of a scenario, a YAML file, or a command after --",
+            remedy=f"{reproduce_line} runs it again",
         )
-    if arguments["interactive"] or arguments["commands"]:
-        from harness.cli.commands.debug import run_interactive
-
-        return run_interactive(invocation, arguments)
-    if has_condition:
-        from harness.cli.commands.run_until import run_until
-
-        return run_until(invocation, arguments)
-    if names_recorded_run(invocation.cwd, arguments["scenario"]):
-        from harness.cli.commands.reproduce import run_step_replay
-
-        return run_step_replay(invocation, arguments)
-    if arguments["bundle"]:
-        from harness.cli.commands.bundle import run_bundle_replay
-
-        return run_bundle_replay(invocation, arguments)
-    return run_comparison(invocation, arguments)
 
 
-def run_comparison(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
+def _run_until(invocation: Invocation, options: ReplayOptions, *, color: str, is_json: bool) -> ExitCode:
+    """One run of a scenario or of a command, to where a condition holds."""
+    from harness.cli.commands.run_until import run_until
+
+    plan = plan_stop(invocation, options)
+    own_id = new_run_id(SystemClock().wall())
+    data = read_input(0, say) if plan.envelope.call is None else b""
+    out = out_directory(invocation.cwd, options.out, REPLAYS, own_id)
+    stdin = kept_input(data, out.path)
+    place = Place(plan.program, invocation.cwd, invocation.environ, own_id, options.timeout_s, stdin)
+    return run_until(plan, out, place, invocation, color=color, is_json=is_json)
+
+
+def _compare(invocation: Invocation, options: ReplayOptions, *, color: str, is_json: bool) -> ExitCode:
     """Runs of a scenario or of a command, compared with each other or with one that was kept."""
     clock = SystemClock()
     replay_id = new_run_id(clock.wall())
-    plan = make_plan(invocation, arguments, replay_id, lambda: read_input(0, say))
+    plan = make_plan(invocation, options, replay_id, lambda: read_input(0, say))
     place = Place(plan.program, invocation.cwd, invocation.environ, replay_id, plan.timeout_s, plan.stdin)
-    colour = wants_colour(arguments["color"], invocation)
+    colour = wants_colour(color, invocation)
     display = make_display(plan.num_runs, clock, colour=colour, environ=invocation.environ)
     with closing(display):
         runs, interrupted_by = asyncio.run(_record_all(plan, place, display))
     replay = judge(plan, runs, interrupted_by)
-    if arguments["json"]:
+    if is_json:
         show(json.dumps(replay_json(replay)))
     else:
         show(replay_text(replay, colour=colour, width=terminal_columns(), is_ascii=is_ascii(invocation)))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from harness.cli.commands.scenario_arguments import recording_options
 from harness.core.invocation import Invocation
 from harness.lab.experiments.break_conditions import conditions_of_one_run
 from harness.lab.experiments.command_spec import foreign_envelope
@@ -19,7 +20,8 @@ def run_trace(invocation: Invocation, arguments: Mapping[str, Any]) -> int:
     Where a condition has ended it, that of `replay` there. UsageError for what the user can mend before anything was
     started.
     """
-    envelope, conditions = foreign_envelope(invocation, arguments), conditions_of_one_run(arguments)
+    envelope = foreign_envelope(invocation, recording_options(arguments))
+    conditions = conditions_of_one_run(arguments["break_on"], arguments["until"])
     run = run_here(envelope, place_of(invocation.cwd, arguments["out"]), invocation.environ, conditions)
     for line in recording_lines(run.recording, stop_lines(run)):
         say(line)

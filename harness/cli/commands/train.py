@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from harness.cli.commands.scenario_arguments import scenario_options
 from harness.core.invocation import Invocation
 from harness.lab.experiments.break_conditions import conditions_of_one_run
 from harness.lab.experiments.out_directory import place_of
@@ -25,8 +26,10 @@ def run_train(invocation: Invocation, arguments: Mapping[str, Any]) -> int:
 
     UsageError for what the user can mend, which the entry may say too, before its first step: nothing is left then.
     """
-    asked = asked_scenario(invocation, arguments, FULL)
-    envelope, conditions = scenario_envelope(asked, arguments), conditions_of_one_run(arguments)
+    options = scenario_options(arguments)
+    asked = asked_scenario(invocation, arguments["scenario"], options, FULL)
+    envelope = scenario_envelope(asked, options.recording)
+    conditions = conditions_of_one_run(arguments["break_on"], arguments["until"])
     directory = place_of(invocation.cwd, arguments["out"])
     stdout = STDERR if arguments["json"] else None
     run = run_here(envelope, directory, invocation.environ, conditions, stdout=stdout)

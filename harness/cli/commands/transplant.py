@@ -30,7 +30,7 @@ TRANSPLANTS = "transplants"
 def run_transplant(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness transplant`; HarnessError for what the user can mend."""
     program = check_machine(invocation)
-    a, b = (named_run(invocation, arguments, arguments[side]) for side in ("a", "b"))
+    a, b = (named_run(invocation, arguments[side], is_trusted=arguments["trust"]) for side in ("a", "b"))
     plan = make_plan(
         a, b, arguments["take"], step=arguments["step"], num_steps=arguments["steps"], is_once=arguments["only"]
     )

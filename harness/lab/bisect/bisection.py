@@ -22,13 +22,13 @@ from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.run_spec import Envelope
 from harness.lab.experiments.scenario import SMOKE
 from harness.lab.experiments.scenario_files import find_scenario
+from harness.lab.experiments.scenario_options import ScenarioOptions
 from harness.lab.experiments.scenario_spec import asked_of, check_machine, say_misspelt, scenario_envelope
 from harness.lab.experiments.session import Session, open_session
 from harness.lab.experiments.supervised_runs import Place, TitledDisplay
 from harness.lab.experiments.worktrees import CHILD, Checkout, Commit, Side, open_worktrees, recorder_path
 
 BISECTIONS = "bisections"
-NO_OPTIONS = {"metric": (), "keep": (), "op_step": None, "level": None, "vary": ()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +93,12 @@ async def bisect(options: BisectOptions, invocation: Invocation, bisect_id: str,
 
 def _envelope(invocation: Invocation, asked_for: BisectOptions) -> Envelope:
     """The scenario as it is in the working tree; UsageError where it cannot be run as it was asked for."""
-    options = {**NO_OPTIONS, "size": asked_for.size, "overrides": asked_for.overrides}
+    options = ScenarioOptions(asked_for.size, asked_for.overrides)
     name = asked_for.scenario
     asked = asked_of(name, find_scenario(name, invocation.cwd).read(), options, SMOKE)
     say_misspelt(asked, invocation.note)
     check_machine(invocation, asked.scenario)
-    return replace(scenario_envelope(asked, options), argv=CHILD)
+    return replace(scenario_envelope(asked, options.recording), argv=CHILD)
 
 
 def _commits(invocation: Invocation, options: BisectOptions) -> tuple[Checkout, Commit, Commit]:

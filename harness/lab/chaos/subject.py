@@ -7,7 +7,7 @@ from typing import Any
 from harness.core.errors import UsageError
 from harness.core.invocation import Invocation, num_cores
 from harness.lab.chaos.conditions import payload_values, watchers_of
-from harness.lab.experiments.command_spec import foreign_envelope
+from harness.lab.experiments.command_spec import foreign_envelope, refuse_scenario_options
 from harness.lab.experiments.flat_config import Payload
 from harness.lab.experiments.perturbation_factors import (
     CRASH,
@@ -20,6 +20,7 @@ from harness.lab.experiments.perturbation_factors import (
 from harness.lab.experiments.run_spec import Envelope
 from harness.lab.experiments.scenario import SMOKE
 from harness.lab.experiments.scenario_files import A_COMMAND, nothing_to_run
+from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
 from harness.lab.experiments.scenario_spec import asked_scenario, scenario_envelope
 
 
@@ -52,20 +53,21 @@ class Subject:
 
 def make_subject(invocation: Invocation, arguments: Mapping[str, Any]) -> Subject:
     """That of a command line; UsageError for what cannot be run."""
-    arguments = {**arguments, "keep": (), "op_step": None, "vary": ()}
+    recording = RecordingOptions(arguments["level"] or "", tuple(arguments["metric"]))
+    options = ScenarioOptions(arguments["size"], tuple(arguments["overrides"]), recording=recording)
     if arguments["scenario"] is None:
-        return _foreign(invocation, arguments)
+        return _foreign(invocation, options)
     if invocation.trailing:
         raise UsageError(
             f"the scenario {arguments['scenario']} and a command",
             legal="one of the two: a scenario, or a command after --",
             remedy="what a scenario does is changed with --set KEY=VALUE",
         )
-    return _scenario(invocation, arguments)
+    return _scenario(invocation, arguments["scenario"], options)
 
 
-def _scenario(invocation: Invocation, arguments: Mapping[str, Any]) -> Subject:
-    asked = asked_scenario(invocation, arguments, SMOKE, A_COMMAND)
+def _scenario(invocation: Invocation, name: str, options: ScenarioOptions) -> Subject:
+    asked = asked_scenario(invocation, name, options, SMOKE, A_COMMAND)
     section = asked.scenario.chaos
     usual = dict(_dotted(asked.scenario.payload(asked.size, asked.overrides)))
     latency = (latency_factor(),) if section.latency else ()
@@ -73,28 +75,30 @@ def _scenario(invocation: Invocation, arguments: Mapping[str, Any]) -> Subject:
 
     def envelope_of(values: Mapping[str, Any]) -> Envelope:
         varied = {key: (value,) for key, value in values.items()}
-        return scenario_envelope(replace(asked, varied=varied), arguments)
+        return scenario_envelope(replace(asked, varied=varied), options.recording)
 
     return Subject(
         envelope_of,
         (*section.payload_factors(usual), *outside_factors(num_cores(), invocation.environ), *latency, *crash),
-        (*asked.typed, *_metrics(arguments)),
+        (*asked.typed, *_metrics(options.recording)),
         section.crash,
         tuple(section.latency),
     )
 
 
-def _foreign(invocation: Invocation, arguments: Mapping[str, Any]) -> Subject:
+def _foreign(invocation: Invocation, options: ScenarioOptions) -> Subject:
     if not invocation.trailing:
         raise nothing_to_run("chaos", invocation.cwd)
-    envelope = foreign_envelope(invocation, arguments)
-    level = ("--level", arguments["level"]) if arguments["level"] else ()
+    refuse_scenario_options(options)
+    recording = options.recording
+    envelope = foreign_envelope(invocation, recording)
+    level = ("--level", recording.level) if recording.level else ()
     factors = outside_factors(num_cores(), invocation.environ)
-    return Subject(lambda values: envelope, factors, (*level, *_metrics(arguments)))
+    return Subject(lambda values: envelope, factors, (*level, *_metrics(recording)))
 
 
-def _metrics(arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(word for metric in arguments["metric"] for word in ("--metric", metric))
+def _metrics(options: RecordingOptions) -> tuple[str, ...]:
+    return tuple(word for metric in options.metrics for word in ("--metric", metric))
 
 
 def _dotted(payload: Payload, prefix: str = "") -> dict[str, Any]:

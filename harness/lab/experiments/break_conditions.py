@@ -3,10 +3,9 @@
 --break-on, --until ─▶ conditions ─▶ envelope, watched by Breakpoints ─▶ run ─▶ stop.json ─▶ where it has ended
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
@@ -32,13 +31,13 @@ ELSEWHERE = f"rlharness replay SCENARIO --against RUN --break-on {DIVERGENCE}"
 """What looks for a divergence, where a command cannot."""
 
 
-def conditions_of(arguments: Mapping[str, Any], words: Sequence[str] = WORDS) -> tuple[Condition, ...]:
+def conditions_of(break_on: Sequence[str], until: Sequence[str], words: Sequence[str] = WORDS) -> tuple[Condition, ...]:
     """What --break-on and --until say; UsageError for what is no condition, or no comparison.
 
     `words` are the conditions that make sense to a command, beside comparisons.
     """
-    found = [parse_condition(text, "--break-on", words) for text in arguments["break_on"]]
-    for text in arguments["until"]:
+    found = [parse_condition(text, "--break-on", words) for text in break_on]
+    for text in until:
         condition = parse_condition(text, "--until", ())
         if condition.word:
             remedy = f"--break-on {condition.word}" if condition.word in words else ELSEWHERE
@@ -47,9 +46,9 @@ def conditions_of(arguments: Mapping[str, Any], words: Sequence[str] = WORDS) ->
     return tuple(found)
 
 
-def conditions_of_one_run(arguments: Mapping[str, Any]) -> tuple[Condition, ...]:
+def conditions_of_one_run(break_on: Sequence[str], until: Sequence[str]) -> tuple[Condition, ...]:
     """The same of a command that knows of no other run; UsageError for the condition of a divergence too."""
-    conditions = conditions_of(arguments, (NAN, INF))
+    conditions = conditions_of(break_on, until, (NAN, INF))
     refuse_divergence(conditions, legal=f"{NAN}, {INF}, or a comparison: 'reward<0.2'", remedy=ELSEWHERE)
     return conditions
 

@@ -1,6 +1,6 @@
 """Whether this user has recorded a call on this machine: call.hmac, beside call.json, holds its signature.
 
-    prepare ─▶ call.json + call.hmac ─▶ replay RUN: valid? ─yes─▶ run
+    prepare ─▶ call.json + call.hmac ─▶ reproduce RUN: valid? ─yes─▶ run
                                                         └─no──▶ trust: compared with the scenarios here
 
 The signature is an HMAC-SHA256 of the call without its secrets, which is what stays in call.json. Its key is made once,
@@ -36,7 +36,7 @@ _CONTEXT = b"rlharness call 1\0"
 def sign_call(directory: Path, call: EntryCall, environ: Mapping[str, str]) -> None:
     """Write the signature of a call beside it.
 
-    Without a usable cache directory, write nothing: replay then asks for --trust.
+    Without a usable cache directory, write nothing: reproduce then asks for --trust.
     """
     with suppress(OSError, UsageError):
         cache = user_cache(environ)

@@ -1,24 +1,22 @@
 """The envelope of a command line that is not ours: its words as its identity, its options checked."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from harness.core.errors import UsageError
 from harness.core.invocation import Invocation
 from harness.core.redaction import REDACTED, redact_argv
 from harness.determinism.levels import OFF
 from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
 from harness.recording.metrics import parse_pattern
 
 MAX_STEPS = 10_000
-FOR_SCENARIOS = {"size": "size", "set": "overrides", "vary": "vary"}
-"""Options of which a foreign program knows nothing, and the argument that holds each."""
 _STEPS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
-def foreign_envelope(invocation: Invocation, arguments: Mapping[str, Any]) -> Envelope:
+def foreign_envelope(invocation: Invocation, options: RecordingOptions) -> Envelope:
     """The envelope of the command after `--`; UsageError where there is none, or an option cannot be used."""
     argv = invocation.trailing
     if not argv:
@@ -33,20 +31,25 @@ def foreign_envelope(invocation: Invocation, arguments: Mapping[str, Any]) -> En
             legal="a command with its secrets, as it was first typed",
             remedy=f"type the secret in place of {REDACTED}, or hand it on in a variable of the environment",
         )
-    if given := [f"--{name}" for name, value in FOR_SCENARIOS.items() if arguments.get(value)]:
+    return Envelope(
+        argv=argv,
+        identity=foreign_identity(argv),
+        level=options.level or OFF,
+        metrics=tuple(map(checked_metric, options.metrics)),
+        keep=parse_steps(options.keep),
+        op_step=options.op_step,
+    )
+
+
+def refuse_scenario_options(options: ScenarioOptions) -> None:
+    """UsageError for options of a scenario that are given to a command."""
+    values = {"--size": options.size, "--set": options.overrides, "--vary": options.vary}
+    if given := [name for name, value in values.items() if value]:
         raise UsageError(
             f"{', '.join(given)} without a scenario",
             legal="options of a command are typed behind it",
             remedy="rlharness scenarios shows what they go with",
         )
-    return Envelope(
-        argv=argv,
-        identity=foreign_identity(argv),
-        level=arguments["level"] or OFF,
-        metrics=tuple(map(checked_metric, arguments["metric"])),
-        keep=parse_steps(arguments["keep"]),
-        op_step=arguments["op_step"],
-    )
 
 
 def foreign_identity(argv: tuple[str, ...]) -> dict[str, str]:

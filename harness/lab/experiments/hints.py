@@ -1,8 +1,8 @@
 """What to type after a run that has died, or was ended where a condition held: the command that looks closer at it.
 
-its step is kept               replay RUN --step K --op
+its step is kept               reproduce RUN --step K --op
 killed, a checkpoint is there  train SCENARIO --set output.resume=RUN --out OTHER
-killed, there is none          replay RUN --step K --interactive, K the one behind its last
+killed, there is none          reproduce RUN --step K --interactive, K the one after its last
 of a command, in step K        replay --step K --op -- COMMAND
 """
 
@@ -56,7 +56,7 @@ def next_command(envelope: Envelope, recording: Recording, stop: Stop | None = N
     if is_interrupted:
         return None
     behind = max(read_trace(recording.directory).steps, default=-1) + 1
-    words = ("rlharness", "replay", run, "--step", str(behind), "--interactive")
+    words = ("rlharness", "reproduce", run, "--step", str(behind), "--interactive")
     return NextCommand("stand in the step that it died in", shlex.join(words))
 
 
@@ -67,7 +67,7 @@ def _reported_step(recording: Recording) -> int | None:
 
 def step_command(directory: Path, step: int) -> str:
     """Into the operations of a step of a recorded run."""
-    return shlex.join(["rlharness", "replay", path_text(directory), "--step", str(step), "--op"])
+    return shlex.join(["rlharness", "reproduce", path_text(directory), "--step", str(step), "--op"])
 
 
 def program_command(envelope: Envelope, step: int, timeout_s: float = inf, stdin: Path = Path(os.devnull)) -> str:

@@ -21,6 +21,7 @@ from harness.lab.experiments.plain_yaml import read_yaml
 from harness.lab.experiments.run_spec import Envelope
 from harness.lab.experiments.scenario import Scenario
 from harness.lab.experiments.scenario_files import find_scenario
+from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
 
 CHILD = (sys.executable, "-m", "harness.lab.experiments.scenario_main")
 
@@ -48,27 +49,29 @@ class Asked:
         return {**self.overrides, **{key: values[variant % len(values)] for key, values in self.varied.items()}}
 
 
-def asked_scenario(invocation: Invocation, arguments: Mapping[str, Any], default_size: str, *others: str) -> Asked:
+def asked_scenario(
+    invocation: Invocation, name: str, options: ScenarioOptions, default_size: str, *others: str
+) -> Asked:
     """The scenario that was named; UsageError where there is none, or it cannot be run here as it was asked for.
 
     `others` are what can stand in its place.
     """
-    name = arguments["scenario"]
-    asked = asked_of(name, find_scenario(name, invocation.cwd, *others).read(), arguments, default_size)
+    asked = asked_of(name, find_scenario(name, invocation.cwd, *others).read(), options, default_size)
     say_misspelt(asked, invocation.note)
     check_entries(invocation)
     check_machine(invocation, asked.scenario)
     return asked
 
 
-def asked_of(name: str, scenario: Scenario, arguments: Mapping[str, Any], default_size: str) -> Asked:
+def asked_of(name: str, scenario: Scenario, options: ScenarioOptions, default_size: str) -> Asked:
     """A scenario as options ask for it; UsageError for a size that it has not, and options that cannot be used."""
-    size = scenario.chosen_size(arguments["size"], default_size)
-    varied = dict(_varied(text, scenario.free) for text in arguments.get("vary", ()))
-    options = {"size": (size,) if size in scenario.sizes else (), "set": arguments["overrides"]}
-    options |= {"vary": arguments.get("vary", ()), "level": (arguments["level"],) if arguments["level"] else ()}
-    typed = (name, *(word for option, texts in options.items() for text in texts for word in (f"--{option}", text)))
-    return Asked(name, scenario, size, typed, dict(map(override_of, arguments["overrides"])), varied)
+    size = scenario.chosen_size(options.size, default_size)
+    varied = dict(_varied(text, scenario.free) for text in options.vary)
+    level = options.recording.level
+    given = {"size": (size,) if size in scenario.sizes else (), "set": options.overrides}
+    given |= {"vary": options.vary, "level": (level,) if level else ()}
+    typed = (name, *(word for option, texts in given.items() for text in texts for word in (f"--{option}", text)))
+    return Asked(name, scenario, size, typed, dict(map(override_of, options.overrides)), varied)
 
 
 def say_misspelt(asked: Asked, note: Callable[[str], None]) -> None:
@@ -77,16 +80,16 @@ def say_misspelt(asked: Asked, note: Callable[[str], None]) -> None:
         note(f"note: {one_line(line)}")
 
 
-def scenario_envelope(asked: Asked, arguments: Mapping[str, Any], variant: int = 0) -> Envelope:
+def scenario_envelope(asked: Asked, options: RecordingOptions, variant: int = 0) -> Envelope:
     """The envelope of one run of a scenario; UsageError for overrides and options that cannot be used."""
-    scenario, level = asked.scenario, arguments["level"] or asked.scenario.determinism
+    scenario, level = asked.scenario, options.level or asked.scenario.determinism
     payload = scenario.payload(asked.size, asked.overrides_of(variant))
     resume = None if scenario.resume is None else scenario.resume.model_dump()
     return replace(
         envelope_of_call(EntryCall(scenario.entry, payload, tuple(scenario.free), resume), level),
-        metrics=tuple(map(checked_metric, arguments["metric"])),
-        keep=parse_steps(arguments["keep"]),
-        op_step=arguments["op_step"],
+        metrics=tuple(map(checked_metric, options.metrics)),
+        keep=parse_steps(options.keep),
+        op_step=options.op_step,
         typed=asked.typed if not asked.varied else _with_values(asked, variant),
     )
 

@@ -4,7 +4,6 @@ import os
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import Any
 
 from harness.core.config import load_config
 from harness.core.errors import UsageError
@@ -12,12 +11,11 @@ from harness.core.invocation import Invocation
 from harness.lab.experiments.run_spec import Envelope
 from harness.lab.experiments.scenario import SMOKE
 from harness.lab.experiments.scenario_files import ScenarioFile, all_scenarios, find_scenario, project_above
+from harness.lab.experiments.scenario_options import ScenarioOptions
 from harness.lab.experiments.scenario_spec import asked_of, check_machine, say_misspelt, scenario_envelope
 from harness.lab.experiments.worktrees import CHILD, Side
 from harness.lab.gate.costs import Limits
 from harness.lab.gate.policy import Policy
-
-NO_OPTIONS = {"metric": (), "keep": (), "op_step": None, "level": None, "vary": ()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +40,9 @@ class GateOptions:
     timeout_s: float = inf
 
     @property
-    def given(self) -> dict[str, Any]:
+    def given(self) -> ScenarioOptions:
         """What makes an envelope of a scenario."""
-        return {**NO_OPTIONS, "size": self.size, "overrides": self.overrides}
+        return ScenarioOptions(self.size, self.overrides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ def head_scene(name: str, head: Side, options: GateOptions) -> Scene:
     asked = asked_of(name, find_scenario(name, head.cwd).read(), options.given, SMOKE)
     say_misspelt(asked, options.invocation.note)
     check_machine(options.invocation, asked.scenario)
-    return _scene(name, asked.size, head, scenario_envelope(asked, options.given))
+    return _scene(name, asked.size, head, scenario_envelope(asked, options.given.recording))
 
 
 def base_scene(scene: Scene, head: Side, base: Side, options: GateOptions) -> Scene | None:
@@ -103,7 +101,7 @@ def base_scene(scene: Scene, head: Side, base: Side, options: GateOptions) -> Sc
             return None
         found = ScenarioFile(scene.name, path)
     asked = asked_of(scene.name, found.read(), options.given, SMOKE)
-    return _scene(scene.name, asked.size, base, scenario_envelope(asked, options.given))
+    return _scene(scene.name, asked.size, base, scenario_envelope(asked, options.given.recording))
 
 
 def _scene(name: str, size: str, side: Side, envelope: Envelope) -> Scene:

@@ -3,21 +3,23 @@
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import Any
 
 from harness.core.errors import HarnessError, UsageError
 from harness.core.invocation import Invocation
 from harness.core.text import path_text
-from harness.lab.experiments.command_spec import foreign_envelope
+from harness.lab.experiments.break_conditions import conditions_of, refuse_divergence
+from harness.lab.experiments.command_spec import foreign_envelope, refuse_scenario_options
 from harness.lab.experiments.out_directory import OutDirectory, out_directory, place_of
 from harness.lab.experiments.program_input import keep_input
 from harness.lab.experiments.run_spec import Envelope
 from harness.lab.experiments.scenario import SMOKE
-from harness.lab.experiments.scenario_files import A_COMMAND, A_RUN, nothing_to_run
+from harness.lab.experiments.scenario_files import A_COMMAND, nothing_to_run
 from harness.lab.experiments.scenario_spec import asked_scenario, scenario_envelope
+from harness.lab.experiments.stopped_run import StopPlan
+from harness.lab.replay.options import ReplayOptions
 from harness.trace.reader import Trace, read_trace
 
 REPLAYS = "replays"
@@ -59,55 +61,90 @@ class ReplayPlan:
 
 
 def make_plan(
-    invocation: Invocation, arguments: Mapping[str, Any], replay_id: str, given: Callable[[], bytes] = bytes
+    invocation: Invocation, options: ReplayOptions, replay_id: str, given: Callable[[], bytes] = bytes
 ) -> ReplayPlan:
     """The plan of a command line; makes its directory, and keeps in it what `given` reads as the runs' input.
 
     UsageError and TraceError for what cannot be used; nothing is made then.
     """
-    envelopes, typed = envelopes_of(invocation, {**arguments, "keep": _steps_to_keep(arguments), "op_step": None})
+    envelopes, typed = _envelopes(invocation, options)
     envelope = envelopes[0]
     level_env = envelope.level_env(invocation.environ)
-    program = program_of(envelope, invocation)
-    if arguments["op"] and arguments["step"] is None:
+    program = _program(envelope, invocation)
+    if options.has_operations and options.step is None:
         raise UsageError("--op without --step", legal="--step K --op", remedy="name the step that diverged")
-    against = arguments["against"]
-    trace = read_trace(place_of(invocation.cwd, against)) if against else None
-    num_runs = _num_runs(arguments, len(envelopes))
+    trace = _reference(invocation, options)
+    num_runs = _num_runs(options, len(envelopes))
     data = b"" if typed else given()  # the last that may take long or be refused before anything is made
-    out = out_directory(invocation.cwd, arguments["out"], REPLAYS, replay_id)
+    out = out_directory(invocation.cwd, options.out, REPLAYS, replay_id)
     return ReplayPlan(
         envelope=envelope,
         program=program,
         level_env=level_env,
         against=trace,
         num_runs=num_runs,
-        op_step=arguments["step"] if arguments["op"] else None,
-        timeout_s=arguments["timeout"] or inf,
+        op_step=options.step if options.has_operations else None,
+        timeout_s=options.timeout_s,
         out=out,
-        stdin=_keep(data, out.path),
+        stdin=kept_input(data, out.path),
         variants=envelopes if len(envelopes) > 1 else (),
         typed=typed,
     )
 
 
-def envelopes_of(invocation: Invocation, arguments: Mapping[str, Any]) -> tuple[tuple[Envelope, ...], tuple[str, ...]]:
+def plan_stop(invocation: Invocation, options: ReplayOptions) -> StopPlan:
+    """Return the plan of one run that ends where a condition holds; UsageError and TraceError for unusable options."""
+    conditions = conditions_of(options.break_on, options.until)
+    given = {
+        "--step": options.step is not None,
+        "--op": options.has_operations,
+        "--runs": options.num_runs is not None,
+        "--vary": bool(options.scenario_options.vary),
+    }
+    if unused := [name for name, is_given in given.items() if is_given]:
+        raise UsageError(
+            f"{', '.join(unused)} with a condition",
+            legal="one run, which ends where the condition holds",
+            remedy="leave it out; the last line of the result says how to look closer",
+        )
+    reference = _reference(invocation, options)
+    if reference is None:
+        refuse_divergence(
+            conditions,
+            legal="--against DIR, with which the run is compared",
+            remedy="record one first: rlharness train, or rlharness trace",
+        )
+    envelope = _envelopes(invocation, options)[0][0]
+    return StopPlan(
+        envelope, _program(envelope, invocation), conditions, None if reference is None else reference.directory
+    )
+
+
+def _reference(invocation: Invocation, options: ReplayOptions) -> Trace | None:
+    """The trace of --against; TraceError where it cannot be read."""
+    return read_trace(place_of(invocation.cwd, options.against)) if options.against else None
+
+
+def _envelopes(invocation: Invocation, options: ReplayOptions) -> tuple[tuple[Envelope, ...], tuple[str, ...]]:
     """(an envelope for each run that differs from the others, the words that name the scenario, if it is one)."""
-    if arguments.get("scenario") is None and not invocation.trailing:
-        raise nothing_to_run("replay", invocation.cwd, A_RUN, "--bundle FILE")
-    if arguments.get("scenario") is None:
-        return (foreign_envelope(invocation, arguments),), ()
+    keep = () if options.step is None else (str(options.step),)
+    recording = replace(options.scenario_options.recording, keep=keep)
+    if options.scenario is None and not invocation.trailing:
+        raise nothing_to_run("replay", invocation.cwd)
+    if options.scenario is None:
+        refuse_scenario_options(options.scenario_options)
+        return (foreign_envelope(invocation, recording),), ()
     if invocation.trailing:
         raise UsageError(
-            f"the scenario {arguments['scenario']} and a command",
+            f"the scenario {options.scenario} and a command",
             legal="one of the two: a scenario, or a command after --",
             remedy="what a scenario does is changed with --set KEY=VALUE",
         )
-    asked = asked_scenario(invocation, arguments, SMOKE, A_RUN, A_COMMAND)
-    return tuple(scenario_envelope(asked, arguments, variant) for variant in range(asked.num_variants)), asked.typed
+    asked = asked_scenario(invocation, options.scenario, options.scenario_options, SMOKE, A_COMMAND)
+    return tuple(scenario_envelope(asked, recording, variant) for variant in range(asked.num_variants)), asked.typed
 
 
-def program_of(envelope: Envelope, invocation: Invocation) -> str:
+def _program(envelope: Envelope, invocation: Invocation) -> str:
     """The path of the program that is started; UsageError where there is none."""
     program = shutil.which(envelope.argv[0], path=invocation.environ.get("PATH"))
     if program is None:
@@ -119,7 +156,8 @@ def program_of(envelope: Envelope, invocation: Invocation) -> str:
     return program
 
 
-def _keep(data: bytes, directory: Path) -> Path:
+def kept_input(data: bytes, directory: Path) -> Path:
+    """Return the file that every run reads as its standard input; HarnessError where it cannot be written."""
     try:
         return keep_input(data, directory)
     except OSError as error:
@@ -130,20 +168,15 @@ def _keep(data: bytes, directory: Path) -> Path:
         ) from None
 
 
-def _steps_to_keep(arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    return () if arguments["step"] is None else (str(arguments["step"]),)
-
-
-def _num_runs(arguments: Mapping[str, Any], num_variants: int) -> int:
+def _num_runs(options: ReplayOptions, num_variants: int) -> int:
     """As many as it takes to compare one with another, and each with its own values, unless told otherwise.
 
     UsageError for one run that is compared with nothing.
     """
-    num_runs, against = arguments["runs"], arguments["against"]
-    if num_runs == 1 and not against:
+    if options.num_runs == 1 and not options.against:
         raise UsageError(
             "--runs 1: a run that is compared with nothing",
             legal="2 runs or more, or --against DIR",
             remedy="rlharness trace --out DIR -- COMMAND, or rlharness train SCENARIO --out DIR, records a run alone",
         )
-    return int(num_runs or max(num_variants, 1 if against else 2))
+    return options.num_runs or max(num_variants, 1 if options.against else 2)

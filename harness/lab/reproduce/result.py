@@ -1,9 +1,7 @@
-"""A step that was run again, and all that was found: what `steps.command` tells, and bundles are made of."""
+"""A step of a recorded run, or all of its steps, run again, and all that was found."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.bundles.making import write_bundle_of
@@ -13,7 +11,7 @@ from harness.trace.verdict import EXIT_CODES
 
 
 @dataclass(frozen=True, slots=True)
-class StepReplay:
+class Reproduction:
     """A step that was run again, and all that was found."""
 
     repeated: Repeated
@@ -55,11 +53,12 @@ class StepReplay:
         return ExitCode.INCOMPLETE_RECORDING if verdict is None else EXIT_CODES[verdict.kind]
 
 
-def bundle_of_replay(replay: StepReplay, path: Path, arguments: Mapping[str, Any]) -> StepReplay:
-    """The same replay, its step written as a bundle: with all that was kept where it came out as it was recorded."""
-    plan = replay.repeated.plan
-    again = replay.repeated.runs[0].recording.directory if replay.repeated.is_reproduced else None
-    head = write_bundle_of(
-        plan.run, plan.step, path, refers_to_checkpoint=bool(arguments["reference_checkpoint"]), kept_by=again
-    )
-    return replace(replay, bundle=path, bundle_needs=head.checkpoint.path if head.checkpoint else "")
+def with_bundle(found: Reproduction, path: Path, *, refers_to_checkpoint: bool) -> Reproduction:
+    """Write the step as a bundle, and return what was found with it.
+
+    It holds all values of the step where it came out as it was recorded. BundleError where it cannot be written.
+    """
+    plan = found.repeated.plan
+    again = found.repeated.runs[0].recording.directory if found.repeated.is_reproduced else None
+    head = write_bundle_of(plan.run, plan.step, path, refers_to_checkpoint=refers_to_checkpoint, kept_by=again)
+    return replace(found, bundle=path, bundle_needs=head.checkpoint.path if head.checkpoint else "")

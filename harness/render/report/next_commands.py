@@ -54,7 +54,7 @@ def _of_scenario(pair: Pair, words: Sequence[str]) -> Iterator[Next]:
     a, b, step = pair.a, pair.b, _step(pair)
     if step and all((each.trace.directory / CALL).is_file() for each in (a, b)):
         why = f"Run step {step} of both again with the code that they name, and name the first operation that differs"
-        yield Next(why, _typed("replay", a.name, "--step", step, "--op", "--against", b.name))
+        yield Next(why, _typed("reproduce", a.name, "--step", step, "--op", "--against", b.name))
         yield Next("Find out which of the differences caused the others", _typed("transplant", a.name, b.name))
     if pair.verdict.kind is Kind.NOT_COMPARABLE:
         return

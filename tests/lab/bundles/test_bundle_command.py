@@ -64,12 +64,13 @@ def in_clone(directory: Path, *words: str) -> Done:
 
 @pytest.mark.timeout(300)
 def test_a_run_that_went_nan_is_taken_apart_in_a_fresh_clone(tmp_path: Path, clone: Path) -> None:
-    stopped = type_command(tmp_path, "replay", "grpo_reverse_text", *ABSURD, "--break-on", "nan", "--bundle", "nan.rlb")
+    stopped = type_command(tmp_path, "replay", "grpo_reverse_text", *ABSURD, "--break-on", "nan", "--out", "stopped")
     assert stopped.code == ExitCode.OK, stopped.stdout + stopped.stderr
     assert stopped.stdout.startswith("STOPPED  nan at step 1, ")
-    shutil.rmtree(tmp_path / ".rlharness")
+    (tmp_path / "stopped" / "step-1.rlb").rename(tmp_path / "nan.rlb")
+    shutil.rmtree(tmp_path / "stopped")
 
-    done = in_clone(clone, "replay", "--bundle", str(tmp_path / "nan.rlb"), "--op", "--json")
+    done = in_clone(clone, "reproduce", str(tmp_path / "nan.rlb"), "--op", "--json")
 
     assert done.code == ExitCode.OK, done.stdout + done.stderr
     found = json.loads(done.stdout)
@@ -89,7 +90,7 @@ def test_a_run_that_went_nan_is_taken_apart_in_a_fresh_clone(tmp_path: Path, clo
 def test_on_a_machine_that_computes_otherwise_it_is_said_why_and_how_far_apart(project: Path) -> None:
     """The other machine is a fingerprint that was changed, and bits that are moved by a key that may not matter."""
     assert type_command(project, "train", "fragile", "--out", "run").code == ExitCode.OK
-    made = type_command(project, "replay", "run", "--step", "2", "--bundle", "here.rlb")
+    made = type_command(project, "reproduce", "run", "--step", "2", "--bundle", "here.rlb")
     assert made.code == ExitCode.OK, made.stdout + made.stderr
     here = open_bundle(project / "here.rlb")
     here.unpack(project / "parts")
@@ -99,9 +100,9 @@ def test_on_a_machine_that_computes_otherwise_it_is_said_why_and_how_far_apart(p
     contents["manifest.json"] = json.dumps(manifest).encode()
     write_bundle(project / "there.rlb", replace(here.head, members=checksums(contents)), contents)
 
-    same = type_command(project, "replay", "--bundle", "there.rlb")
+    same = type_command(project, "reproduce", "there.rlb")
     assert same.code == ExitCode.OK, "equal bits are equal, whatever the machines are"
-    other = type_command(project, "replay", "--bundle", "there.rlb", "--set", "output.noise=1e-6")
+    other = type_command(project, "reproduce", "there.rlb", "--set", "output.noise=1e-6")
     assert other.code == ExitCode.NOT_COMPARABLE, other.stdout + other.stderr
     assert "NOT COMPARABLE  first difference: step 2, backward weights\n" in other.stdout
     assert re.search(r"of 32 elements differ, at most [\d,]+ ulp apart", other.stdout)
@@ -147,19 +148,19 @@ def test_what_a_bundle_may_not_say_is_refused(
 ) -> None:
     bundle(project / "a.rlb", call, checkpoint)
     words = ("--trust",) if checkpoint else ()
-    done = type_command(project, "replay", "--bundle", "a.rlb", "--out", "out", *words)
+    done = type_command(project, "reproduce", "a.rlb", "--out", "out", *words)
     assert (done.code, said in done.stderr) == (ExitCode.USAGE_ERROR, True), done.stderr
     assert not (project / "out").exists()
 
 
 def test_what_is_no_bundle_and_what_cannot_go_with_one_are_refused(project: Path) -> None:
     (project / "a.rlb").write_bytes(b"PK\3\4 not quite")
-    damaged = type_command(project, "replay", "--bundle", "a.rlb", "--json")
+    damaged = type_command(project, "reproduce", "a.rlb", "--json")
     assert damaged.code == ExitCode.USAGE_ERROR
     assert json.loads(damaged.stdout)["exit_code"] == ExitCode.USAGE_ERROR
     assert "is damaged, or no bundle" in damaged.stderr
     for words in (("--step", "3"), ("--against", "x"), ("--size", "full")):
         bundle(project / "a.rlb", CALL)
-        done = type_command(project, "replay", "--bundle", "a.rlb", *words)
+        done = type_command(project, "reproduce", "a.rlb", *words)
         assert done.code == ExitCode.USAGE_ERROR, done.stderr
-    assert not list((project / ".rlharness").glob("replays/*")), "what is refused leaves no directory"
+    assert not list((project / ".rlharness").glob("reproductions/*")), "what is refused leaves no directory"

@@ -23,14 +23,14 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
     elsewhere = {"XDG_CACHE_HOME": str(project / "cache")}
     made = type_command(project, "train", "grpo_reverse_text", "--size", "tiny", "--out", "run", **elsewhere)
     assert made.code == ExitCode.OK, made.stdout + made.stderr
-    made = type_command(project, "replay", "run", "--step", "2", "--bundle", "clean.rlb", **elsewhere)
+    made = type_command(project, "reproduce", "run", "--step", "2", "--bundle", "clean.rlb", **elsewhere)
     assert made.code == ExitCode.OK, made.stdout + made.stderr
     return project / "clean.rlb"
 
 
 @pytest.mark.timeout(240)
 def test_a_bundle_of_an_unchanged_scenario_runs_without_question(tmp_path: Path, clean: Path) -> None:
-    done = type_command(tmp_path, "replay", "--bundle", str(clean), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    done = type_command(tmp_path, "reproduce", str(clean), XDG_CACHE_HOME=str(tmp_path / "cache"))
 
     assert done.code == ExitCode.OK, done.stdout + done.stderr
     assert done.stdout.startswith("REPRODUCED  step 2")
@@ -65,7 +65,7 @@ def test_what_no_scenario_here_names_is_listed_and_not_used(
     (tmp_path / "setup.py").write_bytes(EVIL)
     forge(clean, tmp_path / "evil.rlb", values, members)
 
-    done = type_command(tmp_path, "replay", "--bundle", "evil.rlb", "--out", "again", "--timeout", "20")
+    done = type_command(tmp_path, "reproduce", "evil.rlb", "--out", "again", "--timeout", "20")
 
     assert not (tmp_path / "PWNED").exists()
     assert done.code == ExitCode.USAGE_ERROR, done.stdout + done.stderr
@@ -83,7 +83,7 @@ def test_a_module_among_the_files_of_a_checkpoint_is_no_member_of_a_bundle(tmp_p
     forge(clean, tmp_path / "evil.rlb", values, {"checkpoints/step-000099/evil.py": EVIL})
 
     for words in ((), ("--trust",)):
-        done = type_command(tmp_path, "replay", "--bundle", "evil.rlb", "--out", "again", *words)
+        done = type_command(tmp_path, "reproduce", "evil.rlb", "--out", "again", *words)
         assert not (tmp_path / "PWNED").exists()
         assert done.code == ExitCode.USAGE_ERROR, done.stdout + done.stderr
         assert "a member called 'checkpoints/step-000099/evil.py'" in done.stderr
@@ -95,10 +95,10 @@ def test_a_directory_that_a_bundle_names_is_not_read(tmp_path: Path, clean: Path
     (tmp_path / "step-000002").mkdir()
     forge(clean, tmp_path / "a.rlb", {}, checkpoint=NamedCheckpoint(str(tmp_path / "step-000002"), "0" * 32))
 
-    done = type_command(tmp_path, "replay", "--bundle", "a.rlb")
+    done = type_command(tmp_path, "reproduce", "a.rlb")
     assert done.code == ExitCode.USAGE_ERROR
     assert f'\n    checkpoint = "{tmp_path}/step-000002"\n' in done.stderr
-    trusted = type_command(tmp_path, "replay", "--bundle", "a.rlb", "--trust")
+    trusted = type_command(tmp_path, "reproduce", "a.rlb", "--trust")
     assert "step-000002, which is another one" in trusted.stderr
 
 
@@ -107,7 +107,7 @@ def test_a_bundle_that_is_trusted_runs_after_all_of_it_was_listed(tmp_path: Path
     (tmp_path / "theirs.py").write_bytes(EVIL)
     forge(clean, tmp_path / "a.rlb", {"task.rewards": ["theirs:reward"]})
 
-    done = type_command(tmp_path, "replay", "--bundle", "a.rlb", "--trust")
+    done = type_command(tmp_path, "reproduce", "a.rlb", "--trust")
 
     assert (tmp_path / "PWNED").exists(), done.stdout + done.stderr
     assert done.stderr.startswith(
@@ -125,7 +125,7 @@ def test_a_scenario_of_the_checkout_that_names_the_function_lets_it_run(tmp_path
     )
     forge(clean, tmp_path / "a.rlb", {"task.rewards": ["mine:reward"]})
 
-    done = type_command(tmp_path, "replay", "--bundle", "a.rlb")
+    done = type_command(tmp_path, "reproduce", "a.rlb")
 
     assert (tmp_path / "PWNED").exists(), done.stdout + done.stderr
     assert "trust" not in done.stdout + done.stderr

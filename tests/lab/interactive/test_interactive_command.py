@@ -1,4 +1,4 @@
-"""`rlharness replay RUN --step K --interactive`, as it is typed: what is said, and that nobody stays behind."""
+"""`rlharness reproduce RUN --step K --interactive`, as it is typed: what is said, and that nobody stays behind."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stand(directory: Path, text: str, *words: str) -> Done:
     """Type these lines into a pipe."""
     done = subprocess.run(
-        [*HARNESS, "replay", *words, "--interactive"],
+        [*HARNESS, "reproduce", *words, "--interactive"],
         cwd=directory,
         env=environment(),
         input=text,
@@ -128,14 +128,14 @@ def test_what_nobody_can_stand_in_is_refused(runs: Path, words: tuple[str, ...],
 
 @contextmanager
 def standing_before_a_gate(directory: Path, step: int) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """An interactive replay of a step that cannot be passed before somebody opens the gate, a FIFO, to write."""
+    """A session at a step that cannot be passed before somebody opens the gate, a FIFO, to write."""
     gate = directory / "gate"
     gate.touch()
     recorded_bandits(directory, waiting={"waits_for": str(gate)})
     gate.unlink()
     os.mkfifo(gate)
     pipe = subprocess.PIPE
-    words = [*HARNESS, "replay", "waiting", "--step", str(step), "--interactive"]
+    words = [*HARNESS, "reproduce", "waiting", "--step", str(step), "--interactive"]
     with subprocess.Popen(
         words, cwd=directory, env=environment(), stdin=pipe, stdout=pipe, stderr=pipe, text=True
     ) as process:
@@ -148,7 +148,7 @@ def test_ctrl_c_before_somebody_stands_in_the_step_leaves_nothing_behind(tmp_pat
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, stdout, stderr) == (ExitCode.INTERRUPTED, "", "rlharness: interrupted by SIGINT\n")
-    assert not list((tmp_path / ".rlharness" / "replays").iterdir())
+    assert not list((tmp_path / ".rlharness" / "reproductions").iterdir())
 
 
 @pytest.mark.timeout(120)
@@ -164,7 +164,9 @@ def test_ctrl_c_stops_what_goes_on_at_the_next_value_and_leaves_where_nothing_do
         assert "  rollout       2 values: as recorded\n" in lines
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == ExitCode.INTERRUPTED
-    pid = json.loads(next((tmp_path / ".rlharness").glob("replays/*/run-1/processes/*.json")).read_text("utf-8"))["pid"]
+    pid = json.loads(next((tmp_path / ".rlharness").glob("reproductions/*/run-1/processes/*.json")).read_text("utf-8"))[
+        "pid"
+    ]
     assert not Path("/proc", str(pid)).exists()
 
 
@@ -178,7 +180,7 @@ class Terminal:
         self.own, theirs = pty.openpty()
         env = {**environment(), "TERM": "xterm", "NO_COLOR": "1"}
         self.process = subprocess.Popen(
-            [*HARNESS, "replay", *words, "--interactive"],
+            [*HARNESS, "reproduce", *words, "--interactive"],
             cwd=directory,
             env=env,
             stdin=theirs,

@@ -1,4 +1,4 @@
-"""`rlharness replay RUN --step K`: the step again, with proof that it is the same, and told where it is not.
+"""`rlharness reproduce RUN --step K`: the step again, with proof that it is the same, and told where it is not.
 
 Whole commands, in the order of a morning on which a run broke: recorded once, looked at several times.
 """
@@ -33,8 +33,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def replay(project: Path, tmp_path: Path, *words: str) -> Done:
-    return type_command(project, "replay", *words, "--out", str(tmp_path / "out"))
+def reproduce(project: Path, tmp_path: Path, *words: str) -> Done:
+    return type_command(project, "reproduce", *words, "--out", str(tmp_path / "out"))
 
 
 def told(done: Done) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def told(done: Done) -> dict[str, Any]:
 
 
 def test_a_step_comes_out_again_from_the_nearest_checkpoint(project: Path, tmp_path: Path) -> None:
-    done = replay(project, tmp_path, "whole", "--step", "3")
+    done = reproduce(project, tmp_path, "whole", "--step", "3")
     assert done.code == ExitCode.OK, done.stdout + done.stderr
     assert done.stdout.startswith("REPRODUCED  step 3: its root is the recorded one: 3 leaves, every bit\n")
     assert "run again from the checkpoint of step 2; the step before it too\n" in done.stdout
@@ -52,7 +52,7 @@ def test_a_step_comes_out_again_from_the_nearest_checkpoint(project: Path, tmp_p
 
 
 def test_a_step_that_does_not_come_out_again_is_told_with_its_first_leaf(project: Path, tmp_path: Path) -> None:
-    done = replay(project, tmp_path, "whole", "--step", "3", "--set", "output.noise=0.001", "--json")
+    done = reproduce(project, tmp_path, "whole", "--step", "3", "--set", "output.noise=0.001", "--json")
     assert done.code == ExitCode.DIVERGED
     found = told(done)
     assert not found["is_reproduced"]
@@ -65,20 +65,20 @@ def test_what_would_be_another_run_is_refused(project: Path, tmp_path: Path) -> 
     for words, said in (
         (("--step", "3", "--set", "seed=2"), "--set seed: with another value it would be another run"),
         (("--step", "9"), "a step that it has recorded: 0 to 4"),
-        (("--step", "3", "--size", "full", "--runs", "2"), "--size, --runs with a recorded run"),
+        (("--step", "3", "--size", "full"), "--size is no option of rlharness reproduce"),
         (("--op",), "--op without --step"),
     ):
-        done = replay(project, tmp_path, "whole", *words)
+        done = reproduce(project, tmp_path, "whole", *words)
         assert (done.code, said in done.stderr) == (ExitCode.USAGE_ERROR, True), done.stderr
     assert not (tmp_path / "out").exists()
 
 
 def test_a_file_that_is_no_bundle_is_kept_and_no_option_is_ignored(project: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine", "utf-8")
-    done = replay(project, tmp_path, "whole", "--step", "3", "--bundle", str(tmp_path / "notes.txt"))
+    done = reproduce(project, tmp_path, "whole", "--step", "3", "--bundle", str(tmp_path / "notes.txt"))
     assert (done.code, "notes.txt exists, and is no bundle" in done.stderr) == (ExitCode.USAGE_ERROR, True)
     assert (tmp_path / "notes.txt").read_text("utf-8") == "mine"
-    ignored = replay(project, tmp_path, "whole", "--step", "3", "--reference-checkpoint")
+    ignored = reproduce(project, tmp_path, "whole", "--step", "3", "--reference-checkpoint")
     assert (ignored.code, "--reference-checkpoint without a bundle" in ignored.stderr) == (ExitCode.USAGE_ERROR, True)
     assert not (tmp_path / "out").exists()
 
@@ -88,17 +88,17 @@ def test_a_damaged_checkpoint_is_passed_over_and_a_bundle_says_what_it_needs(pro
     damaged = tmp_path / "run" / "checkpoints" / "step-000004"
     (damaged / "checksums.json").write_text("cut", "utf-8")
     bundle = ("--bundle", str(tmp_path / "a"), "--reference-checkpoint")
-    done = replay(project, tmp_path, str(tmp_path / "run"), "--step", "4", *bundle)
+    done = reproduce(project, tmp_path, str(tmp_path / "run"), "--step", "4", *bundle)
     assert done.code == ExitCode.OK, done.stdout + done.stderr
     assert "run again from the checkpoint of step 2; the 2 steps before it too\n" in done.stdout
     assert f"note: a damaged checkpoint is passed over: {damaged}: checksums.json cannot be read" in done.stdout
-    assert f"where {damaged.with_name('step-000002')} is:  rlharness replay --bundle" in done.stdout
+    assert f"where {damaged.with_name('step-000002')} is:  rlharness reproduce {tmp_path}" in done.stdout
     assert " --trust\n" in done.stdout
     assert "on any machine" not in done.stdout
 
 
 def test_the_first_operation_that_differs_from_another_run_is_named(project: Path, tmp_path: Path) -> None:
-    done = replay(project, tmp_path, "whole", "--step", "0", "--op", "--against", "noisy", "--json")
+    done = reproduce(project, tmp_path, "whole", "--step", "0", "--op", "--against", "noisy", "--json")
     assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
     found = told(done)
     assert found["is_reproduced"]
@@ -123,7 +123,7 @@ def test_without_a_step_all_steps_are_compared_with_the_other_trace_as_diff_comp
             change = flip_bit(1 if step == 1 else 9, "backward", "weights")
             writer.append(step, [change(step, leaf) for leaf in kept.columns(step, 0).leaves()])
     shutil.copy(kept.directory / "curve.jsonl", tmp_path / "early")
-    done = replay(project, tmp_path, "whole", "--against", str(tmp_path / "early"), "--json")
+    done = reproduce(project, tmp_path, "whole", "--against", str(tmp_path / "early"), "--json")
     assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
     found = told(done)
     assert (found["is_reproduced"], found["first"], found["step"]) == (True, 0, 4)
@@ -134,7 +134,7 @@ def test_without_a_step_all_steps_are_compared_with_the_other_trace_as_diff_comp
 
 
 def test_a_step_in_whose_middle_a_run_ended_comes_out_again_and_its_nan_is_named(project: Path, tmp_path: Path) -> None:
-    done = replay(project, tmp_path, "broken", "--step", "3", "--op", "--bundle", str(tmp_path / "broken.rlb"))
+    done = reproduce(project, tmp_path, "broken", "--step", "3", "--op", "--bundle", str(tmp_path / "broken.rlb"))
     assert done.code == ExitCode.OK, done.stdout + done.stderr
     assert done.stdout.startswith("REPRODUCED  step 3: it ends in its middle, where the recorded one does: 2 leaves")
     made, origin = (line for line in done.stdout.splitlines() if "aten." in line)
@@ -142,6 +142,6 @@ def test_a_step_in_whose_middle_a_run_ended_comes_out_again_and_its_nan_is_named
     assert "of an Inf that was made of finite numbers by forward aten.mul.Tensor" in origin
     assert "it counts: step 3 came out the same without this record" in done.stdout
 
-    again = type_command(project, "replay", "--bundle", str(tmp_path / "broken.rlb"), "--out", str(tmp_path / "again"))
+    again = type_command(project, "reproduce", str(tmp_path / "broken.rlb"), "--out", str(tmp_path / "again"))
     assert again.code == ExitCode.OK, again.stdout + again.stderr
     assert again.stdout.startswith("REPRODUCED  step 3: it ends in its middle, where the recorded one does: 2 leaves")

@@ -29,7 +29,7 @@ from harness.lab.experiments.bundles.contents import (
 
 Content = bytes | Path
 """What a member holds: these bytes, or those of a file."""
-WHOLE = "a bundle as rlharness replay --bundle has written it"
+WHOLE = "a bundle as rlharness reproduce RUN --step K --bundle has written it"
 AGAIN = "copy it again, or have it made again"
 _CHUNK_BYTES = 2**20
 _EPOCH = (1980, 1, 1, 0, 0, 0)

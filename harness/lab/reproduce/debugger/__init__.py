@@ -1,4 +1,4 @@
-"""Standing inside a step of a recorded run: `rlharness replay RUN --step K --interactive`.
+"""Standing inside a step of a recorded run: `rlharness reproduce RUN --step K --interactive`.
 
     lines ─▶ words ─▶ console ─orders─▶ process ═pipes═ the run's own process (recording/stepping)
                          └─ walk: what was recorded so far, beside the recorded run

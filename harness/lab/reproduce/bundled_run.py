@@ -1,6 +1,6 @@
-"""`rlharness replay --bundle FILE` from arguments to exit code: a step of somebody's run, run again here.
+"""A bundle as a recorded run of one step: checked, trusted, unpacked.
 
-    FILE ─▶ checked ─▶ unpacked: a recorded run of one step ─▶ steps.command, as of any recorded run
+    FILE ─▶ checked ─▶ trusted ─▶ unpacked: a recorded run ─▶ reproduced as any other
 
 A bundle brings data alone. Before anything of it is unpacked or opened, what its call names is compared with the
 scenarios here; what none of them names needs --trust.
@@ -8,14 +8,9 @@ scenarios here; what none of them names needs --trust.
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from harness.cli.commands.reproduce import replay_steps, tell
-from harness.core.clock import SystemClock
-from harness.core.errors import BundleError, HarnessError, UsageError
-from harness.core.exit_codes import ExitCode
+from harness.core.errors import BundleError
 from harness.core.invocation import Invocation
 from harness.core.text import path_text
 from harness.lab.experiments.bundles.archive import Bundle, open_bundle
@@ -23,49 +18,26 @@ from harness.lab.experiments.bundles.contents import check_call
 from harness.lab.experiments.bundles.making import checkpoint_digest
 from harness.lab.experiments.entry_call import CALL
 from harness.lab.experiments.flat_config import flattened
-from harness.lab.experiments.out_directory import out_directory, place_of
+from harness.lab.experiments.out_directory import place_of
 from harness.lab.experiments.recorded_run import CHECKPOINTS, RecordedRun, read_recorded_run
-from harness.lab.experiments.supervised_runs import Place
 from harness.lab.experiments.trust import Unnamed, check_trust, scenarios_here, unnamed_in
-from harness.lab.replay.plan import REPLAYS
-from harness.lab.reproduce.plan import check_machine, plan_step
-from harness.lab.reproduce.result import StepReplay
-from harness.process.run_directory import new_run_id
+from harness.lab.reproduce.comparison import Repeated
 
 UNPACKED = "bundle"
 _FUNCTION = re.compile(r'"?(\w+:)?[A-Za-z_][\w.-]*:[A-Za-z_]\w*"?', re.ASCII)
 
 
-def run_bundle_replay(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
-    """Carry out `rlharness replay --bundle FILE`; HarnessError for what the user can mend."""
-    if arguments["scenario"] is not None or invocation.trailing:
-        raise UsageError(
-            "--bundle with runs that are compared",
-            legal="a recorded run and --step K, a condition, or the bundle alone",
-            remedy="rlharness train records a run, of whose steps bundles can be made",
-        )
-    if arguments["step"] is not None or arguments["against"] or arguments["reference_checkpoint"]:
-        raise UsageError(
-            "--step, --against or --reference-checkpoint with a bundle",
-            legal="--op, --set, --timeout, --out, --trust, --json",
-            remedy="leave it out: a bundle is of one step, and of one run",
-        )
-    program = check_machine(invocation)
-    bundle = open_bundle(place_of(invocation.cwd, arguments["bundle"]))
+def trusted_bundle(invocation: Invocation, name: str, *, is_trusted: bool) -> Bundle:
+    """Return the bundle in a file, whose step is going to be run.
+
+    Raises BundleError for any other file, and UsageError for one that would use what no scenario here names, unless it
+    is trusted.
+    """
+    bundle = open_bundle(place_of(invocation.cwd, name))
     call = check_call(bundle.read(CALL))
     found = [*_checkpoint_of(bundle), *unnamed_in(call, scenarios_here(invocation.cwd))]
-    check_trust(path_text(bundle.path), found, invocation, is_trusted=bool(arguments["trust"]))
-    own_id = new_run_id(SystemClock().wall())
-    out = out_directory(invocation.cwd, arguments["out"], REPLAYS, own_id)
-    try:
-        run = unpacked(bundle, out.path / UNPACKED)
-        plan = plan_step(run, arguments, bundle.head.step)
-    except HarnessError:
-        out.give_back()
-        raise
-    place = Place(program, invocation.cwd, invocation.environ, own_id, plan.timeout_s)
-    replay = replay_steps(plan, None, out, place)
-    return tell(replace(replay, notes=tuple(_notes(run, replay))), invocation, arguments)
+    check_trust(path_text(bundle.path), found, invocation, is_trusted=is_trusted)
+    return bundle
 
 
 def unpacked(bundle: Bundle, directory: Path) -> RecordedRun:
@@ -102,12 +74,12 @@ def _bring(path: Path, digest: str, target: Path) -> None:
     )
 
 
-def _notes(run: RecordedRun, replay: StepReplay) -> list[str]:
-    """Which code was called, and what explains a step that did not come out again."""
+def notes_on(run: RecordedRun, repeated: Repeated) -> list[str]:
+    """Say which code was called, and what explains a step that did not come out again."""
     named = {text.strip('"') for text in _texts(flattened(run.call.config)) if _FUNCTION.fullmatch(text)}
     called = ", ".join([run.call.entry, *sorted(named - {run.call.entry})])
     notes = [f"the code came from this machine, not from the bundle: {called}"]
-    different = replay.repeated.different
+    different = repeated.different
     if different is not None:
         numerics = [each.name for each in different.fingerprints.get("numerics", ())]
         subject = [each.name for each in different.fingerprints.get("subject", ())]

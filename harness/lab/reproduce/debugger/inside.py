@@ -1,0 +1,34 @@
+"""The step at which the debugger opens, from what was asked for: checked before anything is started."""
+
+from harness.core.errors import UsageError
+from harness.core.invocation import Invocation
+from harness.core.text import count, path_text
+from harness.lab.experiments.out_directory import out_directory
+from harness.lab.reproduce.debugger.console import Inside
+from harness.lab.reproduce.options import ReproduceOptions
+from harness.lab.reproduce.plan import REPRODUCTIONS, free_overrides, named_run
+
+
+def make_inside(invocation: Invocation, options: ReproduceOptions, run_id: str) -> Inside:
+    """Return the step that was asked for, and make its directory; UsageError where nobody can stand in it."""
+    assert options.step is not None
+    step, other = options.step, options.against
+    run = named_run(invocation, options.subject, is_trusted=options.is_trusted)
+    against = named_run(invocation, other, is_trusted=options.is_trusted) if other else None
+    for each in (run, *([against] if against else ())):
+        if tuple(each.trace.ranks) != (0,):
+            raise UsageError(
+                f"{path_text(each.directory)} has {count(len(each.trace.ranks), 'rank')}",
+                legal="a run of one process",
+                remedy="rlharness reproduce RUN --step K runs a step of several again",
+            )
+    after = max(run.trace.steps, default=-1) + 1
+    if step > after:  # the one after the last is legal: the run may have ended in it
+        raise UsageError(
+            f"--step {step}: {path_text(run.directory)} has none",
+            legal=f"0 to {after}, the one after its last included",
+            remedy=f"--step {after} stands in the step in which the run has ended",
+        )
+    overrides = free_overrides(run, options.overrides)
+    out = out_directory(invocation.cwd, options.out, REPRODUCTIONS, run_id)
+    return Inside(run, step, out, against, overrides=overrides, **({"whose": other} if other else {}))
