@@ -12,7 +12,7 @@ from harness.lab.chaos.comparison import Outcome, Sign
 from harness.lab.chaos.executor import BASELINE
 from harness.lab.chaos.finding import Chaos, Tally
 from harness.lab.experiments.perturbation_factors import HASH_SEED, USUAL_HASH_SEED, Perturbation, told, written
-from harness.lab.experiments.supervised_runs import OUTPUT
+from harness.lab.experiments.run import OUTPUT
 from harness.render.divergence import verdict_json, verdict_text
 from harness.render.replay import ending_lines
 from harness.trace.verdict import EXIT_CODES, Divergence

@@ -11,7 +11,7 @@ from harness.core.redaction import redact_argv
 from harness.core.text import count, one_line, path_text
 from harness.lab.experiments.hints import next_command, program_command
 from harness.lab.experiments.recording_result import recording_json
-from harness.lab.experiments.supervised_runs import Run
+from harness.lab.experiments.run import Run
 from harness.lab.replay.comparison import Comparison, Replay
 from harness.render.divergence import STEP_ONLY, verdict_json, verdict_text
 from harness.render.operations import VALIDITY, non_finite_json, non_finite_lines, operations_json, operations_text

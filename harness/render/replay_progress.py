@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from harness.core.clock import Clock
 from harness.core.text import count
-from harness.lab.experiments.supervised_runs import Display, run_name, run_of_all
+from harness.lab.experiments.run import Display, run_name, run_of_all
 from harness.render.console import say
 
 EVERY_S = 30.0

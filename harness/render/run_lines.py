@@ -1,7 +1,7 @@
 """Runs that a command starts one after the other, each with a title of its own: lines on standard error."""
 
 from harness.core.text import count, one_line
-from harness.lab.experiments.supervised_runs import Run
+from harness.lab.experiments.run import Run
 from harness.render.console import say
 
 EVERY_S = 30.0

@@ -12,9 +12,9 @@ from harness.lab.experiments.call_signature import sign_call
 from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.recorded_run import RecordedRun, read_recorded_run
 from harness.lab.experiments.recording_result import Problem, Recording
+from harness.lab.experiments.run import Run
 from harness.lab.experiments.run_spec import Envelope
 from harness.lab.experiments.scenario_spec import envelope_of_call
-from harness.lab.experiments.supervised_runs import Run
 from harness.recording.callbacks import make_watchers
 from harness.recording.op_log import OpLog
 from harness.recording.op_mode import OpMode

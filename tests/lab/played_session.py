@@ -8,8 +8,8 @@ from pathlib import Path
 
 from harness.lab.experiments.entry_call import Refusal
 from harness.lab.experiments.recording_result import Problem, Recording
+from harness.lab.experiments.run import OUTPUT, Run
 from harness.lab.experiments.run_spec import Envelope
-from harness.lab.experiments.supervised_runs import OUTPUT, Run
 from harness.trace.tensor_file import Kept
 from tests.support.traces import trace_of_values, value
 

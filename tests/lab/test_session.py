@@ -10,11 +10,11 @@ import pytest
 from harness.core.clock import SystemClock
 from harness.core.errors import UsageError
 from harness.lab.experiments.entry_call import EntryCall, Refusal
+from harness.lab.experiments.launcher import LaunchContext, open_launcher, refuse
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.recording_result import Recording
+from harness.lab.experiments.run import Run
 from harness.lab.experiments.scenario_spec import CHILD, envelope_of_call
-from harness.lab.experiments.session import open_session, refuse
-from harness.lab.experiments.supervised_runs import Place, Run
 from harness.render.replay_progress import make_display
 from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt
@@ -30,8 +30,8 @@ def test_a_run_is_ended_in_order_after_its_last_step(tmp_path: Path) -> None:
     """The rest of it does not happen, and what happened is whole and the same."""
 
     async def record() -> tuple[Run, Run]:
-        place = Place(CHILD[0], Path.cwd(), environment(), "session")
-        with open_session(place, make_display(2, SystemClock(), colour=False, environ={})) as session:
+        place = LaunchContext(CHILD[0], Path.cwd(), environment(), "session")
+        with open_launcher(place, make_display(2, SystemClock(), colour=False, environ={})) as session:
             elsewhere = {**place.environ, "OMP_NUM_THREADS": "1", "MARK": "elsewhere"}
             whole = await session.record(WHOLE, tmp_path, 1)
             cut = await session.record(replace(WHOLE, last_step=1), tmp_path, 2, environ=elsewhere, cwd=tmp_path)

@@ -7,7 +7,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.lab.experiments.supervised_runs import CountedLines, exit_code, problems_of_end, run_name
+from harness.lab.experiments.launcher import CountedLines, exit_code, problems_of_end
+from harness.lab.experiments.run import run_name
 from harness.process.supervisors import AttemptEnd
 
 

@@ -16,8 +16,8 @@ from harness.lab.chaos.subject import Subject
 from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.perturbation_factors import Factor
 from harness.lab.experiments.perturbation_values import Span
+from harness.lab.experiments.run import OUTPUT
 from harness.lab.experiments.run_spec import Envelope
-from harness.lab.experiments.supervised_runs import OUTPUT
 from harness.render.chaos import chaos_json, chaos_text, command, effect, sentence
 from harness.render.chaos_progress import ChaosLines
 from harness.trace.diff import diff

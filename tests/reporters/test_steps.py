@@ -10,9 +10,9 @@ import pytest
 from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.recorded_run import RecordedRun
 from harness.lab.experiments.recording_result import Problem, Recording
+from harness.lab.experiments.run import Run
 from harness.lab.experiments.run_spec import Envelope
 from harness.lab.experiments.stopped_run import Stopped, StopPlan
-from harness.lab.experiments.supervised_runs import Run
 from harness.lab.reproduce.comparison import Ending, OtherRun, OtherTrace, Repeated, StepOperations
 from harness.lab.reproduce.plan import StepPlan
 from harness.lab.reproduce.result import Reproduction

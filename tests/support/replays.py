@@ -5,8 +5,8 @@ from pathlib import Path
 
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.recording_result import Problem, Recording
+from harness.lab.experiments.run import OUTPUT, Run
 from harness.lab.experiments.run_spec import Envelope
-from harness.lab.experiments.supervised_runs import OUTPUT, Run
 from harness.lab.replay.plan import ReplayPlan
 from harness.recording.op_log import OpLog
 from harness.recording.recording_config import Report

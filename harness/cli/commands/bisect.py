@@ -1,19 +1,18 @@
 """`rlharness bisect` from arguments to exit code."""
 
 import asyncio
-import json
 from collections.abc import Mapping
 from math import inf
 from typing import Any
 
+from harness.cli.commands.result import show_result
 from harness.core.clock import SystemClock
 from harness.core.exit_codes import ExitCode
-from harness.core.invocation import Invocation, wants_colour
+from harness.core.invocation import Invocation
 from harness.lab.bisect.bisection import BisectOptions, bisect
 from harness.lab.bisect.criterion import parse_criterion
 from harness.process.run_directory import new_run_id
 from harness.render.bisect import bisection_json, bisection_text
-from harness.render.console import show
 from harness.render.run_lines import RunLines
 
 
@@ -31,8 +30,6 @@ def run_bisect(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode
         out=arguments["out"],
     )
     found = asyncio.run(bisect(options, invocation, new_run_id(SystemClock().wall()), RunLines()))
-    if arguments["json"]:
-        show(json.dumps(bisection_json(found)))
-    else:
-        show(bisection_text(found, colour=wants_colour(arguments["color"], invocation)))
-    return found.exit_code
+    return show_result(
+        found, invocation, bisection_text, bisection_json, color=arguments["color"], is_json=arguments["json"]
+    )

@@ -15,8 +15,7 @@ from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation, wants_colour
 from harness.core.user_cache import cache_path
-from harness.lab.experiments.session import open_session
-from harness.lab.experiments.supervised_runs import Place
+from harness.lab.experiments.launcher import LaunchContext, open_launcher
 from harness.lab.reproduce.debugger.answers import Answer, Told
 from harness.lab.reproduce.debugger.console import Console, Inside
 from harness.lab.reproduce.debugger.inside import make_inside
@@ -37,7 +36,7 @@ def run_interactive(invocation: Invocation, options: ReproduceOptions, *, color:
     """Carry out a session of the step debugger; HarnessError for what the user can mend."""
     run_id = new_run_id(SystemClock().wall())
     inside = make_inside(invocation, options, run_id)
-    place = Place(check_machine(invocation), invocation.cwd, invocation.environ, run_id)
+    place = LaunchContext(check_machine(invocation), invocation.cwd, invocation.environ, run_id)
     colour = wants_colour(color, invocation)
     commands = invocation.cwd / options.commands if options.commands else None
 
@@ -55,10 +54,10 @@ def run_interactive(invocation: Invocation, options: ReproduceOptions, *, color:
 
 
 async def _converse(
-    inside: Inside, place: Place, tell: Callable[[Answer], None], open_for: Callable[[Console], Lines]
+    inside: Inside, place: LaunchContext, tell: Callable[[Answer], None], open_for: Callable[[Console], Lines]
 ) -> ExitCode:
     """Answer one line after another."""
-    with open_session(place, SilentRuns()) as session:
+    with open_launcher(place, SilentRuns()) as session:
         console = Console(inside, session, say)
         talk = asyncio.create_task(_talk(console, tell, open_for(console)))
 

@@ -1,20 +1,19 @@
 """`rlharness gate` from arguments to exit code: options, the gate, text or JSON, GitHub."""
 
 import asyncio
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from harness.cli.commands.gate_options import gate_options
+from harness.cli.commands.result import show_result
 from harness.core.clock import SystemClock
 from harness.core.exit_codes import ExitCode
-from harness.core.invocation import Invocation, wants_colour
-from harness.lab.experiments.supervised_runs import Place
+from harness.core.invocation import Invocation
+from harness.lab.experiments.launcher import LaunchContext
 from harness.lab.experiments.worktrees import CHILD, Checkout
 from harness.lab.gate.against_golden import AgainstGolden
 from harness.lab.gate.gate import run_gate
 from harness.process.run_directory import new_run_id
-from harness.render.console import show
 from harness.render.gate import gate_json, gate_text
 from harness.render.github import annotate, append_summary, is_on_github
 from harness.render.run_lines import RunLines
@@ -28,12 +27,9 @@ def carry_out_gate(invocation: Invocation, arguments: Mapping[str, Any]) -> Exit
     base = checkout.commit(options.base) if options.base else None  # a revision that is none is told at once
     golden = AgainstGolden(options, options.golden, checkout, clock) if options.golden else None
     gate_id = new_run_id(clock.wall())
-    place = Place(CHILD[0], invocation.cwd, invocation.environ, gate_id, options.timeout_s)
+    place = LaunchContext(CHILD[0], invocation.cwd, invocation.environ, gate_id, options.timeout_s)
     gate = asyncio.run(run_gate(options, checkout, base, golden, place=place, out=arguments["out"], lines=RunLines()))
-    if arguments["json"]:
-        show(json.dumps(gate_json(gate)))
-    else:
-        show(gate_text(gate, colour=wants_colour(arguments["color"], invocation)))
+    show_result(gate, invocation, gate_text, gate_json, color=arguments["color"], is_json=arguments["json"])
     if is_on_github(invocation.environ):
         annotate(gate)
         append_summary(gate, invocation.environ)

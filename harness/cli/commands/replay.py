@@ -3,11 +3,10 @@
 plan ─▶ run 1, run 2, ... (with --op each once more, its operations recorded) ─▶ judgement ─▶ text or JSON
 """
 
-import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -16,15 +15,16 @@ from harness.core.clock import SystemClock
 from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation, terminal_columns, wants_colour
+from harness.lab.experiments.driver import run_experiment
+from harness.lab.experiments.launcher import LaunchContext
 from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.program_input import read_input
 from harness.lab.experiments.recorded_kind import find_recorded
-from harness.lab.experiments.run_spec import Envelope
-from harness.lab.experiments.session import open_session, refuse
-from harness.lab.experiments.supervised_runs import Display, Place, Run
+from harness.lab.experiments.run import Run
 from harness.lab.replay.comparison import judge
 from harness.lab.replay.options import ReplayOptions
-from harness.lab.replay.plan import REPLAYS, ReplayPlan, kept_input, make_plan, plan_stop
+from harness.lab.replay.plan import REPLAYS, kept_input, make_plan, plan_stop
+from harness.lab.replay.replay import record_all
 from harness.process.run_directory import new_run_id
 from harness.render.console import say, show
 from harness.render.curve_picture import is_ascii
@@ -81,7 +81,7 @@ def _run_until(invocation: Invocation, options: ReplayOptions, *, color: str, is
     data = read_input(0, say) if plan.envelope.call is None else b""
     out = out_directory(invocation.cwd, options.out, REPLAYS, own_id)
     stdin = kept_input(data, out.path)
-    place = Place(plan.program, invocation.cwd, invocation.environ, own_id, options.timeout_s, stdin)
+    place = LaunchContext(plan.program, invocation.cwd, invocation.environ, own_id, options.timeout_s, stdin)
     return run_until(plan, out, place, invocation, color=color, is_json=is_json)
 
 
@@ -90,37 +90,18 @@ def _compare(invocation: Invocation, options: ReplayOptions, *, color: str, is_j
     clock = SystemClock()
     replay_id = new_run_id(clock.wall())
     plan = make_plan(invocation, options, replay_id, lambda: read_input(0, say))
-    place = Place(plan.program, invocation.cwd, invocation.environ, replay_id, plan.timeout_s, plan.stdin)
+    place = LaunchContext(plan.program, invocation.cwd, invocation.environ, replay_id, plan.timeout_s, plan.stdin)
     colour = wants_colour(color, invocation)
     display = make_display(plan.num_runs, clock, colour=colour, environ=invocation.environ)
+
+    def show_end(run: Run) -> None:
+        display.end(run_line(run))
+
     with closing(display):
-        runs, interrupted_by = asyncio.run(_record_all(plan, place, display))
+        runs, interrupted_by = run_experiment(place, display, partial(record_all, plan, ended=show_end))
     replay = judge(plan, runs, interrupted_by)
     if is_json:
         show(json.dumps(replay_json(replay)))
     else:
         show(replay_text(replay, colour=colour, width=terminal_columns(), is_ascii=is_ascii(invocation)))
     return replay.exit_code
-
-
-async def _record_all(plan: ReplayPlan, place: Place, display: Display) -> tuple[tuple[Run, ...], str]:
-    """Every run that the plan wants, until one has recorded nothing; and the signal that ended them early."""
-    runs: list[Run] = []
-    with open_session(place, display) as session:
-        for number, envelope in _wanted(plan):
-            run = await session.record(envelope, plan.directory, number)
-            refuse(run, plan.out)
-            runs.append(run)
-            display.end(run_line(run))
-            if session.interrupted_by or not run.recording.num_steps:
-                break
-        return tuple(runs), session.interrupted_by
-
-
-def _wanted(plan: ReplayPlan) -> Iterator[tuple[int, Envelope]]:
-    """(number, envelope) of each run, in the order in which they are started."""
-    for number in range(1, plan.num_runs + 1):
-        envelope = plan.envelope_of(number)
-        yield number, envelope
-        if plan.op_step is not None:
-            yield number, replace(envelope, op_step=plan.op_step)

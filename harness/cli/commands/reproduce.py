@@ -7,20 +7,20 @@ BUNDLE ─▶ unpacked: a recorded run of one step ─▶ the same
 """
 
 import asyncio
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 from typing import Any
 
+from harness.cli.commands.result import show_result
 from harness.core.clock import SystemClock
 from harness.core.errors import HarnessError
 from harness.core.exit_codes import ExitCode
-from harness.core.invocation import Invocation, wants_colour
+from harness.core.invocation import Invocation
 from harness.lab.experiments.bundles.making import bundle_place
+from harness.lab.experiments.launcher import LaunchContext
 from harness.lab.experiments.out_directory import out_directory, place_of
 from harness.lab.experiments.recorded_kind import RecordedKind, recorded_kind
-from harness.lab.experiments.supervised_runs import Place
 from harness.lab.reproduce.bundled_run import UNPACKED, notes_on, trusted_bundle, unpacked
 from harness.lab.reproduce.comparison import judge_trace
 from harness.lab.reproduce.execution import reproduce
@@ -28,7 +28,6 @@ from harness.lab.reproduce.options import ReproduceOptions, check_options
 from harness.lab.reproduce.plan import REPRODUCTIONS, check_machine, named_run, plan_step, plan_stop
 from harness.lab.reproduce.result import Reproduction, with_bundle
 from harness.process.run_directory import new_run_id
-from harness.render.console import show
 from harness.render.run_lines import RunLines
 from harness.render.steps import step_json, step_text
 from harness.trace.reader import read_trace
@@ -67,11 +66,7 @@ def run_reproduce(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitC
     if options.has_condition:
         return _run_until(invocation, options, color=color, is_json=is_json)
     found = _of_bundle(invocation, options) if kind is RecordedKind.BUNDLE else _of_run(invocation, options)
-    if is_json:
-        show(json.dumps(step_json(found)))
-    else:
-        show(step_text(found, colour=wants_colour(color, invocation)))
-    return found.exit_code
+    return show_result(found, invocation, step_text, step_json, color=color, is_json=is_json)
 
 
 def _of_run(invocation: Invocation, options: ReproduceOptions) -> Reproduction:
@@ -88,7 +83,7 @@ def _of_run(invocation: Invocation, options: ReproduceOptions) -> Reproduction:
     bundle = bundle_place(invocation.cwd, options.bundle) if options.bundle else None
     own_id = new_run_id(SystemClock().wall())
     out = out_directory(invocation.cwd, options.out, REPRODUCTIONS, own_id)
-    place = Place(program, invocation.cwd, invocation.environ, own_id, plan.timeout_s)
+    place = LaunchContext(program, invocation.cwd, invocation.environ, own_id, plan.timeout_s)
     found = asyncio.run(reproduce(plan, other_plan, out, place, RunLines()))
     found = replace(found, notes=tuple(f"a damaged checkpoint is passed over: {each}" for each in plan.passed_over))
     if other_trace is not None and not found.interrupted_by:
@@ -110,7 +105,7 @@ def _of_bundle(invocation: Invocation, options: ReproduceOptions) -> Reproductio
     except HarnessError:
         out.give_back()
         raise
-    place = Place(program, invocation.cwd, invocation.environ, own_id, plan.timeout_s)
+    place = LaunchContext(program, invocation.cwd, invocation.environ, own_id, plan.timeout_s)
     found = asyncio.run(reproduce(plan, None, out, place, RunLines()))
     return replace(found, notes=tuple(notes_on(run, found.repeated)))
 
@@ -124,7 +119,7 @@ def _run_until(invocation: Invocation, options: ReproduceOptions, *, color: str,
     bundle = bundle_place(invocation.cwd, options.bundle) if options.bundle else None
     own_id = new_run_id(SystemClock().wall())
     out = out_directory(invocation.cwd, options.out, REPRODUCTIONS, own_id)
-    place = Place(plan.program, invocation.cwd, invocation.environ, own_id, options.timeout_s)
+    place = LaunchContext(plan.program, invocation.cwd, invocation.environ, own_id, options.timeout_s)
     return run_until(
         plan,
         out,

@@ -4,15 +4,14 @@ plan ─▶ run ─▶ bundle ─▶ text or JSON, exit code
 """
 
 import asyncio
-import json
 from pathlib import Path
 
+from harness.cli.commands.result import show_result
 from harness.core.exit_codes import ExitCode
-from harness.core.invocation import Invocation, wants_colour
+from harness.core.invocation import Invocation
+from harness.lab.experiments.launcher import LaunchContext
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.stopped_run import StopPlan, record_until, with_bundle
-from harness.lab.experiments.supervised_runs import Place
-from harness.render.console import show
 from harness.render.run_lines import RunLines
 from harness.render.stopping import stopped_json, stopped_text
 
@@ -20,7 +19,7 @@ from harness.render.stopping import stopped_json, stopped_text
 def run_until(
     plan: StopPlan,
     out: OutDirectory,
-    place: Place,
+    place: LaunchContext,
     invocation: Invocation,
     *,
     color: str,
@@ -31,8 +30,4 @@ def run_until(
     """Carry out the run, write its bundle, and print where it has ended; HarnessError for what the user can mend."""
     stopped = asyncio.run(record_until(plan, out, place, RunLines()))
     stopped = with_bundle(stopped, bundle, refers_to_checkpoint=refers_to_checkpoint)
-    if is_json:
-        show(json.dumps(stopped_json(stopped)))
-    else:
-        show(stopped_text(stopped, colour=wants_colour(color, invocation)))
-    return stopped.exit_code
+    return show_result(stopped, invocation, stopped_text, stopped_json, color=color, is_json=is_json)

@@ -18,14 +18,14 @@ from harness.lab.bisect.criterion import Criterion
 from harness.lab.bisect.packages import PackageCandidates, index_versions, parse_packages, versions_between
 from harness.lab.bisect.probes import EndsError, Hunt
 from harness.lab.bisect.result import Bisection
+from harness.lab.experiments.launcher import LaunchContext, Launcher, open_launcher
 from harness.lab.experiments.out_directory import out_directory
+from harness.lab.experiments.run import TitledDisplay
 from harness.lab.experiments.run_spec import Envelope
 from harness.lab.experiments.scenario import SMOKE
 from harness.lab.experiments.scenario_files import find_scenario
 from harness.lab.experiments.scenario_options import ScenarioOptions
 from harness.lab.experiments.scenario_spec import asked_of, check_machine, say_misspelt, scenario_envelope
-from harness.lab.experiments.session import Session, open_session
-from harness.lab.experiments.supervised_runs import Place, TitledDisplay
 from harness.lab.experiments.worktrees import CHILD, Checkout, Commit, Side, open_worktrees, recorder_path
 
 BISECTIONS = "bisections"
@@ -68,7 +68,7 @@ class Probing:
 
     options: BisectOptions
     envelope: Envelope
-    place: Place
+    place: LaunchContext
     out: Path
     """Of the traces."""
     lines: TitledDisplay
@@ -82,7 +82,7 @@ async def bisect(options: BisectOptions, invocation: Invocation, bisect_id: str,
     """
     envelope = _envelope(invocation, options)
     commits = None if options.packages else _commits(invocation, options)
-    place = Place(CHILD[0], invocation.cwd, invocation.environ, bisect_id, options.timeout_s)
+    place = LaunchContext(CHILD[0], invocation.cwd, invocation.environ, bisect_id, options.timeout_s)
     out = out_directory(invocation.cwd, options.out, BISECTIONS, bisect_id).path
     probing = Probing(options, envelope, place, out, lines, invocation.note)
     if commits is None:
@@ -108,7 +108,7 @@ def _commits(invocation: Invocation, options: BisectOptions) -> tuple[Checkout, 
 
 
 async def _over_commits(probing: Probing, checkout: Checkout, good: Commit, bad: Commit) -> Bisection:
-    with open_session(probing.place, probing.lines) as session, open_worktrees(checkout) as worktrees:
+    with open_launcher(probing.place, probing.lines) as session, open_worktrees(checkout) as worktrees:
         candidates = CommitCandidates(checkout, worktrees, good, bad)
         hunt = Hunt(
             session, probing.lines, candidates, probing.options.criterion, probing.out, checkout_root=checkout.root
@@ -118,13 +118,13 @@ async def _over_commits(probing: Probing, checkout: Checkout, good: Commit, bad:
 
 
 async def _over_versions(probing: Probing, packages: str) -> Bisection:
-    with open_session(probing.place, probing.lines) as session:
+    with open_launcher(probing.place, probing.lines) as session:
         versions = await _versions(session, packages, probing)
         hunt = Hunt(session, probing.lines, versions, probing.options.criterion, probing.out)
         return await hunt.first_bad(probing.options.scenario, probing.envelope)
 
 
-async def _versions(session: Session, packages: str, probing: Probing) -> PackageCandidates:
+async def _versions(session: Launcher, packages: str, probing: Probing) -> PackageCandidates:
     """The versions between two, both of which can be had here: that is asked before anything is installed or run."""
     side, out = _here(probing.place, probing.out), probing.out
     name, good, bad = parse_packages(packages)
@@ -139,7 +139,7 @@ async def _versions(session: Session, packages: str, probing: Probing) -> Packag
     return versions
 
 
-def _here(place: Place, out: Path) -> Side:
+def _here(place: LaunchContext, out: Path) -> Side:
     """The working directory as it is, with this package's recorder in front of everything."""
     path = [str(recorder_path(out)), str(place.cwd), place.environ.get("PYTHONPATH", "")]
     environ = {**place.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}

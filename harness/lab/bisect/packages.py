@@ -23,8 +23,8 @@ from harness.core.errors import UsageError
 from harness.core.regular_file import read_text
 from harness.lab.bisect.candidates import UnavailableError, refuse_interrupted
 from harness.lab.bisect.search import in_a_line
-from harness.lab.experiments.session import Session
-from harness.lab.experiments.supervised_runs import OUTPUT
+from harness.lab.experiments.launcher import Launcher
+from harness.lab.experiments.run import OUTPUT
 from harness.lab.experiments.worktrees import Side
 from harness.process.scratch import remove_tree
 
@@ -77,7 +77,7 @@ class PackageCandidates:
 
     def __init__(
         self,
-        session: Session,
+        session: Launcher,
         side: Side,
         directory: Path,
         name: str,
@@ -132,7 +132,7 @@ class PackageCandidates:
         return self._directory / f"pip-{next(self._numbers)}"
 
 
-async def index_versions(session: Session, name: str, directory: Path, *, pre: bool) -> list[str]:
+async def index_versions(session: Launcher, name: str, directory: Path, *, pre: bool) -> list[str]:
     """What the index has of a package for this Python and machine, as pip is configured.
 
     UsageError where it cannot be asked, or has none.
@@ -150,7 +150,7 @@ async def index_versions(session: Session, name: str, directory: Path, *, pre: b
     return [text.strip() for text in match[1].split(",")] if match else []
 
 
-async def pip(session: Session, arguments: Sequence[str], log: Path, what: str) -> str:
+async def pip(session: Launcher, arguments: Sequence[str], log: Path, what: str) -> str:
     """What pip prints; UnavailableError, which begins with `what`, where it fails. It can be interrupted."""
     end = await session.carry_out((*PIP, *arguments), log)
     try:

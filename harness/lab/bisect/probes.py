@@ -14,9 +14,9 @@ from harness.lab.bisect.criterion import Criterion
 from harness.lab.bisect.result import Bisection, Probe
 from harness.lab.bisect.search import Outcome, Search
 from harness.lab.experiments.entry_call import read_refusal
+from harness.lab.experiments.launcher import Executor
+from harness.lab.experiments.run import OUTPUT, TitledDisplay
 from harness.lab.experiments.run_spec import Envelope
-from harness.lab.experiments.session import Executor
-from harness.lab.experiments.supervised_runs import OUTPUT, TitledDisplay
 from harness.lab.experiments.worktrees import Side, check_origin
 from harness.trace.diff import diff
 from harness.trace.reader import Trace, read_trace

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.lab.experiments.perturbation_factors import END, parse_moment
 from harness.lab.experiments.recording_result import how_it_ended
-from harness.lab.experiments.supervised_runs import Run
+from harness.lab.experiments.run import Run
 from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt
 from harness.trace.reader import Trace, read_trace

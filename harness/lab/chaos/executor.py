@@ -17,8 +17,8 @@ from harness.lab.chaos.plan import ChaosPlan
 from harness.lab.experiments.entry_call import Refusal, read_refusal
 from harness.lab.experiments.perturbation_factors import CRASH, LATENCY, Perturbation, told
 from harness.lab.experiments.recorded_run import checkpoint_steps_in
+from harness.lab.experiments.run import Run
 from harness.lab.experiments.run_spec import Envelope
-from harness.lab.experiments.supervised_runs import Run
 from harness.process.scratch import remove_tree
 from harness.trace.reader import Trace, read_trace
 

@@ -10,14 +10,13 @@ from typing import Any
 
 from harness.core.errors import HarnessError, UsageError
 from harness.core.invocation import Invocation
+from harness.lab.chaos.options import DEFAULT_COUNT, DEFAULT_REPEATS, ChaosOptions
 from harness.lab.chaos.subject import Subject, make_subject
 from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.perturbation_factors import Factor, chosen, parse_only
 from harness.lab.experiments.program_input import keep_input
 
 CHAOS = "chaos"
-DEFAULT_COUNT = 20
-DEFAULT_REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +45,21 @@ class ChaosPlan:
 
 
 def make_plan(
-    invocation: Invocation, arguments: Mapping[str, Any], chaos_id: str, given: Callable[[], bytes] = bytes
+    invocation: Invocation, options: ChaosOptions, chaos_id: str, given: Callable[[], bytes] = bytes
 ) -> ChaosPlan:
     """The plan of a command line; makes its directory, and keeps in it what `given` reads as the runs' input.
 
     UsageError for what cannot be used; nothing is made then.
     """
-    subject = make_subject(invocation, arguments)
-    is_foreign = arguments["scenario"] is None
-    if arguments["steps"] is not None and is_foreign:
+    subject = make_subject(invocation, options)
+    is_foreign = options.scenario is None
+    if options.num_steps is not None and is_foreign:
         raise UsageError("--steps and a command", legal="--steps of a scenario", remedy="say it to the command itself")
     _check_start(invocation, subject)
-    factors = chosen(subject.factors, arguments["factors"])
-    only = parse_only(arguments["only"], subject.factors) if arguments["only"] else None
+    factors = chosen(subject.factors, options.factors)
+    only = parse_only(options.only, subject.factors) if options.only else None
     data = given() if is_foreign else b""
-    directory = out_directory(invocation.cwd, arguments["out"], CHAOS, chaos_id).path
+    directory = out_directory(invocation.cwd, options.out, CHAOS, chaos_id).path
     try:
         stdin = keep_input(data, directory)
     except OSError as error:
@@ -70,12 +69,12 @@ def make_plan(
         factors=factors,
         directory=directory,
         only=only,
-        num_probes=arguments["count"],
-        seed=arguments["seed"],
-        num_repeats=arguments["repeats"],
-        num_steps=arguments["steps"],
-        max_s=arguments["max_seconds"] or inf,
-        timeout_s=arguments["timeout"] or inf,
+        num_probes=options.num_probes,
+        seed=options.seed,
+        num_repeats=options.num_repeats,
+        num_steps=options.num_steps,
+        max_s=options.max_s,
+        timeout_s=options.timeout_s,
         stdin=stdin,
     )
 

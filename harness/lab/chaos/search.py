@@ -28,7 +28,7 @@ from harness.lab.experiments.perturbation_factors import (
     parse_moment,
 )
 from harness.lab.experiments.recording_result import Problem
-from harness.lab.experiments.supervised_runs import Run
+from harness.lab.experiments.run import Run
 from harness.trace.reader import Trace
 
 ROOM = 4

@@ -7,6 +7,7 @@ from typing import Any
 from harness.core.errors import UsageError
 from harness.core.invocation import Invocation, num_cores
 from harness.lab.chaos.conditions import payload_values, watchers_of
+from harness.lab.chaos.options import ChaosOptions
 from harness.lab.experiments.command_spec import foreign_envelope, refuse_scenario_options
 from harness.lab.experiments.flat_config import Payload
 from harness.lab.experiments.perturbation_factors import (
@@ -51,19 +52,18 @@ class Subject:
         return replace(envelope, last_step=last_step, watchers=watchers_of(perturbation, self.latency))
 
 
-def make_subject(invocation: Invocation, arguments: Mapping[str, Any]) -> Subject:
-    """That of a command line; UsageError for what cannot be run."""
-    recording = RecordingOptions(arguments["level"] or "", tuple(arguments["metric"]))
-    options = ScenarioOptions(arguments["size"], tuple(arguments["overrides"]), recording=recording)
-    if arguments["scenario"] is None:
+def make_subject(invocation: Invocation, asked_for: ChaosOptions) -> Subject:
+    """Return what is run, of a command line; UsageError for what cannot be run."""
+    name, options = asked_for.scenario, asked_for.scenario_options
+    if name is None:
         return _foreign(invocation, options)
     if invocation.trailing:
         raise UsageError(
-            f"the scenario {arguments['scenario']} and a command",
+            f"the scenario {name} and a command",
             legal="one of the two: a scenario, or a command after --",
             remedy="what a scenario does is changed with --set KEY=VALUE",
         )
-    return _scenario(invocation, arguments["scenario"], options)
+    return _scenario(invocation, name, options)
 
 
 def _scenario(invocation: Invocation, name: str, options: ScenarioOptions) -> Subject:

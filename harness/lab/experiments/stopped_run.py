@@ -15,11 +15,11 @@ from harness.core.text import one_line
 from harness.lab.experiments.break_conditions import STOP, exit_code_of, read_report, watched
 from harness.lab.experiments.bundles.making import write_bundle_of
 from harness.lab.experiments.hints import NextCommand, next_command
+from harness.lab.experiments.launcher import LaunchContext, open_launcher, refuse
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.recorded_run import read_recorded_run
+from harness.lab.experiments.run import Run, TitledDisplay
 from harness.lab.experiments.run_spec import Envelope
-from harness.lab.experiments.session import open_session, refuse
-from harness.lab.experiments.supervised_runs import Place, Run, TitledDisplay
 from harness.recording.conditions import Condition, Stop
 
 
@@ -63,14 +63,14 @@ class Stopped:
         return ExitCode.OK if self.run.recording.is_whole else ExitCode.INCOMPLETE_RECORDING
 
 
-async def record_until(plan: StopPlan, out: OutDirectory, place: Place, display: TitledDisplay) -> Stopped:
+async def record_until(plan: StopPlan, out: OutDirectory, place: LaunchContext, display: TitledDisplay) -> Stopped:
     """Carry out the run of a plan, in a directory below `out`.
 
     Raises UsageError where its entry refuses it, or where a condition names a value that its curve does not have.
     """
     report = out.path / STOP
     display.title = f"a run until {' or '.join(map(str, plan.conditions))}"
-    with open_session(place, display) as session:
+    with open_launcher(place, display) as session:
         run = await session.record(watched(plan.envelope, plan.conditions, report, plan.against), out.path)
         refuse(run, out)
         try:

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.lab.experiments.launcher import LaunchContext, Launcher, open_launcher
 from harness.lab.experiments.out_directory import out_directory
-from harness.lab.experiments.session import Session, open_session
-from harness.lab.experiments.supervised_runs import Place, TitledDisplay
+from harness.lab.experiments.run import TitledDisplay
 from harness.lab.experiments.worktrees import Checkout, Commit, Side, check_origin, open_worktrees
 from harness.lab.gate.against_base import AgainstBase
 from harness.lab.gate.against_golden import AgainstGolden
@@ -29,14 +29,14 @@ async def run_gate(
     commit: Commit | None,
     golden: AgainstGolden | None,
     *,
-    place: Place,
+    place: LaunchContext,
     out: str | None,
     lines: TitledDisplay,
 ) -> Gate:
     """Every scenario; those so far where a signal asks for the end. UsageError comes before any, and leaves nothing."""
     found: list[GateScenario] = []
     with ExitStack() as stack:
-        session = stack.enter_context(open_session(place, lines))
+        session = stack.enter_context(open_launcher(place, lines))
         worktrees = stack.enter_context(open_worktrees(checkout))
         head = worktrees.working_tree
         base = AgainstBase(options, checkout, worktrees, stack, commit, note=options.invocation.note)
@@ -83,7 +83,7 @@ class _Scenarios:
     """Of the checkout."""
     base: AgainstBase
     golden: AgainstGolden | None
-    session: Session
+    session: Launcher
     lines: TitledDisplay
     directory: Path
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from harness.core.regular_file import read_text
 from harness.lab.experiments.entry_call import read_refusal
+from harness.lab.experiments.launcher import Executor
 from harness.lab.experiments.recording_result import Problem
-from harness.lab.experiments.session import Executor
-from harness.lab.experiments.supervised_runs import Run, TitledDisplay
+from harness.lab.experiments.run import Run, TitledDisplay
 from harness.lab.gate.change import Change, Finding, equal_but_for, judge
 from harness.lab.gate.costs import CostChange, Limits, RunCosts, compare_costs, costs_of_run
 from harness.lab.gate.plan import Scene

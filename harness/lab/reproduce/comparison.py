@@ -7,8 +7,8 @@ from enum import Enum
 from pathlib import Path
 
 from harness.core.exit_codes import ExitCode
+from harness.lab.experiments.run import Run
 from harness.lab.experiments.step_traces import is_unfinished, root_of, trace_of_step
-from harness.lab.experiments.supervised_runs import Run
 from harness.lab.reproduce.plan import StepPlan
 from harness.trace.chain import CHAINED
 from harness.trace.diff import diff

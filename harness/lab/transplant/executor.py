@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from harness.core.program_output import output_tail
 from harness.lab.experiments.entry_call import read_refusal
+from harness.lab.experiments.run import Run, TitledDisplay
 from harness.lab.experiments.run_spec import Envelope
-from harness.lab.experiments.supervised_runs import Run, TitledDisplay
 from harness.lab.transplant.comparison import Effect, Outcome, judge
 from harness.lab.transplant.findings import Findings, Pair
 from harness.lab.transplant.patches import Graft, logical_leaves

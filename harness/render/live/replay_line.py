@@ -11,7 +11,7 @@ from rich.text import Text
 
 from harness.core.clock import Clock
 from harness.core.text import count, one_line
-from harness.lab.experiments.supervised_runs import run_of_all
+from harness.lab.experiments.run import run_of_all
 from harness.render.console import say
 from harness.render.live.frame import FrameStyle
 from harness.render.live.screen import Line, Screen, terminal_size

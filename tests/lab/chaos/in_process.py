@@ -12,14 +12,15 @@ from unittest.mock import patch
 from harness.core.invocation import Invocation
 from harness.lab.chaos.executor import Bench
 from harness.lab.chaos.finding import Chaos
+from harness.lab.chaos.options import ChaosOptions
 from harness.lab.chaos.plan import ChaosPlan
 from harness.lab.chaos.search import Hunt
 from harness.lab.chaos.subject import make_subject
 from harness.lab.experiments.perturbation_factors import LATENCY
 from harness.lab.experiments.recording_result import finish
+from harness.lab.experiments.run import Run
 from harness.lab.experiments.run_spec import Envelope, prepare
 from harness.lab.experiments.scenario_main import call_entry
-from harness.lab.experiments.supervised_runs import Run
 from harness.recording.callbacks import make_watchers
 from harness.recording.latency import found
 from harness.recording.process import ProcessLog
@@ -29,7 +30,6 @@ from tests.support.fake_clock import FakeClock
 
 DISTRIBUTIONS = cache(metadata.packages_distributions)
 """They are the same for each run of a process, and take a tenth of a second."""
-NONE = {"size": None, "overrides": (), "vary": (), "level": None, "metric": ()}
 
 
 class InProcess:
@@ -74,7 +74,7 @@ class Silence:
 
 def searched(cwd: Path, scenario: str, **options: Any) -> Chaos:
     """A search over a scenario of the project in `cwd`, factors of its payload and of its process only."""
-    subject = make_subject(Invocation(cwd, {}), {**NONE, "scenario": scenario})
+    subject = make_subject(Invocation(cwd, {}), ChaosOptions(scenario))
     factors = tuple(factor for factor in subject.factors if not factor.is_outside or factor.name == LATENCY)
     plan = ChaosPlan(subject, factors, cwd / "out", **options)
     bench = Bench(plan, InProcess(), {}, FakeClock(), Silence())

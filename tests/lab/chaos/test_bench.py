@@ -17,8 +17,8 @@ from harness.lab.chaos.subject import Subject
 from harness.lab.experiments.entry_call import EntryCall, Refusal
 from harness.lab.experiments.perturbation_factors import Perturbation, outside_factors
 from harness.lab.experiments.recording_result import Problem, Recording
+from harness.lab.experiments.run import Run
 from harness.lab.experiments.run_spec import Envelope
-from harness.lab.experiments.supervised_runs import Run
 from tests.support.fake_clock import FakeClock
 from tests.support.traces import flip_bit, steps_of, write
 

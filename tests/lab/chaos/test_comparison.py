@@ -7,7 +7,7 @@ import pytest
 
 from harness.lab.chaos.comparison import Outcome, Sign, compare, compare_crashed, has_died, why_alive
 from harness.lab.experiments.recording_result import Problem, Recording
-from harness.lab.experiments.supervised_runs import Run
+from harness.lab.experiments.run import Run
 from harness.trace.reader import Trace, read_trace
 from harness.trace.writer import TraceWriter
 from tests.support.traces import Change, Steps, flip_bit, manifest_of, steps_of, trace

@@ -23,8 +23,8 @@ from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.perturbation_factors import Factor, crash_factor
 from harness.lab.experiments.perturbation_values import Choice, Span
 from harness.lab.experiments.recording_result import Problem, Recording
+from harness.lab.experiments.run import Run
 from harness.lab.experiments.run_spec import Envelope
-from harness.lab.experiments.supervised_runs import Run
 from harness.trace.reader import Trace
 from tests.support.traces import steps_of, trace
 

@@ -10,8 +10,8 @@ from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.recorded_run import RecordedRun
 from harness.lab.experiments.recording_result import Recording
+from harness.lab.experiments.run import Run
 from harness.lab.experiments.run_spec import Envelope
-from harness.lab.experiments.supervised_runs import Run
 from harness.lab.reproduce.comparison import Ending, Repeated, judge_other, judge_step
 from harness.lab.reproduce.plan import StepPlan
 from harness.recording.op_log import OpLog

@@ -12,9 +12,9 @@ from harness.core.errors import HarnessError, UsageError
 from harness.core.program_output import output_tail
 from harness.core.text import count
 from harness.lab.experiments.entry_call import read_refusal
+from harness.lab.experiments.launcher import Launcher
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.recorded_run import RecordedRun
-from harness.lab.experiments.session import Session
 from harness.lab.reproduce.debugger.answers import Answer, Compared, Listed, Marked, Shown, Stood, Told
 from harness.lab.reproduce.debugger.process import Gone, SteppedRun
 from harness.lab.reproduce.debugger.slices import Slice, part_bytes, ranges_of, shape_of, slices_text
@@ -59,7 +59,7 @@ class Inside:
 class Console:
     """Stands in a step. `say` is told what takes long."""
 
-    def __init__(self, inside: Inside, session: Session, say: Callable[[str], None]) -> None:
+    def __init__(self, inside: Inside, session: Launcher, say: Callable[[str], None]) -> None:
         self._inside = inside
         self._session = session
         self._say = say

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from harness.lab.experiments.launcher import Launcher
+from harness.lab.experiments.run import Run
 from harness.lab.experiments.run_spec import Envelope
-from harness.lab.experiments.session import Session
-from harness.lab.experiments.supervised_runs import Run
 from harness.recording.stepping_messages import ANSWERS, END, ORDERS, Stop, leaf_of
 from harness.trace.chain import Leaf
 from harness.trace.tensor_file import read_tensor
@@ -57,7 +57,7 @@ class SteppedRun:
         asyncio.get_running_loop().add_reader(answers, self._on_readable)
 
     @classmethod
-    async def start(cls, session: Session, envelope: Envelope, parent: Path, number: int, step: int) -> Self:
+    async def start(cls, session: Launcher, envelope: Envelope, parent: Path, number: int, step: int) -> Self:
         """Start it; it has not come anywhere yet. The trace goes to run-NUMBER in `parent`."""
         pipes = parent / f"pipes-{number}"
         pipes.mkdir()

@@ -1,0 +1,276 @@
+"""The launcher: recorded runs of one command, from its first to its last. Every experiment starts its runs here.
+
+    with open_launcher(context, display) as launcher:
+        run = await launcher.record(envelope, directory, 1)
+
+    prepare ─▶ supervisor ─▶ (steps are counted in the curve as it grows) ─▶ proven end ─▶ finish
+
+A first signal ends the run that goes on in order, a second at once; what was recorded is kept, and no run begins after
+it unless it is asked for. What a run prints goes to output.log in the directory of its trace.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Protocol
+
+from harness.core.clock import Clock, SystemClock
+from harness.core.regular_file import UNLIMITED, GrowingFile, read_regular
+from harness.lab.experiments.entry_call import read_refusal
+from harness.lab.experiments.out_directory import OutDirectory
+from harness.lab.experiments.recording_result import Problem, finish
+from harness.lab.experiments.run import Display, Run
+from harness.lab.experiments.run_spec import Envelope, notes_on, prepare
+from harness.process.child_env import ATTEMPT_MARKER
+from harness.process.interruption import Interruption
+from harness.process.scratch import remove_tree
+from harness.process.supervisors import AttemptEnd, AttemptSpec, Supervisors, find_py_spy, probe_tiers
+from harness.trace.layout import CURVE
+
+GRACE_S = 10.0
+LOOK_S = 0.25
+"""How often the curve is looked at."""
+MAX_PID_BYTES = 64
+LEADER = "leader.pid"
+"""Holds the pid of the program, as its processes see it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchContext:
+    """What every run of an experiment is started with."""
+
+    program: str
+    """The path of the program that is started."""
+    cwd: Path
+    environ: Mapping[str, str]
+    run_id: str
+    timeout_s: float = inf
+    """Limit on each run."""
+    stdin: Path = Path(os.devnull)
+    """What each reads as its standard input."""
+
+
+class Executor(Protocol):
+    """Starts recorded runs, one at a time, as a session does."""
+
+    @property
+    def interrupted_by(self) -> str:
+        """The name of the signal that has asked for the end; empty for none."""
+
+    async def record(
+        self, envelope: Envelope, parent: Path, number: int = 1, *, environ: Mapping[str, str], cwd: Path
+    ) -> Run:
+        """Carry out one run, in a directory of its own below `parent`, from this place."""
+
+
+class Launcher:
+    """Starts recorded runs, one at a time: each under a supervisor that ends its process tree for certain."""
+
+    def __init__(
+        self,
+        supervisors: Supervisors,
+        context: LaunchContext,
+        display: Display,
+        clock: Clock,
+        interruption: Interruption,
+    ) -> None:
+        self._supervisors = supervisors
+        self._context = context
+        self._display = display
+        self._clock = clock
+        self._interruption = interruption
+        self._hearer: Callable[[str], None] | None = None
+
+    @property
+    def interrupted_by(self) -> str:
+        """The name of the signal that has asked for the end; empty for none."""
+        return self._interruption.by
+
+    def hear(self, hearer: Callable[[str], None]) -> None:
+        """From now on `hearer` is told of signals, by their names, and no run is ended by them."""
+        self._hearer = self._interruption.on_cancel = hearer
+
+    async def record(
+        self,
+        envelope: Envelope,
+        parent: Path,
+        number: int = 1,
+        *,
+        environ: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> Run:
+        """Carry out one run, in a directory of its own below `parent`; elsewhere, or with other variables, if told."""
+        context = replace(self._context, environ=environ or self._context.environ, cwd=cwd or self._context.cwd)
+        has_operations = envelope.op_step is not None
+        directory = parent / f"run-{number}{'-op' if has_operations else ''}"
+        marker = f"{context.run_id}-{directory.name}"
+        self._interruption.on_cancel = self._hearer or self._end_in_order(marker)
+        prepared = prepare(envelope, directory, context.environ, marker)
+        spec = AttemptSpec(
+            argv=(context.program, *envelope.argv[1:]),
+            cwd=str(context.cwd),
+            env=dict(prepared.env),
+            directory=str(prepared.directory),
+            marker=marker,
+            timeout_s=context.timeout_s,
+            startup_timeout_s=inf,
+            grace_s=GRACE_S,
+            stdin=str(context.stdin),
+            pid_file=str(prepared.directory / LEADER),
+        )
+        self._display.begin(number, has_operations=has_operations)
+        end = await self._watch(asyncio.create_task(self._supervisors.run(spec)), prepared.directory / CURVE)
+        recording = finish(
+            prepared.directory,
+            envelope,
+            exit_code(end),
+            leader_pid=read_pid(prepared.directory / LEADER),
+            problems=problems_of_end(end, context.timeout_s, self._interruption.by),
+            notes=[
+                *notes_on(context.environ),
+                *(f"killed, since it was left behind: {process}" for process in end.left_behind),
+            ],
+        )
+        return Run(number, has_operations, recording, end.duration_s)
+
+    async def carry_out(self, argv: tuple[str, ...], directory: Path) -> AttemptEnd:
+        """Run a program that records nothing to its end, or to that which a signal asks for.
+
+        What it prints goes to output.log in a directory of its own.
+        """
+        spec = self._spec(argv, directory)
+        self._interruption.on_cancel = lambda signal_name: self._supervisors.kill(spec.marker)
+        return await self._supervisors.run(spec)
+
+    @asynccontextmanager
+    async def beside(self, argv: tuple[str, ...], directory: Path) -> AsyncIterator[None]:
+        """A program that goes on while this is entered, and is then killed with everything that it has started.
+
+        What it prints goes to output.log in a directory of its own.
+        """
+        spec = self._spec(argv, directory)
+        going_on = asyncio.create_task(self._supervisors.run(spec))
+        try:
+            yield
+        finally:
+            self._supervisors.kill(spec.marker)
+            await going_on
+
+    async def _watch(self, task: "asyncio.Task[AttemptEnd]", curve: Path) -> AttemptEnd:
+        """Wait for the end of an attempt, and show its progress."""
+        began_s = self._clock.monotonic_s()
+        steps = CountedLines(curve)
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=LOOK_S)
+                self._display.progress(steps.count(), self._clock.monotonic_s() - began_s)
+        finally:
+            steps.close()
+            if not task.done():  # our own bug, or a display that failed: the tree is ended first
+                task.cancel()
+                await asyncio.wait({task})
+        return task.result()
+
+    def _end_in_order(self, marker: str) -> Callable[[str], None]:
+        """Return what a signal does to a run: the first ends it in order, the second at once."""
+        num_signals = 0
+
+        def end(signal_name: str) -> None:
+            nonlocal num_signals
+            num_signals += 1
+            if num_signals == 1:
+                self._supervisors.cancel(marker)
+            else:
+                self._supervisors.kill(marker)
+
+        return end
+
+    def _spec(self, argv: tuple[str, ...], directory: Path) -> AttemptSpec:
+        """Of a program whose output goes to a directory that this makes."""
+        directory.mkdir(parents=True)
+        marker = f"{self._context.run_id}-{directory.name}"
+        return AttemptSpec(
+            argv=argv,
+            cwd=str(self._context.cwd),
+            env={**self._context.environ, ATTEMPT_MARKER: marker},
+            directory=str(directory.absolute()),
+            marker=marker,
+            timeout_s=inf,
+            startup_timeout_s=inf,
+            grace_s=0.0,
+        )
+
+
+@contextmanager
+def open_launcher(context: LaunchContext, display: Display) -> Iterator[Launcher]:
+    """Hear signals and hold what ends processes, until no more runs are wanted; inside a running event loop."""
+    with (
+        Interruption() as interruption,
+        closing(Supervisors(probe_tiers().chosen, context.run_id, find_py_spy())) as supervisors,
+    ):
+        yield Launcher(supervisors, context, display, SystemClock(), interruption)
+
+
+def refuse(run: Run, out: OutDirectory) -> None:
+    """UsageError where its entry has refused a run before its first step; of the run nothing is left.
+
+    Nor in `out`, which holds the runs of a command, unless there was one before it.
+    """
+    refusal = read_refusal(run.recording.directory)
+    if refusal is None:
+        return
+    remove_tree(str(run.recording.directory))
+    if not any(out.path.glob("run-*")):
+        out.give_back()
+    raise refusal.error()
+
+
+class CountedLines:
+    """How many lines a file has that others append to; only what is new is read."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = GrowingFile(path, max_bytes=UNLIMITED)
+        self._num_lines = 0
+
+    def count(self) -> int:
+        """Whole lines so far, as far as they can be read; 0 where there is no file yet."""
+        with suppress(OSError):  # the program can do anything to it: what it recorded is looked at after its end
+            self._num_lines += self._file.read().count(b"\n")
+        return self._num_lines
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_pid(path: Path) -> int | None:
+    """The pid that a file holds; None where there is none."""
+    try:
+        return int(read_regular(path, max_bytes=MAX_PID_BYTES))
+    except (OSError, ValueError):  # the disk was full, or nothing was started
+        return None
+
+
+def exit_code(end: AttemptEnd) -> int:
+    """As a shell has it; 1 where nobody knows."""
+    if end.signal is not None:
+        return 128 + end.signal
+    return 1 if end.exit_code is None else end.exit_code
+
+
+def problems_of_end(end: AttemptEnd, timeout_s: float, interrupted_by: str) -> list[Problem]:
+    """What somebody else than the program has done to its end."""
+    found = []
+    if end.reason == "timeout":
+        found.append(Problem(f"it was ended after its limit of {timeout_s:g} s", "--timeout S allows it more"))
+    elif end.reason in ("cancelled", "killed"):
+        found.append(Problem(f"it was ended by {interrupted_by or 'somebody'}"))
+    elif end.reason:
+        found.append(Problem("the process that watched over it died: it was ended"))
+    if end.unkillable:
+        found.append(Problem(f"SIGKILL does not end {', '.join(end.unkillable)}", "see what dmesg says"))
+    return found
