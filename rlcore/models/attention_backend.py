@@ -1,7 +1,6 @@
 """Attention of a layer's heads, by torch's operations.
 
-`rlcore.models.compiled_backend` does the same by compiled kernels, or a whole layer at once. It is imported only where
-the kernels are "compiled": a run with torch's kernels neither imports nor registers them.
+`rlcore.models.compiled_backend` does the same by compiled kernels, or a whole layer at once.
 
 Heads are [batch, length, queries + keys + values, head_width], their attention [batch, length, queries * head_width].
 """
@@ -17,7 +16,6 @@ from rlcore.models.rotary import rotate
 from rlcore.numerics.attention import attention, visible
 from rlcore.numerics.embedding import embedding
 from rlcore.numerics.layer_weights import LayerWeights
-from rlcore.numerics.level import is_compiled
 from rlcore.numerics.norms import rms_norm
 
 
@@ -57,24 +55,6 @@ class AttentionBackend(Protocol):
 
     def attend(self, heads: Tensor, layer: HeadNorms) -> Tensor:
         """Return the attention of one layer's heads, [batch, length, queries * head_width]."""
-
-
-def select_backend(
-    config: DecoderConfig,
-    table: Tensor,
-    length: int,
-    cache: KeyValueCache | None = None,
-    at: CachePositions | None = None,
-) -> AttentionBackend:
-    """Return the backend of this context, for a pass over `length` positions or for positions that follow a cache.
-
-    `table` holds the rotations of all positions.
-    """
-    if is_compiled():
-        from rlcore.models.compiled_backend import CompiledBackend
-
-        return CompiledBackend(config, table, cache, at)
-    return TorchBackend(config, table, length, cache, at)
 
 
 class TorchBackend:

@@ -13,13 +13,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rlcore.models.attention_backend import AttentionBackend, select_backend
+from rlcore.models.attention_backend import AttentionBackend, TorchBackend
 from rlcore.models.cache import CachePositions, KeyValueCache
 from rlcore.models.config import DecoderConfig
 from rlcore.models.rotary import rotation_table
 from rlcore.numerics.activations import swiglu
 from rlcore.numerics.embedding import embedding
 from rlcore.numerics.layer_weights import LayerWeights
+from rlcore.numerics.level import is_compiled
 from rlcore.numerics.linear import linear
 from rlcore.numerics.norms import add_rms_norm, rms_norm
 
@@ -94,7 +95,7 @@ class Decoder(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """One pass, without a cache: tokens [batch, length] -> the last stream, normalised [batch, length, width]."""
-        return self._through(tokens, select_backend(self.config, self._table(), tokens.shape[1]))
+        return self._through(tokens, self._backend(tokens.shape[1]))
 
     def extend(self, tokens: Tensor, cache: KeyValueCache, starts: Sequence[int]) -> Tensor:
         """Read tokens [batch, length] that follow what the first slots of the cache hold -> [batch, length, width].
@@ -106,7 +107,7 @@ class Decoder(nn.Module):
 
     def read(self, tokens: Tensor, cache: KeyValueCache, at: CachePositions) -> Tensor:
         """Read tokens at positions that have been worked out before; as `extend`."""
-        return self._through(tokens, select_backend(self.config, self._table(), tokens.shape[1], cache, at))
+        return self._through(tokens, self._backend(tokens.shape[1], cache, at))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] -> [..., vocabulary]."""
@@ -115,6 +116,19 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens [batch, length] -> logits [batch, length, vocabulary]."""
         return self.logits(self.hidden(tokens))
+
+    def _backend(
+        self, length: int, cache: KeyValueCache | None = None, at: CachePositions | None = None
+    ) -> AttentionBackend:
+        """Return the backend of this context, for a pass over `length` positions or for positions of a cache.
+
+        The compiled one is imported here, so that a run with torch's kernels neither imports nor registers the others.
+        """
+        if is_compiled():
+            from rlcore.models.compiled_backend import CompiledBackend
+
+            return CompiledBackend(self.config, self._table(), cache, at)
+        return TorchBackend(self.config, self._table(), length, cache, at)
 
     def _table(self) -> Tensor:
         """Cosines and sines of every position, where the weights are."""

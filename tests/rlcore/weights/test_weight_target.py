@@ -68,7 +68,7 @@ def test_poison_that_arrives_in_another_parameter_of_the_policy_is_found() -> No
     decoder = policy()
     source = {name: parameter.detach() for name, parameter in decoder.named_parameters()}
     target = Target(decoder)
-    target.decoder.layers[0].attention_norm.data = decoder.layers[1].attention_norm.data  # type: ignore[union-attr]
+    target.decoder.layers[0].attention_norm.data = decoder.layers[1].attention_norm.data
     target.begin(1)
     with pytest.raises(WeightSyncError, match="of the policy was overwritten") as caught:
         probe_ownership(source, tensor_digests(source), target, list(source))
