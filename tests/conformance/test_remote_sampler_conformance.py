@@ -9,8 +9,8 @@ from rlcore.numerics.probe import RECIPES
 from rlcore.samplers.base import Sampler
 from rlcore.samplers.torch_sampler import TorchSampler
 from tests.conformance.sampler_suite import MakeSampler, SamplerConformance, all_wanted, bits
-from tests.rlcore.samplers.rollouts import TOKENIZER, decoder_of
 from tests.support.remote_sampler import RemoteHost
+from tests.support.samplers import TOKENIZER, decoder_of
 
 
 @pytest.fixture(scope="module")
