@@ -15,7 +15,6 @@ from rlcore.config import LEVELS
 from rlcore.errors import InvalidValueError, LevelError
 from rlcore.models.config import DecoderConfig
 from rlcore.numerics.certificate import Certificate, invariant
-from rlcore.numerics.compiled.library import library
 from rlcore.numerics.level import check_settings, computing, is_invariant
 from rlcore.numerics.probe import THREADS, certify, check_threads
 
@@ -64,6 +63,8 @@ def check_kernels(kernels: str, dtype: torch.dtype, device: str) -> None:
             legal="float32 on cpu",
             remedy="model.kernels torch",
         )
+    from rlcore.numerics.compiled.library import library
+
     library()
 
 

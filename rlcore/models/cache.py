@@ -76,7 +76,7 @@ class KeyValueCache:
 
 
 @dataclass(frozen=True)
-class Reach:
+class CachePositions:
     """Where the tokens of one call stand, worked out once for all layers."""
 
     starts: Tensor
@@ -92,14 +92,14 @@ class Reach:
     """All samples start at 0: nothing before is to be read."""
 
     @classmethod
-    def of(cls, starts: Sequence[int], length: int, cache: KeyValueCache) -> "Reach":
+    def of(cls, starts: Sequence[int], length: int, cache: KeyValueCache) -> "CachePositions":
         """Raises InvalidValueError where the tokens do not fit."""
         if min(starts) < 0:
             raise InvalidValueError(f"a sequence that starts at {min(starts)}", legal="0 or more")
         return cls.at(torch.tensor(starts, device=cache.keys.device), length, cache, longest=max(starts))
 
     @classmethod
-    def at(cls, starts: Tensor, length: int, cache: KeyValueCache, *, longest: int) -> "Reach":
+    def at(cls, starts: Tensor, length: int, cache: KeyValueCache, *, longest: int) -> "CachePositions":
         """The same for starts [batch] that are at most `longest`: nothing waits for the device.
 
         Raises InvalidValueError where the tokens do not fit.

@@ -13,13 +13,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rlcore.models.cache import KeyValueCache, Reach
+from rlcore.models.attention_backend import AttentionBackend, TorchBackend
+from rlcore.models.cache import CachePositions, KeyValueCache
 from rlcore.models.config import DecoderConfig
-from rlcore.models.heads import Mixer, mixer
 from rlcore.models.rotary import rotation_table
 from rlcore.numerics.activations import swiglu
-from rlcore.numerics.compiled.layers import Weights
 from rlcore.numerics.embedding import embedding
+from rlcore.numerics.layer_weights import LayerWeights
+from rlcore.numerics.level import is_compiled
 from rlcore.numerics.linear import linear
 from rlcore.numerics.norms import add_rms_norm, rms_norm
 
@@ -42,29 +43,30 @@ class Layer(nn.Module):
         self.mlp_norm = _parameter(config.width)
         self.gate_up = _parameter(2 * config.ffn_width, config.width)
         self.down = _parameter(config.width, config.ffn_width)
-        self._num_absent = len(Weights._fields) - len(self._parameters)
+        self._num_absent = len(LayerWeights._fields) - len(self._parameters)
 
-    def forward(self, x: Tensor, by: Mixer) -> Tensor:
+    def forward(self, x: Tensor, by: AttentionBackend) -> Tensor:
         """The stream [batch, length, width] after this layer."""
-        whole = by.whole(x, self)
+        whole = by.layer(x, self)
         return self._by_parts(x, by) if whole is None else whole
 
     @property
-    def weights(self) -> Weights:
+    def weights(self) -> LayerWeights:
         """All of them, with None for what the family does not have."""
-        found = Weights._make(map(self._parameters.get, Weights._fields))
+        found = LayerWeights._make(map(self._parameters.get, LayerWeights._fields))
         if sum(weight is None for weight in found) == self._num_absent:
             return found
-        return Weights(*(getattr(self, name) for name in Weights._fields))  # parametrized or pruned: six times as slow
+        # Parametrized or pruned: six times as slow.
+        return LayerWeights(*(getattr(self, name) for name in LayerWeights._fields))
 
-    def _by_parts(self, x: Tensor, by: Mixer) -> Tensor:
+    def _by_parts(self, x: Tensor, by: AttentionBackend) -> Tensor:
         attended = self._attended(rms_norm(x, self.attention_norm, self.config.norm_eps), by)
         x, normed = add_rms_norm(x, attended, self.mlp_norm, self.config.norm_eps)
         return x + linear(swiglu(linear(normed, self.gate_up)), self.down)
 
-    def _attended(self, x: Tensor, by: Mixer) -> Tensor:
+    def _attended(self, x: Tensor, by: AttentionBackend) -> Tensor:
         heads = linear(x, self.qkv, self.qkv_bias).view(*x.shape[:2], self.config.num_qkv_heads, self.config.head_width)
-        return linear(by.mix(heads, self), self.out)
+        return linear(by.attend(heads, self), self.out)
 
 
 class Decoder(nn.Module):
@@ -93,7 +95,7 @@ class Decoder(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """One pass, without a cache: tokens [batch, length] -> the last stream, normalised [batch, length, width]."""
-        return self._through(tokens, mixer(self.config, self._table(), tokens.shape[1]))
+        return self._through(tokens, self._backend(tokens.shape[1]))
 
     def extend(self, tokens: Tensor, cache: KeyValueCache, starts: Sequence[int]) -> Tensor:
         """Read tokens [batch, length] that follow what the first slots of the cache hold -> [batch, length, width].
@@ -101,11 +103,11 @@ class Decoder(nn.Module):
         `starts[b]` is how long sample b, in slot b, was before; its length afterwards is the caller's to know. Where
         samples are of different lengths, tokens behind an end are written too, and overwritten by what comes there.
         """
-        return self.read(tokens, cache, Reach.of(starts, tokens.shape[1], cache))
+        return self.read(tokens, cache, CachePositions.of(starts, tokens.shape[1], cache))
 
-    def read(self, tokens: Tensor, cache: KeyValueCache, reach: Reach) -> Tensor:
-        """The same, where it has been worked out what they reach."""
-        return self._through(tokens, mixer(self.config, self._table(), tokens.shape[1], cache, reach))
+    def read(self, tokens: Tensor, cache: KeyValueCache, at: CachePositions) -> Tensor:
+        """Read tokens at positions that have been worked out before; as `extend`."""
+        return self._through(tokens, self._backend(tokens.shape[1], cache, at))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] -> [..., vocabulary]."""
@@ -115,13 +117,26 @@ class Decoder(nn.Module):
         """tokens [batch, length] -> logits [batch, length, vocabulary]."""
         return self.logits(self.hidden(tokens))
 
+    def _backend(
+        self, length: int, cache: KeyValueCache | None = None, at: CachePositions | None = None
+    ) -> AttentionBackend:
+        """Return the backend of this context, for a pass over `length` positions or for positions of a cache.
+
+        The compiled one is imported here, so that a run with torch's kernels neither imports nor registers the others.
+        """
+        if is_compiled():
+            from rlcore.models.compiled_backend import CompiledBackend
+
+            return CompiledBackend(self.config, self._table(), cache, at)
+        return TorchBackend(self.config, self._table(), length, cache, at)
+
     def _table(self) -> Tensor:
         """Cosines and sines of every position, where the weights are."""
         if self._rotations.device != self.embedding.device:
             self._rotations = self._rotations.to(self.embedding.device)
         return self._rotations
 
-    def _through(self, tokens: Tensor, by: Mixer) -> Tensor:
+    def _through(self, tokens: Tensor, by: AttentionBackend) -> Tensor:
         x = embedding(tokens, self.embedding)
         for layer in self.layers:
             x = layer(x, by)

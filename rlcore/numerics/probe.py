@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from rlcore.errors import LevelError
-from rlcore.numerics.cases import Case, Draw, of_attention, of_heads, of_layers, of_products, of_rows
+from rlcore.numerics.cases import Case, Draw, of_attention, of_products, of_rows
 from rlcore.numerics.certificate import Certificate, Measurement, machine
 from rlcore.numerics.exact import Exact
 from rlcore.numerics.level import Recipe, check_arithmetic, following, is_compiled
@@ -135,15 +135,18 @@ class _Look:
         def drawn() -> Draw:
             return Draw.seeded(dtype, device)
 
-        mixed = of_heads if is_compiled() else of_attention
+        attended, layers = of_attention(drawn(), of.heads, of.length), None
+        if is_compiled():
+            from rlcore.numerics.compiled.cases import of_heads, of_layers
+
+            attended = of_heads(drawn(), of.heads, of.length)
+            layers = of_layers(drawn(), of.layers, of.heads, of.length)
         found = [
             self("linear", of_products(drawn(), of.shapes)),
-            self("attention", mixed(drawn(), of.heads, of.length)),
+            self("attention", attended),
             self("rows", of_rows(drawn(), sorted({width for shape in of.shapes for width in shape}))),
         ]
-        if is_compiled():
-            found.append(self("layers", of_layers(drawn(), of.layers, of.heads, of.length)))
-        return found
+        return found if layers is None else [*found, self("layers", layers)]
 
     def __call__(self, operation: str, cases: Iterable[Case]) -> Measurement:
         """At one operation; its cases are drawn here."""

@@ -1,45 +1,39 @@
-"""The seam between the trainer and whatever draws completions: rlcore's own sampler, or an engine beside it."""
+"""The interface between the trainer and a sampler: rlcore's own decoder, or an engine in another process."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from torch import Tensor
-
 from rlcore.types import Completion, SampleRequest
+from rlcore.weights.target import WeightTarget
 
 Progress = Callable[[int, int], None]
-"""Told (how many completions are done, how many were asked for) whenever some are."""
+"""Called with (completions done, completions asked for) whenever some are done. An exception that it raises cancels."""
 
 
 class Sampler(Protocol):
-    """Draws completions with its own copy of the weights.
+    """Draws completions with its own copy of the weights, in this process or in another one.
 
     A completion follows from its request and the weights alone: not from the requests beside it, nor from their order.
-    `tests/conformance/sampler_suite.py` is what that means.
+    A sampler decodes a bounded number of completions at once, however many it is asked for. Nothing here hands out a
+    tensor of the sampler. `tests/conformance/sampler_suite.py` is the contract as tests.
     """
 
     @property
     def policy_version(self) -> int:
-        """Of the weights it holds."""
+        """Version of the weights it samples with."""
 
     @property
     def weights_digest(self) -> str:
-        """The same, by their bits."""
+        """Digest of the weights it samples with."""
+
+    @property
+    def weight_target(self) -> WeightTarget:
+        """Target of the syncs that give it other weights."""
 
     def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Completion]:
-        """A completion for each request, in their order.
+        """Return a completion for each request, in their order.
 
-        Raises InvalidValueError for a request that cannot be done, before anything is drawn.
+        An exception of `progress` cancels the call: the completions that are not done are dropped, and the sampler
+        takes the next call. Raises InvalidValueError for a request that cannot be done, before anything is drawn, and
+        WeightSyncError between the `begin` and the `commit` of its weight target.
         """
-
-    def parameters(self) -> dict[str, Tensor]:
-        """Its weights, live, under the names of `Decoder.named_parameters()`: what is written here is sampled with."""
-
-    def loaded(self, policy_version: int, weights_digest: str) -> None:
-        """Say that the weights have been written: what was computed with the old ones is void.
-
-        Raises WeightSyncError while it samples.
-        """
-
-    def canary(self, tokens: Tensor) -> Tensor:
-        """The log-probability of each token of a sequence but the first: [length] -> fp32 [length - 1]."""

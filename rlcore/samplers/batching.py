@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rlcore.errors import NonFiniteError
-from rlcore.models.cache import KeyValueCache, Reach
+from rlcore.models.cache import CachePositions, KeyValueCache
 from rlcore.models.decoder import Decoder
 from rlcore.samplers.base import Progress
 from rlcore.samplers.drawing import Plan, draw
@@ -137,8 +137,8 @@ class ContinuousBatch:
         """Read the last token of every row, and draw the next."""
         rows = self._rows
         self._make_room(rows.longest + 1)
-        reach = Reach.at(rows.lengths, 1, self._cache, longest=rows.longest)
-        hidden = self._decoder.read(rows.last.unsqueeze(1), self._cache, reach)
+        at = CachePositions.at(rows.lengths, 1, self._cache, longest=rows.longest)
+        hidden = self._decoder.read(rows.last.unsqueeze(1), self._cache, at)
         rows.read()
         if self._plan is None:
             self._plan = self._plan_of(rows.drafts)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlcore.numerics.compiled import operations as compiled
 from rlcore.numerics.level import is_compiled
 
 BITS = 52
@@ -88,5 +87,7 @@ class GumbelNoise:
     def _uniforms(self, states: Tensor) -> Tensor:
         """Compiled kernels give the same bits: whole numbers have no others."""
         if is_compiled():
+            from rlcore.numerics.compiled import operations as compiled
+
             return compiled.uniforms(states, self.ids)
         return uniforms(mixed_(states.unsqueeze(1) + self.ids))

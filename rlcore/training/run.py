@@ -176,7 +176,7 @@ def prepared(
             )
         check_state(engine, found)
         log.say("\n".join([*(f"skipped {reason}" for reason in found.skipped), f"step {first} from {found.path}"]))
-    engine.receipt = sync(decoder, engine.sampler, first, None)
+    engine.receipt = sync(decoder, engine.sampler.weight_target, first, None)
     return engine, first
 
 
@@ -187,7 +187,7 @@ def warmed(engine: Engine, log: RunLog) -> WarmStart:
     def is_enough() -> bool:
         if section.target_reward is None:
             return False
-        sync(engine.decoder, engine.sampler, 0, None)
+        sync(engine.decoder, engine.sampler.weight_target, 0, None)
         return evaluate(engine, prompts, step=0).reward_mean >= section.target_reward
 
     log.phase("warm start", section.num_steps)
@@ -232,7 +232,8 @@ def recorded_step(engine: Engine, step: int) -> StepMetrics:
     else:
         metrics = ppo_step(engine, algorithm, step)
     with engine.phases("sync"):
-        engine.receipt = sync(engine.decoder, engine.sampler, step + 1, engine.receipt, has_learned=metrics.has_learned)
+        target = engine.sampler.weight_target
+        engine.receipt = sync(engine.decoder, target, step + 1, engine.receipt, has_learned=metrics.has_learned)
     recorder.record("sync", "weights_digest", engine.receipt.weights_digest)
     told = metrics.told()
     recorder.end_step(**{name: told[ours] for name, ours in CURVE.items() if ours in told})

@@ -1,1 +1,1 @@
-"""Weights on their way from the trainer to the sampler: digests, the sync and its receipt."""
+"""Weights on their way from the trainer to a weight target: digests, transports, the sync and its receipt."""

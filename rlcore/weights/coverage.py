@@ -1,4 +1,4 @@
-"""Which parameter of a sampler is which of the policy, and whether all of it was written.
+"""Coverage: each parameter of the policy has its place in the sampler, and is written exactly once.
 
 A parameter that was never written may look right: it may be the old one, unchanged. So each is poisoned with NaN
 before it is written.
@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from rlcore.errors import WeightSyncError
+from rlcore.weights.digests import tensor_digest
 from rlcore.weights.receipts import Check
+from rlcore.weights.target import Difference, ParameterSpec
 
 Groups = tuple[tuple[str, ...], ...]
 
 
 def tied_names(policy: nn.Module) -> Groups:
-    """Groups of names whose parameters are one piece of memory, in the order of the model."""
+    """Return groups of names whose parameters are one piece of memory, in the order of the model."""
     groups: dict[tuple[object, ...], list[str]] = {}
     for name, parameter in policy.named_parameters(remove_duplicate=False):
         place = (parameter.device, parameter.data_ptr(), parameter.shape, parameter.stride())
@@ -26,66 +28,57 @@ def tied_names(policy: nn.Module) -> Groups:
     return tuple(tuple(names) for names in groups.values() if len(names) > 1)
 
 
-def check_names(source: Mapping[str, Tensor], targets: Mapping[str, Tensor], tied: Groups) -> None:
-    """Every parameter of the policy has one in the sampler, by name, type and shape, or is tied to one that has.
+def check_names(source: Mapping[str, ParameterSpec], parameters: Mapping[str, ParameterSpec], tied: Groups) -> None:
+    """Check that every parameter of the policy, or one tied to it, is in the sampler with its type and shape.
 
     Raises WeightSyncError with the parameter.
     """
     partners = {name: group for group in tied for name in group}
     for name in source:
-        if name not in targets and not any(partner in targets for partner in partners.get(name, ())):
+        if name not in parameters and not any(partner in parameters for partner in partners.get(name, ())):
             raise _uncovered(name, "is missing in the sampler", remedy="build the sampler from the policy's own model")
-    for name, target in targets.items():
+    for name, found in parameters.items():
         if name not in source:
             raise _uncovered(name, "of the sampler is no parameter of the policy")
         wanted = source[name]
-        if target.is_meta or wanted.is_meta:
+        if found.is_meta or wanted.is_meta:
             raise _uncovered(name, "has no memory (it is on meta): a copy into it, or of it, does nothing")
-        if target.shape != wanted.shape or target.dtype != wanted.dtype:
-            raise _uncovered(
-                name, f"is {_described(target)} in the sampler", legal=f"{_described(wanted)}, as the policy has it"
-            )
-        if not target.is_floating_point():
-            raise _uncovered(name, f"is {_described(target)}", legal="floats: others cannot be poisoned with NaN")
+        if found.shape != wanted.shape or found.dtype != wanted.dtype:
+            raise _uncovered(name, f"is {found} in the sampler", legal=f"{wanted}, as the policy has it")
+        if not found.dtype.is_floating_point:
+            raise _uncovered(name, f"is {found}", legal="floats: others cannot be poisoned with NaN")
 
 
-@torch.no_grad()
-def poison(targets: Mapping[str, Tensor]) -> None:
-    """NaN in every element."""
-    for target in targets.values():
-        target.fill_(float("nan"))
+def check_poisoned(parameters: Mapping[str, ParameterSpec], found: Mapping[str, str]) -> None:
+    """Check that poison arrived in every parameter: what is written into a copy is lost.
 
-
-def check_live(targets: Mapping[str, Tensor], again: Mapping[str, Tensor]) -> None:
-    """A sampler's parameters, asked for again, are the same memory: what is written into a copy is lost.
-
-    Raises WeightSyncError with the parameter.
+    `found` holds the digests after the poison. Raises WeightSyncError with the parameter.
     """
-    for name, target in targets.items():
-        if name not in again or again[name].data_ptr() != target.data_ptr():
-            raise _uncovered(name, "of the sampler is a copy each time it is asked for: what is written there is lost")
+    poisons: dict[tuple[object, ...], str] = {}
+    for name, spec in parameters.items():
+        key = spec.dtype, spec.shape
+        if key not in poisons:
+            poisons[key] = tensor_digest(torch.full(spec.shape, float("nan"), dtype=spec.dtype))
+        if found.get(name) != poisons[key]:
+            raise _uncovered(name, "of the sampler was written, and is as it was: what is written there is lost")
 
 
-def check_reported(reported: Iterable[str], targets: Mapping[str, Tensor]) -> None:
-    """What a transport says it has written is each parameter, once; raises WeightSyncError with the parameter."""
-    counts = Counter(reported)
-    for name in (*targets, *counts):
-        if name not in targets:
+def check_reported(reported: Iterable[str], names: Iterable[str]) -> None:
+    """Check that what was reported as written is each parameter, once; raises WeightSyncError with the parameter."""
+    counts, wanted = Counter(reported), dict.fromkeys(names)
+    for name in (*wanted, *counts):
+        if name not in wanted:
             raise _uncovered(name, "was written, and the sampler has no such parameter")
         if counts[name] != 1:
             raise _uncovered(name, f"was written {counts[name]} times", legal="once")
 
 
-def check_written(name: str, source: Tensor, target: Tensor) -> None:
-    """No poison is left; raises WeightSyncError with the number of elements that still hold it."""
-    num_left = int((target.isnan() & ~source.to(target.device).isnan()).sum())
-    if num_left:
-        raise _uncovered(name, f"was not written: {num_left} of its {target.numel()} elements are poison still")
+def check_written(name: str, source: Tensor, difference: Difference) -> None:
+    """Check that no poison is left; raises WeightSyncError with the number of elements that still hold it."""
+    num_left = difference.num_nan - int(source.isnan().sum())
+    if num_left > 0:
+        raise _uncovered(name, f"was not written: {num_left} of its {source.numel()} elements are poison still")
 
 
 def _uncovered(name: str, what: str, *, legal: str = "", remedy: str = "") -> WeightSyncError:
     return WeightSyncError(what, check=Check.COVERAGE, parameter=name, legal=legal, remedy=remedy)
-
-
-def _described(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

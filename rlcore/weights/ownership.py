@@ -1,46 +1,46 @@
-"""Whether a sampler's weights are in memory of their own: where they are not, training changes them unseen."""
+"""Ownership: the sampler's weights share no memory with the policy, which training would otherwise change unseen."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from torch import Tensor
 
 from rlcore.errors import WeightSyncError
 from rlcore.weights.coverage import Groups
+from rlcore.weights.digests import tensor_digest
 from rlcore.weights.receipts import Check
+from rlcore.weights.target import ParameterSpec, Region, WeightTarget, address_space
+
+Specs = Mapping[str, ParameterSpec]
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Span:
-    """The memory a parameter lies in, from its first byte to its last; what lies between belongs to it too."""
+class _Span(NamedTuple):
+    """The memory of one parameter; spans sort by where they begin."""
 
-    device: str
-    begin: int
-    end: int
+    region: Region
     name: str
     is_policys: bool
 
-    @classmethod
-    def of(cls, name: str, tensor: Tensor, *, is_policys: bool) -> "_Span":
-        reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        begin = tensor.data_ptr()
-        return cls(str(tensor.device), begin, begin + reach * tensor.element_size(), name, is_policys)
 
+def check_ownership(source: Specs, parameters: Specs, tied: Groups) -> None:
+    """Check that no parameter of the sampler overlaps the policy, or another parameter that is not tied to it.
 
-def check_ownership(source: Mapping[str, Tensor], targets: Mapping[str, Tensor], tied: Groups) -> None:
-    """No parameter of the sampler shares memory with the policy, or with another that is not tied to it.
-
-    Raises WeightSyncError with the parameter.
+    Addresses are compared within a process; `probe_ownership` is for other processes. Raises WeightSyncError with the
+    parameter.
     """
     partners = {name: group for group in tied for name in group}
-    spans = [_Span.of(name, tensor, is_policys=False) for name, tensor in targets.items() if tensor.numel()]
-    spans += [_Span.of(name, tensor, is_policys=True) for name, tensor in source.items() if tensor.numel()]
+    spans = [_Span(spec.region, name, False) for name, spec in parameters.items() if spec.region is not None]
+    spans += [_Span(spec.region, name, True) for name, spec in source.items() if spec.region is not None]
     reaching: list[_Span] = []
     for span in sorted(spans):
-        reaching = [before for before in reaching if before.device == span.device and before.end > span.begin]
+        reaching = [before for before in reaching if _is_reaching(before.region, span.region)]
         for other in reaching:
             _check_pair(span, other, partners)
         reaching.append(span)
+
+
+def _is_reaching(before: Region, region: Region) -> bool:
+    return before.end > region.begin and before.device == region.device and before.process == region.process
 
 
 def _check_pair(span: _Span, other: _Span, partners: Mapping[str, tuple[str, ...]]) -> None:
@@ -48,12 +48,7 @@ def _check_pair(span: _Span, other: _Span, partners: Mapping[str, tuple[str, ...
         return
     if span.is_policys or other.is_policys:
         own, policys = (other, span) if span.is_policys else (span, other)
-        raise WeightSyncError(
-            f"of the sampler is in the memory of {policys.name} of the policy",
-            check=Check.OWNERSHIP,
-            parameter=own.name,
-            remedy="give the sampler a deep copy: training would change the weights it samples with",
-        )
+        raise _shared(own.name, f"is in the memory of {policys.name} of the policy")
     if other.name not in partners.get(span.name, ()):
         raise WeightSyncError(
             f"of the sampler is in the memory of {other.name}, which it is not in the policy",
@@ -61,3 +56,45 @@ def _check_pair(span: _Span, other: _Span, partners: Mapping[str, tuple[str, ...
             parameter=span.name,
             remedy="untie them in the sampler",
         )
+
+
+def is_elsewhere(parameters: Specs) -> bool:
+    """Whether some parameter is in the memory of another process, whose addresses say nothing here."""
+    here = address_space()
+    return any(spec.region is not None and spec.region.process != here for spec in parameters.values())
+
+
+def probe_ownership(
+    source: Mapping[str, Tensor], expected: Mapping[str, str], target: WeightTarget, names: Iterable[str]
+) -> None:
+    """Poison the parameters of a target in another process one by one, and check that the policy does not change.
+
+    Memory that processes share has another address in each, so only its content shows it. Call it after `begin`, and
+    before the weights are written. A parameter of the policy that is poisoned with its namesake is restored. Raises
+    WeightSyncError with the parameter.
+    """
+    for name in names:
+        if name not in source:
+            continue
+        kept = source[name].clone()
+        target.poison([name])
+        if tensor_digest(source[name]) != expected[name] and tensor_digest(kept) == expected[name]:
+            source[name].copy_(kept)
+            raise _shared(name, "shares memory with the policy: poison written there arrived here")
+    for name, tensor in source.items():
+        if tensor_digest(tensor) != expected[name]:
+            raise WeightSyncError(
+                "of the policy was overwritten by poison for another parameter of the sampler",
+                check=Check.OWNERSHIP,
+                parameter=name,
+                remedy="give the sampler a deep copy; this policy's values are lost: resume from a checkpoint",
+            )
+
+
+def _shared(name: str, what: str) -> WeightSyncError:
+    return WeightSyncError(
+        f"of the sampler {what}",
+        check=Check.OWNERSHIP,
+        parameter=name,
+        remedy="give the sampler a deep copy: training would change the weights it samples with",
+    )

@@ -9,7 +9,7 @@ class Check(StrEnum):
     """One of the checks of a sync."""
 
     FENCE = "fence"
-    """Versions rise, and nothing is being sampled."""
+    """Versions rise, and nothing is sampled between the begin and the commit of a sync."""
     OWNERSHIP = "ownership"
     """The sampler's weights are in memory of their own: not the policy's, and no two parameters in one place."""
     HELD = "held"

@@ -8,16 +8,20 @@
 are of tokens 3 to 20, which its vocabulary has to have.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
+from torch import Tensor
 
-from rlcore.errors import EngineError, InvalidValueError
+from rlcore.errors import EngineError, InvalidValueError, WeightSyncError
 from rlcore.keys import completion_key
 from rlcore.samplers.base import Sampler
 from rlcore.types import Completion, Prompt, SampleRequest, SamplingParams, StopReason
+from rlcore.weights.digests import tensor_digest
+from rlcore.weights.target import WeightTarget
 
 MakeSampler = Callable[[int], Sampler]
 PROMPTS = tuple(
@@ -44,6 +48,22 @@ def bits(completions: Sequence[Completion]) -> list[tuple[object, ...]]:
     return [
         (each.tokens, each.text, each.stop_reason, *each.logprobs.view(torch.int32).tolist()) for each in completions
     ]
+
+
+def weights_of(sampler: Sampler) -> dict[str, Tensor]:
+    """Drawn weights for all its parameters, the same each time; distributions of them are far from uniform."""
+    generator = torch.Generator().manual_seed(11)
+    return {
+        name: torch.randn(spec.shape, generator=generator).to(spec.dtype)
+        for name, spec in sampler.weight_target.describe().parameters.items()
+    }
+
+
+def load(target: WeightTarget, version: int, digest: str, weights: Mapping[str, Tensor] | None = None) -> None:
+    """Write weights, or none, and commit them."""
+    target.begin(version)
+    target.write(weights or {})
+    target.commit(digest)
 
 
 class SamplerConformance:
@@ -142,37 +162,100 @@ class SamplerConformance:
         sampler = make(4)
         (before,) = sampler.sample([wanted()])
         assert (before.policy_version, before.weights_digest) == (sampler.policy_version, sampler.weights_digest)
-        sampler.loaded(9, "ninth")
+        load(sampler.weight_target, 9, "ninth")
         (after,) = sampler.sample([wanted()])
         assert (after.policy_version, after.weights_digest) == (9, "ninth")
+        assert (sampler.policy_version, sampler.weights_digest) == (9, "ninth")
+        state = sampler.weight_target.describe()
+        assert (state.policy_version, state.weights_digest) == (9, "ninth")
 
     def test_what_is_written_is_sampled_with(self, make: MakeSampler) -> None:
-        sampler = make(4)
+        sampler, other = make(4), make(4)
         tokens = torch.tensor(PROMPTS[2].tokens)
-        before, canary = bits(sampler.sample(all_wanted())), sampler.canary(tokens)
-        with torch.no_grad():
-            for parameter in sampler.parameters().values():
-                parameter.mul_(0.5)
-        sampler.loaded(1, "halved")
-        assert bits(sampler.sample(all_wanted())) != before
-        assert not torch.equal(sampler.canary(tokens), canary)
+        before, canary = bits(sampler.sample(all_wanted())), sampler.weight_target.canary(tokens)
+        load(sampler.weight_target, 1, "written", weights_of(other))
+        after = bits(sampler.sample(all_wanted()))
+        assert after != before
+        assert not torch.equal(sampler.weight_target.canary(tokens), canary)
+        load(other.weight_target, 1, "written", weights_of(sampler))
+        assert bits(other.sample(all_wanted())) == after
+
+    def test_the_digests_are_those_of_what_is_written(self, make: MakeSampler) -> None:
+        sampler = make(4)
+        target, weights = sampler.weight_target, weights_of(sampler)
+        names = list(weights)
+        target.begin(1)
+        assert list(target.write(weights)) == names
+        assert dict(target.digests(names)) == {name: tensor_digest(tensor) for name, tensor in weights.items()}
+        target.poison(names[:1])
+        found = target.digests(names)
+        nan = torch.full_like(weights[names[0]], torch.nan)
+        assert found[names[0]] == tensor_digest(nan) and found[names[1]] == tensor_digest(weights[names[1]])
+        assert target.compare({names[0]: weights[names[0]]})[names[0]] == (nan.numel(), nan.numel())
+        assert target.compare({names[1]: weights[names[1]]})[names[1]] == (0, 0)
+
+    def test_what_is_written_is_a_copy(self, make: MakeSampler) -> None:
+        sampler = make(4)
+        weights = weights_of(sampler)
+        load(sampler.weight_target, 1, "written", weights)
+        before = dict(sampler.weight_target.digests(list(weights)))
+        for tensor in weights.values():
+            tensor.zero_()
+        assert dict(sampler.weight_target.digests(list(weights))) == before
 
     def test_loading_while_it_samples_is_refused(self, make: MakeSampler) -> None:
         sampler = make(2)
         refused: list[EngineError] = []
 
-        def load(num_done: int, num_total: int) -> None:
+        def begin(num_done: int, num_total: int) -> None:
             try:
-                sampler.loaded(1, "meanwhile")
+                sampler.weight_target.begin(1)
             except EngineError as error:
                 refused.append(error)
 
-        completions = sampler.sample(all_wanted(), progress=load)
+        completions = sampler.sample(all_wanted(), progress=begin)
         assert refused and {each.policy_version for each in completions} == {sampler.policy_version}
 
+    def test_nothing_is_sampled_between_begin_and_commit(self, make: MakeSampler) -> None:
+        sampler = make(2)
+        sampler.weight_target.begin(1)
+        with pytest.raises(WeightSyncError):
+            sampler.sample([wanted()])
+        sampler.weight_target.begin(1)
+        sampler.weight_target.commit("first")
+        assert sampler.sample([wanted()])[0].policy_version == 1
+
+    def test_nothing_is_written_before_begin(self, make: MakeSampler) -> None:
+        target = make(2).weight_target
+        weights = weights_of(make(2))
+        for write in (lambda: target.write(weights), lambda: target.poison(list(weights)), lambda: target.commit("")):
+            with pytest.raises(WeightSyncError):
+                write()
+
     def test_the_canary_is_of_each_token_but_the_first(self, make: MakeSampler) -> None:
-        canary = make(4).canary(torch.tensor(PROMPTS[2].tokens))
+        canary = make(4).weight_target.canary(torch.tensor(PROMPTS[2].tokens))
         assert canary.shape == (8,) and canary.dtype == torch.float32 and bool((canary < 0).all())
+
+    # --------------------------------------------------------------------------------------------------------- progress
+
+    def test_an_exception_of_progress_cancels(self, make: MakeSampler) -> None:
+        sampler = make(2)
+        told: list[int] = []
+
+        def cancel(num_done: int, num_total: int) -> None:
+            told.append(num_done)
+            raise KeyError("no more is wanted")
+
+        with pytest.raises(KeyError, match="no more is wanted"):
+            sampler.sample(all_wanted(), progress=cancel)
+        assert len(told) == 1
+        assert bits(sampler.sample(all_wanted())) == bits(make(2).sample(all_wanted()))
+
+    @pytest.mark.parametrize("concurrency", [1, 3])
+    def test_no_more_than_asked_for_are_decoded_at_once(self, make: MakeSampler, concurrency: int) -> None:
+        told = [(0, 12)]
+        make(concurrency).sample(all_wanted(), progress=lambda *counts: told.append(counts))
+        assert max(after[0] - before[0] for before, after in pairwise(told)) <= concurrency
 
     def test_progress_is_told(self, make: MakeSampler) -> None:
         told: list[tuple[int, int]] = []

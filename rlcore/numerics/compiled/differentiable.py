@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from rlcore.errors import InvalidValueError
 from rlcore.numerics.compiled import layers, operations
+from rlcore.numerics.layer_weights import LayerWeights
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -186,7 +187,7 @@ class Cached(NamedTuple):
     values: Tensor
 
 
-def layer(x: Tensor, weights: layers.Weights, by: Meeting) -> Tensor:
+def layer(x: Tensor, weights: LayerWeights, by: Meeting) -> Tensor:
     """The stream [batch, length, width] of a pass after a layer. Raises ShapeError."""
     if not torch.is_grad_enabled():
         return layers.layer_unkept(x, weights, **by._asdict())
@@ -194,7 +195,7 @@ def layer(x: Tensor, weights: layers.Weights, by: Meeting) -> Tensor:
     return y
 
 
-def layer_cached(x: Tensor, weights: layers.Weights, by: Meeting, cache: Cached) -> Tensor:
+def layer_cached(x: Tensor, weights: LayerWeights, by: Meeting, cache: Cached) -> Tensor:
     """The same behind a cache, as `attend_cached` has it. Raises ShapeError, and InvalidValueError."""
     _check_no_gradient(x, *weights)
     return layers.layer_cached(x, *cache, weights, turns=by.turns, num_heads=by.num_heads, eps=by.eps)

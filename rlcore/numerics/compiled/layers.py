@@ -2,7 +2,6 @@
 
 import ctypes
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,20 +10,7 @@ from rlcore.errors import ShapeError
 from rlcore.numerics.compiled.library import library
 from rlcore.numerics.compiled.operations import check_cache, check_heads, check_length, kv_heads_of
 from rlcore.numerics.compiled.registration import address, check, check_shape, operation
-
-
-class Weights(NamedTuple):
-    """Of a layer, as `rlcore.models.decoder.Layer` has them, fp32; what a family does not have is None."""
-
-    attention_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    out: Tensor
-    mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+from rlcore.numerics.layer_weights import LayerWeights
 
 
 class _Layer(ctypes.Structure):
@@ -33,7 +19,7 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_long) for name in ("batch", "length", "num_heads", "num_kv_heads", "head_width", "width")),
         *((name, ctypes.c_long) for name in ("ffn_width", "positions", "threads")),
-        *((name, ctypes.c_void_p) for name in (*Weights._fields, "turns")),
+        *((name, ctypes.c_void_p) for name in (*LayerWeights._fields, "turns")),
         ("eps", ctypes.c_float),
     )
 
@@ -41,7 +27,7 @@ class _Layer(ctypes.Structure):
 class _Gradients(ctypes.Structure):
     """As layer_backward.c has it."""
 
-    _fields_ = tuple((name, ctypes.c_void_p) for name in Weights._fields)
+    _fields_ = tuple((name, ctypes.c_void_p) for name in LayerWeights._fields)
 
 
 _OF = "Tensor?[] weights, *, Tensor turns, int num_heads, int num_kv_heads, float eps"
@@ -51,7 +37,7 @@ _OF = "Tensor?[] weights, *, Tensor turns, int num_heads, int num_kv_heads, floa
 def layer(
     x: Tensor, weights: Sequence[Tensor | None], *, turns: Tensor, num_heads: int, num_kv_heads: int, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """(the stream x [batch, length, width] after a layer, what its gradient needs); `weights` are `Weights`."""
+    """(the stream x [batch, length, width] after a layer, what its gradient needs); `weights` are `LayerWeights`."""
     of, y = _layer(x, weights, turns, (num_heads, num_kv_heads), eps), torch.empty_like(x)
     check_length(of.length, turns)
     kept = x.new_empty((library().layer_keeps(ctypes.byref(of)),))
@@ -111,7 +97,7 @@ def layer_backward(
     check_shape(grad, *x.shape)
     check_shape(kept, library().layer_keeps(ctypes.byref(of)))
     to = _Gradients()
-    for name, weight in zip(Weights._fields, weights, strict=True):
+    for name, weight in zip(LayerWeights._fields, weights, strict=True):
         if weight is not None:
             made.append(torch.empty_like(weight) if x.numel() else torch.zeros_like(weight))
             setattr(to, name, made[-1].data_ptr())
@@ -122,7 +108,7 @@ def layer_backward(
 
 _NO_CACHE = None, None, None, 0
 _OPTIONAL = slice(2, 5)
-"""Of `Weights`: what some families do not have."""
+"""Of `LayerWeights`: what some families do not have."""
 
 
 def _layer(
@@ -132,7 +118,7 @@ def _layer(
     if x.dim() != 3 or min(num_heads) < 1 or num_heads[0] % num_heads[1]:
         told = f"a stream {tuple(x.shape)}, {num_heads[0]} heads, {num_heads[1]} of keys"
         raise ShapeError(told, legal="[batch, length, width], heads in whole groups")
-    of = Weights._make(weights)
+    of = LayerWeights._make(weights)
     if any(x is None for x in of[: _OPTIONAL.start] + of[_OPTIONAL.stop :]):
         optional = of._fields[_OPTIONAL]
         missing = [name for name, x in of._asdict().items() if x is None and name not in optional]
@@ -142,7 +128,7 @@ def _layer(
     heads_width, qkv_width = num_heads[0] * head_width, (num_heads[0] + 2 * num_heads[1]) * head_width
     shapes = (width,), (qkv_width, width), (qkv_width,), (head_width,), (head_width,), (width, heads_width)
     for name, weight, shape in zip(
-        Weights._fields, of, (*shapes, (width,), (2 * ffn_width, width), (width, ffn_width)), strict=True
+        LayerWeights._fields, of, (*shapes, (width,), (2 * ffn_width, width), (width, ffn_width)), strict=True
     ):
         if weight is not None and weight.shape != shape:
             raise ShapeError(f"{name} {tuple(weight.shape)}", legal=f"{shape}, as x, out and down have it")

@@ -114,7 +114,7 @@ def main() -> None:
     config = engine.decoder.config
     held = at_level(arguments.level, config, length=config.max_length, kernels=arguments.kernels)
     with held as certificate:
-        engine.receipt = sync(engine.decoder, engine.sampler, 0, None)
+        engine.receipt = sync(engine.decoder, engine.sampler.weight_target, 0, None)
         turns.say(versions=f"torch {torch.__version__}", recipe=certificate.recipe.name if certificate else "off")
         step = 0
         while turns.begin():

@@ -20,21 +20,23 @@ def test_completions_carry_the_weights_that_drew_them() -> None:
     sampler = sampler_of(decoder_of())
     (first,) = sampler.sample([request_of()])
     assert first.policy_version == 0 and first.weights_digest == sampler_of(decoder_of()).weights_digest
-    sampler.loaded(7, "as the receipt says")
+    sampler.weight_target.begin(7)
+    sampler.weight_target.commit("as the receipt says")
     (second,) = sampler.sample([request_of()])
     assert (second.policy_version, second.weights_digest) == (7, "as the receipt says")
 
 
-def test_weights_that_nobody_told_of_are_refused() -> None:
+def test_weights_written_outside_a_sync_are_refused() -> None:
     """Else completions would carry a digest of other weights."""
     sampler = sampler_of(decoder_of())
     with torch.no_grad():
-        sampler.parameters()["norm"].mul_(2.0)
+        sampler._decoder.norm.mul_(2.0)
     done: list[int] = []
-    with pytest.raises(WeightSyncError, match="written after it was told"):
+    with pytest.raises(WeightSyncError, match="written outside a sync"):
         sampler.sample([request_of()], progress=lambda count, _: done.append(count))
     assert not done, "before anything is drawn"
-    sampler.loaded(1, "told now")
+    sampler.weight_target.begin(1)
+    sampler.weight_target.commit("known now")
     assert sampler.sample([request_of()])[0].policy_version == 1
 
 
@@ -43,9 +45,9 @@ def test_weights_that_change_while_it_samples_are_refused() -> None:
 
     def meddle(num_done: int, num_total: int) -> None:
         with torch.inference_mode(False), torch.no_grad():
-            sampler.parameters()["norm"].mul_(2.0)
+            sampler._decoder.norm.mul_(2.0)
 
-    with pytest.raises(WeightSyncError, match="written after it was told"):
+    with pytest.raises(WeightSyncError, match="written outside a sync"):
         sampler.sample(requests_of(1), progress=meddle)
 
 
@@ -55,12 +57,13 @@ def test_loading_while_it_samples_is_refused() -> None:
 
     def load(num_done: int, num_total: int) -> None:
         with pytest.raises(WeightSyncError, match="fence") as refused:
-            sampler.loaded(5, "meanwhile")
+            sampler.weight_target.begin(5)
         told.append(str(refused.value))
 
     assert {each.policy_version for each in sampler.sample(requests_of(1), progress=load)} == {0}
     assert told and sampler.policy_version == 0
-    sampler.loaded(5, "afterwards")
+    sampler.weight_target.begin(5)
+    sampler.weight_target.commit("afterwards")
     assert sampler.policy_version == 5
 
 

@@ -320,8 +320,9 @@ def test_arguments_that_make_no_sampler_are_refused() -> None:
 def test_logits_that_are_nan_are_told() -> None:
     sampler = sampler_of(decoder_of())
     with torch.no_grad():
-        sampler.parameters()["norm"][3] = torch.nan
-    sampler.loaded(1, "of NaN")
+        sampler._decoder.norm[3] = torch.nan
+    sampler.weight_target.begin(1)
+    sampler.weight_target.commit("of NaN")
     with pytest.raises(NonFiniteError, match=r"token 0 of sample 2 of prompt hello has log-probability nan"):
         sampler.sample([request_of(sample_index=2)])
     with pytest.raises(NonFiniteError):

@@ -9,12 +9,13 @@ from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
+from rlcore.samplers.local_target import LocalTarget
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import Completion, Prompt, SampleRequest, SamplingParams
 from rlcore.weights.digests import weights_digest
 from rlcore.weights.receipts import Check
-from rlcore.weights.sync import sync, verify
-from tests.rlcore.weights.holders import learn
+from rlcore.weights.sync import sync
+from tests.rlcore.weights.targets import learn
 
 TOKENIZER = CharacterTokenizer("abcdefgh")
 REQUESTS = [
@@ -36,12 +37,11 @@ def drawn(completions: list[Completion]) -> list[tuple[object, ...]]:
 def test_completions_carry_version_and_digest_of_the_receipt() -> None:
     with following(Padding()):
         decoder, sampler = made()
-        first = sync(decoder, sampler, 1, None)
+        first = sync(decoder, sampler.weight_target, 1, None)
         before = sampler.sample(REQUESTS)
         learn(decoder, size=0.5)
-        second = sync(decoder, sampler, 2, first, has_learned=True)
+        second = sync(decoder, sampler.weight_target, 2, first, has_learned=True)
         after = sampler.sample(REQUESTS)
-        verify(decoder, sampler, second)
         fresh = TorchSampler(decoder, TOKENIZER).sample(REQUESTS)
     for receipt, completions in ((first, before), (second, after)):
         assert {each.policy_version for each in completions} == {receipt.policy_version}
@@ -53,30 +53,55 @@ def test_completions_carry_version_and_digest_of_the_receipt() -> None:
 
 def test_a_sync_amid_sampling_is_refused_before_anything_is_written() -> None:
     decoder, sampler = made()
-    first = sync(decoder, sampler, 1, None)
+    first = sync(decoder, sampler.weight_target, 1, None)
     learn(decoder)
     refusals = []
 
     def interfere(num_done: int, num_wanted: int) -> None:
         with pytest.raises(WeightSyncError) as caught:
-            sync(decoder, sampler, 2, first)
+            sync(decoder, sampler.weight_target, 2, first)
         refusals.append(caught.value.check)
 
     undisturbed = drawn(sampler.sample(REQUESTS))
     assert drawn(sampler.sample(REQUESTS, progress=interfere)) == undisturbed
     assert refusals and set(refusals) == {Check.FENCE}
-    assert sync(decoder, sampler, 2, first).policy_version == 2
+    assert sync(decoder, sampler.weight_target, 2, first).policy_version == 2
 
 
-def test_without_the_fence_the_weights_change_under_it() -> None:
+def test_without_the_fence_the_weights_change_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, sampler = made()
-    first = sync(decoder, sampler, 1, None)
+    first = sync(decoder, sampler.weight_target, 1, None)
     learn(decoder)
 
-    def interfere(num_done: int, num_wanted: int) -> None:
-        with pytest.raises(WeightSyncError):  # when it is too late: by the sampler, once it is told
-            sync(decoder, sampler, 2, first, checks=frozenset(Check) - {Check.FENCE})
+    def unfenced(target: LocalTarget, policy_version: int) -> None:
+        target._begun = policy_version
 
-    with pytest.raises(WeightSyncError, match="were written"):
+    def interfere(num_done: int, num_wanted: int) -> None:
+        monkeypatch.setattr(LocalTarget, "begin", unfenced)
+        if sampler.policy_version == 1:
+            sync(decoder, sampler.weight_target, 2, first)
+
+    completions = sampler.sample(REQUESTS, progress=interfere)
+    assert {each.policy_version for each in completions} == {2}, "and the first tokens are those of version 1"
+
+
+def test_weights_written_outside_a_sync_are_found() -> None:
+    decoder, sampler = made()
+    sync(decoder, sampler.weight_target, 1, None)
+
+    def interfere(num_done: int, num_wanted: int) -> None:
+        with torch.inference_mode(False), torch.no_grad():
+            sampler._decoder.norm.mul_(2.0)
+
+    with pytest.raises(WeightSyncError, match="written outside a sync"):
         sampler.sample(REQUESTS, progress=interfere)
-    assert torch.equal(sampler.parameters()["embedding"], decoder.embedding)
+
+
+def test_between_begin_and_commit_nothing_is_sampled() -> None:
+    decoder, sampler = made()
+    sync(decoder, sampler.weight_target, 1, None)
+    sampler.weight_target.begin(2)
+    with pytest.raises(WeightSyncError, match="the sync of version 2 has begun, and has not ended"):
+        sampler.sample(REQUESTS)
+    sync(decoder, sampler.weight_target, 2, None)
+    assert {each.policy_version for each in sampler.sample(REQUESTS)} == {2}

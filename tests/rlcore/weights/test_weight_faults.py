@@ -1,6 +1,10 @@
-"""Each fault of a weight sync is found by its check; with the check switched off it passes: the check is at work."""
+"""Each fault of a weight sync is found by its check; with the check switched off it passes: the check is at work.
+
+For targets of this process, and for targets of another one.
+"""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -9,9 +13,11 @@ from rlcore.errors import WeightSyncError
 from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
 from rlcore.weights.receipts import ALL_CHECKS, Check
-from rlcore.weights.sync import copy_into, sync
-from tests.rlcore.weights.faults import FAULTS, Fault, second_sync
-from tests.rlcore.weights.holders import Holder, Meta, policy
+from rlcore.weights.sync import IN_PROCESS, sync
+from rlcore.weights.target import address_space
+from tests.rlcore.weights.faults import FAULTS, Fault, Here, second_sync
+from tests.rlcore.weights.targets import Meta, Sharing, Target, policy
+from tests.support.remote_sampler import RemoteHost
 
 each_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
 
@@ -22,26 +28,34 @@ def at_level_invariant() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", params=[Here, RemoteHost], ids=["here", "elsewhere"])
+def host(request: pytest.FixtureRequest) -> Iterator[Any]:
+    made = request.param()
+    yield made
+    if isinstance(made, RemoteHost):
+        made.close()
+
+
 @each_fault
-def test_a_fault_is_found_by_its_check(fault: Fault) -> None:
+def test_a_fault_is_found_by_its_check(fault: Fault, host: Any) -> None:
     with pytest.raises(WeightSyncError) as caught:
-        fault.inject(ALL_CHECKS)
+        fault.inject(host, ALL_CHECKS)
     assert caught.value.check == fault.check, caught.value
 
 
 @each_fault
-def test_the_check_alone_finds_it(fault: Fault) -> None:
+def test_the_check_alone_finds_it(fault: Fault, host: Any) -> None:
     with pytest.raises(WeightSyncError) as caught:
-        fault.inject(frozenset({fault.check}))
+        fault.inject(host, frozenset({fault.check}))
     assert caught.value.check == fault.check, caught.value
 
 
 @each_fault
-def test_without_its_check_it_passes_or_another_finds_it(fault: Fault) -> None:
-    fault.inject(ALL_CHECKS - {fault.check} - fault.others)
+def test_without_its_check_it_passes_or_another_finds_it(fault: Fault, host: Any) -> None:
+    fault.inject(host, ALL_CHECKS - {fault.check} - fault.others)
     if fault.others:
         with pytest.raises(WeightSyncError) as caught:
-            fault.inject(ALL_CHECKS - {fault.check})
+            fault.inject(host, ALL_CHECKS - {fault.check})
         assert caught.value.check in fault.others, caught.value
 
 
@@ -49,33 +63,54 @@ def test_every_check_has_a_fault() -> None:
     assert {fault.check for fault in FAULTS} == ALL_CHECKS
 
 
-def test_the_parameter_is_named() -> None:
+def test_the_parameter_is_named(host: Any) -> None:
     for name, parameter in (("a frozen one is skipped", "norm"), ("a part of one is skipped", "layers.1.qkv")):
         fault = next(fault for fault in FAULTS if fault.name == name)
         with pytest.raises(WeightSyncError) as caught:
-            fault.inject(ALL_CHECKS)
+            fault.inject(host, ALL_CHECKS)
         assert caught.value.parameter == parameter
         assert parameter in str(caught.value)
 
 
-def test_parameters_without_memory_are_told() -> None:
+def test_parameters_without_memory_are_reported(host: Any) -> None:
     decoder = policy()
     with pytest.raises(WeightSyncError, match="embedding has no memory") as caught:
-        sync(decoder, Meta(decoder), 1, None)
+        sync(decoder, host.target(Meta, decoder), 1, None)
     assert caught.value.check == Check.COVERAGE
-    sync(decoder, Meta(decoder), 1, None, checks=frozenset({Check.CANARY}))  # the copies do nothing
+    # The copies do nothing.
+    sync(decoder, host.target(Meta, decoder), 1, None, checks=frozenset({Check.CANARY}))
 
 
-def test_a_faultless_sync_passes() -> None:
-    second_sync(copy_into, ALL_CHECKS)
+def test_a_faultless_sync_passes(host: Any) -> None:
+    second_sync(IN_PROCESS, host, ALL_CHECKS)
+
+
+def test_addresses_are_those_of_the_targets_process(host: Any) -> None:
+    processes = {
+        spec.region.process for spec in host.target(Target, policy()).describe().parameters.values() if spec.region
+    }
+    assert len(processes) == 1
+    assert (processes == {address_space()}) == isinstance(host, Here)
+
+
+def test_memory_that_is_shared_with_another_process_is_found_and_the_policy_restored() -> None:
+    host, decoder = RemoteHost(), policy()
+    before = {name: parameter.detach().clone() for name, parameter in decoder.named_parameters()}
+    try:
+        with pytest.raises(WeightSyncError, match="shares memory with the policy") as caught:
+            sync(decoder, host.sharing_target(Sharing, decoder), 1, None)
+    finally:
+        host.close()
+    assert (caught.value.check, caught.value.parameter) == (Check.OWNERSHIP, "embedding")
+    assert all(torch.equal(parameter, before[name]) for name, parameter in decoder.named_parameters())
 
 
 def test_while_it_samples_nothing_is_written() -> None:
     decoder = policy()
-    holder = Holder(policy(seed=2))
-    before = {name: parameter.clone() for name, parameter in holder.parameters().items()}
-    holder.is_sampling = True
-    with pytest.raises(WeightSyncError) as caught:
-        sync(decoder, holder, 1, None)
+    target = Target(policy(seed=2))
+    before = {name: parameter.clone() for name, parameter in target.decoder.named_parameters()}
+    with pytest.raises(WeightSyncError) as caught, target.sampling():
+        sync(decoder, target, 1, None)
     assert caught.value.check == Check.FENCE
-    assert all(torch.equal(parameter, before[name]) for name, parameter in holder.parameters().items())
+    assert all(torch.equal(parameter, before[name]) for name, parameter in target.decoder.named_parameters())
+    sync(decoder, target, 1, None)

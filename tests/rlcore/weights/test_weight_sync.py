@@ -1,7 +1,6 @@
 """A sync leaves the policy's bits in the sampler and says so; what it says is what is there."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 import pytest
@@ -18,17 +17,11 @@ from rlcore.weights.canary import TOLERANCES, canary_distance, canary_tokens
 from rlcore.weights.coverage import tied_names
 from rlcore.weights.digests import weights_digest
 from rlcore.weights.receipts import ALL_CHECKS, Check, Receipt
-from rlcore.weights.sync import copy_into, sync, verify
-from tests.rlcore.weights.holders import (
-    CONFIG,
-    UNTIED,
-    Converting,
-    Holder,
-    PrefixCaching,
-    Sleeping,
-    learn,
-    policy,
-)
+from rlcore.weights.sync import IN_PROCESS, sync
+from rlcore.weights.target import WeightTarget
+from rlcore.weights.transports.base import NamedTensors
+from rlcore.weights.transports.in_process import InProcessTransport, chunks
+from tests.rlcore.weights.targets import CONFIG, UNTIED, Converting, PrefixCaching, Target, learn, policy
 
 some = settings(max_examples=40)
 
@@ -42,20 +35,20 @@ def is_equal(a: torch.nn.Module, b: torch.nn.Module) -> bool:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_three_syncs_and_their_receipts(config: DecoderConfig, dtype: torch.dtype) -> None:
     decoder = policy(config).to(dtype)
-    holder = Holder(decoder)
+    target = Target(decoder)
     receipts: list[Receipt] = []
     num_parameters = len(list(decoder.named_parameters()))
     for version in (1, 2, 5):
         previous = receipts[-1] if receipts else None
-        receipts.append(sync(decoder, holder, version, previous, has_learned=previous is not None))
-        assert is_equal(decoder, holder.decoder)
+        receipts.append(sync(decoder, target, version, previous, has_learned=previous is not None))
+        assert is_equal(decoder, target.decoder)
         learn(decoder)
     assert [receipt.policy_version for receipt in receipts] == [1, 2, 5]
     assert [receipt.num_changed for receipt in receipts] == [None, num_parameters - 1, num_parameters - 1]
     assert len({receipt.weights_digest for receipt in receipts}) == 3
     last = receipts[-1]
-    assert last.weights_digest == holder.weights_digest == weights_digest(holder.parameters())
-    assert (holder.policy_version, last.canary_distance, last.tied) == (5, 0.0, ())
+    assert last.weights_digest == target.weights_digest == weights_digest(dict(target.decoder.named_parameters()))
+    assert (target.policy_version, last.canary_distance, last.tied) == (5, 0.0, ())
     assert last.num_bytes == sum(parameter.nbytes for parameter in decoder.parameters())
     assert set(last.checks) == ALL_CHECKS
     assert Receipt(**json.loads(json.dumps(asdict(last)))).parameters == last.parameters
@@ -65,7 +58,7 @@ def test_the_policy_is_left_as_it_is() -> None:
     decoder = policy()
     before = weights_digest(dict(decoder.named_parameters()))
     state = torch.get_rng_state()
-    sync(decoder, Holder(decoder), 1, None)
+    sync(decoder, Target(decoder), 1, None)
     assert weights_digest(dict(decoder.named_parameters())) == before
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.requires_grad and parameter.grad is None for parameter in decoder.parameters())
@@ -75,44 +68,44 @@ def test_a_head_that_is_the_embedding_is_told_and_written_once() -> None:
     decoder = policy(UNTIED)
     decoder.head = decoder.embedding
     assert tied_names(decoder) == (("embedding", "head"),)
-    holder = Holder(decoder)
-    first = sync(decoder, holder, 1, None)
+    target = Target(decoder)
+    first = sync(decoder, target, 1, None)
     assert first.tied == (("embedding", "head"),)
     learn(decoder)
-    assert sync(decoder, holder, 2, first).weights_digest == weights_digest(holder.parameters())
-    assert is_equal(decoder, holder.decoder)
+    assert sync(decoder, target, 2, first).weights_digest == weights_digest(dict(target.decoder.named_parameters()))
+    assert is_equal(decoder, target.decoder)
 
 
 def test_a_sampler_may_keep_all_of_it_in_one_buffer() -> None:
     decoder = policy()
-    holder = Holder(decoder)
-    flat = torch.cat([parameter.detach().flatten() for parameter in holder.decoder.parameters()])
+    target = Target(decoder)
+    flat = torch.cat([parameter.detach().flatten() for parameter in target.decoder.parameters()])
     first = 0
-    for parameter in holder.decoder.parameters():
+    for parameter in target.decoder.parameters():
         parameter.data = flat[first : first + parameter.numel()].view(parameter.shape)
         first += parameter.numel()
-    sync(decoder, holder, 1, None)
-    assert is_equal(decoder, holder.decoder)
+    sync(decoder, target, 1, None)
+    assert is_equal(decoder, target.decoder)
 
 
 def test_a_sampler_may_keep_a_tied_head_for_itself() -> None:
     decoder = policy(UNTIED)
     decoder.head = decoder.embedding
-    holder = Holder(decoder)
-    holder.decoder.head = torch.nn.Parameter(torch.zeros_like(decoder.embedding), requires_grad=False)
-    first = sync(decoder, holder, 1, None)
-    assert torch.equal(holder.decoder.head, decoder.embedding)
-    assert torch.equal(holder.decoder.embedding, decoder.embedding)
+    target = Target(decoder)
+    target.decoder.head = torch.nn.Parameter(torch.zeros_like(decoder.embedding), requires_grad=False)
+    first = sync(decoder, target, 1, None)
+    assert torch.equal(target.decoder.head, decoder.embedding)
+    assert torch.equal(target.decoder.embedding, decoder.embedding)
     assert first.weights_digest == weights_digest(dict(decoder.named_parameters()))
 
 
 def test_a_head_in_the_embeddings_memory_is_told_too() -> None:
     decoder = policy(UNTIED)
     decoder.head = torch.nn.Parameter(decoder.embedding.data)
-    holder = Holder(decoder)
-    assert sync(decoder, holder, 1, None).tied == (("embedding", "head"),)
-    assert holder.decoder.head is not None
-    assert torch.equal(holder.decoder.head, decoder.embedding)
+    target = Target(decoder)
+    assert sync(decoder, target, 1, None).tied == (("embedding", "head"),)
+    assert target.decoder.head is not None
+    assert torch.equal(target.decoder.head, decoder.embedding)
 
 
 @some
@@ -122,32 +115,39 @@ def test_a_head_in_the_embeddings_memory_is_told_too() -> None:
     bit=st.integers(0, 31),
 )
 def test_any_bit_of_any_parameter_is_found_and_named(name: str, place: float, bit: int) -> None:
-    def flip(source: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> list[str]:
-        written = copy_into(source, targets)
-        words = targets[name].detach().view(-1).view(torch.int32)
+    def flip(weights: NamedTensors, target: WeightTarget) -> list[str]:
+        given = {name: tensor.clone() for name, tensor in weights}
+        words = given[name].view(-1).view(torch.int32)
         words[int(place * len(words))] ^= 1 << bit if bit < 31 else -(1 << 31)
-        return written
+        return IN_PROCESS(given.items(), target)
 
     decoder = policy()
     with pytest.raises(WeightSyncError) as caught:
-        sync(decoder, Holder(decoder), 1, None, transport=flip)
+        sync(decoder, Target(decoder), 1, None, transport=flip)
     assert (caught.value.check, caught.value.parameter) == (Check.READ_BACK, name)
     assert "1 of" in caught.value.what
 
 
 def test_after_a_failure_it_may_be_done_again() -> None:
-    decoder, transports = policy(), [lambda source, targets: list(targets), copy_into]
-    holder = Holder(decoder)
-    first = sync(decoder, holder, 1, None)
+    def nothing(weights: NamedTensors, target: WeightTarget) -> list[str]:
+        return [name for name, _ in weights]
+
+    decoder = policy()
+    target = Target(decoder)
+    first = sync(decoder, target, 1, None)
     learn(decoder)
     with pytest.raises(WeightSyncError, match="coverage: embedding was not written: 1280 of its 1280"):
-        sync(decoder, holder, 2, first, transport=transports[0])
-    assert holder.policy_version == 1, "nobody told it of weights that did not arrive"
-    assert holder.decoder.embedding.isnan().all(), "and what it would sample with is loud"
+        sync(decoder, target, 2, first, transport=nothing)
+    assert target.policy_version == 1, "weights that did not arrive have no version"
+    assert target.decoder.embedding.isnan().all(), "and what it would sample with is loud"
+    with pytest.raises(WeightSyncError, match="the sync of version 2 has begun, and has not ended"), target.sampling():
+        pytest.fail("sampled")
     with pytest.raises(WeightSyncError, match="held"):
-        sync(decoder, holder, 2, first)
-    assert sync(decoder, holder, 2, None).policy_version == 2
-    assert is_equal(decoder, holder.decoder)
+        sync(decoder, target, 2, first)
+    assert sync(decoder, target, 2, None).policy_version == 2
+    assert is_equal(decoder, target.decoder)
+    with target.sampling():
+        pass
 
 
 @pytest.mark.parametrize(("held", "given", "is_first", "is_legal"), [
@@ -155,21 +155,21 @@ def test_after_a_failure_it_may_be_done_again() -> None:
 ])  # fmt: skip
 def test_versions_rise(held: int, given: int, is_first: bool, is_legal: bool) -> None:
     decoder = policy()
-    holder = Holder(decoder)
-    receipt = sync(decoder, holder, held, None)
+    target = Target(decoder)
+    receipt = sync(decoder, target, held, None)
     if is_legal:
-        sync(decoder, holder, given, None if is_first else receipt)
+        sync(decoder, target, given, None if is_first else receipt)
         return
     with pytest.raises(WeightSyncError, match=f"version {given} for a sampler that has version 3"):
-        sync(decoder, holder, given, None if is_first else receipt)
+        sync(decoder, target, given, None if is_first else receipt)
 
 
 def test_another_samplers_receipt_is_refused() -> None:
     decoder = policy()
-    holder, other = Holder(decoder), Holder(decoder)
-    receipt = sync(decoder, holder, 1, None)
+    target, other = Target(decoder), Target(decoder)
+    receipt = sync(decoder, target, 1, None)
     sync(decoder, other, 2, None)
-    with pytest.raises(WeightSyncError, match="held: the sampler says version 2"):
+    with pytest.raises(WeightSyncError, match="held: the sampler reports version 2"):
         sync(decoder, other, 3, receipt)
 
 
@@ -183,42 +183,20 @@ def test_another_samplers_receipt_is_refused() -> None:
 ])  # fmt: skip
 def test_a_sampler_of_another_model_is_refused(change: object, told: str) -> None:
     decoder = policy()
-    holder = Holder(decoder)
-    change(holder.decoder)  # type: ignore[operator]  # one of the functions above
+    target = Target(decoder)
+    change(target.decoder)  # type: ignore[operator]  # one of the functions above
     with pytest.raises(WeightSyncError, match=told) as caught:
-        sync(decoder, holder, 1, None)
+        sync(decoder, target, 1, None)
     assert caught.value.check == Check.COVERAGE
-
-
-def test_verify_finds_what_was_lost_since() -> None:
-    decoder = policy()
-    holder = Sleeping(decoder)
-    learn(decoder)
-    receipt = sync(decoder, holder, 1, None)
-    verify(decoder, holder, receipt)
-    holder.sleep()
-    with pytest.raises(WeightSyncError, match="held: embedding of the sampler was changed since the sync of version 1"):
-        verify(decoder, holder, receipt)
-
-
-def test_verify_asks_the_canary_too() -> None:
-    decoder = policy()
-    holder = Converting(decoder)
-    receipt = sync(decoder, holder, 1, None)
-    verify(decoder, holder, receipt)
-    learn(holder.converted)
-    with pytest.raises(WeightSyncError, match="canary: 16 of 16"):
-        verify(decoder, holder, receipt)
-    verify(decoder, holder, replace(receipt, canary=()))
 
 
 def test_a_salted_prefix_is_right_to_the_bit() -> None:
     decoder = policy()
     with following(Padding()):
-        holder = PrefixCaching(decoder, is_salted=True)
-        first = sync(decoder, holder, 1, None)
+        target = PrefixCaching(decoder, is_salted=True)
+        first = sync(decoder, target, 1, None)
         learn(decoder)
-        second = sync(decoder, holder, 2, first)
+        second = sync(decoder, target, 2, first)
     assert second.canary_distance == 0.0
     assert second.canary != first.canary
 
@@ -251,4 +229,78 @@ def test_the_canary_fits_the_model() -> None:
     assert len(tokens) == 17 and int(tokens.max()) < CONFIG.vocab_size and len(set(tokens.tolist())) > 8
     assert len(canary_tokens(replace(CONFIG, max_length=5))) == 5
     decoder = policy(replace(CONFIG, max_length=1))
-    assert sync(decoder, Holder(decoder), 1, None).canary == ()
+    assert sync(decoder, Target(decoder), 1, None).canary == ()
+
+
+def test_nothing_is_committed_that_the_canary_does_not_find_right() -> None:
+    decoder = policy()
+    target = Converting(decoder)
+    first = sync(decoder, target, 1, None)
+    learn(decoder)
+    with pytest.raises(WeightSyncError, match="canary: 16 of 16"):
+        sync(decoder, target, 2, first)
+    assert (target.policy_version, target.weights_digest) == (1, first.weights_digest)
+    with pytest.raises(WeightSyncError, match="has not ended"), target.sampling():
+        pytest.fail("sampled")
+
+
+@some
+@given(sizes=st.lists(st.integers(0, 9)), max_elements=st.integers(1, 20))
+def test_chunks_hold_each_tensor_once_in_order_and_no_more_than_asked_for(sizes: list[int], max_elements: int) -> None:
+    weights = [(str(number), torch.full((size,), float(number))) for number, size in enumerate(sizes)]
+    found = list(chunks(weights, 4 * max_elements))
+    assert [(name, tensor.tolist()) for chunk in found for name, tensor in chunk.items()] == [
+        (name, tensor.tolist()) for name, tensor in weights
+    ]
+    assert all(chunk for chunk in found)
+    assert all(len(chunk) == 1 or sum(map(len, chunk.values())) <= max_elements for chunk in found)
+    several = [sum(map(len, chunk.values())) for chunk in found]
+    first = [len(next(iter(chunk.values()))) for chunk in found]
+    assert all(a + b > max_elements for a, b in zip(several, first[1:], strict=False)), "no chunk is cut too early"
+
+
+def test_small_chunks_give_the_same_receipt() -> None:
+    decoder = policy()
+    receipts = [
+        sync(decoder, Target(policy(seed=2)), 1, None, transport=InProcessTransport(max_chunk_bytes=size))
+        for size in (1, 1 << 30)
+    ]
+    assert receipts[0].parameters == receipts[1].parameters and receipts[0].canary == receipts[1].canary
+
+
+@pytest.mark.parametrize(
+    ("method", "given"), [("poison", (["norm"],)), ("write", ({"norm": torch.ones(32)},)), ("commit", ("digest",))]
+)
+def test_nothing_is_written_before_begin(method: str, given: tuple[object, ...]) -> None:
+    target = Target(policy())
+    with pytest.raises(WeightSyncError, match="without begin") as caught:
+        getattr(target, method)(*given)
+    assert caught.value.check == Check.FENCE
+    assert target.policy_version == 0 and bool((target.decoder.norm == 1).all())
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "told"),
+    [
+        ("other", torch.ones(32), "other was written as float32 .32., and the sampler has no such parameter"),
+        ("norm", torch.ones(1), r"norm was written as float32 \[1\], and the sampler has float32 \[32\]"),
+        ("norm", torch.ones(32).double(), r"norm was written as float64 \[32\]"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_refused(name: str, tensor: Tensor, told: str) -> None:
+    target = Target(policy())
+    target.begin(1)
+    with pytest.raises(WeightSyncError, match=told) as caught:
+        target.write({name: tensor})
+    assert caught.value.check == Check.COVERAGE
+    assert bool((target.decoder.norm == 1).all())
+
+
+def test_a_comparison_counts_elements_and_nans() -> None:
+    target = Target(policy())
+    target.decoder.norm[3] = torch.nan
+    other = torch.ones(32)
+    other[5] = 2.0
+    assert target.compare({"norm": other})["norm"] == (2, 1)
+    assert target.compare({"norm": torch.ones(3)})["norm"] == (32, 1)
+    assert target.compare({"norm": target.decoder.norm})["norm"] == (0, 1)

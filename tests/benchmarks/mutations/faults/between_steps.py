@@ -93,14 +93,14 @@ def average_sent(probe: Probe) -> Iterator[None]:
     sync = honest(SYNC)
     held: list[Any] = []
 
-    def averaged(policy: Any, sampler: Any, version: int, previous: Any, **others: Any) -> Any:
+    def averaged(policy: Any, target: Any, version: int, previous: Any, **others: Any) -> Any:
         if previous is None:
             held[:] = [copy.deepcopy(policy)]
         with torch.no_grad():
             for mine, theirs in zip(held[0].parameters(), policy.parameters(), strict=True):
                 mine.lerp_(theirs, 0.5)
         probe.reached(has_effect=previous is not None)
-        return sync(held[0], sampler, version, previous, **others)
+        return sync(held[0], target, version, previous, **others)
 
     with replaced(SYNC, averaged):
         yield

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.models.cache import KeyValueCache, Reach
+from rlcore.models.cache import CachePositions, KeyValueCache
 from rlcore.models.decoder import Decoder
 from rlcore.samplers.batching import ContinuousBatch
 from rlcore.samplers.drawing import Plan, at_temperature
@@ -57,12 +57,12 @@ def position_off_after_preemption(probe: Probe) -> Iterator[None]:
         finally:
             at_work.clear()
 
-    def further(decoder: Decoder, tokens: Tensor, cache: KeyValueCache, reach: Reach) -> Tensor:
+    def further(decoder: Decoder, tokens: Tensor, cache: KeyValueCache, at: CachePositions) -> Tensor:
         for batch in at_work:
             began_again = torch.tensor([[int(bool(draft.tokens))] for draft in batch._rows.drafts])
             probe.reached(has_effect=bool(began_again.any()))
-            reach = replace(reach, positions=reach.positions + began_again)
-        return read(decoder, tokens, cache, reach)
+            at = replace(at, positions=at.positions + began_again)
+        return read(decoder, tokens, cache, at)
 
     with (
         replaced("rlcore.samplers.batching:ContinuousBatch._decode", remembered),

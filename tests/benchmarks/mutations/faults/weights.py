@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from rlcore.types import Completion
-from rlcore.weights.sync import copy_into
+from rlcore.weights.digests import tensor_digests
+from rlcore.weights.sync import IN_PROCESS
 from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 
 SYNC = "rlcore.training.run:sync"
@@ -19,14 +20,15 @@ Source = Mapping[str, Tensor]
 
 
 def _carried(probe: Probe, transport: Any) -> Iterator[None]:
-    """Another transport in the place of the copy: (number of the call, source, targets) -> names."""
+    """Another transport in the place of ours: (number of the call, weights by name, target) -> names."""
     sync = honest(SYNC)
     number = [0]
 
-    def carry(source: Source, targets: Source) -> Iterable[str]:
+    def carry(weights: Iterable[tuple[str, Tensor]], target: Any) -> Iterable[str]:
         number[0] += 1
-        told: Iterable[str] = transport(number[0], source, targets)
-        probe.reached(has_effect=any(not torch.equal(targets[name], source[name]) for name in targets))
+        source = dict(weights)
+        told: Iterable[str] = transport(number[0], source, target)
+        probe.reached(has_effect=target.digests(list(source)) != tensor_digests(source))
         return told
 
     def synced(*given: Any, **others: Any) -> Any:
@@ -36,9 +38,20 @@ def _carried(probe: Probe, transport: Any) -> Iterator[None]:
         yield
 
 
+def _live(target: Any) -> dict[str, Tensor]:
+    """The parameters that a target writes: faults of its own are put there."""
+    found: dict[str, Tensor] = target._parameters()
+    return found
+
+
+def _copied(source: Source, target: Any) -> list[str]:
+    """What an honest transport does."""
+    return IN_PROCESS(source.items(), target)
+
+
 @fault("torchtitan #2402", "parameters are on meta: the copy does nothing", phases=PHASES)
 def sync_noop(probe: Probe) -> Iterator[None]:
-    yield from _carried(probe, lambda number, source, targets: list(targets))
+    yield from _carried(probe, lambda number, source, target: list(source))
 
 
 @fault(
@@ -49,9 +62,9 @@ def sync_noop(probe: Probe) -> Iterator[None]:
     leaves=("head",),
 )
 def head_missing(probe: Probe) -> Iterator[None]:
-    def but_the_head(number: int, source: Source, targets: Source) -> list[str]:
-        copy_into(source, {name: target for name, target in targets.items() if name != "head"})
-        return list(targets)
+    def but_the_head(number: int, source: Source, target: Any) -> list[str]:
+        _copied({name: value for name, value in source.items() if name != "head"}, target)
+        return list(source)
 
     yield from _carried(probe, but_the_head)
 
@@ -60,31 +73,31 @@ def head_missing(probe: Probe) -> Iterator[None]:
     "torchtitan: strict=False", "a parameter of another name is left out silently", phases=PHASES, leaves=("mlp_norm",)
 )
 def name_not_found(probe: Probe) -> Iterator[None]:
-    def by_name(number: int, source: Source, targets: Source) -> list[str]:
-        return copy_into(source, {name: target for name, target in targets.items() if "mlp_norm" not in name})
+    def by_name(number: int, source: Source, target: Any) -> list[str]:
+        return _copied({name: value for name, value in source.items() if "mlp_norm" not in name}, target)
 
     yield from _carried(probe, by_name)
 
 
 @fault("prime-rl #3175", "a load stops in the middle of a parameter", phases=PHASES, leaves=("embedding",))
 def partial_load(probe: Probe) -> Iterator[None]:
-    def half(number: int, source: Source, targets: Source) -> list[str]:
-        for name, target in targets.items():
-            end = len(target) // 2 if name == "embedding" else len(target)
-            target[:end].copy_(source[name][:end])
-        return list(targets)
+    def half(number: int, source: Source, target: Any) -> list[str]:
+        for name, value in source.items():
+            end = len(value) // 2 if name == "embedding" else len(value)
+            _live(target)[name][:end].copy_(value[:end])
+        return list(source)
 
     yield from _carried(probe, half)
 
 
 @fault("SkyRL #1680", "a second load transposes what the first has laid out", phases=PHASES, leaves=("out",))
 def second_load_corrupts(probe: Probe) -> Iterator[None]:
-    def in_turn(number: int, source: Source, targets: Source) -> list[str]:
-        told = copy_into(source, targets)
+    def in_turn(number: int, source: Source, target: Any) -> list[str]:
+        told = _copied(source, target)
         if number % 2 == 0:
-            for name, target in targets.items():
+            for name, value in _live(target).items():
                 if name.endswith(".out"):
-                    target.copy_(source[name].t())
+                    value.copy_(source[name].t())
         return told
 
     yield from _carried(probe, in_turn)
@@ -92,11 +105,11 @@ def second_load_corrupts(probe: Probe) -> Iterator[None]:
 
 @fault("verl #7904", "from the second sync on the sampler gets garbage", phases=PHASES)
 def garbage_from_the_second(probe: Probe) -> Iterator[None]:
-    def rolled(number: int, source: Source, targets: Source) -> list[str]:
-        told = copy_into(source, targets)
+    def rolled(number: int, source: Source, target: Any) -> list[str]:
+        told = _copied(source, target)
         if number > 2:  # the first sync writes twice
-            for target in targets.values():
-                target.copy_(target.roll(1))
+            for value in _live(target).values():
+                value.copy_(value.roll(1))
         return told
 
     yield from _carried(probe, rolled)
@@ -106,28 +119,28 @@ def garbage_from_the_second(probe: Probe) -> Iterator[None]:
 def frozen_base(probe: Probe) -> Iterator[None]:
     base: dict[str, Tensor] = {}
 
-    def as_it_was(number: int, source: Source, targets: Source) -> list[str]:
+    def as_it_was(number: int, source: Source, target: Any) -> list[str]:
         for name, value in source.items():
             base.setdefault(name, value.clone())
-        return copy_into(base, targets)
+        return _copied(base, target)
 
     yield from _carried(probe, as_it_was)
 
 
 @fault("a broadcast in fp16", "weights are rounded to half precision on the way", phases=PHASES)
 def half_precision(probe: Probe) -> Iterator[None]:
-    def rounded(number: int, source: Source, targets: Source) -> list[str]:
-        return copy_into({name: value.half().float() for name, value in source.items()}, targets)
+    def rounded(number: int, source: Source, target: Any) -> list[str]:
+        return _copied({name: value.half().float() for name, value in source.items()}, target)
 
     yield from _carried(probe, rounded)
 
 
 @fault("vllm #42821", "a second load adds to the first", phases=PHASES)
 def load_adds_up(probe: Probe) -> Iterator[None]:
-    def added(number: int, source: Source, targets: Source) -> list[str]:
-        for name, target in targets.items():
-            target.copy_(torch.where(target.isnan(), 0.0, target) + source[name])
-        return list(targets)
+    def added(number: int, source: Source, target: Any) -> list[str]:
+        for name, value in _live(target).items():
+            value.copy_(torch.where(value.isnan(), 0.0, value) + source[name])
+        return list(source)
 
     yield from _carried(probe, added)
 
@@ -137,13 +150,13 @@ def lost_in_a_sleep(probe: Probe) -> Iterator[None]:
     sync = honest(SYNC)
     first: dict[str, Tensor] = {}
 
-    def asleep(policy: Any, sampler: Any, version: int, previous: Any, **others: Any) -> Any:
+    def asleep(policy: Any, target: Any, version: int, previous: Any, **others: Any) -> Any:
         for name, value in policy.named_parameters():
             first.setdefault(name, value.detach().clone())
-        receipt = sync(policy, sampler, version, previous, **others)
+        receipt = sync(policy, target, version, previous, **others)
         if version == 2:
             probe.reached()
-            for name, value in sampler.parameters().items():
+            for name, value in _live(target).items():
                 value.data.copy_(first[name])
         return receipt
 
@@ -155,9 +168,9 @@ def lost_in_a_sleep(probe: Probe) -> Iterator[None]:
 def never_synced(probe: Probe) -> Iterator[None]:
     sync = honest(SYNC)
 
-    def once(policy: Any, sampler: Any, version: int, previous: Any, **others: Any) -> Any:
+    def once(policy: Any, target: Any, version: int, previous: Any, **others: Any) -> Any:
         if previous is None:
-            return sync(policy, sampler, version, previous, **others)
+            return sync(policy, target, version, previous, **others)
         probe.reached()
         return previous
 

@@ -21,18 +21,18 @@ from rlcore.numerics.compiled.differentiable import (
     rms_norm,
     swiglu,
 )
-from rlcore.numerics.compiled.layers import Weights
+from rlcore.numerics.layer_weights import LayerWeights
 from tests.rlcore.numerics.compiled.heads_drawn import EPS, Sizes, drawn
 
-Computed = Callable[[Tensor, Weights, Meeting], Tensor]
+Computed = Callable[[Tensor, LayerWeights, Meeting], Tensor]
 
 
-def whole(x: Tensor, weights: Weights, by: Meeting, cache: Cached | None = None) -> Tensor:
+def whole(x: Tensor, weights: LayerWeights, by: Meeting, cache: Cached | None = None) -> Tensor:
     """In one call."""
     return layer(x, weights, by) if cache is None else layer_cached(x, weights, by, cache)
 
 
-def parts(x: Tensor, weights: Weights, by: Meeting, cache: Cached | None = None) -> Tensor:
+def parts(x: Tensor, weights: LayerWeights, by: Meeting, cache: Cached | None = None) -> Tensor:
     """One by one, as `rlcore.models.decoder.Layer` calls them."""
     normed = rms_norm(x, weights.attention_norm, by.eps)
     head_width = by.turns.shape[1] // 2
@@ -71,7 +71,7 @@ class LayerSizes:
         """Any angles."""
         return Meeting(self.heads.by().turns, self.heads.num_heads, self.heads.num_kv_heads, EPS)
 
-    def weights(self) -> Weights:
+    def weights(self) -> LayerWeights:
         """Norms that differ; products of the size of what goes in."""
         heads, (q_norm, k_norm) = self.heads, self.heads.by()[:2]
         heads_width, qkv_width = heads.num_heads * heads.width, (heads.num_heads + 2 * heads.num_kv_heads) * heads.width
@@ -82,7 +82,7 @@ class LayerSizes:
         )
         attention_norm, mlp_norm = drawn(2, self.width, seed=8) + 1
         bias = drawn(qkv_width, seed=9) if self.has_bias else None
-        return Weights(attention_norm.clone(), qkv, bias, q_norm, k_norm, out, mlp_norm.clone(), gate_up, down)
+        return LayerWeights(attention_norm.clone(), qkv, bias, q_norm, k_norm, out, mlp_norm.clone(), gate_up, down)
 
     def cache(self, capacity: int) -> tuple[Tensor, Tensor]:
         """(keys, values) of NaN, one slot a sample."""
@@ -106,10 +106,10 @@ class LayerSizes:
         return with_gradients(computed, grad, x, *there)
 
 
-def filled(weights: Weights, given: Iterable[Tensor]) -> Weights:
+def filled(weights: LayerWeights, given: Iterable[Tensor]) -> LayerWeights:
     """These in the places of those that there are."""
     others = iter(given)
-    return Weights._make(None if weight is None else next(others) for weight in weights)
+    return LayerWeights._make(None if weight is None else next(others) for weight in weights)
 
 
 def in_cache(

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from rlcore.numerics.compiled import layers
 from rlcore.numerics.compiled.differentiable import Meeting, layer
-from rlcore.numerics.compiled.layers import Weights
+from rlcore.numerics.layer_weights import LayerWeights
 from rlcore.numerics.probe import num_threads
 from tests.rlcore.numerics.compiled.heads_drawn import WORTH, Sizes
 from tests.rlcore.numerics.compiled.layers_drawn import LAYERS, LayerSizes, in_cache, parts, whole
@@ -67,14 +67,14 @@ def test_behind_a_cache(data: st.DataObject | None, sizes: LayerSizes) -> None:
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_gradients_are_those_of_the_weights_that_there_are(has_norms: bool, has_bias: bool) -> None:
     sizes = LayerSizes(Sizes(2, 5, 1, 2, 16, has_norms), 44, 20, has_bias)
-    leaves = Weights._make(None if w is None else w.clone().requires_grad_() for w in sizes.weights())
+    leaves = LayerWeights._make(None if w is None else w.clone().requires_grad_() for w in sizes.weights())
     y = layer(sizes.stream().requires_grad_(), leaves, sizes.by())
     _, by, *found = cast("Any", y.grad_fn).apply(sizes.grad())
     missing = {name for name in ("q_norm", "k_norm") if not has_norms} | {
         name for name in ("qkv_bias",) if not has_bias
     }
     assert by is None
-    for name, weight, gradient in zip(Weights._fields, leaves, found, strict=True):
+    for name, weight, gradient in zip(LayerWeights._fields, leaves, found, strict=True):
         assert (weight is None) == (gradient is None) == (name in missing), name
         assert weight is None or (gradient.shape == weight.shape and bool(gradient.any())), name
 
@@ -89,10 +89,10 @@ def test_of_no_samples_nothing_adds_to_a_gradient() -> None:
 # ---------------------------------------------------------------------------------------------------- what it computes
 
 
-def plain(sizes: LayerSizes) -> Callable[[Tensor, Weights, Meeting], Tensor]:
+def plain(sizes: LayerSizes) -> Callable[[Tensor, LayerWeights, Meeting], Tensor]:
     """Every step by itself, of torch's own."""
 
-    def computed(x: Tensor, weights: Weights, by: Meeting) -> Tensor:
+    def computed(x: Tensor, weights: LayerWeights, by: Meeting) -> Tensor:
         attended = plain_attend(sizes.heads)
         bias = () if weights.qkv_bias is None else (weights.qkv_bias,)
         heads = F.linear(plain_norm(x, weights.attention_norm), weights.qkv, *bias)
@@ -114,7 +114,9 @@ def test_values_and_gradients(sizes: LayerSizes) -> None:
     ours = sizes.gradients(whole, sizes.stream(), sizes.grad())
     leaves = [x.requires_grad_() for x in (sizes.stream().double(), *weights)]
     given_ = iter(leaves[1:])
-    y = plain(sizes)(leaves[0], Weights._make(None if w is None else next(given_) for w in sizes.weights()), sizes.by())
+    y = plain(sizes)(
+        leaves[0], LayerWeights._make(None if w is None else next(given_) for w in sizes.weights()), sizes.by()
+    )
     assert is_close(ours, [y.detach(), *torch.autograd.grad(y, leaves, sizes.grad().double())], close=4 * CLOSE)
 
 

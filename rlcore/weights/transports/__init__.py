@@ -1,0 +1,1 @@
+"""Transports: how the trainer's weights travel to a weight target."""

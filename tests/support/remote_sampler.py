@@ -1,0 +1,240 @@
+"""A sampler in another process, over two pipes: one for completions, one for its weights.
+
+    host = RemoteHost()
+    sampler = host.sampler(decoder, tokenizer, concurrency=4)     # rlcore.samplers.base.Sampler
+    target = host.target(LocalTarget, decoder)                    # rlcore.weights.target.WeightTarget
+    host.close()
+
+The process keeps decoders of its own; what goes through the pipes are requests, completions, tensors that are written,
+and plain answers. Calls are computed under the recipe that the caller follows.
+"""
+
+import multiprocessing
+import pickle
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.models.decoder import Decoder
+from rlcore.numerics.level import Recipe, active, following
+from rlcore.samplers.base import Progress
+from rlcore.samplers.torch_sampler import TorchSampler
+from rlcore.types import Completion, SampleRequest, Tokenizer
+from rlcore.weights.target import Difference, TargetState, WeightTarget
+
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A method to be called in the other process."""
+
+    number: int
+    """Which object it is a method of; a new one if `method` is empty."""
+    method: str
+    given: tuple[Any, ...]
+    recipe: Recipe | None
+    """What the caller follows: it belongs to a thread, and not to a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Progressed:
+    """Some completions are done; the other process waits for a _Reply."""
+
+    counts: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """What a call has returned, or raised."""
+
+    value: Any
+    is_error: bool = False
+
+
+class _Cancelled(Exception):
+    """The caller's progress has raised."""
+
+
+def _send(connection: Connection, message: object) -> None:
+    """Send a copy: torch's own way through multiprocessing would share the memory of tensors."""
+    connection.send_bytes(pickle.dumps(message))
+
+
+def _receive(connection: Connection) -> Any:
+    return pickle.loads(connection.recv_bytes())
+
+
+class RemoteHost:
+    """A process that keeps samplers and weight targets."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        (self._work, work), (self._control, control) = context.Pipe(), context.Pipe()
+        self._process = context.Process(target=_serve, args=(work, control), daemon=True)
+        self._process.start()
+        work.close()
+        control.close()
+        self._numbers = count(1)
+
+    def sampler(self, decoder: Decoder, tokenizer: Tokenizer, **options: Any) -> "RemoteSampler":
+        """Make a TorchSampler there, with a copy of the decoder."""
+        number = next(self._numbers)
+        self._answer(self._control, _Call(number, "", (TorchSampler, (decoder, tokenizer), options), None))
+        return RemoteSampler(self, number)
+
+    def target(self, kind: Callable[[Decoder], WeightTarget], decoder: Decoder) -> "RemoteTarget":
+        """Make a weight target there, with a copy of the decoder."""
+        number = next(self._numbers)
+        self._answer(self._control, _Call(number, "", (kind, (decoder,), {}), None))
+        return RemoteTarget(self, number)
+
+    def sharing_target(self, kind: Callable[[Decoder], WeightTarget], decoder: Decoder) -> "RemoteTarget":
+        """Make a weight target there whose decoder is in memory that both processes share."""
+        number = next(self._numbers)
+        shared = bytes(ForkingPickler.dumps(decoder.share_memory()))
+        self._answer(self._control, _Call(number, "", (kind, (shared,), {}), None))
+        return RemoteTarget(self, number)
+
+    def control(self, number: int, method: str, *given: Any) -> Any:
+        """Call a method of an object there, while completions may be drawn."""
+        return self._answer(self._control, _Call(number, method, given, active()))
+
+    def work(self, number: int, method: str, *given: Any, progress: Progress | None) -> Any:
+        """Call a method of an object there that tells its progress."""
+        return self._answer(self._work, _Call(number, method, given, active()), progress)
+
+    def close(self) -> None:
+        """End the process."""
+        for connection in (self._control, self._work):
+            _send(connection, None)
+            connection.close()
+        self._process.join(TIMEOUT_S)
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+
+    def _answer(self, connection: Connection, call: _Call, progress: Progress | None = None) -> Any:
+        _send(connection, call)
+        failure: BaseException | None = None
+        while True:
+            if not connection.poll(TIMEOUT_S):
+                raise TimeoutError(f"no answer to {call.method} in {TIMEOUT_S} s")
+            answer = _receive(connection)
+            if isinstance(answer, _Reply):
+                break
+            try:
+                if progress is not None:
+                    progress(*answer.counts)
+            except BaseException as error:  # whatever it is, it is raised again when the other process has stopped
+                failure = error
+            _send(connection, _Reply(None, is_error=failure is not None))
+        if failure is not None:
+            raise failure
+        if answer.is_error:
+            raise answer.value
+        return answer.value
+
+
+class RemoteTarget:
+    """As `rlcore.weights.target.WeightTarget`, by calls to another process."""
+
+    def __init__(self, host: RemoteHost, number: int) -> None:
+        self._host, self._number = host, number
+
+    def describe(self) -> TargetState:
+        return self.ask("describe")  # type: ignore[no-any-return]
+
+    def begin(self, policy_version: int) -> None:
+        self.ask("begin", policy_version)
+
+    def poison(self, names: Sequence[str]) -> None:
+        self.ask("poison", tuple(names))
+
+    def write(self, chunk: Mapping[str, Tensor]) -> Sequence[str]:
+        # A slice would be sent with all the memory that it is a slice of.
+        return self.ask("write", {name: tensor.clone() for name, tensor in chunk.items()})  # type: ignore[no-any-return]
+
+    def digests(self, names: Sequence[str]) -> Mapping[str, str]:
+        return self.ask("digests", tuple(names))  # type: ignore[no-any-return]
+
+    def compare(self, chunk: Mapping[str, Tensor]) -> Mapping[str, Difference]:
+        return self.ask("compare", dict(chunk))  # type: ignore[no-any-return]
+
+    def canary(self, tokens: Tensor) -> Tensor:
+        return self.ask("canary", tokens)  # type: ignore[no-any-return]
+
+    def commit(self, weights_digest: str) -> None:
+        self.ask("commit", weights_digest)
+
+    def ask(self, method: str, *given: Any) -> Any:
+        """Call any method there: those of faulty targets too."""
+        return self._host.control(self._number, method, *given)
+
+
+class RemoteSampler:
+    """As `rlcore.samplers.base.Sampler`, by calls to another process."""
+
+    def __init__(self, host: RemoteHost, number: int) -> None:
+        self._host, self._number = host, number
+        self.weight_target = RemoteTarget(host, -number)
+
+    @property
+    def policy_version(self) -> int:
+        return self.weight_target.describe().policy_version
+
+    @property
+    def weights_digest(self) -> str:
+        return self.weight_target.describe().weights_digest
+
+    def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Completion]:
+        return self._host.work(self._number, "sample", list(requests), progress=progress)  # type: ignore[no-any-return]
+
+
+# ------------------------------------------------------------------------------------------------- the other process
+
+
+def _serve(work: Connection, control: Connection) -> None:
+    """Answer both pipes, each in a thread of its own, until both are at an end."""
+    torch.set_num_threads(1)
+    objects: dict[int, Any] = {}
+    answering = threading.Thread(target=_answer_all, args=(control, objects), daemon=True)
+    answering.start()
+    _answer_all(work, objects)
+    answering.join()
+
+
+def _answer_all(connection: Connection, objects: dict[int, Any]) -> None:
+    while (call := _receive(connection)) is not None:
+        try:
+            with following(call.recipe):
+                reply = _Reply(_done(connection, call, objects))
+        except Exception as error:  # the caller raises it
+            reply = _Reply(error, is_error=True)
+        _send(connection, reply)
+
+
+def _done(connection: Connection, call: _Call, objects: dict[int, Any]) -> Any:
+    if not call.method:
+        kind, given, options = call.given
+        made = kind(*(pickle.loads(each) if isinstance(each, bytes) else each for each in given), **options)
+        objects[call.number] = made
+        if isinstance(made, TorchSampler):
+            objects[-call.number] = made.weight_target
+        return None
+    if call.method != "sample":
+        return getattr(objects[call.number], call.method)(*call.given)
+
+    def progressed(num_done: int, num_wanted: int) -> None:
+        _send(connection, _Progressed((num_done, num_wanted)))
+        if _receive(connection).is_error:
+            raise _Cancelled
+
+    return objects[call.number].sample(*call.given, progress=progressed)
