@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.training import grpo
-from rlcore.training.run import run as honest_run
+from rlcore.entrypoint import run as honest_run
+from rlcore.recipes import grpo
 
 SCENARIO = """
 about: GRPO whose advantages are normalised over the wrong axis from one step on

@@ -11,21 +11,21 @@ from typing import Any
 
 import torch
 
+from rlcore.batching.microbatches import LENGTH_MULTIPLE
 from rlcore.config import read_config
+from rlcore.controllers.synchronous import recorded_step
 from rlcore.determinism import at_level
 from rlcore.keys import prompt_ids
+from rlcore.memory import keep_freed_memory
 from rlcore.models.checkpoints import load
 from rlcore.models.tokenizer import CharacterTokenizer
+from rlcore.observability.phases import Phases
 from rlcore.rewards.reward import Reward
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.tasks.base import Task
 from rlcore.trace import NullRecorder
-from rlcore.training.engine import Engine
-from rlcore.training.lanes import LENGTH_MULTIPLE
-from rlcore.training.memory import keep_freed_memory
-from rlcore.training.phases import Phases
-from rlcore.training.run import recorded_step
-from rlcore.training.update import Learner, adamw
+from rlcore.train_state import Engine
+from rlcore.trainers.local import Learner, adamw
 from rlcore.types import Prompt
 from rlcore.weights.sync import sync
 from tests.benchmarks.one_step.turns import Turns

@@ -77,9 +77,7 @@ def gated(clone: Path, path: str, old: str, new: str) -> tuple[int, dict[str, An
 
 
 def test_a_comment_moves_no_bit(clone: Path) -> None:
-    code, found = gated(
-        clone, "rlcore/training/grpo.py", "# noqa: SIM118 - a TensorDict", "# noqa: SIM118 - TensorDict"
-    )
+    code, found = gated(clone, "rlcore/recipes/grpo.py", "# noqa: SIM118 - a TensorDict", "# noqa: SIM118 - TensorDict")
     assert (code, found["change"], found["reasons"]) == (ExitCode.OK, "equal", [])
     assert found["verdict"]["num_steps"] == 2
 

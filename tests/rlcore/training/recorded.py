@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from rlcore.config import RunConfig, read_config
-from rlcore.training.engine import Engine
-from rlcore.training.run import train
+from rlcore.entrypoint import train
+from rlcore.train_state import Engine
 
 Leaf = tuple[int, str, str, int]
 """(step, phase, name, occurrence)"""

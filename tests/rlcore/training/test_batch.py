@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
+from rlcore.batching.collate import chunk, collate, concat, lengths_of, pad, repeat, select, unpad
 from rlcore.errors import InvalidValueError, ShapeError
-from rlcore.training.batch import chunk, collate, concat, lengths_of, pad, repeat, select, unpad
 
 PROPERTY = settings(max_examples=20)
 SEQUENCES = {"tokens": torch.int64, "loss_mask": torch.bool, "rollout_logprobs": torch.float32, "wide": torch.bfloat16}

@@ -20,17 +20,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import rlcore.training.minibatches as minibatches_module
-import rlcore.training.rollouts as rollouts_module
-import rlcore.training.update as update_module
+import rlcore.batching.minibatches as minibatches_module
+import rlcore.recipes.rollout as rollouts_module
+import rlcore.trainers.local as update_module
+from rlcore.batching.microbatches import Lane, lanes_by_budget
 from rlcore.config import RunConfig
+from rlcore.entrypoint import train
 from rlcore.errors import CheckpointError, LevelError, StepError
 from rlcore.numerics.compiled import layers
 from rlcore.numerics.level import computing
 from rlcore.numerics.tree_sum import TreeSum
 from rlcore.samplers.torch_sampler import TorchSampler
-from rlcore.training.lanes import Lane, lanes_by_budget
-from rlcore.training.run import train
 from tests.rlcore.training.recorded import Digests, Lost, config, first_difference, recorded
 
 IS_LONG = bool(os.environ.get("RLHARNESS_LONG"))
@@ -184,7 +184,7 @@ def test_without_recipes_concurrency_moves_logprobs(tmp_path: Path, monkeypatch:
 
 def test_without_recipes_the_sampler_does_not_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlcore.determinism.invariant", lambda certificate: nullcontext())
-    monkeypatch.setattr("rlcore.training.run.check_level", lambda level: None)
+    monkeypatch.setattr("rlcore.controllers.synchronous.check_level", lambda level: None)
     with pytest.raises(LevelError, match="the trainer's log-probability"):
         recorded(perturbed("grpo", concurrency=3), tmp_path)
 
@@ -267,14 +267,14 @@ def test_without_the_tree_workers_move_gradients(tmp_path: Path, monkeypatch: py
 def test_without_the_optimizers_state_a_resume_moves_weights(
     undisturbed: Callable[[str], Digests], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlcore.training.resume.restore_optimizer", lambda optimizer, named, state: None)
+    monkeypatch.setattr("rlcore.checkpoints.resume.restore_optimizer", lambda optimizer, named, state: None)
     of = with_section(VARIANTS["grpo"], "output", {"checkpoint_every": 4})
     with pytest.raises(Lost):
         recorded(of, tmp_path / "lost", stop_after=9)
     resumed = with_section(of, "output", {"resume": str(tmp_path / "lost")})
     with pytest.raises(CheckpointError, match="optimizer of the policy differ"):
         recorded(resumed, tmp_path / "looked at")
-    monkeypatch.setattr("rlcore.training.run.check_state", lambda *given: None)
+    monkeypatch.setattr("rlcore.controllers.setup.check_state", lambda *given: None)
     leaf = first_difference(undisturbed("grpo"), recorded(resumed, tmp_path / "resumed"))
     assert leaf is not None
     assert leaf[:2] == (8, "optimizer")

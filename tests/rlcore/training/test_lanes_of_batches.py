@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from rlcore.batching.collate import collate, pad
+from rlcore.batching.microbatches import LENGTH_MULTIPLE, lane_of, lanes_by_budget, lanes_in_order, of_workers
 from rlcore.errors import InvalidValueError
-from rlcore.training.batch import collate, pad
-from rlcore.training.lanes import LENGTH_MULTIPLE, lane_of, lanes_by_budget, lanes_in_order, of_workers
 
 lengths = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 40)), min_size=1, max_size=12)
 

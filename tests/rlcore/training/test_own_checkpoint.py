@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from rlcore.config import read_config
+from rlcore.entrypoint import train
 from rlcore.errors import InvalidValueError
 from rlcore.models.checkpoints import load, save
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer
-from rlcore.training.run import train
 from tests.rlcore.training.recorded import Digests
 
 

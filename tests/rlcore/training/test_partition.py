@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlcore.batching.partition import attention_cost, balanced, lanes_of_workers, microbatches, padded_tokens
 from rlcore.errors import InvalidValueError
-from rlcore.training.partition import attention_cost, balanced, lanes_of_workers, microbatches, padded_tokens
 
 PROPERTY = settings(max_examples=100)
 COSTS = st.lists(st.integers(0, 50) | st.floats(0, 1e9), max_size=30)
@@ -210,7 +210,7 @@ def test_lanes_stay_whole(world_size: int) -> None:
 
 def test_no_hash_and_no_rerun_changes_a_part() -> None:
     code = (
-        "import random; from rlcore.training.partition import balanced, microbatches; d = random.Random(3);"
+        "import random; from rlcore.batching.partition import balanced, microbatches; d = random.Random(3);"
         "lengths = [d.randint(1, 3) for _ in range(60)];"  # many ties
         "print(balanced(lengths, 7, equal_sizes=False), microbatches(lengths, max_tokens=20))"
     )

@@ -13,8 +13,8 @@ from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
 from rlcore.config import GrpoSection, read_config
 from rlcore.determinism import at_level
 from rlcore.errors import InvalidValueError, RewardError
-from rlcore.training.grpo import grpo_step, surrogate_of
-from rlcore.training.policy_update import PolicyView
+from rlcore.recipes.grpo import grpo_step, surrogate_of
+from rlcore.recipes.policy_pass import PolicyView
 from tests.rlcore.training.recorded import config, first_difference, recorded
 from tests.rlcore.training.test_invariance import with_section
 from tests.rlcore.training.test_steps import Kept, engine_of

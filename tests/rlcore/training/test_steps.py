@@ -8,18 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-import rlcore.training.grpo as grpo_module
-import rlcore.training.ppo as ppo_module
+import rlcore.recipes.grpo as grpo_module
+import rlcore.recipes.ppo as ppo_module
 from rlcore.config import CorrectionSection, GrpoSection, PpoSection, RunConfig
+from rlcore.controllers.setup import made_model, prepared
 from rlcore.determinism import at_level
 from rlcore.numerics.log_softmax import log_softmax
+from rlcore.observability.logs import RunLog
+from rlcore.recipes.grpo import grpo_step
+from rlcore.recipes.policy_pass import correction_weights
+from rlcore.recipes.ppo import ppo_step
 from rlcore.tasks.make import make_task
-from rlcore.training.engine import Engine
-from rlcore.training.grpo import grpo_step
-from rlcore.training.logs import RunLog
-from rlcore.training.policy_update import correction_weights
-from rlcore.training.ppo import ppo_step
-from rlcore.training.run import made_model, prepared
+from rlcore.train_state import Engine
+from rlcore.weights.sync import sync
 from tests.rlcore.training.recorded import config, recorded
 from tests.rlcore.training.test_invariance import with_section
 
@@ -60,6 +61,7 @@ def engine_of(of: RunConfig, directory: Path, recorder: Kept, level: str = "off"
         )
     finally:
         log.close()
+    engine.receipt = sync(engine.decoder, engine.sampler, 0, None)
     return engine
 
 

@@ -12,8 +12,8 @@ from harness.trace.curve_diff import common_points
 from harness.trace.leaf_diff import compare_leaves
 from harness.trace.reader import Trace
 from rlcore.config import RunConfig
+from rlcore.entrypoint import train
 from rlcore.errors import EngineError
-from rlcore.training.run import train
 from tests.inject.recorded_steps import record
 from tests.rlcore.training.recorded import config
 from tests.rlcore.training.test_invariance import with_section

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlcore.batching.microbatches import Lane
 from rlcore.config import OptimizerSection
 from rlcore.errors import NonFiniteError, StepError
 from rlcore.trace import NullRecorder
-from rlcore.training.lanes import Lane
-from rlcore.training.update import LanePart, Learner, adamw, global_norm, gradient, step_optimizer
+from rlcore.trainers.local import LanePart, Learner, adamw, global_norm, gradient, step_optimizer
 
 
 class Doubled(nn.Module):

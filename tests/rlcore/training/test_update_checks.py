@@ -10,13 +10,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rlcore.config import OptimizerSection
-from rlcore.errors import StepError
-from rlcore.training import minibatches as minibatches_module
-from rlcore.training import run as run_module
-from rlcore.training.minibatches import minibatches
-from rlcore.training.update import adamw
-from rlcore.training.update_checks import (
+from rlcore.batching import minibatches as minibatches_module
+from rlcore.batching.minibatches import minibatches
+from rlcore.checks.update_checks import (
     check_clipped,
     check_configured,
     check_epoch,
@@ -30,6 +26,10 @@ from rlcore.training.update_checks import (
     kept,
     num_steps_of,
 )
+from rlcore.config import OptimizerSection
+from rlcore.controllers import setup as run_module
+from rlcore.errors import StepError
+from rlcore.trainers.local import adamw
 from tests.rlcore.training.recorded import config, recorded
 
 LENGTHS = (5, 3, 4, 6)
@@ -174,14 +174,14 @@ def test_a_clip_has_its_effect_and_a_step_its_rate() -> None:
 @pytest.mark.parametrize(
     ("place", "wrong", "said"),
     [
-        ("run.adamw", lambda model, *_: torch.optim.Adam(model.parameters()), "a Adam"),
-        ("policy_update.learning_rate", lambda *_: next(RATES), "0.0005 after 0.001"),
+        ("controllers.setup.adamw", lambda model, *_: torch.optim.Adam(model.parameters()), "a Adam"),
+        ("recipes.policy_pass.learning_rate", lambda *_: next(RATES), "0.0005 after 0.001"),
     ],
 )
 def test_a_run_looks_at_its_optimizer_and_its_rates(
     place: str, wrong: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"rlcore.training.{place}", wrong)
+    monkeypatch.setattr(f"rlcore.{place}", wrong)
     with pytest.raises(StepError, match=said):
         recorded(config(training={"num_minibatches": 2}), tmp_path)
 

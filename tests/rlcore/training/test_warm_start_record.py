@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-import rlcore.training.update as update_module
+import rlcore.trainers.local as update_module
 from rlcore.models.decoder import Decoder
 from tests.rlcore.training.recorded import Digests, Leaf, config, first_difference, recorded
 from tests.rlcore.training.test_invariance import with_section

@@ -9,12 +9,12 @@ import torch
 
 from tests.benchmarks.mutations.fault import RESUME, Probe, fault, honest, replaced
 
-EVALUATE = "rlcore.training.run:evaluate"
-SAVE = "rlcore.training.resume:save_decoder"
-LOAD = "rlcore.training.run:resume"
-RESTORE = "rlcore.training.resume:restore_optimizer"
-SYNC = "rlcore.training.run:sync"
-KEY = "rlcore.training.rollouts:completion_key"
+EVALUATE = "rlcore.controllers.synchronous:evaluate"
+SAVE = "rlcore.checkpoints.resume:save_decoder"
+LOAD = "rlcore.controllers.setup:resume"
+RESTORE = "rlcore.checkpoints.resume:restore_optimizer"
+SYNC = "rlcore.controllers.synchronous:sync"
+KEY = "rlcore.recipes.rollout:completion_key"
 
 
 @fault("karpathy/char-rnn #17", "evaluations draw from the generator that training draws from", phases=("rollout",))

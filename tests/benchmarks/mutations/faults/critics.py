@@ -8,13 +8,13 @@ from torch import Tensor
 
 from rlcore.algorithms.advantages import TokenAdvantages, whiten
 from rlcore.algorithms.kl import adaptive_kl_coef, approx_kl
-from rlcore.metrics import mean
-from rlcore.training.scoring import in_bulk, values
+from rlcore.observability.metrics import mean
+from rlcore.trainers.scoring import in_bulk, values
 from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 
-PPO = "rlcore.training.ppo"
+PPO = "rlcore.recipes.ppo"
 GAE = f"{PPO}:gae"
-MADE = "rlcore.training.run:critic_of"
+MADE = "rlcore.controllers.setup:critic_of"
 ADVANTAGE = ("advantage",)
 
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from rlcore.algorithms.aggregation import count, sample_shares
 from rlcore.algorithms.policy_losses import PolicyLoss
-from rlcore.training.policy_update import PolicyView
-from rlcore.training.scoring import Scored
+from rlcore.recipes.policy_pass import PolicyView
+from rlcore.trainers.scoring import Scored
 from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 
-SCORE = "rlcore.training.policy_update:score"
-SURROGATE = "rlcore.training.grpo:ppo_clip"
+SCORE = "rlcore.recipes.policy_pass:score"
+SURROGATE = "rlcore.recipes.grpo:ppo_clip"
 LOSS = ("forward", "loss")
 """What a pass is seen to give of a loss is recorded under forward, its sum under loss."""
 READ = ("rollout", "forward")
@@ -64,7 +64,7 @@ def dropout_left_on(probe: Probe) -> Iterator[None]:
 
 @fault("hands-on-modern-rl #27", "policy and reference change places in k3", phases=LOSS, setting="updates")
 def kl_upside_down(probe: Probe) -> Iterator[None]:
-    kl = honest("rlcore.training.grpo:approx_kl")
+    kl = honest("rlcore.recipes.grpo:approx_kl")
 
     def swapped(logprobs: Tensor, ref_logprobs: Tensor, *others: Any) -> Tensor:
         right = kl(logprobs, ref_logprobs, *others)
@@ -72,20 +72,20 @@ def kl_upside_down(probe: Probe) -> Iterator[None]:
         probe.reached(has_effect=not torch.equal(right, wrong))
         return wrong
 
-    with replaced("rlcore.training.grpo:approx_kl", swapped):
+    with replaced("rlcore.recipes.grpo:approx_kl", swapped):
         yield
 
 
 @fault("TinyZero #72", "the penalty for leaving the reference is a reward", phases=LOSS, setting="updates")
 def kl_sign(probe: Probe) -> Iterator[None]:
-    kl = honest("rlcore.training.grpo:approx_kl")
+    kl = honest("rlcore.recipes.grpo:approx_kl")
 
     def negative(*given: Any) -> Tensor:
         found: Tensor = kl(*given)
         probe.reached(has_effect=bool(found.any()))
         return -found
 
-    with replaced("rlcore.training.grpo:approx_kl", negative):
+    with replaced("rlcore.recipes.grpo:approx_kl", negative):
         yield
 
 
@@ -129,19 +129,19 @@ def local_denominators(probe: Probe) -> Iterator[None]:
         probe.reached(has_effect=not torch.equal(shares.sum(), found.loss))
         return found._replace(loss=shares.sum())
 
-    with replaced("rlcore.training.policy_update:PolicyView.part", local):
+    with replaced("rlcore.recipes.policy_pass:PolicyView.part", local):
         yield
 
 
 @fault("TRL #3021", "losses are divided by what accumulation has seen so far", phases=LOSS, setting="updates")
 def denominators_of_an_epoch(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.training.minibatches:Denominators")
+    made = honest("rlcore.batching.minibatches:Denominators")
 
     def of_all(num_tokens: int, num_samples: int, horizon: float | None) -> Any:
         probe.reached()
         return made(num_tokens * 2, num_samples * 2, horizon)
 
-    with replaced("rlcore.training.minibatches:Denominators", of_all):
+    with replaced("rlcore.batching.minibatches:Denominators", of_all):
         yield
 
 
@@ -166,7 +166,7 @@ def mask_by_product(probe: Probe) -> Iterator[None]:
 
 @fault("verl #1758", "the critic learns from padding too", phases=LOSS, setting="ppo")
 def value_mask_too_long(probe: Probe) -> Iterator[None]:
-    value_loss = honest("rlcore.training.ppo:value_loss")
+    value_loss = honest("rlcore.recipes.ppo:value_loss")
 
     def longer(values: Tensor, old: Tensor, returns: Tensor, mask: Tensor, **others: Any) -> Any:
         wider = mask | mask.roll(1, dims=-1)
@@ -178,7 +178,7 @@ def value_mask_too_long(probe: Probe) -> Iterator[None]:
     def all_of_it(losses: Tensor, mask: Tensor, *others: Any) -> Tensor:
         return sample_shares(losses, torch.ones_like(mask), *others)
 
-    with replaced("rlcore.training.ppo:value_loss", longer), replaced("rlcore.training.ppo:sample_shares", all_of_it):
+    with replaced("rlcore.recipes.ppo:value_loss", longer), replaced("rlcore.recipes.ppo:sample_shares", all_of_it):
         yield
 
 
@@ -205,13 +205,13 @@ def unseeded_permutation(probe: Probe) -> Iterator[None]:
         order: list[int] = torch.randperm(num_items, generator=generator).tolist()
         return order
 
-    with replaced("rlcore.training.minibatches:permutation", drawn):
+    with replaced("rlcore.batching.minibatches:permutation", drawn):
         yield
 
 
 @fault("torch: sums by length, measured", "lanes are padded to the batch's longest", phases=("backward", *LOSS))
 def padded_to_the_longest(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.training.lanes:lane_of")
+    made = honest("rlcore.batching.microbatches:lane_of")
 
     def longest(batch: Any, samples: Any, number: int) -> Any:
         lane = made(batch, samples, number)
@@ -220,13 +220,13 @@ def padded_to_the_longest(probe: Probe) -> Iterator[None]:
         probe.reached(has_effect=missing > 0)
         return replace(lane, tokens=torch.nn.functional.pad(lane.tokens, (0, max(0, missing))))
 
-    with replaced("rlcore.training.lanes:lane_of", longest):
+    with replaced("rlcore.batching.microbatches:lane_of", longest):
         yield
 
 
 @fault("NeMo-RL #618", "the last microbatch is dropped", phases=(*LOSS, "backward"))
 def last_lane_dropped(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.training.minibatches:of_workers")
+    made = honest("rlcore.batching.minibatches:of_workers")
 
     def all_but_one(lanes: Any, world_size: int) -> Any:
         if probe.step is None:
@@ -234,7 +234,7 @@ def last_lane_dropped(probe: Probe) -> Iterator[None]:
         probe.reached()
         return made(lanes[:-1], world_size)
 
-    with replaced("rlcore.training.minibatches:of_workers", all_but_one):
+    with replaced("rlcore.batching.minibatches:of_workers", all_but_one):
         yield
 
 

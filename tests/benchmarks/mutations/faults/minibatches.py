@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.training.update import Gradient
+from rlcore.trainers.local import Gradient
 from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 
-PERMUTATION = "rlcore.training.minibatches:permutation"
-GRADIENT = "rlcore.training.policy_update:gradient"
-TAKEN = "rlcore.training.update:_taken"
+PERMUTATION = "rlcore.batching.minibatches:permutation"
+GRADIENT = "rlcore.recipes.policy_pass:gradient"
+TAKEN = "rlcore.trainers.local:_taken"
 LOSS = ("forward", "loss")
 BACKWARD = ("backward",)
 
@@ -49,8 +49,8 @@ def drawn_with_replacement(probe: Probe) -> Iterator[None]:
     setting="updates",
 )
 def old_logprobs_of_each_minibatch(probe: Probe) -> Iterator[None]:
-    minibatches = honest("rlcore.training.grpo:minibatches")
-    add, read = honest("rlcore.training.grpo:add_old_logprobs"), honest("rlcore.training.policy_update:_logprobs")
+    minibatches = honest("rlcore.recipes.grpo:minibatches")
+    add, read = honest("rlcore.recipes.grpo:add_old_logprobs"), honest("rlcore.recipes.policy_pass:_logprobs")
     engines: list[Any] = []
 
     def remembered(engine: Any, batch: Any) -> None:
@@ -66,8 +66,8 @@ def old_logprobs_of_each_minibatch(probe: Probe) -> Iterator[None]:
             yield minibatch
 
     with (
-        replaced("rlcore.training.grpo:minibatches", anew),
-        replaced("rlcore.training.grpo:add_old_logprobs", remembered),
+        replaced("rlcore.recipes.grpo:minibatches", anew),
+        replaced("rlcore.recipes.grpo:add_old_logprobs", remembered),
     ):
         yield
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from rlcore.numerics.tree_sum import TreeSum
 from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 
-TREE = "rlcore.training.update:TreeSum"
-TAKEN = "rlcore.training.update:_taken"
+TREE = "rlcore.trainers.local:TreeSum"
+TAKEN = "rlcore.trainers.local:_taken"
 BACKWARD = ("backward",)
 OPTIMIZER = ("optimizer",)
 
@@ -110,7 +110,7 @@ def fused_adamw(probe: Probe) -> Iterator[None]:
             fused=True,
         )
 
-    with replaced("rlcore.training.run:adamw", fused):
+    with replaced("rlcore.controllers.setup:adamw", fused):
         yield
 
 
@@ -118,7 +118,7 @@ def fused_adamw(probe: Probe) -> Iterator[None]:
     "torch: CosineAnnealingLR", "the learning rate follows from the one before", phases=OPTIMIZER, setting="scheduled"
 )
 def recursive_rate(probe: Probe) -> Iterator[None]:
-    cosine = honest("rlcore.training.policy_update:cosine_lr")
+    cosine = honest("rlcore.recipes.policy_pass:cosine_lr")
     rate = [0.0]
     number = [0]
 
@@ -134,25 +134,25 @@ def recursive_rate(probe: Probe) -> Iterator[None]:
         probe.reached(has_effect=found != cosine(step, peak=peak, num_steps=num_steps, **others))
         return found
 
-    with replaced("rlcore.training.policy_update:cosine_lr", from_the_last):
+    with replaced("rlcore.recipes.policy_pass:cosine_lr", from_the_last):
         yield
 
 
 @fault("transformers: warm-up from 0", "the first step has a learning rate of 0", phases=("optimizer", "sync"))
 def step_without_a_rate(probe: Probe) -> Iterator[None]:
-    rate = honest("rlcore.training.policy_update:constant_lr")
+    rate = honest("rlcore.recipes.policy_pass:constant_lr")
 
     def from_zero(step: int, **given: Any) -> float:
         probe.reached(has_effect=step == 0)
         return 0.0 if step == 0 else rate(step, **given)
 
-    with replaced("rlcore.training.policy_update:constant_lr", from_zero):
+    with replaced("rlcore.recipes.policy_pass:constant_lr", from_zero):
         yield
 
 
 @fault("mlx-lm-lora #55", "the optimizer steps, and the policy stays as it was", phases=("optimizer", "sync"))
 def policy_stays(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.training.run:adamw")
+    made = honest("rlcore.controllers.setup:adamw")
 
     def without_effect(model: Any, section: Any, learning_rate: float) -> torch.optim.AdamW:
         probe.reached()
@@ -169,7 +169,7 @@ def policy_stays(probe: Probe) -> Iterator[None]:
         optimizer.step = and_back  # type: ignore[method-assign, assignment]
         return optimizer
 
-    with replaced("rlcore.training.run:adamw", without_effect):
+    with replaced("rlcore.controllers.setup:adamw", without_effect):
         yield
 
 
@@ -186,13 +186,13 @@ def decay_in_the_gradient(probe: Probe) -> Iterator[None]:
             foreach=True,
         )
 
-    with replaced("rlcore.training.run:adamw", adam):
+    with replaced("rlcore.controllers.setup:adamw", adam):
         yield
 
 
 @fault("songmzhang/KDFlow #4", "the schedule goes on with each minibatch", phases=OPTIMIZER, setting="hurried")
 def rate_by_minibatch(probe: Probe) -> Iterator[None]:
-    rate = honest("rlcore.training.policy_update:learning_rate")
+    rate = honest("rlcore.recipes.policy_pass:learning_rate")
     taken: dict[int, int] = {}
 
     def further(section: Any, peak: float, step: int, num_steps: int) -> float:
@@ -201,13 +201,13 @@ def rate_by_minibatch(probe: Probe) -> Iterator[None]:
         probe.reached(has_effect=found != rate(section, peak, step, num_steps))
         return found
 
-    with replaced("rlcore.training.policy_update:learning_rate", further):
+    with replaced("rlcore.recipes.policy_pass:learning_rate", further):
         yield
 
 
 @fault("QwenLM/Qwen3-TTS #326", "the optimizer steps twice with one gradient", phases=OPTIMIZER)
 def stepped_twice(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.training.run:adamw")
+    made = honest("rlcore.controllers.setup:adamw")
 
     def twice(model: Any, section: Any, learning_rate: float) -> torch.optim.AdamW:
         optimizer: torch.optim.AdamW = made(model, section, learning_rate)
@@ -221,7 +221,7 @@ def stepped_twice(probe: Probe) -> Iterator[None]:
         optimizer.step = and_again  # type: ignore[method-assign, assignment]
         return optimizer
 
-    with replaced("rlcore.training.run:adamw", twice):
+    with replaced("rlcore.controllers.setup:adamw", twice):
         yield
 
 
@@ -233,7 +233,7 @@ def stepped_twice(probe: Probe) -> Iterator[None]:
     leaves=("head",),
 )
 def head_not_moved(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.training.run:adamw")
+    made = honest("rlcore.controllers.setup:adamw")
 
     def without(model: Any, section: Any, learning_rate: float) -> torch.optim.AdamW:
         probe.reached()
@@ -242,7 +242,7 @@ def head_not_moved(probe: Probe) -> Iterator[None]:
             group["params"] = [each for each in group["params"] if each is not model.head]
         return optimizer
 
-    with replaced("rlcore.training.run:adamw", without):
+    with replaced("rlcore.controllers.setup:adamw", without):
         yield
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from tests.benchmarks.mutations.fault import RESUME, Probe, fault, honest, replaced
 
-RESTORE = "rlcore.training.resume:restore_optimizer"
-PROMPTS = "rlcore.training.rollouts:prompts_of"
+RESTORE = "rlcore.checkpoints.resume:restore_optimizer"
+PROMPTS = "rlcore.recipes.rollout:prompts_of"
 
 
 @fault("NeMo-RL #3599", "the optimizer begins anew", phases=(RESUME, "optimizer"))
@@ -49,7 +49,7 @@ def prompts_counted_anew(probe: Probe) -> Iterator[None]:
 
 @fault("verl #7401: an epoch skipped", "an epoch that was begun is not ended", phases=(RESUME, "rollout"))
 def epoch_skipped(probe: Probe) -> Iterator[None]:
-    prompts_of, resume = honest(PROMPTS), honest("rlcore.training.run:resume")
+    prompts_of, resume = honest(PROMPTS), honest("rlcore.controllers.setup:resume")
     skipped = [0]
 
     def and_skip(engine: Any, run: Any) -> Any:
@@ -62,13 +62,13 @@ def epoch_skipped(probe: Probe) -> Iterator[None]:
         probe.reached(has_effect=skipped[0] > 0)
         return prompts_of(engine, step + skipped[0])
 
-    with replaced("rlcore.training.run:resume", and_skip), replaced(PROMPTS, later):
+    with replaced("rlcore.controllers.setup:resume", and_skip), replaced(PROMPTS, later):
         yield
 
 
 @fault("NeMo-RL #3722", "the reference is what the run goes on with", phases=(RESUME, "reference"), setting="updates")
 def reference_of_the_resumed(probe: Probe) -> Iterator[None]:
-    resume = honest("rlcore.training.run:resume")
+    resume = honest("rlcore.controllers.setup:resume")
 
     def anchored_anew(engine: Any, run: Any) -> Any:
         found = resume(engine, run)
@@ -76,13 +76,13 @@ def reference_of_the_resumed(probe: Probe) -> Iterator[None]:
         engine.reference.load_state_dict(engine.decoder.state_dict())
         return found
 
-    with replaced("rlcore.training.run:resume", anchored_anew):
+    with replaced("rlcore.controllers.setup:resume", anchored_anew):
         yield
 
 
 @fault("NeMo-RL #2651", "an adaptive coefficient begins anew", phases=(RESUME, "reward"), setting="ppo")
 def coefficient_lost(probe: Probe) -> Iterator[None]:
-    resume = honest("rlcore.training.run:resume")
+    resume = honest("rlcore.controllers.setup:resume")
 
     def without(engine: Any, run: Any) -> Any:
         before = engine.kl_coef
@@ -91,7 +91,7 @@ def coefficient_lost(probe: Probe) -> Iterator[None]:
         engine.kl_coef = before
         return found
 
-    with replaced("rlcore.training.run:resume", without):
+    with replaced("rlcore.controllers.setup:resume", without):
         yield
 
 

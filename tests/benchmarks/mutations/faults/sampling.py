@@ -15,7 +15,7 @@ from rlcore.samplers.rows import Rows
 from rlcore.types import Completion, SampleRequest
 from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 
-ROLLOUTS = "rlcore.training.rollouts"
+ROLLOUTS = "rlcore.recipes.rollout"
 SAMPLER = "rlcore.samplers.torch_sampler:TorchSampler"
 KEY = f"{ROLLOUTS}:completion_key"
 ROLLOUT = ("rollout",)

@@ -11,7 +11,7 @@ from rlcore.types import Completion
 from rlcore.weights.sync import copy_into
 from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 
-SYNC = "rlcore.training.run:sync"
+SYNC = "rlcore.controllers.synchronous:sync"
 SAMPLER = "rlcore.samplers.torch_sampler:TorchSampler"
 PHASES = ("sync",)
 REFERENCE = ("reference",)
@@ -195,7 +195,7 @@ def reference_moves(probe: Probe) -> Iterator[None]:
             other.__dict__ = model.__dict__
             return other
 
-    with replaced("rlcore.training.run:copy", Alias):
+    with replaced("rlcore.controllers.setup:copy", Alias):
         yield
 
 
@@ -203,7 +203,7 @@ def reference_moves(probe: Probe) -> Iterator[None]:
 def reference_follows(probe: Probe) -> Iterator[None]:
     sync = honest(SYNC)
     engines: list[Any] = []
-    add = honest("rlcore.training.grpo:add_ref_logprobs")
+    add = honest("rlcore.recipes.grpo:add_ref_logprobs")
 
     def remembered(engine: Any, batch: Any) -> None:
         engines[:] = [engine]
@@ -215,7 +215,7 @@ def reference_follows(probe: Probe) -> Iterator[None]:
             engine.reference.load_state_dict(engine.decoder.state_dict())
         return sync(*given, **others)
 
-    with replaced(SYNC, followed), replaced("rlcore.training.grpo:add_ref_logprobs", remembered):
+    with replaced(SYNC, followed), replaced("rlcore.recipes.grpo:add_ref_logprobs", remembered):
         yield
 
 

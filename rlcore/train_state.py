@@ -7,12 +7,12 @@ from torch import nn
 from rlcore.config import RunConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.value_head import Critic
+from rlcore.observability.phases import Phases
+from rlcore.observability.warm_start_record import WarmStart
 from rlcore.samplers.base import Sampler
 from rlcore.tasks.base import Task
 from rlcore.trace import Recorder
-from rlcore.training.phases import Phases
-from rlcore.training.update import Learner
-from rlcore.training.warm_start_record import WarmStart
+from rlcore.trainers.local import Learner
 from rlcore.types import Tokenizer
 from rlcore.weights.receipts import Receipt
 

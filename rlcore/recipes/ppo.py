@@ -11,18 +11,18 @@ from rlcore.algorithms.aggregation import sample_shares
 from rlcore.algorithms.kl import adaptive_kl_coef, approx_kl, in_rewards
 from rlcore.algorithms.policy_losses import ppo_clip
 from rlcore.algorithms.value_loss import value_loss
+from rlcore.batching.microbatches import Lane
+from rlcore.batching.minibatches import Minibatch, minibatches
+from rlcore.checks.step_checks import check_estimates, check_token_rewards, check_whitened
 from rlcore.config import PpoSection
-from rlcore.metrics import mean
 from rlcore.numerics.probe import num_threads
-from rlcore.training.engine import Engine
-from rlcore.training.lanes import Lane
-from rlcore.training.minibatches import Minibatch, minibatches
-from rlcore.training.policy_update import add_old_logprobs, add_ref_logprobs, update, view
-from rlcore.training.rollouts import rollout
-from rlcore.training.scoring import in_bulk, values
-from rlcore.training.step_checks import check_estimates, check_token_rewards, check_whitened
-from rlcore.training.step_metrics import StepMetrics
-from rlcore.training.update import LanePart
+from rlcore.observability.metrics import mean
+from rlcore.observability.step_metrics import StepMetrics
+from rlcore.recipes.policy_pass import add_old_logprobs, add_ref_logprobs, update, view
+from rlcore.recipes.rollout import rollout
+from rlcore.train_state import Engine
+from rlcore.trainers.local import LanePart
+from rlcore.trainers.scoring import in_bulk, values
 
 
 def ppo_step(engine: Engine, section: PpoSection, step: int) -> StepMetrics:

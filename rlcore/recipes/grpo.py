@@ -14,16 +14,16 @@ from rlcore.algorithms import advantages
 from rlcore.algorithms.kl import approx_kl
 from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is, masked_is_keep
 from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
+from rlcore.batching.microbatches import Lane
+from rlcore.batching.minibatches import Minibatch, minibatches
+from rlcore.checks.step_checks import check_relative
 from rlcore.config import GrpoSection
-from rlcore.training.engine import Engine
-from rlcore.training.greedy import greedy_rewards
-from rlcore.training.lanes import Lane
-from rlcore.training.minibatches import Minibatch, minibatches
-from rlcore.training.policy_update import PolicyView, add_old_logprobs, add_ref_logprobs, update, view
-from rlcore.training.rollouts import rollout
-from rlcore.training.step_checks import check_relative
-from rlcore.training.step_metrics import StepMetrics
-from rlcore.training.update import LanePart
+from rlcore.observability.step_metrics import StepMetrics
+from rlcore.recipes.greedy_baseline import greedy_rewards
+from rlcore.recipes.policy_pass import PolicyView, add_old_logprobs, add_ref_logprobs, update, view
+from rlcore.recipes.rollout import rollout
+from rlcore.train_state import Engine
+from rlcore.trainers.local import LanePart
 
 MISMATCH_LOSSES: Mapping[str, Callable[..., PolicyLoss]] = {"dppo_tv": dppo_tv, "ipo": ipo, "masked_is": masked_is}
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from rlcore.errors import RewardError
 from rlcore.keys import key
-from rlcore.metrics import mean
+from rlcore.observability.metrics import mean
+from rlcore.recipes.rollout import collect, sampling_params
 from rlcore.rewards.score import Scores, score
-from rlcore.training.engine import Engine
-from rlcore.training.rollouts import collect, sampling_params
+from rlcore.train_state import Engine
 from rlcore.types import Completion, Prompt, SampleRequest, StopReason
 
 

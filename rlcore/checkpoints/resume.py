@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlcore.checkpoints.checkpoint import Checkpoint, load_newest, save
+from rlcore.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
 from rlcore.errors import CheckpointError
 from rlcore.keys import key
 from rlcore.models.checkpoints import load as load_decoder
 from rlcore.models.checkpoints import save as save_decoder
-from rlcore.training.checkpoint import Checkpoint, load_newest, save
-from rlcore.training.engine import Engine
-from rlcore.training.optimizer_state import optimizer_tensors, restore_optimizer
-from rlcore.training.rollouts import prompts_of
+from rlcore.recipes.rollout import prompts_of
+from rlcore.train_state import Engine
 from rlcore.weights.digests import weights_digest
 
 DIRECTORY = "checkpoints"

@@ -16,7 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from rlcore.config import OutputSection
-from rlcore.training.evaluation import Evaluation
+from rlcore.controllers.evaluation import Evaluation
 
 MAX_WIDTH = 32
 """Of a column of text in a table."""

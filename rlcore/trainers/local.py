@@ -13,12 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rlcore.batching.microbatches import Lane
+from rlcore.checks.update_checks import check_clipped, check_no_gradient, check_stepped, num_steps_of
 from rlcore.config import OptimizerSection
 from rlcore.errors import NonFiniteError
 from rlcore.numerics.tree_sum import TreeSum
 from rlcore.trace import Recorder
-from rlcore.training.lanes import Lane
-from rlcore.training.update_checks import check_clipped, check_no_gradient, check_stepped, num_steps_of
 
 
 class LanePart(NamedTuple):

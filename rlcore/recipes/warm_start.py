@@ -11,17 +11,17 @@ from tensordict import TensorDict
 
 from rlcore.algorithms.aggregation import sample_shares
 from rlcore.algorithms.schedules import linear_lr
+from rlcore.batching.collate import collate, pad
+from rlcore.batching.microbatches import Lane
+from rlcore.batching.minibatches import Minibatch
 from rlcore.errors import InvalidValueError
 from rlcore.keys import epoch_items
 from rlcore.numerics.probe import num_threads
+from rlcore.observability.warm_start_record import WarmStart, WarmStep
 from rlcore.trace import NullRecorder
-from rlcore.training.batch import collate, pad
-from rlcore.training.engine import Engine
-from rlcore.training.lanes import Lane
-from rlcore.training.minibatches import Minibatch
-from rlcore.training.scoring import score
-from rlcore.training.update import LanePart, Learner, adamw, gradient, step_optimizer
-from rlcore.training.warm_start_record import WarmStart, WarmStep
+from rlcore.train_state import Engine
+from rlcore.trainers.local import LanePart, Learner, adamw, gradient, step_optimizer
+from rlcore.trainers.scoring import score
 from rlcore.types import Prompt, Tokenizer
 from rlcore.weights.digests import tensor_digest, weights_digest
 

@@ -10,14 +10,14 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rlcore.checks.step_checks import check_batch, check_completions, check_requests, check_sent, check_undrawn
 from rlcore.config import PerturbationSection
 from rlcore.keys import completion_key, epoch_items, permutation
 from rlcore.numerics.probe import num_threads
 from rlcore.rewards.score import Scores, score, shuffled
 from rlcore.samplers.base import Sampler
 from rlcore.trace import Recorder
-from rlcore.training.engine import Engine
-from rlcore.training.step_checks import check_batch, check_completions, check_requests, check_sent, check_undrawn
+from rlcore.train_state import Engine
 from rlcore.types import Completion, Prompt, SampleRequest, SamplingParams
 
 

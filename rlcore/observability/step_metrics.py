@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import torch
 from tensordict import TensorDict
 
-from rlcore.metrics import mean, merge, of_completions
+from rlcore.checks.update_checks import check_rate
+from rlcore.observability.metrics import mean, merge, of_completions
+from rlcore.recipes.policy_pass import Updated
 from rlcore.rewards.score import Scores
-from rlcore.training.policy_update import Updated
-from rlcore.training.update_checks import check_rate
 from rlcore.types import Completion, StopReason
 
 

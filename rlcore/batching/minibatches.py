@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from tensordict import TensorDict
 
 from rlcore.algorithms.aggregation import Denominators
+from rlcore.batching.microbatches import Lane, lanes_by_budget, lanes_in_order, of_workers
+from rlcore.checks.update_checks import check_epoch, check_kept, kept
 from rlcore.config import RunConfig
 from rlcore.keys import permutation
-from rlcore.training.lanes import Lane, lanes_by_budget, lanes_in_order, of_workers
-from rlcore.training.update_checks import check_epoch, check_kept, kept
 
 
 class Minibatch:

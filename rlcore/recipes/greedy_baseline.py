@@ -6,12 +6,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from rlcore.checks.step_checks import check_completions
 from rlcore.errors import RewardError
 from rlcore.keys import key
+from rlcore.recipes.rollout import collect, sampling_params
 from rlcore.rewards.score import score
-from rlcore.training.engine import Engine
-from rlcore.training.rollouts import collect, sampling_params
-from rlcore.training.step_checks import check_completions
+from rlcore.train_state import Engine
 from rlcore.types import Completion, SampleRequest
 
 

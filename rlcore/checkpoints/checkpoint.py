@@ -25,8 +25,8 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rlcore.checkpoints.checkpoint_files import CHECKSUMS, SUFFIX, VALUES, Checksums, decoded_values, encoded_values
 from rlcore.errors import CheckpointError, InvalidValueError
-from rlcore.training.checkpoint_files import CHECKSUMS, SUFFIX, VALUES, Checksums, decoded_values, encoded_values
 
 PARTIAL, REPLACED = ".partial", ".replaced"
 _NAME = re.compile(rf"step-(\d{{6,}})({re.escape(REPLACED)})?")

@@ -18,17 +18,17 @@ from rlcore.algorithms.correction import (
     truncate,
 )
 from rlcore.algorithms.schedules import constant_lr, cosine_lr, linear_lr
+from rlcore.batching.microbatches import Lane
+from rlcore.batching.minibatches import Minibatch
+from rlcore.checks.step_checks import check_undrawn
+from rlcore.checks.update_checks import check_configured, check_frozen, check_lanes
 from rlcore.config import CorrectionSection, OptimizerSection
 from rlcore.errors import LevelError
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.probe import num_threads
-from rlcore.training.engine import Engine
-from rlcore.training.lanes import Lane
-from rlcore.training.minibatches import Minibatch
-from rlcore.training.scoring import in_bulk, score
-from rlcore.training.step_checks import check_undrawn
-from rlcore.training.update import LanePart, Learner, gradient, step_optimizer
-from rlcore.training.update_checks import check_configured, check_frozen, check_lanes
+from rlcore.train_state import Engine
+from rlcore.trainers.local import LanePart, Learner, gradient, step_optimizer
+from rlcore.trainers.scoring import in_bulk, score
 
 
 class PolicyView(NamedTuple):

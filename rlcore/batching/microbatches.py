@@ -14,8 +14,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rlcore.batching.partition import attention_cost, lanes_of_workers, microbatches
 from rlcore.errors import InvalidValueError
-from rlcore.training.partition import attention_cost, lanes_of_workers, microbatches
 
 LENGTH_MULTIPLE = 4
 """Of what a pass reads of a sample: four samples then are a multiple of 16 rows, which no recipe has to pad."""

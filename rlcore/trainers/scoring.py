@@ -11,10 +11,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rlcore.batching.microbatches import Lane, lanes_by_budget
 from rlcore.models.decoder import Decoder
 from rlcore.models.value_head import Critic
 from rlcore.numerics.log_softmax import log_softmax
-from rlcore.training.lanes import Lane, lanes_by_budget
 
 
 class Scored(NamedTuple):
