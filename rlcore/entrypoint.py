@@ -3,10 +3,9 @@
     read and check ─▶ task, model, level ─▶ announce ─▶ warm start (or resume) ─▶ steps ─▶ evaluation, checkpoint
 
 One thread, one process. What is recorded of a step is recorded between begin_step and end_step; the warm start and the
-first sync come before, so that a resumed run has the same steps, and the warm start is told in the first of them.
+first sync come before, so that a resumed run has the same steps, and the warm start is recorded in the first of them.
 """
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from rlcore.config import RunConfig, read_config
-from rlcore.controllers.setup import made_model, prepared
+from rlcore.controllers.setup import build_model, prepare
 from rlcore.controllers.synchronous import loop
 from rlcore.determinism import at_level
 from rlcore.errors import InvalidValueError
@@ -24,7 +23,7 @@ from rlcore.observability.announcement import announcement
 from rlcore.observability.logs import RunLog
 from rlcore.tasks.make import make_task
 from rlcore.trace import Recorder
-from rlcore.train_state import Engine
+from rlcore.train_state import TrainState
 
 
 def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Recorder) -> None:
@@ -35,16 +34,14 @@ def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Rec
     train(read_config(config), level=level, directory=directory, recorder=recorder)
 
 
-def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder) -> Engine:
-    """The same for a configuration that has been read; gives what is left at the end."""
+def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder) -> TrainState:
+    """Train as a configuration that has been read says; return the state at the end."""
     for name, directory_given in (("model.path", config.model.path), ("output.resume", config.output.resume)):
         if directory_given and not Path(directory_given).is_dir():
             raise InvalidValueError(f"{name} {directory_given!r}", legal="a directory that exists")
     check_device(config.model.device)
-    # torch announces, where the first ragged tensor is made, that a function of torch.fx will be renamed.
-    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     keep_freed_memory()
-    tokenizer, decoder = made_model(config)
+    tokenizer, decoder = build_model(config)
     task = make_task(config.task, tokenizer, config.seed)
     longest = max(len(prompt.tokens) for prompt in (*task.train, *task.heldout)) + config.sampling.max_tokens
     dtype = decoder.embedding.dtype
@@ -63,17 +60,17 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
         log = RunLog(directory, config.output)
         log.say(announcement(config, level=level, num_parameters=sum(each.numel() for each in decoder.parameters())))
         try:
-            engine, first = prepared(
+            state, first = prepare(
                 config, level, task, tokenizer=tokenizer, decoder=decoder, recorder=recorder, log=log
             )
-            loop(engine, first, directory, log)
+            loop(state, first, directory, log)
         finally:
             log.close()
-    return engine
+    return state
 
 
 def check_device(name: str) -> None:
-    """Raises InvalidValueError for a device that torch does not know, or has not got here."""
+    """Raise InvalidValueError for a device that torch does not know, or does not have here."""
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:

@@ -1,4 +1,4 @@
-"""What a step works with: made once by `run.py`, handed to the algorithm's step. It holds, and does nothing."""
+"""What a step works with: built once, handed to the recipe. It holds, and does nothing."""
 
 from dataclasses import dataclass, field
 
@@ -7,42 +7,39 @@ from torch import nn
 from rlcore.config import RunConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.value_head import Critic
+from rlcore.observability.observers import Observers
 from rlcore.observability.phases import Phases
 from rlcore.observability.warm_start_record import WarmStart
 from rlcore.samplers.base import Sampler
 from rlcore.tasks.base import Task
-from rlcore.trace import Recorder
-from rlcore.trainers.local import Learner
+from rlcore.trainers.local import LocalTrainer
 from rlcore.types import Tokenizer
 from rlcore.weights.receipts import Receipt
 
 
 @dataclass(slots=True)
-class Engine:
+class TrainState:
     """The parts of one run."""
 
     config: RunConfig
     level: str
     task: Task
     tokenizer: Tokenizer
-    policy: Learner
+    policy: LocalTrainer
     sampler: Sampler
-    recorder: Recorder
-    critic: Learner | None = None
-    """PPO's."""
-    reference: Decoder | None = None
-    """The policy as it was after the warm start, where a KL coefficient asks for it."""
-    kl_coef: float = 0.0
-    """Moves where it is adaptive."""
-    receipt: Receipt | None = None
-    """Of the weights that the sampler has."""
-    keys: frozenset[int] = frozenset()
-    """Those that the completions of the step before were drawn with."""
-    num_reference_writes: int | None = None
-    """How often the reference had been written when it was first read; nobody writes it afterwards."""
-    warm_start: WarmStart | None = None
-    """What there is to record of it, in step 0; None where a run goes on, or begins without."""
+    observers: Observers
     phases: Phases = field(default_factory=Phases)
+    """Seconds and memory of the step; one of the observers."""
+    critic: LocalTrainer | None = None
+    """Trainer of PPO's critic."""
+    reference: Decoder | None = None
+    """Policy as it was after the warm start, if a KL coefficient asks for it."""
+    kl_coef: float = 0.0
+    """KL coefficient; it moves if it is adaptive."""
+    receipt: Receipt | None = None
+    """Receipt of the weights that the sampler has."""
+    warm_start: WarmStart | None = None
+    """What there is to record of the warm start, in step 0; None if the run is resumed or has none."""
 
     @property
     def decoder(self) -> Decoder:
@@ -52,17 +49,17 @@ class Engine:
 
     @property
     def value_model(self) -> Critic:
-        """The critic's model; only where there is one."""
+        """The critic's model; only if there is one."""
         assert self.critic is not None and isinstance(self.critic.model, Critic)
         return self.critic.model
 
     @property
     def models(self) -> dict[str, nn.Module]:
-        """All that there are but the sampler's, by name."""
-        named: dict[str, nn.Module] = {learner.name: learner.model for learner in self.learners}
+        """All models except the sampler's, by name."""
+        named: dict[str, nn.Module] = {trainer.name: trainer.model for trainer in self.trainers}
         return named if self.reference is None else named | {"reference": self.reference}
 
     @property
-    def learners(self) -> tuple[Learner, ...]:
-        """Those that there are."""
+    def trainers(self) -> tuple[LocalTrainer, ...]:
+        """All trainers of the run, the policy's first."""
         return (self.policy,) if self.critic is None else (self.policy, self.critic)

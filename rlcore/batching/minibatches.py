@@ -1,26 +1,29 @@
-"""Which samples go through the optimizer together, in keyed order, and how their lanes are divided among workers."""
+"""Which samples go through the optimizer together, in keyed order."""
 
 from collections.abc import Iterator
 
 from tensordict import TensorDict
 
 from rlcore.algorithms.aggregation import Denominators
-from rlcore.batching.microbatches import Lane, lanes_by_budget, lanes_in_order, of_workers
-from rlcore.checks.update_checks import check_epoch, check_kept, kept
+from rlcore.batching.microbatches import Microbatch, fixed_microbatches, microbatches_by_budget
 from rlcore.config import RunConfig
 from rlcore.keys import permutation
+from rlcore.observability.events import EpochDivided, LearningBegins, MinibatchLearned
+from rlcore.observability.observers import Observers
 
 
 class Minibatch:
-    """The lanes of one optimizer step, and what its losses are divided by."""
+    """The microbatches of one optimizer step, and what its losses are divided by."""
 
     def __init__(self, batch: TensorDict, samples: list[int], config: RunConfig, level: str) -> None:
         budget = config.perturbation.microbatch_tokens
+        self.microbatches: list[Microbatch]
+        """Microbatches in the order of their numbers."""
         if level == "invariant":
-            lanes = lanes_in_order(batch, samples, config.training.lane_width, microbatch_tokens=budget)
+            size = config.training.lane_width
+            self.microbatches = fixed_microbatches(batch, samples, size, microbatch_tokens=budget)
         else:
-            lanes = lanes_by_budget(batch, samples, microbatch_tokens=budget)
-        self.workers: list[list[Lane]] = of_workers(lanes, config.perturbation.world_size)
+            self.microbatches = microbatches_by_budget(batch, samples, microbatch_tokens=budget)
         self.denominators = Denominators(
             num_tokens=int(batch["loss_mask"][samples].sum()),
             num_samples=len(samples),
@@ -29,17 +32,16 @@ class Minibatch:
 
     @property
     def samples(self) -> list[int]:
-        """Rows of the batch that are in its lanes."""
-        return [sample for lanes in self.workers for lane in lanes for sample in lane.samples]
+        """Rows of the batch that are in its microbatches."""
+        return [sample for microbatch in self.microbatches for sample in microbatch.samples]
 
 
-def minibatches(batch: TensorDict, config: RunConfig, level: str, step: int) -> Iterator[Minibatch]:
-    """Those of a whole step: every sample once an epoch; one minibatch an epoch keeps the canonical order.
-
-    Raises StepError where that is not so, and where the batch is written before the last of them is learned.
-    """
+def minibatches(
+    batch: TensorDict, config: RunConfig, level: str, step: int, observers: Observers
+) -> Iterator[Minibatch]:
+    """Yield the minibatches of a step: every sample once per epoch; one minibatch per epoch keeps canonical order."""
     num_samples, num_minibatches = len(batch["tokens"]), config.training.num_minibatches
-    as_it_was = kept(batch)
+    observers.emit(LearningBegins(batch))
     for epoch in range(config.training.num_epochs):
         order = list(range(num_samples))
         if num_minibatches > 1:
@@ -48,7 +50,8 @@ def minibatches(batch: TensorDict, config: RunConfig, level: str, step: int) -> 
         of_epoch = [
             Minibatch(batch, order[begin : begin + size], config, level) for begin in range(0, num_samples, size)
         ]
-        check_epoch((sample for minibatch in of_epoch for sample in minibatch.samples), num_samples)
+        samples = tuple(sample for minibatch in of_epoch for sample in minibatch.samples)
+        observers.emit(EpochDivided(samples, num_samples))
         for minibatch in of_epoch:
             yield minibatch
-            check_kept(batch, as_it_was)
+            observers.emit(MinibatchLearned(batch))

@@ -50,7 +50,9 @@ def balanced(costs: Sequence[float], num_parts: int, *, equal_sizes: bool) -> li
     return sorted(found, key=lambda items: (not items, items))
 
 
-def microbatches(lengths: Sequence[int], *, max_tokens: int, min_parts: int = 1, multiple: int = 1) -> list[list[int]]:
+def partition_by_budget(
+    lengths: Sequence[int], *, max_tokens: int, min_parts: int = 1, multiple: int = 1
+) -> list[list[int]]:
     """Lists of indices of `lengths`, none empty, none of more than `max_tokens` padded tokens; as few as there can be.
 
     A microbatch has as many padded tokens as it has members times its longest, rounded up to a `multiple`. The fewest
@@ -83,11 +85,6 @@ def padded_tokens(lengths: Sequence[int], multiple: int = 1) -> int:
     """Of one pass over samples of these lengths: each is as long as the longest, rounded up, at least one multiple."""
     longest = max([1, *lengths])
     return len(lengths) * (longest + -longest % multiple)
-
-
-def lanes_of_workers(costs: Sequence[float], world_size: int) -> list[list[int]]:
-    """The lanes of each worker, whole, by what each lane costs; a worker may have none. Errors as of `balanced`."""
-    return balanced(costs, world_size, equal_sizes=False)
 
 
 def _merged(one: list[_Part], other: list[_Part]) -> list[_Part]:

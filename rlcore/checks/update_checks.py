@@ -1,9 +1,8 @@
-"""What holds of every update, whatever is learned: models, minibatches, passes, and the optimizer's step.
+"""Invariants of an update, whatever is trained: models, minibatches, passes, and the optimizer's step.
 
-    models ─▶ minibatches ─▶ lanes ─▶ gradients ─▶ step
+    models ─▶ minibatches ─▶ passes ─▶ gradients ─▶ step
 
-As `step_checks`, of what a step makes of its batch. A check that fails is a bug of the engine, or of what was put into
-it.
+A check that fails is a bug of rlcore, or of what was put into it.
 """
 
 from collections import Counter
@@ -14,7 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from rlcore.config import OptimizerSection
-from rlcore.errors import StepError
+from rlcore.errors import LevelError, StepError
 
 
 def check_own_memory(models: Mapping[str, nn.Module]) -> None:
@@ -67,7 +66,7 @@ def check_kept(batch: TensorDict, before: Kept) -> None:
             )
 
 
-def check_lanes(masks: Sequence[Tensor], num_tokens: float, num_samples: float) -> None:
+def check_passes(masks: Sequence[Tensor], num_tokens: float, num_samples: float) -> None:
     """The passes of an update read every sample and every token that losses are divided by, once.
 
     `masks` are those of the passes. Raises StepError.
@@ -158,3 +157,21 @@ def check_frozen(reference: nn.Module, num_writes_before: int | None) -> int:
             phases=("reference",),
         )
     return num_writes
+
+
+def check_match(logprobs: Tensor, sampled: Tensor, loss_mask: Tensor) -> None:
+    """Check that on policy the trainer's log-probabilities are the sampler's, to the bit.
+
+    Raises LevelError naming the first token that differs.
+    """
+    differs = loss_mask & (logprobs != sampled)
+    if bool(differs.any()):
+        sample, position = differs.nonzero()[0].tolist()
+        raise LevelError(
+            f"row {sample}, position {position} of a pass: the trainer's log-probability is"
+            f" {float(logprobs[sample, position])!r}, the sampler's {float(sampled[sample, position])!r}"
+            f" ({int(differs.sum())} of {int(loss_mask.sum())} tokens differ)",
+            legal="equal bits at level invariant",
+            remedy="see what this machine's operations do: rlharness doctor",
+            phases=("rollout", "forward"),
+        )

@@ -8,7 +8,7 @@ from rlcore.keys import key
 from rlcore.observability.metrics import mean
 from rlcore.recipes.rollout import collect, sampling_params
 from rlcore.rewards.score import Scores, score
-from rlcore.train_state import Engine
+from rlcore.train_state import TrainState
 from rlcore.types import Completion, Prompt, SampleRequest, StopReason
 
 
@@ -25,17 +25,17 @@ class Evaluation:
     """Share of completions that were cut at max_tokens."""
 
 
-def evaluate(engine: Engine, prompts: Sequence[Prompt], *, step: int) -> Evaluation:
+def evaluate(state: TrainState, prompts: Sequence[Prompt], *, step: int) -> Evaluation:
     """Sample these prompts as in training: with the weights that the sampler has now, at the same temperature."""
-    params = sampling_params(engine)
-    wanted = [SampleRequest(prompt, 0, key("evaluation", engine.config.seed, prompt.id), params) for prompt in prompts]
-    with engine.phases("evaluation"):
-        completions = collect(engine.sampler, wanted, engine.config.perturbation)
-        scores = score(engine.task.rewards, completions, step=step)
+    params = sampling_params(state)
+    wanted = [SampleRequest(prompt, 0, key("evaluation", state.config.seed, prompt.id), params) for prompt in prompts]
+    with state.observers.stage("evaluation"):
+        completions = collect(state.sampler, wanted, state.config.perturbation)
+        scores = score(state.task.rewards, completions, step=step)
     judged = [reward for reward in scores.rewards if reward is not None]
     if not judged:
         raise RewardError(
-            f"{', '.join(reward.name for reward in engine.task.rewards)} judged none of {len(completions)} completions",
+            f"{', '.join(reward.name for reward in state.task.rewards)} judged none of {len(completions)} completions",
             legal="a number for at least one",
         )
     return Evaluation(

@@ -3,9 +3,10 @@
 import copy
 from pathlib import Path
 
+from torch import nn
+
 from rlcore.checkpoints.resume import check_state, resume
-from rlcore.checks.step_checks import check_undrawn
-from rlcore.checks.update_checks import check_own_memory
+from rlcore.checks.observers import checks_of_level
 from rlcore.config import PpoSection, RunConfig
 from rlcore.controllers.evaluation import evaluate
 from rlcore.errors import CheckpointError
@@ -14,21 +15,25 @@ from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer, load_tokenizer
 from rlcore.models.value_head import Critic
+from rlcore.observability.events import ModelsBuilt
 from rlcore.observability.logs import RunLog
+from rlcore.observability.observers import Observers
+from rlcore.observability.phases import Phases
+from rlcore.observability.recording import StepRecorder
 from rlcore.observability.warm_start_record import WarmStart
 from rlcore.recipes.warm_start import warm_start
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.tasks.base import Task
 from rlcore.tasks.make import alphabet
 from rlcore.trace import Recorder
-from rlcore.train_state import Engine
-from rlcore.trainers.local import Learner, adamw
+from rlcore.train_state import TrainState
+from rlcore.trainers.local import LocalTrainer, build_adamw
 from rlcore.types import Tokenizer
 from rlcore.weights.sync import sync
 
 
-def made_model(config: RunConfig) -> tuple[Tokenizer, Decoder]:
-    """A checkpoint's tokenizer and decoder, or new ones for the task."""
+def build_model(config: RunConfig) -> tuple[Tokenizer, Decoder]:
+    """Load a checkpoint's tokenizer and decoder, or build new ones for the task."""
     section = config.model
     dtype = DTYPES[section.dtype]
     if section.path:
@@ -48,7 +53,7 @@ def made_model(config: RunConfig) -> tuple[Tokenizer, Decoder]:
     return tokenizer, Decoder(decoder_config).initialise(config.seed).to(section.device, dtype)
 
 
-def prepared(
+def prepare(
     config: RunConfig,
     level: str,
     task: Task,
@@ -57,60 +62,68 @@ def prepared(
     decoder: Decoder,
     recorder: Recorder,
     log: RunLog,
-) -> tuple[Engine, int]:
-    """Everything a step needs, and the number of the first step: 0, or where an earlier run stopped."""
-    algorithm, optimizer, perturbation = config.algorithm, config.optimizer, config.perturbation
-    engine = Engine(
+) -> tuple[TrainState, int]:
+    """Build what a step needs; return it with the number of the first step: 0, or where an earlier run stopped."""
+    algorithm, optimizer, runtime = config.algorithm, config.optimizer, config.perturbation
+    phases, checks = Phases(), checks_of_level(level)
+    observers = Observers(phases, *checks, StepRecorder(recorder))
+
+    def trainer(name: str, model: nn.Module, rate: float) -> LocalTrainer:
+        threads, adamw = runtime.training_threads, build_adamw(model, optimizer, rate)
+        return LocalTrainer(
+            name, model, adamw, rate, observers=observers, world_size=runtime.world_size, threads=threads
+        )
+
+    state = TrainState(
         config=config,
         level=level,
         task=task,
         tokenizer=tokenizer,
-        policy=Learner("policy", decoder, adamw(decoder, optimizer, optimizer.learning_rate), optimizer.learning_rate),
-        sampler=TorchSampler(
-            decoder, tokenizer, concurrency=perturbation.concurrency, preempt_every=perturbation.preempt_every
-        ),
-        recorder=recorder,
+        policy=trainer("policy", decoder, optimizer.learning_rate),
+        sampler=TorchSampler(decoder, tokenizer, concurrency=runtime.concurrency, preempt_every=runtime.preempt_every),
+        observers=observers,
+        phases=phases,
         kl_coef=algorithm.kl_coef,
     )
     if not config.output.resume and config.warm_start.num_steps:
-        engine.warm_start = warmed(engine, log)
+        state.warm_start = warm_up(state, Observers(*checks), log)
     if isinstance(algorithm, PpoSection):
-        with check_undrawn("reference", "optimizer"):
-            critic, rate = critic_of(decoder), algorithm.critic_learning_rate
-        engine.critic = Learner("critic", critic, adamw(critic, optimizer, rate), rate)
+        with observers.stage("critic"):
+            critic = build_critic(decoder)
+        state.critic = trainer("critic", critic, algorithm.critic_learning_rate)
     if algorithm.kl_coef:
-        engine.reference = copy.deepcopy(decoder).requires_grad_(False)
-    check_own_memory(engine.models)
+        state.reference = copy.deepcopy(decoder).requires_grad_(False)
+    observers.emit(ModelsBuilt(state.models))
     first = 0
     if config.output.resume:
-        found = resume(engine, Path(config.output.resume))
+        found = resume(state, Path(config.output.resume))
         first = found.step
         if first >= config.training.num_steps:
             raise CheckpointError(
                 f"{found.path} has all {config.training.num_steps} steps of this run",
                 remedy="a larger training.num_steps, where the learning rate is constant",
             )
-        check_state(engine, found)
+        check_state(state, found)
         log.say("\n".join([*(f"skipped {reason}" for reason in found.skipped), f"step {first} from {found.path}"]))
-    return engine, first
+    return state, first
 
 
-def warmed(engine: Engine, log: RunLog) -> WarmStart:
-    """Teach the policy the task's answers, until training prompts are answered well enough where that is asked for."""
-    section, prompts = engine.config.warm_start, engine.task.train[: len(engine.task.heldout)]
+def warm_up(state: TrainState, observers: Observers, log: RunLog) -> WarmStart:
+    """Teach the policy the task's answers, if asked for until training prompts are answered well enough."""
+    section, prompts = state.config.warm_start, state.task.train[: len(state.task.heldout)]
 
     def is_enough() -> bool:
         if section.target_reward is None:
             return False
-        sync(engine.decoder, engine.sampler, 0, None)
-        return evaluate(engine, prompts, step=0).reward_mean >= section.target_reward
+        sync(state.decoder, state.sampler, 0, None)
+        return evaluate(state, prompts, step=0).reward_mean >= section.target_reward
 
     log.phase("warm start", section.num_steps)
-    return warm_start(engine, told=lambda loss: log.advance(loss=loss), is_enough=is_enough)
+    return warm_start(state, observers=observers, report=lambda loss: log.advance(loss=loss), is_enough=is_enough)
 
 
-def critic_of(decoder: Decoder) -> Critic:
-    """A critic that reads as the policy does, and expects nothing yet."""
+def build_critic(decoder: Decoder) -> Critic:
+    """Build a critic that reads as the policy does, and expects nothing yet."""
     critic = Critic(decoder.config).to(decoder.embedding.device, decoder.embedding.dtype)
     critic.decoder.load_state_dict({name: value for name, value in decoder.state_dict().items() if name != "head"})
     return critic

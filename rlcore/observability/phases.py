@@ -1,4 +1,4 @@
-"""Seconds and peak memory of each phase of a step. The engine's only clock."""
+"""Seconds and peak memory of each phase of a step, as an observer. The only clock of a run."""
 
 import time
 from collections.abc import Iterator
@@ -7,19 +7,28 @@ from pathlib import Path
 
 import torch
 
+from rlcore.observability.observers import Observer
+
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-class Phases:
-    """What the phases of one step took; begun anew with each step."""
+TIMED = frozenset({"rollout", "reward", "reference", "update", "optimizer", "sync", "evaluation"})
+"""Stages that are phases of a step."""
+
+
+class Phases(Observer):
+    """Measures the phases of one step; begins again with each step."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
         self._peak_gb: dict[str, float] = {}
 
     @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        """Measure what is inside; a phase that comes twice adds its seconds, and keeps the higher peak."""
+    def stage(self, name: str) -> Iterator[None]:
+        """Measure a phase; one that comes twice adds its seconds, and keeps the higher peak."""
+        if name not in TIMED:
+            yield
+            return
         _forget_peak()
         began_s = time.perf_counter()
         try:
@@ -28,16 +37,16 @@ class Phases:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began_s
             self._peak_gb[name] = max(self._peak_gb.get(name, 0.0), _peak_gb())
 
-    def taken(self) -> dict[str, float]:
-        """`seconds/NAME` and `memory_gb/NAME`, and nothing is remembered."""
-        told = {f"seconds/{name}": seconds for name, seconds in self._seconds.items()}
-        told |= {f"memory_gb/{name}": peak for name, peak in self._peak_gb.items()}
+    def take(self) -> dict[str, float]:
+        """Return `seconds/NAME` and `memory_gb/NAME` of the step, and begin again."""
+        measured = {f"seconds/{name}": seconds for name, seconds in self._seconds.items()}
+        measured |= {f"memory_gb/{name}": peak for name, peak in self._peak_gb.items()}
         self._seconds, self._peak_gb = {}, {}
-        return told
+        return measured
 
 
 def _forget_peak() -> None:
-    """The highest point so far is the present one; where the kernel does not allow it, peaks are those of the run."""
+    """Reset the peak to the present use; where the kernel does not allow it, peaks are those of the run."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return
@@ -46,7 +55,7 @@ def _forget_peak() -> None:
 
 
 def _peak_gb() -> float:
-    """Of the card where there is one, else of this process's memory."""
+    """Return the peak of the GPU if there is one, else of this process's memory."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() / 1e9

@@ -1,4 +1,4 @@
-"""What a step tells of itself: numbers, in whose sums no order is left."""
+"""Metrics of a step: numbers that do not depend on the order of what they are summed over."""
 
 import math
 from collections.abc import Sequence
@@ -6,15 +6,14 @@ from collections.abc import Sequence
 import torch
 from tensordict import TensorDict
 
-from rlcore.checks.update_checks import check_rate
 from rlcore.observability.metrics import mean, merge, of_completions
-from rlcore.recipes.policy_pass import Updated
 from rlcore.rewards.score import Scores
+from rlcore.trainers.base import Update
 from rlcore.types import Completion, StopReason
 
 
 class StepMetrics:
-    """Collects a step's numbers; those of several updates of one learner are averaged.
+    """Collects a step's numbers; those of several updates of one model are averaged.
 
     Lengths and rewards are the batch's, from which the step learns.
     """
@@ -33,28 +32,26 @@ class StepMetrics:
         )
         self._updates: dict[str, list[dict[str, float]]] = {}
 
-    def add(self, updated: Updated) -> None:
-        """Take in an optimizer step; raises StepError where its rate is not that of the others of its learner."""
-        updates = self._updates.setdefault(updated.learner, [])
-        check_rate(updated.learning_rate, updates[-1]["learning_rate"] if updates else None)
-        self.has_learned |= updated.learner == "policy" and updated.norm > 0.0
-        masks = torch.cat([part.loss_mask.reshape(-1) for part in updated.parts])
-        told = {
-            "loss": math.fsum(float(part.loss) for part in updated.parts),
-            "grad_norm": updated.norm,
-            "learning_rate": updated.learning_rate,
+    def add(self, update: Update) -> None:
+        """Add an optimizer step."""
+        self.has_learned |= update.trainer == "policy" and update.norm > 0.0
+        masks = torch.cat([each.loss_mask.reshape(-1) for each in update.losses])
+        values = {
+            "loss": math.fsum(float(each.loss) for each in update.losses),
+            "grad_norm": update.norm,
+            "learning_rate": update.learning_rate,
         }
-        for name in updated.parts[0].seen:
+        for name in update.losses[0].observed:
             if name != "logprobs":
-                column = torch.cat([part.seen[name].reshape(-1) for part in updated.parts])
-                told[name] = mean(column[masks].tolist())
-        updates.append(told)
+                column = torch.cat([each.observed[name].reshape(-1) for each in update.losses])
+                values[name] = mean(column[masks].tolist())
+        self._updates.setdefault(update.trainer, []).append(values)
 
-    def told(self) -> dict[str, float]:
-        """By name; the critic's begin with critic_."""
-        told = dict(self._of_rollout)
-        for learner, updates in self._updates.items():
-            prefix = "" if learner == "policy" else f"{learner}_"
+    def merged(self) -> dict[str, float]:
+        """Return the metrics by name; the critic's begin with critic_."""
+        metrics = dict(self._of_rollout)
+        for trainer, updates in self._updates.items():
+            prefix = "" if trainer == "policy" else f"{trainer}_"
             merged = merge(updates, dict.fromkeys(updates[0], "mean"))
-            told |= {prefix + name: value for name, value in merged.items()}
-        return told
+            metrics |= {prefix + name: value for name, value in merged.items()}
+        return metrics

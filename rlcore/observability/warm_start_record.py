@@ -26,7 +26,7 @@ class WarmStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """Kept by the engine until the first step records it."""
+    """What a warm start leaves, kept until the first step records it."""
 
     weights_digest: str
     """Of the policy before it."""

@@ -8,82 +8,86 @@ where the paper takes a mean of means; the KL term is off unless asked for; rewa
 from collections.abc import Callable, Mapping
 
 from tensordict import TensorDict
-from torch import Tensor
 
 from rlcore.algorithms import advantages
 from rlcore.algorithms.kl import approx_kl
 from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is, masked_is_keep
 from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
-from rlcore.batching.microbatches import Lane
+from rlcore.batching.microbatches import Microbatch
 from rlcore.batching.minibatches import Minibatch, minibatches
-from rlcore.checks.step_checks import check_relative
 from rlcore.config import GrpoSection
+from rlcore.observability.events import AdvantagesEstimated
+from rlcore.observability.observers import observed
 from rlcore.observability.step_metrics import StepMetrics
-from rlcore.recipes.greedy_baseline import greedy_rewards
-from rlcore.recipes.policy_pass import PolicyView, add_old_logprobs, add_ref_logprobs, update, view
+from rlcore.recipes.greedy_baseline import add_greedy_rewards
+from rlcore.recipes.policy_pass import PolicyView, add_old_logprobs, add_ref_logprobs, view_policy
 from rlcore.recipes.rollout import rollout
-from rlcore.train_state import Engine
-from rlcore.trainers.local import LanePart
+from rlcore.recipes.update import update
+from rlcore.train_state import TrainState
+from rlcore.trainers.base import MicrobatchLoss
 
 MISMATCH_LOSSES: Mapping[str, Callable[..., PolicyLoss]] = {"dppo_tv": dppo_tv, "ipo": ipo, "masked_is": masked_is}
 
 
-def grpo_step(engine: Engine, section: GrpoSection, step: int) -> StepMetrics:
-    """Sample, judge, learn; to hand the weights on is the caller's. Raises NonFiniteError, LevelError."""
-    completions, scores, batch = rollout(engine, step)
-    add_old_logprobs(engine, batch)
-    add_ref_logprobs(engine, batch)
+def grpo_step(state: TrainState, section: GrpoSection, step: int) -> StepMetrics:
+    """Sample, score, learn; the caller syncs the weights. Raises NonFiniteError, LevelError, StepError."""
+    completions, scores, batch = rollout(state, step)
+    add_old_logprobs(state, batch)
+    add_ref_logprobs(state, batch)
     if section.advantage == "remax":
-        batch["greedy_rewards"] = greedy_rewards(engine, completions, step)
-        engine.recorder.record("reward", "greedy_rewards", batch["greedy_rewards"])
-    batch["advantages"] = advantages_of(section, batch)
-    engine.recorder.record("advantage", "advantages", batch["advantages"])
+        add_greedy_rewards(state, batch, completions, step)
+    add_advantages(state, section, batch)
 
     metrics = StepMetrics(completions, scores, batch)
-    for minibatch in minibatches(batch, engine.config, engine.level, step):
+    for minibatch in minibatches(batch, state.config, state.level, step, state.observers):
 
-        def loss_of(lane: Lane, minibatch: Minibatch = minibatch) -> LanePart:
-            return lane_loss(engine, section, batch, minibatch, lane)
+        def loss(microbatch: Microbatch, minibatch: Minibatch = minibatch) -> MicrobatchLoss:
+            return policy_loss(state, section, batch, minibatch, microbatch)
 
-        metrics.add(update(engine, engine.policy, minibatch, loss_of, step))
+        metrics.add(update(state, state.policy, minibatch, loss, step))
     return metrics
 
 
-def advantages_of(section: GrpoSection, batch: TensorDict) -> Tensor:
-    """Each completion against others of its prompt, fp32 [samples, positions]."""
+@observed
+def add_advantages(state: TrainState, section: GrpoSection, batch: TensorDict) -> AdvantagesEstimated:
+    """Compare each completion with others of its prompt, fp32 [samples, positions]."""
     rewards, groups, included, mask = (batch[name] for name in ("rewards", "groups", "included", "loss_mask"))
     match section.advantage:
         case "grpo":
-            found = advantages.grpo(rewards, groups, included)
+            batch["group_advantages"] = advantages.grpo(rewards, groups, included)
         case "dr_grpo":
-            found = advantages.dr_grpo(rewards, groups, included)
+            batch["group_advantages"] = advantages.dr_grpo(rewards, groups, included)
         case "rloo":
-            found = advantages.rloo(rewards, groups, included)
+            batch["group_advantages"] = advantages.rloo(rewards, groups, included)
         case "reinforce_pp_baseline":
-            return advantages.reinforce_pp_baseline(rewards, groups, mask, included).float()
+            batch["advantages"] = advantages.reinforce_pp_baseline(rewards, groups, mask, included).float()
         case "remax":
             at_end = advantages.at_last_token(rewards.float(), mask, included)
-            return advantages.remax(at_end, batch["greedy_rewards"], mask, included).advantages.float()
-    check_relative(found, rewards, groups, included)
-    return advantages.per_token(found, mask).float()
+            batch["advantages"] = advantages.remax(at_end, batch["greedy_rewards"], mask, included).advantages.float()
+    if section.advantage in ("grpo", "dr_grpo", "rloo"):
+        batch["advantages"] = advantages.per_token(batch["group_advantages"], mask).float()
+    return AdvantagesEstimated(batch, section)
 
 
-def lane_loss(engine: Engine, section: GrpoSection, batch: TensorDict, minibatch: Minibatch, lane: Lane) -> LanePart:
-    """The surrogate, with the penalties that are asked for, as this lane's share of the minibatch's loss."""
-    seen = view(engine, batch, lane)
-    surrogate = surrogate_of(section, seen)
-    losses, told = surrogate.losses, {"clipped": surrogate.clipped.float()}
-    if "ref_logprobs" in batch.keys():  # noqa: SIM118 - a TensorDict refuses a plain `in`
-        kl = approx_kl(seen.logprobs, lane.of(batch["ref_logprobs"]), seen.loss_mask, section.kl_estimator)
-        losses, told["ref_kl"] = losses + section.kl_coef * kl, kl
+def policy_loss(
+    state: TrainState, section: GrpoSection, batch: TensorDict, minibatch: Minibatch, microbatch: Microbatch
+) -> MicrobatchLoss:
+    """Compute the surrogate, with the penalties that are asked for, as a microbatch's share of the loss."""
+    view = view_policy(state, batch, microbatch)
+    surrogate = surrogate_of(section, view)
+    losses, observed = surrogate.losses, {"clipped": surrogate.clipped.float()}
+    if state.reference is not None:
+        reference = microbatch.select(batch["ref_logprobs"])
+        observed["ref_kl"] = approx_kl(view.logprobs, reference, view.loss_mask, section.kl_estimator)
+        losses = losses + section.kl_coef * observed["ref_kl"]
     if section.entropy_coef:
-        losses = losses - section.entropy_coef * seen.entropy
-    return seen.part(minibatch, losses, section.aggregation, **told)
+        losses = losses - section.entropy_coef * view.entropy
+    return view.share(minibatch, losses, section.aggregation, **observed)
 
 
-def surrogate_of(section: GrpoSection, seen: PolicyView) -> PolicyLoss:
-    """Losses of tokens by the ratio of the policy to the one before the step, or to the sampler's own numbers."""
-    given = (seen.logprobs, seen.old_logprobs, seen.advantages, seen.loss_mask)
+def surrogate_of(section: GrpoSection, view: PolicyView) -> PolicyLoss:
+    """Compute losses of tokens by the ratio of the policy to the one before the step, or to the sampler."""
+    given = (view.logprobs, view.old_logprobs, view.advantages, view.loss_mask)
     low, high = section.clip_eps_low, section.clip_eps_high
     match section.loss:
         case "ppo_clip":
@@ -93,13 +97,13 @@ def surrogate_of(section: GrpoSection, seen: PolicyView) -> PolicyLoss:
         case "cispo":
             return cispo(*given, clip_eps_low=low, clip_eps_high=high)
         case "dppo_tv" | "ipo" | "masked_is":
-            return mismatch_loss(section, seen)
+            return mismatch_loss(section, view)
 
 
-def mismatch_loss(section: GrpoSection, seen: PolicyView) -> PolicyLoss:
-    """One of the losses by the ratio to the sampler; what is not set is as the loss has it."""
-    given = [seen.logprobs, seen.rollout_logprobs, seen.advantages, seen.loss_mask]
+def mismatch_loss(section: GrpoSection, view: PolicyView) -> PolicyLoss:
+    """Compute a loss by the ratio to the sampler; a setting that is None has the loss's own default."""
+    given = [view.logprobs, view.rollout_logprobs, view.advantages, view.loss_mask]
     if section.loss == "masked_is":
-        given.append(masked_is_keep(seen.logprobs, seen.rollout_logprobs, seen.loss_mask))
+        given.append(masked_is_keep(view.logprobs, view.rollout_logprobs, view.loss_mask))
     asked = {"mask_low": section.mask_low, "mask_high": section.mask_high, "kl_coef": section.proximal_coef}
     return MISMATCH_LOSSES[section.loss](*given, **{name: value for name, value in asked.items() if value is not None})

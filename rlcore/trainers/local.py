@@ -1,129 +1,161 @@
-"""Gradients of lanes, their sum in one tree, the clip and the optimizer's step.
+"""The trainer within a process: gradients of microbatches, their sum in one tree per parameter, clip, optimizer step.
 
-    workers, each its lanes ──backward──▶ a flat gradient a lane ──TreeSum──▶ one ──clip──▶ AdamW
+    workers, each its microbatches ──backward──▶ gradients ──GradientSum──▶ one per parameter ──clip──▶ AdamW
 
-Nothing here depends on who computed which lane, nor when.
+Nothing here depends on which worker computed which microbatch, nor when. Workers are simulated: they compute one after
+another.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from rlcore.batching.microbatches import Lane
-from rlcore.checks.update_checks import check_clipped, check_no_gradient, check_stepped, num_steps_of
+from rlcore.batching.microbatches import Microbatch, divide_among_workers
+from rlcore.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
 from rlcore.config import OptimizerSection
 from rlcore.errors import NonFiniteError
+from rlcore.numerics.probe import num_threads
 from rlcore.numerics.tree_sum import TreeSum
-from rlcore.trace import Recorder
+from rlcore.observability.events import ClipBegins, Clipped, GradientsReduced, PassBegins, WeightsMove, WeightsMoved
+from rlcore.observability.observers import Observers
+from rlcore.trainers.base import Loss, MicrobatchLoss, TrainerState
 
 
-class LanePart(NamedTuple):
-    """What a lane adds to the loss, and what is told of it."""
+class LocalTrainer:
+    """Trains a model of this process."""
 
-    loss: Tensor
-    """A scalar: the lane's share of the batch's loss."""
-    seen: dict[str, Tensor]
-    """Detached, [samples, positions]: what is recorded of the pass."""
-    loss_mask: Tensor
-    """Where that means something."""
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        optimizer: torch.optim.AdamW,
+        peak_rate: float,
+        *,
+        observers: Observers,
+        world_size: int = 1,
+        threads: int = 1,
+    ) -> None:
+        self.name = name
+        """Name of the model in records and checkpoints: policy, critic."""
+        self.model = model
+        self.optimizer = optimizer
+        self.peak_rate = peak_rate
+        """Learning rate before its schedule."""
+        self.gradients: list[Tensor] | None = None
+        """Sum of the microbatches' gradients by parameter, fp32, from a backward pass to the step that uses it."""
+        self._observers = observers
+        self._world_size = world_size
+        self._threads = threads
 
+    def forward_backward(self, microbatches: Sequence[Microbatch], loss: Loss) -> tuple[MicrobatchLoss, ...]:
+        """Compute the gradient of the sum of the microbatches' losses; return these in the order of microbatches.
 
-class Gradient(NamedTuple):
-    """The gradient of a batch."""
+        Each worker adds what lies whole in its hands. Raises NonFiniteError.
+        """
+        parameters = list(self.model.parameters())
+        found: dict[int, MicrobatchLoss] = {}
+        with num_threads(self._threads):
+            total = GradientSum(len(parameters), len(microbatches))
+            for own_microbatches in divide_among_workers(microbatches, self._world_size):
+                own = GradientSum(len(parameters), len(microbatches))
+                for microbatch in own_microbatches:
+                    self._observers.emit(PassBegins(parameters))
+                    part = loss(microbatch)
+                    _check_loss(part.loss, microbatch)
+                    part.loss.backward()  # type: ignore[no-untyped-call]
+                    own.add(microbatch.number, take_gradients(parameters))
+                    found[microbatch.number] = part._replace(loss=part.loss.detach())
+                total.absorb(own)
+            self.gradients = total.total()
+        return tuple(found[number] for number in sorted(found))
 
-    flat: Tensor
-    """fp32, all parameters one after another."""
-    parts: tuple[LanePart, ...]
-    """In the order of lanes."""
+    def optimizer_step(self, *, learning_rate: float, max_norm: float | None) -> float:
+        """Clip the gradient, move the weights once, and return the gradient's norm before clipping.
 
+        Raises NonFiniteError naming the first gradient that is not finite.
+        """
+        assert self.gradients is not None, "forward_backward comes first"
+        named = list(self.model.named_parameters())
+        gradients = [gradient.to(p.dtype) for (_, p), gradient in zip(named, self.gradients, strict=True)]
+        self.gradients = None
+        for (_, parameter), gradient in zip(named, gradients, strict=True):
+            parameter.grad = gradient
+        with num_threads(self._threads):
+            by_name = dict(zip((name for name, _ in named), gradients, strict=True))
+            self._observers.emit(GradientsReduced(self.name, by_name))
+            norm = global_norm(gradients)
+            if not math.isfinite(norm):
+                raise NonFiniteError(
+                    _first_non_finite(named),
+                    remedy="a lower learning rate, or replay this step operation by operation",
+                    phases=("backward",),
+                )
+            if max_norm is not None and norm > max_norm:
+                self._observers.emit(ClipBegins(gradients))
+                torch._foreach_mul_(gradients, max_norm / norm)
+                self._observers.emit(Clipped(gradients, max_norm / norm))
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+            self._observers.emit(WeightsMove(self.optimizer))
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            self._observers.emit(WeightsMoved(self.name, self.model, self.optimizer))
+        return norm
 
-LossOf = Callable[[Lane], LanePart]
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights tensor by tensor, detached, in the model's order."""
+        for name, parameter in self.model.named_parameters():
+            yield name, parameter.detach()
 
-
-@dataclass(frozen=True, slots=True)
-class Learner:
-    """A model and what moves its weights."""
-
-    name: str
-    """In records and checkpoints: policy, critic."""
-    model: nn.Module
-    optimizer: torch.optim.AdamW
-    peak_rate: float
-    """The learning rate before its schedule."""
-
-
-def gradient(model: nn.Module, workers: Sequence[Sequence[Lane]], loss_of: LossOf) -> Gradient:
-    """The sum of the lanes' gradients; each worker adds what is whole in its hands.
-
-    Raises NonFiniteError, StepError.
-    """
-    num_lanes = sum(map(len, workers))
-    tree = TreeSum(num_lanes)
-    parts: dict[int, LanePart] = {}
-    parameters = list(model.parameters())
-    for lanes in workers:
-        own = TreeSum(num_lanes)
-        for lane in lanes:
-            check_no_gradient(parameters)
-            part = loss_of(lane)
-            _check_loss(part.loss, lane)
-            part.loss.backward()  # type: ignore[no-untyped-call]
-            own.add(lane.number, _taken(parameters))
-            parts[lane.number] = part._replace(loss=part.loss.detach())
-        tree.absorb(own)
-    total = tree.total()
-    assert total is not None
-    return Gradient(total, tuple(parts[number] for number in sorted(parts)))
-
-
-def step_optimizer(
-    learner: Learner, flat: Tensor, *, learning_rate: float, max_norm: float | None, recorder: Recorder
-) -> float:
-    """Clip, step, and return the norm before clipping.
-
-    Raises NonFiniteError naming the first gradient that is not finite, and StepError for a parameter that has not
-    been moved once.
-    """
-    named = list(learner.model.named_parameters())
-    pieces = torch.split(flat, [parameter.numel() for _, parameter in named])
-    grads = [piece.view_as(p).to(p.dtype) for (_, p), piece in zip(named, pieces, strict=True)]
-    for (name, parameter), grad in zip(named, grads, strict=True):
-        parameter.grad = grad
-        recorder.record("backward", f"{learner.name}.{name}", grad)
-    norm = global_norm(grads)
-    if not math.isfinite(norm):
-        raise NonFiniteError(
-            _first_non_finite(named),
-            remedy="a lower learning rate, or replay this step operation by operation",
-            phases=("backward",),
+    def save(self) -> TrainerState:
+        """Return the live state, not copied."""
+        return TrainerState(
+            dict(self.named_weights()), optimizer_tensors(self.optimizer, self.model.named_parameters())
         )
-    if max_norm is not None and norm > max_norm:
-        as_it_was = grads[-1].clone()
-        torch._foreach_mul_(grads, max_norm / norm)
-        check_clipped(as_it_was, grads[-1], max_norm / norm)
-    for group in learner.optimizer.param_groups:
-        group["lr"] = learning_rate
-    num_steps_before = num_steps_of(learner.optimizer)
-    learner.optimizer.step()
-    check_stepped(learner.model, learner.optimizer, num_steps_before)
-    learner.optimizer.zero_grad(set_to_none=True)
-    _record_state(learner, recorder)
-    return norm
+
+    def load(self, state: TrainerState) -> None:
+        """Copy a state into the model and its optimizer. Raises CheckpointError if it is of other parameters."""
+        self.model.load_state_dict(state.weights)
+        restore_optimizer(self.optimizer, self.model.named_parameters(), state.optimizer)
 
 
-def _record_state(learner: Learner, recorder: Recorder) -> None:
-    for name, parameter in learner.model.named_parameters():
-        recorder.record("optimizer", f"{learner.name}.{name}", parameter.detach())
-        for kind, value in sorted(learner.optimizer.state[parameter].items()):
-            recorder.record("optimizer", f"{learner.name}.{name}.{kind}", value)
+class GradientSum:
+    """The sum of the gradients of microbatches, in a canonical tree for each parameter."""
+
+    def __init__(self, num_parameters: int, num_microbatches: int) -> None:
+        self._trees = [TreeSum(num_microbatches) for _ in range(num_parameters)]
+
+    def add(self, number: int, gradients: Sequence[Tensor]) -> None:
+        """Add the gradients of a microbatch, which belong to the sum from now on: it is written into them."""
+        for tree, gradient in zip(self._trees, gradients, strict=True):
+            tree.add(number, gradient)
+
+    def absorb(self, other: "GradientSum") -> None:
+        """Add the gradients that another worker has summed."""
+        for tree, others in zip(self._trees, other._trees, strict=True):
+            tree.absorb(others)
+
+    def total(self) -> list[Tensor]:
+        """Return the sum for each parameter."""
+        totals = [tree.total() for tree in self._trees]
+        return [total for total in totals if total is not None]
 
 
-def adamw(model: nn.Module, section: OptimizerSection, learning_rate: float) -> torch.optim.AdamW:
-    """torch's foreach implementation, by name: the fused one has other bits, and other bits when sharded."""
+def take_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """Take the gradients off their parameters, in fp32; zeros where there is none. An fp32 gradient is not copied."""
+    taken = []
+    for parameter in parameters:
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is None:
+            gradient = torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
+        taken.append(gradient.to(torch.float32))
+    return taken
+
+
+def build_adamw(model: nn.Module, section: OptimizerSection, learning_rate: float) -> torch.optim.AdamW:
+    """Build torch's foreach implementation, by name: the fused one has different bits, also if it is sharded."""
     return torch.optim.AdamW(
         model.parameters(),
         lr=learning_rate,
@@ -135,31 +167,19 @@ def adamw(model: nn.Module, section: OptimizerSection, learning_rate: float) -> 
 
 
 def global_norm(gradients: Iterable[Tensor]) -> float:
-    """The 2-norm of all of them: rows summed in fp64 one by one, their sums added without rounding.
+    """Return the 2-norm of all gradients: rows summed in fp64 one by one, their sums added without rounding.
 
-    torch's own sum of a whole tensor is cut by how many threads there are.
+    torch's own sum of a whole tensor depends on the number of threads.
     """
     rows = [g.double().square().reshape(-1, g.shape[-1] if g.dim() else 1).sum(-1) for g in gradients]
     return math.sqrt(math.fsum(torch.cat(rows).tolist())) if rows else 0.0
 
 
-def _taken(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """The gradients that are there, flat and in fp32; each is let go as soon as it has been copied."""
-    sizes = [parameter.numel() for parameter in parameters]
-    flat = parameters[0].new_empty(sum(sizes), dtype=torch.float32)
-    for parameter, piece in zip(parameters, torch.split(flat, sizes), strict=True):
-        if parameter.grad is None:
-            piece.zero_()
-        else:
-            piece.copy_(parameter.grad.flatten())
-            parameter.grad = None
-    return flat.detach()
-
-
-def _check_loss(loss: Tensor, lane: Lane) -> None:
+def _check_loss(loss: Tensor, microbatch: Microbatch) -> None:
     if not math.isfinite(float(loss.detach())):
         raise NonFiniteError(
-            f"the loss of lane {lane.number} is {float(loss.detach())} (samples {list(lane.samples)})",
+            f"the loss of fixed microbatch {microbatch.number} is {float(loss.detach())}"
+            f" (samples {list(microbatch.samples)})",
             remedy="a lower learning rate; rlharness replay --step K --op names the first operation",
             phases=("loss",),
         )
@@ -168,6 +188,6 @@ def _check_loss(loss: Tensor, lane: Lane) -> None:
 def _first_non_finite(named: Iterable[tuple[str, nn.Parameter]]) -> str:
     for name, parameter in named:
         if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
-            place = torch.nonzero(~parameter.grad.isfinite())[0].tolist()
-            return f"the gradient of {name} is {float(parameter.grad[tuple(place)])} at {place}"
+            index = torch.nonzero(~parameter.grad.isfinite())[0].tolist()
+            return f"the gradient of {name} is {float(parameter.grad[tuple(index)])} at {index}"
     return "the norm of the gradients is above the largest number"

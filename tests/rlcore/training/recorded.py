@@ -10,7 +10,7 @@ import torch
 
 from rlcore.config import RunConfig, read_config
 from rlcore.entrypoint import train
-from rlcore.train_state import Engine
+from rlcore.train_state import TrainState
 
 Leaf = tuple[int, str, str, int]
 """(step, phase, name, occurrence)"""
@@ -77,7 +77,7 @@ def recorded(of: RunConfig, directory: Path, *, level: str = "invariant", stop_a
     return digests
 
 
-def trained(of: RunConfig, directory: Path, *, level: str = "invariant") -> Engine:
+def trained(of: RunConfig, directory: Path, *, level: str = "invariant") -> TrainState:
     """What is left of a run."""
     return train(of, level=level, directory=directory, recorder=Digests())
 

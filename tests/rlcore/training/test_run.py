@@ -64,9 +64,9 @@ def test_a_checkpoint_of_a_run_is_a_model_to_begin_with(tmp_path: Path) -> None:
     recorded(SHORT, tmp_path / "first")
     path = tmp_path / "first" / "checkpoints" / "step-000003" / "policy"
     of = with_section(with_section(SHORT, "model", {"path": str(path)}), "warm_start", {"num_steps": 0})
-    engine = trained(of, tmp_path / "second")
-    assert engine.decoder.config == load(path).config
-    assert not torch.equal(engine.decoder.embedding, load(path).embedding), "it has learned on"
+    state = trained(of, tmp_path / "second")
+    assert state.decoder.config == load(path).config
+    assert not torch.equal(state.decoder.embedding, load(path).embedding), "it has learned on"
 
 
 def test_bfloat16_holds_the_level_too(tmp_path: Path) -> None:

@@ -194,8 +194,8 @@ def greedy_after_an_evaluation(probe: Probe) -> Iterator[None]:
     evaluate, sample = honest("rlcore.controllers.synchronous:evaluate"), honest(f"{SAMPLER}.sample")
     evaluated: list[int] = []
 
-    def and_left(engine: Any, prompts: Any, *, step: int) -> Any:
-        found = evaluate(engine, prompts, step=step)
+    def and_left(state: Any, prompts: Any, *, step: int) -> Any:
+        found = evaluate(state, prompts, step=step)
         evaluated.append(step)
         return found
 

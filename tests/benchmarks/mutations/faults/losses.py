@@ -25,9 +25,9 @@ READ = ("rollout", "forward")
 def temperature_forgotten(probe: Probe) -> Iterator[None]:
     score = honest(SCORE)
 
-    def at_one(policy: Any, lane: Any, temperature: float) -> Scored:
+    def at_one(policy: Any, microbatch: Any, temperature: float) -> Scored:
         probe.reached(has_effect=temperature != 1.0)
-        found: Scored = score(policy, lane, 1.0)
+        found: Scored = score(policy, microbatch, 1.0)
         return found
 
     with replaced(SCORE, at_one):
@@ -38,8 +38,8 @@ def temperature_forgotten(probe: Probe) -> Iterator[None]:
 def logprobs_shifted(probe: Probe) -> Iterator[None]:
     score = honest(SCORE)
 
-    def shifted(policy: Any, lane: Any, temperature: float) -> Scored:
-        found: Scored = score(policy, lane, temperature)
+    def shifted(policy: Any, microbatch: Any, temperature: float) -> Scored:
+        found: Scored = score(policy, microbatch, temperature)
         probe.reached()
         return found._replace(logprobs=found.logprobs.roll(1, dims=-1))
 
@@ -120,16 +120,16 @@ def ratio_of_one(probe: Probe) -> Iterator[None]:
 
 @fault("verl #906", "losses are divided by the tokens of their microbatch", phases=LOSS)
 def local_denominators(probe: Probe) -> Iterator[None]:
-    part = PolicyView.part
+    part = PolicyView.share
 
     def local(view: PolicyView, minibatch: Any, losses: Tensor, aggregation: Any, **seen: Tensor) -> Any:
         found = part(view, minibatch, losses, aggregation, **seen)
-        num_lanes = sum(map(len, minibatch.workers))
+        num_lanes = len(minibatch.microbatches)
         shares = sample_shares(losses, view.loss_mask, aggregation, count(view.loss_mask)) / num_lanes
         probe.reached(has_effect=not torch.equal(shares.sum(), found.loss))
         return found._replace(loss=shares.sum())
 
-    with replaced("rlcore.recipes.policy_pass:PolicyView.part", local):
+    with replaced("rlcore.recipes.policy_pass:PolicyView.share", local):
         yield
 
 
@@ -151,9 +151,9 @@ def denominators_of_an_epoch(probe: Probe) -> Iterator[None]:
 def mask_by_product(probe: Probe) -> Iterator[None]:
     score = honest(SCORE)
 
-    def poisoned(policy: Any, lane: Any, temperature: float) -> Scored:
-        found: Scored = score(policy, lane, temperature)
-        is_padding = lane.tokens[:, lane.first :] == 0
+    def poisoned(policy: Any, microbatch: Any, temperature: float) -> Scored:
+        found: Scored = score(policy, microbatch, temperature)
+        is_padding = microbatch.tokens[:, microbatch.first :] == 0
         return found._replace(logprobs=torch.where(is_padding, torch.nan, found.logprobs))
 
     def product(mask: Tensor, values: Tensor) -> Tensor:
@@ -186,8 +186,8 @@ def value_mask_too_long(probe: Probe) -> Iterator[None]:
 def entropy_at_one(probe: Probe) -> Iterator[None]:
     score = honest(SCORE)
 
-    def of_the_drawn(policy: Any, lane: Any, temperature: float) -> Scored:
-        found: Scored = score(policy, lane, temperature)
+    def of_the_drawn(policy: Any, microbatch: Any, temperature: float) -> Scored:
+        found: Scored = score(policy, microbatch, temperature)
         probe.reached()
         return found._replace(entropy=-found.logprobs)
 
@@ -211,30 +211,30 @@ def unseeded_permutation(probe: Probe) -> Iterator[None]:
 
 @fault("torch: sums by length, measured", "lanes are padded to the batch's longest", phases=("backward", *LOSS))
 def padded_to_the_longest(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.batching.microbatches:lane_of")
+    made = honest("rlcore.batching.microbatches:build_microbatch")
 
     def longest(batch: Any, samples: Any, number: int) -> Any:
-        lane = made(batch, samples, number)
+        microbatch = made(batch, samples, number)
         width = int(batch["lengths"].max()) + 16
-        missing = width - lane.tokens.shape[1]
+        missing = width - microbatch.tokens.shape[1]
         probe.reached(has_effect=missing > 0)
-        return replace(lane, tokens=torch.nn.functional.pad(lane.tokens, (0, max(0, missing))))
+        return replace(microbatch, tokens=torch.nn.functional.pad(microbatch.tokens, (0, max(0, missing))))
 
-    with replaced("rlcore.batching.microbatches:lane_of", longest):
+    with replaced("rlcore.batching.microbatches:build_microbatch", longest):
         yield
 
 
 @fault("NeMo-RL #618", "the last microbatch is dropped", phases=(*LOSS, "backward"))
 def last_lane_dropped(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.batching.minibatches:of_workers")
+    made = honest("rlcore.trainers.local:divide_among_workers")
 
-    def all_but_one(lanes: Any, world_size: int) -> Any:
+    def all_but_one(microbatches: Any, world_size: int) -> Any:
         if probe.step is None:
-            return made(lanes, world_size)
+            return made(microbatches, world_size)
         probe.reached()
-        return made(lanes[:-1], world_size)
+        return made(microbatches[:-1], world_size)
 
-    with replaced("rlcore.batching.minibatches:of_workers", all_but_one):
+    with replaced("rlcore.trainers.local:divide_among_workers", all_but_one):
         yield
 
 

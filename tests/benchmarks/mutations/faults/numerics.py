@@ -20,11 +20,11 @@ def _at_step(probe: Probe, first: int, deed: Any) -> Iterator[None]:
     """Do something as soon as a step has begun, as a library does that is loaded then."""
     prompts_of = honest("rlcore.recipes.rollout:prompts_of")
 
-    def and_do(engine: Any, step: int) -> Any:
+    def and_do(state: Any, step: int) -> Any:
         if step == first:
             probe.reached()
             deed()
-        return prompts_of(engine, step)
+        return prompts_of(state, step)
 
     with replaced("rlcore.recipes.rollout:prompts_of", and_do):
         yield

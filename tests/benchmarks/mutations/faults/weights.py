@@ -202,17 +202,17 @@ def reference_moves(probe: Probe) -> Iterator[None]:
 @fault("cosmos-rl #321", "the reference follows the policy, a step behind", phases=REFERENCE, setting="updates")
 def reference_follows(probe: Probe) -> Iterator[None]:
     sync = honest(SYNC)
-    engines: list[Any] = []
+    states: list[Any] = []
     add = honest("rlcore.recipes.grpo:add_ref_logprobs")
 
-    def remembered(engine: Any, batch: Any) -> None:
-        engines[:] = [engine]
-        add(engine, batch)
+    def remembered(state: Any, batch: Any) -> None:
+        states[:] = [state]
+        add(state, batch)
 
     def followed(*given: Any, **others: Any) -> Any:
-        for engine in engines:
+        for state in states:
             probe.reached()
-            engine.reference.load_state_dict(engine.decoder.state_dict())
+            state.reference.load_state_dict(state.decoder.state_dict())
         return sync(*given, **others)
 
     with replaced(SYNC, followed), replaced("rlcore.recipes.grpo:add_ref_logprobs", remembered):
