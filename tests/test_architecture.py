@@ -86,7 +86,7 @@ OWNED = (
     Owned("rlcore/", ("harness", "scenarios"), ()),
     Owned("rlcore/config", ("torch",), ()),
     Owned("rlcore/errors", ("torch",), ()),
-    Owned("rlcore/metrics", ("torch",), ()),
+    Owned("rlcore/observability/metrics", ("torch",), ()),
     Owned("rlcore/keys", ("torch",), ()),
     Owned("harness/", ("rlcore", "scenarios", "tests"), ()),
     Owned("harness/", ("torch", "ray", "vllm", "transformers", "numpy"), CHILD_ROOMS),

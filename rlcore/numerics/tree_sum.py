@@ -1,8 +1,8 @@
 """One canonical tree of additions, whatever the number of parts that add, and in whatever order they come.
 
-Lane i is leaf i of a binary tree; neighbours 2i and 2i+1 are added, then the pairs, up to the root. Who owns which
-lanes does not matter: each owner adds what lies whole in its hands, and `absorb` adds the rest. An absent lane (no
-sample in it) is skipped, not counted as zero: -0.0 + 0.0 would be 0.0.
+Fixed microbatch i is leaf i of a binary tree; neighbours 2i and 2i+1 are added, then the pairs, up to the root. Who
+owns which leaves does not matter: each owner adds what lies whole in its hands, and `absorb` adds the rest. An absent
+leaf (no sample in it) is skipped, not counted as zero: -0.0 + 0.0 would be 0.0.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,49 +12,51 @@ from torch import Tensor
 from rlcore.errors import InvalidValueError
 
 Place = tuple[int, int]
-"""(level, index) in the tree; level 0 holds the lanes."""
+"""(level, index) in the tree; level 0 holds the leaves."""
 
 
 class TreeSum:
-    """The sum of up to `num_lanes` tensors of one shape; lanes in order need log2(num_lanes) + 1 tensors at a time."""
+    """The sum of up to `num_leaves` tensors of one shape; leaves in order need log2(num_leaves) + 1 at a time."""
 
-    def __init__(self, num_lanes: int) -> None:
-        if num_lanes < 1:
-            raise InvalidValueError(f"a sum over {num_lanes} lanes", legal="1 or more")
-        self.num_lanes = num_lanes
+    def __init__(self, num_leaves: int) -> None:
+        if num_leaves < 1:
+            raise InvalidValueError(f"a sum over {num_leaves} leaves", legal="1 or more")
+        self.num_leaves = num_leaves
         self._seen: set[int] = set()
         self._nodes: dict[Place, Tensor] = {}
 
-    def add(self, lane: int, value: Tensor) -> None:
-        """Put in one lane's tensor, which is the tree's from now on: sums are written into it.
+    def add(self, leaf: int, value: Tensor) -> None:
+        """Put in one leaf's tensor, which is the tree's from now on: sums are written into it.
 
-        Raises InvalidValueError for a lane that does not exist or came before.
+        Raises InvalidValueError for a leaf that does not exist or came before.
         """
-        if not 0 <= lane < self.num_lanes:
-            raise InvalidValueError(f"lane {lane}", legal=f"0 to {self.num_lanes - 1}")
-        if lane in self._seen:
-            raise InvalidValueError(f"lane {lane} was added before", remedy="add each lane once")
-        self._seen.add(lane)
-        self._put((0, lane), value)
+        if not 0 <= leaf < self.num_leaves:
+            raise InvalidValueError(f"leaf {leaf}", legal=f"0 to {self.num_leaves - 1}")
+        if leaf in self._seen:
+            raise InvalidValueError(f"leaf {leaf} was added before", remedy="add each leaf once")
+        self._seen.add(leaf)
+        self._put((0, leaf), value)
 
     def absorb(self, other: "TreeSum") -> None:
-        """Put in what another part of the same tree holds, which is used no more; each lane has one part."""
-        if other.num_lanes != self.num_lanes:
-            raise InvalidValueError(f"a tree of {other.num_lanes} lanes", legal=f"{self.num_lanes} lanes, as this one")
+        """Put in what another part of the same tree holds, which is used no more; each leaf has one part."""
+        if other.num_leaves != self.num_leaves:
+            raise InvalidValueError(
+                f"a tree of {other.num_leaves} leaves", legal=f"{self.num_leaves} leaves, as this one"
+            )
         if twice := self._seen & other._seen:
-            raise InvalidValueError(f"lanes {sorted(twice)} are in both parts", remedy="give each lane to one part")
+            raise InvalidValueError(f"leaves {sorted(twice)} are in both parts", remedy="give each leaf to one part")
         self._seen |= other._seen
         for place, value in other.nodes():
             self._put(place, value)
 
     def nodes(self) -> Iterator[tuple[Place, Tensor]]:
-        """The sums so far that wait for a neighbour, in the order of their lanes."""
+        """The sums so far that wait for a neighbour, in the order of their leaves."""
         yield from sorted(self._nodes.items(), key=lambda node: node[0][1] << node[0][0])
 
     def total(self) -> Tensor | None:
-        """The sum of the lanes that came, or None where none did; the others are skipped."""
+        """The sum of the leaves that came, or None where none did; the others are skipped."""
         nodes = dict(self._nodes)
-        top = (self.num_lanes - 1).bit_length()
+        top = (self.num_leaves - 1).bit_length()
         for level in range(top):
             for index in sorted(index for at, index in nodes if at == level):
                 value = nodes.pop((level, index))
@@ -71,13 +73,13 @@ class TreeSum:
         self._nodes[level, index] = value
 
 
-def tree_sum(lanes: Iterable[Tensor | None]) -> Tensor | None:
-    """The sum of lanes 0, 1, ... by the canonical tree; None is an absent lane, and the sum of nothing."""
-    given = list(lanes)
+def tree_sum(leaves: Iterable[Tensor | None]) -> Tensor | None:
+    """The sum of leaves 0, 1, ... by the canonical tree; None is an absent leaf, and the sum of nothing."""
+    given = list(leaves)
     if not given:
         return None
     tree = TreeSum(len(given))
-    for lane, value in enumerate(given):
+    for leaf, value in enumerate(given):
         if value is not None:
-            tree.add(lane, value.clone())
+            tree.add(leaf, value.clone())
     return tree.total()

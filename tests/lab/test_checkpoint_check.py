@@ -51,7 +51,7 @@ def test_checksums_that_are_none_are_damage_too(tmp_path: Path, text: str) -> No
 
 def test_it_reads_what_the_engine_writes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from rlcore.training.checkpoint import save
+    from rlcore.checkpoints.checkpoint import save
 
     path = save(tmp_path, 3, {}, {"a": 1}, keep=1)
     assert damage_of(path) == ""

@@ -155,7 +155,7 @@ def test_names_are_those_of_the_project_then_of_the_package(tmp_path: Path) -> N
     (tmp_path / "scenarios" / "notes.txt").write_text("no scenario", encoding="utf-8")
     assert [file.name for file in all_scenarios(tmp_path)] == sorted([*shipped, "tiny"])
     assert find_scenario("grpo_sorting", tmp_path).read().about == "A sum in parts", "the project's own comes first"
-    assert find_scenario("ppo_arithmetic", tmp_path).read().entry == "rlcore.training.run:run"
+    assert find_scenario("ppo_arithmetic", tmp_path).read().entry == "rlcore.entrypoint:run"
 
 
 def test_a_file_is_named_by_its_path(tmp_path: Path) -> None:

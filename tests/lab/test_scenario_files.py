@@ -18,7 +18,7 @@ TINY = "tiny"
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_an_entry_takes_its_payload_in_every_size(file: ScenarioFile) -> None:
     scenario = file.read()
-    assert scenario.entry == "rlcore.training.run:run"
+    assert scenario.entry == "rlcore.entrypoint:run"
     assert scenario.determinism in LEVELS
     assert tuple(scenario.free) == FREE
     assert set(scenario.sizes) == {TINY, SMOKE, FULL}

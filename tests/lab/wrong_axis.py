@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from rlcore.training import grpo
-from rlcore.training.run import run as honest_run
+from rlcore.entrypoint import run as honest_run
+from rlcore.recipes import grpo
 
 SCENARIO = """
 about: GRPO whose advantages are normalised over the wrong axis from one step on
@@ -37,12 +36,14 @@ def run(config: Mapping[str, Any], **given: Any) -> None:
     """Called as every entry is."""
     perturbation = dict(config["perturbation"])
     first_wrong = perturbation.pop("wrong_from")
-    honest, step = grpo.advantages_of, iter(range(config["training"]["num_steps"]))
+    honest, step = grpo.add_advantages, iter(range(config["training"]["num_steps"]))
 
-    def advantages_of(section: Any, batch: Any) -> Tensor:
+    def add_advantages(state: Any, section: Any, batch: Any) -> None:
+        given = batch.clone(recurse=False)
         if next(step) >= first_wrong:
-            batch = {**batch, "groups": torch.zeros_like(batch["groups"])}
-        return honest(section, batch)
+            given["groups"] = torch.zeros_like(batch["groups"])
+        honest(state, section, given)
+        batch["advantages"] = given["advantages"]
 
-    grpo.advantages_of = advantages_of
+    grpo.add_advantages = add_advantages
     honest_run({**config, "perturbation": perturbation}, **given)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.errors import InvalidValueError
-from rlcore.metrics import How, mean, merge, of_completions
+from rlcore.observability.metrics import How, mean, merge, of_completions
 
 PROPERTY = settings(max_examples=100)
 FLOATS = st.floats(allow_nan=True, allow_infinity=True)
@@ -200,6 +200,6 @@ def test_completions_that_do_not_belong_together() -> None:
 
 
 def test_without_torch() -> None:
-    code = "import sys, rlcore.metrics; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    code = "import sys, rlcore.observability.metrics; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False False"

@@ -85,15 +85,15 @@ def test_what_is_patched_is_there_and_is_put_back(fault: Fault, monkeypatch: pyt
 
 
 def test_a_patch_of_what_is_not_there_is_an_error() -> None:
-    with pytest.raises(AttributeError), replaced("rlcore.training.grpo:no_such_name", None):
+    with pytest.raises(AttributeError), replaced("rlcore.recipes.grpo:no_such_name", None):
         pytest.fail("it was entered")
 
 
 def test_a_patch_is_undone_after_an_error() -> None:
-    before = honest("rlcore.training.grpo:grpo_step")
-    with pytest.raises(ZeroDivisionError), replaced("rlcore.training.grpo:grpo_step", None):
+    before = honest("rlcore.recipes.grpo:grpo_step")
+    with pytest.raises(ZeroDivisionError), replaced("rlcore.recipes.grpo:grpo_step", None):
         raise ZeroDivisionError
-    assert honest("rlcore.training.grpo:grpo_step") is before
+    assert honest("rlcore.recipes.grpo:grpo_step") is before
 
 
 def test_a_fault_that_is_misspelt_names_the_nearest() -> None:

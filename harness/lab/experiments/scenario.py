@@ -1,7 +1,7 @@
 """A scenario: an envelope, which is checked here, and a payload, which is checked by the entry that is named.
 
 about: GRPO learns to reverse short texts
-entry: rlcore.training.run:run
+entry: rlcore.entrypoint:run
 determinism: invariant
 sizes:
   smoke: {training.num_steps: 4}

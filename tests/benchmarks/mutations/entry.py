@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlcore.entrypoint import run as run_engine
 from rlcore.trace import Recorder
-from rlcore.training.run import run as run_engine
 from tests.benchmarks.mutations.catalogue import named
 from tests.benchmarks.mutations.fault import Probe
 

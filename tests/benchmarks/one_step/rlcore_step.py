@@ -1,6 +1,6 @@
 """Our engine's whole GRPO step, one at a time, for engine_vs_trl.py: python rlcore_step.py MODEL --level invariant
 
-Rollout, reward, update, optimizer, sync with its receipt: `recorded_step` as a run has it, with nobody who records.
+Rollout, reward, update, optimizer, sync with its receipt: `make_step` as a run has it, with no recorder.
 """
 
 import argparse
@@ -11,21 +11,22 @@ from typing import Any
 
 import torch
 
+from rlcore.batching.microbatches import LENGTH_MULTIPLE
+from rlcore.checks.observers import checks_of_level
 from rlcore.config import read_config
+from rlcore.controllers.synchronous import make_step
 from rlcore.determinism import at_level
 from rlcore.keys import prompt_ids
+from rlcore.memory import keep_freed_memory
 from rlcore.models.checkpoints import load
 from rlcore.models.tokenizer import CharacterTokenizer
+from rlcore.observability.observers import Observers
+from rlcore.observability.phases import TIMED, Phases
 from rlcore.rewards.reward import Reward
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.tasks.base import Task
-from rlcore.trace import NullRecorder
-from rlcore.training.engine import Engine
-from rlcore.training.lanes import LENGTH_MULTIPLE
-from rlcore.training.memory import keep_freed_memory
-from rlcore.training.phases import Phases
-from rlcore.training.run import recorded_step
-from rlcore.training.update import Learner, adamw
+from rlcore.train_state import TrainState
+from rlcore.trainers.local import LocalTrainer, build_adamw
 from rlcore.types import Prompt
 from rlcore.weights.sync import sync
 from tests.benchmarks.one_step.turns import Turns
@@ -47,9 +48,12 @@ class TimedPhases(Phases):
         self.turns = turns
 
     @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
+    def stage(self, name: str) -> Iterator[None]:
+        if name not in TIMED:
+            yield
+            return
         self.turns.note_peak()
-        with super().__call__(name), self.turns.part(name):
+        with super().stage(name), self.turns.part(name):
             yield
 
 
@@ -58,7 +62,7 @@ def vowels(completions: Sequence[str], **_: Any) -> list[float]:
     return [sum(character in "aeiou" for character in text) / max(1, len(text)) for text in completions]
 
 
-def engine_of(arguments: argparse.Namespace, turns: Turns) -> Engine:
+def state_of(arguments: argparse.Namespace, turns: Turns) -> TrainState:
     """Everything a step needs, at TRL's learning rate."""
     decoder = load(Path(arguments.model))
     alphabet = CharacterTokenizer.load(Path(arguments.model)).alphabet
@@ -83,21 +87,23 @@ def engine_of(arguments: argparse.Namespace, turns: Turns) -> Engine:
             "perturbation": {"microbatch_tokens": arguments.lane_width * (num_read + -num_read % LENGTH_MULTIPLE)},
         }
     )
-    rate = config.optimizer.learning_rate
-    return Engine(
+    rate, phases = config.optimizer.learning_rate, TimedPhases(turns)
+    observers = Observers(phases, *checks_of_level(arguments.level))
+    adamw = build_adamw(decoder, config.optimizer, rate)
+    return TrainState(
         config=config,
         level=arguments.level,
         task=Task("vowels", prompts, (), (Reward("vowels", vowels),)),
         tokenizer=tokenizer,
-        policy=Learner("policy", decoder, adamw(decoder, config.optimizer, rate), rate),
+        policy=LocalTrainer("policy", decoder, adamw, rate, observers=observers),
         sampler=TorchSampler(decoder, tokenizer, concurrency=len(prompts) * arguments.group_size),
-        recorder=NullRecorder(),
-        phases=TimedPhases(turns),
+        observers=observers,
+        phases=phases,
     )
 
 
 def main() -> None:
-    """Make an engine, then step when told to."""
+    """Build a state, then step when told to."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("--prompts", nargs="+", required=True)
@@ -110,16 +116,16 @@ def main() -> None:
     turns = Turns()
     torch.set_num_threads(1)
     keep_freed_memory()
-    engine = engine_of(arguments, turns)
-    config = engine.decoder.config
+    state = state_of(arguments, turns)
+    config = state.decoder.config
     held = at_level(arguments.level, config, length=config.max_length, kernels=arguments.kernels)
     with held as certificate:
-        engine.receipt = sync(engine.decoder, engine.sampler.weight_target, 0, None)
+        state.receipt = sync(state.decoder, state.sampler.weight_target, 0, None)
         turns.say(versions=f"torch {torch.__version__}", recipe=certificate.recipe.name if certificate else "off")
         step = 0
         while turns.begin():
-            metrics = recorded_step(engine, step)
-            assert metrics.told()["completion_length"] == arguments.num_tokens
+            metrics = make_step(state, step)
+            assert metrics.merged()["completion_length"] == arguments.num_tokens
             turns.end()
             step += 1
 

@@ -35,7 +35,7 @@ def test_a_bundle_of_an_unchanged_scenario_runs_without_question(tmp_path: Path,
     assert done.code == ExitCode.OK, done.stdout + done.stderr
     assert done.stdout.startswith("REPRODUCED  step 2")
     assert "trust" not in done.stdout + done.stderr
-    assert "note: the code came from this machine, not from the bundle: rlcore.training.run:run\n" in done.stdout
+    assert "note: the code came from this machine, not from the bundle: rlcore.entrypoint:run\n" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_scenario_of_the_checkout_that_names_the_function_lets_it_run(tmp_path
     (tmp_path / "mine.py").write_bytes(EVIL)
     (tmp_path / "scenarios").mkdir()
     (tmp_path / "scenarios" / "mine.yaml").write_text(
-        "about: mine\nentry: rlcore.training.run:run\ndeterminism: invariant\n"
+        "about: mine\nentry: rlcore.entrypoint:run\ndeterminism: invariant\n"
         "config: {task: {rewards: ['mine:reward']}}\n"
     )
     forge(clean, tmp_path / "a.rlb", {"task.rewards": ["mine:reward"]})

@@ -11,7 +11,7 @@ STEPS = """
 import json, sys
 from pathlib import Path
 import torch
-from rlcore.training.run import run
+from rlcore.entrypoint import run
 from rlcore.trace import NullRecorder
 
 CONFIG = {

@@ -1,4 +1,4 @@
-"""One tree of additions, whoever owns the lanes and in whatever order they come; a plain sum is not one."""
+"""One tree of additions, whoever owns the leaves and in whatever order they come; a plain sum is not one."""
 
 import pytest
 import torch
@@ -9,9 +9,9 @@ from rlcore.errors import InvalidValueError
 from rlcore.numerics.tree_sum import TreeSum, tree_sum
 
 
-def lanes(num_lanes: int, seed: int = 0) -> list[torch.Tensor]:
+def leaves(num_leaves: int, seed: int = 0) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(50, generator=generator) * 10.0 ** (lane % 5) for lane in range(num_lanes)]
+    return [torch.randn(50, generator=generator) * 10.0 ** (leaf % 5) for leaf in range(num_leaves)]
 
 
 def bits(x: torch.Tensor | None) -> list[int]:
@@ -21,28 +21,28 @@ def bits(x: torch.Tensor | None) -> list[int]:
 
 @settings(max_examples=40)
 @given(st.integers(1, 17), st.data())
-def test_owners_and_order_do_not_matter(num_lanes: int, data: st.DataObject) -> None:
-    given_lanes = lanes(num_lanes)
-    absent = data.draw(st.sets(st.integers(0, num_lanes - 1), max_size=num_lanes - 1))
+def test_owners_and_order_do_not_matter(num_leaves: int, data: st.DataObject) -> None:
+    given_leaves = leaves(num_leaves)
+    absent = data.draw(st.sets(st.integers(0, num_leaves - 1), max_size=num_leaves - 1))
     num_parts = data.draw(st.integers(1, 4))
-    parts = [TreeSum(num_lanes) for _ in range(num_parts)]
-    for lane in data.draw(st.permutations([lane for lane in range(num_lanes) if lane not in absent])):
-        parts[data.draw(st.integers(0, num_parts - 1))].add(lane, given_lanes[lane].clone())
-    whole = TreeSum(num_lanes)
+    parts = [TreeSum(num_leaves) for _ in range(num_parts)]
+    for leaf in data.draw(st.permutations([leaf for leaf in range(num_leaves) if leaf not in absent])):
+        parts[data.draw(st.integers(0, num_parts - 1))].add(leaf, given_leaves[leaf].clone())
+    whole = TreeSum(num_leaves)
     for part in data.draw(st.permutations(parts)):
         whole.absorb(part)
-    expected = tree_sum(None if lane in absent else value for lane, value in enumerate(given_lanes))
+    expected = tree_sum(None if leaf in absent else value for leaf, value in enumerate(given_leaves))
     assert bits(whole.total()) == bits(expected)
 
 
 def test_a_plain_sum_depends_on_who_adds() -> None:
-    given_lanes = lanes(8)
-    one = sum(given_lanes[1:], given_lanes[0])
-    two = sum(given_lanes[1:4], given_lanes[0]) + sum(given_lanes[5:], given_lanes[4])
+    given_leaves = leaves(8)
+    one = sum(given_leaves[1:], given_leaves[0])
+    two = sum(given_leaves[1:4], given_leaves[0]) + sum(given_leaves[5:], given_leaves[4])
     assert bits(one) != bits(two)
 
 
-def test_an_absent_lane_is_no_zero() -> None:
+def test_an_absent_leaf_is_no_zero() -> None:
     minus = torch.tensor([-0.0])
     assert bits(tree_sum([None, minus, None, None])) == bits(minus)
     assert bits(tree_sum([torch.zeros(1), minus, None, None])) != bits(minus)
@@ -51,41 +51,41 @@ def test_an_absent_lane_is_no_zero() -> None:
     assert tree_sum([]) is None
 
 
-def test_lanes_in_order_need_few_tensors() -> None:
+def test_leaves_in_order_need_few_tensors() -> None:
     tree, most = TreeSum(64), 0
-    for lane, value in enumerate(lanes(64)):
-        tree.add(lane, value)
+    for leaf, value in enumerate(leaves(64)):
+        tree.add(leaf, value)
         most = max(most, len(list(tree.nodes())))
     assert most <= 7
 
 
 def test_nothing_given_is_written_to() -> None:
-    given_lanes = lanes(5)
-    before = [bits(value) for value in given_lanes]
-    tree_sum(given_lanes)
-    assert [bits(value) for value in given_lanes] == before
+    given_leaves = leaves(5)
+    before = [bits(value) for value in given_leaves]
+    tree_sum(given_leaves)
+    assert [bits(value) for value in given_leaves] == before
 
 
 def test_sums_take_no_new_memory() -> None:
-    given_lanes = lanes(4)
+    given_leaves = leaves(4)
     tree = TreeSum(4)
-    for lane, value in enumerate(given_lanes):
-        tree.add(lane, value)
+    for leaf, value in enumerate(given_leaves):
+        tree.add(leaf, value)
     total = tree.total()
     assert total is not None
-    assert total.data_ptr() in {value.data_ptr() for value in given_lanes}
+    assert total.data_ptr() in {value.data_ptr() for value in given_leaves}
 
 
-def test_wrong_lanes_are_refused() -> None:
+def test_wrong_leaves_are_refused() -> None:
     tree = TreeSum(2)
     tree.add(1, torch.ones(1))
     with pytest.raises(InvalidValueError, match="added before"):
         tree.add(1, torch.ones(1))
-    with pytest.raises(InvalidValueError, match="lane 2"):
+    with pytest.raises(InvalidValueError, match="leaf 2"):
         tree.add(2, torch.ones(1))
     with pytest.raises(InvalidValueError, match="in both parts"):
         tree.absorb(tree)
-    with pytest.raises(InvalidValueError, match="a tree of 3 lanes"):
+    with pytest.raises(InvalidValueError, match="a tree of 3 leaves"):
         tree.absorb(TreeSum(3))
-    with pytest.raises(InvalidValueError, match="0 lanes"):
+    with pytest.raises(InvalidValueError, match="0 leaves"):
         TreeSum(0)

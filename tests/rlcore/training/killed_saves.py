@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
+from rlcore.checkpoints.checkpoint import PARTIAL, load, load_newest, save
 from rlcore.errors import CheckpointError
-from rlcore.training.checkpoint import PARTIAL, load, load_newest, save
 
 EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "shutil.copyfile")
 NUM_ELEMENTS = 5000

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from rlcore.config import RunConfig, read_config
-from rlcore.training.engine import Engine
-from rlcore.training.run import train
+from rlcore.entrypoint import train
+from rlcore.train_state import TrainState
 
 Leaf = tuple[int, str, str, int]
 """(step, phase, name, occurrence)"""
@@ -77,7 +77,7 @@ def recorded(of: RunConfig, directory: Path, *, level: str = "invariant", stop_a
     return digests
 
 
-def trained(of: RunConfig, directory: Path, *, level: str = "invariant") -> Engine:
+def trained(of: RunConfig, directory: Path, *, level: str = "invariant") -> TrainState:
     """What is left of a run."""
     return train(of, level=level, directory=directory, recorder=Digests())
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from xxhash import xxh3_128_hexdigest
 
+from rlcore.checkpoints.checkpoint import load, load_newest, save
+from rlcore.checkpoints.checkpoint_files import CHECKSUMS, Checksums
 from rlcore.errors import CheckpointError, InvalidValueError
 from rlcore.models import checkpoints
 from rlcore.models.decoder import Decoder
-from rlcore.training.checkpoint import load, load_newest, save
-from rlcore.training.checkpoint_files import CHECKSUMS, Checksums
 from rlcore.weights.digests import tensor_digest, weights_digest
 from tests.rlcore.training.small_checkpoints import CONFIG, names, saved, small, step_read
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from rlcore.checkpoints.checkpoint import save
 from rlcore.errors import CheckpointError
-from rlcore.training.checkpoint import save
 from tests.rlcore.training.small_checkpoints import names, saved, small, step_read
 
 ROOT = Path(__file__).resolve().parents[3]

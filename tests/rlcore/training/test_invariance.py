@@ -20,17 +20,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import rlcore.training.minibatches as minibatches_module
-import rlcore.training.rollouts as rollouts_module
-import rlcore.training.update as update_module
+import rlcore.batching.minibatches as minibatches_module
+import rlcore.recipes.rollout as rollouts_module
+import rlcore.trainers.local as update_module
+from rlcore.batching.microbatches import Microbatch, microbatches_by_budget
 from rlcore.config import RunConfig
+from rlcore.entrypoint import train
 from rlcore.errors import CheckpointError, LevelError, StepError
 from rlcore.numerics.compiled import layers
 from rlcore.numerics.level import computing
 from rlcore.numerics.tree_sum import TreeSum
 from rlcore.samplers.torch_sampler import TorchSampler
-from rlcore.training.lanes import Lane, lanes_by_budget
-from rlcore.training.run import train
 from tests.rlcore.training.recorded import Digests, Lost, config, first_difference, recorded
 from tests.support.run_configs import with_section
 
@@ -180,7 +180,7 @@ def test_without_recipes_concurrency_moves_logprobs(tmp_path: Path, monkeypatch:
 
 def test_without_recipes_the_sampler_does_not_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlcore.determinism.invariant", lambda certificate: nullcontext())
-    monkeypatch.setattr("rlcore.training.run.check_level", lambda level: None)
+    monkeypatch.setattr("rlcore.checks.observers.check_level", lambda level: None)
     with pytest.raises(LevelError, match="the trainer's log-probability"):
         recorded(perturbed("grpo", concurrency=3), tmp_path)
 
@@ -220,7 +220,7 @@ def test_without_canonical_order_arrival_moves_the_batch(tmp_path: Path, monkeyp
     monkeypatch.setattr(rollouts_module, "collect", as_they_come)
     with pytest.raises(StepError, match="in the place of sample"):
         recorded(perturbed("grpo", arrival_seed=3), tmp_path / "looked at")
-    monkeypatch.setattr(rollouts_module, "check_completions", lambda *given: None)
+    monkeypatch.setattr("rlcore.checks.observers.check_completions", lambda *given: None)
     assert moved("grpo", tmp_path, arrival_seed=3) == "rollout"
 
 
@@ -232,15 +232,15 @@ def test_with_noise_of_a_generator_arrival_moves_tokens(tmp_path: Path, monkeypa
         return sample(self, [replace(request, key=next(keys)) for request in requests], **others)
 
     monkeypatch.setattr(TorchSampler, "sample", with_keys_of_arrival)
-    monkeypatch.setattr(rollouts_module, "check_completions", lambda *given: None)
+    monkeypatch.setattr("rlcore.checks.observers.check_completions", lambda *given: None)
     assert moved("grpo", tmp_path, arrival_seed=3) == "rollout"
 
 
-def test_without_lanes_the_budget_moves_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_budget(batch: Any, samples: Any, width: int, *, microbatch_tokens: int) -> list[Lane]:
-        return lanes_by_budget(batch, samples, microbatch_tokens=microbatch_tokens)
+def test_without_fixed_microbatches_the_budget_moves_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_budget(batch: Any, samples: Any, width: int, *, microbatch_tokens: int) -> list[Microbatch]:
+        return microbatches_by_budget(batch, samples, microbatch_tokens=microbatch_tokens)
 
-    monkeypatch.setattr(minibatches_module, "lanes_in_order", by_budget)
+    monkeypatch.setattr(minibatches_module, "fixed_microbatches", by_budget)
     assert moved("grpo", tmp_path, microbatch_tokens=64) in ("loss", "backward"), "of the warm start already"
 
 
@@ -263,14 +263,14 @@ def test_without_the_tree_workers_move_gradients(tmp_path: Path, monkeypatch: py
 def test_without_the_optimizers_state_a_resume_moves_weights(
     undisturbed: Callable[[str], Digests], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlcore.training.resume.restore_optimizer", lambda optimizer, named, state: None)
+    monkeypatch.setattr("rlcore.trainers.local.restore_optimizer", lambda optimizer, named, state: None)
     of = with_section(VARIANTS["grpo"], "output", {"checkpoint_every": 4})
     with pytest.raises(Lost):
         recorded(of, tmp_path / "lost", stop_after=9)
     resumed = with_section(of, "output", {"resume": str(tmp_path / "lost")})
     with pytest.raises(CheckpointError, match="optimizer of the policy differ"):
         recorded(resumed, tmp_path / "looked at")
-    monkeypatch.setattr("rlcore.training.run.check_state", lambda *given: None)
+    monkeypatch.setattr("rlcore.controllers.setup.check_state", lambda *given: None)
     leaf = first_difference(undisturbed("grpo"), recorded(resumed, tmp_path / "resumed"))
     assert leaf is not None
     assert leaf[:2] == (8, "optimizer")
@@ -285,7 +285,7 @@ def test_without_keyed_order_a_resume_moves_the_prompts(
         recorded(of, tmp_path / "lost", stop_after=9)
     asked = iter(range(10**9))
     prompts_of = rollouts_module.prompts_of
-    monkeypatch.setattr(rollouts_module, "prompts_of", lambda engine, step: prompts_of(engine, next(asked)))
+    monkeypatch.setattr(rollouts_module, "prompts_of", lambda state, step: prompts_of(state, next(asked)))
     found = recorded(with_section(of, "output", {"resume": str(tmp_path / "lost")}), tmp_path / "resumed")
     leaf = first_difference(undisturbed("grpo"), found)
     assert leaf is not None

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from rlcore.config import OutputSection
-from rlcore.training.logs import RunLog
+from rlcore.observability.logs import RunLog
 
 
 def test_a_run_that_told_nothing_leaves_nothing(tmp_path: Path) -> None:

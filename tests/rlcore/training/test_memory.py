@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from rlcore.training.memory import LARGE_PAGES
+from rlcore.memory import LARGE_PAGES
 
 PASSES = """
 import resource
 import sys
-from rlcore.training.memory import keep_freed_memory
+from rlcore.memory import keep_freed_memory
 
 def pages_of_a_pass():
     for _ in range(10):
@@ -29,7 +29,7 @@ print(at_first, pages_of_a_pass())
 
 
 USED = """
-from rlcore.training.memory import keep_freed_memory
+from rlcore.memory import keep_freed_memory
 
 def large_kb():
     lines = iter(open("/proc/self/smaps"))
@@ -46,7 +46,7 @@ print(at_first[1], collapsed, large_kb())
 """
 SHORT = """
 import resource
-from rlcore.training.memory import keep_freed_memory
+from rlcore.memory import keep_freed_memory
 
 resource.setrlimit(resource.RLIMIT_DATA, (64 << 20, 64 << 20))
 keep_freed_memory()

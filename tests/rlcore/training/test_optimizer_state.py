@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlcore.checkpoints.checkpoint import load, save
+from rlcore.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
 from rlcore.errors import CheckpointError, InvalidValueError
-from rlcore.training.checkpoint import load, save
-from rlcore.training.optimizer_state import optimizer_tensors, restore_optimizer
 from rlcore.weights.digests import weights_digest
 
 

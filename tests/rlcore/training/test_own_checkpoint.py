@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from rlcore.config import read_config
+from rlcore.entrypoint import train
 from rlcore.errors import InvalidValueError
 from rlcore.models.checkpoints import load, save
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer
-from rlcore.training.run import train
 from tests.rlcore.training.recorded import Digests
 
 
@@ -48,9 +48,9 @@ def payload(checkpoint: Path, **sections: Any) -> dict[str, Any]:
 
 def largest_change(of: dict[str, Any], checkpoint: Path) -> float:
     """How far a run moves the weight of the checkpoint that it moves most."""
-    engine = train(read_config(of), level="off", directory=checkpoint.parent / "run", recorder=Digests())
+    state = train(read_config(of), level="off", directory=checkpoint.parent / "run", recorder=Digests())
     theirs = dict(load(checkpoint).named_parameters())
-    return max(float((each - theirs[name]).detach().abs().max()) for name, each in engine.decoder.named_parameters())
+    return max(float((each - theirs[name]).detach().abs().max()) for name, each in state.decoder.named_parameters())
 
 
 def test_a_column_of_answers_does_not_make_a_checkpoint_learn_them(

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlcore.batching.partition import attention_cost, balanced, padded_tokens, partition_by_budget
 from rlcore.errors import InvalidValueError
-from rlcore.training.partition import attention_cost, balanced, lanes_of_workers, microbatches, padded_tokens
 
 PROPERTY = settings(max_examples=100)
 COSTS = st.lists(st.integers(0, 50) | st.floats(0, 1e9), max_size=30)
@@ -122,7 +122,7 @@ def test_costs_that_cannot_be_used(cost: float) -> None:
 def test_never_above_the_budget(lengths: list[int], more: int, min_parts: int, multiple: int) -> None:
     max_tokens = max([padded_tokens([length], multiple) for length in lengths], default=0) + more
     min_parts = min(min_parts, max(1, len(lengths)))
-    parts = microbatches(lengths, max_tokens=max_tokens, min_parts=min_parts, multiple=multiple)
+    parts = partition_by_budget(lengths, max_tokens=max_tokens, min_parts=min_parts, multiple=multiple)
     assert is_division(parts, len(lengths))
     assert all(parts), "none is empty"
     assert len(parts) >= min_parts or not lengths
@@ -136,7 +136,7 @@ def test_never_above_the_budget_in_thousands_of_draws() -> None:
     for _ in range(2_000):
         lengths = [int(draw.paretovariate(1.2) * 20) % 900 + 1 for _ in range(draw.randint(1, 32))]
         max_tokens = draw.randint(1_024, 4_096)
-        parts = microbatches(lengths, max_tokens=max_tokens, multiple=16)
+        parts = partition_by_budget(lengths, max_tokens=max_tokens, multiple=16)
         assert max(padded_tokens([lengths[index] for index in part], 16) for part in parts) <= max_tokens
         assert is_division(parts, len(lengths))
 
@@ -154,18 +154,18 @@ def test_as_few_as_there_can_be(lengths: list[int], more: int) -> None:
             for part in set(places)
         )
     )
-    assert len(microbatches(lengths, max_tokens=max_tokens)) == fewest
+    assert len(partition_by_budget(lengths, max_tokens=max_tokens)) == fewest
 
 
 def test_balanced_where_the_budget_allows_it_and_alike_where_not() -> None:
     lengths = [100, 99, 10, 11]
-    assert microbatches(lengths, max_tokens=1_000) == [[0, 1, 2, 3]]
-    assert microbatches(lengths, max_tokens=1_000, min_parts=2) == [[0, 2], [1, 3]]
-    assert microbatches(lengths, max_tokens=200) == [[0, 2], [1, 3]]
-    assert microbatches(lengths, max_tokens=199) == [[0], [1], [2, 3]]
+    assert partition_by_budget(lengths, max_tokens=1_000) == [[0, 1, 2, 3]]
+    assert partition_by_budget(lengths, max_tokens=1_000, min_parts=2) == [[0, 2], [1, 3]]
+    assert partition_by_budget(lengths, max_tokens=200) == [[0, 2], [1, 3]]
+    assert partition_by_budget(lengths, max_tokens=199) == [[0], [1], [2, 3]]
     # Two parts are possible, long ones apart from short ones, but not with their costs balanced.
     lengths = [100, 100, 10, 10, 10, 10, 10, 10]
-    assert microbatches(lengths, max_tokens=200) == [[0, 1], [2, 3, 4, 5, 6, 7]]
+    assert partition_by_budget(lengths, max_tokens=200) == [[0, 1], [2, 3, 4, 5, 6, 7]]
 
 
 def test_padding_counts() -> None:
@@ -173,46 +173,40 @@ def test_padding_counts() -> None:
     assert padded_tokens([0]) == 1
     assert padded_tokens([3, 5]) == 10
     assert padded_tokens([3, 17], 16) == 64
-    assert microbatches([17, 16], max_tokens=64, multiple=16) == [[0, 1]]
-    assert microbatches([17, 16], max_tokens=63, multiple=16) == [[0], [1]]
+    assert partition_by_budget([17, 16], max_tokens=64, multiple=16) == [[0, 1]]
+    assert partition_by_budget([17, 16], max_tokens=63, multiple=16) == [[0], [1]]
 
 
 def test_degenerate() -> None:
-    assert microbatches([], max_tokens=0) == []
-    assert microbatches([0, 0, 0], max_tokens=2) == [[0], [1, 2]]
-    assert microbatches([10, 0, 0], max_tokens=100, min_parts=3) == [[0], [1], [2]], "what costs nothing is read too"
-    assert microbatches([1, 1, 1], max_tokens=100, min_parts=3) == [[0], [1], [2]]
-    assert microbatches([7] * 5, max_tokens=7) == [[0], [1], [2], [3], [4]]
+    assert partition_by_budget([], max_tokens=0) == []
+    assert partition_by_budget([0, 0, 0], max_tokens=2) == [[0], [1, 2]]
+    assert partition_by_budget([10, 0, 0], max_tokens=100, min_parts=3) == [[0], [1], [2]], (
+        "what costs nothing is read too"
+    )
+    assert partition_by_budget([1, 1, 1], max_tokens=100, min_parts=3) == [[0], [1], [2]]
+    assert partition_by_budget([7] * 5, max_tokens=7) == [[0], [1], [2], [3], [4]]
 
 
 def test_a_sample_above_the_budget_is_named() -> None:
     with pytest.raises(InvalidValueError, match=r"item 1 has length 17, padded 32\n  legal:  31 tokens"):
-        microbatches([1, 17], max_tokens=31, multiple=16)
-    assert microbatches([1, 17], max_tokens=32, multiple=16) == [[0], [1]]
+        partition_by_budget([1, 17], max_tokens=31, multiple=16)
+    assert partition_by_budget([1, 17], max_tokens=32, multiple=16) == [[0], [1]]
     with pytest.raises(InvalidValueError, match="length of item 0 is -1"):
-        microbatches([-1], max_tokens=10)
+        partition_by_budget([-1], max_tokens=10)
     with pytest.raises(InvalidValueError, match="min_parts is 3"):
-        microbatches([1, 1], max_tokens=10, min_parts=3)
+        partition_by_budget([1, 1], max_tokens=10, min_parts=3)
     with pytest.raises(InvalidValueError, match="min_parts is 0"):
-        microbatches([1, 1], max_tokens=10, min_parts=0)
+        partition_by_budget([1, 1], max_tokens=10, min_parts=0)
 
 
 # ------------------------------------------------------------------------------------------------- workers, repetition
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4, 7])
-def test_lanes_stay_whole(world_size: int) -> None:
-    costs = [5, 5, 5, 5, 9]
-    workers = lanes_of_workers(costs, world_size)
-    assert len(workers) == world_size
-    assert is_division(workers, len(costs))
-
-
 def test_no_hash_and_no_rerun_changes_a_part() -> None:
     code = (
-        "import random; from rlcore.training.partition import balanced, microbatches; d = random.Random(3);"
+        "import random; from rlcore.batching.partition import balanced, partition_by_budget; d = random.Random(3);"
         "lengths = [d.randint(1, 3) for _ in range(60)];"  # many ties
-        "print(balanced(lengths, 7, equal_sizes=False), microbatches(lengths, max_tokens=20))"
+        "print(balanced(lengths, 7, equal_sizes=False), partition_by_budget(lengths, max_tokens=20))"
     )
     told = {
         subprocess.run(

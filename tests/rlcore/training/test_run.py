@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from rlcore.entrypoint import run, train
 from rlcore.errors import CheckpointError, InvalidValueError, NonFiniteError, RewardError
 from rlcore.models.checkpoints import load
-from rlcore.training.run import run, train
 from tests.rlcore.training.recorded import Digests, Lost, config, first_difference, recorded, trained
 from tests.support.run_configs import with_section
 
@@ -64,9 +64,9 @@ def test_a_checkpoint_of_a_run_is_a_model_to_begin_with(tmp_path: Path) -> None:
     recorded(SHORT, tmp_path / "first")
     path = tmp_path / "first" / "checkpoints" / "step-000003" / "policy"
     of = with_section(with_section(SHORT, "model", {"path": str(path)}), "warm_start", {"num_steps": 0})
-    engine = trained(of, tmp_path / "second")
-    assert engine.decoder.config == load(path).config
-    assert not torch.equal(engine.decoder.embedding, load(path).embedding), "it has learned on"
+    state = trained(of, tmp_path / "second")
+    assert state.decoder.config == load(path).config
+    assert not torch.equal(state.decoder.embedding, load(path).embedding), "it has learned on"
 
 
 def test_bfloat16_holds_the_level_too(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_process_that_is_killed_is_gone_on_with(tmp_path: Path) -> None:
         "import os, pathlib, signal, sys, torch; torch.set_num_threads(1)\n"
         "from tests.rlcore.training.recorded import Digests, Lost, config\n"
         "from tests.support.run_configs import with_section\n"
-        "from rlcore.training.run import train\n"
+        "from rlcore.entrypoint import train\n"
         "of = with_section(config(), 'output', {'checkpoint_every': 2})\n"
         "try: train(of, level='invariant', directory=pathlib.Path(sys.argv[1]), recorder=Digests(stop_after=7))\n"
         "except Lost: os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -13,10 +13,10 @@ from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
 from rlcore.config import GrpoSection, read_config
 from rlcore.determinism import at_level
 from rlcore.errors import InvalidValueError, RewardError
-from rlcore.training.grpo import grpo_step, surrogate_of
-from rlcore.training.policy_update import PolicyView
+from rlcore.recipes.grpo import grpo_step, surrogate_of
+from rlcore.recipes.policy_pass import PolicyView
 from tests.rlcore.training.recorded import config, first_difference, recorded
-from tests.rlcore.training.test_steps import Kept, engine_of
+from tests.rlcore.training.test_steps import Kept, state_of
 from tests.support.run_configs import with_section
 
 REWARDS = f"{__name__}:letters"
@@ -40,11 +40,11 @@ def stepped(directory: Path, *, reward: str = REWARDS, **algorithm: Any) -> Kept
         training={"num_steps": 1, "prompts_per_step": 4, "group_size": 4, "lane_width": 16, "num_epochs": 2},
     )
     recorder = Kept()
-    engine = engine_of(of, directory, recorder, "invariant")
+    state = state_of(of, directory, recorder, "invariant")
     section = of.algorithm
     assert isinstance(section, GrpoSection)
-    with at_level("invariant", engine.decoder.config, length=64):
-        grpo_step(engine, section, 0)
+    with at_level("invariant", state.decoder.config, length=64):
+        grpo_step(state, section, 0)
     return recorder
 
 
@@ -148,9 +148,9 @@ def test_remax_is_the_reward_less_that_of_the_greedy_completion(tmp_path: Path) 
 def fresh(directory: Path) -> tuple[Any, Any]:
     """The policy with which the step begins, and its tokenizer."""
     of = config(task={"name": "reverse_text", "rewards": (REWARDS,), "num_prompts": 24, "num_heldout": 4})
-    with at_level("invariant", engine_of(of, directory, Kept(), "invariant").decoder.config, length=64):
-        engine = engine_of(of, directory, Kept(), "invariant")
-    return engine.decoder, engine.tokenizer
+    with at_level("invariant", state_of(of, directory, Kept(), "invariant").decoder.config, length=64):
+        state = state_of(of, directory, Kept(), "invariant")
+    return state.decoder, state.tokenizer
 
 
 def test_greedy_completions_depend_on_nobody_beside_them(tmp_path: Path) -> None:

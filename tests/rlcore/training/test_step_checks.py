@@ -16,24 +16,17 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from rlcore.algorithms.advantages import dr_grpo, gae, grpo, rloo, whiten
+from rlcore.batching.rollout_batch import dense_batch
+from rlcore.checks.advantage_checks import check_estimates, check_relative, check_token_rewards, check_whitened
+from rlcore.checks.observers import checks_of_level
+from rlcore.checks.rollout_checks import check_batch, check_completions, check_requests, check_sent, check_undrawn
 from rlcore.determinism import check_level
 from rlcore.errors import CheckpointError, LevelError, StepError
 from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
+from rlcore.observability.observers import Observers
 from rlcore.rewards.score import Scores
-from rlcore.training.rollouts import dense_batch
-from rlcore.training.step_checks import (
-    check_batch,
-    check_completions,
-    check_estimates,
-    check_relative,
-    check_requests,
-    check_sent,
-    check_token_rewards,
-    check_undrawn,
-    check_whitened,
-)
 from rlcore.types import Completion, Prompt, SampleRequest, SamplingParams, StopReason
 from rlcore.weights.digests import weights_digest
 from rlcore.weights.receipts import Receipt
@@ -307,49 +300,52 @@ def test_a_step_begins_with_the_policy_that_was_sent() -> None:
 
 
 def test_a_policy_that_is_written_between_steps_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def rounding(engine: Any, *given: Any) -> None:
-        engine.decoder.norm.data.copy_(engine.decoder.norm.data.bfloat16())
+    def rounding(state: Any, *given: Any) -> None:
+        state.decoder.norm.data.copy_(state.decoder.norm.data.bfloat16())
 
-    monkeypatch.setattr("rlcore.training.run.save_checkpoint", rounding)
+    monkeypatch.setattr("rlcore.controllers.synchronous.save_checkpoint", rounding)
     with pytest.raises(StepError, match="sync or optimizer: the policy has weights"):
         recorded(config(output={"checkpoint_every": 1}), tmp_path)
 
 
 @pytest.mark.parametrize(("draw", "whose"), [(lambda: torch.rand(1), "torch"), (random.random, "Python")])
 def test_nothing_draws_from_a_generator_at_level_invariant(draw: Callable[[], object], whose: str) -> None:
-    with check_undrawn("rollout"):
+    for level in ("off", "rerun"):
+        with Observers(*checks_of_level(level)).stage("rollout"):
+            draw()
+    observers = Observers(*checks_of_level("invariant"))
+    with observers.stage("rollout"):
+        torch.rand(1, generator=torch.Generator())
+    with observers.stage("evaluation"):
         draw()
-    with following(Padding()):
-        with check_undrawn("rollout"):
-            torch.rand(1, generator=torch.Generator())
-        said = f"rollout: something has drawn from the generator of {whose}"
-        with pytest.raises(LevelError, match=said) as raised, check_undrawn("rollout"):
-            draw()
-        assert raised.value.phases == ("rollout",)
-        with pytest.raises(ZeroDivisionError), check_undrawn("rollout"):
-            draw()
-            raise ZeroDivisionError
+    said = f"rollout: something has drawn from the generator of {whose}"
+    with pytest.raises(LevelError, match=said) as raised, observers.stage("rollout"):
+        draw()
+    assert raised.value.phases == ("rollout",)
+    with pytest.raises(ZeroDivisionError), check_undrawn("rollout"):
+        draw()
+        raise ZeroDivisionError
 
 
 @pytest.mark.parametrize(
     ("place", "phases"),
     [
-        ("rollouts.requests", ("rollout",)),
-        ("policy_update.gradient", ("forward", "loss", "backward")),
-        ("run.critic_of", ("reference", "optimizer")),
+        ("recipes.rollout.requests", ("rollout",)),
+        ("trainers.local.divide_among_workers", ("forward", "loss", "backward")),
+        ("controllers.setup.build_critic", ("reference", "optimizer")),
     ],
 )
 def test_a_run_looks_at_its_generators(
     place: str, phases: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, name = place.split(".")
-    honest = getattr(importlib.import_module(f"rlcore.training.{module}"), name)
+    module, _, name = place.rpartition(".")
+    honest = getattr(importlib.import_module(f"rlcore.{module}"), name)
 
     def drawing(*given: Any) -> Any:
         torch.rand(1)
         return honest(*given)
 
-    monkeypatch.setattr(f"rlcore.training.{place}", drawing)
+    monkeypatch.setattr(f"rlcore.{place}", drawing)
     with pytest.raises(LevelError, match="something has drawn from the generator of torch") as raised:
         recorded(config("ppo"), tmp_path)
     assert raised.value.phases == phases
@@ -379,8 +375,12 @@ def test_what_the_process_is_told_of_arithmetic_is_seen_in_the_next_step() -> No
 @pytest.mark.parametrize(
     ("name", "patched", "said"),
     [
-        ("ppo", "rlcore.training.resume.restore_optimizer", "optimizer of the critic, optimizer of the policy differ"),
-        ("grpo", "rlcore.training.resume.prompts_of", "next prompts differ"),
+        (
+            "ppo",
+            "rlcore.trainers.local.restore_optimizer",
+            "optimizer of the critic, optimizer of the policy differ",
+        ),
+        ("grpo", "rlcore.checkpoints.resume.prompts_of", "next prompts differ"),
     ],
 )
 def test_a_run_that_goes_on_is_where_the_other_was(

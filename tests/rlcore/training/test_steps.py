@@ -8,18 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-import rlcore.training.grpo as grpo_module
-import rlcore.training.ppo as ppo_module
+import rlcore.recipes.grpo as grpo_module
+import rlcore.recipes.ppo as ppo_module
 from rlcore.config import CorrectionSection, GrpoSection, PpoSection, RunConfig
+from rlcore.controllers.setup import build_model, prepare
 from rlcore.determinism import at_level
 from rlcore.numerics.log_softmax import log_softmax
+from rlcore.observability.logs import RunLog
+from rlcore.recipes.grpo import grpo_step
+from rlcore.recipes.policy_pass import correction_weights
+from rlcore.recipes.ppo import ppo_step
 from rlcore.tasks.make import make_task
-from rlcore.training.engine import Engine
-from rlcore.training.grpo import grpo_step
-from rlcore.training.logs import RunLog
-from rlcore.training.policy_update import correction_weights
-from rlcore.training.ppo import ppo_step
-from rlcore.training.run import made_model, prepared
+from rlcore.train_state import TrainState
+from rlcore.weights.sync import sync
 from tests.rlcore.training.recorded import config, recorded
 from tests.support.run_configs import with_section
 
@@ -45,11 +46,11 @@ class Kept:
         return value
 
 
-def engine_of(of: RunConfig, directory: Path, recorder: Kept, level: str = "off") -> Engine:
-    tokenizer, decoder = made_model(of)
+def state_of(of: RunConfig, directory: Path, recorder: Kept, level: str = "off") -> TrainState:
+    tokenizer, decoder = build_model(of)
     log = RunLog(directory, of.output)
     try:
-        engine, _ = prepared(
+        state, _ = prepare(
             of,
             level,
             make_task(of.task, tokenizer, of.seed),
@@ -60,7 +61,8 @@ def engine_of(of: RunConfig, directory: Path, recorder: Kept, level: str = "off"
         )
     finally:
         log.close()
-    return engine
+    state.receipt = sync(state.decoder, state.sampler.weight_target, 0, None)
+    return state
 
 
 def written_out(decoder: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,15 +84,15 @@ def test_a_grpo_step_has_the_gradient_of_its_paper(tmp_path: Path, microbatch_to
     of = config(algorithm={"name": "grpo", "kl_coef": 0.3, "entropy_coef": 0.05}, optimizer={"max_gradient_norm": None},
                 perturbation={"microbatch_tokens": microbatch_tokens})  # fmt: skip
     recorder = Kept()
-    engine = engine_of(of, tmp_path, recorder)
+    state = state_of(of, tmp_path, recorder)
     with torch.no_grad():  # a reference that is not the policy
-        assert engine.reference is not None
-        engine.reference.embedding.mul_(1.5)
-    policy = copy.deepcopy(engine.decoder)
+        assert state.reference is not None
+        state.reference.embedding.mul_(1.5)
+    policy = copy.deepcopy(state.decoder)
     section = of.algorithm
     assert isinstance(section, GrpoSection)
     with at_level("off", policy.config, length=64):
-        grpo_step(engine, section, 0)
+        grpo_step(state, section, 0)
 
     tokens, mask = recorder.of("rollout", "tokens"), recorder.of("rollout", "loss_mask")[:, 1:]
     rewards = recorder.of("reward", "rewards").reshape(4, 4)
@@ -98,7 +100,7 @@ def test_a_grpo_step_has_the_gradient_of_its_paper(tmp_path: Path, microbatch_to
     advantages[rewards.std(1) == 0] = 0.0
     logprobs, entropy = written_out(policy, tokens)
     with torch.no_grad():
-        d = written_out(engine.reference, tokens)[0] - logprobs.detach()
+        d = written_out(state.reference, tokens)[0] - logprobs.detach()
         weight = 1.0 - d.exp()  # the gradient of k3 by logprobs
     surrogate = -advantages.float().reshape(-1, 1) * logprobs + 0.3 * weight * logprobs - 0.05 * entropy
     (surrogate * mask).sum().div(mask.sum()).backward()
@@ -109,16 +111,16 @@ def test_a_ppo_step_has_the_gradients_of_its_paper(tmp_path: Path) -> None:
     of = config("ppo", algorithm={"name": "ppo", "lam": 0.9, "gamma": 0.95, "whitens_advantages": False},
                 optimizer={"max_gradient_norm": None})  # fmt: skip
     recorder = Kept()
-    engine = engine_of(of, tmp_path, recorder)
-    critic = engine.value_model
+    state = state_of(of, tmp_path, recorder)
+    critic = state.value_model
     with torch.no_grad():
         critic.value_head.weight.copy_(torch.linspace(-0.3, 0.3, 32))
         critic.value_head.bias.fill_(0.2)
-    policy, old_critic = copy.deepcopy(engine.decoder), copy.deepcopy(critic)
+    policy, old_critic = copy.deepcopy(state.decoder), copy.deepcopy(critic)
     section = of.algorithm
     assert isinstance(section, PpoSection)
     with at_level("off", policy.config, length=64):
-        ppo_step(engine, section, 0)
+        ppo_step(state, section, 0)
 
     tokens, mask = recorder.of("rollout", "tokens"), recorder.of("rollout", "loss_mask")
     rewards = recorder.of("reward", "rewards")
@@ -146,15 +148,15 @@ def test_a_ppo_step_has_the_gradients_of_its_paper(tmp_path: Path) -> None:
 def test_a_group_of_equal_rewards_teaches_nothing(tmp_path: Path) -> None:
     of = config(task={"name": "reverse_text", "rewards": (f"{__name__}:same",), "num_prompts": 24, "num_heldout": 4})
     recorder = Kept()
-    engine = engine_of(of, tmp_path, recorder)
-    before = copy.deepcopy(engine.decoder.state_dict())
+    state = state_of(of, tmp_path, recorder)
+    before = copy.deepcopy(state.decoder.state_dict())
     section = of.algorithm
     assert isinstance(section, GrpoSection)
-    with at_level("off", engine.decoder.config, length=64):
-        metrics = grpo_step(engine, section, 0)
-    assert metrics.told()["grad_norm"] == 0.0
+    with at_level("off", state.decoder.config, length=64):
+        metrics = grpo_step(state, section, 0)
+    assert metrics.merged()["grad_norm"] == 0.0
     assert not metrics.has_learned
-    assert all(torch.equal(value, before[name]) for name, value in engine.decoder.state_dict().items())
+    assert all(torch.equal(value, before[name]) for name, value in state.decoder.state_dict().items())
 
 
 def same(completions: list[str], **_: Any) -> list[float]:
@@ -165,11 +167,11 @@ def test_what_a_step_tells_of_several_updates_is_their_mean(tmp_path: Path) -> N
     training = {"num_steps": 1, "prompts_per_step": 4, "group_size": 4, "lane_width": 4}
     of = config(training={**training, "num_minibatches": 2, "num_epochs": 2})
     recorder = Kept()
-    engine = engine_of(of, tmp_path, recorder)
+    state = state_of(of, tmp_path, recorder)
     section = of.algorithm
     assert isinstance(section, GrpoSection)
-    with at_level("off", engine.decoder.config, length=64):
-        told = grpo_step(engine, section, 0).told()
+    with at_level("off", state.decoder.config, length=64):
+        told = grpo_step(state, section, 0).merged()
     assert told["approx_kl"] != 0.0, "later updates are off policy"
     assert told.keys() >= {"loss", "grad_norm", "clipped", "entropy", "reward_std", "completion_length_max"}
     assert len(recorder.values["loss", "policy"]) >= 4
@@ -184,8 +186,8 @@ def test_the_warm_start_ends_where_it_is_enough(tmp_path: Path) -> None:
     told: dict[float | None, int] = {}
     for target in (None, 0.0):
         of = with_section(config(), "warm_start", {"num_steps": 6, "check_every": 2, "target_reward": target})
-        engine = engine_of(of, tmp_path / str(target), Kept())
-        told[target] = int(engine.decoder.embedding._version)
+        state = state_of(of, tmp_path / str(target), Kept())
+        told[target] = int(state.decoder.embedding._version)
     assert 0 < told[0.0] < told[None], "fewer steps have written the weights"
 
 

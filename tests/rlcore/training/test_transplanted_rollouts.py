@@ -12,8 +12,8 @@ from harness.trace.curve_diff import common_points
 from harness.trace.reader import Trace
 from harness.trace.value_diff import compare_leaves
 from rlcore.config import RunConfig
+from rlcore.entrypoint import train
 from rlcore.errors import EngineError
-from rlcore.training.run import train
 from tests.rlcore.training.recorded import config
 from tests.support.recorded_steps import record
 from tests.support.run_configs import with_section

@@ -10,26 +10,28 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rlcore.config import OptimizerSection
-from rlcore.errors import StepError
-from rlcore.training import minibatches as minibatches_module
-from rlcore.training import run as run_module
-from rlcore.training.minibatches import minibatches
-from rlcore.training.update import adamw
-from rlcore.training.update_checks import (
+from rlcore.batching import minibatches as minibatches_module
+from rlcore.batching.minibatches import minibatches
+from rlcore.checks.observers import MinibatchChecks
+from rlcore.checks.update_checks import (
     check_clipped,
     check_configured,
     check_epoch,
     check_frozen,
     check_kept,
-    check_lanes,
     check_no_gradient,
     check_own_memory,
+    check_passes,
     check_rate,
     check_stepped,
     kept,
     num_steps_of,
 )
+from rlcore.config import OptimizerSection
+from rlcore.controllers import setup as run_module
+from rlcore.errors import StepError
+from rlcore.observability.observers import Observers
+from rlcore.trainers.local import build_adamw
 from tests.rlcore.training.recorded import config, recorded
 
 LENGTHS = (5, 3, 4, 6)
@@ -100,13 +102,16 @@ def test_minibatches_look_at_both(monkeypatch: pytest.MonkeyPatch) -> None:
         batch_of(),
         config("ppo", training={"group_size": 1, "lane_width": 1, "num_minibatches": 2, "num_epochs": 2}),
     )
-    assert len(list(minibatches(batch, of, "invariant", 0))) == 4
+    watched = Observers(MinibatchChecks())
+    assert len(list(minibatches(batch, of, "invariant", 0, watched))) == 4
+    for _ in minibatches(batch, of, "invariant", 0, Observers()):
+        batch["groups"].add_(1)
     with pytest.raises(StepError, match="groups of the batch were written"):
-        for _ in minibatches(batch, of, "invariant", 0):
+        for _ in minibatches(batch, of, "invariant", 0, watched):
             batch["groups"].add_(1)
     monkeypatch.setattr(minibatches_module, "permutation", lambda *given: [0, 0, 1, 2])
     with pytest.raises(StepError, match="sample 0 is in an epoch 2 times"):
-        next(minibatches(batch, of, "invariant", 0))
+        next(minibatches(batch, of, "invariant", 0, watched))
 
 
 # ---------------------------------------------------------------------------------------------------- passes, weights
@@ -114,10 +119,10 @@ def test_minibatches_look_at_both(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_sample_and_token_is_read_once() -> None:
     masks = [torch.tensor([[True, False], [True, True]]), torch.tensor([[True, True]])]
-    check_lanes(masks, 5, 3)
+    check_passes(masks, 5, 3)
     for wrong in (masks[:1], [*masks, masks[1]], [masks[0], torch.tensor([[True, False]])]):
         with pytest.raises(StepError, match="the passes of an update read"):
-            check_lanes(wrong, 5, 3)
+            check_passes(wrong, 5, 3)
 
 
 def test_a_pass_begins_without_gradients() -> None:
@@ -150,10 +155,10 @@ def test_an_update_moves_every_parameter_once() -> None:
 
 def test_the_optimizer_is_what_the_configuration_says() -> None:
     section, model = OptimizerSection(weight_decay=0.1), torch.nn.Linear(2, 2)
-    check_configured(adamw(model, section, 0.1), section)
+    check_configured(build_adamw(model, section, 0.1), section)
     for other, said in (
-        (adamw(model, OptimizerSection(), 0.1), r"weight_decay 0.0 \(configured: 0.1\)"),
-        (adamw(model, OptimizerSection(weight_decay=0.1, beta2=0.99), 0.1), r"betas \(0.9, 0.99\)"),
+        (build_adamw(model, OptimizerSection(), 0.1), r"weight_decay 0.0 \(configured: 0.1\)"),
+        (build_adamw(model, OptimizerSection(weight_decay=0.1, beta2=0.99), 0.1), r"betas \(0.9, 0.99\)"),
         (torch.optim.AdamW(model.parameters(), weight_decay=0.1, fused=True), "foreach None"),
         (torch.optim.Adam(model.parameters(), weight_decay=0.1, foreach=True), "a Adam "),
     ):
@@ -174,14 +179,14 @@ def test_a_clip_has_its_effect_and_a_step_its_rate() -> None:
 @pytest.mark.parametrize(
     ("place", "wrong", "said"),
     [
-        ("run.adamw", lambda model, *_: torch.optim.Adam(model.parameters()), "a Adam"),
-        ("policy_update.learning_rate", lambda *_: next(RATES), "0.0005 after 0.001"),
+        ("controllers.setup.build_adamw", lambda model, *_: torch.optim.Adam(model.parameters()), "a Adam"),
+        ("recipes.update.learning_rate", lambda *_: next(RATES), "0.0005 after 0.001"),
     ],
 )
 def test_a_run_looks_at_its_optimizer_and_its_rates(
     place: str, wrong: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"rlcore.training.{place}", wrong)
+    monkeypatch.setattr(f"rlcore.{place}", wrong)
     with pytest.raises(StepError, match=said):
         recorded(config(training={"num_minibatches": 2}), tmp_path)
 
@@ -196,14 +201,14 @@ def test_no_two_models_have_the_same_weights_in_memory() -> None:
 
 
 def test_a_run_looks_at_it_before_its_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = run_module.critic_of
+    made = run_module.build_critic
 
     def shared(decoder: Any) -> Any:
         critic = made(decoder)
         critic.decoder = decoder
         return critic
 
-    monkeypatch.setattr(run_module, "critic_of", shared)
+    monkeypatch.setattr(run_module, "build_critic", shared)
     with pytest.raises(StepError, match="the critic has weights in the memory of the policy"):
         recorded(config("ppo"), tmp_path)
 

@@ -9,13 +9,14 @@ from unittest.mock import patch
 import pytest
 import torch
 
-import rlcore.training.update as update_module
+import rlcore.trainers.local as update_module
 from rlcore.models.decoder import Decoder
 from tests.rlcore.training.recorded import Digests, Leaf, config, first_difference, recorded
 from tests.support.run_configs import with_section
 
 SHORT = with_section(config(), "training", {"num_steps": 2})
-LEAVES = (("loss", "warm_start"), ("backward", "warm_start.gradient_digest"), ("optimizer", "warm_start.gradient_norm"))
+DIGEST = "warm_start.gradient_digest"
+LEAVES = (("loss", "warm_start"), ("backward", DIGEST), ("optimizer", "warm_start.gradient_norm"))
 
 
 def of_warm_start(found: Digests) -> list[Leaf]:
@@ -61,8 +62,13 @@ def in_supervised_step(number: int, name: str, changed: Any) -> Iterator[None]:
     ("name", "call", "changed", "leaf"),
     [
         ("global_norm", 3, lambda norm: norm * (1 + 2**-50), (0, "optimizer", "warm_start.gradient_norm", 3)),
-        # Two lanes a step.
-        ("_taken", 8, lambda flat: flat * (1 + 2**-20), (0, "backward", "warm_start.gradient_digest", 4)),
+        # Two microbatches a step.
+        (
+            "take_gradients",
+            8,
+            lambda found: [each * (1 + 2**-20) for each in found],
+            (0, "backward", "warm_start.gradient_digest", 4),
+        ),
     ],
 )
 def test_a_fault_in_one_supervised_step_is_found_there(

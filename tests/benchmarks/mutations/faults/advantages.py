@@ -10,7 +10,7 @@ from rlcore.algorithms.advantages import TokenAdvantages
 from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 
 GRPO = "rlcore.algorithms.advantages:grpo"
-GAE = "rlcore.training.ppo:gae"
+GAE = "rlcore.recipes.ppo:gae"
 ADVANTAGE = ("advantage",)
 EPS = 1e-6
 Estimate = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -53,27 +53,27 @@ def normalised_over_the_batch(probe: Probe) -> Iterator[None]:
 
 @fault("NeMo-RL #4013", "each completion is a group of its own", phases=ADVANTAGE)
 def groups_of_one(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.training.rollouts:groups_of")
+    made = honest("rlcore.batching.rollout_batch:groups_of")
 
     def apart(completions: Any) -> Tensor:
         found = torch.arange(len(completions))
         probe.reached(has_effect=not torch.equal(found, made(completions)))
         return found
 
-    with replaced("rlcore.training.rollouts:groups_of", apart):
+    with replaced("rlcore.batching.rollout_batch:groups_of", apart):
         yield
 
 
 @fault("NeMo-RL #3882", "prompts that begin alike are one group", phases=ADVANTAGE)
 def groups_merged(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.training.rollouts:groups_of")
+    made = honest("rlcore.batching.rollout_batch:groups_of")
 
     def merged(completions: Any) -> Tensor:
         found: Tensor = made(completions) // 2
         probe.reached(has_effect=not torch.equal(found, made(completions)))
         return found
 
-    with replaced("rlcore.training.rollouts:groups_of", merged):
+    with replaced("rlcore.batching.rollout_batch:groups_of", merged):
         yield
 
 
@@ -154,7 +154,7 @@ def gae_of_the_longest(probe: Probe) -> Iterator[None]:
 
 @fault("AReaL #1346", "the mean of whitening counts padding", phases=ADVANTAGE, setting="ppo")
 def whitened_with_padding(probe: Probe) -> Iterator[None]:
-    whiten = honest("rlcore.training.ppo:whiten")
+    whiten = honest("rlcore.recipes.ppo:whiten")
 
     def with_padding(values: Tensor, loss_mask: Tensor, included: Tensor | None = None) -> Tensor:
         right = whiten(values, loss_mask, included)
@@ -163,7 +163,7 @@ def whitened_with_padding(probe: Probe) -> Iterator[None]:
         probe.reached(has_effect=not torch.equal(right, wrong))
         return wrong
 
-    with replaced("rlcore.training.ppo:whiten", with_padding):
+    with replaced("rlcore.recipes.ppo:whiten", with_padding):
         yield
 
 

@@ -9,21 +9,21 @@ import torch
 
 from tests.benchmarks.mutations.fault import RESUME, Probe, fault, honest, replaced
 
-EVALUATE = "rlcore.training.run:evaluate"
-SAVE = "rlcore.training.resume:save_decoder"
-LOAD = "rlcore.training.run:resume"
-RESTORE = "rlcore.training.resume:restore_optimizer"
-SYNC = "rlcore.training.run:sync"
-KEY = "rlcore.training.rollouts:completion_key"
+EVALUATE = "rlcore.controllers.synchronous:evaluate"
+SAVE = "rlcore.checkpoints.resume:save_decoder"
+LOAD = "rlcore.controllers.setup:resume"
+RESTORE = "rlcore.trainers.local:restore_optimizer"
+SYNC = "rlcore.controllers.synchronous:sync"
+KEY = "rlcore.recipes.rollout:completion_key"
 
 
 @fault("karpathy/char-rnn #17", "evaluations draw from the generator that training draws from", phases=("rollout",))
 def evaluation_draws_too(probe: Probe) -> Iterator[None]:
     evaluate, key = honest(EVALUATE), honest(KEY)
 
-    def drawing(engine: Any, prompts: Any, *, step: int) -> Any:
+    def drawing(state: Any, prompts: Any, *, step: int) -> Any:
         torch.rand(len(prompts))
-        return evaluate(engine, prompts, step=step)
+        return evaluate(state, prompts, step=step)
 
     def drawn(**parts: Any) -> int:
         probe.reached()
@@ -65,8 +65,8 @@ def saved_in_half(probe: Probe) -> Iterator[None]:
 def resumed_a_step_late(probe: Probe) -> Iterator[None]:
     resume = honest(LOAD)
 
-    def later(engine: Any, run: Any) -> Any:
-        found = resume(engine, run)
+    def later(state: Any, run: Any) -> Any:
+        found = resume(state, run)
         probe.reached()
         return replace(found, step=found.step + 1)
 

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from rlcore.algorithms.advantages import TokenAdvantages, whiten
 from rlcore.algorithms.kl import adaptive_kl_coef, approx_kl
-from rlcore.metrics import mean
-from rlcore.training.scoring import in_bulk, values
+from rlcore.observability.metrics import mean
+from rlcore.trainers.scoring import in_bulk, values
 from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 
-PPO = "rlcore.training.ppo"
+PPO = "rlcore.recipes.ppo"
 GAE = f"{PPO}:gae"
-MADE = "rlcore.training.run:critic_of"
+MADE = "rlcore.controllers.setup:build_critic"
 ADVANTAGE = ("advantage",)
 
 
@@ -56,17 +56,19 @@ def targets_of_the_whitened(probe: Probe) -> Iterator[None]:
 )
 def targets_of_each_minibatch(probe: Probe) -> Iterator[None]:
     minibatches, add_values = honest(f"{PPO}:minibatches"), honest(f"{PPO}:add_values")
-    engines: list[Any] = []
+    states: list[Any] = []
 
-    def remembered(engine: Any, batch: Any) -> None:
-        engines[:] = [engine]
-        add_values(engine, batch)
+    def remembered(state: Any, batch: Any) -> None:
+        states[:] = [state]
+        add_values(state, batch)
 
     def anew(batch: Any, *given: Any) -> Iterator[Any]:
         advantages = batch["returns"] - batch["values"]
         for number, minibatch in enumerate(minibatches(batch, *given)):
-            if number and engines:
-                now = in_bulk(batch, lambda lane: values(engines[0].value_model, lane), microbatch_tokens=4096)
+            if number and states:
+                now = in_bulk(
+                    batch, lambda microbatch: values(states[0].value_model, microbatch), microbatch_tokens=4096
+                )
                 found = torch.where(batch["loss_mask"], advantages + now, 0.0)
                 probe.reached(has_effect=not torch.equal(found, batch["returns"]))
                 batch["returns"] = found

@@ -191,11 +191,11 @@ def stop_string_cut_off(probe: Probe) -> Iterator[None]:
 
 @fault("MILVLG/mcan-vqa #26", "the sampler stays as an evaluation has left it: greedy", phases=ROLLOUT, leaves=TOKENS)
 def greedy_after_an_evaluation(probe: Probe) -> Iterator[None]:
-    evaluate, sample = honest("rlcore.training.run:evaluate"), honest(f"{SAMPLER}.sample")
+    evaluate, sample = honest("rlcore.controllers.synchronous:evaluate"), honest(f"{SAMPLER}.sample")
     evaluated: list[int] = []
 
-    def and_left(engine: Any, prompts: Any, *, step: int) -> Any:
-        found = evaluate(engine, prompts, step=step)
+    def and_left(state: Any, prompts: Any, *, step: int) -> Any:
+        found = evaluate(state, prompts, step=step)
         evaluated.append(step)
         return found
 
@@ -207,7 +207,7 @@ def greedy_after_an_evaluation(probe: Probe) -> Iterator[None]:
         found = sample(sampler, greedy, **others)
         return [replace(each, request=request) for each, request in zip(found, requests, strict=True)]
 
-    with replaced("rlcore.training.run:evaluate", and_left), replaced(f"{SAMPLER}.sample", as_it_was_left):
+    with replaced("rlcore.controllers.synchronous:evaluate", and_left), replaced(f"{SAMPLER}.sample", as_it_was_left):
         yield
 
 

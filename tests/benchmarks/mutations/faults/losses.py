@@ -9,12 +9,12 @@ from torch import Tensor
 
 from rlcore.algorithms.aggregation import count, sample_shares
 from rlcore.algorithms.policy_losses import PolicyLoss
-from rlcore.training.policy_update import PolicyView
-from rlcore.training.scoring import Scored
+from rlcore.recipes.policy_pass import PolicyView
+from rlcore.trainers.scoring import Scored
 from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 
-SCORE = "rlcore.training.policy_update:score"
-SURROGATE = "rlcore.training.grpo:ppo_clip"
+SCORE = "rlcore.recipes.policy_pass:score"
+SURROGATE = "rlcore.recipes.grpo:ppo_clip"
 LOSS = ("forward", "loss")
 """What a pass is seen to give of a loss is recorded under forward, its sum under loss."""
 READ = ("rollout", "forward")
@@ -25,9 +25,9 @@ READ = ("rollout", "forward")
 def temperature_forgotten(probe: Probe) -> Iterator[None]:
     score = honest(SCORE)
 
-    def at_one(policy: Any, lane: Any, temperature: float) -> Scored:
+    def at_one(policy: Any, microbatch: Any, temperature: float) -> Scored:
         probe.reached(has_effect=temperature != 1.0)
-        found: Scored = score(policy, lane, 1.0)
+        found: Scored = score(policy, microbatch, 1.0)
         return found
 
     with replaced(SCORE, at_one):
@@ -38,8 +38,8 @@ def temperature_forgotten(probe: Probe) -> Iterator[None]:
 def logprobs_shifted(probe: Probe) -> Iterator[None]:
     score = honest(SCORE)
 
-    def shifted(policy: Any, lane: Any, temperature: float) -> Scored:
-        found: Scored = score(policy, lane, temperature)
+    def shifted(policy: Any, microbatch: Any, temperature: float) -> Scored:
+        found: Scored = score(policy, microbatch, temperature)
         probe.reached()
         return found._replace(logprobs=found.logprobs.roll(1, dims=-1))
 
@@ -64,7 +64,7 @@ def dropout_left_on(probe: Probe) -> Iterator[None]:
 
 @fault("hands-on-modern-rl #27", "policy and reference change places in k3", phases=LOSS, setting="updates")
 def kl_upside_down(probe: Probe) -> Iterator[None]:
-    kl = honest("rlcore.training.grpo:approx_kl")
+    kl = honest("rlcore.recipes.grpo:approx_kl")
 
     def swapped(logprobs: Tensor, ref_logprobs: Tensor, *others: Any) -> Tensor:
         right = kl(logprobs, ref_logprobs, *others)
@@ -72,20 +72,20 @@ def kl_upside_down(probe: Probe) -> Iterator[None]:
         probe.reached(has_effect=not torch.equal(right, wrong))
         return wrong
 
-    with replaced("rlcore.training.grpo:approx_kl", swapped):
+    with replaced("rlcore.recipes.grpo:approx_kl", swapped):
         yield
 
 
 @fault("TinyZero #72", "the penalty for leaving the reference is a reward", phases=LOSS, setting="updates")
 def kl_sign(probe: Probe) -> Iterator[None]:
-    kl = honest("rlcore.training.grpo:approx_kl")
+    kl = honest("rlcore.recipes.grpo:approx_kl")
 
     def negative(*given: Any) -> Tensor:
         found: Tensor = kl(*given)
         probe.reached(has_effect=bool(found.any()))
         return -found
 
-    with replaced("rlcore.training.grpo:approx_kl", negative):
+    with replaced("rlcore.recipes.grpo:approx_kl", negative):
         yield
 
 
@@ -120,28 +120,28 @@ def ratio_of_one(probe: Probe) -> Iterator[None]:
 
 @fault("verl #906", "losses are divided by the tokens of their microbatch", phases=LOSS)
 def local_denominators(probe: Probe) -> Iterator[None]:
-    part = PolicyView.part
+    part = PolicyView.share
 
     def local(view: PolicyView, minibatch: Any, losses: Tensor, aggregation: Any, **seen: Tensor) -> Any:
         found = part(view, minibatch, losses, aggregation, **seen)
-        num_lanes = sum(map(len, minibatch.workers))
+        num_lanes = len(minibatch.microbatches)
         shares = sample_shares(losses, view.loss_mask, aggregation, count(view.loss_mask)) / num_lanes
         probe.reached(has_effect=not torch.equal(shares.sum(), found.loss))
         return found._replace(loss=shares.sum())
 
-    with replaced("rlcore.training.policy_update:PolicyView.part", local):
+    with replaced("rlcore.recipes.policy_pass:PolicyView.share", local):
         yield
 
 
 @fault("TRL #3021", "losses are divided by what accumulation has seen so far", phases=LOSS, setting="updates")
 def denominators_of_an_epoch(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.training.minibatches:Denominators")
+    made = honest("rlcore.batching.minibatches:Denominators")
 
     def of_all(num_tokens: int, num_samples: int, horizon: float | None) -> Any:
         probe.reached()
         return made(num_tokens * 2, num_samples * 2, horizon)
 
-    with replaced("rlcore.training.minibatches:Denominators", of_all):
+    with replaced("rlcore.batching.minibatches:Denominators", of_all):
         yield
 
 
@@ -151,9 +151,9 @@ def denominators_of_an_epoch(probe: Probe) -> Iterator[None]:
 def mask_by_product(probe: Probe) -> Iterator[None]:
     score = honest(SCORE)
 
-    def poisoned(policy: Any, lane: Any, temperature: float) -> Scored:
-        found: Scored = score(policy, lane, temperature)
-        is_padding = lane.tokens[:, lane.first :] == 0
+    def poisoned(policy: Any, microbatch: Any, temperature: float) -> Scored:
+        found: Scored = score(policy, microbatch, temperature)
+        is_padding = microbatch.tokens[:, microbatch.first :] == 0
         return found._replace(logprobs=torch.where(is_padding, torch.nan, found.logprobs))
 
     def product(mask: Tensor, values: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ def mask_by_product(probe: Probe) -> Iterator[None]:
 
 @fault("verl #1758", "the critic learns from padding too", phases=LOSS, setting="ppo")
 def value_mask_too_long(probe: Probe) -> Iterator[None]:
-    value_loss = honest("rlcore.training.ppo:value_loss")
+    value_loss = honest("rlcore.recipes.ppo:value_loss")
 
     def longer(values: Tensor, old: Tensor, returns: Tensor, mask: Tensor, **others: Any) -> Any:
         wider = mask | mask.roll(1, dims=-1)
@@ -178,7 +178,7 @@ def value_mask_too_long(probe: Probe) -> Iterator[None]:
     def all_of_it(losses: Tensor, mask: Tensor, *others: Any) -> Tensor:
         return sample_shares(losses, torch.ones_like(mask), *others)
 
-    with replaced("rlcore.training.ppo:value_loss", longer), replaced("rlcore.training.ppo:sample_shares", all_of_it):
+    with replaced("rlcore.recipes.ppo:value_loss", longer), replaced("rlcore.recipes.ppo:sample_shares", all_of_it):
         yield
 
 
@@ -186,8 +186,8 @@ def value_mask_too_long(probe: Probe) -> Iterator[None]:
 def entropy_at_one(probe: Probe) -> Iterator[None]:
     score = honest(SCORE)
 
-    def of_the_drawn(policy: Any, lane: Any, temperature: float) -> Scored:
-        found: Scored = score(policy, lane, temperature)
+    def of_the_drawn(policy: Any, microbatch: Any, temperature: float) -> Scored:
+        found: Scored = score(policy, microbatch, temperature)
         probe.reached()
         return found._replace(entropy=-found.logprobs)
 
@@ -205,36 +205,36 @@ def unseeded_permutation(probe: Probe) -> Iterator[None]:
         order: list[int] = torch.randperm(num_items, generator=generator).tolist()
         return order
 
-    with replaced("rlcore.training.minibatches:permutation", drawn):
+    with replaced("rlcore.batching.minibatches:permutation", drawn):
         yield
 
 
 @fault("torch: sums by length, measured", "lanes are padded to the batch's longest", phases=("backward", *LOSS))
 def padded_to_the_longest(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.training.lanes:lane_of")
+    made = honest("rlcore.batching.microbatches:build_microbatch")
 
     def longest(batch: Any, samples: Any, number: int) -> Any:
-        lane = made(batch, samples, number)
+        microbatch = made(batch, samples, number)
         width = int(batch["lengths"].max()) + 16
-        missing = width - lane.tokens.shape[1]
+        missing = width - microbatch.tokens.shape[1]
         probe.reached(has_effect=missing > 0)
-        return replace(lane, tokens=torch.nn.functional.pad(lane.tokens, (0, max(0, missing))))
+        return replace(microbatch, tokens=torch.nn.functional.pad(microbatch.tokens, (0, max(0, missing))))
 
-    with replaced("rlcore.training.lanes:lane_of", longest):
+    with replaced("rlcore.batching.microbatches:build_microbatch", longest):
         yield
 
 
 @fault("NeMo-RL #618", "the last microbatch is dropped", phases=(*LOSS, "backward"))
 def last_lane_dropped(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.training.minibatches:of_workers")
+    made = honest("rlcore.trainers.local:divide_among_workers")
 
-    def all_but_one(lanes: Any, world_size: int) -> Any:
+    def all_but_one(microbatches: Any, world_size: int) -> Any:
         if probe.step is None:
-            return made(lanes, world_size)
+            return made(microbatches, world_size)
         probe.reached()
-        return made(lanes[:-1], world_size)
+        return made(microbatches[:-1], world_size)
 
-    with replaced("rlcore.training.minibatches:of_workers", all_but_one):
+    with replaced("rlcore.trainers.local:divide_among_workers", all_but_one):
         yield
 
 

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.training.update import Gradient
 from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 
-PERMUTATION = "rlcore.training.minibatches:permutation"
-GRADIENT = "rlcore.training.policy_update:gradient"
-TAKEN = "rlcore.training.update:_taken"
+PERMUTATION = "rlcore.batching.minibatches:permutation"
+WORKERS = "rlcore.trainers.local:divide_among_workers"
+TOTAL = "rlcore.trainers.local:GradientSum.total"
+TAKEN = "rlcore.trainers.local:take_gradients"
 LOSS = ("forward", "loss")
 BACKWARD = ("backward",)
 
@@ -49,39 +49,43 @@ def drawn_with_replacement(probe: Probe) -> Iterator[None]:
     setting="updates",
 )
 def old_logprobs_of_each_minibatch(probe: Probe) -> Iterator[None]:
-    minibatches = honest("rlcore.training.grpo:minibatches")
-    add, read = honest("rlcore.training.grpo:add_old_logprobs"), honest("rlcore.training.policy_update:_logprobs")
-    engines: list[Any] = []
+    minibatches = honest("rlcore.recipes.grpo:minibatches")
+    add, read = honest("rlcore.recipes.grpo:add_old_logprobs"), honest("rlcore.recipes.policy_pass:logprobs_in_bulk")
+    states: list[Any] = []
 
-    def remembered(engine: Any, batch: Any) -> None:
-        engines[:] = [engine]
-        add(engine, batch)
+    def remembered(state: Any, batch: Any) -> None:
+        states[:] = [state]
+        add(state, batch)
 
     def anew(batch: Any, *given: Any) -> Iterator[Any]:
         for number, minibatch in enumerate(minibatches(batch, *given)):
-            for engine in engines if number else ():
-                now = read(engine, engine.decoder, batch)
+            for state in states if number else ():
+                now = read(state, state.decoder, batch)
                 probe.reached(has_effect=not torch.equal(now, batch["old_logprobs"]))
                 batch["old_logprobs"] = now
             yield minibatch
 
     with (
-        replaced("rlcore.training.grpo:minibatches", anew),
-        replaced("rlcore.training.grpo:add_old_logprobs", remembered),
+        replaced("rlcore.recipes.grpo:minibatches", anew),
+        replaced("rlcore.recipes.grpo:add_old_logprobs", remembered),
     ):
         yield
 
 
 @fault("torch: DistributedDataParallel", "gradients of workers are averaged, not added", phases=BACKWARD)
 def averaged_over_workers(probe: Probe) -> Iterator[None]:
-    gradient = honest(GRADIENT)
+    divide, total = honest(WORKERS), honest(TOTAL)
+    num_workers = [1]
 
-    def averaged(model: Any, workers: Any, loss_of: Any) -> Gradient:
-        found: Gradient = gradient(model, workers, loss_of)
-        probe.reached(has_effect=len(workers) > 1)
-        return found._replace(flat=found.flat / len(workers))
+    def counted(microbatches: Any, world_size: int) -> Any:
+        num_workers[0] = world_size if probe.step is not None else 1
+        return divide(microbatches, world_size)
 
-    with replaced(GRADIENT, averaged):
+    def averaged(gradients: Any) -> list[Tensor]:
+        probe.reached(has_effect=num_workers[0] > 1)
+        return [each / num_workers[0] for each in total(gradients)]
+
+    with replaced(WORKERS, counted), replaced(TOTAL, averaged):
         yield
 
 
@@ -89,13 +93,13 @@ def averaged_over_workers(probe: Probe) -> Iterator[None]:
 def clipped_lane_by_lane(probe: Probe) -> Iterator[None]:
     taken = honest(TAKEN)
 
-    def clipped(parameters: Any) -> Tensor:
-        found: Tensor = taken(parameters)
+    def clipped(parameters: Any) -> list[Tensor]:
+        found: list[Tensor] = taken(parameters)
         if probe.step is None:
             return found
-        shorter = found * min(1.0, 0.05 / max(float(found.norm()), 1e-12))
-        probe.reached(has_effect=not torch.equal(shorter, found))
-        return shorter
+        norm = float(torch.cat([each.reshape(-1) for each in found]).norm())
+        probe.reached(has_effect=norm > 0.05)
+        return [each * min(1.0, 0.05 / max(norm, 1e-12)) for each in found]
 
     with replaced(TAKEN, clipped):
         yield

@@ -18,15 +18,15 @@ READ = ("rollout", "forward")
 
 def _at_step(probe: Probe, first: int, deed: Any) -> Iterator[None]:
     """Do something as soon as a step has begun, as a library does that is loaded then."""
-    prompts_of = honest("rlcore.training.rollouts:prompts_of")
+    prompts_of = honest("rlcore.recipes.rollout:prompts_of")
 
-    def and_do(engine: Any, step: int) -> Any:
+    def and_do(state: Any, step: int) -> Any:
         if step == first:
             probe.reached()
             deed()
-        return prompts_of(engine, step)
+        return prompts_of(state, step)
 
-    with replaced("rlcore.training.rollouts:prompts_of", and_do):
+    with replaced("rlcore.recipes.rollout:prompts_of", and_do):
         yield
 
 
@@ -149,7 +149,7 @@ def atomic_index_put(probe: Probe) -> Iterator[None]:
     setting="wide",
 )
 def norm_by_threads(probe: Probe) -> Iterator[None]:
-    norm = honest("rlcore.training.update:global_norm")
+    norm = honest("rlcore.trainers.local:global_norm")
 
     def whole(gradients: Any) -> float:
         given = list(gradients)
@@ -157,7 +157,7 @@ def norm_by_threads(probe: Probe) -> Iterator[None]:
         probe.reached(has_effect=found != norm(given))
         return found
 
-    with replaced("rlcore.training.update:global_norm", whole):
+    with replaced("rlcore.trainers.local:global_norm", whole):
         yield
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from rlcore.numerics.tree_sum import TreeSum
 from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 
-TREE = "rlcore.training.update:TreeSum"
-TAKEN = "rlcore.training.update:_taken"
+TREE = "rlcore.trainers.local:TreeSum"
+TAKEN = "rlcore.trainers.local:take_gradients"
 BACKWARD = ("backward",)
 OPTIMIZER = ("optimizer",)
 
@@ -28,9 +28,9 @@ class _AsTheyCome(TreeSum):
 
 
 def _summed_by(probe: Probe, tree: type[TreeSum]) -> Iterator[None]:
-    def made(num_lanes: int) -> TreeSum:
+    def made(num_leaves: int) -> TreeSum:
         probe.reached(has_effect=probe.step is not None)
-        return tree(num_lanes)
+        return tree(num_leaves)
 
     with replaced(TREE, made):
         yield
@@ -43,10 +43,9 @@ def sum_by_workers(probe: Probe) -> Iterator[None]:
 
 @fault("TRL #583", "gradients are not set to zero between two passes", phases=BACKWARD)
 def gradients_kept(probe: Probe) -> Iterator[None]:
-    def left_there(parameters: Any) -> Tensor:
+    def left_there(parameters: Any) -> list[Tensor]:
         probe.reached(has_effect=probe.step is not None)
-        found = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
-        return torch.cat([each.reshape(-1) for each in found]).float()
+        return [torch.zeros_like(each) if each.grad is None else each.grad.clone() for each in parameters]
 
     with replaced(TAKEN, left_there):
         yield
@@ -54,17 +53,17 @@ def gradients_kept(probe: Probe) -> Iterator[None]:
 
 @fault("torchtitan #3575", "gradients are set to zero before each microbatch: the last one counts", phases=BACKWARD)
 def last_gradient_only(probe: Probe) -> Iterator[None]:
-    taken: Callable[[Any], Tensor] = honest(TAKEN)
+    taken: Callable[[Any], list[Tensor]] = honest(TAKEN)
     held: list[Tensor] = []
 
-    def forgetting(parameters: Any) -> Tensor:
+    def forgetting(parameters: Any) -> list[Tensor]:
         if probe.step is None:
             return taken(parameters)
         probe.reached(has_effect=bool(held))
         for before in held:
             before.zero_()
-        held[:] = [taken(parameters)]
-        return held[0]
+        held[:] = taken(parameters)
+        return list(held)
 
     with replaced(TAKEN, forgetting):
         yield
@@ -110,7 +109,7 @@ def fused_adamw(probe: Probe) -> Iterator[None]:
             fused=True,
         )
 
-    with replaced("rlcore.training.run:adamw", fused):
+    with replaced("rlcore.controllers.setup:build_adamw", fused):
         yield
 
 
@@ -118,7 +117,7 @@ def fused_adamw(probe: Probe) -> Iterator[None]:
     "torch: CosineAnnealingLR", "the learning rate follows from the one before", phases=OPTIMIZER, setting="scheduled"
 )
 def recursive_rate(probe: Probe) -> Iterator[None]:
-    cosine = honest("rlcore.training.policy_update:cosine_lr")
+    cosine = honest("rlcore.recipes.update:cosine_lr")
     rate = [0.0]
     number = [0]
 
@@ -134,25 +133,25 @@ def recursive_rate(probe: Probe) -> Iterator[None]:
         probe.reached(has_effect=found != cosine(step, peak=peak, num_steps=num_steps, **others))
         return found
 
-    with replaced("rlcore.training.policy_update:cosine_lr", from_the_last):
+    with replaced("rlcore.recipes.update:cosine_lr", from_the_last):
         yield
 
 
 @fault("transformers: warm-up from 0", "the first step has a learning rate of 0", phases=("optimizer", "sync"))
 def step_without_a_rate(probe: Probe) -> Iterator[None]:
-    rate = honest("rlcore.training.policy_update:constant_lr")
+    rate = honest("rlcore.recipes.update:constant_lr")
 
     def from_zero(step: int, **given: Any) -> float:
         probe.reached(has_effect=step == 0)
         return 0.0 if step == 0 else rate(step, **given)
 
-    with replaced("rlcore.training.policy_update:constant_lr", from_zero):
+    with replaced("rlcore.recipes.update:constant_lr", from_zero):
         yield
 
 
 @fault("mlx-lm-lora #55", "the optimizer steps, and the policy stays as it was", phases=("optimizer", "sync"))
 def policy_stays(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.training.run:adamw")
+    made = honest("rlcore.controllers.setup:build_adamw")
 
     def without_effect(model: Any, section: Any, learning_rate: float) -> torch.optim.AdamW:
         probe.reached()
@@ -169,7 +168,7 @@ def policy_stays(probe: Probe) -> Iterator[None]:
         optimizer.step = and_back  # type: ignore[method-assign, assignment]
         return optimizer
 
-    with replaced("rlcore.training.run:adamw", without_effect):
+    with replaced("rlcore.controllers.setup:build_adamw", without_effect):
         yield
 
 
@@ -186,13 +185,13 @@ def decay_in_the_gradient(probe: Probe) -> Iterator[None]:
             foreach=True,
         )
 
-    with replaced("rlcore.training.run:adamw", adam):
+    with replaced("rlcore.controllers.setup:build_adamw", adam):
         yield
 
 
 @fault("songmzhang/KDFlow #4", "the schedule goes on with each minibatch", phases=OPTIMIZER, setting="hurried")
 def rate_by_minibatch(probe: Probe) -> Iterator[None]:
-    rate = honest("rlcore.training.policy_update:learning_rate")
+    rate = honest("rlcore.recipes.update:learning_rate")
     taken: dict[int, int] = {}
 
     def further(section: Any, peak: float, step: int, num_steps: int) -> float:
@@ -201,13 +200,13 @@ def rate_by_minibatch(probe: Probe) -> Iterator[None]:
         probe.reached(has_effect=found != rate(section, peak, step, num_steps))
         return found
 
-    with replaced("rlcore.training.policy_update:learning_rate", further):
+    with replaced("rlcore.recipes.update:learning_rate", further):
         yield
 
 
 @fault("QwenLM/Qwen3-TTS #326", "the optimizer steps twice with one gradient", phases=OPTIMIZER)
 def stepped_twice(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.training.run:adamw")
+    made = honest("rlcore.controllers.setup:build_adamw")
 
     def twice(model: Any, section: Any, learning_rate: float) -> torch.optim.AdamW:
         optimizer: torch.optim.AdamW = made(model, section, learning_rate)
@@ -221,7 +220,7 @@ def stepped_twice(probe: Probe) -> Iterator[None]:
         optimizer.step = and_again  # type: ignore[method-assign, assignment]
         return optimizer
 
-    with replaced("rlcore.training.run:adamw", twice):
+    with replaced("rlcore.controllers.setup:build_adamw", twice):
         yield
 
 
@@ -233,7 +232,7 @@ def stepped_twice(probe: Probe) -> Iterator[None]:
     leaves=("head",),
 )
 def head_not_moved(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.training.run:adamw")
+    made = honest("rlcore.controllers.setup:build_adamw")
 
     def without(model: Any, section: Any, learning_rate: float) -> torch.optim.AdamW:
         probe.reached()
@@ -242,7 +241,7 @@ def head_not_moved(probe: Probe) -> Iterator[None]:
             group["params"] = [each for each in group["params"] if each is not model.head]
         return optimizer
 
-    with replaced("rlcore.training.run:adamw", without):
+    with replaced("rlcore.controllers.setup:build_adamw", without):
         yield
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from tests.benchmarks.mutations.fault import RESUME, Probe, fault, honest, replaced
 
-RESTORE = "rlcore.training.resume:restore_optimizer"
-PROMPTS = "rlcore.training.rollouts:prompts_of"
+RESTORE = "rlcore.trainers.local:restore_optimizer"
+PROMPTS = "rlcore.recipes.rollout:prompts_of"
 
 
 @fault("NeMo-RL #3599", "the optimizer begins anew", phases=(RESUME, "optimizer"))
@@ -38,10 +38,10 @@ def prompts_counted_anew(probe: Probe) -> Iterator[None]:
     prompts_of = honest(PROMPTS)
     asked = itertools.count()
 
-    def the_next(engine: Any, step: int) -> Any:
+    def the_next(state: Any, step: int) -> Any:
         number = next(asked)
         probe.reached(has_effect=number != step)
-        return prompts_of(engine, number)
+        return prompts_of(state, number)
 
     with replaced(PROMPTS, the_next):
         yield
@@ -49,49 +49,49 @@ def prompts_counted_anew(probe: Probe) -> Iterator[None]:
 
 @fault("verl #7401: an epoch skipped", "an epoch that was begun is not ended", phases=(RESUME, "rollout"))
 def epoch_skipped(probe: Probe) -> Iterator[None]:
-    prompts_of, resume = honest(PROMPTS), honest("rlcore.training.run:resume")
+    prompts_of, resume = honest(PROMPTS), honest("rlcore.controllers.setup:resume")
     skipped = [0]
 
-    def and_skip(engine: Any, run: Any) -> Any:
-        found = resume(engine, run)
-        per_epoch = len(engine.task.train) // engine.config.training.prompts_per_step
+    def and_skip(state: Any, run: Any) -> Any:
+        found = resume(state, run)
+        per_epoch = len(state.task.train) // state.config.training.prompts_per_step
         skipped[0] = per_epoch - found.step % per_epoch or 1
         return found
 
-    def later(engine: Any, step: int) -> Any:
+    def later(state: Any, step: int) -> Any:
         probe.reached(has_effect=skipped[0] > 0)
-        return prompts_of(engine, step + skipped[0])
+        return prompts_of(state, step + skipped[0])
 
-    with replaced("rlcore.training.run:resume", and_skip), replaced(PROMPTS, later):
+    with replaced("rlcore.controllers.setup:resume", and_skip), replaced(PROMPTS, later):
         yield
 
 
 @fault("NeMo-RL #3722", "the reference is what the run goes on with", phases=(RESUME, "reference"), setting="updates")
 def reference_of_the_resumed(probe: Probe) -> Iterator[None]:
-    resume = honest("rlcore.training.run:resume")
+    resume = honest("rlcore.controllers.setup:resume")
 
-    def anchored_anew(engine: Any, run: Any) -> Any:
-        found = resume(engine, run)
+    def anchored_anew(state: Any, run: Any) -> Any:
+        found = resume(state, run)
         probe.reached()
-        engine.reference.load_state_dict(engine.decoder.state_dict())
+        state.reference.load_state_dict(state.decoder.state_dict())
         return found
 
-    with replaced("rlcore.training.run:resume", anchored_anew):
+    with replaced("rlcore.controllers.setup:resume", anchored_anew):
         yield
 
 
 @fault("NeMo-RL #2651", "an adaptive coefficient begins anew", phases=(RESUME, "reward"), setting="ppo")
 def coefficient_lost(probe: Probe) -> Iterator[None]:
-    resume = honest("rlcore.training.run:resume")
+    resume = honest("rlcore.controllers.setup:resume")
 
-    def without(engine: Any, run: Any) -> Any:
-        before = engine.kl_coef
-        found = resume(engine, run)
-        probe.reached(has_effect=engine.kl_coef != before)
-        engine.kl_coef = before
+    def without(state: Any, run: Any) -> Any:
+        before = state.kl_coef
+        found = resume(state, run)
+        probe.reached(has_effect=state.kl_coef != before)
+        state.kl_coef = before
         return found
 
-    with replaced("rlcore.training.run:resume", without):
+    with replaced("rlcore.controllers.setup:resume", without):
         yield
 
 

@@ -13,8 +13,8 @@ from rlcore.rewards.score import Scores
 from rlcore.types import Completion, StopReason
 from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 
-SCORE = "rlcore.training.rollouts:score"
-DENSE = "rlcore.training.rollouts:dense_batch"
+SCORE = "rlcore.recipes.rollout:score"
+DENSE = "rlcore.recipes.rollout:dense_batch"
 REWARD = ("reward",)
 
 
@@ -35,7 +35,7 @@ def rewards_of_another_prompt(probe: Probe) -> Iterator[None]:
 
 @fault("verl: least loaded first", "rewards stay in the order of arrival", phases=REWARD, leaves=("rewards",))
 def rewards_by_arrival(probe: Probe) -> Iterator[None]:
-    score, collect = honest(SCORE), honest("rlcore.training.rollouts:collect")
+    score, collect = honest(SCORE), honest("rlcore.recipes.rollout:collect")
     seeds: list[int] = []
 
     def remembered(sampler: Any, wanted: Any, perturbation: Any) -> Any:
@@ -47,12 +47,12 @@ def rewards_by_arrival(probe: Probe) -> Iterator[None]:
         if not any(seeds):
             probe.reached(has_effect=False)
             return found
-        order = honest("rlcore.training.rollouts:permutation")(len(completions), "arrival", *seeds)
+        order = honest("rlcore.recipes.rollout:permutation")(len(completions), "arrival", *seeds)
         moved = [found.rewards[index] for index in order]
         probe.reached(has_effect=moved != found.rewards)
         return replace(found, rewards=moved)
 
-    with replaced(SCORE, as_they_come), replaced("rlcore.training.rollouts:collect", remembered):
+    with replaced(SCORE, as_they_come), replaced("rlcore.recipes.rollout:collect", remembered):
         yield
 
 
@@ -77,7 +77,7 @@ def unjudged_is_zero(probe: Probe) -> Iterator[None]:
 
 @fault("TRL #5338", "the reward stands on the padding behind a completion", phases=REWARD, setting="ppo")
 def reward_on_padding(probe: Probe) -> Iterator[None]:
-    at_last_token = honest("rlcore.training.ppo:at_last_token")
+    at_last_token = honest("rlcore.recipes.ppo:at_last_token")
 
     def at_the_end(rewards: Tensor, loss_mask: Tensor, included: Tensor | None = None) -> Tensor:
         found: Tensor = at_last_token(rewards, loss_mask, included)
@@ -86,13 +86,13 @@ def reward_on_padding(probe: Probe) -> Iterator[None]:
         probe.reached(has_effect=not torch.equal(moved, found))
         return moved
 
-    with replaced("rlcore.training.ppo:at_last_token", at_the_end):
+    with replaced("rlcore.recipes.ppo:at_last_token", at_the_end):
         yield
 
 
 @fault("spinningup #50", "rewards stand one token too early", phases=REWARD, setting="ppo")
 def reward_one_token_early(probe: Probe) -> Iterator[None]:
-    at_last_token = honest("rlcore.training.ppo:at_last_token")
+    at_last_token = honest("rlcore.recipes.ppo:at_last_token")
 
     def early(rewards: Tensor, loss_mask: Tensor, included: Tensor | None = None) -> Tensor:
         found: Tensor = at_last_token(rewards, loss_mask, included)
@@ -101,7 +101,7 @@ def reward_one_token_early(probe: Probe) -> Iterator[None]:
         probe.reached(has_effect=not torch.equal(moved, found))
         return moved
 
-    with replaced("rlcore.training.ppo:at_last_token", early):
+    with replaced("rlcore.recipes.ppo:at_last_token", early):
         yield
 
 

@@ -15,7 +15,7 @@ from rlcore.samplers.rows import Rows
 from rlcore.types import Completion, SampleRequest
 from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 
-ROLLOUTS = "rlcore.training.rollouts"
+ROLLOUTS = "rlcore.recipes.rollout"
 SAMPLER = "rlcore.samplers.torch_sampler:TorchSampler"
 KEY = f"{ROLLOUTS}:completion_key"
 ROLLOUT = ("rollout",)
@@ -172,8 +172,8 @@ def completed_first_served_first(probe: Probe) -> Iterator[None]:
 def prompts_of_a_set(probe: Probe) -> Iterator[None]:
     prompts_of = honest(f"{ROLLOUTS}:prompts_of")
 
-    def unordered(engine: Any, step: int) -> list[Any]:
-        drawn = {prompt.id: prompt for prompt in prompts_of(engine, step)}
+    def unordered(state: Any, step: int) -> list[Any]:
+        drawn = {prompt.id: prompt for prompt in prompts_of(state, step)}
         found = [drawn[id] for id in set(drawn)]
         probe.reached(has_effect=found != list(drawn.values()))
         return found

@@ -12,7 +12,7 @@ from rlcore.weights.digests import tensor_digests
 from rlcore.weights.sync import IN_PROCESS
 from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 
-SYNC = "rlcore.training.run:sync"
+SYNC = "rlcore.controllers.synchronous:sync"
 SAMPLER = "rlcore.samplers.torch_sampler:TorchSampler"
 PHASES = ("sync",)
 REFERENCE = ("reference",)
@@ -208,27 +208,27 @@ def reference_moves(probe: Probe) -> Iterator[None]:
             other.__dict__ = model.__dict__
             return other
 
-    with replaced("rlcore.training.run:copy", Alias):
+    with replaced("rlcore.controllers.setup:copy", Alias):
         yield
 
 
 @fault("cosmos-rl #321", "the reference follows the policy, a step behind", phases=REFERENCE, setting="updates")
 def reference_follows(probe: Probe) -> Iterator[None]:
     sync = honest(SYNC)
-    engines: list[Any] = []
-    add = honest("rlcore.training.grpo:add_ref_logprobs")
+    states: list[Any] = []
+    add = honest("rlcore.recipes.grpo:add_ref_logprobs")
 
-    def remembered(engine: Any, batch: Any) -> None:
-        engines[:] = [engine]
-        add(engine, batch)
+    def remembered(state: Any, batch: Any) -> None:
+        states[:] = [state]
+        add(state, batch)
 
     def followed(*given: Any, **others: Any) -> Any:
-        for engine in engines:
+        for state in states:
             probe.reached()
-            engine.reference.load_state_dict(engine.decoder.state_dict())
+            state.reference.load_state_dict(state.decoder.state_dict())
         return sync(*given, **others)
 
-    with replaced(SYNC, followed), replaced("rlcore.training.grpo:add_ref_logprobs", remembered):
+    with replaced(SYNC, followed), replaced("rlcore.recipes.grpo:add_ref_logprobs", remembered):
         yield
 
 

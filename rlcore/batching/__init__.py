@@ -1,0 +1,1 @@
+"""Batches: from trajectories to padded rows, fixed microbatches and minibatches."""

@@ -1,0 +1,93 @@
+"""Fixed microbatches: which samples are read in one pass, and how many positions of them.
+
+At level invariant a microbatch has a fixed number of neighbours and its own length: its bits then follow from its
+samples alone, whatever else is computed, by whom and when. At the other levels a microbatch is what fits into the token
+budget of a forward pass.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rlcore.batching.partition import attention_cost, balanced, partition_by_budget
+from rlcore.errors import InvalidValueError
+
+LENGTH_MULTIPLE = 4
+"""Multiple that a microbatch's length is rounded up to: four samples are then 16 rows, which need no padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatch:
+    """Samples that are read in one pass."""
+
+    number: int
+    """Leaf in the tree of additions."""
+    samples: tuple[int, ...]
+    """Rows of the batch."""
+    tokens: Tensor
+    """int64 [samples, length], padded behind; all but the last position are read."""
+    first: int
+    """First position that any of its samples learns from; 1 or more, since nothing predicts position 0."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of positions that are read, padding included."""
+        return self.tokens[:, 1:].numel()
+
+    def select(self, values: Tensor) -> Tensor:
+        """Return these samples' part: [samples, length - first] of [batch, positions], [samples] of [batch]."""
+        rows = values[list(self.samples)]
+        if rows.dim() == 1:
+            return rows
+        end = self.tokens.shape[1]
+        missing = max(0, end - rows.shape[1])
+        return torch.nn.functional.pad(rows, (0, missing))[:, self.first : end]
+
+
+def build_microbatch(batch: TensorDict, samples: Sequence[int], number: int) -> Microbatch:
+    """Build the pass over these rows of a dense batch with `tokens`, `lengths` and `prompt_lengths`."""
+    rows = list(samples)
+    num_read = int(batch["lengths"][rows].max()) - 1
+    length = num_read + -num_read % LENGTH_MULTIPLE + 1
+    tokens = batch["tokens"][rows][:, :length]
+    tokens = torch.nn.functional.pad(tokens, (0, length - tokens.shape[1]))
+    return Microbatch(number, tuple(rows), tokens, max(1, int(batch["prompt_lengths"][rows].min())))
+
+
+def fixed_microbatches(
+    batch: TensorDict, samples: Sequence[int], size: int, *, microbatch_tokens: int
+) -> list[Microbatch]:
+    """Divide samples into microbatches of `size` neighbours.
+
+    Raises InvalidValueError if one has more tokens than the budget of a forward pass.
+    """
+    microbatches = [
+        build_microbatch(batch, samples[begin : begin + size], number)
+        for number, begin in enumerate(range(0, len(samples), size))
+    ]
+    for microbatch in microbatches:
+        if microbatch.num_tokens > microbatch_tokens:
+            raise InvalidValueError(
+                f"perturbation.microbatch_tokens {microbatch_tokens}",
+                legal=f"at least {microbatch.num_tokens}, those of fixed microbatch {microbatch.number}, which is never"
+                " divided",
+                remedy="a smaller training.lane_width, which makes another run of it, or more tokens",
+            )
+    return microbatches
+
+
+def microbatches_by_budget(batch: TensorDict, samples: Sequence[int], *, microbatch_tokens: int) -> list[Microbatch]:
+    """Divide samples into as few passes as the token budget allows, their costs balanced."""
+    lengths = [length - 1 for length in batch["lengths"][list(samples)].tolist()]
+    parts = partition_by_budget(lengths, max_tokens=microbatch_tokens, multiple=LENGTH_MULTIPLE)
+    return [build_microbatch(batch, [samples[index] for index in part], number) for number, part in enumerate(parts)]
+
+
+def divide_among_workers(microbatches: Sequence[Microbatch], world_size: int) -> list[list[Microbatch]]:
+    """Assign whole microbatches to workers, by what each costs; a worker may have none."""
+    costs = [len(each.samples) * attention_cost(each.tokens.shape[1]) for each in microbatches]
+    parts = balanced(costs, world_size, equal_sizes=False)
+    return [[microbatches[index] for index in part] for part in parts]

@@ -1,0 +1,57 @@
+"""Which samples go through the optimizer together, in keyed order."""
+
+from collections.abc import Iterator
+
+from tensordict import TensorDict
+
+from rlcore.algorithms.aggregation import Denominators
+from rlcore.batching.microbatches import Microbatch, fixed_microbatches, microbatches_by_budget
+from rlcore.config import RunConfig
+from rlcore.keys import permutation
+from rlcore.observability.events import EpochDivided, LearningBegins, MinibatchLearned
+from rlcore.observability.observers import Observers
+
+
+class Minibatch:
+    """The microbatches of one optimizer step, and what its losses are divided by."""
+
+    def __init__(self, batch: TensorDict, samples: list[int], config: RunConfig, level: str) -> None:
+        budget = config.perturbation.microbatch_tokens
+        self.microbatches: list[Microbatch]
+        """Microbatches in the order of their numbers."""
+        if level == "invariant":
+            size = config.training.lane_width
+            self.microbatches = fixed_microbatches(batch, samples, size, microbatch_tokens=budget)
+        else:
+            self.microbatches = microbatches_by_budget(batch, samples, microbatch_tokens=budget)
+        self.denominators = Denominators(
+            num_tokens=int(batch["loss_mask"][samples].sum()),
+            num_samples=len(samples),
+            horizon=config.sampling.max_tokens,
+        )
+
+    @property
+    def samples(self) -> list[int]:
+        """Rows of the batch that are in its microbatches."""
+        return [sample for microbatch in self.microbatches for sample in microbatch.samples]
+
+
+def minibatches(
+    batch: TensorDict, config: RunConfig, level: str, step: int, observers: Observers
+) -> Iterator[Minibatch]:
+    """Yield the minibatches of a step: every sample once per epoch; one minibatch per epoch keeps canonical order."""
+    num_samples, num_minibatches = len(batch["tokens"]), config.training.num_minibatches
+    observers.emit(LearningBegins(batch))
+    for epoch in range(config.training.num_epochs):
+        order = list(range(num_samples))
+        if num_minibatches > 1:
+            order = permutation(num_samples, config.seed, "minibatches", step, epoch)
+        size = num_samples // num_minibatches
+        of_epoch = [
+            Minibatch(batch, order[begin : begin + size], config, level) for begin in range(0, num_samples, size)
+        ]
+        samples = tuple(sample for minibatch in of_epoch for sample in minibatch.samples)
+        observers.emit(EpochDivided(samples, num_samples))
+        for minibatch in of_epoch:
+            yield minibatch
+            observers.emit(MinibatchLearned(batch))

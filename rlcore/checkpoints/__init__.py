@@ -1,0 +1,1 @@
+"""Checkpoints: saving a run and resuming it."""

@@ -1,0 +1,120 @@
+"""What a run needs to go on to the bit: weights, the optimizers' state, an adaptive coefficient. All else follows from
+the configuration and the number of the step: order, noise and learning rate have no state.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rlcore.checkpoints.checkpoint import Checkpoint, load_newest, save
+from rlcore.errors import CheckpointError
+from rlcore.keys import key
+from rlcore.models.checkpoints import load as load_decoder
+from rlcore.models.checkpoints import save as save_decoder
+from rlcore.recipes.rollout import prompts_of
+from rlcore.train_state import TrainState
+from rlcore.trainers.base import TrainerState
+from rlcore.weights.digests import weights_digest
+
+DIRECTORY = "checkpoints"
+"""Below a run's."""
+
+
+def save_checkpoint(state: TrainState, directory: Path, step: int) -> Path:
+    """Write what the run needs to begin with `step`; the policy as Hugging Face's tools load it."""
+    tensors: dict[str, Mapping[str, Tensor]] = {}
+    for trainer in state.trainers:
+        saved = trainer.save()
+        tensors[f"{trainer.name}_optimizer"] = saved.optimizer
+        if trainer is not state.policy:
+            tensors[trainer.name] = saved.weights
+    if state.reference is not None:
+        tensors["reference"] = {name: p.detach() for name, p in state.reference.named_parameters()}
+
+    def write_policy(path: Path) -> None:
+        save_decoder(state.decoder, path)
+        state.tokenizer.save(path)
+
+    values = {
+        "identity": state.config.identity(),
+        "level": state.level,
+        "kl_coef": state.kl_coef,
+        "state": state_digests(state, step),
+    }
+    keep = state.config.output.keep_checkpoints
+    return save(directory, step, tensors, values, keep=keep, writers={"policy": write_policy})
+
+
+def resume(state: TrainState, run: Path) -> Checkpoint:
+    """Put the newest whole checkpoint of an earlier run into the state; its `step` is the one to begin with.
+
+    With `output.resume_step` the newest that is no later. Raises CheckpointError where there is none, or it is of a
+    run of another meaning.
+    """
+    at_most = state.config.output.resume_step
+    found = load_newest(run / DIRECTORY if (run / DIRECTORY).is_dir() else run, at_most)
+    if found is None:
+        which = "" if at_most is None else f" of step {at_most} or before it"
+        raise CheckpointError(f"{run} has no whole checkpoint{which}", remedy="begin anew, without output.resume")
+    _check_identity(found, state)
+    policy = load_decoder(found.path / "policy", dtype=state.decoder.embedding.dtype).state_dict()
+    for trainer in state.trainers:
+        weights = policy if trainer is state.policy else found.tensors[trainer.name]
+        trainer.load(TrainerState(weights, found.tensors[f"{trainer.name}_optimizer"]))
+    if state.reference is not None:
+        state.reference.load_state_dict(found.tensors["reference"])
+    state.kl_coef = found.values["kl_coef"]
+    return found
+
+
+def state_digests(state: TrainState, step: int) -> dict[str, str]:
+    """What a run is when it begins with a step, by digests: weights, optimizers, and the prompts that come next."""
+    digests = {}
+    for trainer in state.trainers:
+        saved = trainer.save()
+        digests[f"weights of the {trainer.name}"] = weights_digest(saved.weights)
+        digests[f"optimizer of the {trainer.name}"] = weights_digest(saved.optimizer)
+    if state.reference is not None:
+        digests["weights of the reference"] = weights_digest(dict(state.reference.named_parameters()))
+    ids = (prompt.id for prompt in prompts_of(state, step))
+    return {**digests, "next prompts": f"{key('next prompts', *ids):016x}"}
+
+
+def check_state(state: TrainState, found: Checkpoint) -> None:
+    """A run that goes on is, to the bit, where the other was when it wrote the checkpoint; raises CheckpointError."""
+    written = {**found.values.get("state", {}), "KL coefficient": str(found.values["kl_coef"])}
+    now = {**state_digests(state, found.step), "KL coefficient": str(state.kl_coef)}
+    if differing := sorted(name for name in written.keys() | now.keys() if written.get(name) != now.get(name)):
+        raise CheckpointError(
+            f"{found.path} was read, and the run is not as it was: {', '.join(differing)} differ",
+            legal="the state that was written",
+            remedy="see that the task's data are those of the run that is gone on from; else this is a bug",
+        )
+
+
+def _check_identity(found: Checkpoint, state: TrainState) -> None:
+    """With a constant learning rate a run may be made longer; else its length is part of what it is."""
+    theirs, ours = _flat(found.values["identity"]), _flat(state.config.identity())
+    if state.config.optimizer.schedule == "constant":
+        theirs.pop("training.num_steps", None)
+        ours.pop("training.num_steps", None)
+    theirs["level"], ours["level"] = found.values["level"], state.level
+    if differing := sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name)):
+        name = differing[0]
+        raise CheckpointError(
+            f"{found.path} is of another run: {', '.join(differing)} differ"
+            f" ({name} was {theirs.get(name)!r}, and is {ours.get(name)!r})",
+            remedy="the settings it was written with, or a run of its own from its weights: model.path",
+        )
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat

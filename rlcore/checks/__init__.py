@@ -1,0 +1,1 @@
+"""Invariants of steps and updates."""

@@ -1,0 +1,169 @@
+"""Invariants of a rollout: weights, generators, requests, completions, batch.
+
+    weights ─▶ requests ─▶ completions ─▶ batch
+
+These are faults that repeat themselves: a run that has one is reproducible, so that comparing it with itself shows
+nothing. A check that fails is a bug of rlcore, or of what was put into it; the step is not learned from.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from rlcore.errors import LevelError, StepError
+from rlcore.rewards.score import Scores
+from rlcore.types import Completion, SampleRequest, StopReason, Tokenizer
+from rlcore.weights.digests import weights_digest
+from rlcore.weights.receipts import Receipt
+
+_JUDGED = ("rewards", "included")
+
+
+def check_sent(policy: nn.Module, receipt: Receipt | None) -> None:
+    """A step begins with the policy that was sent to the sampler, to the bit; raises StepError."""
+    if receipt is None:
+        return
+    found = weights_digest(dict(policy.named_parameters()))
+    if found != receipt.weights_digest:
+        raise StepError(
+            f"the policy has weights {found}",
+            legal=f"{receipt.weights_digest}, of the last sync, version {receipt.policy_version}",
+            remedy="see whether another model was sent, and who has written the policy since",
+            phases=("sync", "optimizer"),
+        )
+
+
+@contextmanager
+def check_undrawn(*phases: str) -> Iterator[None]:
+    """Check that nothing draws from the generators of torch and Python inside: no checkpoint has them.
+
+    Raises LevelError.
+    """
+    before = _generators()
+    yield
+    if moved := [name for name, state in _generators().items() if state != before[name]]:
+        raise LevelError(
+            f"{' or '.join(phases)}: something has drawn from the generator of {' and '.join(moved)}",
+            legal="draws by key (rlcore.keys), which nobody else can move, and which a run that goes on has too",
+            phases=phases,
+        )
+
+
+def _generators() -> dict[str, object]:
+    return {"torch": torch.get_rng_state().numpy().tobytes(), "Python": random.getstate()}
+
+
+def check_requests(wanted: Sequence[SampleRequest], drawn_before: frozenset[int]) -> frozenset[int]:
+    """Each completion of a step has noise of its own, and none of the step before; gives the keys of this one.
+
+    Raises StepError.
+    """
+    keys = Counter(request.key for request in wanted)
+    if shared := [request for request in wanted if keys[request.key] > 1]:
+        one, other = shared[0], next(each for each in shared[1:] if each.key == shared[0].key)
+        raise StepError(f"{_named(one)} and {_named(other)} share a key: their noise is the same", phases=("rollout",))
+    if again := [request for request in wanted if request.key in drawn_before]:
+        raise StepError(f"{_named(again[0])} has a key of the step before", phases=("rollout",))
+    return frozenset(keys)
+
+
+def check_completions(
+    wanted: Sequence[SampleRequest],
+    completions: Sequence[Completion],
+    receipt: Receipt | None,
+    tokenizer: Tokenizer,
+) -> None:
+    """Each request has its own completion, in the order of requests, of the weights of the last receipt.
+
+    It ends once, for the reason it gives, and what is judged is the text of what is learned. Raises StepError.
+    """
+    for request, completion in zip(wanted, completions, strict=True):
+        if (completion.request.key, completion.request.prompt.id) != (request.key, request.prompt.id):
+            raise StepError(
+                f"in the place of {_named(request)} stands {_named(completion.request)}", phases=("rollout",)
+            )
+        num_drawn = len(completion.tokens)
+        if not 1 <= num_drawn <= request.params.max_tokens or len(completion.logprobs) != num_drawn:
+            raise StepError(
+                f"{_named(request)} has {num_drawn} tokens and {len(completion.logprobs)} log-probabilities",
+                legal=f"as many of both, 1 to {request.params.max_tokens}",
+                phases=("rollout",),
+            )
+        if receipt is not None and completion.weights_digest != receipt.weights_digest:
+            raise StepError(
+                f"{_named(request)} was drawn with weights {completion.weights_digest}",
+                legal=f"{receipt.weights_digest}, of the last sync, version {receipt.policy_version}",
+                phases=("rollout",),
+            )
+        if wrong := _wrong_end(completion, tokenizer.eos_id):
+            raise StepError(f"{_named(request)} {wrong}", phases=("rollout",))
+        if (text := tokenizer.decode(completion.tokens)) != completion.text:
+            raise StepError(
+                f"{_named(request)} says {completion.text!r:.60}",
+                legal=f"{text!r:.60}, the text of its tokens",
+                remedy="judge what is learned: cut nothing off a text whose tokens stay",
+                phases=("rollout",),
+            )
+
+
+def _wrong_end(completion: Completion, eos_id: int) -> str:
+    """What is wrong with how a completion ends; empty where nothing is."""
+    tokens, params, reason = completion.tokens, completion.request.params, completion.stop_reason
+    ends = {eos_id, *params.stop_ids}
+    if not ends.isdisjoint(tokens[:-1]):
+        return f"goes on behind token {next(at for at, token in enumerate(tokens) if token in ends)}, which ends it"
+    match reason:
+        case StopReason.EOS:
+            is_right = tokens[-1] == eos_id
+        case StopReason.STOP_ID:
+            is_right = tokens[-1] in params.stop_ids
+        case StopReason.STOP_STRING:
+            is_right = bool(params.stop_strings)
+        case StopReason.LENGTH:
+            is_right = len(tokens) == params.max_tokens and tokens[-1] not in ends
+    told = (
+        f"has {len(tokens)} tokens of at most {params.max_tokens}, the last {tokens[-1]}, and ended by {reason.value}"
+    )
+    return "" if is_right else told
+
+
+def check_batch(batch: TensorDict, completions: Sequence[Completion], scores: Scores) -> None:
+    """A dense batch holds what was drawn, and learns all of it; groups are prompts; rewards are the scores.
+
+    Raises StepError naming the sample.
+    """
+    mask = batch["loss_mask"]
+    for sample, (found, completion) in enumerate(zip(mask.sum(-1).tolist(), completions, strict=True)):
+        if found != len(completion.tokens):
+            raise StepError(
+                f"{found} tokens of sample {sample} are learned, and {len(completion.tokens)} were drawn",
+                remedy="tell the end of a completion by its length, not by a token, which may be drawn too",
+                phases=("rollout",),
+            )
+    drawn = torch.tensor([token for completion in completions for token in completion.tokens], device=mask.device)
+    if not torch.equal(batch["tokens"][mask], drawn):
+        raise StepError("tokens of the batch are not those that were drawn", phases=("rollout",))
+    prompts = [completion.request.prompt.id for completion in completions]
+    pairs = set(zip(batch["groups"].tolist(), prompts, strict=True))
+    if not len(pairs) == len({group for group, _ in pairs}) == len(set(prompts)):
+        raise StepError(
+            f"{len({group for group, _ in pairs})} groups of {len(set(prompts))} prompts",
+            legal="a group for each prompt, of all its completions",
+            phases=("rollout", "advantage"),
+        )
+    told = [reward if counts else None for reward, counts in zip(*(batch[n].tolist() for n in _JUDGED), strict=True)]
+    if told != scores.rewards:
+        sample = next(at for at, (one, other) in enumerate(zip(told, scores.rewards, strict=True)) if one != other)
+        raise StepError(
+            f"sample {sample} has reward {told[sample]} in the batch, and was given {scores.rewards[sample]}",
+            phases=("reward",),
+        )
+
+
+def _named(request: SampleRequest) -> str:
+    return f"sample {request.sample_index} of prompt {request.prompt.id}"

@@ -1,0 +1,177 @@
+"""Invariants of an update, whatever is trained: models, minibatches, passes, and the optimizer's step.
+
+    models ─▶ minibatches ─▶ passes ─▶ gradients ─▶ step
+
+A check that fails is a bug of rlcore, or of what was put into it.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from rlcore.config import OptimizerSection
+from rlcore.errors import LevelError, StepError
+
+
+def check_own_memory(models: Mapping[str, nn.Module]) -> None:
+    """No two models have a parameter in the same memory; raises StepError naming both."""
+    owners: dict[tuple[str, int], str] = {}
+    for name, model in models.items():
+        places = {(str(p.device), p.untyped_storage().data_ptr()) for p in model.parameters()}
+        if shared := next((owners[place] for place in places if place in owners), ""):
+            raise StepError(
+                f"the {name} has weights in the memory of the {shared}: what moves one moves the other",
+                remedy="give it a deep copy",
+                phases=("reference" if "reference" in (name, shared) else "optimizer",),
+            )
+        owners |= dict.fromkeys(places, name)
+
+
+def check_epoch(samples: Iterable[int], num_samples: int) -> None:
+    """The minibatches of an epoch have every sample of the batch once; raises StepError."""
+    counts = Counter(samples)
+    if wrong := [sample for sample in range(num_samples) if counts[sample] != 1]:
+        raise StepError(
+            f"sample {wrong[0]} is in an epoch {counts[wrong[0]]} times, one of {len(wrong)} that are not in it once",
+            legal=f"each of the {num_samples} samples once",
+            phases=("forward", "loss"),
+        )
+
+
+Kept = Mapping[str, tuple[Tensor, int]]
+"""The entries of a batch, and how often torch has seen each written."""
+_MADE_IN = {
+    **dict.fromkeys(("rewards", "included", "greedy_rewards"), "reward"),
+    **dict.fromkeys(("old_logprobs", "ref_logprobs", "values"), "reference"),
+    **dict.fromkeys(("advantages", "returns"), "advantage"),
+}
+
+
+def kept(batch: TensorDict) -> Kept:
+    """What `check_kept` compares with."""
+    return {name: (entry, entry._version) for name, entry in batch.items() if isinstance(entry, Tensor)}
+
+
+def check_kept(batch: TensorDict, before: Kept) -> None:
+    """What a step learns from stays as it was while it is learned from; raises StepError naming the entry."""
+    for name, (entry, num_writes) in before.items():
+        if batch.get(name) is not entry or entry._version != num_writes:
+            raise StepError(
+                f"{name} of the batch were written while it was learned from",
+                remedy="estimate once a step, before the first update: a ratio to what moves along is always 1",
+                phases=(_MADE_IN.get(name, "rollout"), "loss"),
+            )
+
+
+def check_passes(masks: Sequence[Tensor], num_tokens: float, num_samples: float) -> None:
+    """The passes of an update read every sample and every token that losses are divided by, once.
+
+    `masks` are those of the passes. Raises StepError.
+    """
+    found = sum(map(len, masks)), sum(int(mask.sum()) for mask in masks)
+    if found != (num_samples, num_tokens):
+        raise StepError(
+            f"the passes of an update read {found[0]} samples with {found[1]} tokens to learn",
+            legal=f"{num_samples:g} and {num_tokens:g}, those of its minibatch, which its losses are divided by",
+            phases=("forward", "loss"),
+        )
+
+
+def check_no_gradient(parameters: Iterable[nn.Parameter]) -> None:
+    """Nothing is left of the pass before; raises StepError."""
+    if any(parameter.grad is not None for parameter in parameters):
+        raise StepError("a pass begins with the gradients of the one before", phases=("backward",))
+
+
+def check_configured(optimizer: torch.optim.Optimizer, section: OptimizerSection) -> None:
+    """What moves the weights is what the configuration says, for every group of them; raises StepError."""
+    wanted = {
+        "betas": (section.beta1, section.beta2),
+        "eps": section.eps,
+        "weight_decay": section.weight_decay,
+        "foreach": True,
+    }
+    wrong = [
+        f"{name} {group.get(name)!r} (configured: {value!r})"
+        for group in optimizer.param_groups
+        for name, value in wanted.items()
+        if group.get(name) != value
+    ]
+    if not isinstance(optimizer, torch.optim.AdamW):
+        wrong.append(f"a {type(optimizer).__name__} (AdamW: its decay is none of the gradient's)")
+    if wrong:
+        raise StepError(f"the optimizer has {', '.join(wrong)}", phases=("optimizer",))
+
+
+def check_clipped(before: Tensor, after: Tensor, factor: float) -> None:
+    """A gradient whose norm is too large is multiplied by what makes it as large as allowed; raises StepError."""
+    limits = torch.finfo(after.dtype)
+    if not torch.allclose(after.double(), before.double() * factor, rtol=2 * limits.eps, atol=limits.tiny):
+        raise StepError(
+            f"the clip should have multiplied gradients by {factor:.3g}, and did not", phases=("optimizer",)
+        )
+
+
+def check_rate(rate: float, rate_before: float | None) -> None:
+    """All updates that a learner has in a step have the rate of the step; raises StepError."""
+    if rate_before not in (None, rate):
+        raise StepError(
+            f"learning rate {rate:g} after {rate_before:g}, in one step",
+            remedy="let the rate follow from the step's number, not from how many updates there were",
+            phases=("optimizer",),
+        )
+
+
+def num_steps_of(optimizer: torch.optim.Optimizer) -> dict[Tensor, float]:
+    """How many steps the optimizer counts for each parameter that it has moved."""
+    return {parameter: float(state["step"]) for parameter, state in optimizer.state.items() if state}
+
+
+def check_stepped(model: nn.Module, optimizer: torch.optim.Optimizer, num_steps_before: Mapping[Tensor, float]) -> None:
+    """An update has moved every parameter of the model once; raises StepError naming the first that it has not."""
+    found = num_steps_of(optimizer)
+    for name, parameter in model.named_parameters():
+        num_steps = found.get(parameter, 0.0) - num_steps_before.get(parameter, 0.0)
+        if num_steps != 1:
+            raise StepError(
+                f"{name} has had {num_steps:g} steps of the optimizer in one update",
+                legal="1",
+                remedy="give the optimizer all parameters of the model, and call its step() once",
+                phases=("optimizer",),
+            )
+
+
+def check_frozen(reference: nn.Module, num_writes_before: int | None) -> int:
+    """Nobody has written the reference policy since it was first read; gives how often torch has seen it written.
+
+    Raises StepError.
+    """
+    num_writes = sum(parameter._version for parameter in reference.parameters())
+    if num_writes_before not in (None, num_writes):
+        raise StepError(
+            "the weights of the reference policy were written since the run began",
+            remedy="give it a deep copy of the policy, which no optimizer moves",
+            phases=("reference",),
+        )
+    return num_writes
+
+
+def check_match(logprobs: Tensor, sampled: Tensor, loss_mask: Tensor) -> None:
+    """Check that on policy the trainer's log-probabilities are the sampler's, to the bit.
+
+    Raises LevelError naming the first token that differs.
+    """
+    differs = loss_mask & (logprobs != sampled)
+    if bool(differs.any()):
+        sample, position = differs.nonzero()[0].tolist()
+        raise LevelError(
+            f"row {sample}, position {position} of a pass: the trainer's log-probability is"
+            f" {float(logprobs[sample, position])!r}, the sampler's {float(sampled[sample, position])!r}"
+            f" ({int(differs.sum())} of {int(loss_mask.sum())} tokens differ)",
+            legal="equal bits at level invariant",
+            remedy="see what this machine's operations do: rlharness doctor",
+            phases=("rollout", "forward"),
+        )

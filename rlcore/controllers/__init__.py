@@ -1,0 +1,1 @@
+"""Controllers: the loop over steps, and what is due between them."""

@@ -1,0 +1,47 @@
+"""Prompts, held-out ones as a rule, one completion each, drawn with the same noise at every evaluation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlcore.errors import RewardError
+from rlcore.keys import key
+from rlcore.observability.metrics import mean
+from rlcore.recipes.rollout import collect, sampling_params
+from rlcore.rewards.score import Scores, score
+from rlcore.train_state import TrainState
+from rlcore.types import Completion, Prompt, SampleRequest, StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What the policy makes of some prompts."""
+
+    completions: tuple[Completion, ...]
+    scores: Scores
+    reward_mean: float
+    """Of the completions that could be judged."""
+    completion_length: float
+    truncated: float
+    """Share of completions that were cut at max_tokens."""
+
+
+def evaluate(state: TrainState, prompts: Sequence[Prompt], *, step: int) -> Evaluation:
+    """Sample these prompts as in training: with the weights that the sampler has now, at the same temperature."""
+    params = sampling_params(state)
+    wanted = [SampleRequest(prompt, 0, key("evaluation", state.config.seed, prompt.id), params) for prompt in prompts]
+    with state.observers.stage("evaluation"):
+        completions = collect(state.sampler, wanted, state.config.perturbation)
+        scores = score(state.task.rewards, completions, step=step)
+    judged = [reward for reward in scores.rewards if reward is not None]
+    if not judged:
+        raise RewardError(
+            f"{', '.join(reward.name for reward in state.task.rewards)} judged none of {len(completions)} completions",
+            legal="a number for at least one",
+        )
+    return Evaluation(
+        completions=tuple(completions),
+        scores=scores,
+        reward_mean=mean(judged),
+        completion_length=mean([float(len(completion.tokens)) for completion in completions]),
+        truncated=mean([float(completion.stop_reason is StopReason.LENGTH) for completion in completions]),
+    )

@@ -1,0 +1,129 @@
+"""Build what a run needs: tokenizer, models, optimizers and sampler, warm or from a checkpoint."""
+
+import copy
+from pathlib import Path
+
+from torch import nn
+
+from rlcore.checkpoints.resume import check_state, resume
+from rlcore.checks.observers import checks_of_level
+from rlcore.config import PpoSection, RunConfig
+from rlcore.controllers.evaluation import evaluate
+from rlcore.errors import CheckpointError
+from rlcore.models.checkpoints import DTYPES, load
+from rlcore.models.config import DecoderConfig
+from rlcore.models.decoder import Decoder
+from rlcore.models.tokenizer import CharacterTokenizer, load_tokenizer
+from rlcore.models.value_head import Critic
+from rlcore.observability.events import ModelsBuilt
+from rlcore.observability.logs import RunLog
+from rlcore.observability.observers import Observers
+from rlcore.observability.phases import Phases
+from rlcore.observability.recording import StepRecorder
+from rlcore.observability.warm_start_record import WarmStart
+from rlcore.recipes.warm_start import warm_start
+from rlcore.samplers.torch_sampler import TorchSampler
+from rlcore.tasks.base import Task
+from rlcore.tasks.make import alphabet
+from rlcore.trace import Recorder
+from rlcore.train_state import TrainState
+from rlcore.trainers.local import LocalTrainer, build_adamw
+from rlcore.types import Tokenizer
+from rlcore.weights.sync import sync
+
+
+def build_model(config: RunConfig) -> tuple[Tokenizer, Decoder]:
+    """Load a checkpoint's tokenizer and decoder, or build new ones for the task."""
+    section = config.model
+    dtype = DTYPES[section.dtype]
+    if section.path:
+        return load_tokenizer(Path(section.path)), load(Path(section.path), dtype=dtype, device=section.device)
+    tokenizer = CharacterTokenizer(alphabet(config.task.name, config.task.path))
+    decoder_config = DecoderConfig(
+        family=section.family,
+        vocab_size=tokenizer.vocab_size,
+        width=section.width,
+        num_layers=section.num_layers,
+        num_heads=section.num_heads,
+        num_kv_heads=section.num_kv_heads,
+        head_width=section.head_width,
+        ffn_width=section.ffn_width,
+        is_tied=section.is_tied,
+    )
+    return tokenizer, Decoder(decoder_config).initialise(config.seed).to(section.device, dtype)
+
+
+def prepare(
+    config: RunConfig,
+    level: str,
+    task: Task,
+    *,
+    tokenizer: Tokenizer,
+    decoder: Decoder,
+    recorder: Recorder,
+    log: RunLog,
+) -> tuple[TrainState, int]:
+    """Build what a step needs; return it with the number of the first step: 0, or where an earlier run stopped."""
+    algorithm, optimizer, runtime = config.algorithm, config.optimizer, config.perturbation
+    phases, checks = Phases(), checks_of_level(level)
+    observers = Observers(phases, *checks, StepRecorder(recorder))
+
+    def trainer(name: str, model: nn.Module, rate: float) -> LocalTrainer:
+        threads, adamw = runtime.training_threads, build_adamw(model, optimizer, rate)
+        return LocalTrainer(
+            name, model, adamw, rate, observers=observers, world_size=runtime.world_size, threads=threads
+        )
+
+    state = TrainState(
+        config=config,
+        level=level,
+        task=task,
+        tokenizer=tokenizer,
+        policy=trainer("policy", decoder, optimizer.learning_rate),
+        sampler=TorchSampler(decoder, tokenizer, concurrency=runtime.concurrency, preempt_every=runtime.preempt_every),
+        observers=observers,
+        phases=phases,
+        kl_coef=algorithm.kl_coef,
+    )
+    if not config.output.resume and config.warm_start.num_steps:
+        state.warm_start = warm_up(state, Observers(*checks), log)
+    if isinstance(algorithm, PpoSection):
+        with observers.stage("critic"):
+            critic = build_critic(decoder)
+        state.critic = trainer("critic", critic, algorithm.critic_learning_rate)
+    if algorithm.kl_coef:
+        state.reference = copy.deepcopy(decoder).requires_grad_(False)
+    observers.emit(ModelsBuilt(state.models))
+    first = 0
+    if config.output.resume:
+        found = resume(state, Path(config.output.resume))
+        first = found.step
+        if first >= config.training.num_steps:
+            raise CheckpointError(
+                f"{found.path} has all {config.training.num_steps} steps of this run",
+                remedy="a larger training.num_steps, where the learning rate is constant",
+            )
+        check_state(state, found)
+        log.say("\n".join([*(f"skipped {reason}" for reason in found.skipped), f"step {first} from {found.path}"]))
+    return state, first
+
+
+def warm_up(state: TrainState, observers: Observers, log: RunLog) -> WarmStart:
+    """Teach the policy the task's answers, if asked for until training prompts are answered well enough."""
+    section, prompts = state.config.warm_start, state.task.train[: len(state.task.heldout)]
+
+    def is_enough() -> bool:
+        if section.target_reward is None:
+            return False
+        sync(state.decoder, state.sampler.weight_target, 0, None)
+        return evaluate(state, prompts, step=0).reward_mean >= section.target_reward
+
+    log.phase("warm start", section.num_steps)
+    return warm_start(state, observers=observers, report=lambda loss: log.advance(loss=loss), is_enough=is_enough)
+
+
+def build_critic(decoder: Decoder) -> Critic:
+    """Build a critic that reads as the policy does, and expects nothing yet."""
+    critic = Critic(decoder.config).to(decoder.embedding.device, decoder.embedding.dtype)
+    critic.decoder.load_state_dict({name: value for name, value in decoder.state_dict().items() if name != "head"})
+    return critic

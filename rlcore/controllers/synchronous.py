@@ -1,0 +1,59 @@
+"""The loop of a run in one process: a step, a sync, and what is due between steps."""
+
+from pathlib import Path
+
+from rlcore.checkpoints.resume import DIRECTORY, save_checkpoint
+from rlcore.config import GrpoSection
+from rlcore.controllers.evaluation import evaluate
+from rlcore.observability.events import StepBegins, StepEnds, WeightsSynced
+from rlcore.observability.logs import RunLog
+from rlcore.observability.step_metrics import StepMetrics
+from rlcore.recipes.grpo import grpo_step
+from rlcore.recipes.ppo import ppo_step
+from rlcore.train_state import TrainState
+from rlcore.weights.sync import sync
+
+CURVE = {
+    "reward_mean": "reward_mean",
+    "loss": "loss",
+    "gradient_norm": "grad_norm",
+    "kl": "approx_kl",
+    "entropy": "entropy",
+    "completion_length": "completion_length",
+}
+"""Names in a trace's curve, and in metrics."""
+
+
+def loop(state: TrainState, first: int, directory: Path, log: RunLog) -> None:
+    """Sync the sampler, then make the steps from `first` on, with the evaluations and checkpoints due between them."""
+    state.receipt = sync(state.decoder, state.sampler.weight_target, first, None)
+    output, num_steps = state.config.output, state.config.training.num_steps
+    if first == 0:
+        log.evaluation(0, evaluate(state, state.task.heldout, step=0))
+    log.phase("training", num_steps, first)
+    for step in range(first, num_steps):
+        metrics = make_step(state, step).merged()
+        log.step(step, metrics | state.phases.take())
+        log.advance(reward=metrics.get("reward_mean", float("nan")), loss=metrics.get("loss", float("nan")))
+        done, is_last = step + 1, step + 1 == num_steps
+        if is_last or (output.evaluate_every and done % output.evaluate_every == 0):
+            log.evaluation(done, evaluate(state, state.task.heldout, step=done))
+        if is_last or (output.checkpoint_every and done % output.checkpoint_every == 0):
+            save_checkpoint(state, directory / DIRECTORY, done)
+
+
+def make_step(state: TrainState, step: int) -> StepMetrics:
+    """Make one step of the algorithm and sync its weights; observers see where it begins and ends."""
+    algorithm, observers = state.config.algorithm, state.observers
+    observers.emit(StepBegins(step, state.warm_start if step == 0 else None))
+    if isinstance(algorithm, GrpoSection):
+        metrics = grpo_step(state, algorithm, step)
+    else:
+        metrics = ppo_step(state, algorithm, step)
+    with observers.stage("sync"):
+        target = state.sampler.weight_target
+        state.receipt = sync(state.decoder, target, step + 1, state.receipt, has_learned=metrics.has_learned)
+    observers.emit(WeightsSynced(state.receipt))
+    merged = metrics.merged()
+    observers.emit(StepEnds({name: merged[ours] for name, ours in CURVE.items() if ours in merged}))
+    return metrics

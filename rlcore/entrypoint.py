@@ -1,0 +1,80 @@
+"""A whole run, from a configuration to trained weights: the entry of this package's scenarios.
+
+    read and check ─▶ task, model, level ─▶ announce ─▶ warm start (or resume) ─▶ steps ─▶ evaluation, checkpoint
+
+One thread, one process. What is recorded of a step is recorded between begin_step and end_step; the warm start and the
+first sync come before, so that a resumed run has the same steps, and the warm start is recorded in the first of them.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlcore.config import RunConfig, read_config
+from rlcore.controllers.setup import build_model, prepare
+from rlcore.controllers.synchronous import loop
+from rlcore.determinism import at_level
+from rlcore.errors import InvalidValueError
+from rlcore.memory import keep_freed_memory
+from rlcore.numerics.probe import num_threads
+from rlcore.observability.announcement import announcement
+from rlcore.observability.logs import RunLog
+from rlcore.tasks.make import make_task
+from rlcore.trace import Recorder
+from rlcore.train_state import TrainState
+
+
+def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Recorder) -> None:
+    """Train as `config` says, at a level of determinism; everything is written below `directory`.
+
+    Raises InvalidValueError for a configuration that cannot be, LevelError, NonFiniteError, CheckpointError.
+    """
+    train(read_config(config), level=level, directory=directory, recorder=recorder)
+
+
+def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder) -> TrainState:
+    """Train as a configuration that has been read says; return the state at the end."""
+    for name, directory_given in (("model.path", config.model.path), ("output.resume", config.output.resume)):
+        if directory_given and not Path(directory_given).is_dir():
+            raise InvalidValueError(f"{name} {directory_given!r}", legal="a directory that exists")
+    check_device(config.model.device)
+    keep_freed_memory()
+    tokenizer, decoder = build_model(config)
+    task = make_task(config.task, tokenizer, config.seed)
+    longest = max(len(prompt.tokens) for prompt in (*task.train, *task.heldout)) + config.sampling.max_tokens
+    dtype = decoder.embedding.dtype
+    threads = config.perturbation.training_threads, config.perturbation.sampling_threads
+    section = config.model
+    held = at_level(
+        level,
+        decoder.config,
+        dtype=dtype,
+        device=section.device,
+        length=longest,
+        threads=threads,
+        kernels=section.kernels,
+    )
+    with held, num_threads(threads[0]):  # whatever is computed by the way: torch's own number is that of the cores
+        log = RunLog(directory, config.output)
+        log.say(announcement(config, level=level, num_parameters=sum(each.numel() for each in decoder.parameters())))
+        try:
+            state, first = prepare(
+                config, level, task, tokenizer=tokenizer, decoder=decoder, recorder=recorder, log=log
+            )
+            loop(state, first, directory, log)
+        finally:
+            log.close()
+    return state
+
+
+def check_device(name: str) -> None:
+    """Raise InvalidValueError for a device that torch does not know, or does not have here."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidValueError(
+            f"model.device {name!r}: {str(error).splitlines()[0]}",
+            legal="cpu, or cuda where torch.cuda.is_available()",
+        ) from error

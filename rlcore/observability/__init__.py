@@ -1,0 +1,1 @@
+"""Metrics, phases and logs of a run."""

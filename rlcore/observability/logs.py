@@ -1,0 +1,134 @@
+"""What a run writes and shows: metrics as JSON lines and for TensorBoard, completions, a progress bar.
+
+metrics.jsonl       {"step": 3, "reward_mean": 0.71, "seconds/rollout": 0.02, ...}
+completions.jsonl   a line for each completion that was shown
+tensorboard/        the same numbers
+"""
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from rlcore.config import OutputSection
+from rlcore.controllers.evaluation import Evaluation
+
+MAX_WIDTH = 32
+"""Of a column of text in a table."""
+
+
+class RunLog:
+    """The files of a run, each made with its first line; and its lines on the terminal."""
+
+    def __init__(self, directory: Path, section: OutputSection, *, stream: TextIO | None = None) -> None:
+        self._directory = directory
+        self._section = section
+        self._stream = stream or sys.stderr
+        self._files: dict[str, TextIO] = {}
+        self._board: SummaryWriter | None = None
+        self._bar: Any = None
+        self._phase, self._num_steps, self._done = "", 1, 0
+
+    def phase(self, name: str, num_steps: int, done: int = 0) -> None:
+        """What is counted from here on; the bar before is closed."""
+        self._close_bar()
+        self._phase, self._num_steps, self._done = name, num_steps, done
+        if self._section.shows_progress and self._stream.isatty():
+            self._bar = tqdm(total=num_steps, initial=done, desc=name, unit="step", file=self._stream, leave=True)
+
+    def advance(self, **shown: float) -> None:
+        """A step is done: the bar moves, or where there is no terminal every tenth part of the steps has a line."""
+        self._done += 1
+        told = {name: f"{value:.3g}" for name, value in shown.items()}
+        if self._bar is not None:
+            self._bar.set_postfix(told, refresh=False)
+            self._bar.update()
+        elif (
+            self._section.shows_progress
+            and self._done * 10 // self._num_steps > (self._done - 1) * 10 // self._num_steps
+        ):
+            self.say(
+                f"{self._phase}: step {self._done} of {self._num_steps}, " + ", ".join(map("=".join, told.items()))
+            )
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """The numbers of a step."""
+        self._write("metrics.jsonl", {"step": step, **{name: _finite(value) for name, value in values.items()}})
+        if not self._section.tensorboard:
+            return
+        self._board = self._board or SummaryWriter(str(self._directory / "tensorboard"))
+        for name, value in values.items():
+            self._board.add_scalar(name, value, step)
+
+    def evaluation(self, step: int, found: Evaluation) -> None:
+        """The numbers of an evaluation, and some of its completions in a table."""
+        values = {
+            "evaluation/reward_mean": found.reward_mean,
+            "evaluation/completion_length": found.completion_length,
+            "evaluation/truncated": found.truncated,
+        }
+        self.step(step, values)
+        shown = list(zip(found.completions, found.scores.rewards, strict=True))[: self._section.num_shown]
+        rows = []
+        for completion, reward in shown:
+            prompt = completion.request.prompt
+            answer = prompt.columns.get("answer", "")
+            told = {"prompt": prompt.text, "completion": completion.text, "answer": answer, "reward": reward}
+            self._write("completions.jsonl", {"step": step, **told, "stop_reason": completion.stop_reason.value})
+            rows.append((*(str(text) for text in (prompt.text, completion.text, answer)), _number(reward)))
+        self.say(f"step {step}: held-out reward {found.reward_mean:.3f} over {len(found.completions)} prompts")
+        if rows:
+            for line in table(("prompt", "completion", "answer", "reward"), rows):
+                self.say(line)
+
+    def say(self, line: str) -> None:
+        """A line on the terminal, above the bar."""
+        tqdm.write(line, file=self._stream)
+
+    def close(self) -> None:
+        """Everything is on the disk."""
+        self._close_bar()
+        for file in self._files.values():
+            file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def _close_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _write(self, name: str, values: Mapping[str, object]) -> None:
+        if name not in self._files:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._files[name] = (self._directory / name).open("a", encoding="utf-8")
+        file = self._files[name]
+        file.write(json.dumps(values, ensure_ascii=False, allow_nan=False) + "\n")
+        file.flush()
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Columns of text, cut to MAX_WIDTH."""
+    cut = [[_shortened(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(len(row[column]) for row in cut) for column in range(len(head))]
+    return [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cut
+    ]
+
+
+def _shortened(text: str) -> str:
+    text = text.replace("\n", "\\n")
+    return text if len(text) <= MAX_WIDTH else text[: MAX_WIDTH - 1] + "…"
+
+
+def _number(reward: float | None) -> str:
+    return "-" if reward is None else f"{reward:.3f}"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

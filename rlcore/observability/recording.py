@@ -1,0 +1,79 @@
+"""The observer that hands values to a recorder, in canonical order."""
+
+import torch
+
+from rlcore.config import PpoSection
+from rlcore.observability.events import (
+    AdvantagesEstimated,
+    BatchExtended,
+    Event,
+    GradientsReduced,
+    PassesDone,
+    RolloutBatched,
+    StepBegins,
+    StepEnds,
+    WeightsMoved,
+    WeightsSynced,
+)
+from rlcore.observability.observers import Observer
+from rlcore.trace import Recorder
+
+
+class StepRecorder(Observer):
+    """Records what a step reads of its batch, its losses, gradients, weights and optimizer state."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def observe(self, event: Event) -> None:
+        """Record the values of an event, if it has any."""
+        record = self._recorder.record
+        match event:
+            case StepBegins(step, warm_start):
+                self._recorder.begin_step(step)
+                if warm_start is not None:
+                    warm_start.record(self._recorder)
+            case RolloutBatched():
+                self._rollout(event)
+            case BatchExtended(batch, phase, names):
+                for name in names:
+                    record(phase, name, batch[name])
+            case AdvantagesEstimated(batch, section):
+                if isinstance(section, PpoSection):
+                    record("reward", "token_rewards", batch["token_rewards"])
+                record("advantage", "advantages", batch["advantages"])
+                if isinstance(section, PpoSection):
+                    record("advantage", "returns", batch["returns"])
+            case PassesDone(trainer, losses):
+                for each in losses:
+                    for name, value in each.observed.items():
+                        record("forward", f"{trainer}.{name}", torch.where(each.loss_mask, value, 0.0))
+                    record("loss", trainer, each.loss)
+            case GradientsReduced(trainer, gradients):
+                for name, gradient in gradients.items():
+                    record("backward", f"{trainer}.{name}", gradient)
+            case WeightsMoved():
+                self._weights(event)
+            case WeightsSynced(receipt):
+                record("sync", "weights_digest", receipt.weights_digest)
+            case StepEnds(curve):
+                self._recorder.end_step(**curve)
+
+    def _rollout(self, event: RolloutBatched) -> None:
+        record, batch, completions = self._recorder.record, event.batch, event.completions
+        record("rollout", "prompt_ids", [completion.request.prompt.id for completion in completions])
+        record("rollout", "weights_digest", sorted({completion.weights_digest for completion in completions}))
+        record("rollout", "loss_mask", batch["loss_mask"])
+        record("rollout", "tokens", batch["tokens"])
+        record("rollout", "logprobs", batch["rollout_logprobs"])
+        for name in ("prompt_lengths", "lengths", "groups"):
+            record("rollout", name, batch[name])
+        record("reward", "included", batch["included"])
+        record("reward", "rewards", batch["rewards"])
+
+    def _weights(self, event: WeightsMoved) -> None:
+        record = self._recorder.record
+        for name, parameter in event.model.named_parameters():
+            record("optimizer", f"{event.trainer}.{name}", parameter.detach())
+            for kind, value in sorted(event.optimizer.state[parameter].items()):
+                record("optimizer", f"{event.trainer}.{name}.{kind}", value)

@@ -1,0 +1,47 @@
+"""ReMax's baseline: what the most probable completion of each prompt is worth, by the same reward functions."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from tensordict import TensorDict
+
+from rlcore.errors import RewardError
+from rlcore.keys import key
+from rlcore.observability.events import BatchExtended, CompletionsSampled
+from rlcore.observability.observers import observed
+from rlcore.recipes.rollout import collect, sampling_params
+from rlcore.rewards.score import score
+from rlcore.train_state import TrainState
+from rlcore.types import Completion, SampleRequest
+
+
+@observed
+def add_greedy_rewards(
+    state: TrainState, batch: TensorDict, completions: Sequence[Completion], step: int
+) -> BatchExtended:
+    """Add fp32 [samples]: the reward of the greedy completion of each sample's prompt; one is drawn per prompt.
+
+    Raises RewardError where one cannot be judged.
+    """
+    prompts = {each.request.prompt.id: each.request.prompt for each in completions}
+    params = replace(sampling_params(state), temperature=0.0)
+    wanted = [
+        # Nothing is drawn by chance; the key is for those who tell completions apart by it.
+        SampleRequest(prompt, 0, key("greedy", state.config.seed, step, prompt.id), params)
+        for prompt in prompts.values()
+    ]
+    with state.observers.stage("rollout"):
+        drawn = collect(state.sampler, wanted, state.config.perturbation)
+        state.observers.emit(CompletionsSampled(wanted, drawn, state.receipt, state.tokenizer))
+    with state.observers.stage("reward"):
+        rewards = dict(zip(prompts, score(state.task.rewards, drawn, step=step).rewards, strict=True))
+    if unjudged := [name for name, reward in rewards.items() if reward is None]:
+        raise RewardError(
+            f"the greedy completion of prompt {unjudged[0]} could not be judged, and it is ReMax's baseline",
+            legal="a number for every greedy completion",
+            remedy="algorithm.advantage: rloo, which needs none",
+        )
+    baselines = [rewards[each.request.prompt.id] for each in completions]
+    batch["greedy_rewards"] = torch.tensor(baselines, dtype=torch.float32, device=state.config.model.device)
+    return BatchExtended(batch, "reward", ("greedy_rewards",))

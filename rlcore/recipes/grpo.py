@@ -1,0 +1,109 @@
+"""One step of GRPO: group-relative advantages, a clipped ratio, no critic. DeepSeekMath (arXiv:2402.03300),
+algorithm 1.
+
+Departures from the paper, each of them a setting: losses are divided by the tokens of the whole minibatch (token-mean)
+where the paper takes a mean of means; the KL term is off unless asked for; rewards are of outcomes, not of processes.
+"""
+
+from collections.abc import Callable, Mapping
+
+from tensordict import TensorDict
+
+from rlcore.algorithms import advantages
+from rlcore.algorithms.kl import approx_kl
+from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is, masked_is_keep
+from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
+from rlcore.batching.microbatches import Microbatch
+from rlcore.batching.minibatches import Minibatch, minibatches
+from rlcore.config import GrpoSection
+from rlcore.observability.events import AdvantagesEstimated
+from rlcore.observability.observers import observed
+from rlcore.observability.step_metrics import StepMetrics
+from rlcore.recipes.greedy_baseline import add_greedy_rewards
+from rlcore.recipes.policy_pass import PolicyView, add_old_logprobs, add_ref_logprobs, view_policy
+from rlcore.recipes.rollout import rollout
+from rlcore.recipes.update import update
+from rlcore.train_state import TrainState
+from rlcore.trainers.base import MicrobatchLoss
+
+MISMATCH_LOSSES: Mapping[str, Callable[..., PolicyLoss]] = {"dppo_tv": dppo_tv, "ipo": ipo, "masked_is": masked_is}
+
+
+def grpo_step(state: TrainState, section: GrpoSection, step: int) -> StepMetrics:
+    """Sample, score, learn; the caller syncs the weights. Raises NonFiniteError, LevelError, StepError."""
+    completions, scores, batch = rollout(state, step)
+    add_old_logprobs(state, batch)
+    add_ref_logprobs(state, batch)
+    if section.advantage == "remax":
+        add_greedy_rewards(state, batch, completions, step)
+    add_advantages(state, section, batch)
+
+    metrics = StepMetrics(completions, scores, batch)
+    for minibatch in minibatches(batch, state.config, state.level, step, state.observers):
+
+        def loss(microbatch: Microbatch, minibatch: Minibatch = minibatch) -> MicrobatchLoss:
+            return policy_loss(state, section, batch, minibatch, microbatch)
+
+        metrics.add(update(state, state.policy, minibatch, loss, step))
+    return metrics
+
+
+@observed
+def add_advantages(state: TrainState, section: GrpoSection, batch: TensorDict) -> AdvantagesEstimated:
+    """Compare each completion with others of its prompt, fp32 [samples, positions]."""
+    rewards, groups, included, mask = (batch[name] for name in ("rewards", "groups", "included", "loss_mask"))
+    match section.advantage:
+        case "grpo":
+            batch["group_advantages"] = advantages.grpo(rewards, groups, included)
+        case "dr_grpo":
+            batch["group_advantages"] = advantages.dr_grpo(rewards, groups, included)
+        case "rloo":
+            batch["group_advantages"] = advantages.rloo(rewards, groups, included)
+        case "reinforce_pp_baseline":
+            batch["advantages"] = advantages.reinforce_pp_baseline(rewards, groups, mask, included).float()
+        case "remax":
+            at_end = advantages.at_last_token(rewards.float(), mask, included)
+            batch["advantages"] = advantages.remax(at_end, batch["greedy_rewards"], mask, included).advantages.float()
+    if section.advantage in ("grpo", "dr_grpo", "rloo"):
+        batch["advantages"] = advantages.per_token(batch["group_advantages"], mask).float()
+    return AdvantagesEstimated(batch, section)
+
+
+def policy_loss(
+    state: TrainState, section: GrpoSection, batch: TensorDict, minibatch: Minibatch, microbatch: Microbatch
+) -> MicrobatchLoss:
+    """Compute the surrogate, with the penalties that are asked for, as a microbatch's share of the loss."""
+    view = view_policy(state, batch, microbatch)
+    surrogate = surrogate_of(section, view)
+    losses, observed = surrogate.losses, {"clipped": surrogate.clipped.float()}
+    if state.reference is not None:
+        reference = microbatch.select(batch["ref_logprobs"])
+        observed["ref_kl"] = approx_kl(view.logprobs, reference, view.loss_mask, section.kl_estimator)
+        losses = losses + section.kl_coef * observed["ref_kl"]
+    if section.entropy_coef:
+        losses = losses - section.entropy_coef * view.entropy
+    return view.share(minibatch, losses, section.aggregation, **observed)
+
+
+def surrogate_of(section: GrpoSection, view: PolicyView) -> PolicyLoss:
+    """Compute losses of tokens by the ratio of the policy to the one before the step, or to the sampler."""
+    given = (view.logprobs, view.old_logprobs, view.advantages, view.loss_mask)
+    low, high = section.clip_eps_low, section.clip_eps_high
+    match section.loss:
+        case "ppo_clip":
+            return ppo_clip(*given, clip_eps_low=low, clip_eps_high=high, dual_clip=section.dual_clip)
+        case "gspo":
+            return gspo(*given, clip_eps_low=low, clip_eps_high=high)
+        case "cispo":
+            return cispo(*given, clip_eps_low=low, clip_eps_high=high)
+        case "dppo_tv" | "ipo" | "masked_is":
+            return mismatch_loss(section, view)
+
+
+def mismatch_loss(section: GrpoSection, view: PolicyView) -> PolicyLoss:
+    """Compute a loss by the ratio to the sampler; a setting that is None has the loss's own default."""
+    given = [view.logprobs, view.rollout_logprobs, view.advantages, view.loss_mask]
+    if section.loss == "masked_is":
+        given.append(masked_is_keep(view.logprobs, view.rollout_logprobs, view.loss_mask))
+    asked = {"mask_low": section.mask_low, "mask_high": section.mask_high, "kl_coef": section.proximal_coef}
+    return MISMATCH_LOSSES[section.loss](*given, **{name: value for name, value in asked.items() if value is not None})

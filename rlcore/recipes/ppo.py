@@ -1,0 +1,109 @@
+"""One step of PPO: a critic, generalised advantage estimation, a clipped ratio. PPO (arXiv:1707.06347), algorithm 1.
+
+As language models are trained with it: one reward a completion, on its last token; the distance to the reference policy
+is taken from the rewards of tokens (InstructGPT, arXiv:2203.02155); policy and critic are two models.
+"""
+
+from tensordict import TensorDict
+
+from rlcore.algorithms.advantages import at_last_token, gae, whiten
+from rlcore.algorithms.aggregation import sample_shares
+from rlcore.algorithms.kl import adaptive_kl_coef, approx_kl, in_rewards
+from rlcore.algorithms.policy_losses import ppo_clip
+from rlcore.algorithms.value_loss import value_loss
+from rlcore.batching.microbatches import Microbatch
+from rlcore.batching.minibatches import Minibatch, minibatches
+from rlcore.config import PpoSection
+from rlcore.observability.events import AdvantagesEstimated, BatchExtended
+from rlcore.observability.metrics import mean
+from rlcore.observability.observers import observed
+from rlcore.observability.step_metrics import StepMetrics
+from rlcore.recipes.policy_pass import add_old_logprobs, add_ref_logprobs, read_in_bulk, view_policy
+from rlcore.recipes.rollout import rollout
+from rlcore.recipes.update import update
+from rlcore.train_state import TrainState
+from rlcore.trainers.base import MicrobatchLoss
+from rlcore.trainers.scoring import values
+
+
+def ppo_step(state: TrainState, section: PpoSection, step: int) -> StepMetrics:
+    """Sample, score, learn; the caller syncs the weights. Raises NonFiniteError, LevelError, StepError."""
+    assert state.critic is not None
+    completions, scores, batch = rollout(state, step)
+    add_old_logprobs(state, batch)
+    add_ref_logprobs(state, batch)
+    add_values(state, batch)
+    metrics = StepMetrics(completions, scores, batch, kl_coef=state.kl_coef)
+    add_advantages(state, section, batch)
+
+    for minibatch in minibatches(batch, state.config, state.level, step, state.observers):
+
+        def value_part(microbatch: Microbatch, minibatch: Minibatch = minibatch) -> MicrobatchLoss:
+            return critic_loss(state, section, batch, minibatch, microbatch)
+
+        def policy_part(microbatch: Microbatch, minibatch: Minibatch = minibatch) -> MicrobatchLoss:
+            return policy_loss(state, section, batch, minibatch, microbatch)
+
+        metrics.add(update(state, state.critic, minibatch, value_part, step))
+        if step >= section.num_critic_warmup_steps:
+            metrics.add(update(state, state.policy, minibatch, policy_part, step))
+    return metrics
+
+
+@observed
+def add_values(state: TrainState, batch: TensorDict) -> BatchExtended:
+    """Add what the critic expects before each token, as it was before the step."""
+    batch["values"] = read_in_bulk(state, batch, lambda microbatch: values(state.value_model, microbatch))
+    return BatchExtended(batch, "reference", ("values",))
+
+
+@observed
+def add_advantages(state: TrainState, section: PpoSection, batch: TensorDict) -> AdvantagesEstimated:
+    """Add rewards of tokens, advantages and returns; move an adaptive KL coefficient."""
+    mask, included = batch["loss_mask"], batch["included"]
+    token_rewards = batch["outcome_rewards"] = at_last_token(batch["rewards"].float(), mask, included)
+    if state.reference is not None:
+        sampled, reference = batch["rollout_logprobs"], batch["ref_logprobs"]
+        token_rewards = in_rewards(token_rewards, sampled, reference, mask, kl_coef=state.kl_coef)
+        if section.kl_target is not None:
+            state.kl_coef = adaptive_kl_coef(
+                state.kl_coef,
+                mean(approx_kl(sampled, reference, mask, "k1")[mask].tolist()),
+                target_kl=section.kl_target,
+                num_samples=len(mask),
+                horizon=section.kl_horizon,
+            )
+    batch["token_rewards"] = token_rewards
+    estimated = gae(token_rewards, batch["values"], mask, included, gamma=section.gamma, lam=section.lam)
+    batch["gae"], batch["returns"] = estimated
+    batch["advantages"] = whiten(batch["gae"], mask, included) if section.whitens_advantages else batch["gae"]
+    return AdvantagesEstimated(batch, section)
+
+
+def policy_loss(
+    state: TrainState, section: PpoSection, batch: TensorDict, minibatch: Minibatch, microbatch: Microbatch
+) -> MicrobatchLoss:
+    """Compute the clipped surrogate as a microbatch's share of the minibatch's loss."""
+    view = view_policy(state, batch, microbatch)
+    surrogate = ppo_clip(
+        view.logprobs,
+        view.old_logprobs,
+        view.advantages,
+        view.loss_mask,
+        clip_eps_low=section.clip_eps_low,
+        clip_eps_high=section.clip_eps_high,
+        dual_clip=section.dual_clip,
+    )
+    losses = surrogate.losses - section.entropy_coef * view.entropy if section.entropy_coef else surrogate.losses
+    return view.share(minibatch, losses, section.aggregation, clipped=surrogate.clipped.float())
+
+
+def critic_loss(
+    state: TrainState, section: PpoSection, batch: TensorDict, minibatch: Minibatch, microbatch: Microbatch
+) -> MicrobatchLoss:
+    """Compute the distance of the critic from the returns as a microbatch's share."""
+    mask, old = microbatch.select(batch["loss_mask"]), microbatch.select(batch["values"])
+    expected = values(state.value_model, microbatch)
+    found = value_loss(expected, old, microbatch.select(batch["returns"]), mask, clip_eps=section.value_clip_eps)
+    shares = sample_shares(found.losses, mask, section.aggregation, minibatch.denominators)
+    return MicrobatchLoss(shares.sum(), {"values": expected.detach(), "clipped": found.clipped.float()}, mask)

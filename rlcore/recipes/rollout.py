@@ -1,0 +1,83 @@
+"""From the number of a step to a batch: its prompts, their completions, their rewards, in canonical order.
+
+Canonical is by prompt as drawn, then by number. Completions arrive in any order, and are put there before anything
+reads them.
+"""
+
+from collections.abc import Sequence
+
+from tensordict import TensorDict
+
+from rlcore.batching.rollout_batch import dense_batch
+from rlcore.config import PerturbationSection
+from rlcore.keys import completion_key, epoch_items, permutation
+from rlcore.numerics.probe import num_threads
+from rlcore.observability.events import CompletionsSampled, RequestsBuilt, RolloutBatched, SamplingBegins
+from rlcore.rewards.score import Scores, score, shuffled
+from rlcore.samplers.base import Sampler
+from rlcore.train_state import TrainState
+from rlcore.types import Completion, Prompt, SampleRequest, SamplingParams
+
+
+def rollout(state: TrainState, step: int) -> tuple[list[Completion], Scores, TensorDict]:
+    """Sample the completions of a step, score them, and build their dense batch."""
+    config, observers = state.config, state.observers
+    with observers.stage("rollout"):
+        observers.emit(SamplingBegins(state.decoder, state.receipt))
+        wanted = requests(state, prompts_of(state, step), step)
+        observers.emit(RequestsBuilt(wanted))
+        completions = collect(state.sampler, wanted, config.perturbation)
+        observers.emit(CompletionsSampled(wanted, completions, state.receipt, state.tokenizer))
+    with observers.stage("reward"):
+        scores = score(state.task.rewards, completions, step=step)
+        if config.task.shuffles_rewards:
+            scores = shuffled(scores, config.seed, step)
+    batch = dense_batch(completions, scores, pad_id=state.tokenizer.pad_id).to(config.model.device)
+    observers.emit(RolloutBatched(batch, completions, scores))
+    return completions, scores, batch
+
+
+def prompts_of(state: TrainState, step: int) -> list[Prompt]:
+    """Return the prompts of a step: a keyed order, every prompt once per epoch."""
+    count = state.config.training.prompts_per_step
+    prompts = state.task.train
+    return [prompts[i] for i in epoch_items(step * count, count, len(prompts), state.config.seed, "prompts")]
+
+
+def requests(state: TrainState, prompts: Sequence[Prompt], step: int) -> list[SampleRequest]:
+    """Build `group_size` requests per prompt; a prompt that comes twice, at the end of an epoch, counts on."""
+    config, params = state.config, sampling_params(state)
+    seen: dict[str, int] = {}
+    wanted = []
+    for prompt in prompts:
+        first = seen.get(prompt.id, 0)
+        seen[prompt.id] = first + config.training.group_size
+        for index in range(first, seen[prompt.id]):
+            key = completion_key(seed=config.seed, step=step, prompt_id=prompt.id, sample_index=index)
+            wanted.append(SampleRequest(prompt, index, key, params))
+    return wanted
+
+
+def sampling_params(state: TrainState) -> SamplingParams:
+    """Return the configured parameters, with the tokenizer's other stop tokens."""
+    section = state.config.sampling
+    return SamplingParams(
+        max_tokens=section.max_tokens,
+        temperature=section.temperature,
+        top_k=section.top_k,
+        top_p=section.top_p,
+        min_p=section.min_p,
+        stop_ids=state.tokenizer.stop_ids,
+        stop_strings=section.stop_strings,
+    )
+
+
+def collect(sampler: Sampler, wanted: Sequence[SampleRequest], perturbation: PerturbationSection) -> list[Completion]:
+    """Sample the completions of requests, in their order, whatever the order in which the sampler is given them."""
+    order = list(range(len(wanted)))
+    if perturbation.arrival_seed:
+        order = permutation(len(wanted), "arrival", perturbation.arrival_seed)
+    with num_threads(perturbation.sampling_threads):
+        arrived = sampler.sample([wanted[index] for index in order])
+    found = dict(zip(order, arrived, strict=True))
+    return [found[index] for index in range(len(wanted))]

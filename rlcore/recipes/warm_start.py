@@ -1,0 +1,106 @@
+"""Supervised steps on a task's own answers: from random weights no reward is ever seen to rise.
+
+The same fixed microbatches and the same tree as in training: the result is as independent of threads and workers.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from xxhash import xxh3_128, xxh3_128_hexdigest
+
+from rlcore.algorithms.aggregation import sample_shares
+from rlcore.algorithms.schedules import linear_lr
+from rlcore.batching.collate import collate
+from rlcore.batching.microbatches import Microbatch
+from rlcore.batching.minibatches import Minibatch
+from rlcore.errors import InvalidValueError
+from rlcore.keys import epoch_items
+from rlcore.observability.observers import Observers
+from rlcore.observability.warm_start_record import WarmStart, WarmStep
+from rlcore.train_state import TrainState
+from rlcore.trainers.base import MicrobatchLoss
+from rlcore.trainers.local import LocalTrainer, build_adamw
+from rlcore.trainers.scoring import score
+from rlcore.types import Prompt, Tokenizer
+from rlcore.weights.digests import weights_digest
+
+MAX_NORM = 1.0
+"""Norm that gradients of a warm start are clipped to."""
+
+
+def warm_start(
+    state: TrainState,
+    *,
+    observers: Observers,
+    report: Callable[[float], None] = lambda loss: None,
+    is_enough: Callable[[], bool] = lambda: False,
+) -> WarmStart:
+    """Teach the policy the answers of training prompts; `report` is given each step's loss, per token.
+
+    `is_enough` is asked after every `check_every` steps, and ends it. Raises InvalidValueError if the task has no
+    answers.
+    """
+    config, decoder = state.config, state.decoder
+    section, prompts = config.warm_start, state.task.train
+    trainer = LocalTrainer(
+        "policy",
+        decoder,
+        build_adamw(decoder, config.optimizer, section.learning_rate),
+        section.learning_rate,
+        observers=observers,
+        world_size=config.perturbation.world_size,
+        threads=config.perturbation.training_threads,
+    )
+    before, steps = weights_digest(dict(decoder.named_parameters())), list[WarmStep]()
+    for step in range(section.num_steps):
+        chosen = epoch_items(step * section.batch_size, section.batch_size, len(prompts), config.seed, "warm_start")
+        batch = answers([prompts[index] for index in chosen], state.tokenizer).to(config.model.device)
+        minibatch = Minibatch(batch, list(range(section.batch_size)), config, state.level)
+
+        def loss(microbatch: Microbatch, batch: TensorDict = batch, minibatch: Minibatch = minibatch) -> MicrobatchLoss:
+            mask = microbatch.select(batch["loss_mask"])
+            losses = -score(decoder, microbatch, 1.0).logprobs
+            return MicrobatchLoss(
+                sample_shares(losses, mask, "token-mean", minibatch.denominators).sum(), observed={}, loss_mask=mask
+            )
+
+        losses = trainer.forward_backward(minibatch.microbatches, loss)
+        digest = gradient_digest(trainer.gradients or [])
+        rate = linear_lr(step, peak=trainer.peak_rate, num_steps=section.num_steps, final_ratio=0.1)
+        norm = trainer.optimizer_step(learning_rate=rate, max_norm=MAX_NORM)
+        steps.append(WarmStep(math.fsum(float(each.loss) for each in losses), digest, norm))
+        report(steps[-1].loss)
+        if (step + 1) % section.check_every == 0 and is_enough():
+            break
+    return WarmStart(before, tuple(steps))
+
+
+def gradient_digest(gradients: Sequence[Tensor]) -> str:
+    """Return the digest of all gradients as one flat fp32 tensor, without making it: that of `tensor_digest`."""
+    content = xxh3_128()
+    for gradient in gradients:
+        content.update(gradient.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    num_elements = sum(gradient.numel() for gradient in gradients)
+    return xxh3_128_hexdigest(f"float32 [{num_elements}] ".encode() + content.digest())
+
+
+def answers(prompts: list[Prompt], tokenizer: Tokenizer) -> TensorDict:
+    """Build a dense batch of prompts with their answers and an end of sequence; the answers are learned."""
+    pairs = []
+    for prompt in prompts:
+        if not isinstance(answer := prompt.columns.get("answer"), str):
+            raise InvalidValueError(
+                f"prompt {prompt.text!r} has no column `answer`, which a warm start learns",
+                remedy="warm_start.num_steps: 0, or a column of texts",
+            )
+        pairs.append((list(prompt.tokens), [*tokenizer.encode(answer), tokenizer.eos_id]))
+    sequences = {
+        "tokens": [torch.tensor(prompt + answer) for prompt, answer in pairs],
+        "loss_mask": [torch.tensor([False] * len(prompt) + [True] * len(answer)) for prompt, answer in pairs],
+    }
+    batch = collate(sequences, pad_values={"tokens": tokenizer.pad_id})
+    batch["prompt_lengths"] = torch.tensor([len(prompt) for prompt, _ in pairs])
+    return batch

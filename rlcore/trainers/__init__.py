@@ -1,0 +1,1 @@
+"""Trainers: gradients of microbatches, their sum, and the optimizer."""

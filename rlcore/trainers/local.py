@@ -1,0 +1,193 @@
+"""The trainer within a process: gradients of microbatches, their sum in one tree per parameter, clip, optimizer step.
+
+    workers, each its microbatches ──backward──▶ gradients ──GradientSum──▶ one per parameter ──clip──▶ AdamW
+
+Nothing here depends on which worker computed which microbatch, nor when. Workers are simulated: they compute one after
+another.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rlcore.batching.microbatches import Microbatch, divide_among_workers
+from rlcore.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
+from rlcore.config import OptimizerSection
+from rlcore.errors import NonFiniteError
+from rlcore.numerics.probe import num_threads
+from rlcore.numerics.tree_sum import TreeSum
+from rlcore.observability.events import ClipBegins, Clipped, GradientsReduced, PassBegins, WeightsMove, WeightsMoved
+from rlcore.observability.observers import Observers
+from rlcore.trainers.base import Loss, MicrobatchLoss, TrainerState
+
+
+class LocalTrainer:
+    """Trains a model of this process."""
+
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        optimizer: torch.optim.AdamW,
+        peak_rate: float,
+        *,
+        observers: Observers,
+        world_size: int = 1,
+        threads: int = 1,
+    ) -> None:
+        self.name = name
+        """Name of the model in records and checkpoints: policy, critic."""
+        self.model = model
+        self.optimizer = optimizer
+        self.peak_rate = peak_rate
+        """Learning rate before its schedule."""
+        self.gradients: list[Tensor] | None = None
+        """Sum of the microbatches' gradients by parameter, fp32, from a backward pass to the step that uses it."""
+        self._observers = observers
+        self._world_size = world_size
+        self._threads = threads
+
+    def forward_backward(self, microbatches: Sequence[Microbatch], loss: Loss) -> tuple[MicrobatchLoss, ...]:
+        """Compute the gradient of the sum of the microbatches' losses; return these in the order of microbatches.
+
+        Each worker adds what lies whole in its hands. Raises NonFiniteError.
+        """
+        parameters = list(self.model.parameters())
+        found: dict[int, MicrobatchLoss] = {}
+        with num_threads(self._threads):
+            total = GradientSum(len(parameters), len(microbatches))
+            for own_microbatches in divide_among_workers(microbatches, self._world_size):
+                own = GradientSum(len(parameters), len(microbatches))
+                for microbatch in own_microbatches:
+                    self._observers.emit(PassBegins(parameters))
+                    part = loss(microbatch)
+                    _check_loss(part.loss, microbatch)
+                    part.loss.backward()  # type: ignore[no-untyped-call]
+                    own.add(microbatch.number, take_gradients(parameters))
+                    found[microbatch.number] = part._replace(loss=part.loss.detach())
+                total.absorb(own)
+            self.gradients = total.total()
+        return tuple(found[number] for number in sorted(found))
+
+    def optimizer_step(self, *, learning_rate: float, max_norm: float | None) -> float:
+        """Clip the gradient, move the weights once, and return the gradient's norm before clipping.
+
+        Raises NonFiniteError naming the first gradient that is not finite.
+        """
+        assert self.gradients is not None, "forward_backward comes first"
+        named = list(self.model.named_parameters())
+        gradients = [gradient.to(p.dtype) for (_, p), gradient in zip(named, self.gradients, strict=True)]
+        self.gradients = None
+        for (_, parameter), gradient in zip(named, gradients, strict=True):
+            parameter.grad = gradient
+        with num_threads(self._threads):
+            by_name = dict(zip((name for name, _ in named), gradients, strict=True))
+            self._observers.emit(GradientsReduced(self.name, by_name))
+            norm = global_norm(gradients)
+            if not math.isfinite(norm):
+                raise NonFiniteError(
+                    _first_non_finite(named),
+                    remedy="a lower learning rate, or replay this step operation by operation",
+                    phases=("backward",),
+                )
+            if max_norm is not None and norm > max_norm:
+                self._observers.emit(ClipBegins(gradients))
+                torch._foreach_mul_(gradients, max_norm / norm)
+                self._observers.emit(Clipped(gradients, max_norm / norm))
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+            self._observers.emit(WeightsMove(self.optimizer))
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            self._observers.emit(WeightsMoved(self.name, self.model, self.optimizer))
+        return norm
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights tensor by tensor, detached, in the model's order."""
+        for name, parameter in self.model.named_parameters():
+            yield name, parameter.detach()
+
+    def save(self) -> TrainerState:
+        """Return the live state, not copied."""
+        return TrainerState(
+            dict(self.named_weights()), optimizer_tensors(self.optimizer, self.model.named_parameters())
+        )
+
+    def load(self, state: TrainerState) -> None:
+        """Copy a state into the model and its optimizer. Raises CheckpointError if it is of other parameters."""
+        self.model.load_state_dict(state.weights)
+        restore_optimizer(self.optimizer, self.model.named_parameters(), state.optimizer)
+
+
+class GradientSum:
+    """The sum of the gradients of microbatches, in a canonical tree for each parameter."""
+
+    def __init__(self, num_parameters: int, num_microbatches: int) -> None:
+        self._trees = [TreeSum(num_microbatches) for _ in range(num_parameters)]
+
+    def add(self, number: int, gradients: Sequence[Tensor]) -> None:
+        """Add the gradients of a microbatch, which belong to the sum from now on: it is written into them."""
+        for tree, gradient in zip(self._trees, gradients, strict=True):
+            tree.add(number, gradient)
+
+    def absorb(self, other: "GradientSum") -> None:
+        """Add the gradients that another worker has summed."""
+        for tree, others in zip(self._trees, other._trees, strict=True):
+            tree.absorb(others)
+
+    def total(self) -> list[Tensor]:
+        """Return the sum for each parameter."""
+        totals = [tree.total() for tree in self._trees]
+        return [total for total in totals if total is not None]
+
+
+def take_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """Take the gradients off their parameters, in fp32; zeros where there is none. An fp32 gradient is not copied."""
+    taken = []
+    for parameter in parameters:
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is None:
+            gradient = torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
+        taken.append(gradient.to(torch.float32))
+    return taken
+
+
+def build_adamw(model: nn.Module, section: OptimizerSection, learning_rate: float) -> torch.optim.AdamW:
+    """Build torch's foreach implementation, by name: the fused one has different bits, also if it is sharded."""
+    return torch.optim.AdamW(
+        model.parameters(),
+        lr=learning_rate,
+        betas=(section.beta1, section.beta2),
+        eps=section.eps,
+        weight_decay=section.weight_decay,
+        foreach=True,
+    )
+
+
+def global_norm(gradients: Iterable[Tensor]) -> float:
+    """Return the 2-norm of all gradients: rows summed in fp64 one by one, their sums added without rounding.
+
+    torch's own sum of a whole tensor depends on the number of threads.
+    """
+    rows = [g.double().square().reshape(-1, g.shape[-1] if g.dim() else 1).sum(-1) for g in gradients]
+    return math.sqrt(math.fsum(torch.cat(rows).tolist())) if rows else 0.0
+
+
+def _check_loss(loss: Tensor, microbatch: Microbatch) -> None:
+    if not math.isfinite(float(loss.detach())):
+        raise NonFiniteError(
+            f"the loss of fixed microbatch {microbatch.number} is {float(loss.detach())}"
+            f" (samples {list(microbatch.samples)})",
+            remedy="a lower learning rate; rlharness reproduce RUN --step K --op names the first operation",
+            phases=("loss",),
+        )
+
+
+def _first_non_finite(named: Iterable[tuple[str, nn.Parameter]]) -> str:
+    for name, parameter in named:
+        if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
+            index = torch.nonzero(~parameter.grad.isfinite())[0].tolist()
+            return f"the gradient of {name} is {float(parameter.grad[tuple(index)])} at {index}"
+    return "the norm of the gradients is above the largest number"

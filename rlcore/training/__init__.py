@@ -1,1 +1,0 @@
-"""Training: from completions to weights."""

@@ -1,0 +1,85 @@
+"""Fixed microbatches: which samples, how long, and what a budget does to them."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from rlcore.batching.collate import collate
+from rlcore.batching.microbatches import (
+    LENGTH_MULTIPLE,
+    build_microbatch,
+    divide_among_workers,
+    fixed_microbatches,
+    microbatches_by_budget,
+)
+from rlcore.errors import InvalidValueError
+
+lengths = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 40)), min_size=1, max_size=12)
+
+
+def batch_of(sizes: list[tuple[int, int]]) -> TensorDict:
+    """Prompts and completions of these lengths; token t of sample s is 100 s + t."""
+    tokens = [torch.arange(prompt + drawn) + 100 * number for number, (prompt, drawn) in enumerate(sizes)]
+    mask = [torch.tensor([False] * prompt + [True] * drawn) for prompt, drawn in sizes]
+    prompts = torch.tensor([prompt for prompt, _ in sizes])
+    batch = collate({"tokens": tokens, "loss_mask": mask})
+    batch["prompt_lengths"] = prompts
+    return batch
+
+
+@settings(max_examples=60)
+@given(sizes=lengths, width=st.integers(1, 5))
+def test_microbatches_hold_every_sample_once_in_order(sizes: list[tuple[int, int]], width: int) -> None:
+    batch = batch_of(sizes)
+    microbatches = fixed_microbatches(batch, range(len(sizes)), width, microbatch_tokens=10**6)
+    assert [sample for microbatch in microbatches for sample in microbatch.samples] == list(range(len(sizes)))
+    assert [microbatch.number for microbatch in microbatches] == list(range(len(microbatches)))
+    assert all(len(microbatch.samples) == width for microbatch in microbatches[:-1])
+
+
+@settings(max_examples=60)
+@given(sizes=lengths, more=lengths)
+def test_a_microbatch_is_of_its_members_alone(sizes: list[tuple[int, int]], more: list[tuple[int, int]]) -> None:
+    """Whatever else is in the batch: its length and its tokens stay."""
+    alone, among = batch_of(sizes), batch_of([*sizes, *more])
+    rows = range(len(sizes))
+    one, other = build_microbatch(alone, rows, 0), build_microbatch(among, rows, 0)
+    assert torch.equal(one.tokens, other.tokens)
+    assert one.first == other.first == max(1, min(prompt for prompt, _ in sizes))
+    assert torch.equal(one.select(alone["loss_mask"]), other.select(among["loss_mask"]))
+    assert one.num_tokens % (LENGTH_MULTIPLE * len(sizes)) == 0
+    assert 0 <= one.tokens.shape[1] - max(p + d for p, d in sizes) < LENGTH_MULTIPLE
+
+
+@settings(max_examples=60)
+@given(sizes=lengths, budget=st.integers(64, 400))
+def test_no_pass_is_above_its_budget(sizes: list[tuple[int, int]], budget: int) -> None:
+    passes = microbatches_by_budget(batch_of(sizes), range(len(sizes)), microbatch_tokens=budget)
+    assert sorted(sample for each in passes for sample in each.samples) == list(range(len(sizes)))
+    assert all(each.num_tokens <= budget for each in passes)
+
+
+@settings(max_examples=40)
+@given(sizes=lengths, width=st.integers(1, 4), world_size=st.integers(1, 5))
+def test_workers_share_whole_microbatches(sizes: list[tuple[int, int]], width: int, world_size: int) -> None:
+    microbatches = fixed_microbatches(batch_of(sizes), range(len(sizes)), width, microbatch_tokens=10**6)
+    workers = divide_among_workers(microbatches, world_size)
+    assert len(workers) == world_size
+    assert sorted(microbatch.number for worker in workers for microbatch in worker) == list(range(len(microbatches)))
+
+
+def test_a_fixed_microbatch_is_never_divided() -> None:
+    batch = batch_of([(4, 10)] * 4)
+    assert len(fixed_microbatches(batch, range(4), 4, microbatch_tokens=64)) == 1
+    with pytest.raises(InvalidValueError, match=r"microbatch_tokens 63(.|\n)*at least 64"):
+        fixed_microbatches(batch, range(4), 4, microbatch_tokens=63)
+
+
+def test_what_stands_in_a_microbatch_is_what_stands_in_the_batch() -> None:
+    batch = batch_of([(2, 5), (4, 3), (3, 20)])
+    microbatch = build_microbatch(batch, [2, 0], 0)
+    assert microbatch.first == 2
+    assert microbatch.select(batch["tokens"])[:, :3].tolist() == [[202, 203, 204], [2, 3, 4]]
+    assert microbatch.select(torch.tensor([7.0, 8.0, 9.0])).tolist() == [9.0, 7.0]
