@@ -310,7 +310,7 @@ def test_an_upward_import_is_found(path: str, code: str) -> None:
     ("path", "code"),
     [
         ("harness/cli/commands/gate.py", "from harness.render import gate\nfrom harness.lab.gate import plan"),
-        ("harness/lab/gate/plan.py", "from . import policy\nfrom harness.lab.experiments import session"),
+        ("harness/lab/gate/plan.py", "from . import policy\nfrom harness.lab.experiments import launcher"),
         ("harness/core/config.py", "from harness.plugin import MarkError\nimport harness"),
         ("harness/trace/diff.py", "import json\nfrom harness.determinism import levels"),
     ],

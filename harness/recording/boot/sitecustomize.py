@@ -52,7 +52,7 @@ def load(name: str) -> ModuleType:
 
 def redacted(argv: list[str]) -> list[str]:
     """A command line without secrets; of an interpreter that cannot load what takes them out, the program alone."""
-    name, directory = "_rlharness_redaction", PACKAGE / "redaction"
+    name, directory = "_rlharness_redaction", PACKAGE / "core" / "redaction"
     spec = importlib.util.spec_from_file_location(
         name, directory / "__init__.py", submodule_search_locations=[str(directory)]
     )
