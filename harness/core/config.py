@@ -172,7 +172,7 @@ def shadowing(cwd: Path) -> str:
     spec = PathFinder.find_spec("harness", [str(cwd)])
     if spec is None or spec.origin is None:  # a directory without __init__.py gives way to a package
         return ""
-    return "" if Path(spec.origin).resolve().parent == Path(__file__).resolve().parent else spec.origin
+    return "" if Path(spec.origin).resolve().parent == Path(__file__).resolve().parents[1] else spec.origin
 
 
 def _toml(path: Path) -> dict[str, Any]:

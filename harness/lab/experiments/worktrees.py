@@ -21,7 +21,7 @@ from harness.process.scratch import hold, make_scratch_root, remove_abandoned, r
 
 CHILD = (sys.executable, "-P", "-m", "harness.lab.experiments.scenario_main")
 """The process of an entry that imports what its PYTHONPATH says, whatever lies in its working directory."""
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parents[2]
 OF_ONE_CHECKOUT = (
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_NAMESPACE"),
     *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_QUARANTINE_PATH"),
