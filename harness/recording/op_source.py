@@ -19,7 +19,8 @@ import torch
 ENGINE = "engine"
 """The line of what the autograd engine does by itself: adding gradients up, storing them."""
 _HARNESS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_WRAPPERS = frozenset(os.path.join(_HARNESS, "recording", name) for name in ("automatic.py", "hooks.py", "closures.py"))
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_WRAPPERS = frozenset(os.path.join(_HERE, name) for name in ("automatic.py", "hooks.py", "closures.py"))
 _GUARD = "guarded"
 """In the files of the wrappers, through which the program's own calls pass, what the recorder does is below this."""
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))

@@ -24,6 +24,7 @@ from harness.trace.manifest import PARTS, Fingerprint
 from harness.trace.matching import match_processes
 from harness.trace.ops import ops_of_divergence, ops_of_other_steps
 from harness.trace.reader import Trace, chain_breaks
+from harness.trace.renames import current_identity
 from harness.trace.value_diff import StepDifference, compare_columns, compare_leaves
 from harness.trace.verdict import Divergence, FieldDifference, Kind, Verdict
 
@@ -276,6 +277,8 @@ def _compare_fingerprints(a: Trace, b: Trace) -> Fields:
 
 def _compare_part(a: Fingerprint, b: Fingerprint, part: str) -> tuple[FieldDifference, ...]:
     left, right = getattr(a, part), getattr(b, part)
+    if part == "identity":
+        left, right = current_identity(left), current_identity(right)
     # Whoever has written the traces may have left secrets in them.
     shown_left, shown_right = redact_fields(left), redact_fields(right)
     return tuple(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from harness.recording import op_source
 from harness.recording.op_mode import OpMode
 from harness.recording.tensors import digest_tensor
 from harness.trace.ops import OpRecord
@@ -136,3 +137,7 @@ def test_a_function_that_hides_itself_is_told_by_its_caller_and_in_backward_by_t
 def test_what_recording_does_itself_is_not_recorded() -> None:
     values = torch.randn(4, 4).t()[1:]
     assert record(lambda mode: digest_tensor(values)).operations == ()
+
+
+def test_the_files_whose_frames_are_skipped_exist() -> None:
+    assert [path for path in op_source._WRAPPERS if not Path(path).is_file()] == []

@@ -22,6 +22,7 @@ from harness.lab.experiments.run_spec import Envelope
 from harness.lab.experiments.scenario import Scenario
 from harness.lab.experiments.scenario_files import find_scenario
 from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
+from harness.trace.renames import ENTRY
 
 CHILD = (sys.executable, "-m", "harness.lab.experiments.scenario_main")
 
@@ -100,7 +101,7 @@ def envelope_of_call(call: EntryCall, level: str) -> Envelope:
     return Envelope(
         argv=CHILD,
         # Names that no key of a payload has.
-        identity=redact_fields({"(entry)": call.entry, "(level)": level, **flattened(bound)}),
+        identity=redact_fields({ENTRY: call.entry, "(level)": level, **flattened(bound)}),
         level=level,
         call=call,
         perturbation=redact_fields(flattened(free)),

@@ -9,6 +9,7 @@ from harness.lab.gate.change import MAX_NAMES, Change, Finding
 from harness.lab.gate.plan import GateOptions, Scene, base_scene
 from harness.lab.gate.result import GateScenario
 from harness.lab.gate.sides import Recorder, compare_sides
+from harness.trace.renames import current_identity
 
 
 class AgainstBase:
@@ -72,6 +73,7 @@ class AgainstBase:
 
 def other_identity(base: Mapping[str, str], head: Mapping[str, str]) -> tuple[str, ...]:
     """What of the configuration is not the same, value by value; nothing where it is."""
+    base, head = current_identity(base), current_identity(head)
     names = sorted(name for name in base.keys() | head.keys() if base.get(name) != head.get(name))
     told = [f"{name} was {base.get(name, 'absent')} and is {head.get(name, 'absent')}" for name in names[:MAX_NAMES]]
     return tuple(told + ([f"and {len(names) - MAX_NAMES} more keys"] if len(names) > MAX_NAMES else []))

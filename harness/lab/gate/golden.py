@@ -29,6 +29,7 @@ from harness.trace.digests import digest
 from harness.trace.element_diff import numbers
 from harness.trace.layout import CURVE
 from harness.trace.reader import Trace
+from harness.trace.renames import current_identity
 from harness.trace.values import FLOATS
 from harness.trace.verdict import ADVANTAGE_SIGNS, COUNTED
 
@@ -140,12 +141,9 @@ def _signs(leaf: Leaf, data: bytes | None) -> bytes | None:
 
 def compare_with_golden(golden: Golden, now: Golden) -> Finding:
     """What a run is to the golden of its machine and environment."""
-    if golden.identity != now.identity:
-        names = sorted(
-            name
-            for name in golden.identity.keys() | now.identity.keys()
-            if golden.identity.get(name) != now.identity.get(name)
-        )
+    accepted, computed = current_identity(golden.identity), current_identity(now.identity)
+    if accepted != computed:
+        names = sorted(name for name in accepted.keys() | computed.keys() if accepted.get(name) != computed.get(name))
         return Finding(Change.CONFIGURATION, (f"the golden is of another configuration: {', '.join(names)}",))
     step = _first(golden, now, STEP)
     if step is None:
