@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from harness.core.errors import UsageError
 from harness.lab.experiments.perturbation_declaration import ChaosSection
 from harness.lab.experiments.scenario import LEGAL, Resumption, Scenario, parse_scenario
-from harness.lab.experiments.scenario_files import A_COMMAND, A_RUN, all_scenarios, find_scenario, project_above
+from harness.lab.experiments.scenario_files import A_COMMAND, all_scenarios, find_scenario, project_above
 from tests.lab.scenario_texts import TINY, write_tiny
 
 PLAIN = ("about: a sum", "entry: a:b", "determinism: off", "free: [perturbation, output]")
@@ -190,11 +190,11 @@ def test_the_nearest_names_are_told(tmp_path: Path) -> None:
     assert "grpo_reverse_text" in refused.value.legal
     for name in ("zzzzz", "runs/zzzzz"):
         with pytest.raises(UsageError) as refused:
-            find_scenario(name, tmp_path, A_RUN, A_COMMAND)
-        assert refused.value.legal.endswith("; the directory of a recorded run; a command after --")
+            find_scenario(name, tmp_path, A_COMMAND)
+        assert refused.value.legal.endswith("; a command after --")
         with pytest.raises(UsageError) as refused:
             find_scenario(name, tmp_path)
-        assert "recorded run" not in refused.value.legal, "who takes none does not offer it"
+        assert A_COMMAND not in refused.value.legal, "who takes none does not offer it"
 
 
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_a_run_ends_where_a_condition_holds_and_says_what_to_type_next(tmp_path:
     assert (told["stop"]["step"], told["stop"]["phase"], told["recording"]["num_steps"]) == (3, "backward", 3)
     assert done.stderr.splitlines()[-2:] == [
         "rlharness: STOPPED  nan at step 3, backward weights, element [0]: nan",
-        "rlharness:   look closer: rlharness replay there/t --step 3 --op",
+        "rlharness:   look closer: rlharness reproduce there/t --step 3 --op",
     ]
     next_words = shlex.split(told["next"])[1:]
     looked = type_command(tmp_path, *next_words, "--out", "again")

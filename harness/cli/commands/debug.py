@@ -34,9 +34,9 @@ HISTORY = "interactive-history"
 
 def run_interactive(invocation: Invocation, options: ReproduceOptions, *, color: str, is_json: bool) -> ExitCode:
     """Carry out a session of the step debugger; HarnessError for what the user can mend."""
-    run_id = new_run_id(SystemClock().wall())
+    program, run_id = check_machine(invocation), new_run_id(SystemClock().wall())
     inside = make_inside(invocation, options, run_id)
-    place = LaunchContext(check_machine(invocation), invocation.cwd, invocation.environ, run_id)
+    place = LaunchContext(program, invocation.cwd, invocation.environ, run_id)
     colour = wants_colour(color, invocation)
     commands = invocation.cwd / options.commands if options.commands else None
 

@@ -13,7 +13,7 @@ from harness.lab.experiments.scenario import Scenario, parse_scenario
 
 PACKAGE = "scenarios"
 ENDINGS = (".yaml", ".yml")
-A_RUN, A_COMMAND = "the directory of a recorded run", "a command after --"
+A_COMMAND = "a command after --"
 """What can stand in the place of a scenario, where a command takes it."""
 
 
@@ -80,12 +80,12 @@ def find_scenario(name: str, cwd: Path, *others: str) -> ScenarioFile:
     return known[name]
 
 
-def nothing_to_run(command: str, cwd: Path, *others: str) -> UsageError:
-    """That a command was typed with nothing to run; `others` are what can stand in the place of a scenario."""
+def nothing_to_run(command: str, cwd: Path) -> UsageError:
+    """That a command was typed with nothing to run."""
     names = ", ".join(each.name for each in all_scenarios(cwd))
     return UsageError(
         f"rlharness {command} without anything to run",
-        legal="; ".join([f"a scenario: {names}, or a YAML file", *others, A_COMMAND]),
+        legal=f"a scenario: {names}, or a YAML file; {A_COMMAND}",
         remedy=f"rlharness {command} SCENARIO, or rlharness {command} -- python train.py",
     )
 

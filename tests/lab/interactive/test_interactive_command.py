@@ -111,12 +111,12 @@ def test_a_run_that_ends_in_its_step_is_walked_into_all_the_same(runs: Path) -> 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("a", "--step", "99"), "--step 99: a has none\n  legal:  0 to 5, the one behind its last included"),
-        (("a",), "--interactive without a recorded run and one of its steps"),
-        (("tiny", "--step", "1"), "--interactive without a recorded run and one of its steps"),
+        (("a", "--step", "99"), "--step 99: a has none\n  legal:  0 to 5, the one after its last included"),
+        (("a",), "--interactive without --step"),
+        (("tiny", "--step", "1"), "there is no run or bundle tiny"),
         (("a", "--step", "1", "--commands", "none.txt"), "--commands"),
         (("a", "--step", "1", "--op", "--until", "x<1"), "--op, --until with --interactive"),
-        (("a", "--step", "1", "--runs", "3"), "--runs with a recorded run"),
+        (("a", "--step", "1", "--runs", "3"), "--runs is no option of rlharness reproduce"),
         (("a", "--step", "1", "--set", "seed=3"), "--set seed: with another value it would be another run"),
     ],
 )
