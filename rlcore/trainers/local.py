@@ -143,7 +143,7 @@ class GradientSum:
             del missing[index]
 
         hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(add, index))
+            parameter.register_post_accumulate_grad_hook(partial(add, index))  # type: ignore[no-untyped-call]
             for index, parameter in missing.items()
             if parameter.requires_grad
         ]
