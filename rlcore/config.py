@@ -203,7 +203,7 @@ class PerturbationSection(Section):
     microbatch_tokens: Positive = 16_384
     """The most tokens, padding included, that are in one pass through the model."""
     world_size: Positive = 1
-    """Workers among whom lanes are divided, in this process."""
+    """Workers among whom fixed microbatches are divided, in this process."""
 
 
 class OutputSection(Section):
@@ -272,12 +272,12 @@ def _check_training(section: TrainingSection, algorithm: GrpoSection | PpoSectio
             f"training.lane_width is {section.lane_width}, which does not divide the {num_samples} samples of a step",
             legal=_divisors(num_samples),
         )
-    num_lanes = num_samples // section.lane_width
-    if num_lanes % section.num_minibatches:
+    num_microbatches = num_samples // section.lane_width
+    if num_microbatches % section.num_minibatches:
         raise InvalidValueError(
-            f"training.num_minibatches is {section.num_minibatches}, which does not divide the {num_lanes} lanes of a"
-            " step",
-            legal=_divisors(num_lanes),
+            f"training.num_minibatches is {section.num_minibatches}, which does not divide the"
+            f" {num_microbatches} fixed microbatches of a step",
+            legal=_divisors(num_microbatches),
         )
     if section.group_size == 1 and isinstance(algorithm, GrpoSection) and algorithm.advantage != "remax":
         raise InvalidValueError(

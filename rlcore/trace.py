@@ -1,12 +1,12 @@
-"""How the engine tells what it computes: three calls, and nobody has to listen.
+"""The protocol of a recorder: three calls.
 
     recorder.begin_step(7)
     recorder.record("backward", "layers.0.qkv", gradient)
     recorder.end_step(loss=loss, reward_mean=reward)
 
-The engine knows this protocol and no recorder: the harness brings one, tests bring their own. Values are recorded in
-canonical order (samples by prompt and number, lanes by number, parameters as the model names them), whoever computed
-them and when: what is recorded twice under one phase and name counts as its first and second occurrence.
+rlcore knows this protocol and no recorder: the harness brings one, tests bring their own. Values are recorded in
+canonical order (samples by prompt and number, microbatches by number, parameters as the model names them), whoever
+computed them and when: what is recorded twice under one phase and name counts as its first and second occurrence.
 
 Phases: rollout, reward, reference, advantage, forward, loss, backward, optimizer, sync.
 """

@@ -14,7 +14,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias: x [..., inputs], weight [outputs, inputs], bias [outputs] -> [..., outputs].
 
     At level invariant a row of the result has the bits it has alone, and so has its gradient. The weight's gradient
-    depends on all rows: those of a lane, whose shape is fixed. Raises ShapeError where the widths differ.
+    depends on all rows: those of a fixed microbatch. Raises ShapeError where the widths differ.
     """
     if x.shape[-1] != weight.shape[1]:
         raise ShapeError(f"linear of {tuple(x.shape)} and {tuple(weight.shape)}", legal="equal last dimensions")

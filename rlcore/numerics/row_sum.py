@@ -14,7 +14,7 @@ def row_sum(x: Tensor) -> Tensor:
     """Sum over the first dimension by halving: [rows, ...] -> [...], in fp32 and rounded once.
 
     Every step adds whole halves element by element, so neither the number of threads nor the instruction set can
-    choose an order. The number of rows does: a lane's is fixed.
+    choose an order. The number of rows does: that of a fixed microbatch is fixed.
     """
     total: Tensor | None = None
     for chunk in torch.split(x, ROWS_AT_ONCE):

@@ -8,6 +8,8 @@ another.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -57,15 +59,15 @@ class LocalTrainer:
         parameters = list(self.model.parameters())
         found: dict[int, MicrobatchLoss] = {}
         with num_threads(self._threads):
-            total = GradientSum(len(parameters), len(microbatches))
+            total = GradientSum(parameters, len(microbatches))
             for own_microbatches in divide_among_workers(microbatches, self._world_size):
-                own = GradientSum(len(parameters), len(microbatches))
+                own = GradientSum(parameters, len(microbatches))
                 for microbatch in own_microbatches:
                     self._observers.emit(PassBegins(parameters))
                     part = loss(microbatch)
                     _check_loss(part.loss, microbatch)
-                    part.loss.backward()  # type: ignore[no-untyped-call]
-                    own.add(microbatch.number, take_gradients(parameters))
+                    with own.collecting(microbatch.number):
+                        part.loss.backward()  # type: ignore[no-untyped-call]
                     found[microbatch.number] = part._replace(loss=part.loss.detach())
                 total.absorb(own)
             self.gradients = total.total()
@@ -124,13 +126,34 @@ class LocalTrainer:
 class GradientSum:
     """The sum of the gradients of microbatches, in a canonical tree for each parameter."""
 
-    def __init__(self, num_parameters: int, num_microbatches: int) -> None:
-        self._trees = [TreeSum(num_microbatches) for _ in range(num_parameters)]
+    def __init__(self, parameters: Sequence[nn.Parameter], num_microbatches: int) -> None:
+        self._parameters = parameters
+        self._trees = [TreeSum(num_microbatches) for _ in parameters]
 
-    def add(self, number: int, gradients: Sequence[Tensor]) -> None:
-        """Add the gradients of a microbatch, which belong to the sum from now on: it is written into them."""
-        for tree, gradient in zip(self._trees, gradients, strict=True):
-            tree.add(number, gradient)
+    @contextmanager
+    def collecting(self, number: int) -> Iterator[None]:
+        """Add each gradient of a microbatch as soon as the backward pass inside has made it; zeros if it makes none.
+
+        No gradient waits for those of other parameters: beside the sums there is memory for one of them.
+        """
+        missing = dict(enumerate(self._parameters))
+
+        def add(index: int, parameter: Tensor) -> None:
+            self._trees[index].add(number, take_gradient(parameter))
+            del missing[index]
+
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(add, index))  # type: ignore[no-untyped-call]
+            for index, parameter in missing.items()
+            if parameter.requires_grad
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for index, parameter in list(missing.items()):
+            add(index, parameter)
 
     def absorb(self, other: "GradientSum") -> None:
         """Add the gradients that another worker has summed."""
@@ -143,15 +166,12 @@ class GradientSum:
         return [total for total in totals if total is not None]
 
 
-def take_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Take the gradients off their parameters, in fp32; zeros where there is none. An fp32 gradient is not copied."""
-    taken = []
-    for parameter in parameters:
-        gradient, parameter.grad = parameter.grad, None
-        if gradient is None:
-            gradient = torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
-        taken.append(gradient.to(torch.float32))
-    return taken
+def take_gradient(parameter: Tensor) -> Tensor:
+    """Take the gradient off its parameter, in fp32; zeros if there is none. An fp32 gradient is not copied."""
+    gradient, parameter.grad = parameter.grad, None
+    if gradient is None:
+        return torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
+    return gradient.to(torch.float32)
 
 
 def build_adamw(model: nn.Module, section: OptimizerSection, learning_rate: float) -> torch.optim.AdamW:

@@ -103,7 +103,11 @@ def test_several_faults_are_told_at_once() -> None:
     ("training", "what", "legal"),
     [
         ({"lane_width": 3}, "training.lane_width is 3, which does not divide the 64 samples", "1, 2, 4, 8, 16, 32, 64"),
-        ({"num_minibatches": 3}, "training.num_minibatches is 3, which does not divide the 8 lanes", "1, 2, 4, 8"),
+        (
+            {"num_minibatches": 3},
+            "training.num_minibatches is 3, which does not divide the 8 fixed microbatches",
+            "1, 2, 4, 8",
+        ),
         ({"group_size": 1}, "training.group_size is 1, and advantage grpo compares", "2 or more"),
     ],
 )

@@ -10,11 +10,13 @@ import pytest
 import torch
 
 import rlcore.trainers.local as update_module
+from rlcore.controllers.setup import build_model
 from rlcore.models.decoder import Decoder
 from tests.rlcore.training.recorded import Digests, Leaf, config, first_difference, recorded
 from tests.support.run_configs import with_section
 
 SHORT = with_section(config(), "training", {"num_steps": 2})
+NUM_PARAMETERS = len(list(build_model(SHORT)[1].parameters()))
 DIGEST = "warm_start.gradient_digest"
 LEAVES = (("loss", "warm_start"), ("backward", DIGEST), ("optimizer", "warm_start.gradient_norm"))
 
@@ -64,9 +66,9 @@ def in_supervised_step(number: int, name: str, changed: Any) -> Iterator[None]:
         ("global_norm", 3, lambda norm: norm * (1 + 2**-50), (0, "optimizer", "warm_start.gradient_norm", 3)),
         # Two microbatches a step.
         (
-            "take_gradients",
-            8,
-            lambda found: [each * (1 + 2**-20) for each in found],
+            "take_gradient",
+            8 * NUM_PARAMETERS,
+            lambda gradient: gradient * (1 + 2**-20),
             (0, "backward", "warm_start.gradient_digest", 4),
         ),
     ],

@@ -11,7 +11,7 @@ from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 PERMUTATION = "rlcore.batching.minibatches:permutation"
 WORKERS = "rlcore.trainers.local:divide_among_workers"
 TOTAL = "rlcore.trainers.local:GradientSum.total"
-TAKEN = "rlcore.trainers.local:take_gradients"
+TAKEN = "rlcore.trainers.local:take_gradient"
 LOSS = ("forward", "loss")
 BACKWARD = ("backward",)
 
@@ -93,13 +93,13 @@ def averaged_over_workers(probe: Probe) -> Iterator[None]:
 def clipped_lane_by_lane(probe: Probe) -> Iterator[None]:
     taken = honest(TAKEN)
 
-    def clipped(parameters: Any) -> list[Tensor]:
-        found: list[Tensor] = taken(parameters)
+    def clipped(parameter: Any) -> Tensor:
+        found: Tensor = taken(parameter)
         if probe.step is None:
             return found
-        norm = float(torch.cat([each.reshape(-1) for each in found]).norm())
-        probe.reached(has_effect=norm > 0.05)
-        return [each * min(1.0, 0.05 / max(norm, 1e-12)) for each in found]
+        shorter = found * min(1.0, 0.05 / max(float(found.norm()), 1e-12))
+        probe.reached(has_effect=not torch.equal(shorter, found))
+        return shorter
 
     with replaced(TAKEN, clipped):
         yield

@@ -11,7 +11,7 @@ from rlcore.numerics.tree_sum import TreeSum
 from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 
 TREE = "rlcore.trainers.local:TreeSum"
-TAKEN = "rlcore.trainers.local:take_gradients"
+TAKEN = "rlcore.trainers.local:take_gradient"
 BACKWARD = ("backward",)
 OPTIMIZER = ("optimizer",)
 
@@ -43,9 +43,9 @@ def sum_by_workers(probe: Probe) -> Iterator[None]:
 
 @fault("TRL #583", "gradients are not set to zero between two passes", phases=BACKWARD)
 def gradients_kept(probe: Probe) -> Iterator[None]:
-    def left_there(parameters: Any) -> list[Tensor]:
+    def left_there(parameter: Any) -> Tensor:
         probe.reached(has_effect=probe.step is not None)
-        return [torch.zeros_like(each) if each.grad is None else each.grad.clone() for each in parameters]
+        return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
 
     with replaced(TAKEN, left_there):
         yield
@@ -53,17 +53,17 @@ def gradients_kept(probe: Probe) -> Iterator[None]:
 
 @fault("torchtitan #3575", "gradients are set to zero before each microbatch: the last one counts", phases=BACKWARD)
 def last_gradient_only(probe: Probe) -> Iterator[None]:
-    taken: Callable[[Any], list[Tensor]] = honest(TAKEN)
-    held: list[Tensor] = []
+    taken: Callable[[Any], Tensor] = honest(TAKEN)
+    held: dict[Any, Tensor] = {}
 
-    def forgetting(parameters: Any) -> list[Tensor]:
+    def forgetting(parameter: Any) -> Tensor:
         if probe.step is None:
-            return taken(parameters)
-        probe.reached(has_effect=bool(held))
-        for before in held:
-            before.zero_()
-        held[:] = taken(parameters)
-        return list(held)
+            return taken(parameter)
+        probe.reached(has_effect=parameter in held)
+        if parameter in held:
+            held[parameter].zero_()
+        held[parameter] = taken(parameter)
+        return held[parameter]
 
     with replaced(TAKEN, forgetting):
         yield

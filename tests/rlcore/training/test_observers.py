@@ -1,0 +1,179 @@
+"""Observers are no part of what is computed: a run has the same bits without them. Each check sees its own fault."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlcore.batching.microbatches import Microbatch
+from rlcore.checks.observers import (
+    ALWAYS,
+    CHECKS,
+    AdvantageChecks,
+    GeneratorChecks,
+    LevelChecks,
+    MatchChecks,
+    MinibatchChecks,
+    ModelChecks,
+    OptimizerChecks,
+    RolloutChecks,
+    checks_of_level,
+)
+from rlcore.config import LEVELS, RunConfig
+from rlcore.entrypoint import train
+from rlcore.errors import EngineError
+from rlcore.models.decoder import Decoder
+from rlcore.observability.events import Event, StepBegins, StepEnds
+from rlcore.observability.observers import Observer, Observers, observed
+from rlcore.trace import NullRecorder
+from rlcore.trainers.scoring import Scored, score
+from rlcore.weights.digests import tensor_digests
+from tests.rlcore.training.recorded import Digests, config
+
+SHORT = {"num_steps": 3, "prompts_per_step": 4, "group_size": 4, "lane_width": 4}
+
+
+def state_digests(of: RunConfig, directory: Path, recorder: Any) -> dict[str, str]:
+    """Weights and optimizer state of all models at the end of a run."""
+    state = train(of, level="invariant", directory=directory, recorder=recorder)
+    found: dict[str, str] = {}
+    for trainer in state.trainers:
+        saved = trainer.save()
+        for kind, tensors in (("weights", saved.weights), ("optimizer", saved.optimizer)):
+            found |= {f"{trainer.name} {kind} {name}": value for name, value in tensor_digests(tensors).items()}
+    return found
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        config(algorithm={"name": "grpo", "kl_coef": 0.02}, training={**SHORT, "num_minibatches": 2}),
+        config("ppo", algorithm={"name": "ppo", "kl_coef": 0.05, "kl_target": 0.1}, training=SHORT),
+    ],
+    ids=["grpo", "ppo"],
+)
+def test_a_run_without_observers_has_the_same_bits(
+    of: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Digests()
+    watched = state_digests(of, tmp_path / "watched", recorder)
+    assert recorder.curve.keys() == {0, 1, 2}
+    monkeypatch.setattr("rlcore.controllers.setup.Observers", lambda *given: Observers())
+    unheard = Digests()
+    assert state_digests(of, tmp_path / "alone", unheard) == watched
+    assert not unheard.leaves, "nothing was observed"
+
+
+def test_each_level_has_its_checks() -> None:
+    assert CHECKS.keys() == set(LEVELS)
+    assert {type(check) for check in checks_of_level("off")} == set(ALWAYS)
+    assert {type(check) for check in checks_of_level("rerun")} == {*ALWAYS, LevelChecks}
+    assert {type(check) for check in checks_of_level("invariant")} == {
+        *(*ALWAYS, LevelChecks, GeneratorChecks, MatchChecks)
+    }
+    one, other = checks_of_level("off"), checks_of_level("off")
+    assert not set(map(id, one)) & set(map(id, other)), "no run has the state of another"
+
+
+def moved_reference(state: Any, *given: Any) -> None:
+    with torch.no_grad():
+        state.reference.embedding.mul_(1.5)
+
+
+def backwards(sampler: Any, wanted: Any, runtime: Any) -> Any:
+    return list(sampler.sample(wanted))[::-1]
+
+
+def upside_down(rewards: torch.Tensor, *given: Any) -> torch.Tensor:
+    return -rewards
+
+
+def twice_the_first(num_items: int, *given: Any) -> list[int]:
+    return [0, *range(num_items - 1)]
+
+
+def adam(model: torch.nn.Module, section: Any, rate: float) -> torch.optim.Adam:
+    return torch.optim.Adam(model.parameters(), lr=rate, foreach=True)
+
+
+def off_by_a_bit(policy: Decoder, microbatch: Microbatch, temperature: float) -> Scored:
+    found = score(policy, microbatch, temperature)
+    return found._replace(logprobs=found.logprobs * (1 + 2**-20))
+
+
+def drawn(state: Any, step: int) -> Any:
+    torch.rand(1)
+    return state.task.train[:4]
+
+
+def less_precise(state: Any, directory: Path, step: int) -> None:
+    """From the first step to the last, whose end is checked by the level itself."""
+    torch.set_float32_matmul_precision("medium" if step < SHORT["num_steps"] else "highest")
+
+
+@pytest.mark.parametrize(
+    ("check", "fault", "said"),
+    [
+        (
+            ModelChecks,
+            ("rlcore.controllers.synchronous.save_checkpoint", moved_reference),
+            "reference policy were",
+        ),
+        (RolloutChecks, ("rlcore.recipes.rollout.collect", backwards), "in the place of sample"),
+        (AdvantageChecks, ("rlcore.algorithms.advantages.grpo", upside_down), "advantages of group"),
+        (MinibatchChecks, ("rlcore.batching.minibatches.permutation", twice_the_first), "is in an epoch"),
+        (OptimizerChecks, ("rlcore.controllers.setup.build_adamw", adam), "a Adam"),
+        (GeneratorChecks, ("rlcore.recipes.rollout.prompts_of", drawn), "has drawn from the generator"),
+        (MatchChecks, ("rlcore.recipes.policy_pass.score", off_by_a_bit), "the trainer's log-probability"),
+        (LevelChecks, ("rlcore.controllers.synchronous.save_checkpoint", less_precise), "'medium' precision"),
+    ],
+    ids=lambda given: given.__name__ if isinstance(given, type) else "",
+)
+def test_a_fault_is_seen_by_its_check_and_by_no_other(
+    check: type[Observer], fault: tuple[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = config(
+        algorithm={"name": "grpo", "kl_coef": 0.02},
+        training={**SHORT, "num_minibatches": 2},
+        output={"checkpoint_every": 1},
+    )
+    monkeypatch.setattr(*fault)
+    before = torch.get_float32_matmul_precision()
+    try:
+        with pytest.raises(EngineError, match=said):
+            train(of, level="invariant", directory=tmp_path / "checked", recorder=NullRecorder())
+        torch.set_float32_matmul_precision(before)
+        others = tuple(build for build in CHECKS["invariant"] if not isinstance(build(), check))
+        monkeypatch.setattr("rlcore.checks.observers.CHECKS", {**CHECKS, "invariant": others})
+        train(of, level="invariant", directory=tmp_path / "unchecked", recorder=NullRecorder())
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+class Told(Observer):
+    """Keeps what it sees."""
+
+    def __init__(self, name: str, seen: list[object]) -> None:
+        self.name, self.seen = name, seen
+
+    def observe(self, event: Event) -> None:
+        self.seen.append((self.name, event))
+
+
+def test_events_reach_every_observer_in_order_and_a_stage_tells_what_it_returns() -> None:
+    seen: list[object] = []
+
+    class State:
+        observers = Observers(Told("one", seen), Observers(Told("two", seen)))
+
+    @observed
+    def stage(state: State, step: int) -> Event | None:
+        return StepBegins(step, None) if step else None
+
+    assert stage(State(), 0) is None
+    assert not seen
+    stage(State(), 3)
+    State.observers.emit(StepEnds({}))
+    begun, ended = StepBegins(3, None), StepEnds({})
+    assert seen == [("one", begun), ("two", begun), ("one", ended), ("two", ended)]
