@@ -66,7 +66,7 @@ class Environment:
 
 ENVIRONMENTS = (
     Environment("verl", "RLHARNESS_VERL_PYTHON", HERE / "verl.txt"),
-    Environment("trl", "RLHARNESS_PEERS_PYTHON", ROOT / "tests" / "inject" / "peers.txt"),
+    Environment("trl", "RLHARNESS_PEERS_PYTHON", ROOT / "tests" / "recording" / "peers.txt"),
 )
 
 

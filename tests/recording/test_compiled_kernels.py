@@ -13,7 +13,7 @@ from rlcore.models.decoder import Decoder
 from rlcore.numerics.compiled import operations
 from rlcore.numerics.compiled.library import library
 from rlcore.numerics.level import computing
-from tests.inject.op_records import record
+from tests.recording.op_records import record
 
 pytestmark = pytest.mark.needs_compiler
 

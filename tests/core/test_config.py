@@ -12,7 +12,7 @@ from harness.core.config import Config, GateKeys, NeedRule, NeedsTable, load_con
 from harness.core.errors import UsageError
 from harness.core.need import Need
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def configured(tmp_path: Path, text: str) -> Config:

@@ -20,7 +20,7 @@ from harness.render.github import (
     plain,
     summary,
 )
-from tests.reporters.gates import gate_of, scenario_of
+from tests.render.gates import gate_of, scenario_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

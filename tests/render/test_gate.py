@@ -17,7 +17,7 @@ from harness.render.gate import cost_line, gate_json, gate_text, rounding_lines
 from harness.render.github import summary
 from harness.trace.diff import diff
 from harness.trace.verdict import REWARDS, TOKENS, Count, Place
-from tests.reporters.gates import NOISY, SLOWER, STEADY, gate_of, scenario_of
+from tests.render.gates import NOISY, SLOWER, STEADY, gate_of, scenario_of
 from tests.support.traces import flip_bit, steps_of, trace
 
 GOLDEN = Path(__file__).parents[1] / "golden"

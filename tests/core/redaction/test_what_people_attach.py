@@ -19,7 +19,7 @@ from harness.lab.experiments.run_spec import notes_on
 from harness.process.supervisor import process_tree
 from harness.render.findings import findings_json, findings_text
 from harness.trace import Fingerprint, Manifest
-from tests.redaction.secret_shapes import ALNUM, BY_NAME, BY_SHAPE, HELD, IN_PLACES, PLAIN, Typed
+from tests.core.redaction.secret_shapes import ALNUM, BY_NAME, BY_SHAPE, HELD, IN_PLACES, PLAIN, Typed
 from tests.support.cli_commands import type_command
 from tests.support.suite_runs import run, write_suite
 from tests.support.traces import steps_of, write

@@ -11,7 +11,7 @@ from harness.recording import op_source
 from harness.recording.op_mode import OpMode
 from harness.recording.tensors import digest_tensor
 from harness.trace.ops import OpRecord
-from tests.inject.op_records import line_of, named, only, record
+from tests.recording.op_records import line_of, named, only, record
 
 
 class Doubled(torch.autograd.Function):

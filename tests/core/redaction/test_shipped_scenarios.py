@@ -10,7 +10,7 @@ from harness.lab.experiments.flat_config import flattened
 from harness.lab.experiments.scenario_files import find_scenario
 from harness.lab.experiments.scenario_spec import envelope_of_call
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
 
 

@@ -18,7 +18,7 @@ from harness.lab.report.subjects import Report, Subject
 from harness.render.report.page import page, require_jinja
 from harness.trace.chain import Leaf, Scope
 from harness.trace.reader import read_trace
-from tests.reporters.report_pages import HOSTILE, NUM_STEPS, page_of, write_pair, write_run
+from tests.render.report_pages import HOSTILE, NUM_STEPS, page_of, write_pair, write_run
 from tests.support.traces import flip_bit, leaf, manifest_of, steps_of, write
 
 UPLOT = {

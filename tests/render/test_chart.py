@@ -26,7 +26,7 @@ UNITS = [
     ("tests/sampler/test_stop.py", Need(gpus=1), 9.0),
     ("tests/sampler/test_tiny.py", Need(gpus=1), 1.0),
     ("tests/test_numa.py", Need(exclusive=True), 45.0),
-    ("tests/test_config.py", Need(), 30.0),
+    ("tests/core/test_config.py", Need(), 30.0),
     ("tests/test_metrics.py", Need(), 20.0),
     ("tests/test_docs.py", Need(), 15.0),
     ("tests/test_cluster.py", Need(gpus=16), 600.0),

@@ -14,8 +14,8 @@ from harness.render.report import curves
 from harness.trace.chain import Leaf, Scope
 from harness.trace.reader import read_trace
 from harness.trace.values import Float
-from tests.reporters import report_pages
-from tests.reporters.report_pages import NUM_STEPS, page_of, write_pair, write_run
+from tests.render import report_pages
+from tests.render.report_pages import NUM_STEPS, page_of, write_pair, write_run
 from tests.support.browser import NARROW, Browser, browser, missing
 from tests.support.traces import leaf, write
 

@@ -22,7 +22,7 @@ from harness.recording.op_mode import OpMode
 from harness.recording.op_values import OpValues
 from harness.recording.tensors import digest_tensor
 from harness.trace.ops import compare_ops, read_ops
-from tests.inject.op_records import named, only, record
+from tests.recording.op_records import named, only, record
 
 
 def digest_text(tensor: torch.Tensor) -> str:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.redaction import REDACTED, is_secret_name, redact_argv, redact_fields, redact_text, redact_values
-from tests.redaction.secret_shapes import (
+from tests.core.redaction.secret_shapes import (
     BY_NAME,
     BY_SHAPE,
     COMMIT,
@@ -29,7 +29,7 @@ from tests.redaction.secret_shapes import (
     Typed,
 )
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 COUNTED = (*BY_NAME, *BY_SHAPE, *IN_PLACES, *HELD)
 SECRET = (
     "HF_TOKEN token apiKey WANDB_API_KEY --api-key db.password OPENAI_API_KEY AWS_SECRET_ACCESS_KEY hub_token"
@@ -301,7 +301,9 @@ def test_seeded_noise_is_no_secret() -> None:
     assert redact_argv(words) == tuple(words)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "harness" / "redaction").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "harness" / "core" / "redaction").glob("*.py")), ids=lambda path: path.stem
+)
 def test_an_interpreter_that_is_too_old_for_recordings_can_read_it(path: Path) -> None:
     """The boot hook loads it there, by the names of no package of ours."""
     text = path.read_text("utf-8")

@@ -16,7 +16,7 @@ from harness.recording.op_log import OpLog
 from harness.recording.op_mode import OpMode
 from harness.recording.tensors import digest_tensor
 from harness.trace.ops import OpDifference, Operation, compare_ops
-from tests.inject.op_records import line_of, named, record, record_until_the_end
+from tests.recording.op_records import line_of, named, record, record_until_the_end
 
 # ------------------------------------------------------------------------------------------------- no bit is changed
 

@@ -130,16 +130,16 @@ def test_a_program_that_names_its_own_steps(is_recorded: bool, tmp_path: Path) -
 def test_an_interpreter_that_cannot_take_secrets_out_tells_the_program_alone(tmp_path: Path) -> None:
     """An old one: the harness is a copy whose redaction is a syntax error to it."""
     package = tmp_path / "copy" / "harness"
-    shutil.copytree(ROOT / "harness" / "inject", package / "inject")
-    (package / "redaction").mkdir()
+    shutil.copytree(ROOT / "harness" / "recording", package / "recording")
+    (package / "core" / "redaction").mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    (package / "redaction" / "__init__.py").write_text("this is of another age\n")
+    (package / "core" / "redaction" / "__init__.py").write_text("this is of another age\n")
     (tmp_path / "program" / "harness").mkdir(parents=True)
     (tmp_path / "program" / "harness" / "__init__.py").write_text("")
     program = tmp_path / "program" / "program.py"
     program.write_text("import torch\nprint('ran')\n")
     (tmp_path / ORDERS).write_text(Orders(str(tmp_path)).to_text())
-    path = package / "inject" / "boot"
+    path = package / "recording" / "boot"
     command = ("env", f"PYTHONPATH={path}", f"{ORDERS_VARIABLE}={tmp_path / ORDERS}", sys.executable, str(program))
     assert run(*command, *SECRETS).output == "ran\n"
     (report,) = read_reports(tmp_path)
