@@ -129,17 +129,17 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             "run --step 3 --op --against other --size full --json",
             "run is the directory of a recorded run, and replay compares fresh runs",
-            "rlharness reproduce run --step 3 --op --against other --json runs it again",
+            "rlharness reproduce run --step 3 --op --against other --json",
         ),
         (
             "run --set output.a=1 --set output.b=2 --timeout 1.5 --break-on nan",
             "run is the directory of a recorded run, and replay compares fresh runs",
-            "rlharness reproduce run --break-on nan --set output.a=1 --set output.b=2 --timeout 1.5 runs it again",
+            "rlharness reproduce run --break-on nan --set output.a=1 --set output.b=2 --timeout 1.5",
         ),
         (
             "'a b.rlb' --op",
             "a b.rlb is a bundle, and replay compares fresh runs",
-            "rlharness reproduce 'a b.rlb' --op runs it again",
+            "rlharness reproduce 'a b.rlb' --op",
         ),
         (
             "--bundle 'a b.rlb' --op --size tiny",

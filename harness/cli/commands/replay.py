@@ -68,7 +68,7 @@ def _refuse_recorded(invocation: Invocation, name: str, reproduce_line: str) -> 
         raise UsageError(
             f"{name} is {kind.value}, and replay compares fresh runs",
             legal="the name of a scenario, a YAML file, or a command after --",
-            remedy=f"{reproduce_line} runs it again",
+            remedy=reproduce_line,
         )
 
 
