@@ -116,7 +116,7 @@ def check_clipped(before: Tensor, after: Tensor, factor: float) -> None:
 
 
 def check_rate(rate: float, rate_before: float | None) -> None:
-    """All updates that a learner has in a step have the rate of the step; raises StepError."""
+    """All updates of a model in a step have the rate of the step; raises StepError."""
     if rate_before not in (None, rate):
         raise StepError(
             f"learning rate {rate:g} after {rate_before:g}, in one step",

@@ -69,10 +69,8 @@ def prepare(
     observers = Observers(phases, *checks, StepRecorder(recorder))
 
     def trainer(name: str, model: nn.Module, rate: float) -> LocalTrainer:
-        threads, adamw = runtime.training_threads, build_adamw(model, optimizer, rate)
-        return LocalTrainer(
-            name, model, adamw, rate, observers=observers, world_size=runtime.world_size, threads=threads
-        )
+        adamw = build_adamw(model, optimizer, rate)
+        return LocalTrainer(name, model, adamw, rate, section=optimizer, runtime=runtime, observers=observers)
 
     state = TrainState(
         config=config,

@@ -3,20 +3,18 @@
 from rlcore.algorithms.schedules import constant_lr, cosine_lr, linear_lr
 from rlcore.batching.minibatches import Minibatch
 from rlcore.config import OptimizerSection
-from rlcore.observability.events import OptimizerStepBegins, PassesDone, Updated
+from rlcore.observability.events import PassesDone, Updated
 from rlcore.train_state import TrainState
-from rlcore.trainers.base import Loss, Update
-from rlcore.trainers.local import LocalTrainer
+from rlcore.trainers.base import Loss, Trainer, Update
 
 
-def update(state: TrainState, trainer: LocalTrainer, minibatch: Minibatch, loss: Loss, step: int) -> Update:
+def update(state: TrainState, trainer: Trainer, minibatch: Minibatch, loss: Loss, step: int) -> Update:
     """Compute the gradient of a minibatch and move the weights once. Raises NonFiniteError."""
     section, observers = state.config.optimizer, state.observers
     with observers.stage("update"):
         losses = trainer.forward_backward(minibatch.microbatches, loss)
     observers.emit(PassesDone(trainer.name, losses, minibatch.denominators))
     rate = learning_rate(section, trainer.peak_rate, step, state.config.training.num_steps)
-    observers.emit(OptimizerStepBegins(trainer.optimizer, section))
     with observers.stage("optimizer"):
         norm = trainer.optimizer_step(learning_rate=rate, max_norm=section.max_gradient_norm)
     observers.emit(Updated(trainer.name, step, rate))

@@ -50,9 +50,9 @@ def warm_start(
         decoder,
         build_adamw(decoder, config.optimizer, section.learning_rate),
         section.learning_rate,
+        section=config.optimizer,
+        runtime=config.perturbation,
         observers=observers,
-        world_size=config.perturbation.world_size,
-        threads=config.perturbation.training_threads,
     )
     before, steps = weights_digest(dict(decoder.named_parameters())), list[WarmStep]()
     for step in range(section.num_steps):

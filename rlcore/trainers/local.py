@@ -16,11 +16,19 @@ from torch import Tensor, nn
 
 from rlcore.batching.microbatches import Microbatch, divide_among_workers
 from rlcore.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
-from rlcore.config import OptimizerSection
+from rlcore.config import OptimizerSection, PerturbationSection
 from rlcore.errors import NonFiniteError
 from rlcore.numerics.probe import num_threads
 from rlcore.numerics.tree_sum import TreeSum
-from rlcore.observability.events import ClipBegins, Clipped, GradientsReduced, PassBegins, WeightsMove, WeightsMoved
+from rlcore.observability.events import (
+    ClipBegins,
+    Clipped,
+    GradientsReduced,
+    OptimizerStepBegins,
+    PassBegins,
+    WeightsMove,
+    WeightsMoved,
+)
 from rlcore.observability.observers import Observers
 from rlcore.trainers.base import Loss, MicrobatchLoss, TrainerState
 
@@ -35,9 +43,9 @@ class LocalTrainer:
         optimizer: torch.optim.AdamW,
         peak_rate: float,
         *,
+        section: OptimizerSection,
+        runtime: PerturbationSection,
         observers: Observers,
-        world_size: int = 1,
-        threads: int = 1,
     ) -> None:
         self.name = name
         """Name of the model in records and checkpoints: policy, critic."""
@@ -47,9 +55,9 @@ class LocalTrainer:
         """Learning rate before its schedule."""
         self.gradients: list[Tensor] | None = None
         """Sum of the microbatches' gradients by parameter, fp32, from a backward pass to the step that uses it."""
+        self._section = section
+        self._runtime = runtime
         self._observers = observers
-        self._world_size = world_size
-        self._threads = threads
 
     def forward_backward(self, microbatches: Sequence[Microbatch], loss: Loss) -> tuple[MicrobatchLoss, ...]:
         """Compute the gradient of the sum of the microbatches' losses; return these in the order of microbatches.
@@ -58,9 +66,9 @@ class LocalTrainer:
         """
         parameters = list(self.model.parameters())
         found: dict[int, MicrobatchLoss] = {}
-        with num_threads(self._threads):
+        with num_threads(self._runtime.training_threads):
             total = GradientSum(parameters, len(microbatches))
-            for own_microbatches in divide_among_workers(microbatches, self._world_size):
+            for own_microbatches in divide_among_workers(microbatches, self._runtime.world_size):
                 own = GradientSum(parameters, len(microbatches))
                 for microbatch in own_microbatches:
                     self._observers.emit(PassBegins(parameters))
@@ -79,12 +87,13 @@ class LocalTrainer:
         Raises NonFiniteError naming the first gradient that is not finite.
         """
         assert self.gradients is not None, "forward_backward comes first"
+        self._observers.emit(OptimizerStepBegins(self.optimizer, self._section))
         named = list(self.model.named_parameters())
         gradients = [gradient.to(p.dtype) for (_, p), gradient in zip(named, self.gradients, strict=True)]
         self.gradients = None
         for (_, parameter), gradient in zip(named, gradients, strict=True):
             parameter.grad = gradient
-        with num_threads(self._threads):
+        with num_threads(self._runtime.training_threads):
             by_name = dict(zip((name for name, _ in named), gradients, strict=True))
             self._observers.emit(GradientsReduced(self.name, by_name))
             norm = global_norm(gradients)
