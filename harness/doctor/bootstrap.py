@@ -31,7 +31,7 @@ from harness.doctor import layers
 from harness.doctor.layers import RankStory, Verdict
 from harness.machine.network.interfaces import is_name_asked_in_vain, read_network
 from harness.process.child_env import probe_env
-from harness.process.supervisors import AttemptEnd, AttemptSpec, Supervisor
+from harness.process.supervisors import ProcessEnd, ProcessSpec, Supervisor
 
 IMPORT_S = 90.0
 """Limit on importing torch or Ray, which a cold disk makes slow."""
@@ -179,14 +179,14 @@ class _Prober:
                     continue
                 self._bootstrap.say(f"{', '.join(names)}: not done after {number * PATIENCE_S:g} s: {what}")
 
-    def _spec(self, arguments: tuple[str, ...], environ: Mapping[str, str]) -> AttemptSpec:
+    def _spec(self, arguments: tuple[str, ...], environ: Mapping[str, str]) -> ProcessSpec:
         number = next(self._numbers)
         directory, tmpdir = (self._bootstrap.directory / f"{kind}{number}" for kind in "pt")
         directory.mkdir()
         tmpdir.mkdir(mode=0o700)
         report = str(directory / "report.jsonl")
         marker = f"rlharness-probe-{self._bootstrap.directory.name}-{number}"
-        return AttemptSpec(
+        return ProcessSpec(
             argv=(sys.executable, "-m", "harness.doctor.distributed_probe", "--report", report, *arguments),
             cwd=str(self._bootstrap.cwd),
             env=probe_env(environ, tmpdir=str(tmpdir), marker=marker),
@@ -221,7 +221,7 @@ def waiting_for(records: Iterable[Mapping[str, Any]]) -> str:
     return here
 
 
-def story_in(directory: Path, end: AttemptEnd | None) -> RankStory:
+def story_in(directory: Path, end: ProcessEnd | None) -> RankStory:
     """What the process whose files lie in `directory` has told about its layers.
 
     `end` is None where it was cut off; a process that ended by itself in the midst of a layer has died there.
@@ -243,7 +243,7 @@ def story_in(directory: Path, end: AttemptEnd | None) -> RankStory:
     )
 
 
-def _log_of(spec: AttemptSpec) -> str:
+def _log_of(spec: ProcessSpec) -> str:
     tmpdir = Path(spec.env["TMPDIR"])
     logs = [path for name in RAY_LOGS for path in sorted(tmpdir.glob(f"ray/session_2*/logs/{name}"))]
     return "\n".join(text for path in (Path(spec.directory) / "output.log", *logs) if (text := _end_of(path)))

@@ -18,7 +18,7 @@ from harness.doctor.host import Answer, Host
 from harness.process.child_env import child_env
 from harness.process.run_directory import new_run_id
 from harness.process.scratch import hold, make_scratch_root, remove_tree
-from harness.process.supervisors import AttemptSpec, Supervisors, Tiers, find_py_spy, probe_tiers
+from harness.process.supervisors import ProcessSpec, Supervisors, Tiers, find_py_spy, probe_tiers
 
 GRACE_S = 0.5
 UNKILLABLE_AFTER_S = 2.0
@@ -83,7 +83,7 @@ class _Children:
         tmpdir.mkdir()
         marker = f"{self._scratch.name}-{self._num_asked}"
         end = await self._supervisors.run(
-            AttemptSpec(
+            ProcessSpec(
                 argv=tuple(argv),
                 cwd=str(self._invocation.cwd),
                 env=child_env(self._invocation.environ, gpus=None, tmpdir=str(tmpdir), marker=marker, master_port=0),

@@ -31,7 +31,7 @@ RESCUE_ROUND_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptSpec:
+class ProcessSpec:
     """What a supervisor is told: one command, its files, its limits."""
 
     argv: tuple[str, ...]
@@ -58,7 +58,7 @@ class AttemptSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptEnd:
+class ProcessEnd:
     """How an attempt ended."""
 
     exit_code: int | None
@@ -78,7 +78,7 @@ class AttemptEnd:
 class Supervisor(Protocol):
     """Whatever can carry out an attempt."""
 
-    async def run(self, spec: AttemptSpec) -> AttemptEnd:
+    async def run(self, spec: ProcessSpec) -> ProcessEnd:
         """Carry it out to its proven end; cancelling the task kills the tree first."""
 
 
@@ -116,7 +116,7 @@ class Supervisors:
         """Make no more supervisors; those that stay with the unkillable are left to it."""
         self._fork_server.close()
 
-    async def run(self, spec: AttemptSpec, on_terminating: Callable[[str], None] = lambda reason: None) -> AttemptEnd:
+    async def run(self, spec: ProcessSpec, on_terminating: Callable[[str], None] = lambda reason: None) -> ProcessEnd:
         """Carry out one attempt; `on_terminating` hears the reason when its tree begins to be ended.
 
         Cancelling the task kills the tree, waits until none of it lives, then lets the cancellation through.
@@ -174,7 +174,7 @@ class _Attempt:
 
     def __init__(
         self,
-        spec: AttemptSpec,
+        spec: ProcessSpec,
         means: _Means,
         on_terminating: Callable[[str], None],
         spare_pids: Callable[[], frozenset[int]],
@@ -186,7 +186,7 @@ class _Attempt:
         self._loop = asyncio.get_running_loop()
         self._started_s = self._loop.time()
         self._rescue_until_s = 0.0
-        self.ended: asyncio.Future[AttemptEnd] = self._loop.create_future()
+        self.ended: asyncio.Future[ProcessEnd] = self._loop.create_future()
         self.is_open = False
         """Whether the supervisor has been started and not been reaped."""
         self.on_closed: Callable[[_Attempt], None] = lambda attempt: None
@@ -194,7 +194,7 @@ class _Attempt:
         self._stdin = self._stdout = -1
         self._start_ticks = 0
         self._heard = b""
-        self._finished: AttemptEnd | None = None
+        self._finished: ProcessEnd | None = None
         self._bug: Exception | None = None
 
     def start(self, fork_server: ForkServer) -> None:
@@ -260,7 +260,7 @@ class _Attempt:
         if message["e"] == "terminating":
             self._on_terminating(message["reason"])
         elif message["e"] == "finished":
-            self._finished = AttemptEnd(
+            self._finished = ProcessEnd(
                 message["exit_code"],
                 message["signal"],
                 message["reason"],
@@ -279,9 +279,9 @@ class _Attempt:
             self._loop.call_later(RESCUE_ROUND_S, self._guarded, self._rescue)
             return
         unkillable = tuple(process_tree.describe(process) for process in left)
-        self._settle(AttemptEnd(None, None, "supervisor_lost", (), unkillable, now_s - self._started_s))
+        self._settle(ProcessEnd(None, None, "supervisor_lost", (), unkillable, now_s - self._started_s))
 
-    def _settle(self, end: AttemptEnd) -> None:
+    def _settle(self, end: ProcessEnd) -> None:
         if self.ended.done():
             return
         if self._bug is not None:

@@ -4,31 +4,31 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from harness.recording.automatic import ForeignRecorder
+from harness.recording.automatic import AutomaticRecorder
 from harness.recording.callbacks import make_watchers
 from harness.recording.determinism_flags import switch_on
 from harness.recording.metrics import PrintedMetrics
 from harness.recording.op_mode import OpMode
 from harness.recording.process import ProcessLog
 from harness.recording.recorder import NullRecorder, Recorder
-from harness.recording.recording_config import Orders
+from harness.recording.recording_config import RecordingConfig
 
 
 @dataclass(slots=True)
 class _Active:
     log: ProcessLog | None = None
-    foreign: ForeignRecorder | None = None
+    foreign: AutomaticRecorder | None = None
 
 
 _active = _Active()
 
 
-def start_recording(orders: Orders) -> None:
+def start_recording(orders: RecordingConfig) -> None:
     """Record this process from here on, by hooks in torch; called once, right after torch has been imported."""
     log = ProcessLog(orders)
     if without_effect := switch_on(orders.level):
         log.give_up(f"the level {orders.level} had no effect on {', '.join(without_effect)}")
-    _active.log, _active.foreign = log, ForeignRecorder(log)
+    _active.log, _active.foreign = log, AutomaticRecorder(log)
     _active.foreign.install()
     metrics = PrintedMetrics(orders.metrics, log.log_values, log.note_metrics)
     metrics.watch_streams(has_json=not orders.has_entry)

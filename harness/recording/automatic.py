@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from harness.recording.callbacks import make_watchers
 from harness.recording.closures import Arguments, HookedClosure, closure_of, replace_closure
 from harness.recording.compiled import NOT_RECORDED, CompiledSteps
-from harness.recording.digest_cache import Unchanged
+from harness.recording.digest_cache import DigestCache
 from harness.recording.hooks import hook_backward, hook_loaders, hook_optimizers, hook_steps
 from harness.recording.names import ParameterNames
 from harness.recording.op_mode import OpMode
@@ -36,7 +36,7 @@ MAX_BATCH_DEPTH = 4
 REMEMBERED = (int, float, torch.Tensor)
 
 
-class ForeignRecorder:
+class AutomaticRecorder:
     """Turns what a program does with torch into steps of a trace. One thread steps the optimizers."""
 
     def __init__(self, log: ProcessLog) -> None:
@@ -52,7 +52,7 @@ class ForeignRecorder:
         """By name, as they were when they were seen last."""
         self._gradients: dict[str, list[Seen]] = {}
         """By name, after each backward since the last step of their optimizer; copies where tensors are kept."""
-        self._unchanged, self._made_gradients = Unchanged(), Unchanged()
+        self._unchanged, self._made_gradients = DigestCache(), DigestCache()
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._stepping: list[Optimizer] = []
         self._awaits_closure = False

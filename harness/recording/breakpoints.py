@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from harness.recording.callbacks import Watcher
+from harness.recording.callbacks import RecorderCallback
 from harness.recording.conditions import DIVERGENCE, INF, NAN, Stop, parse_condition, unknown_names
 from harness.recording.process import rank_and_world_size
 from harness.recording.recording_config import RunEnded
@@ -28,7 +28,7 @@ OF_TENSORS = {NAN: torch.isnan, INF: torch.isinf}
 OF_NUMBERS = {NAN: math.isnan, INF: math.isinf}
 
 
-class Breakpoints(Watcher):
+class Breakpoints(RecorderCallback):
     """Looks for conditions, texts of `conditions`; where the first one holds is written to `report`, a path.
 
     `against` is the directory of the trace that the condition of a divergence means.

@@ -17,7 +17,7 @@ from harness.trace.chain import Leaf
 from harness.trace.values import Float
 
 
-class Watcher:
+class RecorderCallback:
     """Looks on, and does nothing; what a watcher is for, it overrides."""
 
     def on_begin_step(self, step: int) -> None:
@@ -42,12 +42,12 @@ class Watcher:
         """The program has gone no further than the middle of this step: because of `error`, or in order."""
 
 
-def make_watchers(told: Mapping[str, Mapping[str, Any]]) -> list[Watcher]:
+def make_watchers(told: Mapping[str, Mapping[str, Any]]) -> list[RecorderCallback]:
     """Those that the orders of a process name: "module:class" -> the keyword arguments, plain values, of its making."""
     return [_class_of(name)(**fields) for name, fields in told.items()]
 
 
-def _class_of(name: str) -> type[Watcher]:
+def _class_of(name: str) -> type[RecorderCallback]:
     module, _, kind = name.partition(":")
-    found: type[Watcher] = getattr(import_module(module), kind)
+    found: type[RecorderCallback] = getattr(import_module(module), kind)
     return found

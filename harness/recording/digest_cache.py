@@ -28,7 +28,7 @@ class _Mark(NamedTuple):
     sample: bytes
 
 
-class Unchanged:
+class DigestCache:
     """Remembers values by name, and tells the digest of those that are still as they were. Holds none of them."""
 
     def __init__(self) -> None:

@@ -18,14 +18,14 @@ from typing import Any
 
 from harness.core.clock import sleep
 from harness.core.errors import UsageError
-from harness.recording.callbacks import Watcher
+from harness.recording.callbacks import RecorderCallback
 
 UNIT_S = 0.005
 """Who comes first is another one only where the process was held up for as long between two calls."""
 NUM_UNITS = 4
 
 
-class Latency(Watcher):
+class Latency(RecorderCallback):
     """Puts delays before the calls of `functions`, each "module:function", for the life of this process.
 
     A function is replaced in its module: callers find it there, or bind the name after this. The file `mark` is made

@@ -21,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from xxhash import xxh3_64_hexdigest
 
-from harness.recording.callbacks import Watcher
+from harness.recording.callbacks import RecorderCallback
 from harness.recording.compiled import is_in_compiled_call
 from harness.recording.op_log import OpLog
 from harness.recording.op_schema import Argument, OpSchema, generator_in, named_arguments, schema_of, tensors_in
@@ -60,7 +60,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, log: OpLog, root: str = ".") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.watchers: Sequence[Watcher] = ()
+        self.watchers: Sequence[RecorderCallback] = ()
         self._log = log
         self._pid = os.getpid()
         self._lock = threading.Lock()  # the engine has a thread for each card

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from harness.recording.callbacks import Watcher
+from harness.recording.callbacks import RecorderCallback
 from harness.recording.patch_report import Fate, Transplanted, is_taken
 from harness.recording.recorder import look
 from harness.recording.recording_config import RunEnded
@@ -26,7 +26,7 @@ OPERATION = "operation"
 """In place of a phase: what is put is the result of an operation."""
 
 
-class Transplant(Watcher):
+class Transplant(RecorderCallback):
     """Puts leaves of a donor's trace into this run, in the steps `first` to `last`.
 
     All of these phases, and `leaves`, each [phase, name] or [phase, name, occurrence]. What cannot be put as a whole
@@ -86,7 +86,7 @@ class Transplant(Watcher):
             raise RunEnded
 
 
-class OperationDonor(Watcher):
+class OperationDonor(RecorderCallback):
     """Keeps what one operation of the step gives whose operations are recorded."""
 
     def __init__(self, index: int, path: str) -> None:
@@ -99,7 +99,7 @@ class OperationDonor(Watcher):
             write_tensors(self._path, [(leaf, bytes(tensor_bytes(each))) for leaf, each in _named(name, results)])
 
 
-class OperationTransplant(Watcher):
+class OperationTransplant(RecorderCallback):
     """Puts into the results of one operation what the same one has given in the donor."""
 
     def __init__(self, index: int, path: str, report: str, step: int) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from harness.core.errors import TraceError
 from harness.core.redaction import redact_argv, redact_fields
-from harness.recording.callbacks import Watcher
+from harness.recording.callbacks import RecorderCallback
 from harness.recording.op_log import OpLog
 from harness.recording.op_mode import OpMode
 from harness.recording.recorder import Kept, Recorder, Step
-from harness.recording.recording_config import PROCESSES, Orders, Report
+from harness.recording.recording_config import PROCESSES, RecordingConfig, Report
 from harness.trace.chain import Leaf
 from harness.trace.fingerprint import fingerprint
 from harness.trace.layout import UNFINISHED, log_name
@@ -37,7 +37,7 @@ FIXED_TEXT = "the order of sets and dictionaries of text follows from this"
 class ProcessLog:
     """The sink of one process's recorder."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, orders: RecordingConfig) -> None:
         self.orders = orders
         self._directory = Path(orders.directory)
         self._writer: TraceWriter | None = None
@@ -46,7 +46,7 @@ class ProcessLog:
         self._report = first_report(orders)
         self._pid = os.getpid()
         self._is_forked = False
-        self.watchers: Sequence[Watcher] = ()
+        self.watchers: Sequence[RecorderCallback] = ()
         """Told of the values of the curve."""
         self.recorder: Recorder | None = None
         """Whose steps these are: asked at the end whether it is in the middle of one."""
@@ -200,7 +200,7 @@ class ProcessLog:
         self._report = first_report(self.orders)
 
 
-def first_report(orders: Orders) -> Report:
+def first_report(orders: RecordingConfig) -> Report:
     """What a process says before its first step."""
     return Report(
         pid=os.getpid(),

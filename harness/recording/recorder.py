@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from harness.core.errors import TraceError
-from harness.recording.callbacks import Watcher
+from harness.recording.callbacks import RecorderCallback
 from harness.recording.recording_config import RunEnded
 from harness.recording.sharded_digest import Placed, digest_placed, place
 from harness.recording.tensors import Digested, digest_tensor, is_plain, strided_parts, tensor_bytes
@@ -81,7 +81,7 @@ class Recorder:
         keeps: Callable[[int], bool] = lambda step: False,
         operations: Callable[[int], Operations | None] = lambda step: None,
         last_step: int | None = None,
-        watchers: Sequence[Watcher] = (),
+        watchers: Sequence[RecorderCallback] = (),
     ) -> None:
         self._sink = sink
         self._watchers = watchers

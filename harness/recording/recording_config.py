@@ -23,7 +23,7 @@ class RunEnded(SystemExit):
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class RecordingConfig:
     """How a program is to be recorded: the same for all its processes."""
 
     directory: str
@@ -48,19 +48,19 @@ class Orders:
     last_step: int | None = None
     """The step after which the run of an entry is ended in order; None: where the entry ends it."""
     watchers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What looks on in the process: "module:class" of a `watching.Watcher` -> what it is made with."""
+    """What looks on in the process: "module:class" of a `watching.RecorderCallback` -> what it is made with."""
 
     def to_text(self) -> str:
         """As it stands in its file."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
-    def parse(cls, text: str) -> "Orders":
+    def parse(cls, text: str) -> "RecordingConfig":
         """The inverse of to_text; ValueError, TypeError or KeyError for any other text."""
         return cls.of(json.loads(text))
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> "Orders":
+    def of(cls, fields: Mapping[str, Any]) -> "RecordingConfig":
         """The orders from what stands in their file; ValueError, TypeError or KeyError for anything else."""
         tuples = {name: tuple(fields[name]) for name in ("argv", "metrics", "keep")}
         return cls(**{**fields, **tuples})

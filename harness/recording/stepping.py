@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from harness.recording.callbacks import Watcher
+from harness.recording.callbacks import RecorderCallback
 from harness.recording.recording_config import RunEnded
 from harness.recording.stepping_messages import BEGIN, END, LEAF, PAUSE, PHASE, plain_leaf
 from harness.recording.tensors import digest_tensor, tensor_bytes
@@ -64,7 +64,7 @@ class Held:
         return self.is_copy or digest_tensor(self.value).digest == self.leaf.digest
 
 
-class Stepping(Watcher):
+class Stepping(RecorderCallback):
     """Stops in one step. `orders` and `answers` are the paths of the pipes."""
 
     def __init__(self, orders: str, answers: str, step: int, max_copied_bytes: int = MAX_COPIED_BYTES) -> None:

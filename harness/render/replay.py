@@ -101,10 +101,10 @@ def _next_command(replay: Replay) -> str:
     """What looks closer at the first difference, else at the first run that has died; empty where nothing would."""
     plan = replay.plan
     if step := _step_to_open(replay):
-        envelope = replace(plan.envelope, typed=plan.typed)
-        return f"look closer: {program_command(envelope, step[0], plan.timeout_s, plan.stdin)}"
+        run_spec = replace(plan.run_spec, typed=plan.typed)
+        return f"look closer: {program_command(run_spec, step[0], plan.timeout_s, plan.stdin)}"
     for run in replay.runs:
-        found = next_command(plan.envelope_of(run.number), run.recording)
+        found = next_command(plan.spec_of(run.number), run.recording)
         if found is not None and plan.op_step is None and not replay.interrupted_by:
             return str(found)
     return ""
@@ -117,8 +117,8 @@ def replay_json(replay: Replay) -> dict[str, Any]:
         "version": VERSION,
         "exit_code": int(replay.exit_code),
         "interrupted_by": replay.interrupted_by,
-        "command": list(redact_argv(("rlharness", "replay", *plan.typed) if plan.typed else plan.envelope.argv)),
-        "level": plan.envelope.level,
+        "command": list(redact_argv(("rlharness", "replay", *plan.typed) if plan.typed else plan.run_spec.argv)),
+        "level": plan.run_spec.level,
         "directory": str(plan.directory),
         "runs": [
             {"name": run.name, "duration_s": run.duration_s, **recording_json(run.recording)} for run in replay.runs

@@ -26,7 +26,7 @@ from harness.core.fan_out import fan_out
 from harness.core.need import Need
 from harness.core.regular_file import open_regular, read_text
 from harness.core.report_file import TestReport, read_report
-from harness.process.supervisors import AttemptEnd, AttemptSpec, Supervisor
+from harness.process.supervisors import ProcessEnd, ProcessSpec, Supervisor
 from harness.runner.outcomes import signal_name
 from harness.runner.units import NeedSource, Unit
 
@@ -40,7 +40,7 @@ CONTINUED = 1
 class MakeSpec(Protocol):
     """Makes the attempt of one collection child: the interpreter before `pytest_args`, its environment, its marker."""
 
-    def __call__(self, pytest_args: tuple[str, ...], directory: Path, timeout_s: float) -> AttemptSpec:
+    def __call__(self, pytest_args: tuple[str, ...], directory: Path, timeout_s: float) -> ProcessSpec:
         """`directory` exists and is the child's own; a TMPDIR in it goes with it."""
 
 
@@ -171,7 +171,7 @@ class _Collector:
             notes=tuple(suite.notes),
         )
 
-    async def _child(self, args: tuple[str, ...], directory: Path) -> AttemptEnd:
+    async def _child(self, args: tuple[str, ...], directory: Path) -> ProcessEnd:
         return await self.supervisor.run(self.make_spec(args, directory, self.options.timeout_s))
 
     def _directory(self) -> Path:
@@ -201,7 +201,7 @@ class _Collector:
                 continue
             raise self._failure(end, directory)
 
-    def _take_over(self, suite: _Suite, out: Path, end: AttemptEnd, directory: Path) -> None:
+    def _take_over(self, suite: _Suite, out: Path, end: ProcessEnd, directory: Path) -> None:
         """Learn what a discovery child has written, and the conftest in which it hung or died."""
         suite.errors.clear()
         importing = ""
@@ -225,14 +225,14 @@ class _Collector:
             how = f"{importing} was being imported when pytest {self._ending(end)}"
             suite.broken[importing] = _Broken(f"{how}\n{output_of(directory)}".rstrip(), end.reason == "timeout")
 
-    def _ending(self, end: AttemptEnd) -> str:
+    def _ending(self, end: ProcessEnd) -> str:
         if end.reason == "timeout":
             return f"had run for {self.options.timeout_s:g} s"
         if end.reason:
             return f"was ended: {end.reason}"
         return f"died of {signal_name(end.signal)}" if end.signal is not None else f"exited with {end.exit_code}"
 
-    def _failure(self, end: AttemptEnd, directory: Path) -> CollectionError | UsageError:
+    def _failure(self, end: ProcessEnd, directory: Path) -> CollectionError | UsageError:
         output = output_of(directory)
         if end.exit_code == USAGE and not end.reason:
             _, error, said = output.partition("ERROR: ")
@@ -309,7 +309,7 @@ class _Collector:
             report, error = TestReport(), f"its report cannot be read: {unreadable.strerror}"
         return replace(unit, collect_error=error, collect_timed_out=bool(error) and end.reason == "timeout"), report
 
-    def _import_error(self, end: AttemptEnd, report: TestReport, directory: Path) -> str:
+    def _import_error(self, end: ProcessEnd, report: TestReport, directory: Path) -> str:
         if report.collect_errors and end.exit_code != CONTINUED:
             return "\n\n".join(text for _, text in report.collect_errors)
         if report.collected:

@@ -3,7 +3,7 @@
 import signal
 from dataclasses import dataclass
 
-from harness.process.supervisors import AttemptEnd
+from harness.process.supervisors import ProcessEnd
 from harness.runner.units import Outcome
 
 PYTEST_EXITS = {
@@ -50,7 +50,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def judge(end: AttemptEnd, reported: Reported, timeout_s: float) -> tuple[Outcome, str]:
+def judge(end: ProcessEnd, reported: Reported, timeout_s: float) -> tuple[Outcome, str]:
     """The outcome of an attempt, and one line that says why (empty when it passed or just failed its tests).
 
     What was ended by us never passes, and neither does a process that went before pytest had finished, or
@@ -63,7 +63,7 @@ def judge(end: AttemptEnd, reported: Reported, timeout_s: float) -> tuple[Outcom
     return outcome, f"{why}; {unread}" if why else unread
 
 
-def _judge(end: AttemptEnd, reported: Reported, timeout_s: float) -> tuple[Outcome, str]:
+def _judge(end: ProcessEnd, reported: Reported, timeout_s: float) -> tuple[Outcome, str]:
     during = f" while {reported.running} ran" if reported.running else ""
     if end.unkillable:
         return Outcome.UNKILLABLE, f"SIGKILL did not end {', '.join(end.unkillable)}"

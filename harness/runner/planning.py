@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 
 from harness.process.child_env import child_env
-from harness.process.supervisors import AttemptSpec
+from harness.process.supervisors import ProcessSpec
 from harness.runner import packing
 from harness.runner.collect import Collected, CollectOptions, collect
 from harness.runner.first_fit import Job
@@ -67,13 +67,13 @@ def new_table(stage: Stage) -> LeaseTable:
     return LeaseTable(stage.cards.inventory, stage.options.cpu_units, stage.options.mix_models)
 
 
-def _collection_spec(stage: Stage, pytest_args: tuple[str, ...], directory: Path, timeout_s: float) -> AttemptSpec:
+def _collection_spec(stage: Stage, pytest_args: tuple[str, ...], directory: Path, timeout_s: float) -> ProcessSpec:
     """A pytest process that only collects; its cards are the ones this process sees."""
     options = stage.options
     tmpdir = stage.scratch / "c"
     tmpdir.mkdir(exist_ok=True)
     marker = f"{stage.run_id}-c{directory.name}"
-    return AttemptSpec(
+    return ProcessSpec(
         argv=(*pytest_command(options), *pytest_args),
         cwd=str(options.invocation.cwd),
         env=child_env(

@@ -25,7 +25,7 @@ from harness.machine.gpu_watch import CardWatch
 from harness.process.child_env import child_env
 from harness.process.ports import PortBlocks
 from harness.process.scratch import remove_tree
-from harness.process.supervisors import AttemptEnd, AttemptSpec
+from harness.process.supervisors import ProcessEnd, ProcessSpec
 from harness.runner import events
 from harness.runner.collect import Collected
 from harness.runner.leases import Lease
@@ -42,7 +42,7 @@ Post = Callable[[events.Event], None]
 class Attempts(Protocol):
     """Carries out attempts, and takes orders about them: `attempt.Supervisors` outside tests."""
 
-    async def run(self, spec: AttemptSpec, on_terminating: Callable[[str], None] = ...) -> AttemptEnd:
+    async def run(self, spec: ProcessSpec, on_terminating: Callable[[str], None] = ...) -> ProcessEnd:
         """Carry one out to its proven end."""
 
     def cancel(self, marker: str) -> None:
@@ -118,14 +118,14 @@ class UnitRunner:
         await self._return_cards(number, unit.path, unkillable, gpu_ids, baseline)
         self.post(events.UnitFinished(self.t(), result))
 
-    async def _attempt(self, number: int, unit: Unit, lease: Lease, tail: ReportTail) -> tuple[AttemptEnd, float]:
+    async def _attempt(self, number: int, unit: Unit, lease: Lease, tail: ReportTail) -> tuple[ProcessEnd, float]:
         """How the attempt ended, and the limit it had; OSError or HarnessError where it could not be started."""
         self.directory(number).mkdir(parents=True)
         tail.file.make()  # before there are tests: whatever these do to its name, this file is theirs
         self.tmpdir(number).mkdir(mode=0o700, parents=True)  # parents: a test may have deleted them
         spec = self._spec(number, unit, lease)
         if number in self.cancelled:  # while the driver was asked
-            return AttemptEnd(None, None, "cancelled", (), (), 0.0), spec.timeout_s
+            return ProcessEnd(None, None, "cancelled", (), (), 0.0), spec.timeout_s
         self.followed[number] = (unit.path, tail)
         try:
             end = await self.attempts.run(
@@ -163,10 +163,10 @@ class UnitRunner:
         self.killed.add(number)
         self.attempts.kill(self.marker(number))
 
-    def _spec(self, number: int, unit: Unit, lease: Lease) -> AttemptSpec:
+    def _spec(self, number: int, unit: Unit, lease: Lease) -> ProcessSpec:
         directory, tmpdir = self.directory(number), self.tmpdir(number)
         invocation = self.options.invocation
-        return AttemptSpec(
+        return ProcessSpec(
             argv=(
                 *pytest_command(self.options),
                 *("-p", "harness.plugin", f"--rlharness-report={directory / 'report.jsonl'}"),
@@ -299,7 +299,7 @@ def _put_back(tail: ReportTail, path: str) -> list[str]:
 
 
 def _result(
-    unit: Unit, end: AttemptEnd, report: TestReport, timeout_s: float, *, gpu_ids: tuple[str, ...], directory: Path
+    unit: Unit, end: ProcessEnd, report: TestReport, timeout_s: float, *, gpu_ids: tuple[str, ...], directory: Path
 ) -> UnitResult:
     outcome, reason = judge(end, _reported(report), timeout_s)
     return UnitResult(

@@ -13,8 +13,8 @@ from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.recorded_run import RecordedRun, read_recorded_run
 from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.run import Run
-from harness.lab.experiments.run_spec import Envelope
-from harness.lab.experiments.scenario_spec import envelope_of_call
+from harness.lab.experiments.run_spec import RunSpec
+from harness.lab.experiments.scenario_spec import spec_of_call
 from harness.recording.callbacks import make_watchers
 from harness.recording.op_log import OpLog
 from harness.recording.op_mode import OpMode
@@ -36,19 +36,19 @@ class InProcess:
     names: list[str] = field(default_factory=list)
     """Of the directories, in the order of the runs."""
 
-    async def record(self, envelope: Envelope, parent: Path) -> Run:
+    async def record(self, run_spec: RunSpec, parent: Path) -> Run:
         """The same call, orders and trace."""
         directory = parent / "run-1"
         directory.mkdir(parents=True)
         problems: tuple[Problem, ...] = ()
-        sink, call = TraceSink(directory), envelope.call
+        sink, call = TraceSink(directory), run_spec.call
         assert call is not None
         call.write(directory)
         sign_call(directory, call, os.environ)
-        watchers = make_watchers(envelope.watchers)
+        watchers = make_watchers(run_spec.watchers)
 
         def operations(step: int) -> OpMode | None:
-            if step != envelope.op_step:
+            if step != run_spec.op_step:
                 return None
             mode = OpMode(OpLog(directory, rank=0, step=step, say=print))
             mode.watchers = watchers
@@ -56,14 +56,14 @@ class InProcess:
 
         recorder = Recorder(
             sink,
-            keeps=frozenset(envelope.keep).__contains__,
+            keeps=frozenset(run_spec.keep).__contains__,
             operations=operations,
-            last_step=envelope.last_step,
+            last_step=run_spec.last_step,
             watchers=watchers,
         )
         try:
             with suppress(RunEnded):
-                bandit_entry.run(call.config, level=envelope.level, directory=directory, recorder=recorder)
+                bandit_entry.run(call.config, level=run_spec.level, directory=directory, recorder=recorder)
         except ArithmeticError:
             problems = (Problem("the program ended with exit code 1"),)
         sink.writer.close()
@@ -78,7 +78,7 @@ class InProcess:
 async def bandit(parent: Path, **changed: object) -> RecordedRun:
     """A recorded run with these values in its configuration."""
     call = EntryCall("tests.lab.bandit_entry:run", {**CONFIG, **changed}, ("perturbation",))
-    run = await InProcess().record(envelope_of_call(call, "off"), parent)
+    run = await InProcess().record(spec_of_call(call, "off"), parent)
     return read_recorded_run(run.recording.directory)
 
 

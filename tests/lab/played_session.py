@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.lab.experiments.entry_call import Refusal
 from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.run import OUTPUT, Run
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.trace.tensor_file import Kept
 from tests.support.traces import trace_of_values, value
 
@@ -52,20 +52,20 @@ class PlayedSession:
     """(directory, last step) of each run."""
 
     async def record(
-        self, envelope: Envelope, parent: Path, number: int = 1, *, environ: Mapping[str, str], cwd: Path
+        self, run_spec: RunSpec, parent: Path, number: int = 1, *, environ: Mapping[str, str], cwd: Path
     ) -> Run:
-        self.asked.append((parent.name, envelope.last_step))
+        self.asked.append((parent.name, run_spec.last_step))
         if len(self.asked) >= self.interrupted_at:
             self.interrupted_by = "SIGINT"
         side = parent.name.partition("-")[0]
         of_side = self.gradients[side]
         at = sum(name.partition("-")[0] == side for name, _ in self.asked) - 1
         gradient = of_side[min(at, len(of_side) - 1)]
-        num_steps = 3 if envelope.last_step is None else envelope.last_step + 1
+        num_steps = 3 if run_spec.last_step is None else run_spec.last_step + 1
         directory = parent / f"run-{number}"
         more = [value("loss", "clip_fraction", "f32", (), bytes(4))] if side == self.records_more else []
         values = [[*values_of(step, gradient)[:1], *more, *values_of(step, gradient)[1:]] for step in range(num_steps)]
-        trace_of_values(directory, values, keeps=bool(envelope.keep))
+        trace_of_values(directory, values, keeps=bool(run_spec.keep))
         lines = [json.dumps({"step": step, "seconds/a": self.seconds.get(side, 1.0)}) for step in range(num_steps)]
         (directory / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
         problems = (Problem(self.problem),) if self.problem and side == self.broken else ()

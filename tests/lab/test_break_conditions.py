@@ -13,7 +13,7 @@ from harness.lab.experiments.break_conditions import (
     read_report,
     watched,
 )
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.recording.conditions import Condition, Stop
 
 
@@ -62,7 +62,7 @@ def test_divergence_is_no_comparison_and_its_remedy_is_one_that_works_here() -> 
 
 
 def test_an_envelope_is_watched_only_where_something_is_looked_for(tmp_path: Path) -> None:
-    plain = Envelope(("python",), watchers={"a:b": {"c": 1}})
+    plain = RunSpec(("python",), watchers={"a:b": {"c": 1}})
     assert watched(plain, (), tmp_path / "stop.json") is plain
     told = watched(plain, [Condition("nan")], tmp_path / "stop.json", tmp_path / "other").watchers
     expected = {"conditions": ["nan"], "report": str(tmp_path / "stop.json"), "against": str(tmp_path / "other")}

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from harness.core.errors import UsageError
 from harness.core.invocation import Invocation
-from harness.lab.experiments.command_spec import checked_metric, foreign_envelope, foreign_identity, parse_steps
-from harness.lab.experiments.run_spec import Envelope, prepare
+from harness.lab.experiments.command_spec import checked_metric, foreign_identity, make_command_spec, parse_steps
+from harness.lab.experiments.run_spec import RunSpec, prepare
 from harness.lab.experiments.scenario_options import RecordingOptions
 
 SEEDED = settings(derandomize=True)
@@ -47,8 +47,8 @@ def test_another_value_of_an_option_is_another_identity_in_that_name_alone(
 
 def test_secrets_are_in_neither_identity_nor_orders(tmp_path: Path) -> None:
     argv = ("python", "train.py", "--hf-token", "abcdef", "--api-key=abcdef")
-    envelope = Envelope(argv, foreign_identity(argv))
-    prepare(envelope, tmp_path / "out", {})
+    run_spec = RunSpec(argv, foreign_identity(argv))
+    prepare(run_spec, tmp_path / "out", {})
     assert "abcdef" not in (tmp_path / "out" / "orders.json").read_text("utf-8")
 
 
@@ -78,6 +78,6 @@ def test_metrics_that_cannot_be_used_are_named(metric: str) -> None:
 @pytest.mark.parametrize("word", ["--api-key=<redacted>", "<redacted>", "https://<redacted>@host/x"])
 def test_a_command_that_was_copied_without_its_secrets_is_not_started(tmp_path: Path, word: str) -> None:
     with pytest.raises(UsageError) as refused:
-        foreign_envelope(Invocation(tmp_path, {}, ("python", "train.py", word)), RecordingOptions())
+        make_command_spec(Invocation(tmp_path, {}, ("python", "train.py", word)), RecordingOptions())
     assert word in refused.value.what
     assert "type the secret in place of <redacted>" in refused.value.remedy

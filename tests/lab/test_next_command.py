@@ -10,14 +10,14 @@ from harness.cli.main import cli
 from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.hints import next_command, program_command
 from harness.lab.experiments.recording_result import Recording
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.recording.conditions import Stop
 from harness.recording.recording_config import Report
 from tests.support.traces import steps_of, write
 
 RESUME = {"run": "output.resume", "step": "output.resume_step"}
-SCENARIO = Envelope(("python",), call=EntryCall("a:b", {}, ("output",), RESUME), typed=("tiny", "--set", "seed=3"))
-PROGRAM = Envelope(("python", "a b.py"), level="rerun", metrics=("loss=l (.)",))
+SCENARIO = RunSpec(("python",), call=EntryCall("a:b", {}, ("output",), RESUME), typed=("tiny", "--set", "seed=3"))
+PROGRAM = RunSpec(("python", "a b.py"), level="rerun", metrics=("loss=l (.)",))
 KILLED, INTERRUPTED = 137, 130
 
 
@@ -40,9 +40,9 @@ def with_checkpoint(run: Recording) -> Recording:
     return run
 
 
-def typed(envelope: Envelope, recording: Recording, stop: Stop | None = None) -> str:
+def typed(run_spec: RunSpec, recording: Recording, stop: Stop | None = None) -> str:
     """The whole line; every option in it is one of its command's."""
-    found = next_command(envelope, recording, stop)
+    found = next_command(run_spec, recording, stop)
     if found is None:
         return ""
     words = shlex.split(found.command)
@@ -53,9 +53,9 @@ def typed(envelope: Envelope, recording: Recording, stop: Stop | None = None) ->
 
 
 def test_a_run_that_ended_by_itself_needs_nothing(run: Recording) -> None:
-    for envelope in (SCENARIO, PROGRAM):
-        assert typed(envelope, replace(run, exit_code=0)) == ""
-        assert typed(envelope, replace(run, ranks=())) == "", "there is nothing to look at"
+    for run_spec in (SCENARIO, PROGRAM):
+        assert typed(run_spec, replace(run, exit_code=0)) == ""
+        assert typed(run_spec, replace(run, ranks=())) == "", "there is nothing to look at"
 
 
 def test_the_step_in_which_a_run_died_is_looked_into(run: Recording) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from harness.core.errors import UsageError
 from harness.lab.experiments.out_directory import OutDirectory, out_directory, place_of
-from harness.lab.experiments.run_spec import Envelope, prepare
+from harness.lab.experiments.run_spec import RunSpec, prepare
 from harness.process.run_directory import NUM_KEPT
 
 
@@ -60,7 +60,7 @@ def test_only_what_a_command_has_made_is_taken_back(tmp_path: Path, *, is_new: b
 
 def test_what_was_recorded_is_refused_with_the_command_that_removes_it(tmp_path: Path) -> None:
     for name in ("a run", "replays/run-1"):
-        prepare(Envelope(("python",)), tmp_path / name, {})
+        prepare(RunSpec(("python",)), tmp_path / name, {})
         with pytest.raises(UsageError) as refused:
             OutDirectory.take(tmp_path / name.partition("/")[0])
         command = refused.value.remedy.rpartition(": ")[2]

@@ -25,14 +25,14 @@ def test_a_step_is_run_again_from_the_nearest_checkpoint(tmp_path: Path, step: i
     run = recorded(tmp_path / "run", checkpoints=(2, 4))
     (run.directory / CHECKPOINTS / "step-000003.partial").mkdir()
 
-    envelope = run.envelope_to(step)
+    run_spec = run.spec_to(step)
 
     assert run.start_before(step) == start
-    assert envelope.call is not None
-    assert envelope.last_step == step
+    assert run_spec.call is not None
+    assert run_spec.last_step == step
     output = {"note": "x"} if start is None else {"note": "x", "resume": str(run.directory), "resume_step": start}
-    assert envelope.call.config == {"seed": 7, "output": output}
-    assert envelope.identity == run.envelope_to(0).identity
+    assert run_spec.call.config == {"seed": 7, "output": output}
+    assert run_spec.identity == run.spec_to(0).identity
 
 
 def test_without_a_way_to_go_on_a_run_begins_at_its_beginning(tmp_path: Path) -> None:
@@ -45,10 +45,10 @@ def test_what_was_recorded_without_its_secrets_has_to_be_said_again(tmp_path: Pa
     run = recorded(tmp_path / "run", replace(CALL, config={"judge": {"api_key": "<redacted>"}}))
 
     with pytest.raises(UsageError, match=r"--set judge\.api_key=VALUE"):
-        run.envelope_to(3)
-    envelope = run.envelope_to(3, {"judge.api_key": "abc"})
-    assert envelope.call is not None
-    assert envelope.call.config == {"judge": {"api_key": "abc"}}
+        run.spec_to(3)
+    run_spec = run.spec_to(3, {"judge.api_key": "abc"})
+    assert run_spec.call is not None
+    assert run_spec.call.config == {"judge": {"api_key": "abc"}}
 
 
 def test_every_secret_that_a_run_lacks_is_named_at_once(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_every_secret_that_a_run_lacks_is_named_at_once(tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", replace(CALL, config=config))
 
     with pytest.raises(UsageError) as caught:
-        run.envelope_to(3)
+        run.spec_to(3)
     assert "a value for each of judge.password, judge.passphrase, judge.url" in str(caught.value)
     assert "--set judge.password=VALUE --set judge.passphrase=VALUE --set judge.url=VALUE" in str(caught.value)
 

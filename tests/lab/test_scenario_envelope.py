@@ -1,4 +1,4 @@
-"""Envelopes of scenarios: what of a payload is identity, what is only told, what is refused."""
+"""Run specs of scenarios: what of a payload is identity, what is only told, what is refused."""
 
 import os
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from harness.core.errors import UsageError
 from harness.core.invocation import Invocation
-from harness.lab.experiments.run_spec import Envelope, abandon, prepare
+from harness.lab.experiments.run_spec import RunSpec, abandon, prepare
 from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
-from harness.lab.experiments.scenario_spec import asked_scenario, scenario_envelope
+from harness.lab.experiments.scenario_spec import asked_scenario, make_scenario_spec
 from tests.lab.scenario_texts import TINY, write_tiny
 
 SEEDED = settings(derandomize=True, max_examples=50)
@@ -25,22 +25,22 @@ def options(*, level: str = "", metrics: tuple[str, ...] = (), **given_ones: Any
     return ScenarioOptions(recording=RecordingOptions(level, metrics), **given_ones)
 
 
-def envelope(
+def run_spec(
     cwd: Path,
     variant: int = 0,
     environ: Mapping[str, str] = os.environ,
     *,
     scenario: str = "tiny",
     **given_ones: Any,
-) -> Envelope:
+) -> RunSpec:
     write_tiny(cwd)
     told = options(**given_ones)
     asked = asked_scenario(Invocation(cwd, environ), scenario, told, "smoke")
-    return scenario_envelope(asked, told.recording, variant)
+    return make_scenario_spec(asked, told.recording, variant)
 
 
 def test_the_identity_is_the_payload_without_what_is_free(tmp_path: Path) -> None:
-    found = envelope(tmp_path)
+    found = run_spec(tmp_path)
     assert found.identity == {
         "(entry)": "tests.lab.tiny_entry:run",
         "(level)": "invariant",
@@ -57,7 +57,7 @@ def test_the_identity_is_the_payload_without_what_is_free(tmp_path: Path) -> Non
 @SEEDED
 @given(st.sampled_from(["seed", "num_steps", "leaks", "new.key", "output.x", "perturbation.num_parts"]), st.integers(5))
 def test_an_override_is_in_the_identity_or_told_beside_it(tmp_path: Path, key: str, value: int) -> None:
-    plain, other = envelope(tmp_path), envelope(tmp_path, overrides=(f"{key}={value}",))
+    plain, other = run_spec(tmp_path), run_spec(tmp_path, overrides=(f"{key}={value}",))
     is_free = key.partition(".")[0] in ("perturbation", "output")
     assert (plain.identity == other.identity) == is_free
     assert (plain.perturbation == other.perturbation) != is_free
@@ -68,10 +68,10 @@ def test_an_override_is_in_the_identity_or_told_beside_it(tmp_path: Path, key: s
 
 
 def test_sizes_levels_and_entries_count_by_what_they_do(tmp_path: Path) -> None:
-    smoke, full = envelope(tmp_path), envelope(tmp_path, size="full")
+    smoke, full = run_spec(tmp_path), run_spec(tmp_path, size="full")
     assert (smoke.identity["num_steps"], full.identity["num_steps"]) == ("3", "5")
-    assert envelope(tmp_path, size="full", overrides=("num_steps=3",)).identity == smoke.identity
-    other = envelope(tmp_path, level="rerun")
+    assert run_spec(tmp_path, size="full", overrides=("num_steps=3",)).identity == smoke.identity
+    other = run_spec(tmp_path, level="rerun")
     assert (other.level, other.identity["(level)"]) == ("rerun", "rerun")
     assert other.typed[-2:] == ("--level", "rerun")
 
@@ -81,13 +81,13 @@ def test_mkl_is_strict_on_processors_that_know_the_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_intels: bool, mode: str
 ) -> None:
     monkeypatch.setattr("harness.lab.experiments.run_spec.is_intels", lambda: is_intels)
-    found = replace(envelope(tmp_path), level="invariant")
+    found = replace(run_spec(tmp_path), level="invariant")
     assert found.level_env({})["MKL_CBWR"] == mode
     assert replace(found, level="rerun").level_env({})["MKL_CBWR"] == "AUTO"
 
 
 def test_secrets_are_in_what_the_entry_gets_and_nowhere_else(tmp_path: Path) -> None:
-    found = envelope(tmp_path, overrides=("api_key=verysecret", "output.hub_token=verysecret"))
+    found = run_spec(tmp_path, overrides=("api_key=verysecret", "output.hub_token=verysecret"))
     assert found.call is not None
     assert found.call.config["api_key"] == "verysecret"
     told = (found.identity, found.perturbation, found.told_argv)
@@ -97,7 +97,7 @@ def test_secrets_are_in_what_the_entry_gets_and_nowhere_else(tmp_path: Path) -> 
 
 def test_what_varies_is_another_value_for_each_run(tmp_path: Path) -> None:
     vary = ("perturbation.num_parts=1, 7, 16", "output.name=a,b")
-    runs = [envelope(tmp_path, variant, vary=vary) for variant in range(4)]
+    runs = [run_spec(tmp_path, variant, vary=vary) for variant in range(4)]
     assert [run.perturbation["perturbation.num_parts"] for run in runs] == ["1", "7", "16", "1"]
     assert [run.perturbation["output.name"] for run in runs] == ['"a"', '"b"', '"a"', '"b"']
     assert len({tuple(run.identity.items()) for run in runs}) == 1
@@ -107,7 +107,7 @@ def test_what_varies_is_another_value_for_each_run(tmp_path: Path) -> None:
     alone = ("tiny", "--size", "smoke", "--set", "perturbation.num_parts=7", "--set", 'output.name="b"')
     assert runs[1].typed == alone, "each run says how it is had alone"
     words = dict(word.split("=", 1) for word in alone if "=" in word)
-    again = envelope(tmp_path, overrides=tuple(f"{key}={value}" for key, value in words.items()))
+    again = run_spec(tmp_path, overrides=tuple(f"{key}={value}" for key, value in words.items()))
     assert (again.call, again.identity) == (runs[1].call, runs[1].identity)
 
 
@@ -129,7 +129,7 @@ def test_what_varies_is_another_value_for_each_run(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_used_is_refused(tmp_path: Path, given_ones: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as refused:
-        envelope(tmp_path, **given_ones)
+        run_spec(tmp_path, **given_ones)
     assert refused.value.what.startswith(said)
     assert refused.value.legal
 
@@ -153,14 +153,14 @@ def test_without_its_cards_or_beside_another_harness_nothing_is_run(
 
 
 def test_what_was_prepared_can_be_taken_back(tmp_path: Path) -> None:
-    prepared = prepare(envelope(tmp_path), tmp_path / "t", {"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    prepared = prepare(run_spec(tmp_path), tmp_path / "t", {"XDG_CACHE_HOME": str(tmp_path / "cache")})
     names = sorted(path.name for path in (tmp_path / "t").iterdir())
     assert names == ["call.hmac", "call.json", "orders.json"]
     assert not {"PYTHONHASHSEED", "OMP_DYNAMIC"} & prepared.env.keys(), "free at level invariant"
     assert prepared.env["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
     abandon(prepared)
     assert not (tmp_path / "t").exists()
-    prepared = prepare(envelope(tmp_path), tmp_path / "t", {})
+    prepared = prepare(run_spec(tmp_path), tmp_path / "t", {})
     (tmp_path / "t" / "metrics.jsonl").touch()
     abandon(prepared)
     assert [path.name for path in (tmp_path / "t").iterdir()] == ["metrics.jsonl"], "what an entry has written stays"
@@ -181,7 +181,7 @@ def test_keys_that_are_perhaps_misspelt_are_told_once_and_taken(tmp_path: Path) 
         "note: --set num_stepps: config has no such key; did you mean num_steps?",
         "note: --vary perturbation.nun_parts: config has no such key; did you mean perturbation.num_parts?",
     ]
-    call = scenario_envelope(asked, typed.recording, 1).call
+    call = make_scenario_spec(asked, typed.recording, 1).call
     assert call is not None
     assert (call.config["num_stepps"], call.config["num_steps"], call.config["perturbation"]["nun_parts"]) == (2, 3, 3)
     assert len(notes) == 5, "once"

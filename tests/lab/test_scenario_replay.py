@@ -74,18 +74,18 @@ def plan(cwd: Path, *, trailing: tuple[str, ...] = (), **given_ones: Any) -> Rep
 def test_a_scenario_is_replayed_in_its_small_size_and_reads_no_input(tmp_path: Path) -> None:
     found = plan(tmp_path)
     assert (found.num_runs, found.variants, found.stdin) == (2, (), Path(os.devnull))
-    assert found.envelope_of(1) == found.envelope_of(2) == found.envelope
-    assert found.envelope.identity["num_steps"] == "3"
-    assert found.level_env == found.envelope.level_env(os.environ)
+    assert found.spec_of(1) == found.spec_of(2) == found.run_spec
+    assert found.run_spec.identity["num_steps"] == "3"
+    assert found.level_env == found.run_spec.level_env(os.environ)
     assert "PYTHONHASHSEED" not in found.level_env
 
 
 def test_each_run_has_its_own_value_and_there_are_as_many_runs_as_values(tmp_path: Path) -> None:
     found = plan(tmp_path, vary=("perturbation.num_parts=1,2,3",))
     assert found.num_runs == 3
-    told = [found.envelope_of(number).perturbation["perturbation.num_parts"] for number in range(1, 6)]
+    told = [found.spec_of(number).perturbation["perturbation.num_parts"] for number in range(1, 6)]
     assert told == ["1", "2", "3", "1", "2"]
-    assert len({tuple(found.envelope_of(number).identity.items()) for number in range(1, 6)}) == 1
+    assert len({tuple(found.spec_of(number).identity.items()) for number in range(1, 6)}) == 1
 
 
 def test_the_command_that_looks_closer_names_the_scenario(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_the_command_that_looks_closer_names_the_scenario(tmp_path: Path) -> Non
         step=1,
         has_operations=True,
     )
-    assert program_command(replace(found.envelope, typed=found.typed), 2) == (
+    assert program_command(replace(found.run_spec, typed=found.typed), 2) == (
         "rlharness replay tiny --size smoke --set seed=3 --vary perturbation.num_parts=1,2 --level rerun --step 2 --op"
     )
 

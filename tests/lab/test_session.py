@@ -14,7 +14,7 @@ from harness.lab.experiments.launcher import LaunchContext, open_launcher, refus
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.recording_result import Recording
 from harness.lab.experiments.run import Run
-from harness.lab.experiments.scenario_spec import CHILD, envelope_of_call
+from harness.lab.experiments.scenario_spec import CHILD, spec_of_call
 from harness.render.replay_progress import make_display
 from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt
@@ -23,7 +23,7 @@ from harness.trace.verdict import Kind
 from tests.support.suite_runs import environment
 
 CONFIG: Mapping[str, object] = {"seed": 1, "num_steps": 5, "leaks": False, "perturbation": {"num_parts": 4}}
-WHOLE = envelope_of_call(EntryCall("tests.lab.tiny_entry:run", CONFIG, ("perturbation",)), "rerun")
+WHOLE = spec_of_call(EntryCall("tests.lab.tiny_entry:run", CONFIG, ("perturbation",)), "rerun")
 
 
 def test_a_run_is_ended_in_order_after_its_last_step(tmp_path: Path) -> None:

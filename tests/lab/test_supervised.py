@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from harness.lab.experiments.launcher import CountedLines, exit_code, problems_of_end
 from harness.lab.experiments.run import run_name
-from harness.process.supervisors import AttemptEnd
+from harness.process.supervisors import ProcessEnd
 
 
-def end(*, exit_code: int | None = 0, signal: int | None = None, reason: str = "", stuck: str = "") -> AttemptEnd:
-    return AttemptEnd(exit_code, signal, reason, (), (stuck,) if stuck else (), 1.0)
+def end(*, exit_code: int | None = 0, signal: int | None = None, reason: str = "", stuck: str = "") -> ProcessEnd:
+    return ProcessEnd(exit_code, signal, reason, (), (stuck,) if stuck else (), 1.0)
 
 
 @settings(derandomize=True)

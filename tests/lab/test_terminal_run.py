@@ -8,20 +8,20 @@ from pathlib import Path
 from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.recording_result import Problem, Recording
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.terminal_run import TerminalRun
 from harness.recording.conditions import Stop
 from tests.support.cli_commands import PRETENDER, type_command
 
-SCENARIO, PROGRAM = Envelope(("python",), call=EntryCall("a:b", {})), Envelope(("python",))
+SCENARIO, PROGRAM = RunSpec(("python",), call=EntryCall("a:b", {})), RunSpec(("python",))
 WHOLE = Recording(Path("run"), 0, 5, (0,), 100)
 
 
-def codes(envelope: Envelope, *, is_whole: bool, stop: Stop | None = None) -> list[int]:
+def codes(run_spec: RunSpec, *, is_whole: bool, stop: Stop | None = None) -> list[int]:
     """Those of the command, for these of the program."""
     problems = () if is_whole else (Problem("it is torn"),)
     runs = [replace(WHOLE, exit_code=code, problems=problems) for code in (0, 1, 130, 137)]
-    return [int(TerminalRun(envelope, (), run, stop).exit_code) for run in runs]
+    return [int(TerminalRun(run_spec, (), run, stop).exit_code) for run in runs]
 
 
 def test_it_is_the_programs_own_but_for_an_interrupted_entry() -> None:

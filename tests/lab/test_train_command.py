@@ -9,7 +9,7 @@ import pytest
 from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.recording_result import finish
-from harness.lab.experiments.run_spec import Envelope, prepare
+from harness.lab.experiments.run_spec import RunSpec, prepare
 from harness.recording.process import write_report
 from harness.recording.recording_config import PROCESSES, Report
 from harness.trace import read_trace, verify
@@ -161,10 +161,10 @@ def test_a_condition_that_cannot_hold_is_refused_and_leaves_nothing(
 
 
 def test_an_entry_that_records_nothing_is_told_so(tmp_path: Path) -> None:
-    envelope = Envelope(("python",), call=EntryCall("a:b", {}))
-    prepare(envelope, tmp_path / "t", {})
+    run_spec = RunSpec(("python",), call=EntryCall("a:b", {}))
+    prepare(run_spec, tmp_path / "t", {})
     write_report(tmp_path / "t" / PROCESSES, Report(2**22 + 1, ("x",), "python", is_closed=True, has_returned=True))
-    recording = finish(tmp_path / "t", envelope, 0)
+    recording = finish(tmp_path / "t", run_spec, 0)
     assert [problem.what for problem in recording.problems] == ["a:b has returned and recorded no step"]
     assert "begin_step" in recording.problems[0].remedy
 

@@ -10,14 +10,14 @@ import pytest
 
 from harness.lab.experiments.recording_result import read_reports
 from harness.recording.boot_hooks import import_hooks
-from harness.recording.recording_config import ORDERS, ORDERS_VARIABLE, Orders, boot_directory
+from harness.recording.recording_config import ORDERS, ORDERS_VARIABLE, RecordingConfig, boot_directory
 from harness.trace import read_trace
 from harness.trace.ops import read_ops
 from tests.support.recorded_programs import ROOT, Ran, program, record, run
 
 
 def start(
-    code: str, orders: Orders, *, paths: tuple[Path, ...] = (), variables: Mapping[str, str] | None = None
+    code: str, orders: RecordingConfig, *, paths: tuple[Path, ...] = (), variables: Mapping[str, str] | None = None
 ) -> Ran:
     """Run code in a process that finds these orders, with the boot directory in front of `paths`."""
     file = Path(orders.directory, ORDERS)
@@ -40,10 +40,10 @@ def problems(directory: Path) -> list[str]:
 
 
 def test_orders_and_reports_survive_their_files() -> None:
-    orders = Orders(
+    orders = RecordingConfig(
         "/d", ("a", "b"), {"c": "d"}, ("x=(.)",), (1, 2), 3, "rerun", {"PYTHONHASHSEED": "0"}, {"threads": "2"}, True
     )
-    assert Orders.parse(orders.to_text()) == orders
+    assert RecordingConfig.parse(orders.to_text()) == orders
 
 
 def test_of_an_entry_nothing_is_watched_that_logs() -> None:
@@ -53,19 +53,19 @@ def test_of_an_entry_nothing_is_watched_that_logs() -> None:
 
 
 def test_a_process_without_torch_leaves_nothing(tmp_path: Path) -> None:
-    done = start("import json; print('ran')", Orders(str(tmp_path)))
+    done = start("import json; print('ran')", RecordingConfig(str(tmp_path)))
     assert (done.exit_code, done.output, done.errors) == (0, "ran\n", "")
     assert [path.name for path in tmp_path.iterdir()] == [ORDERS]
 
 
 def test_the_sitecustomize_that_is_hidden_runs_too(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('theirs')\n")
-    done = start("print('ran')", Orders(str(tmp_path)), paths=(tmp_path, ROOT))
+    done = start("print('ran')", RecordingConfig(str(tmp_path)), paths=(tmp_path, ROOT))
     assert (done.exit_code, done.output) == (0, "theirs\nran\n")
 
 
 def test_without_the_levels_variables_a_process_does_not_start(tmp_path: Path) -> None:
-    orders = Orders(str(tmp_path), level="rerun", level_env={"PYTHONHASHSEED": "0"})
+    orders = RecordingConfig(str(tmp_path), level="rerun", level_env={"PYTHONHASHSEED": "0"})
     variables: dict[str, str]
     for found, variables in (("not set", {}), ("7", {"PYTHONHASHSEED": "7"})):
         done = start("print('ran')", orders, variables=variables)
@@ -85,7 +85,7 @@ def test_a_program_with_a_package_of_that_name_is_not_recorded_and_runs(is_besid
     program.write_text(
         "import sys, torch, harness\nprint(harness.mine, [x for x in sys.modules if 'redaction' in x])\n"
     )
-    orders = Orders(str(tmp_path))
+    orders = RecordingConfig(str(tmp_path))
     (tmp_path / ORDERS).write_text(orders.to_text())
     path = f"{boot_directory()}{os.pathsep}{directories[1]}"
     done = run(
@@ -138,7 +138,7 @@ def test_an_interpreter_that_cannot_take_secrets_out_tells_the_program_alone(tmp
     (tmp_path / "program" / "harness" / "__init__.py").write_text("")
     program = tmp_path / "program" / "program.py"
     program.write_text("import torch\nprint('ran')\n")
-    (tmp_path / ORDERS).write_text(Orders(str(tmp_path)).to_text())
+    (tmp_path / ORDERS).write_text(RecordingConfig(str(tmp_path)).to_text())
     path = package / "recording" / "boot"
     command = ("env", f"PYTHONPATH={path}", f"{ORDERS_VARIABLE}={tmp_path / ORDERS}", sys.executable, str(program))
     assert run(*command, *SECRETS).output == "ran\n"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from harness.core.errors import TraceError
-from harness.recording.digest_cache import MIN_BYTES, Unchanged
+from harness.recording.digest_cache import MIN_BYTES, DigestCache
 from harness.recording.recorder import look
 from harness.trace.chain import Scope
 
@@ -16,7 +16,7 @@ def value() -> torch.Tensor:
 
 
 def test_what_is_as_it_was_is_told_as_it_was() -> None:
-    unchanged, tensor = Unchanged(), value()
+    unchanged, tensor = DigestCache(), value()
     first = unchanged.look([("w", tensor)])
     assert [seen._replace(tensor=None) for seen in first] == [s._replace(tensor=None) for s in look([("w", tensor)])]
     assert unchanged.look([("w", tensor)])[0].digested is first[0].digested
@@ -35,7 +35,7 @@ def test_what_is_as_it_was_is_told_as_it_was() -> None:
     ],
 )
 def test_writes_are_seen(write: object) -> None:
-    unchanged, tensor = Unchanged(), value()
+    unchanged, tensor = DigestCache(), value()
     unchanged.look([("w", tensor)])
     write(tensor)  # type: ignore[operator]
     (seen,) = unchanged.look([("w", tensor)])
@@ -43,7 +43,7 @@ def test_writes_are_seen(write: object) -> None:
 
 
 def test_a_value_whose_memory_was_given_back_is_refused_not_read() -> None:
-    unchanged, tensor = Unchanged(), value()
+    unchanged, tensor = DigestCache(), value()
     unchanged.look([("w", tensor)])
     tensor.untyped_storage().resize_(0)
     with pytest.raises(TraceError, match="without memory"):
@@ -51,13 +51,13 @@ def test_a_value_whose_memory_was_given_back_is_refused_not_read() -> None:
 
 
 def test_another_tensor_of_that_name_is_another_value() -> None:
-    unchanged = Unchanged()
+    unchanged = DigestCache()
     unchanged.look([("w", value())])
     assert unchanged.look([("w", value() + 1)])[0].digested == look([("w", value() + 1)])[0].digested
 
 
 def test_small_transposed_and_sparse_values_are_digested_each_time_and_keep_their_order() -> None:
-    unchanged = Unchanged()
+    unchanged = DigestCache()
     sparse = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.tensor([1.0, 2.0]), (4,), check_invariants=True)
     values = [
         ("large", value()),

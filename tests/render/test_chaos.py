@@ -17,7 +17,7 @@ from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.perturbation_factors import Factor
 from harness.lab.experiments.perturbation_values import Span
 from harness.lab.experiments.run import OUTPUT
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.render.chaos import chaos_json, chaos_text, command, effect, sentence
 from harness.render.chaos_progress import ChaosLines
 from harness.trace.diff import diff
@@ -25,8 +25,8 @@ from tests.support.fake_clock import FakeClock
 from tests.support.manual import between
 from tests.support.traces import flip_bit, steps_of, trace
 
-ENTRY = Envelope(("python",), call=EntryCall("a:b", {}))
-FOREIGN = Envelope(("python", "train.py", "--token", "hf_abcdefghijklmnopqrstuvwxyz0123456789"))
+ENTRY = RunSpec(("python",), call=EntryCall("a:b", {}))
+FOREIGN = RunSpec(("python", "train.py", "--token", "hf_abcdefghijklmnopqrstuvwxyz0123456789"))
 FACTORS = (Factor("perturbation.n", Span(1, 9)), Factor("threads", Span(1, 2)))
 
 
@@ -37,9 +37,9 @@ def moved(tmp_path: Path) -> Outcome:
     return Outcome(Sign.MOVED, 2, diff(a, b), directory=tmp_path / "run-2")
 
 
-def chaos(finding: Finding | None, envelope: Envelope = ENTRY, **others: Any) -> Chaos:
-    typed = ("tiny", "--size", "smoke") if envelope.call else ("--level", "rerun")
-    plan = ChaosPlan(Subject(lambda values: envelope, FACTORS, typed), FACTORS, Path("out"), seed=4)
+def chaos(finding: Finding | None, run_spec: RunSpec = ENTRY, **others: Any) -> Chaos:
+    typed = ("tiny", "--size", "smoke") if run_spec.call else ("--level", "rerun")
+    plan = ChaosPlan(Subject(lambda values: run_spec, FACTORS, typed), FACTORS, Path("out"), seed=4)
     return Chaos(plan, finding, **{"num_probes": 7, "num_runs": 12, **others})
 
 

@@ -133,8 +133,8 @@ def test_the_tail_of_an_output_is_harmless_and_short(tmp_path: Path) -> None:
 
 def test_the_command_that_looks_closer_is_one(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, level="rerun")
-    envelope = replace(plan.envelope, metrics=("loss=l (.)", "(?P<a>x)"), argv=("python", "a b.py", "--", "-x"))
-    words = shlex.split(program_command(envelope, 7, 30.0))
+    run_spec = replace(plan.run_spec, metrics=("loss=l (.)", "(?P<a>x)"), argv=("python", "a b.py", "--", "-x"))
+    words = shlex.split(program_command(run_spec, 7, 30.0))
     assert words[words.index("--") + 1 :] == ["python", "a b.py", "--", "-x"]
     own = words[1 : words.index("--")]
     assert shlex.join(own) == (
@@ -146,7 +146,7 @@ def test_the_command_that_looks_closer_is_one(tmp_path: Path) -> None:
 
 def test_json_holds_plain_values_and_no_secrets(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
-    plan = replace(plan, envelope=replace(plan.envelope, argv=("python", "--token", "abc")))
+    plan = replace(plan, run_spec=replace(plan.run_spec, argv=("python", "--token", "abc")))
     told = json.loads(json.dumps(replay_json(judge(plan, [run_of(tmp_path, 1), run_of(tmp_path, 2, OTHER)]))))
     assert told["command"] == ["python", "--token", "<redacted>"]
     assert (told["version"], told["exit_code"], told["directory"], told["level"]) == (1, 10, str(tmp_path), "off")

@@ -11,7 +11,7 @@ from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.recorded_run import RecordedRun
 from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.run import Run
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.stopped_run import Stopped, StopPlan
 from harness.lab.reproduce.comparison import Ending, OtherRun, OtherTrace, Repeated, StepOperations
 from harness.lab.reproduce.plan import StepPlan
@@ -53,7 +53,7 @@ OPERATIONS = StepOperations(0, {"forward": 2347, "backward": 820}, "", FIRST, Tr
 
 def repeated(*verdicts: Verdict, ending: Ending = Ending.SAME_MIDDLE, operations: bool = True) -> Repeated:
     run = RecordedRun(Trace(Path("broken"), Manifest(), {}, ()), EntryCall("a:b", {}))
-    plan = StepPlan(run, 1, 1, Envelope(("python",)), is_from_checkpoint=True, has_operations=operations)
+    plan = StepPlan(run, 1, 1, RunSpec(("python",)), is_from_checkpoint=True, has_operations=operations)
     root = bytes.fromhex("8daab07e9e38393979b547a535943b58")
     problem = Problem("the program ended with exit code 1")
     made = Run(1, False, Recording(Path("out/run-1"), 1, 0, (0,), 100, (problem,)), 4.0)
@@ -176,10 +176,10 @@ def test_where_a_run_has_ended(stop: Stop, text: str) -> None:
 
 def test_what_comes_next_is_said_where_there_is_a_bundle(tmp_path: Path) -> None:
     run = Run(1, False, Recording(tmp_path, 0, 3, (0,), 100), 4.0)
-    plan = StopPlan(Envelope(("python",)), "python", (Condition("nan"), Condition("", "loss", ">", 3.0)))
+    plan = StopPlan(RunSpec(("python",)), "python", (Condition("nan"), Condition("", "loss", ">", 3.0)))
     stop = Stop("nan", 3, value="nan")
     met = Stopped(plan, run, stop, tmp_path, bundle=Path("a b.rlb"))
-    of_scenario = replace(met, plan=replace(plan, envelope=Envelope(("python",), call=EntryCall("a:b", {}))))
+    of_scenario = replace(met, plan=replace(plan, run_spec=RunSpec(("python",), call=EntryCall("a:b", {}))))
     said = stopped_text(of_scenario, colour=False)
     assert f"  bundle: 'a b.rlb'\n  look closer: rlharness reproduce {tmp_path} --step 3 --op\n" in said
     assert (met.exit_code, stopped_json(met)["stop"]["step"]) == (0, 3)

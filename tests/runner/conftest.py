@@ -17,7 +17,7 @@ from harness.core.errors import HarnessError
 from harness.process.supervisor import process_tree
 from harness.process.supervisor.containment import TIERS, cgroup_home
 from harness.process.supervisor.process_tree import Process
-from harness.process.supervisors import AttemptSpec, Supervisors, probe_tiers
+from harness.process.supervisors import ProcessSpec, Supervisors, probe_tiers
 
 INTERPRETER = (sys.executable, "-I", "-S", "-c")
 GIVE_UP_ROOT = "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)"
@@ -111,7 +111,7 @@ def eventually() -> Callable[[Callable[[], object], str], Awaitable[None]]:
 @pytest.fixture(scope="module")
 def module_spec(
     tmp_path_factory: pytest.TempPathFactory, living: Callable[..., list[Process]]
-) -> Iterator[Callable[..., AttemptSpec]]:
+) -> Iterator[Callable[..., ProcessSpec]]:
     """As `spec`, for fixtures of a whole module."""
     yield from make_specs(tmp_path_factory.mktemp("attempts"), living)
 
@@ -124,15 +124,15 @@ def new_children() -> Callable[[], list[Process]]:
 
 
 @pytest.fixture
-def spec(tmp_path: Path, living: Callable[..., list[Process]]) -> Iterator[Callable[..., AttemptSpec]]:
+def spec(tmp_path: Path, living: Callable[..., list[Process]]) -> Iterator[Callable[..., ProcessSpec]]:
     """Makes attempts of Python code (text) or of any command (tuple); the attempt's marker is in sys.argv[1] too."""
     yield from make_specs(tmp_path, living)
 
 
-def make_specs(root: Path, living: Callable[..., list[Process]]) -> Iterator[Callable[..., AttemptSpec]]:
+def make_specs(root: Path, living: Callable[..., list[Process]]) -> Iterator[Callable[..., ProcessSpec]]:
     markers: list[str] = []
 
-    def make(program: str | tuple[str, ...], **others: Any) -> AttemptSpec:
+    def make(program: str | tuple[str, ...], **others: Any) -> ProcessSpec:
         marker = f"m{len(markers)}-{uuid.uuid4().hex}"
         markers.append(marker)
         directory = root / marker
@@ -140,7 +140,7 @@ def make_specs(root: Path, living: Callable[..., list[Process]]) -> Iterator[Cal
         argv = (*INTERPRETER, program, marker) if isinstance(program, str) else program
         env = {**os.environ, "RLHARNESS_ATTEMPT": marker, **others.pop("env", {})}
         limits = {"timeout_s": 20.0, "startup_timeout_s": float("inf"), "grace_s": 0.4}
-        return AttemptSpec(argv, others.pop("cwd", str(directory)), env, str(directory), marker, **{**limits, **others})
+        return ProcessSpec(argv, others.pop("cwd", str(directory)), env, str(directory), marker, **{**limits, **others})
 
     yield make
     left = living(*markers)

@@ -11,9 +11,9 @@ import pytest
 
 from harness.process.supervisor.containment import TIERS
 from harness.process.supervisor.process_tree import Process
-from harness.process.supervisors import AttemptEnd, AttemptSpec, Supervisors, probe_tiers
+from harness.process.supervisors import ProcessEnd, ProcessSpec, Supervisors, probe_tiers
 
-MakeSpec = Callable[..., AttemptSpec]
+MakeSpec = Callable[..., ProcessSpec]
 Living = Callable[..., list[Process]]
 Eventually = Callable[[Callable[[], object], str], Awaitable[None]]
 
@@ -36,16 +36,16 @@ time.sleep(60)
 """
 
 
-def output(spec: AttemptSpec) -> str:
+def output(spec: ProcessSpec) -> str:
     return Path(spec.directory, "output.log").read_text()
 
 
-def run(supervisors: Supervisors, spec: AttemptSpec) -> AttemptEnd:
+def run(supervisors: Supervisors, spec: ProcessSpec) -> ProcessEnd:
     return asyncio.run(supervisors.run(spec))
 
 
-def run_all(supervisors: Supervisors, *specs: AttemptSpec) -> list[AttemptEnd]:
-    async def together() -> list[AttemptEnd]:
+def run_all(supervisors: Supervisors, *specs: ProcessSpec) -> list[ProcessEnd]:
+    async def together() -> list[ProcessEnd]:
         return await asyncio.gather(*map(supervisors.run, specs))
 
     return asyncio.run(together())
@@ -148,7 +148,7 @@ def test_stacks_that_cannot_be_written_keep_nobody_alive(supervisors: Supervisor
 def test_orders_are_heeded(supervisors: Supervisors, spec: MakeSpec, eventually: Eventually) -> None:
     cancelled, killed = spec(LOG_SIGNALS), spec(LOG_SIGNALS)
 
-    async def scenario() -> list[AttemptEnd]:
+    async def scenario() -> list[ProcessEnd]:
         attempts = asyncio.gather(supervisors.run(cancelled), supervisors.run(killed))
         for one in (cancelled, killed):
             log = Path(one.directory, "output.log")
@@ -167,7 +167,7 @@ def test_orders_are_heeded(supervisors: Supervisors, spec: MakeSpec, eventually:
 def test_orders_given_before_the_leader_runs_are_heeded(supervisors: Supervisors, spec: MakeSpec) -> None:
     cancelled, killed = spec(SLEEP), spec(SLEEP)
 
-    async def scenario() -> list[AttemptEnd]:
+    async def scenario() -> list[ProcessEnd]:
         attempts = asyncio.gather(supervisors.run(cancelled), supervisors.run(killed))
         await asyncio.sleep(0)  # both supervisors have been started, neither has read its order
         supervisors.cancel(cancelled.marker)
@@ -203,7 +203,7 @@ def test_cancelling_the_task_ends_the_tree_first(
 
 
 def test_attempts_side_by_side_do_not_touch_each_other(supervisors: Supervisors, spec: MakeSpec) -> None:
-    async def scenario() -> list[AttemptEnd]:
+    async def scenario() -> list[ProcessEnd]:
         specs = [spec(f"import time; time.sleep(0.4); raise SystemExit({code})") for code in range(4)]
         doomed = spec(SLEEP)
         attempts = [asyncio.ensure_future(supervisors.run(one)) for one in (*specs, doomed)]
@@ -219,10 +219,10 @@ def test_attempts_side_by_side_do_not_touch_each_other(supervisors: Supervisors,
 def test_nothing_leaks(supervisors: Supervisors, spec: MakeSpec, new_children: Callable[[], list[Process]]) -> None:
     num_attempts = 34  # a hundred with all three tiers
 
-    async def scenario() -> list[AttemptEnd]:
+    async def scenario() -> list[ProcessEnd]:
         await supervisors.run(spec(("/bin/true",)))
         before = os.listdir("/proc/self/fd")
-        ends: list[AttemptEnd] = []
+        ends: list[ProcessEnd] = []
         while len(ends) < num_attempts:
             ends += await asyncio.gather(*(supervisors.run(spec(("/bin/true",))) for _ in range(2)))
         assert len(os.listdir("/proc/self/fd")) == len(before)

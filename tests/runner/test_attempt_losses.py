@@ -18,12 +18,12 @@ import pytest
 import harness
 from harness.process.supervisor import process_tree
 from harness.process.supervisor.process_tree import Process
-from harness.process.supervisors import AttemptEnd, AttemptSpec, Supervisors
+from harness.process.supervisors import ProcessEnd, ProcessSpec, Supervisors
 
-MakeSpec = Callable[..., AttemptSpec]
+MakeSpec = Callable[..., ProcessSpec]
 Living = Callable[..., list[Process]]
 Eventually = Callable[[Callable[[], object], str], Awaitable[None]]
-WholeTree = Callable[[AttemptSpec], Awaitable[None]]
+WholeTree = Callable[[ProcessSpec], Awaitable[None]]
 
 ROOT = Path(harness.__file__).parents[1]
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -43,13 +43,13 @@ time.sleep(60)
 TREE_SIZE = 3
 RUNNER = """
 import asyncio, json, sys
-from harness.process.supervisors import AttemptSpec, Supervisors
+from harness.process.supervisors import ProcessSpec, Supervisors
 tier, run_id, fields = json.load(sys.stdin)
-asyncio.run(Supervisors(tier, run_id).run(AttemptSpec(**fields)))
+asyncio.run(Supervisors(tier, run_id).run(ProcessSpec(**fields)))
 """
 
 
-def supervisor_pids(*specs: AttemptSpec) -> list[int]:
+def supervisor_pids(*specs: ProcessSpec) -> list[int]:
     """Living supervisors of these attempts: our children whose complaints go to their supervisor.log."""
     logs = {os.path.join(spec.directory, "supervisor.log") for spec in specs}
     found = []
@@ -60,17 +60,17 @@ def supervisor_pids(*specs: AttemptSpec) -> list[int]:
     return found
 
 
-def daemons(living: Living, spec: AttemptSpec) -> list[int]:
+def daemons(living: Living, spec: ProcessSpec) -> list[int]:
     """Those of an attempt's processes that have not its environment."""
     bearing = {process.pid for process in process_tree.bearing(spec.marker)}
     return [process.pid for process in living(spec.marker) if process.pid not in bearing]
 
 
 @pytest.fixture
-def whole_tree(living: Living, eventually: Eventually) -> Callable[[AttemptSpec], Awaitable[None]]:
+def whole_tree(living: Living, eventually: Eventually) -> Callable[[ProcessSpec], Awaitable[None]]:
     """Waits until all of an attempt's tree runs."""
 
-    def runs(spec: AttemptSpec) -> bool:
+    def runs(spec: ProcessSpec) -> bool:
         return len(daemons(living, spec)) == 1 and len(living(spec.marker)) == TREE_SIZE
 
     return lambda spec: eventually(lambda: runs(spec), "the whole tree runs")
@@ -89,7 +89,7 @@ def test_a_killed_supervisor_leaves_nobody(
 ) -> None:
     one = spec(TREE)
 
-    async def scenario() -> AttemptEnd | None:
+    async def scenario() -> ProcessEnd | None:
         attempt = asyncio.ensure_future(supervisors.run(one))
         await whole_tree(one)
         [pid] = supervisor_pids(one)
@@ -120,7 +120,7 @@ def test_the_loss_of_one_supervisor_touches_nobody_else(
     bystander, lost = spec(TREE), spec(TREE)
     with subprocess.Popen(["/bin/sleep", "60"]) as inherited:  # a child that the runner had before
 
-        async def scenario() -> AttemptEnd:
+        async def scenario() -> ProcessEnd:
             attempts = [asyncio.ensure_future(supervisors.run(bystander))]
             await whole_tree(bystander)
             attempts.append(asyncio.ensure_future(supervisors.run(lost)))
@@ -198,7 +198,7 @@ def test_an_unkillable_process_is_an_outcome_and_keeps_its_supervisor(
     except OSError as error:
         pytest.skip(f"nothing can be made unkillable here, which takes cgroup v1's freezer and root: {error}")
 
-    async def scenario() -> AttemptEnd:
+    async def scenario() -> ProcessEnd:
         lost = asyncio.ensure_future(supervisors.run(older))
         await whole_tree(older)
         attempt = asyncio.ensure_future(supervisors.run(stuck))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from harness.core.config import NeedRule
 from harness.core.errors import CollectionError, UsageError
 from harness.core.need import Need
-from harness.process.supervisors import AttemptEnd, AttemptSpec, Supervisors, probe_tiers
+from harness.process.supervisors import ProcessEnd, ProcessSpec, Supervisors, probe_tiers
 from harness.runner.collect import Collected, CollectOptions, Selection, collect, selected, split_selections
 from harness.runner.units import NeedSource, Unit
 
@@ -34,9 +34,9 @@ class PlainProcesses:
 
     num_alive: int = 0
     most_alive: int = 0
-    specs: list[AttemptSpec] = field(default_factory=list)
+    specs: list[ProcessSpec] = field(default_factory=list)
 
-    async def run(self, spec: AttemptSpec) -> AttemptEnd:
+    async def run(self, spec: ProcessSpec) -> ProcessEnd:
         self.specs.append(spec)
         self.num_alive += 1
         self.most_alive = max(self.most_alive, self.num_alive)
@@ -57,7 +57,7 @@ class PlainProcesses:
             self.num_alive -= 1
         code = process.returncode
         assert code is not None
-        return AttemptEnd(None if code < 0 else code, -code if code < 0 else None, reason, (), (), 0.0)
+        return ProcessEnd(None if code < 0 else code, -code if code < 0 else None, reason, (), (), 0.0)
 
 
 @dataclass
@@ -74,8 +74,8 @@ class Suite:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(textwrap.dedent(text))
 
-    def spec(self, pytest_args: tuple[str, ...], directory: Path, timeout_s: float) -> AttemptSpec:
-        return AttemptSpec(
+    def spec(self, pytest_args: tuple[str, ...], directory: Path, timeout_s: float) -> ProcessSpec:
+        return ProcessSpec(
             argv=(sys.executable, "-m", "pytest", *pytest_args),
             cwd=str(self.root),
             env={**os.environ, "PYTHONPATH": str(ROOT), "HANGS": str(directory / "hangs")},

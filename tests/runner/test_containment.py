@@ -16,9 +16,9 @@ import harness
 from harness.process.supervisor import containment, process_tree
 from harness.process.supervisor.containment import TIERS, cgroup_home
 from harness.process.supervisor.process_tree import Process
-from harness.process.supervisors import AttemptSpec, Supervisors
+from harness.process.supervisors import ProcessSpec, Supervisors
 
-MakeSpec = Callable[..., AttemptSpec]
+MakeSpec = Callable[..., ProcessSpec]
 Living = Callable[..., list[Process]]
 Eventually = Callable[[Callable[[], object], str], Awaitable[None]]
 
@@ -160,9 +160,9 @@ def test_only_a_namespace_outlasts_the_loss_of_runner_and_supervisor(
 ) -> None:
     runner_program = """
 import asyncio, json, sys
-from harness.process.supervisors import AttemptSpec, Supervisors
+from harness.process.supervisors import ProcessSpec, Supervisors
 tier, fields = json.load(sys.stdin)
-asyncio.run(Supervisors(tier, "lost").run(AttemptSpec(**fields)))
+asyncio.run(Supervisors(tier, "lost").run(ProcessSpec(**fields)))
 """
     one = spec(DAEMON)
     fields = {name: getattr(one, name) for name in one.__slots__}

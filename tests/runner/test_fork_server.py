@@ -16,7 +16,7 @@ import pytest
 from harness.process.supervisor import process_tree, syscalls
 from harness.process.supervisor.fork_server import Forked, ForkServer, start_python
 from harness.process.supervisor.process_tree import Process
-from harness.process.supervisors import AttemptEnd, AttemptSpec, Supervisors
+from harness.process.supervisors import ProcessEnd, ProcessSpec, Supervisors
 
 Eventually = Callable[[Callable[[], object], str], Awaitable[None]]
 QUICK_S = 2.0
@@ -122,14 +122,14 @@ def test_it_goes_quietly_when_nobody_waits_for_its_answer(capfd: pytest.CaptureF
 def test_attempts_do_not_notice_its_loss(
     tier: str,
     run_id: str,
-    spec: Callable[..., AttemptSpec],
+    spec: Callable[..., ProcessSpec],
     eventually: Eventually,
     new_children: Callable[[], list[Process]],
 ) -> None:
     running = spec("import os, sys, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nsys.exit(6)")
     later = spec("import sys; sys.exit(7)")
 
-    async def scenario(supervisors: Supervisors) -> list[AttemptEnd]:
+    async def scenario(supervisors: Supervisors) -> list[ProcessEnd]:
         [fork_server] = new_children()
         first = asyncio.ensure_future(supervisors.run(running))
         await eventually(lambda: process_tree.bearing(running.marker), "the first one runs")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.process.supervisor.process_tree import Process
-from harness.process.supervisors import AttemptEnd, AttemptSpec, Supervisors
+from harness.process.supervisors import ProcessEnd, ProcessSpec, Supervisors
 
 LIMIT_S = 1.0  # of those that hang
 NUM_PRINTED_BYTES = 20_000_000
@@ -102,16 +102,16 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def specs(module_spec: Callable[..., AttemptSpec], tier: str) -> dict[str, AttemptSpec]:
+def specs(module_spec: Callable[..., ProcessSpec], tier: str) -> dict[str, ProcessSpec]:
     """An attempt for each case."""
     return {name: module_spec(case.program, **case.limits) for name, case in CASES.items()}
 
 
 @pytest.fixture(scope="module")
-def ends(specs: dict[str, AttemptSpec], supervisors: Supervisors) -> dict[str, AttemptEnd]:
+def ends(specs: dict[str, ProcessSpec], supervisors: Supervisors) -> dict[str, ProcessEnd]:
     """How they ended, having run at the same time."""
 
-    async def together() -> list[AttemptEnd]:
+    async def together() -> list[ProcessEnd]:
         return await asyncio.gather(*map(supervisors.run, specs.values()))
 
     return dict(zip(specs, asyncio.run(together()), strict=True))
@@ -119,7 +119,7 @@ def ends(specs: dict[str, AttemptSpec], supervisors: Supervisors) -> dict[str, A
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_ends_as_it_must(
-    name: str, ends: dict[str, AttemptEnd], specs: dict[str, AttemptSpec], living: Callable[..., list[Process]]
+    name: str, ends: dict[str, ProcessEnd], specs: dict[str, ProcessSpec], living: Callable[..., list[Process]]
 ) -> None:
     case, end = CASES[name], ends[name]
     assert (end.exit_code, end.signal, end.reason) == (case.exit_code, case.signal, case.reason)
@@ -128,14 +128,14 @@ def test_it_ends_as_it_must(
     assert living(specs[name].marker) == []
 
 
-def test_those_left_behind_are_named(ends: dict[str, AttemptEnd]) -> None:
+def test_those_left_behind_are_named(ends: dict[str, ProcessEnd]) -> None:
     pid, state, command = ends["a daemon with an empty environment"].left_behind[0].split(" ", 2)
     assert pid.isdigit()
     assert state == "S"
     assert command == "sleep 60"
 
 
-def test_every_byte_of_output_is_kept(specs: dict[str, AttemptSpec], ends: dict[str, AttemptEnd]) -> None:
+def test_every_byte_of_output_is_kept(specs: dict[str, ProcessSpec], ends: dict[str, ProcessEnd]) -> None:
     log = Path(specs["prints much"].directory, "output.log")
     assert log.stat().st_size >= NUM_PRINTED_BYTES
     log.unlink()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.process.supervisors import AttemptEnd
+from harness.process.supervisors import ProcessEnd
 from harness.runner.outcomes import Reported, judge
 from harness.runner.units import Outcome
 
@@ -16,18 +16,18 @@ CODES = st.sampled_from([0, 0, 1, 2, 3, 4, 5, 5, 7, 255])
 
 
 @st.composite
-def ends(draw: st.DrawFn) -> AttemptEnd:
+def ends(draw: st.DrawFn) -> ProcessEnd:
     """Every end a supervisor can tell of: an exit code, a signal, or neither where it was lost."""
     reason = draw(st.just("") | st.sampled_from(REASONS))
     code, signal = draw(st.tuples(CODES, st.none()) | st.tuples(st.none(), st.integers(1, 64)))
     if reason == "supervisor_lost":
         code = signal = None
     left, unkillable = (draw(st.sampled_from([(), (), (), ("7 D python", "8 D python")])) for _ in range(2))
-    return AttemptEnd(code, signal, reason, left, unkillable, duration_s=1.0)
+    return ProcessEnd(code, signal, reason, left, unkillable, duration_s=1.0)
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[AttemptEnd, Reported]:
+def cases(draw: st.DrawFn) -> tuple[ProcessEnd, Reported]:
     """An end and a report; every second time pytest had announced that very exit status."""
     end = draw(ends())
     announced = draw(st.sampled_from([end.exit_code, draw(st.none() | CODES)]))
@@ -37,7 +37,7 @@ def cases(draw: st.DrawFn) -> tuple[AttemptEnd, Reported]:
 
 @settings(max_examples=500)
 @given(cases())
-def test_every_end_has_one_outcome_and_says_why(case: tuple[AttemptEnd, Reported]) -> None:
+def test_every_end_has_one_outcome_and_says_why(case: tuple[ProcessEnd, Reported]) -> None:
     end, reported = case
     outcome, why = judge(end, reported, 60.0)
     assert isinstance(outcome, Outcome)
@@ -48,7 +48,7 @@ def test_every_end_has_one_outcome_and_says_why(case: tuple[AttemptEnd, Reported
 
 @settings(max_examples=500)
 @given(cases())
-def test_a_pass_needs_everything_to_be_right(case: tuple[AttemptEnd, Reported]) -> None:
+def test_a_pass_needs_everything_to_be_right(case: tuple[ProcessEnd, Reported]) -> None:
     end, reported = case
     outcome, _ = judge(end, reported, 60.0)
     if outcome in (Outcome.PASSED, Outcome.NO_TESTS):
@@ -60,7 +60,7 @@ def test_a_pass_needs_everything_to_be_right(case: tuple[AttemptEnd, Reported]) 
 
 @settings(max_examples=500)
 @given(cases())
-def test_what_was_ended_from_outside_is_told_so(case: tuple[AttemptEnd, Reported]) -> None:
+def test_what_was_ended_from_outside_is_told_so(case: tuple[ProcessEnd, Reported]) -> None:
     end, reported = case
     outcome, _ = judge(end, reported, 60.0)
     assert (outcome is Outcome.UNKILLABLE) == bool(end.unkillable)
@@ -81,8 +81,8 @@ def test_what_was_ended_from_outside_is_told_so(case: tuple[AttemptEnd, Reported
         assert end.signal is None or outcome is Outcome.CRASHED
 
 
-def ended(exit_code: int | None = None, signal: int | None = None, reason: str = "") -> AttemptEnd:
-    return AttemptEnd(exit_code, signal, reason, (), (), duration_s=1.0)
+def ended(exit_code: int | None = None, signal: int | None = None, reason: str = "") -> ProcessEnd:
+    return ProcessEnd(exit_code, signal, reason, (), (), duration_s=1.0)
 
 
 def said(
@@ -152,7 +152,7 @@ def said(
         ),
     ],
 )
-def test_examples(end: AttemptEnd, reported: Reported, outcome: Outcome, why: str) -> None:
+def test_examples(end: ProcessEnd, reported: Reported, outcome: Outcome, why: str) -> None:
     judged, reason = judge(end, reported, 60.0)
     assert judged is outcome
     assert reason == why
@@ -164,5 +164,5 @@ def test_a_timeout_after_pytest_had_finished_says_so() -> None:
 
 
 def test_unkillable_processes_are_named() -> None:
-    end = AttemptEnd(0, None, "", (), ("7 D python", "8 D python"), 1.0)
+    end = ProcessEnd(0, None, "", (), ("7 D python", "8 D python"), 1.0)
     assert judge(end, said(0), 60.0) == (Outcome.UNKILLABLE, "SIGKILL did not end 7 D python, 8 D python")

@@ -14,7 +14,7 @@ import pytest
 from harness.core.clock import SystemClock
 from harness.process.supervisor import process_tree, stacks
 from harness.process.supervisor.process_tree import Process
-from harness.process.supervisors import AttemptSpec, Supervisors
+from harness.process.supervisors import ProcessSpec, Supervisors
 from tests.support.fake_clock import FakeClock
 
 PY_SPY = Path(sys.executable).with_name("py-spy")
@@ -72,7 +72,7 @@ def script(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
-def test_stacks_of_a_hung_tree_are_python_stacks(tier: str, run_id: str, spec: Callable[..., AttemptSpec]) -> None:
+def test_stacks_of_a_hung_tree_are_python_stacks(tier: str, run_id: str, spec: Callable[..., ProcessSpec]) -> None:
     if not PY_SPY.exists():
         pytest.skip(f"no {PY_SPY}")
     one = spec(HANGS, timeout_s=0.6)

@@ -14,7 +14,7 @@ from harness.core.test_outcomes import TestOutcome
 from harness.machine.meter import GpuProcess
 from harness.process.claims import Claims
 from harness.process.ports import BLOCK_SIZE, block_starts
-from harness.process.supervisors import AttemptSpec
+from harness.process.supervisors import ProcessSpec
 from harness.runner import events
 from harness.runner.unit_run import keep_ray_logs
 from harness.runner.units import NeedSource, Outcome, Unit
@@ -69,7 +69,7 @@ def test_temporary_directories_of_failed_units_are_kept_on_request(tmp_path: Pat
     assert run.runner.notes == ([f"kept the temporary directory of test_0.py: {tmpdir}"] if is_kept else [])
 
 
-def make_ray_logs(spec: AttemptSpec) -> None:
+def make_ray_logs(spec: ProcessSpec) -> None:
     logs = Path(spec.env["TMPDIR"], "ray", "session_1", "logs", "old")
     logs.mkdir(parents=True)
     (logs / "raylet.out").write_text("fell over")
@@ -103,7 +103,7 @@ def test_rays_logs_are_kept_smallest_first_up_to_a_limit_and_no_link_is_followed
 
 
 def test_a_disk_too_full_for_rays_logs_costs_a_note(tmp_path: Path) -> None:
-    def in_the_way(spec: AttemptSpec) -> None:
+    def in_the_way(spec: ProcessSpec) -> None:
         make_ray_logs(spec)
         Path(spec.directory, "ray_logs").write_text("a file where the directory should be")
 
@@ -137,7 +137,7 @@ def test_without_a_free_port_the_unit_fails_and_its_card_comes_back(tmp_path: Pa
 
 
 def test_a_temporary_directory_that_a_test_deleted_is_no_trouble(tmp_path: Path) -> None:
-    def delete(spec: AttemptSpec) -> None:
+    def delete(spec: ProcessSpec) -> None:
         os.rmdir(spec.env["TMPDIR"])
         os.rmdir(os.path.dirname(spec.env["TMPDIR"]))
 
@@ -182,7 +182,7 @@ def test_of_a_report_that_cannot_be_read_the_exit_code_decides_and_none_passes(
 
 @pytest.mark.parametrize("kind", ["a FIFO", "a symbolic link", "a directory", "another file", "nothing"])
 def test_what_a_test_puts_in_the_place_of_its_report_is_said_and_not_read(tmp_path: Path, kind: str) -> None:
-    def replace(spec: AttemptSpec) -> None:
+    def replace(spec: ProcessSpec) -> None:
         report = Path(spec.directory, "report.jsonl")
         report.write_text("".join(json.dumps(line) + "\n" for line in PASSING))
         report.rename(report.with_name("kept"))

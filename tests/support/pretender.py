@@ -19,7 +19,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from harness.recording.recording_config import ORDERS_VARIABLE, PROCESSES, Orders, Report
+from harness.recording.recording_config import ORDERS_VARIABLE, PROCESSES, RecordingConfig, Report
 from harness.trace import Fingerprint, Float, Leaf, Manifest, TraceWriter, digest
 
 TEXT = "the order of sets and dictionaries of text follows from this"
@@ -29,7 +29,7 @@ def main() -> None:
     """Record what was ordered, and end as told."""
     told = arguments()
     path = os.environ.get(ORDERS_VARIABLE)
-    orders = Orders.parse(Path(path).read_text("utf-8")) if path else None
+    orders = RecordingConfig.parse(Path(path).read_text("utf-8")) if path else None
     print("begins", *sys.stdin.read().split(), flush=True)
     writers = open_writers(orders, told) if orders else []
     for step in range(told.steps):
@@ -65,7 +65,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_known_args()[0]
 
 
-def open_writers(orders: Orders, told: argparse.Namespace) -> list[TraceWriter]:
+def open_writers(orders: RecordingConfig, told: argparse.Namespace) -> list[TraceWriter]:
     """A writer for each rank, all in this process."""
     directory = Path(orders.directory)
     manifest = Manifest(Fingerprint(identity=orders.identity), orders.argv, told.ranks, orders.level)

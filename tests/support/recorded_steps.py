@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from harness.recording.callbacks import Watcher
+from harness.recording.callbacks import RecorderCallback
 from harness.recording.recorder import Kept, Recorder
 from harness.recording.recording_config import RunEnded
 from harness.trace.chain import Leaf
@@ -29,7 +29,7 @@ class TraceSink:
 
 
 def record(
-    directory: Path, program: Callable[[Recorder], None], *watchers: Watcher, keep: Sequence[int] = range(100)
+    directory: Path, program: Callable[[Recorder], None], *watchers: RecorderCallback, keep: Sequence[int] = range(100)
 ) -> Trace:
     """The trace of a program that is given a recorder; one that a watcher ends has its whole steps."""
     sink = TraceSink(directory)

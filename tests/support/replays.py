@@ -6,7 +6,7 @@ from pathlib import Path
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.run import OUTPUT, Run
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.replay.plan import ReplayPlan
 from harness.recording.op_log import OpLog
 from harness.recording.recording_config import Report
@@ -24,8 +24,8 @@ OP = {
 
 
 def plan_of(directory: Path, *, num_runs: int = 2, op_step: int | None = None, level: str = "off") -> ReplayPlan:
-    envelope = Envelope(("python", "train.py", "--lr", "1e-3"), level=level)
-    return ReplayPlan(envelope, "/bin/python", OutDirectory(directory), num_runs, op_step=op_step)
+    run_spec = RunSpec(("python", "train.py", "--lr", "1e-3"), level=level)
+    return ReplayPlan(run_spec, "/bin/python", OutDirectory(directory), num_runs, op_step=op_step)
 
 
 def run_of(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.process.supervisors import AttemptEnd, AttemptSpec
+from harness.process.supervisors import ProcessEnd, ProcessSpec
 
 PASSING: tuple[dict[str, Any], ...] = (
     {"k": "hello", "version": 1, "pid": 1},
@@ -36,7 +36,7 @@ class Script:
     unkillable: tuple[str, ...] = ()
     error: Exception | None = None
     """Raised in place of an end."""
-    on_begin: Callable[[AttemptSpec], None] = lambda spec: None
+    on_begin: Callable[[ProcessSpec], None] = lambda spec: None
     """What its tests would do first."""
 
 
@@ -50,9 +50,9 @@ class ScriptedAttempts:
         self._script = script
         self._orders: dict[str, str] = {}
         self.log: list[tuple[str, int]] = []
-        self.specs: dict[int, AttemptSpec] = {}
+        self.specs: dict[int, ProcessSpec] = {}
 
-    async def run(self, spec: AttemptSpec, on_terminating: Callable[[str], None] = lambda reason: None) -> AttemptEnd:
+    async def run(self, spec: ProcessSpec, on_terminating: Callable[[str], None] = lambda reason: None) -> ProcessEnd:
         """Carry out one attempt, whose number ends its marker; `Script.on_begin` comes first."""
         number = int(spec.marker.rpartition("-")[2])
         script = self._script(number)
@@ -66,7 +66,7 @@ class ScriptedAttempts:
             self.log.append(("ends", number))
             del self._orders[spec.marker]
 
-    async def _follow(self, script: Script, spec: AttemptSpec, on_terminating: Callable[[str], None]) -> AttemptEnd:
+    async def _follow(self, script: Script, spec: ProcessSpec, on_terminating: Callable[[str], None]) -> ProcessEnd:
         _append(spec, script.report[:-1])
         left, order = script.num_steps, ""
         while left > 0 and self._orders[spec.marker] != "killed":
@@ -80,9 +80,9 @@ class ScriptedAttempts:
             raise script.error
         order = self._orders[spec.marker] or order
         if order:
-            return AttemptEnd(None, 9, order, (), script.unkillable, float(script.num_steps - left))
+            return ProcessEnd(None, 9, order, (), script.unkillable, float(script.num_steps - left))
         _append(spec, script.report[-1:])
-        return AttemptEnd(script.exit_code, None, "", (), script.unkillable, float(script.num_steps))
+        return ProcessEnd(script.exit_code, None, "", (), script.unkillable, float(script.num_steps))
 
     def cancel(self, marker: str) -> None:
         """Cancel the attempt: it ends in order."""
@@ -95,7 +95,7 @@ class ScriptedAttempts:
             self._orders[marker] = "killed"
 
 
-def _append(spec: AttemptSpec, lines: tuple[dict[str, Any], ...]) -> None:
+def _append(spec: ProcessSpec, lines: tuple[dict[str, Any], ...]) -> None:
     if not lines:
         return
     with open(Path(spec.directory, "report.jsonl"), "a", encoding="utf-8") as file:

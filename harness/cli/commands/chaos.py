@@ -10,11 +10,11 @@ from harness.cli.commands.scenario_arguments import scenario_options
 from harness.core.clock import SystemClock
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
-from harness.lab.chaos.executor import PROGRAM, Bench
+from harness.lab.chaos.executor import PROGRAM, ChaosExecutor
 from harness.lab.chaos.finding import Chaos
 from harness.lab.chaos.options import ChaosOptions
 from harness.lab.chaos.plan import make_plan
-from harness.lab.chaos.search import Hunt
+from harness.lab.chaos.search import PerturbationSearch
 from harness.lab.experiments.driver import run_experiment
 from harness.lab.experiments.launcher import LaunchContext, Launcher
 from harness.lab.experiments.program_input import read_input
@@ -50,7 +50,7 @@ def run_chaos(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     lines = ChaosLines(plan, clock)
 
     async def search(launcher: Launcher) -> Chaos:
-        return await Hunt(plan, Bench(plan, launcher, context.environ, clock, lines)).search()
+        return await PerturbationSearch(plan, ChaosExecutor(plan, launcher, context.environ, clock, lines)).search()
 
     found, interrupted_by = run_experiment(context, lines, search)
     found = replace(found, interrupted_by=interrupted_by)

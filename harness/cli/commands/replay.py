@@ -78,7 +78,7 @@ def _run_until(invocation: Invocation, options: ReplayOptions, *, color: str, is
 
     plan = plan_stop(invocation, options)
     own_id = new_run_id(SystemClock().wall())
-    data = read_input(0, say) if plan.envelope.call is None else b""
+    data = read_input(0, say) if plan.run_spec.call is None else b""
     out = out_directory(invocation.cwd, options.out, REPLAYS, own_id)
     stdin = kept_input(data, out.path)
     place = LaunchContext(plan.program, invocation.cwd, invocation.environ, own_id, options.timeout_s, stdin)

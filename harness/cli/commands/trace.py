@@ -6,7 +6,7 @@ from typing import Any
 from harness.cli.commands.scenario_arguments import recording_options
 from harness.core.invocation import Invocation
 from harness.lab.experiments.break_conditions import conditions_of_one_run
-from harness.lab.experiments.command_spec import foreign_envelope
+from harness.lab.experiments.command_spec import make_command_spec
 from harness.lab.experiments.out_directory import place_of
 from harness.lab.experiments.terminal_run import run_here
 from harness.render.console import say
@@ -20,9 +20,9 @@ def run_trace(invocation: Invocation, arguments: Mapping[str, Any]) -> int:
     Where a condition has ended it, that of `replay` there. UsageError for what the user can mend before anything was
     started.
     """
-    envelope = foreign_envelope(invocation, recording_options(arguments))
+    run_spec = make_command_spec(invocation, recording_options(arguments))
     conditions = conditions_of_one_run(arguments["break_on"], arguments["until"])
-    run = run_here(envelope, place_of(invocation.cwd, arguments["out"]), invocation.environ, conditions)
+    run = run_here(run_spec, place_of(invocation.cwd, arguments["out"]), invocation.environ, conditions)
     for line in recording_lines(run.recording, stop_lines(run)):
         say(line)
     return run.exit_code

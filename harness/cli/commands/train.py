@@ -11,7 +11,7 @@ from harness.lab.experiments.break_conditions import conditions_of_one_run
 from harness.lab.experiments.out_directory import place_of
 from harness.lab.experiments.recording_result import recording_json
 from harness.lab.experiments.scenario import FULL
-from harness.lab.experiments.scenario_spec import Asked, asked_scenario, scenario_envelope
+from harness.lab.experiments.scenario_spec import Asked, asked_scenario, make_scenario_spec
 from harness.lab.experiments.terminal_run import run_here
 from harness.render.console import say, show
 from harness.render.recording import recording_lines
@@ -28,15 +28,15 @@ def run_train(invocation: Invocation, arguments: Mapping[str, Any]) -> int:
     """
     options = scenario_options(arguments)
     asked = asked_scenario(invocation, arguments["scenario"], options, FULL)
-    envelope = scenario_envelope(asked, options.recording)
+    run_spec = make_scenario_spec(asked, options.recording)
     conditions = conditions_of_one_run(arguments["break_on"], arguments["until"])
     directory = place_of(invocation.cwd, arguments["out"])
     stdout = STDERR if arguments["json"] else None
-    run = run_here(envelope, directory, invocation.environ, conditions, stdout=stdout)
+    run = run_here(run_spec, directory, invocation.environ, conditions, stdout=stdout)
     for line in recording_lines(run.recording, stop_lines(run)):
         say(line)
     if arguments["json"]:
-        told = {"scenario": _scenario_json(asked, envelope.level), "recording": recording_json(run.recording)}
+        told = {"scenario": _scenario_json(asked, run_spec.level), "recording": recording_json(run.recording)}
         told["stop"] = run.stop and asdict(run.stop)
         command = run.next_command
         told["next"] = command and command.command

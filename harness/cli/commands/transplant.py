@@ -14,7 +14,7 @@ from harness.lab.experiments.driver import run_experiment
 from harness.lab.experiments.launcher import LaunchContext, Launcher
 from harness.lab.experiments.out_directory import out_directory
 from harness.lab.reproduce.plan import check_machine, named_run
-from harness.lab.transplant.executor import Bench
+from harness.lab.transplant.executor import TransplantExecutor
 from harness.lab.transplant.findings import Findings
 from harness.lab.transplant.plan import make_plan
 from harness.process.run_directory import new_run_id
@@ -37,7 +37,7 @@ def run_transplant(invocation: Invocation, arguments: Mapping[str, Any]) -> Exit
     lines = RunLines()
 
     async def search(launcher: Launcher) -> Findings:
-        return await Bench(plan.pair, launcher, directory, lines).search(plan.grafts)
+        return await TransplantExecutor(plan.pair, launcher, directory, lines).search(plan.grafts)
 
     found, _ = run_experiment(place, lines, search)
     return show_result(

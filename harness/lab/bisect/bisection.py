@@ -16,16 +16,16 @@ from harness.core.invocation import Invocation
 from harness.lab.bisect.candidates import CommitCandidates, UnavailableError, checked_ends, refuse_interrupted
 from harness.lab.bisect.criterion import Criterion
 from harness.lab.bisect.packages import PackageCandidates, index_versions, parse_packages, versions_between
-from harness.lab.bisect.probes import EndsError, Hunt
+from harness.lab.bisect.probes import EndsError, RevisionSearch
 from harness.lab.bisect.result import Bisection
 from harness.lab.experiments.launcher import LaunchContext, Launcher, open_launcher
 from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.run import TitledDisplay
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario import SMOKE
 from harness.lab.experiments.scenario_files import find_scenario
 from harness.lab.experiments.scenario_options import ScenarioOptions
-from harness.lab.experiments.scenario_spec import asked_of, check_machine, say_misspelt, scenario_envelope
+from harness.lab.experiments.scenario_spec import asked_of, check_machine, make_scenario_spec, say_misspelt
 from harness.lab.experiments.worktrees import CHILD, Checkout, Commit, Side, open_worktrees, recorder_path
 
 BISECTIONS = "bisections"
@@ -67,7 +67,7 @@ class Probing:
     """How each probe is run."""
 
     options: BisectOptions
-    envelope: Envelope
+    run_spec: RunSpec
     place: LaunchContext
     out: Path
     """Of the traces."""
@@ -80,25 +80,25 @@ async def bisect(options: BisectOptions, invocation: Invocation, bisect_id: str,
 
     Raises HarnessError for what the user can mend; UsageError before anything is made.
     """
-    envelope = _envelope(invocation, options)
+    run_spec = _run_spec(invocation, options)
     commits = None if options.packages else _commits(invocation, options)
     place = LaunchContext(CHILD[0], invocation.cwd, invocation.environ, bisect_id, options.timeout_s)
     out = out_directory(invocation.cwd, options.out, BISECTIONS, bisect_id).path
-    probing = Probing(options, envelope, place, out, lines, invocation.note)
+    probing = Probing(options, run_spec, place, out, lines, invocation.note)
     if commits is None:
         assert options.packages is not None
         return await _over_versions(probing, options.packages)
     return await _over_commits(probing, *commits)
 
 
-def _envelope(invocation: Invocation, asked_for: BisectOptions) -> Envelope:
+def _run_spec(invocation: Invocation, asked_for: BisectOptions) -> RunSpec:
     """The scenario as it is in the working tree; UsageError where it cannot be run as it was asked for."""
     options = ScenarioOptions(asked_for.size, asked_for.overrides)
     name = asked_for.scenario
     asked = asked_of(name, find_scenario(name, invocation.cwd).read(), options, SMOKE)
     say_misspelt(asked, invocation.note)
     check_machine(invocation, asked.scenario)
-    return replace(scenario_envelope(asked, options.recording), argv=CHILD)
+    return replace(make_scenario_spec(asked, options.recording), argv=CHILD)
 
 
 def _commits(invocation: Invocation, options: BisectOptions) -> tuple[Checkout, Commit, Commit]:
@@ -110,18 +110,18 @@ def _commits(invocation: Invocation, options: BisectOptions) -> tuple[Checkout, 
 async def _over_commits(probing: Probing, checkout: Checkout, good: Commit, bad: Commit) -> Bisection:
     with open_launcher(probing.place, probing.lines) as session, open_worktrees(checkout) as worktrees:
         candidates = CommitCandidates(checkout, worktrees, good, bad)
-        hunt = Hunt(
+        hunt = RevisionSearch(
             session, probing.lines, candidates, probing.options.criterion, probing.out, checkout_root=checkout.root
         )
-        found = await hunt.first_bad(probing.options.scenario, probing.envelope)
+        found = await hunt.first_bad(probing.options.scenario, probing.run_spec)
         return replace(found, commit=candidates.commit(found.found.name))
 
 
 async def _over_versions(probing: Probing, packages: str) -> Bisection:
     with open_launcher(probing.place, probing.lines) as session:
         versions = await _versions(session, packages, probing)
-        hunt = Hunt(session, probing.lines, versions, probing.options.criterion, probing.out)
-        return await hunt.first_bad(probing.options.scenario, probing.envelope)
+        hunt = RevisionSearch(session, probing.lines, versions, probing.options.criterion, probing.out)
+        return await hunt.first_bad(probing.options.scenario, probing.run_spec)
 
 
 async def _versions(session: Launcher, packages: str, probing: Probing) -> PackageCandidates:

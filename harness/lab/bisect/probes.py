@@ -16,7 +16,7 @@ from harness.lab.bisect.search import Outcome, Search
 from harness.lab.experiments.entry_call import read_refusal
 from harness.lab.experiments.launcher import Executor
 from harness.lab.experiments.run import OUTPUT, TitledDisplay
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.worktrees import Side, check_origin
 from harness.trace.diff import diff
 from harness.trace.reader import Trace, read_trace
@@ -34,7 +34,7 @@ class EndsError(HarnessError):
     exit_code = ExitCode.INCOMPLETE_RECORDING
 
 
-class Hunt:
+class RevisionSearch:
     """One bisection."""
 
     def __init__(
@@ -55,36 +55,36 @@ class Hunt:
         self._checkout_root = checkout_root
         self._good: Trace | None = None
 
-    async def first_bad(self, scenario: str, envelope: Envelope) -> Bisection:
+    async def first_bad(self, scenario: str, run_spec: RunSpec) -> Bisection:
         """Search. HarnessError where the ends do not allow it; what is known so far where a signal asks for the end."""
         candidates = self._candidates
-        good = await self._good_end(envelope)
-        bad = await self._probe(candidates.bad, "bad", envelope)
+        good = await self._good_end(run_spec)
+        bad = await self._probe(candidates.bad, "bad", run_spec)
         self._check_end(bad)
         search = Search.of(candidates.parents, candidates.bad)
         probes: list[Probe] = []
         while (name := search.next_probe) is not None and not self._session.interrupted_by:
-            probe = await self._probe(name, f"{search.num_left} to go", envelope)
+            probe = await self._probe(name, f"{search.num_left} to go", run_spec)
             if self._session.interrupted_by:
                 break
             probes.append(probe)
             search = search.after(name, probe.outcome)
         return self._told(scenario, search, good, bad, probes)
 
-    async def _good_end(self, envelope: Envelope) -> Probe:
+    async def _good_end(self, run_spec: RunSpec) -> Probe:
         """The good end, which is shown to agree with itself."""
         name = self._candidates.good
         try:
             async with self._candidates.at(name) as side:
-                good = await self._run(name, "good", envelope, side)
+                good = await self._run(name, "good", run_spec, side)
                 self._take(good)
-                again = await self._run(name, "good, once more", envelope, side, suffix="-again")
+                again = await self._run(name, "good, once more", run_spec, side, suffix="-again")
         except UnavailableError as error:
             self._check_end(Probe(name, self._candidates.told(name), Outcome.SKIP, error.what))
             raise
         if again.outcome is not Outcome.GOOD:
             refuse_interrupted(self._session.interrupted_by)
-            replay = shlex.join(redact_argv(["rlharness", "replay", *envelope.typed]))
+            replay = shlex.join(redact_argv(["rlharness", "replay", *run_spec.typed]))
             raise NothingToFindError(
                 f"two runs of {good.told} are not alike: {again.reason}",
                 legal="a scenario that gives the same bits twice",
@@ -126,24 +126,24 @@ class Hunt:
                 remedy=remedy,
             )
 
-    async def _probe(self, name: str, title: str, envelope: Envelope) -> Probe:
+    async def _probe(self, name: str, title: str, run_spec: RunSpec) -> Probe:
         """Run one candidate where it is had, and judge it."""
         try:
             async with self._candidates.at(name) as side:
-                return await self._run(name, title, envelope, side)
+                return await self._run(name, title, run_spec, side)
         except UnavailableError as error:
             told = self._candidates.told(name)
             self._lines.end(f"{told} ({title}): skipped: {error.what}")
             return Probe(name, told, Outcome.SKIP, error.what)
 
-    async def _run(self, name: str, title: str, envelope: Envelope, side: Side, *, suffix: str = "") -> Probe:
+    async def _run(self, name: str, title: str, run_spec: RunSpec, side: Side, *, suffix: str = "") -> Probe:
         """Run one candidate, and judge it; the first one is good."""
         told = self._candidates.told(name)
         self._lines.title = f"{told} ({title})"
         if self._checkout_root is not None:
-            check_origin(side, envelope.call, self._checkout_root)
+            check_origin(side, run_spec.call, self._checkout_root)
         place = self._directory / f"{told.split()[0] if self._checkout_root else name}{suffix}"
-        run = await self._session.record(envelope, place, environ=side.environ, cwd=side.cwd)
+        run = await self._session.record(run_spec, place, environ=side.environ, cwd=side.cwd)
         self._lines.ended(run)
         directory = run.recording.directory
         if refusal := read_refusal(directory):

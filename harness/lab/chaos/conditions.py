@@ -28,7 +28,7 @@ from harness.lab.experiments.perturbation_factors import (
     parse_moment,
     written,
 )
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 
 LAUNCH = str(Path(__file__).with_name("launch.py"))
 BUSY = str(Path(__file__).with_name("busy.py"))
@@ -49,10 +49,10 @@ def watchers_of(perturbation: Perturbation, latency: Sequence[str]) -> dict[str,
     return {DELAYS: {"seed": perturbation[LATENCY], "functions": list(latency)}}
 
 
-def marking(envelope: Envelope, mark: Path) -> Envelope:
-    """The envelope with delays, where it has some, that make a file when the first call is delayed."""
-    marked = {name: {**fields, "mark": str(mark)} for name, fields in envelope.watchers.items() if name == DELAYS}
-    return replace(envelope, watchers={**envelope.watchers, **marked})
+def marking(run_spec: RunSpec, mark: Path) -> RunSpec:
+    """The run spec with delays, where it has some, that make a file when the first call is delayed."""
+    marked = {name: {**fields, "mark": str(mark)} for name, fields in run_spec.watchers.items() if name == DELAYS}
+    return replace(run_spec, watchers={**run_spec.watchers, **marked})
 
 
 def environ_of(perturbation: Perturbation, environ: Mapping[str, str]) -> dict[str, str]:
@@ -67,8 +67,8 @@ def environ_of(perturbation: Perturbation, environ: Mapping[str, str]) -> dict[s
     return found
 
 
-def launched(envelope: Envelope, perturbation: Perturbation, factors: Sequence[Factor] = ()) -> Envelope:
-    """The envelope with its program started by `launch.py`, and told what it does not know of itself.
+def launched(run_spec: RunSpec, perturbation: Perturbation, factors: Sequence[Factor] = ()) -> RunSpec:
+    """The run spec with its program started by `launch.py`, and told what it does not know of itself.
 
     That is what it is perturbed with, and of other factors from outside what they are as usual.
     """
@@ -77,26 +77,26 @@ def launched(envelope: Envelope, perturbation: Perturbation, factors: Sequence[F
     known = {**usual, **perturbation}
     outside = {name: written(known[name]) for name in OUTSIDE if name in known}
     return replace(
-        envelope,
-        argv=(sys.executable, LAUNCH, str(nice), str(cores), *envelope.argv),
-        perturbation={**envelope.perturbation, **outside},
+        run_spec,
+        argv=(sys.executable, LAUNCH, str(nice), str(cores), *run_spec.argv),
+        perturbation={**run_spec.perturbation, **outside},
     )
 
 
-def crashing(envelope: Envelope, perturbation: Perturbation) -> Envelope:
-    """The envelope of an entry that is killed at the moment that `crash` names."""
-    call, (step, phase) = envelope.call, parse_moment(perturbation[CRASH])
+def crashing(run_spec: RunSpec, perturbation: Perturbation) -> RunSpec:
+    """The run spec of an entry that is killed at the moment that `crash` names."""
+    call, (step, phase) = run_spec.call, parse_moment(perturbation[CRASH])
     assert call is not None
     config = {"entry": call.entry, "config": call.config, "step": step, "phase": phase}
-    return replace(envelope, call=replace(call, entry=CRASHING_ENTRY, config=config))
+    return replace(run_spec, call=replace(call, entry=CRASHING_ENTRY, config=config))
 
 
-def going_on(envelope: Envelope, crashed: Path) -> Envelope:
-    """The envelope of a run that goes on from the newest checkpoint of one that has crashed."""
-    call = envelope.call
+def going_on(run_spec: RunSpec, crashed: Path) -> RunSpec:
+    """The run spec of a run that goes on from the newest checkpoint of one that has crashed."""
+    call = run_spec.call
     assert call is not None and call.resume is not None
     config = overridden(call.config, {call.resume["run"]: str(crashed.absolute())}, "chaos")
-    return replace(envelope, call=replace(call, config=config))
+    return replace(run_spec, call=replace(call, config=config))
 
 
 def busy_argv(perturbation: Perturbation) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Runs a subject under perturbations and says what came out; every run of `chaos` is started here.
 
-perturbation ─▶ envelope, environment, load ─▶ run (with a crash: two) ─▶ comparison with the baseline
+perturbation ─▶ run spec, environment, load ─▶ run (with a crash: two) ─▶ comparison with the baseline
 """
 
 import sys
@@ -18,7 +18,7 @@ from harness.lab.experiments.entry_call import Refusal, read_refusal
 from harness.lab.experiments.perturbation_factors import CRASH, LATENCY, Perturbation, told
 from harness.lab.experiments.recorded_run import checkpoint_steps_in
 from harness.lab.experiments.run import Run
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.process.scratch import remove_tree
 from harness.trace.reader import Trace, read_trace
 
@@ -41,7 +41,7 @@ class Runs(Protocol):
     def interrupted_by(self) -> str:
         """The name of the signal that has asked for the end; empty for none."""
 
-    async def record(self, envelope: Envelope, parent: Path, number: int, *, environ: Mapping[str, str]) -> Run:
+    async def record(self, run_spec: RunSpec, parent: Path, number: int, *, environ: Mapping[str, str]) -> Run:
         """Carry out one run in this environment, in a directory of its own below `parent`."""
 
     def beside(self, argv: tuple[str, ...], directory: Path) -> AbstractAsyncContextManager[None]:
@@ -58,7 +58,7 @@ class Listener(Protocol):
         """It has ended."""
 
 
-class Bench:
+class ChaosExecutor:
     """Makes runs, one at a time, and keeps the traces of those that are not the baseline's."""
 
     def __init__(
@@ -118,7 +118,7 @@ class Bench:
 
     async def _record(self, perturbation: Perturbation, last_step: int | None) -> list[Run]:
         """The run, or the one that crashes and the one that goes on."""
-        envelope = self._plan.subject.envelope(perturbation, last_step)
+        run_spec = self._plan.subject.run_spec(perturbation, last_step)
         environ = environ_of(perturbation, self._environ)
         async with AsyncExitStack() as stack:
             if argv := busy_argv(perturbation):
@@ -126,13 +126,13 @@ class Bench:
                 stack.callback(remove_tree, str(directory))
                 await stack.enter_async_context(self._session.beside(argv, directory))
             if CRASH not in perturbation:
-                return [await self._start(envelope, perturbation, environ)]
-            crashed = await self._start(crashing(envelope, perturbation), perturbation, environ)
+                return [await self._start(run_spec, perturbation, environ)]
+            crashed = await self._start(crashing(run_spec, perturbation), perturbation, environ)
             if not has_died(self.baseline, crashed, perturbation[CRASH]):
                 return [crashed]
             if checkpoint_steps_in(crashed.recording.directory):
-                envelope = going_on(envelope, crashed.recording.directory)
-            return [crashed, await self._start(envelope, perturbation, environ, is_first=False)]
+                run_spec = going_on(run_spec, crashed.recording.directory)
+            return [crashed, await self._start(run_spec, perturbation, environ, is_first=False)]
 
     def _missed(self, perturbation: Perturbation, runs: Sequence[Run], num_steps: int) -> str:
         """What of a perturbation never happened in its runs; empty where all of it did."""
@@ -144,14 +144,14 @@ class Bench:
         return ""
 
     async def _start(
-        self, envelope: Envelope, perturbation: Perturbation, environ: Mapping[str, str], *, is_first: bool = True
+        self, run_spec: RunSpec, perturbation: Perturbation, environ: Mapping[str, str], *, is_first: bool = True
     ) -> Run:
         if self._session.interrupted_by or self._clock.monotonic_s() - self._began_s > self._plan.max_s:
             raise OutOfTimeError
         self.num_runs += 1
-        envelope = marking(envelope, self._plan.directory / f"run-{self.num_runs}" / DELAYED)
+        run_spec = marking(run_spec, self._plan.directory / f"run-{self.num_runs}" / DELAYED)
         run = await self._session.record(
-            launched(envelope, perturbation, self._plan.subject.factors),
+            launched(run_spec, perturbation, self._plan.subject.factors),
             self._plan.directory,
             self.num_runs,
             environ=environ,

@@ -81,11 +81,11 @@ def make_plan(
 
 def _check_start(invocation: Invocation, subject: Subject) -> None:
     """UsageError where a run could not be started."""
-    envelope = subject.envelope({})
-    envelope.level_env(invocation.environ)
-    if shutil.which(envelope.argv[0], path=invocation.environ.get("PATH")) is None:
+    run_spec = subject.run_spec({})
+    run_spec.level_env(invocation.environ)
+    if shutil.which(run_spec.argv[0], path=invocation.environ.get("PATH")) is None:
         raise UsageError(
-            f"{envelope.argv[0]} cannot be started: there is no such program",
+            f"{run_spec.argv[0]} cannot be started: there is no such program",
             legal="a program on the path, or the path of one",
             remedy="check how it is spelled",
         )

@@ -75,7 +75,7 @@ class _Trail:
 
 
 class Prober(Protocol):
-    """Runs a perturbation; `Bench` is the one that does."""
+    """Runs a perturbation; `ChaosExecutor` is the one that does."""
 
     num_runs: int
     """So many have been started."""
@@ -91,7 +91,7 @@ class Prober(Protocol):
         """Run under a perturbation, and compare; OutOfTimeError where nothing more is to begin."""
 
 
-class Hunt:
+class PerturbationSearch:
     """One search."""
 
     def __init__(self, plan: ChaosPlan, bench: Prober) -> None:

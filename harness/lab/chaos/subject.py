@@ -8,7 +8,7 @@ from harness.core.errors import UsageError
 from harness.core.invocation import Invocation, num_cores
 from harness.lab.chaos.conditions import payload_values, watchers_of
 from harness.lab.chaos.options import ChaosOptions
-from harness.lab.experiments.command_spec import foreign_envelope, refuse_scenario_options
+from harness.lab.experiments.command_spec import make_command_spec, refuse_scenario_options
 from harness.lab.experiments.flat_config import Payload
 from harness.lab.experiments.perturbation_factors import (
     CRASH,
@@ -18,19 +18,19 @@ from harness.lab.experiments.perturbation_factors import (
     latency_factor,
     outside_factors,
 )
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario import SMOKE
 from harness.lab.experiments.scenario_files import A_COMMAND, nothing_to_run
 from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
-from harness.lab.experiments.scenario_spec import asked_scenario, scenario_envelope
+from harness.lab.experiments.scenario_spec import asked_scenario, make_scenario_spec
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
     """Whatever can be run under a perturbation."""
 
-    envelope_of: Callable[[Mapping[str, Any]], Envelope]
-    """The envelope of a run with these values at dotted keys of its payload."""
+    spec_of: Callable[[Mapping[str, Any]], RunSpec]
+    """The run spec of a run with these values at dotted keys of its payload."""
     factors: tuple[Factor, ...]
     typed: tuple[str, ...]
     """The words that name it, behind `rlharness chaos`."""
@@ -43,13 +43,13 @@ class Subject:
     @property
     def is_foreign(self) -> bool:
         """Whether it is a command: one that cannot be ended in order after a step."""
-        return self.envelope_of({}).call is None
+        return self.spec_of({}).call is None
 
-    def envelope(self, perturbation: Perturbation, last_step: int | None = None) -> Envelope:
+    def run_spec(self, perturbation: Perturbation, last_step: int | None = None) -> RunSpec:
         """That of a run under a perturbation, as far as it is a matter of what is called and of steps."""
         settings = self.crash_settings if CRASH in perturbation else None
-        envelope = self.envelope_of({**(settings or {}), **payload_values(perturbation)})
-        return replace(envelope, last_step=last_step, watchers=watchers_of(perturbation, self.latency))
+        run_spec = self.spec_of({**(settings or {}), **payload_values(perturbation)})
+        return replace(run_spec, last_step=last_step, watchers=watchers_of(perturbation, self.latency))
 
 
 def make_subject(invocation: Invocation, asked_for: ChaosOptions) -> Subject:
@@ -73,12 +73,12 @@ def _scenario(invocation: Invocation, name: str, options: ScenarioOptions) -> Su
     latency = (latency_factor(),) if section.latency else ()
     crash = () if section.crash is None else (crash_factor(()),)
 
-    def envelope_of(values: Mapping[str, Any]) -> Envelope:
+    def spec_of(values: Mapping[str, Any]) -> RunSpec:
         varied = {key: (value,) for key, value in values.items()}
-        return scenario_envelope(replace(asked, varied=varied), options.recording)
+        return make_scenario_spec(replace(asked, varied=varied), options.recording)
 
     return Subject(
-        envelope_of,
+        spec_of,
         (*section.payload_factors(usual), *outside_factors(num_cores(), invocation.environ), *latency, *crash),
         (*asked.typed, *_metrics(options.recording)),
         section.crash,
@@ -91,10 +91,10 @@ def _foreign(invocation: Invocation, options: ScenarioOptions) -> Subject:
         raise nothing_to_run("chaos", invocation.cwd)
     refuse_scenario_options(options)
     recording = options.recording
-    envelope = foreign_envelope(invocation, recording)
+    run_spec = make_command_spec(invocation, recording)
     level = ("--level", recording.level) if recording.level else ()
     factors = outside_factors(num_cores(), invocation.environ)
-    return Subject(lambda values: envelope, factors, (*level, *_metrics(recording)))
+    return Subject(lambda values: run_spec, factors, (*level, *_metrics(recording)))
 
 
 def _metrics(options: RecordingOptions) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """A run that ends where a condition holds, whichever command starts it: the lab's side of `recording/breakpoints`.
 
---break-on, --until ─▶ conditions ─▶ envelope, watched by Breakpoints ─▶ run ─▶ stop.json ─▶ where it has ended
+--break-on, --until ─▶ conditions ─▶ run spec, watched by Breakpoints ─▶ run ─▶ stop.json ─▶ where it has ended
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.recording.conditions import (
     DIVERGENCE,
     INF,
@@ -61,13 +61,13 @@ def refuse_divergence(conditions: Iterable[Condition], *, legal: str, remedy: st
         )
 
 
-def watched(envelope: Envelope, conditions: Sequence[Condition], report: Path, against: Path | None = None) -> Envelope:
-    """The same envelope, whose run ends where the first of these holds, and says in `report`, a file, where that was.
+def watched(run_spec: RunSpec, conditions: Sequence[Condition], report: Path, against: Path | None = None) -> RunSpec:
+    """The same run spec, whose run ends where the first of these holds, and says in `report`, a file, where that was.
 
     `against` is the directory of the trace that the condition of a divergence means.
     """
     told = {"conditions": [*map(str, conditions)], "report": str(report), "against": str(against or "")}
-    return replace(envelope, watchers={**envelope.watchers, BREAKPOINTS: told}) if conditions else envelope
+    return replace(run_spec, watchers={**run_spec.watchers, BREAKPOINTS: told}) if conditions else run_spec
 
 
 def read_report(report: Path) -> Stop | None:

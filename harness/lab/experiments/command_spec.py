@@ -1,4 +1,4 @@
-"""The envelope of a command line that is not ours: its words as its identity, its options checked."""
+"""The run spec of a command line that is not ours: its words as its identity, its options checked."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from harness.core.errors import UsageError
 from harness.core.invocation import Invocation
 from harness.core.redaction import REDACTED, redact_argv
 from harness.determinism.levels import OFF
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
 from harness.recording.metrics import parse_pattern
 
@@ -16,8 +16,8 @@ MAX_STEPS = 10_000
 _STEPS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
-def foreign_envelope(invocation: Invocation, options: RecordingOptions) -> Envelope:
-    """The envelope of the command after `--`; UsageError where there is none, or an option cannot be used."""
+def make_command_spec(invocation: Invocation, options: RecordingOptions) -> RunSpec:
+    """The run spec of the command after `--`; UsageError where there is none, or an option cannot be used."""
     argv = invocation.trailing
     if not argv:
         raise UsageError(
@@ -31,7 +31,7 @@ def foreign_envelope(invocation: Invocation, options: RecordingOptions) -> Envel
             legal="a command with its secrets, as it was first typed",
             remedy=f"type the secret in place of {REDACTED}, or hand it on in a variable of the environment",
         )
-    return Envelope(
+    return RunSpec(
         argv=argv,
         identity=foreign_identity(argv),
         level=options.level or OFF,

@@ -11,7 +11,7 @@ from typing import TypeVar
 from harness.lab.experiments.launcher import LaunchContext, Launcher, open_launcher, refuse
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.run import Display, Run
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Variant:
     """One run that an experiment wants."""
 
-    envelope: Envelope
+    run_spec: RunSpec
     number: int = 1
     """Number of the run, which names its directory."""
     title: str = ""
@@ -56,7 +56,7 @@ async def record_variants(
     runs: list[Run] = []
     for variant in variants:
         began(variant)
-        run = await launcher.record(variant.envelope, out.path, variant.number)
+        run = await launcher.record(variant.run_spec, out.path, variant.number)
         refuse(run, out)
         ended(run)
         runs.append(run)

@@ -18,7 +18,7 @@ from harness.determinism.levels import OFF
 from harness.lab.experiments.entry_call import INTERRUPTED
 from harness.lab.experiments.recorded_run import checkpoint_steps_in
 from harness.lab.experiments.recording_result import Recording
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.step_traces import unfinished_step
 from harness.recording.conditions import Stop
 from harness.trace.reader import read_trace
@@ -36,22 +36,22 @@ class NextCommand:
         return f"{self.why}: {self.command}"
 
 
-def next_command(envelope: Envelope, recording: Recording, stop: Stop | None = None) -> NextCommand | None:
+def next_command(run_spec: RunSpec, recording: Recording, stop: Stop | None = None) -> NextCommand | None:
     """That of a run which has ended so; None where it came to its own end, or there is nothing to look at."""
     is_interrupted = stop is None and recording.exit_code == INTERRUPTED
     if stop is None and not (recording.exit_code and recording.ranks):
         return None
-    if envelope.call is None:
+    if run_spec.call is None:
         step = _reported_step(recording) if stop is None else stop.step
         if step is None or is_interrupted:
             return None
-        return NextCommand("look closer", program_command(envelope, step))
+        return NextCommand("look closer", program_command(run_spec, step))
     kept = unfinished_step(recording.directory) if stop is None else stop.step
     if kept is not None and not is_interrupted:
         return NextCommand("look closer", step_command(recording.directory, kept))
-    run, resume = path_text(recording.directory), envelope.call.resume
+    run, resume = path_text(recording.directory), run_spec.call.resume
     if resume and checkpoint_steps_in(recording.directory):
-        words = (*envelope.told_argv, "--set", f"{resume['run']}={run}", "--out", "OTHER")
+        words = (*run_spec.told_argv, "--set", f"{resume['run']}={run}", "--out", "OTHER")
         return NextCommand("go on from its last checkpoint", shlex.join(words))
     if is_interrupted:
         return None
@@ -70,18 +70,18 @@ def step_command(directory: Path, step: int) -> str:
     return shlex.join(["rlharness", "reproduce", path_text(directory), "--step", str(step), "--op"])
 
 
-def program_command(envelope: Envelope, step: int, timeout_s: float = inf, stdin: Path = Path(os.devnull)) -> str:
+def program_command(run_spec: RunSpec, step: int, timeout_s: float = inf, stdin: Path = Path(os.devnull)) -> str:
     """Into the operations of a step of a scenario or a command, run anew under the same conditions.
 
     A secret of the command is `<redacted>`: whoever types the line again fills it in.
     """
-    words = ["rlharness", "replay", *envelope.typed, "--step", str(step), "--op"]
-    if envelope.level != OFF and envelope.call is None:
-        words += ["--level", envelope.level]
-    words += [word for metric in envelope.metrics for word in ("--metric", metric)]
+    words = ["rlharness", "replay", *run_spec.typed, "--step", str(step), "--op"]
+    if run_spec.level != OFF and run_spec.call is None:
+        words += ["--level", run_spec.level]
+    words += [word for metric in run_spec.metrics for word in ("--metric", metric)]
     if isfinite(timeout_s):
         words += ["--timeout", f"{timeout_s:g}"]
-    if envelope.call is None:
-        words += ["--", *envelope.argv]
+    if run_spec.call is None:
+        words += ["--", *run_spec.argv]
     command = shlex.join(redact_argv(words))
     return command if stdin == Path(os.devnull) else f"{command} < {shlex.quote(path_text(stdin))}"

@@ -1,7 +1,7 @@
 """The launcher: recorded runs of one command, from its first to its last. Every experiment starts its runs here.
 
     with open_launcher(context, display) as launcher:
-        run = await launcher.record(envelope, directory, 1)
+        run = await launcher.record(run_spec, directory, 1)
 
     prepare ─▶ supervisor ─▶ (steps are counted in the curve as it grows) ─▶ proven end ─▶ finish
 
@@ -24,11 +24,11 @@ from harness.lab.experiments.entry_call import read_refusal
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.recording_result import Problem, finish
 from harness.lab.experiments.run import Display, Run
-from harness.lab.experiments.run_spec import Envelope, notes_on, prepare
+from harness.lab.experiments.run_spec import RunSpec, notes_on, prepare
 from harness.process.child_env import ATTEMPT_MARKER
 from harness.process.interruption import Interruption
 from harness.process.scratch import remove_tree
-from harness.process.supervisors import AttemptEnd, AttemptSpec, Supervisors, find_py_spy, probe_tiers
+from harness.process.supervisors import ProcessEnd, ProcessSpec, Supervisors, find_py_spy, probe_tiers
 from harness.trace.layout import CURVE
 
 GRACE_S = 10.0
@@ -62,7 +62,7 @@ class Executor(Protocol):
         """The name of the signal that has asked for the end; empty for none."""
 
     async def record(
-        self, envelope: Envelope, parent: Path, number: int = 1, *, environ: Mapping[str, str], cwd: Path
+        self, run_spec: RunSpec, parent: Path, number: int = 1, *, environ: Mapping[str, str], cwd: Path
     ) -> Run:
         """Carry out one run, in a directory of its own below `parent`, from this place."""
 
@@ -96,7 +96,7 @@ class Launcher:
 
     async def record(
         self,
-        envelope: Envelope,
+        run_spec: RunSpec,
         parent: Path,
         number: int = 1,
         *,
@@ -105,13 +105,13 @@ class Launcher:
     ) -> Run:
         """Carry out one run, in a directory of its own below `parent`; elsewhere, or with other variables, if told."""
         context = replace(self._context, environ=environ or self._context.environ, cwd=cwd or self._context.cwd)
-        has_operations = envelope.op_step is not None
+        has_operations = run_spec.op_step is not None
         directory = parent / f"run-{number}{'-op' if has_operations else ''}"
         marker = f"{context.run_id}-{directory.name}"
         self._interruption.on_cancel = self._hearer or self._end_in_order(marker)
-        prepared = prepare(envelope, directory, context.environ, marker)
-        spec = AttemptSpec(
-            argv=(context.program, *envelope.argv[1:]),
+        prepared = prepare(run_spec, directory, context.environ, marker)
+        spec = ProcessSpec(
+            argv=(context.program, *run_spec.argv[1:]),
             cwd=str(context.cwd),
             env=dict(prepared.env),
             directory=str(prepared.directory),
@@ -126,7 +126,7 @@ class Launcher:
         end = await self._watch(asyncio.create_task(self._supervisors.run(spec)), prepared.directory / CURVE)
         recording = finish(
             prepared.directory,
-            envelope,
+            run_spec,
             exit_code(end),
             leader_pid=read_pid(prepared.directory / LEADER),
             problems=problems_of_end(end, context.timeout_s, self._interruption.by),
@@ -137,7 +137,7 @@ class Launcher:
         )
         return Run(number, has_operations, recording, end.duration_s)
 
-    async def carry_out(self, argv: tuple[str, ...], directory: Path) -> AttemptEnd:
+    async def carry_out(self, argv: tuple[str, ...], directory: Path) -> ProcessEnd:
         """Run a program that records nothing to its end, or to that which a signal asks for.
 
         What it prints goes to output.log in a directory of its own.
@@ -160,7 +160,7 @@ class Launcher:
             self._supervisors.kill(spec.marker)
             await going_on
 
-    async def _watch(self, task: "asyncio.Task[AttemptEnd]", curve: Path) -> AttemptEnd:
+    async def _watch(self, task: "asyncio.Task[ProcessEnd]", curve: Path) -> ProcessEnd:
         """Wait for the end of an attempt, and show its progress."""
         began_s = self._clock.monotonic_s()
         steps = CountedLines(curve)
@@ -189,11 +189,11 @@ class Launcher:
 
         return end
 
-    def _spec(self, argv: tuple[str, ...], directory: Path) -> AttemptSpec:
+    def _spec(self, argv: tuple[str, ...], directory: Path) -> ProcessSpec:
         """Of a program whose output goes to a directory that this makes."""
         directory.mkdir(parents=True)
         marker = f"{self._context.run_id}-{directory.name}"
-        return AttemptSpec(
+        return ProcessSpec(
             argv=argv,
             cwd=str(self._context.cwd),
             env={**self._context.environ, ATTEMPT_MARKER: marker},
@@ -255,14 +255,14 @@ def read_pid(path: Path) -> int | None:
         return None
 
 
-def exit_code(end: AttemptEnd) -> int:
+def exit_code(end: ProcessEnd) -> int:
     """As a shell has it; 1 where nobody knows."""
     if end.signal is not None:
         return 128 + end.signal
     return 1 if end.exit_code is None else end.exit_code
 
 
-def problems_of_end(end: AttemptEnd, timeout_s: float, interrupted_by: str) -> list[Problem]:
+def problems_of_end(end: ProcessEnd, timeout_s: float, interrupted_by: str) -> list[Problem]:
     """What somebody else than the program has done to its end."""
     found = []
     if end.reason == "timeout":

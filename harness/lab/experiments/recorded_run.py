@@ -1,6 +1,6 @@
 """A run that was recorded, read again: what was called, how, and from which steps it can be gone on.
 
-RUN/call.json, manifest.json, rank-0.log, checkpoints/step-000010/ ─▶ RecordedRun ─▶ envelope of some of its steps
+RUN/call.json, manifest.json, rank-0.log, checkpoints/step-000010/ ─▶ RecordedRun ─▶ run spec of some of its steps
 """
 
 import re
@@ -16,8 +16,8 @@ from harness.core.text import path_text
 from harness.lab.experiments.checkpoint_check import damage_of
 from harness.lab.experiments.entry_call import CALL, EntryCall
 from harness.lab.experiments.flat_config import flattened, overridden
-from harness.lab.experiments.run_spec import TRAIN, Envelope
-from harness.lab.experiments.scenario_spec import envelope_of_call
+from harness.lab.experiments.run_spec import TRAIN, RunSpec
+from harness.lab.experiments.scenario_spec import spec_of_call
 from harness.trace.manifest import Manifest
 from harness.trace.reader import Trace, read_trace
 from harness.trace.renames import current_entry
@@ -79,8 +79,8 @@ class RecordedRun:
         """With which steps its checkpoints up to this one begin, latest first; none where it cannot be gone on."""
         return sorted((at for at in self.checkpoint_steps if at <= step and self.call.resume), reverse=True)
 
-    def envelope_to(self, step: int, overrides: Mapping[str, Any] | None = None) -> Envelope:
-        """The envelope that runs its steps up to `step` again, from the nearest checkpoint, and then ends.
+    def spec_to(self, step: int, overrides: Mapping[str, Any] | None = None) -> RunSpec:
+        """The run spec that runs its steps up to `step` again, from the nearest checkpoint, and then ends.
 
         `overrides` are values at dotted keys. UsageError where its configuration holds what is kept out of traces.
         """
@@ -96,7 +96,7 @@ class RecordedRun:
                 legal=f"a value for each of {', '.join(hidden)}",
                 remedy=f"add {' '.join(f'--set {key}=VALUE' for key in hidden)}",
             )
-        return replace(envelope_of_call(call, self.level), last_step=step, typed=self.typed)
+        return replace(spec_of_call(call, self.level), last_step=step, typed=self.typed)
 
 
 def checkpoint_steps_in(directory: Path) -> tuple[int, ...]:

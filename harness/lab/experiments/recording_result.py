@@ -17,7 +17,7 @@ from harness.core.redaction import redact_argv
 from harness.core.regular_file import open_for_writing, read_text
 from harness.core.text import count
 from harness.lab.experiments.missing_data import unanswered
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.process.supervisor.process_tree import read_process
 from harness.recording.recording_config import PROCESSES, Report
 from harness.trace.reader import RankLog, Trace, read_trace
@@ -65,7 +65,7 @@ class Recording:
 
 def finish(
     directory: Path,
-    envelope: Envelope,
+    run_spec: RunSpec,
     exit_code: int,
     *,
     leader_pid: int | None = None,
@@ -83,22 +83,22 @@ def finish(
     if exit_code and not problems:
         problems = [Problem(f"the program ended with {how_it_ended(exit_code)}")]
     trace, unreadable = _read(directory)
-    if not problems and envelope.call is not None and not any(report.has_returned for report in reports):
-        problems = [_left(envelope.call.entry, trace)]
+    if not problems and run_spec.call is not None and not any(report.has_returned for report in reports):
+        problems = [_left(run_spec.call.entry, trace)]
     if trace is not None:
         if not problems:
             notes = [*notes, *_close_logs(trace, reports, leader_pid)]
         problems = [*problems, *_replace_manifest(trace, reports, is_in_order=not problems)]
         trace, unreadable = _read(directory)
     if trace is not None:
-        notes = [*notes, *unanswered(envelope, trace, reports)]
+        notes = [*notes, *unanswered(run_spec, trace, reports)]
     recording = Recording(
         directory=directory,
         exit_code=exit_code,
         num_steps=len(trace.steps) if trace else 0,
         ranks=tuple(trace.ranks) if trace else (),
         size_bytes=_size_bytes(directory),
-        problems=tuple(_problems(trace, reports, envelope, [*problems, *unreadable])),
+        problems=tuple(_problems(trace, reports, run_spec, [*problems, *unreadable])),
         notes=tuple(notes),
         reports=reports,
     )
@@ -203,14 +203,14 @@ def _may_be_closed(log: RankLog) -> bool:
 
 
 def _problems(
-    trace: Trace | None, reports: Sequence[Report], envelope: Envelope, of_its_end: Sequence[Problem]
+    trace: Trace | None, reports: Sequence[Report], run_spec: RunSpec, of_its_end: Sequence[Problem]
 ) -> list[Problem]:
     """Why the recording is not whole; nothing where it is."""
     told = [Problem(f"{_name(report)}: {report.problem}") for report in reports if report.problem]
     told += [Problem(f"process {pid} still records", "have the program wait for it") for pid in _living(reports)]
     told += of_its_end
     if trace is None:
-        return told or [_why_nothing(reports, envelope)]
+        return told or [_why_nothing(reports, run_spec)]
     if of_its_end and trace.manifest is not None:  # that it did not end in order is told
         trace = replace(trace, manifest=replace(trace.manifest, complete=True))
     if not of_its_end:
@@ -248,11 +248,11 @@ def how_it_ended(exit_code: int) -> str:
         return f"exit code {exit_code}"
 
 
-def _why_nothing(reports: Sequence[Report], envelope: Envelope) -> Problem:
+def _why_nothing(reports: Sequence[Report], run_spec: RunSpec) -> Problem:
     """Why a program left no log at all."""
-    if envelope.call is not None:
+    if run_spec.call is not None:
         return Problem(
-            f"{envelope.call.entry} has returned and recorded no step",
+            f"{run_spec.call.entry} has returned and recorded no step",
             "have it call the recorder that it is given: begin_step, record, end_step",
         )
     if reports:
@@ -261,7 +261,7 @@ def _why_nothing(reports: Sequence[Report], envelope: Envelope) -> Problem:
             f"no optimizer's step was seen in {processes} with torch",
             "where it steps without torch.optim, have it call the recorder itself (harness.recording.open_recorder)",
         )
-    if word := deaf_word(envelope.argv):
+    if word := deaf_word(run_spec.argv):
         return Problem(f"{word}: this Python does not read PYTHONPATH, which starts the recording", f"leave out {word}")
     return Problem(
         "no Python process with torch was seen",

@@ -1,6 +1,6 @@
 """What is run and under which conditions, and how a recording of it begins. The program itself is opaque.
 
-A foreign command line is an anonymous envelope: no sizes, no entry, an identity that is its own words. That of a
+A foreign command line is an anonymous run spec: no sizes, no entry, an identity that is its own words. That of a
 scenario calls an entry, in a process of this package's own (`scenario_main`).
 """
 
@@ -17,7 +17,7 @@ from harness.lab.experiments.entry_call import CALL, REFUSAL, EntryCall
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.recorded_env import recorded_env
 from harness.process.scratch import remove_tree
-from harness.recording.recording_config import ORDERS, ORDERS_VARIABLE, PROCESSES, Orders, boot_directory
+from harness.recording.recording_config import ORDERS, ORDERS_VARIABLE, PROCESSES, RecordingConfig, boot_directory
 from harness.trace.fingerprint import is_intels
 
 TRAIN = ("rlharness", "train")
@@ -25,7 +25,7 @@ TRAIN = ("rlharness", "train")
 
 
 @dataclass(frozen=True, slots=True)
-class Envelope:
+class RunSpec:
     """A program and the conditions of its run."""
 
     argv: tuple[str, ...]
@@ -41,7 +41,7 @@ class Envelope:
     last_step: int | None = None
     """The step after which the run of an entry is ended in order; None: where the entry ends it."""
     watchers: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    """What looks on in the process of an entry: "module:class" of a `watching.Watcher` -> what it is made with."""
+    """What looks on in the process of an entry: "module:class" of a `RecorderCallback` -> what it is made with."""
     call: EntryCall | None = None
     """Of the entry of a scenario; None of a foreign program."""
     perturbation: Mapping[str, str] = field(default_factory=dict)
@@ -74,35 +74,35 @@ class Prepared:
         return self.out.path
 
 
-def prepare(envelope: Envelope, directory: Path, environ: Mapping[str, str], marker: str = "") -> Prepared:
+def prepare(run_spec: RunSpec, directory: Path, environ: Mapping[str, str], marker: str = "") -> Prepared:
     """Make the directory of a trace and write the orders into it; `marker` is that of an attempt, where there is one.
 
     UsageError where the directory holds anything, cannot be made, or the level excludes what the user has set;
     nothing is changed then.
     """
     directory = directory.absolute()
-    level_env = envelope.level_env(environ)
-    orders = Orders(
+    level_env = run_spec.level_env(environ)
+    orders = RecordingConfig(
         directory=str(directory),
-        argv=envelope.told_argv,
-        identity=dict(envelope.identity),
-        metrics=envelope.metrics,
-        keep=envelope.keep,
-        op_step=envelope.op_step,
-        last_step=envelope.last_step,
-        watchers=dict(envelope.watchers),
-        level=envelope.level,
+        argv=run_spec.told_argv,
+        identity=dict(run_spec.identity),
+        metrics=run_spec.metrics,
+        keep=run_spec.keep,
+        op_step=run_spec.op_step,
+        last_step=run_spec.last_step,
+        watchers=dict(run_spec.watchers),
+        level=run_spec.level,
         level_env=level_env,
-        perturbation=dict(envelope.perturbation),
-        has_entry=envelope.call is not None,
+        perturbation=dict(run_spec.perturbation),
+        has_entry=run_spec.call is not None,
     )
     path = directory / ORDERS
     out = OutDirectory.take(directory)
     try:
         path.write_text(orders.to_text(), "utf-8")
-        if envelope.call is not None:
-            envelope.call.write(directory)
-            sign_call(directory, envelope.call, environ)
+        if run_spec.call is not None:
+            run_spec.call.write(directory)
+            sign_call(directory, run_spec.call, environ)
     except OSError as error:
         raise HarnessError(f"{error.filename or path} cannot be written: {error.strerror}") from None
     env = recorded_env(environ, orders=(ORDERS_VARIABLE, path), boot=boot_directory(), level=level_env, marker=marker)

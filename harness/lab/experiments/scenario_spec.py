@@ -1,4 +1,4 @@
-"""The envelope of a scenario: its payload in a size and with what was overridden, and what of it is identity.
+"""The run spec of a scenario: its payload in a size and with what was overridden, and what of it is identity.
 
 file ─▶ scenario ─size─▶ payload ─--set, --vary─▶ payload ─▶ identity │ what must not matter
 """
@@ -18,7 +18,7 @@ from harness.lab.experiments.command_spec import checked_metric, parse_steps
 from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.flat_config import flattened, parts
 from harness.lab.experiments.plain_yaml import read_yaml
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario import Scenario
 from harness.lab.experiments.scenario_files import find_scenario
 from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
@@ -81,13 +81,13 @@ def say_misspelt(asked: Asked, note: Callable[[str], None]) -> None:
         note(f"note: {one_line(line)}")
 
 
-def scenario_envelope(asked: Asked, options: RecordingOptions, variant: int = 0) -> Envelope:
-    """The envelope of one run of a scenario; UsageError for overrides and options that cannot be used."""
+def make_scenario_spec(asked: Asked, options: RecordingOptions, variant: int = 0) -> RunSpec:
+    """The run spec of one run of a scenario; UsageError for overrides and options that cannot be used."""
     scenario, level = asked.scenario, options.level or asked.scenario.determinism
     payload = scenario.payload(asked.size, asked.overrides_of(variant))
     resume = None if scenario.resume is None else scenario.resume.model_dump()
     return replace(
-        envelope_of_call(EntryCall(scenario.entry, payload, tuple(scenario.free), resume), level),
+        spec_of_call(EntryCall(scenario.entry, payload, tuple(scenario.free), resume), level),
         metrics=tuple(map(checked_metric, options.metrics)),
         keep=parse_steps(options.keep),
         op_step=options.op_step,
@@ -95,10 +95,10 @@ def scenario_envelope(asked: Asked, options: RecordingOptions, variant: int = 0)
     )
 
 
-def envelope_of_call(call: EntryCall, level: str) -> Envelope:
-    """The envelope in which an entry is called at a level."""
+def spec_of_call(call: EntryCall, level: str) -> RunSpec:
+    """The run spec in which an entry is called at a level."""
     bound, free = parts(call.config, call.free)
-    return Envelope(
+    return RunSpec(
         argv=CHILD,
         # Names that no key of a payload has.
         identity=redact_fields({ENTRY: call.entry, "(level)": level, **flattened(bound)}),

@@ -1,6 +1,6 @@
 """One run that ends where a condition holds: what it is started with, the run, and how it has ended.
 
-plan ─▶ envelope, watched by Breakpoints ─▶ one run ─▶ where it has ended ─▶ bundle
+plan ─▶ run spec, watched by Breakpoints ─▶ one run ─▶ where it has ended ─▶ bundle
 
 A condition that is met ends the run in the middle of its step. What was recorded of the step is kept, and is what the
 bundle holds, with the checkpoint before it.
@@ -19,7 +19,7 @@ from harness.lab.experiments.launcher import LaunchContext, open_launcher, refus
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.recorded_run import read_recorded_run
 from harness.lab.experiments.run import Run, TitledDisplay
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.recording.conditions import Condition, Stop
 
 
@@ -27,7 +27,7 @@ from harness.recording.conditions import Condition, Stop
 class StopPlan:
     """A run that ends where a condition holds."""
 
-    envelope: Envelope
+    run_spec: RunSpec
     program: str
     """The path of the program."""
     conditions: tuple[Condition, ...]
@@ -51,7 +51,7 @@ class Stopped:
     @property
     def next_command(self) -> NextCommand | None:
         """What to type next; None where the run has come to its own end, or somebody has ended it."""
-        return None if self.interrupted_by else next_command(self.plan.envelope, self.run.recording, self.stop)
+        return None if self.interrupted_by else next_command(self.plan.run_spec, self.run.recording, self.stop)
 
     @property
     def exit_code(self) -> ExitCode:
@@ -71,7 +71,7 @@ async def record_until(plan: StopPlan, out: OutDirectory, place: LaunchContext, 
     report = out.path / STOP
     display.title = f"a run until {' or '.join(map(str, plan.conditions))}"
     with open_launcher(place, display) as session:
-        run = await session.record(watched(plan.envelope, plan.conditions, report, plan.against), out.path)
+        run = await session.record(watched(plan.run_spec, plan.conditions, report, plan.against), out.path)
         refuse(run, out)
         try:
             stop = read_report(report)
@@ -89,7 +89,7 @@ def with_bundle(stopped: Stopped, path: Path | None = None, *, refers_to_checkpo
     """
     if stopped.stop is None or stopped.interrupted_by:
         return stopped
-    if stopped.plan.envelope.call is None:
+    if stopped.plan.run_spec.call is None:
         note = "a bundle holds a step of a scenario: a command has no checkpoints to begin from"
         return replace(stopped, notes=(note,))
     step = stopped.stop.step

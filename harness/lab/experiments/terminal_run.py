@@ -1,6 +1,6 @@
 """One recorded run in this terminal, from its directory to its finished recording: what `train` and `trace` start.
 
-envelope ─▶ prepare ─▶ the program, with this terminal as its own ─▶ its recorders are awaited ─▶ finish
+run spec ─▶ prepare ─▶ the program, with this terminal as its own ─▶ its recorders are awaited ─▶ finish
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from harness.lab.experiments.break_conditions import STOP, exit_code_of, read_re
 from harness.lab.experiments.entry_call import INTERRUPTED, read_refusal
 from harness.lab.experiments.hints import NextCommand, next_command
 from harness.lab.experiments.recording_result import Recording, await_recorders, finish
-from harness.lab.experiments.run_spec import Envelope, abandon, notes_on, prepare
+from harness.lab.experiments.run_spec import RunSpec, abandon, notes_on, prepare
 from harness.process.supervisor.foreground import run_in_foreground
 from harness.recording.conditions import Condition, Stop
 
@@ -24,7 +24,7 @@ from harness.recording.conditions import Condition, Stop
 class TerminalRun:
     """A run that has ended."""
 
-    envelope: Envelope
+    run_spec: RunSpec
     conditions: tuple[Condition, ...]
     """On which it was to end."""
     recording: Recording
@@ -34,20 +34,20 @@ class TerminalRun:
     @property
     def next_command(self) -> NextCommand | None:
         """What to type next; None where it has come to its own end."""
-        return next_command(self.envelope, self.recording, self.stop)
+        return next_command(self.run_spec, self.recording, self.stop)
 
     @property
     def exit_code(self) -> int:
         """That of the condition which held; else the program's own, INCOMPLETE_RECORDING where only the rest failed."""
         if self.stop is not None:
             return exit_code_of(self.stop)
-        if self.envelope.call is not None and self.recording.exit_code == INTERRUPTED:
+        if self.run_spec.call is not None and self.recording.exit_code == INTERRUPTED:
             return ExitCode.INTERRUPTED
         return self.recording.exit_code or (ExitCode.OK if self.recording.is_whole else ExitCode.INCOMPLETE_RECORDING)
 
 
 def run_here(
-    envelope: Envelope,
+    run_spec: RunSpec,
     directory: Path,
     environ: Mapping[str, str],
     conditions: Sequence[Condition] = (),
@@ -59,11 +59,11 @@ def run_here(
     UsageError where it cannot be started, its entry refuses it before its first step, or a condition names what its
     curve has not: nothing is left then. TraceError where nobody knows which condition held: the recording is finished.
     """
-    envelope = watched(envelope, conditions, directory / STOP)
-    prepared = prepare(envelope, directory, environ)
+    run_spec = watched(run_spec, conditions, directory / STOP)
+    prepared = prepare(run_spec, directory, environ)
     started: list[int] = []
     try:
-        status = run_in_foreground(envelope.argv, prepared.env, started.append, stdout=stdout)
+        status = run_in_foreground(run_spec.argv, prepared.env, started.append, stdout=stdout)
     except UsageError:
         abandon(prepared)
         raise
@@ -74,10 +74,10 @@ def run_here(
         await_recorders(prepared.directory, SystemClock())
     code = status if status >= 0 else 128 - status
     notes = notes_on(environ)
-    recording = finish(prepared.directory, envelope, code, leader_pid=started[0], notes=notes)
+    recording = finish(prepared.directory, run_spec, code, leader_pid=started[0], notes=notes)
     try:
         stop = read_report(prepared.directory / STOP)
     except UsageError:
         prepared.out.give_back()
         raise
-    return TerminalRun(envelope, tuple(conditions), recording, stop)
+    return TerminalRun(run_spec, tuple(conditions), recording, stop)

@@ -64,8 +64,8 @@ class AgainstBase:
             return GateScenario(head.name, finding, against=against)
         if base is None:
             return GateScenario(head.name, Finding(Change.NEW, ("the base has no such scenario",)), against=against)
-        check_origin(base.side, base.envelope.call, self._checkout.root)
-        if reasons := other_identity(base.envelope.identity, head.envelope.identity):
+        check_origin(base.side, base.run_spec.call, self._checkout.root)
+        if reasons := other_identity(base.run_spec.identity, head.run_spec.identity):
             return GateScenario(head.name, Finding(Change.CONFIGURATION, reasons), against=against)
         measured = await compare_sides(recorder, base, head, num_runs=self._options.runs, limits=self._options.limits)
         return GateScenario(head.name, measured.finding, measured.costs, against)

@@ -89,16 +89,16 @@ class _Scenarios:
 
     async def compare(self, scene: Scene) -> GateScenario:
         """One scenario, from its runs to the finding. Interrupted."""
-        notes = tuple(filter(None, [check_origin(scene.side, scene.envelope.call, self.root)]))
+        notes = tuple(filter(None, [check_origin(scene.side, scene.run_spec.call, self.root)]))
         recorder = Recorder(self.session, self.lines, self.directory / directory_name(scene.name))
         try:
             if self.golden is not None:
                 found = await self.golden.compare(recorder, scene)
                 if found.finding.change is not Change.NOT_COMPARABLE:
-                    return replace(found, notes=notes, typed=scene.envelope.typed)
+                    return replace(found, notes=notes, typed=scene.run_spec.typed)
                 notes += found.finding.reasons
             found = await self.base.compare(recorder, scene)
-            return replace(found, notes=notes, typed=scene.envelope.typed)
+            return replace(found, notes=notes, typed=scene.run_spec.typed)
         except BrokenRun as broken:
             change = Change.BROKEN if broken.side == HEAD else Change.NOT_COMPARABLE
             return GateScenario(scene.name, Finding(change, broken.reasons), notes=notes, output=broken.run.output)

@@ -8,11 +8,11 @@ from pathlib import Path
 from harness.core.config import load_config
 from harness.core.errors import UsageError
 from harness.core.invocation import Invocation
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario import SMOKE
 from harness.lab.experiments.scenario_files import ScenarioFile, all_scenarios, find_scenario, project_above
 from harness.lab.experiments.scenario_options import ScenarioOptions
-from harness.lab.experiments.scenario_spec import asked_of, check_machine, say_misspelt, scenario_envelope
+from harness.lab.experiments.scenario_spec import asked_of, check_machine, make_scenario_spec, say_misspelt
 from harness.lab.experiments.worktrees import CHILD, Side
 from harness.lab.gate.costs import Limits
 from harness.lab.gate.policy import Policy
@@ -41,7 +41,7 @@ class GateOptions:
 
     @property
     def given(self) -> ScenarioOptions:
-        """What makes an envelope of a scenario."""
+        """What makes a run spec of a scenario."""
         return ScenarioOptions(self.size, self.overrides)
 
 
@@ -52,7 +52,7 @@ class Scene:
     name: str
     size: str
     side: Side = field(repr=False)
-    envelope: Envelope = field(repr=False)
+    run_spec: RunSpec = field(repr=False)
 
 
 def scenario_names(side: Side, options: GateOptions) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ def head_scene(name: str, head: Side, options: GateOptions) -> Scene:
     asked = asked_of(name, find_scenario(name, head.cwd).read(), options.given, SMOKE)
     say_misspelt(asked, options.invocation.note)
     check_machine(options.invocation, asked.scenario)
-    return _scene(name, asked.size, head, scenario_envelope(asked, options.given.recording))
+    return _scene(name, asked.size, head, make_scenario_spec(asked, options.given.recording))
 
 
 def base_scene(scene: Scene, head: Side, base: Side, options: GateOptions) -> Scene | None:
@@ -101,8 +101,8 @@ def base_scene(scene: Scene, head: Side, base: Side, options: GateOptions) -> Sc
             return None
         found = ScenarioFile(scene.name, path)
     asked = asked_of(scene.name, found.read(), options.given, SMOKE)
-    return _scene(scene.name, asked.size, base, scenario_envelope(asked, options.given.recording))
+    return _scene(scene.name, asked.size, base, make_scenario_spec(asked, options.given.recording))
 
 
-def _scene(name: str, size: str, side: Side, envelope: Envelope) -> Scene:
-    return Scene(name, size, side, replace(envelope, argv=CHILD))
+def _scene(name: str, size: str, side: Side, run_spec: RunSpec) -> Scene:
+    return Scene(name, size, side, replace(run_spec, argv=CHILD))

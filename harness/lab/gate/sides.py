@@ -89,9 +89,9 @@ class Recorder:
 
     async def keep(self, side: str, scene: Scene, step: int) -> Run:
         """A run up to this step, whose tensors it keeps."""
-        envelope = replace(scene.envelope, keep=(step,), last_step=step)
+        run_spec = replace(scene.run_spec, keep=(step,), last_step=step)
         title = f"{side} up to step {step}, whose tensors are kept"
-        self.kept[side] = await self._run(f"{side}-kept", title, replace(scene, envelope=envelope), 1)
+        self.kept[side] = await self._run(f"{side}-kept", title, replace(scene, run_spec=run_spec), 1)
         return self.kept[side]
 
     async def _run(self, place: str, title: str, scene: Scene, number: int) -> Run:
@@ -99,7 +99,7 @@ class Recorder:
             raise Interrupted
         self._lines.title = f"{scene.name}: {title}"
         run = await self._session.record(
-            scene.envelope, self._directory / place, number, environ=scene.side.environ, cwd=scene.side.cwd
+            scene.run_spec, self._directory / place, number, environ=scene.side.environ, cwd=scene.side.cwd
         )
         if self._session.interrupted_by:
             raise Interrupted

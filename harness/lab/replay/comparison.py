@@ -165,7 +165,7 @@ def _without_level(plan: ReplayPlan, runs: Sequence[Run]) -> Iterator[str]:
 
 def _warnings(plan: ReplayPlan, runs: Sequence[Run]) -> Iterator[str]:
     """Operations that torch has warned of: what the level cannot hold."""
-    if plan.envelope.level == OFF:
+    if plan.run_spec.level == OFF:
         return
     names: set[str] = set()
     for run in runs:
@@ -201,7 +201,7 @@ def _hash_seeds(plan: ReplayPlan, runs: Sequence[Run], *, may_be_why: bool) -> I
     hashes = {report.string_hash for run in runs for report in run.recording.reports if report.string_hash}
     if len(hashes) < 2:
         return
-    if plan.envelope.level == RERUN:
+    if plan.run_spec.level == RERUN:
         yield "PYTHONHASHSEED took no effect in some process: sets of texts were ordered otherwise there"
     elif may_be_why:
         yield (

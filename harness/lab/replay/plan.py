@@ -11,13 +11,13 @@ from harness.core.errors import HarnessError, UsageError
 from harness.core.invocation import Invocation
 from harness.core.text import path_text
 from harness.lab.experiments.break_conditions import conditions_of, refuse_divergence
-from harness.lab.experiments.command_spec import foreign_envelope, refuse_scenario_options
+from harness.lab.experiments.command_spec import make_command_spec, refuse_scenario_options
 from harness.lab.experiments.out_directory import OutDirectory, out_directory, place_of
 from harness.lab.experiments.program_input import keep_input
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario import SMOKE
 from harness.lab.experiments.scenario_files import A_COMMAND, nothing_to_run
-from harness.lab.experiments.scenario_spec import asked_scenario, scenario_envelope
+from harness.lab.experiments.scenario_spec import asked_scenario, make_scenario_spec
 from harness.lab.experiments.stopped_run import StopPlan
 from harness.lab.replay.options import ReplayOptions
 from harness.trace.reader import Trace, read_trace
@@ -29,7 +29,7 @@ REPLAYS = "replays"
 class ReplayPlan:
     """A replay that can begin."""
 
-    envelope: Envelope
+    run_spec: RunSpec
     """Of the first run."""
     program: str
     """The path of the program."""
@@ -45,7 +45,7 @@ class ReplayPlan:
     timeout_s: float = inf
     stdin: Path = Path(os.devnull)
     """What every run reads as its standard input."""
-    variants: tuple[Envelope, ...] = ()
+    variants: tuple[RunSpec, ...] = ()
     """Of a scenario whose runs differ in what must not matter: theirs, one after the other, around and around."""
     typed: tuple[str, ...] = ()
     """The words by which a scenario is named after `rlharness replay`; of a foreign program none."""
@@ -55,9 +55,9 @@ class ReplayPlan:
         """That of `out`; absolute."""
         return self.out.path
 
-    def envelope_of(self, number: int) -> Envelope:
+    def spec_of(self, number: int) -> RunSpec:
         """That of a run; they count from 1."""
-        return self.variants[(number - 1) % len(self.variants)] if self.variants else self.envelope
+        return self.variants[(number - 1) % len(self.variants)] if self.variants else self.run_spec
 
 
 def make_plan(
@@ -67,18 +67,18 @@ def make_plan(
 
     UsageError and TraceError for what cannot be used; nothing is made then.
     """
-    envelopes, typed = _envelopes(invocation, options)
-    envelope = envelopes[0]
-    level_env = envelope.level_env(invocation.environ)
-    program = _program(envelope, invocation)
+    run_specs, typed = _run_specs(invocation, options)
+    run_spec = run_specs[0]
+    level_env = run_spec.level_env(invocation.environ)
+    program = _program(run_spec, invocation)
     if options.has_operations and options.step is None:
         raise UsageError("--op without --step", legal="--step K --op", remedy="name the step that diverged")
     trace = _reference(invocation, options)
-    num_runs = _num_runs(options, len(envelopes))
+    num_runs = _num_runs(options, len(run_specs))
     data = b"" if typed else given()  # the last that may take long or be refused before anything is made
     out = out_directory(invocation.cwd, options.out, REPLAYS, replay_id)
     return ReplayPlan(
-        envelope=envelope,
+        run_spec=run_spec,
         program=program,
         level_env=level_env,
         against=trace,
@@ -87,7 +87,7 @@ def make_plan(
         timeout_s=options.timeout_s,
         out=out,
         stdin=kept_input(data, out.path),
-        variants=envelopes if len(envelopes) > 1 else (),
+        variants=run_specs if len(run_specs) > 1 else (),
         typed=typed,
     )
 
@@ -114,9 +114,9 @@ def plan_stop(invocation: Invocation, options: ReplayOptions) -> StopPlan:
             legal="--against DIR, with which the run is compared",
             remedy="record one first: rlharness train, or rlharness trace",
         )
-    envelope = _envelopes(invocation, options)[0][0]
+    run_spec = _run_specs(invocation, options)[0][0]
     return StopPlan(
-        envelope, _program(envelope, invocation), conditions, None if reference is None else reference.directory
+        run_spec, _program(run_spec, invocation), conditions, None if reference is None else reference.directory
     )
 
 
@@ -125,15 +125,15 @@ def _reference(invocation: Invocation, options: ReplayOptions) -> Trace | None:
     return read_trace(place_of(invocation.cwd, options.against)) if options.against else None
 
 
-def _envelopes(invocation: Invocation, options: ReplayOptions) -> tuple[tuple[Envelope, ...], tuple[str, ...]]:
-    """(an envelope for each run that differs from the others, the words that name the scenario, if it is one)."""
+def _run_specs(invocation: Invocation, options: ReplayOptions) -> tuple[tuple[RunSpec, ...], tuple[str, ...]]:
+    """(a run spec for each run that differs from the others, the words that name the scenario, if it is one)."""
     keep = () if options.step is None else (str(options.step),)
     recording = replace(options.scenario_options.recording, keep=keep)
     if options.scenario is None and not invocation.trailing:
         raise nothing_to_run("replay", invocation.cwd)
     if options.scenario is None:
         refuse_scenario_options(options.scenario_options)
-        return (foreign_envelope(invocation, recording),), ()
+        return (make_command_spec(invocation, recording),), ()
     if invocation.trailing:
         raise UsageError(
             f"the scenario {options.scenario} and a command",
@@ -141,15 +141,15 @@ def _envelopes(invocation: Invocation, options: ReplayOptions) -> tuple[tuple[En
             remedy="what a scenario does is changed with --set KEY=VALUE",
         )
     asked = asked_scenario(invocation, options.scenario, options.scenario_options, SMOKE, A_COMMAND)
-    return tuple(scenario_envelope(asked, recording, variant) for variant in range(asked.num_variants)), asked.typed
+    return tuple(make_scenario_spec(asked, recording, variant) for variant in range(asked.num_variants)), asked.typed
 
 
-def _program(envelope: Envelope, invocation: Invocation) -> str:
+def _program(run_spec: RunSpec, invocation: Invocation) -> str:
     """The path of the program that is started; UsageError where there is none."""
-    program = shutil.which(envelope.argv[0], path=invocation.environ.get("PATH"))
+    program = shutil.which(run_spec.argv[0], path=invocation.environ.get("PATH"))
     if program is None:
         raise UsageError(
-            f"{envelope.argv[0]} cannot be started: there is no such program",
+            f"{run_spec.argv[0]} cannot be started: there is no such program",
             legal="a program on the path, or the path of one",
             remedy="check how it is spelled",
         )

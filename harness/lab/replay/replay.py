@@ -22,7 +22,7 @@ async def record_all(plan: ReplayPlan, launcher: Launcher, *, ended: Callable[[R
 def variants_of(plan: ReplayPlan) -> Iterator[Variant]:
     """Yield each run, and after it the same once more with operations where the plan has a step for them."""
     for number in range(1, plan.num_runs + 1):
-        envelope = plan.envelope_of(number)
-        yield Variant(envelope, number)
+        run_spec = plan.spec_of(number)
+        yield Variant(run_spec, number)
         if plan.op_step is not None:
-            yield Variant(replace(envelope, op_step=plan.op_step), number)
+            yield Variant(replace(run_spec, op_step=plan.op_step), number)

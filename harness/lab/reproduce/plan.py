@@ -1,6 +1,6 @@
 """What a recorded run, or one step of it, is run again with: checked before anything is started.
 
-RUN, K ─▶ envelope of its steps from the nearest checkpoint to K ─▶ one run, with --op one more with operations
+RUN, K ─▶ run spec of its steps from the nearest checkpoint to K ─▶ one run, with --op one more with operations
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from harness.lab.experiments.break_conditions import conditions_of
 from harness.lab.experiments.flat_config import flattened
 from harness.lab.experiments.out_directory import place_of
 from harness.lab.experiments.recorded_run import RecordedRun, read_recorded_run
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario_spec import CHILD, check_entries, override_of
 from harness.lab.experiments.step_traces import check_step
 from harness.lab.experiments.stopped_run import StopPlan
@@ -35,7 +35,7 @@ class StepPlan:
     step: int
     first: int
     """With which it begins: the nearest checkpoint's, or the first of the run."""
-    envelope: Envelope
+    run_spec: RunSpec
     """Of the steps `first` to `step`, the tensors of the last one kept."""
     is_from_checkpoint: bool = False
     """Whether it begins with a checkpoint, and not with the beginning of the run."""
@@ -45,9 +45,9 @@ class StepPlan:
     timeout_s: float = inf
 
     @property
-    def with_operations(self) -> Envelope:
+    def with_operations(self) -> RunSpec:
         """The same once more, with the operations of the step."""
-        return replace(self.envelope, op_step=self.step)
+        return replace(self.run_spec, op_step=self.step)
 
 
 def plan_step(run: RecordedRun, step: int | None, options: ReproduceOptions) -> StepPlan:
@@ -65,7 +65,7 @@ def plan_step(run: RecordedRun, step: int | None, options: ReproduceOptions) -> 
         run=run,
         step=last,
         first=min(run.trace.steps, default=last) if start is None else start,
-        envelope=replace(run.envelope_to(start or 0, overrides), last_step=last, keep=(last,)),
+        run_spec=replace(run.spec_to(start or 0, overrides), last_step=last, keep=(last,)),
         is_from_checkpoint=start is not None,
         passed_over=() if step is None else run.passed_over(step),
         has_operations=options.has_operations,
@@ -84,10 +84,10 @@ def plan_stop(run: RecordedRun, invocation: Invocation, options: ReproduceOption
         refuse_unknown(unknown_names(conditions, known), known)
     other = read_trace(place_of(invocation.cwd, options.against)) if options.against else run.trace
     if options.step is not None:
-        envelope = plan_step(run, options.step, options).envelope
+        run_spec = plan_step(run, options.step, options).run_spec
     else:
-        envelope = replace(run.envelope_to(0, free_overrides(run, options.overrides)), last_step=None)
-    return StopPlan(envelope, check_machine(invocation), conditions, other.directory)
+        run_spec = replace(run.spec_to(0, free_overrides(run, options.overrides)), last_step=None)
+    return StopPlan(run_spec, check_machine(invocation), conditions, other.directory)
 
 
 def named_run(invocation: Invocation, name: str, *, is_trusted: bool) -> RecordedRun:

@@ -36,7 +36,7 @@ class Reproduction:
         if self.repeated.is_reproduced:
             is_broken = self.repeated.ending is not Ending.WHOLE
             return NextCommand("look closer", step_command(plan.run.directory, plan.step)) if is_broken else None
-        return next_command(plan.envelope, runs[0].recording)
+        return next_command(plan.run_spec, runs[0].recording)
 
     @property
     def exit_code(self) -> ExitCode:

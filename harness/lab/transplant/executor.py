@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from harness.core.program_output import output_tail
 from harness.lab.experiments.entry_call import read_refusal
 from harness.lab.experiments.run import Run, TitledDisplay
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.transplant.comparison import Effect, Outcome, judge
 from harness.lab.transplant.findings import Findings, Pair
 from harness.lab.transplant.patches import Graft, logical_leaves
@@ -35,11 +35,11 @@ class Runs(Protocol):
     def interrupted_by(self) -> str:
         """The name of the signal that has asked for the end; empty for none."""
 
-    async def record(self, envelope: Envelope, parent: Path) -> Run:
+    async def record(self, run_spec: RunSpec, parent: Path) -> Run:
         """Carry out one run, in a directory of its own below `parent`."""
 
 
-class Bench:
+class TransplantExecutor:
     """Starts the runs, one at a time, each in a directory of its own below `directory`."""
 
     def __init__(self, pair: Pair, session: Runs, directory: Path, lines: TitledDisplay) -> None:
@@ -75,8 +75,8 @@ class Bench:
         first, last = min(graft.first for graft in grafts), pair.last
         is_known = all(graft.take.operation is not None or has_kept(pair.b.trace, graft) for graft in grafts)
         kept = (last,) if is_known else tuple(range(first, last + 1))
-        a = replace(pair.a.envelope_to(first), last_step=last, keep=(last,))
-        b = replace(pair.b.envelope_to(first), last_step=last, keep=kept)
+        a = replace(pair.a.spec_to(first), last_step=last, keep=(last,))
+        b = replace(pair.b.spec_to(first), last_step=last, keep=kept)
         made_of_a = self._checked(await self._record(a, "A again", "control"), pair.a.trace, "A")
         if made_of_a is None or self._session.interrupted_by:
             return made_of_a, None
@@ -93,14 +93,14 @@ class Bench:
         name = graft.title.replace(" ", "-").replace("/", "-").replace(",", "")
         report = self._directory / name / REPORT
         report.parent.mkdir()
-        envelope = replace(
-            self._pair.a.envelope_to(graft.first),
+        run_spec = replace(
+            self._pair.a.spec_to(graft.first),
             last_step=self._pair.last,
             keep=(self._pair.last,),
             watchers=self._watchers(graft, donor, report),
             op_step=None if operation is None else graft.first,
         )
-        made = await self._record(envelope, f"A with B's {graft.title}", name)
+        made = await self._record(run_spec, f"A with B's {graft.title}", name)
         problem = "" if made.recording.is_whole else _why(made)
         if not made.recording.ranks:
             return Outcome(graft, str(made.recording.directory), Effect.FAILED, problem=problem)
@@ -119,14 +119,14 @@ class Bench:
         parent = self._directory / f"{DONOR}-operation-{index}"
         parent.mkdir()
         watchers = {OPERATION_DONOR: {"index": index, "path": str(parent / RESULTS)}}
-        envelope = replace(self._pair.b.envelope_to(step), op_step=step, watchers=watchers)
-        made = await self._record(envelope, f"B again, operation {index} of step {step} kept", parent.name)
+        run_spec = replace(self._pair.b.spec_to(step), op_step=step, watchers=watchers)
+        made = await self._record(run_spec, f"B again, operation {index} of step {step} kept", parent.name)
         self._checked(made, self._pair.b.trace, "B")
         return parent
 
-    async def _record(self, envelope: Envelope, title: str, name: str) -> Run:
+    async def _record(self, run_spec: RunSpec, title: str, name: str) -> Run:
         self._lines.title = title
-        run = await self._session.record(envelope, self._directory / name)
+        run = await self._session.record(run_spec, self._directory / name)
         if refusal := read_refusal(run.recording.directory):
             raise refusal.error()
         self._lines.ended(run)

@@ -52,7 +52,7 @@ class Phase(Enum):
 
 
 class Attempt:
-    """One attempt: its order (see `attempt.AttemptSpec`), its containment, and the phase it is in."""
+    """One attempt: its order (see `attempt.ProcessSpec`), its containment, and the phase it is in."""
 
     def __init__(self, order: dict[str, Any], containment: Containment, clock: Clock) -> None:
         self.order = order

@@ -8,7 +8,7 @@ from harness.core.redaction import redact_values
 from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.flat_config import flattened
 from harness.lab.experiments.scenario_files import find_scenario
-from harness.lab.experiments.scenario_spec import envelope_of_call
+from harness.lab.experiments.scenario_spec import spec_of_call
 
 ROOT = Path(__file__).resolve().parents[3]
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
@@ -23,7 +23,7 @@ def test_no_value_of_a_shipped_scenario_is_taken_for_a_secret(path: Path) -> Non
     scenario = find_scenario(str(path), ROOT).read()
     for size in scenario.sizes:
         payload = scenario.payload(size, {})
-        told = envelope_of_call(EntryCall(scenario.entry, payload, tuple(scenario.free), None), scenario.determinism)
+        told = spec_of_call(EntryCall(scenario.entry, payload, tuple(scenario.free), None), scenario.determinism)
         assert {**told.identity, **told.perturbation} == {
             "(entry)": scenario.entry,
             "(level)": scenario.determinism,

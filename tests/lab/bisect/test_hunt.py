@@ -12,10 +12,10 @@ from harness.core.errors import HarnessError, UsageError
 from harness.core.exit_codes import ExitCode
 from harness.lab.bisect.candidates import Interrupted, UnavailableError
 from harness.lab.bisect.criterion import parse_criterion
-from harness.lab.bisect.probes import EndsError, Hunt, NothingToFindError
+from harness.lab.bisect.probes import EndsError, NothingToFindError, RevisionSearch
 from harness.lab.bisect.result import Bisection
 from harness.lab.bisect.search import Outcome, in_a_line
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.worktrees import Side
 from harness.render.run_lines import RunLines
 from tests.lab.played_session import Gradient, PlayedSession, doubled, rounded, steady
@@ -63,9 +63,9 @@ def hunted(
     """A bisection over the versions that `gradients` names, in their order."""
     versions = Versions(list(gradients), frozenset(missing), merges or {})
     session = PlayedSession(gradients, interrupted_at=interrupted_at)
-    hunt = Hunt(session, RunLines(), versions, parse_criterion(by, None), tmp_path)
+    hunt = RevisionSearch(session, RunLines(), versions, parse_criterion(by, None), tmp_path)
     typed = ("sums", "--set", "names=[a, b]")
-    found = asyncio.run(hunt.first_bad("sums", Envelope(("python",), typed=typed)))
+    found = asyncio.run(hunt.first_bad("sums", RunSpec(("python",), typed=typed)))
     assert versions.num_open == 0
     return found, versions
 
@@ -99,8 +99,8 @@ def test_what_cannot_be_had_is_passed_over(tmp_path: Path) -> None:
 def test_what_does_not_run_is_passed_over_with_its_last_words(tmp_path: Path) -> None:
     gradients = runs("gggbb")
     session = PlayedSession(gradients, broken="c", problem="it ended with 1", printed="step 0\nZeroDivisionError\n")
-    hunt = Hunt(session, RunLines(), Versions(list(gradients)), parse_criterion("bits", None), tmp_path)
-    found = asyncio.run(hunt.first_bad("sums", Envelope(("python",), typed=("sums",))))
+    hunt = RevisionSearch(session, RunLines(), Versions(list(gradients)), parse_criterion("bits", None), tmp_path)
+    found = asyncio.run(hunt.first_bad("sums", RunSpec(("python",), typed=("sums",))))
     assert [probe.name for probe in found.candidates] == ["c", "d"]
     assert found.candidates[0].reason == "it ended with 1: ZeroDivisionError"
 

@@ -10,22 +10,22 @@ from typing import Any
 from unittest.mock import patch
 
 from harness.core.invocation import Invocation
-from harness.lab.chaos.executor import Bench
+from harness.lab.chaos.executor import ChaosExecutor
 from harness.lab.chaos.finding import Chaos
 from harness.lab.chaos.options import ChaosOptions
 from harness.lab.chaos.plan import ChaosPlan
-from harness.lab.chaos.search import Hunt
+from harness.lab.chaos.search import PerturbationSearch
 from harness.lab.chaos.subject import make_subject
 from harness.lab.experiments.perturbation_factors import LATENCY
 from harness.lab.experiments.recording_result import finish
 from harness.lab.experiments.run import Run
-from harness.lab.experiments.run_spec import Envelope, prepare
+from harness.lab.experiments.run_spec import RunSpec, prepare
 from harness.lab.experiments.scenario_main import call_entry
 from harness.recording.callbacks import make_watchers
 from harness.recording.latency import found
 from harness.recording.process import ProcessLog
 from harness.recording.recorder import Recorder
-from harness.recording.recording_config import ORDERS, Orders
+from harness.recording.recording_config import ORDERS, RecordingConfig
 from tests.support.fake_clock import FakeClock
 
 DISTRIBUTIONS = cache(metadata.packages_distributions)
@@ -40,22 +40,22 @@ class InProcess:
     def beside(self, argv: tuple[str, ...], directory: Path) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
-    async def record(self, envelope: Envelope, parent: Path, number: int, *, environ: Mapping[str, str]) -> Run:
-        prepared = prepare(envelope, parent / f"run-{number}", {})
-        log = ProcessLog(Orders.parse((prepared.directory / ORDERS).read_text("utf-8")))
-        with _ended_with_the_run(envelope):
-            recorder = Recorder(log, last_step=envelope.last_step, watchers=make_watchers(envelope.watchers))
-            code = call_entry(prepared.directory, envelope.level, recorder, has_begun=lambda: log.rank is not None)
+    async def record(self, run_spec: RunSpec, parent: Path, number: int, *, environ: Mapping[str, str]) -> Run:
+        prepared = prepare(run_spec, parent / f"run-{number}", {})
+        log = ProcessLog(RecordingConfig.parse((prepared.directory / ORDERS).read_text("utf-8")))
+        with _ended_with_the_run(run_spec):
+            recorder = Recorder(log, last_step=run_spec.last_step, watchers=make_watchers(run_spec.watchers))
+            code = call_entry(prepared.directory, run_spec.level, recorder, has_begun=lambda: log.rank is not None)
         if code == 0:
             log.note_return()
         log.close()
-        return Run(number, False, finish(prepared.directory, envelope, code), 0.1)
+        return Run(number, False, finish(prepared.directory, run_spec, code), 0.1)
 
 
 @contextmanager
-def _ended_with_the_run(envelope: Envelope) -> Iterator[None]:
+def _ended_with_the_run(run_spec: RunSpec) -> Iterator[None]:
     """Delays are for the life of a process: here for that of a run."""
-    functions = [name for fields in envelope.watchers.values() for name in fields["functions"]]
+    functions = [name for fields in run_spec.watchers.values() for name in fields["functions"]]
     honest = [(*found(name), name.partition(":")[2]) for name in functions]
     try:
         yield
@@ -77,6 +77,6 @@ def searched(cwd: Path, scenario: str, **options: Any) -> Chaos:
     subject = make_subject(Invocation(cwd, {}), ChaosOptions(scenario))
     factors = tuple(factor for factor in subject.factors if not factor.is_outside or factor.name == LATENCY)
     plan = ChaosPlan(subject, factors, cwd / "out", **options)
-    bench = Bench(plan, InProcess(), {}, FakeClock(), Silence())
+    bench = ChaosExecutor(plan, InProcess(), {}, FakeClock(), Silence())
     with patch.object(metadata, "packages_distributions", DISTRIBUTIONS):
-        return asyncio.run(Hunt(plan, bench).search())
+        return asyncio.run(PerturbationSearch(plan, bench).search())

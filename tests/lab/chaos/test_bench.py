@@ -11,14 +11,14 @@ import pytest
 from harness.core.errors import UsageError
 from harness.lab.chaos.comparison import SIGKILLED, Outcome, Sign
 from harness.lab.chaos.conditions import BUSY, CRASHING_ENTRY, DELAYS
-from harness.lab.chaos.executor import Bench, OutOfTimeError
+from harness.lab.chaos.executor import ChaosExecutor, OutOfTimeError
 from harness.lab.chaos.plan import ChaosPlan
 from harness.lab.chaos.subject import Subject
 from harness.lab.experiments.entry_call import EntryCall, Refusal
 from harness.lab.experiments.perturbation_factors import Perturbation, outside_factors
 from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.run import Run
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from tests.support.fake_clock import FakeClock
 from tests.support.traces import flip_bit, steps_of, write
 
@@ -35,12 +35,12 @@ class Played:
     happens: Happens = lambda number, played: (0, False)
     interrupted_by: str = ""
     refusal: Refusal | None = None
-    asked: list[Envelope] = field(default_factory=list)
+    asked: list[RunSpec] = field(default_factory=list)
     environs: list[Mapping[str, str]] = field(default_factory=list)
     beside_it: list[str] = field(default_factory=list)
 
-    async def record(self, envelope: Envelope, parent: Path, number: int, *, environ: Mapping[str, str]) -> Run:
-        self.asked.append(envelope)
+    async def record(self, run_spec: RunSpec, parent: Path, number: int, *, environ: Mapping[str, str]) -> Run:
+        self.asked.append(run_spec)
         self.environs.append(environ)
         exit_code, is_other = self.happens(number, self)
         num_steps = NUM_STEPS // 2 if exit_code else NUM_STEPS
@@ -75,7 +75,7 @@ class Heard:
 class Made:
     """A bench and what it is made of."""
 
-    bench: Bench
+    bench: ChaosExecutor
     clock: FakeClock
     heard: Heard
 
@@ -88,7 +88,7 @@ class Made:
 
 def made(directory: Path, runs: Played, max_s: float = 100.0) -> Made:
     subject = Subject(
-        lambda values: Envelope(
+        lambda values: RunSpec(
             ("python",), call=CALL, perturbation={name: str(value) for name, value in values.items()}
         ),
         outside_factors(2, {}),
@@ -98,7 +98,7 @@ def made(directory: Path, runs: Played, max_s: float = 100.0) -> Made:
     )
     plan = ChaosPlan(subject, subject.factors, directory, max_s=max_s)
     clock, heard = FakeClock(), Heard()
-    return Made(Bench(plan, runs, {"HOME": "/home"}, clock, heard), clock, heard)
+    return Made(ChaosExecutor(plan, runs, {"HOME": "/home"}, clock, heard), clock, heard)
 
 
 def kept(directory: Path) -> list[str]:

@@ -24,10 +24,10 @@ from harness.lab.chaos.conditions import (
 from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.perturbation_factors import Factor, outside_factors
 from harness.lab.experiments.perturbation_values import Span
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 
 CALL = EntryCall("a:b", {"output": {"x": 1}}, ("output",), {"run": "output.run", "step": "output.step"})
-ENVELOPE = Envelope(("python", "-c", "pass"), identity={"seed": "1"}, call=CALL, perturbation={"output.x": "1"})
+ENVELOPE = RunSpec(("python", "-c", "pass"), identity={"seed": "1"}, call=CALL, perturbation={"output.x": "1"})
 
 
 def test_only_dotted_keys_are_the_payloads() -> None:
@@ -73,9 +73,9 @@ def test_delays_are_put_before_what_the_scenario_names() -> None:
 
 def test_a_run_with_delays_marks_that_it_had_one() -> None:
     fields = {"seed": 3, "functions": ["tools:ask"]}
-    found = marking(Envelope(("python",), watchers={DELAYS: fields}), Path("run-2/delayed"))
+    found = marking(RunSpec(("python",), watchers={DELAYS: fields}), Path("run-2/delayed"))
     assert found.watchers == {DELAYS: {**fields, "mark": "run-2/delayed"}}
-    assert marking(Envelope(("python",)), Path("run-2/delayed")).watchers == {}
+    assert marking(RunSpec(("python",)), Path("run-2/delayed")).watchers == {}
 
 
 def test_a_crash_wraps_the_entry_and_not_the_identity() -> None:

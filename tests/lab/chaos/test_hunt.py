@@ -17,14 +17,14 @@ from harness.lab.chaos.comparison import Outcome, Sign
 from harness.lab.chaos.executor import OutOfTimeError
 from harness.lab.chaos.finding import Chaos, Tally
 from harness.lab.chaos.plan import ChaosPlan
-from harness.lab.chaos.search import Hunt, with_moments
+from harness.lab.chaos.search import PerturbationSearch, with_moments
 from harness.lab.chaos.subject import Subject
 from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.perturbation_factors import Factor, crash_factor
 from harness.lab.experiments.perturbation_values import Choice, Span
 from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.run import Run
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.trace.reader import Trace
 from tests.support.traces import steps_of, trace
 
@@ -67,12 +67,12 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 def plan(**options: Any) -> ChaosPlan:
-    subject = Subject(lambda values: Envelope(("python",), call=EntryCall("a:b", {})), FACTORS, ("tiny",))
+    subject = Subject(lambda values: RunSpec(("python",), call=EntryCall("a:b", {})), FACTORS, ("tiny",))
     return ChaosPlan(**{"subject": subject, "factors": FACTORS, "directory": Path("out"), **options})
 
 
 def search(bench: FakeBench, **options: Any) -> Chaos:
-    return asyncio.run(Hunt(plan(**options), bench).search())
+    return asyncio.run(PerturbationSearch(plan(**options), bench).search())
 
 
 @settings(derandomize=True, max_examples=150)

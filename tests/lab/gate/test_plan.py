@@ -110,21 +110,21 @@ def test_each_side_has_its_own_file(tmp_path: Path) -> None:
     with open_worktrees(found) as worktrees, worktrees.at(found.commit("HEAD~1")) as base:
         head = worktrees.working_tree
         scene = head_scene("sums", head, given)
-        assert scene.envelope.argv == CHILD
-        assert scene.envelope.identity["num_steps"] == "4"
+        assert scene.run_spec.argv == CHILD
+        assert scene.run_spec.identity["num_steps"] == "4"
         other = base_scene(scene, head, base, given)
         assert other is not None
-        assert (other.side, other.envelope.identity["num_steps"], other.size) == (base, "3", "smoke")
+        assert (other.side, other.run_spec.identity["num_steps"], other.size) == (base, "3", "smoke")
         assert base_scene(head_scene("new", head, given), head, base, given) is None
         packaged = head_scene("grpo_sorting", head, given)
         same = base_scene(packaged, head, base, given)
         assert same is not None
-        assert same.envelope.identity == packaged.envelope.identity
-        assert other_identity(other.envelope.identity, scene.envelope.identity) == ("num_steps was 3 and is 4",)
-        assert other_identity(scene.envelope.identity, scene.envelope.identity) == ()
+        assert same.run_spec.identity == packaged.run_spec.identity
+        assert other_identity(other.run_spec.identity, scene.run_spec.identity) == ("num_steps was 3 and is 4",)
+        assert other_identity(scene.run_spec.identity, scene.run_spec.identity) == ()
         for each in (scene, other):
-            assert check_origin(each.side, each.envelope.call, found.root) == ""
-        assert "the same code on both sides" in check_origin(packaged.side, packaged.envelope.call, found.root)
+            assert check_origin(each.side, each.run_spec.call, found.root) == ""
+        assert "the same code on both sides" in check_origin(packaged.side, packaged.run_spec.call, found.root)
 
 
 def test_a_tree_that_would_be_compared_with_itself_is_refused(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_tree_that_would_be_compared_with_itself_is_refused(tmp_path: Path) ->
         wrong = Side(base.root, base.cwd, head.environ)
         (base.root / "sums.py").unlink()
         with pytest.raises(UsageError, match=r"sums is imported from .*project/sums\.py, and not from the worktree"):
-            check_origin(wrong, scene.envelope.call, found.root)
+            check_origin(wrong, scene.run_spec.call, found.root)
 
 
 def test_a_package_of_an_environment_that_lies_in_the_checkout_is_the_same_on_both_sides(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_package_of_an_environment_that_lies_in_the_checkout_is_the_same_on_bo
         scene = head_scene("sums", worktrees.working_tree, given)
         for side in (worktrees.working_tree, base):
             assert str(packages) in side.environ["PYTHONPATH"].split(os.pathsep)
-        assert "the same code on both sides" in check_origin(base, scene.envelope.call, found.root)
+        assert "the same code on both sides" in check_origin(base, scene.run_spec.call, found.root)
 
 
 def test_keys_that_are_perhaps_misspelt_are_told_of_the_head_alone(

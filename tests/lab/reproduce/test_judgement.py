@@ -11,7 +11,7 @@ from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.recorded_run import RecordedRun
 from harness.lab.experiments.recording_result import Recording
 from harness.lab.experiments.run import Run
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.reproduce.comparison import Ending, Repeated, judge_other, judge_step
 from harness.lab.reproduce.plan import StepPlan
 from harness.recording.op_log import OpLog
@@ -50,7 +50,7 @@ def run_in(directory: Path, *, is_with_operations: bool = False) -> Run:
 
 
 def judged(recorded: Path, *again: Path) -> Repeated:
-    plan = StepPlan(RecordedRun(read_trace(recorded), EntryCall("a:b", {})), LAST, 2, Envelope(("python",)))
+    plan = StepPlan(RecordedRun(read_trace(recorded), EntryCall("a:b", {})), LAST, 2, RunSpec(("python",)))
     return judge_step(plan, [run_in(each, is_with_operations=number > 0) for number, each in enumerate(again)])
 
 

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.recorded_run import read_recorded_run
 from harness.lab.transplant.comparison import Effect
-from harness.lab.transplant.executor import Bench
+from harness.lab.transplant.executor import TransplantExecutor
 from harness.lab.transplant.findings import Findings
 from harness.lab.transplant.plan import make_plan
 from harness.render.run_lines import RunLines
@@ -34,7 +34,9 @@ def searched(
         runs = await bandit(tmp_path / "a", **a), await bandit(tmp_path / "b", **b)
         plan = make_plan(*runs, takes, step=step, num_steps=None, is_once=False)
         (tmp_path / "out").mkdir()
-        return await Bench(plan.pair, session or InProcess(), tmp_path / "out", RunLines()).search(plan.grafts)
+        return await TransplantExecutor(plan.pair, session or InProcess(), tmp_path / "out", RunLines()).search(
+            plan.grafts
+        )
 
     return asyncio.run(search())
 
@@ -132,7 +134,7 @@ def test_a_run_that_does_not_come_out_again_makes_everything_unproven(tmp_path: 
         a = read_recorded_run(a.directory)
         plan = make_plan(a, b, ["advantages"], step=None, num_steps=None, is_once=False)
         (tmp_path / "out").mkdir()
-        return await Bench(plan.pair, InProcess(), tmp_path / "out", RunLines()).search(plan.grafts)
+        return await TransplantExecutor(plan.pair, InProcess(), tmp_path / "out", RunLines()).search(plan.grafts)
 
     found = asyncio.run(search())
     assert found.notes == ("A does not come out again as it was recorded: step 0 has other bits",)

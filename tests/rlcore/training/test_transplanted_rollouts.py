@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.recording.callbacks import Watcher
+from harness.recording.callbacks import RecorderCallback
 from harness.recording.patch_report import Fate, read_report
 from harness.recording.patches import Transplant
 from harness.recording.recorder import Recorder
@@ -21,7 +21,7 @@ from tests.support.run_configs import with_section
 ROLLOUT = ("prompt_ids", "loss_mask", "tokens", "logprobs", "prompt_lengths", "lengths", "groups")
 
 
-def made(of: RunConfig, directory: Path, *watchers: Watcher) -> Trace:
+def made(of: RunConfig, directory: Path, *watchers: RecorderCallback) -> Trace:
     """The trace of a run."""
 
     def program(recorder: Recorder) -> None:

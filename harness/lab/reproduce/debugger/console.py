@@ -135,8 +135,8 @@ class Console:
         """A fresh process that has come to the beginning of the step; UsageError where its entry refuses."""
         self._num_started += 1
         inside = self._inside
-        envelope = run.envelope_to(inside.step, inside.overrides if run is inside.run else None)
-        process = await SteppedRun.start(self._session, envelope, inside.out.path, self._num_started, inside.step)
+        run_spec = run.spec_to(inside.step, inside.overrides if run is inside.run else None)
+        process = await SteppedRun.start(self._session, run_spec, inside.out.path, self._num_started, inside.step)
         try:
             gone = await process.arrive()
         except BaseException:

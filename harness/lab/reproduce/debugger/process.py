@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from harness.lab.experiments.launcher import Launcher
 from harness.lab.experiments.run import Run
-from harness.lab.experiments.run_spec import Envelope
+from harness.lab.experiments.run_spec import RunSpec
 from harness.recording.stepping_messages import ANSWERS, END, ORDERS, Stop, leaf_of
 from harness.trace.chain import Leaf
 from harness.trace.tensor_file import read_tensor
@@ -57,18 +57,18 @@ class SteppedRun:
         asyncio.get_running_loop().add_reader(answers, self._on_readable)
 
     @classmethod
-    async def start(cls, session: Launcher, envelope: Envelope, parent: Path, number: int, step: int) -> Self:
+    async def start(cls, session: Launcher, run_spec: RunSpec, parent: Path, number: int, step: int) -> Self:
         """Start it; it has not come anywhere yet. The trace goes to run-NUMBER in `parent`."""
         pipes = parent / f"pipes-{number}"
         pipes.mkdir()
         for name in (ORDERS, ANSWERS):
             os.mkfifo(pipes / name, 0o600)
         fields = {"orders": str(pipes / ORDERS), "answers": str(pipes / ANSWERS), "step": step}
-        envelope = replace(envelope, watchers={STEPPING: fields})
+        run_spec = replace(run_spec, watchers={STEPPING: fields})
         # The orders' pipe is opened for both directions: to write alone would want a reader, who is not there yet.
         orders = os.open(pipes / ORDERS, os.O_RDWR | os.O_CLOEXEC)
         answers = os.open(pipes / ANSWERS, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        task = asyncio.create_task(session.record(envelope, parent, number))
+        task = asyncio.create_task(session.record(run_spec, parent, number))
         return cls(parent / f"run-{number}", task, orders, answers)
 
     async def arrive(self) -> Gone:
