@@ -293,11 +293,11 @@ def test_a_trespass_is_found(path: str, code: str) -> None:
     [
         ("harness/core/text.py", "from harness.process import scratch"),
         ("harness/process/scratch.py", "def f():\n    from harness.machine.gpus import read_inventory"),
-        ("harness/determinism/levels.py", "import harness.machine.gpus"),
+        ("harness/determinism/level_environment.py", "import harness.machine.gpus"),
         ("harness/trace/diff.py", "from harness.recording import recorder"),
         ("harness/lab/experiments/session.py", "from ..gate import plan"),
         ("harness/lab/gate/plan.py", "from harness.lab.bisect.search import Search"),
-        ("harness/runner/run.py", "import importlib\nimportlib.import_module('harness.render.make')"),
+        ("harness/runner/run.py", "import importlib\nimportlib.import_module('harness.render.run_reporters')"),
         ("harness/render/gate.py", "from harness.cli import main"),
         ("harness/newcomer/a.py", "import os"),
     ],
@@ -312,7 +312,7 @@ def test_an_upward_import_is_found(path: str, code: str) -> None:
         ("harness/cli/commands/gate.py", "from harness.render import gate\nfrom harness.lab.gate import plan"),
         ("harness/lab/gate/plan.py", "from . import policy\nfrom harness.lab.experiments import launcher"),
         ("harness/core/config.py", "from harness.plugin import MarkError\nimport harness"),
-        ("harness/trace/diff.py", "import json\nfrom harness.determinism import levels"),
+        ("harness/trace/diff.py", "import json\nfrom harness.determinism import known_variables"),
     ],
 )
 def test_a_downward_import_is_left_alone(path: str, code: str) -> None:

@@ -31,7 +31,7 @@ from harness.doctor import layers
 from harness.doctor.layers import RankStory, Verdict
 from harness.machine.network.interfaces import is_name_asked_in_vain, read_network
 from harness.process.child_env import probe_env
-from harness.process.supervisors import ProcessEnd, ProcessSpec, Supervisor
+from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisor
 
 IMPORT_S = 90.0
 """Limit on importing torch or Ray, which a cold disk makes slow."""

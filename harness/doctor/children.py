@@ -18,7 +18,7 @@ from harness.doctor.host import Answer, Host
 from harness.process.child_env import child_env
 from harness.process.run_directory import new_run_id
 from harness.process.scratch import hold, make_scratch_root, remove_tree
-from harness.process.supervisors import ProcessSpec, Supervisors, Tiers, find_py_spy, probe_tiers
+from harness.process.supervisor_client import ProcessSpec, Supervisors, Tiers, find_py_spy, probe_tiers
 
 GRACE_S = 0.5
 UNKILLABLE_AFTER_S = 2.0

@@ -16,7 +16,7 @@ from harness.doctor.children import MAX_ANSWER_BYTES, host_of, supervised_scratc
 from harness.doctor.examination import Check, examine, in_order
 from harness.doctor.gpus import check_cards_for
 from harness.machine.network.among_hosts import WAIT_S, join_hosts, listen_for_hosts
-from harness.process.supervisors import probe_tiers
+from harness.process.supervisor_client import probe_tiers
 
 MIN_FILES = 128
 MIN_FILE_BYTES = MAX_ANSWER_BYTES

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from harness.core.fan_out import fan_out
 from harness.core.findings import Finding, Severity
 from harness.core.redaction import redact_fields, redact_text
-from harness.determinism.variables import judge_bit_variables, judge_hash_seed
+from harness.determinism.known_variables import judge_bit_variables, judge_hash_seed
 from harness.doctor.host import Host
 from harness.process.daemon_thread import in_daemon_thread
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.core.errors import InventoryError
+from harness.machine.gpu_selection import Auto, Count, Named, Pretended, find_named, parse_selection
 from harness.machine.inventory import Gpu, Inventory, LeftOut
 from harness.machine.meter import IDLE_MEMORY_BYTES, GpuProcess
 from harness.machine.nvml import (
@@ -27,7 +28,6 @@ from harness.machine.nvml import (
     shut_down,
     unreadable,
 )
-from harness.machine.selection import Auto, Count, Named, Pretended, find_named, parse_selection
 from harness.machine.visible import ORDER_NOTE, Device, Visible, order_is_uncertain, visible_devices
 from harness.process.claims import Claims, holder_pid
 

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from harness.core.text import count, one_line
-from harness.runner.bounds import TOLERANCE
+from harness.runner.makespan_bounds import TOLERANCE
 from harness.runner.packing import Placement, Plan
 
 COLOURS = ("36", "32", "33", "35", "34", "31")  # ANSI foregrounds, in turn by a unit's index

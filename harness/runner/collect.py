@@ -26,7 +26,7 @@ from harness.core.fan_out import fan_out
 from harness.core.need import Need
 from harness.core.regular_file import open_regular, read_text
 from harness.core.report_file import TestReport, read_report
-from harness.process.supervisors import ProcessEnd, ProcessSpec, Supervisor
+from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisor
 from harness.runner.outcomes import signal_name
 from harness.runner.units import NeedSource, Unit
 

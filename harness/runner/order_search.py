@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.core.need import Need
-from harness.runner.bounds import TOLERANCE
 from harness.runner.first_fit import Job, Table, makespan_s
+from harness.runner.makespan_bounds import TOLERANCE
 
 NUM_SCENARIOS = 8
 """Perturbed sets of durations an order is judged by, beside the expected one."""

@@ -3,7 +3,7 @@
 import signal
 from dataclasses import dataclass
 
-from harness.process.supervisors import ProcessEnd
+from harness.process.supervisor_client import ProcessEnd
 from harness.runner.units import Outcome
 
 PYTEST_EXITS = {

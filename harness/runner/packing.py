@@ -17,10 +17,10 @@ from typing import Any
 
 from harness.core.need import Need
 from harness.machine.inventory import Gpu
-from harness.runner.bounds import Bound, lower_bound, run_alone, with_exclusives
 from harness.runner.first_fit import Job, Queue, Schedule, Table, makespan_s, simulate
 from harness.runner.gpu_choice import CardChoice
 from harness.runner.leases import LeaseTable
+from harness.runner.makespan_bounds import Bound, lower_bound, run_alone, with_exclusives
 from harness.runner.order_search import FreeCount, OrderSearch
 
 __all__ = ["Job", "Placement", "Plan", "Queue", "Schedule", "makespan_s", "plan", "simulate"]

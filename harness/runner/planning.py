@@ -1,4 +1,4 @@
-"""From a stage to a plan: find the units, expect their durations, pack them."""
+"""From a context to a plan: find the units, expect their durations, pack them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from math import inf
 from pathlib import Path
 
 from harness.process.child_env import child_env
-from harness.process.supervisors import ProcessSpec
+from harness.process.supervisor_client import ProcessSpec
 from harness.runner import packing
 from harness.runner.collect import Collected, CollectOptions, collect
 from harness.runner.first_fit import Job
 from harness.runner.leases import LeaseTable
-from harness.runner.stage import Stage
+from harness.runner.run_context import RunContext
 from harness.runner.unit_run import pytest_command
 
 
@@ -31,48 +31,50 @@ class Planned:
 
 
 async def collect_and_plan(
-    stage: Stage, on_progress: Callable[[int, int], None], *, finds_node_ids: bool = False
+    context: RunContext, on_progress: Callable[[int, int], None], *, finds_node_ids: bool = False
 ) -> Planned:
     """Find the units, expect their durations, pack them.
 
     `on_progress` hears how many of the files that have to be imported are done. With `finds_node_ids` what names no
     test is told now, and not planned. Raises CollectionError, UsageError.
     """
-    options = stage.options
+    options = context.options
     wanted = CollectOptions(
         cwd=options.invocation.cwd,
-        directory=stage.scratch / "collection",
+        directory=context.scratch / "collection",
         timeout_s=options.collect_timeout_s,
         limit=options.cpu_units,
         pytest_args=options.invocation.trailing,
         needs=options.needs,
-        distrusted=stage.history.to_import,
+        distrusted=context.history.to_import,
         finds_node_ids=finds_node_ids,
     )
-    make_spec = partial(_collection_spec, stage)
-    collected = await collect(options.paths, wanted, stage.supervisors, make_spec, on_progress)
+    make_spec = partial(_collection_spec, context)
+    collected = await collect(options.paths, wanted, context.supervisors, make_spec, on_progress)
     sizes = {unit.path: collected.sizes_bytes.get(unit.path, 0) for unit in collected.units}
-    expected = stage.history.expectations(sizes)
+    expected = context.history.expectations(sizes)
     jobs = [
         Job(number, unit.need, expected[unit.path].seconds, expected[unit.path].spread)
         for number, unit in enumerate(collected.units)
         if unit.can_run and unit.path not in collected.not_found
     ]
-    table = new_table(stage)
+    table = new_table(context)
     return Planned(collected, table, packing.plan(jobs, table))
 
 
-def new_table(stage: Stage) -> LeaseTable:
+def new_table(context: RunContext) -> LeaseTable:
     """A table of this run's cards and CPU places, everything free."""
-    return LeaseTable(stage.cards.inventory, stage.options.cpu_units, stage.options.mix_models)
+    return LeaseTable(context.cards.inventory, context.options.cpu_units, context.options.mix_models)
 
 
-def _collection_spec(stage: Stage, pytest_args: tuple[str, ...], directory: Path, timeout_s: float) -> ProcessSpec:
+def _collection_spec(
+    context: RunContext, pytest_args: tuple[str, ...], directory: Path, timeout_s: float
+) -> ProcessSpec:
     """A pytest process that only collects; its cards are the ones this process sees."""
-    options = stage.options
-    tmpdir = stage.scratch / "c"
+    options = context.options
+    tmpdir = context.scratch / "c"
     tmpdir.mkdir(exist_ok=True)
-    marker = f"{stage.run_id}-c{directory.name}"
+    marker = f"{context.run_id}-c{directory.name}"
     return ProcessSpec(
         argv=(*pytest_command(options), *pytest_args),
         cwd=str(options.invocation.cwd),
@@ -81,7 +83,7 @@ def _collection_spec(stage: Stage, pytest_args: tuple[str, ...], directory: Path
             gpus=None,
             tmpdir=str(tmpdir),
             marker=marker,
-            master_port=stage.ports.master_port(0),
+            master_port=context.ports.master_port(0),
         ),
         directory=str(directory),
         marker=marker,

@@ -1,6 +1,6 @@
 """A run of a test suite from options to its last event: the order of the steps, and who owns what.
 
-    read the GPUs ─▶ stage ─▶ RunStarted ─▶ collect, pack, network ─▶ CollectionFinished ─▶ dispatch ─▶ RunFinished
+    read the GPUs ─▶ context ─▶ RunStarted ─▶ collect, pack, network ─▶ CollectionFinished ─▶ dispatch ─▶ RunFinished
 
 Signals are heard from the first step on: before anything is dispatched they end what is awaited, afterwards they are
 the dispatcher's. Once there is a RunStarted there is a RunFinished, whatever ends the run.
@@ -19,16 +19,16 @@ from harness.process.claims import Claims
 from harness.process.interruption import Interruption
 from harness.process.run_directory import make_run_directory
 from harness.runner import events
-from harness.runner.bounds import lower_bound
 from harness.runner.collect import Collected
 from harness.runner.dispatcher import Dispatcher, Recorder
 from harness.runner.first_fit import Job, Queue
 from harness.runner.history import RAN_TO_THE_END, History
+from harness.runner.makespan_bounds import lower_bound
 from harness.runner.network_pins import network_pins
 from harness.runner.options import RunOptions, runs_parts_of_files
 from harness.runner.planning import Planned, collect_and_plan, new_table
 from harness.runner.reporter import Guarded
-from harness.runner.stage import Stage, read_cards, set_stage
+from harness.runner.run_context import RunContext, open_run_context, read_cards
 from harness.runner.stats import RunState, closing_figures, exit_code
 from harness.runner.unit_run import UnitRunner
 from harness.runner.units import UnitResult
@@ -57,9 +57,9 @@ async def run_tests(options: RunOptions, make_reporters: MakeReporters) -> Ended
         cards = await interruption.unless_interrupted(read_cards(options, claims))
         if cards is None:
             return interruption.by
-        async with set_stage(options, clock, cards, claims, is_run=True) as stage:
-            directory = make_run_directory(options.root, stage.run_id)
-            return await _Run(stage, directory, interruption, make_reporters(directory, clock)).carry_out()
+        async with open_run_context(options, clock, cards, claims, is_run=True) as context:
+            directory = make_run_directory(options.root, context.run_id)
+            return await _Run(context, directory, interruption, make_reporters(directory, clock)).carry_out()
 
 
 async def plan_tests(options: RunOptions) -> tuple[Planned, tuple[str, ...]] | str:
@@ -68,27 +68,29 @@ async def plan_tests(options: RunOptions) -> tuple[Planned, tuple[str, ...]] | s
         cards = await interruption.unless_interrupted(read_cards(options, claims))
         if cards is None:
             return interruption.by
-        async with set_stage(options, SystemClock(), cards, claims, is_run=False) as stage:
+        async with open_run_context(options, SystemClock(), cards, claims, is_run=False) as context:
             planned = await interruption.unless_interrupted(
-                collect_and_plan(stage, lambda num_done, num_total: None, finds_node_ids=True)
+                collect_and_plan(context, lambda num_done, num_total: None, finds_node_ids=True)
             )
             if planned is None:
                 return interruption.by
-            return planned, tuple(dict.fromkeys((*stage.notes, *planned.collected.notes, *stage.history.notes)))
+            return planned, tuple(dict.fromkeys((*context.notes, *planned.collected.notes, *context.history.notes)))
 
 
 class _Run:
-    """One run on its stage."""
+    """One run on its context."""
 
-    def __init__(self, stage: Stage, directory: Path, interruption: Interruption, reporters: list[Guarded]) -> None:
-        self.stage = stage
-        self.options = stage.options
+    def __init__(
+        self, context: RunContext, directory: Path, interruption: Interruption, reporters: list[Guarded]
+    ) -> None:
+        self.context = context
+        self.options = context.options
         self.directory = directory
         self.interruption = interruption
         self.state = RunState()
         self.notes: tuple[str, ...] = ()
         self.reporters = reporters
-        self.recorder = Recorder(self.state, reporters, stage.clock)
+        self.recorder = Recorder(self.state, reporters, context.clock)
 
     async def carry_out(self) -> EndedRun:
         recorder, failure = self.recorder, None
@@ -111,7 +113,7 @@ class _Run:
 
     async def _collect_and_dispatch(self) -> None:
         """Everything between RunStarted and RunFinished; an interrupted collection dispatches nothing."""
-        stage, recorder, interruption = self.stage, self.recorder, self.interruption
+        context, recorder, interruption = self.context, self.recorder, self.interruption
         prepared = await interruption.unless_interrupted(self._prepare())
         if prepared is None:
             reason = f"{interruption.by} during collection"
@@ -122,7 +124,7 @@ class _Run:
         if not runs_parts_of_files(self.options.invocation.trailing):
             recorder.add(
                 Guarded(
-                    _HistoryKeeper(stage.history, planned.collected),
+                    _HistoryKeeper(context.history, planned.collected),
                     "the history of durations",
                     self.options.invocation.note,
                 )
@@ -134,31 +136,31 @@ class _Run:
         try:
             await dispatcher.run()
         finally:
-            kept = (note for note in stage.history.notes if note not in stage.notes)
+            kept = (note for note in context.history.notes if note not in context.notes)
             self.notes = (*_undone(planned.collected), *runner.notes, *kept)
         self.state.check_sum()
 
     async def _prepare(self) -> tuple[Planned, Preflight | None]:
         """What there is to run, and what the network asks of it."""
-        stage = self.stage
-        planned = await collect_and_plan(stage, self._on_progress)
+        context = self.context
+        planned = await collect_and_plan(context, self._on_progress)
         collected = planned.collected
-        return planned, await network_pins(collected.units, collected.rootdir, self.options.invocation, stage.clock)
+        return planned, await network_pins(collected.units, collected.rootdir, self.options.invocation, context.clock)
 
     def _on_progress(self, num_done: int, num_total: int) -> None:
         self.recorder.take(events.CollectionProgress(self.recorder.t(), num_done, num_total))
 
     def _unit_runner(self, collected: Collected, pins: Mapping[str, str] | None) -> UnitRunner:
-        stage = self.stage
+        context = self.context
         return UnitRunner(
             options=self.options,
             collected=collected,
-            attempts=stage.supervisors,
-            watch=CardWatch(stage.cards.meter, stage.clock),
-            ports=stage.ports,
-            run_id=stage.run_id,
+            attempts=context.supervisors,
+            watch=CardWatch(context.cards.meter, context.clock),
+            ports=context.ports,
+            run_id=context.run_id,
             run_directory=self.directory,
-            scratch=stage.scratch,
+            scratch=context.scratch,
             t=self.recorder.t,
             pins=pins,
         )
@@ -170,16 +172,16 @@ class _Run:
         return replace(finished, exit_code=int(code), notes=(*finished.notes, *(each.loss for each in lost)))
 
     def _started(self) -> events.RunStarted:
-        stage, inventory = self.stage, self.stage.cards.inventory
-        refused = [f"containment {tier} is refused here: {why}" for tier, why in stage.tiers.refused.items()]
+        context, inventory = self.context, self.context.cards.inventory
+        refused = [f"containment {tier} is refused here: {why}" for tier, why in context.tiers.refused.items()]
         return events.RunStarted(
             t=self.recorder.t(),
-            run_id=stage.run_id,
+            run_id=context.run_id,
             directory=str(self.directory),
             gpus=tuple(str(gpu) for gpu in inventory.gpus),
             left_out=tuple(f"{out.index} {out.model} {out.gpu_id}: {out.reason}" for out in inventory.left_out),
-            notes=(*stage.notes, *refused),
-            containment=stage.tiers.chosen,
+            notes=(*context.notes, *refused),
+            containment=context.tiers.chosen,
             cpu_units=self.options.cpu_units,
         )
 
@@ -204,7 +206,7 @@ class _Run:
             internal_error=failure is not None and not is_users,
         )
         ran = [result for result in self.state.results.values() if result.duration_s]
-        bound = lower_bound([Job(n, r.unit.need, r.duration_s) for n, r in enumerate(ran)], new_table(self.stage))
+        bound = lower_bound([Job(n, r.unit.need, r.duration_s) for n, r in enumerate(ran)], new_table(self.context))
         figures = closing_figures(
             self.state,
             t=self.recorder.t(),
@@ -246,4 +248,4 @@ class _HistoryKeeper:
             self._history.record(event.result, self._sizes_bytes.get(event.result.unit.path, 0))
 
     def close(self) -> None:
-        """The stage closes the history."""
+        """The context closes the history."""

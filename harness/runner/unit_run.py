@@ -25,7 +25,7 @@ from harness.machine.gpu_watch import CardWatch
 from harness.process.child_env import child_env
 from harness.process.ports import PortBlocks
 from harness.process.scratch import remove_tree
-from harness.process.supervisors import ProcessEnd, ProcessSpec
+from harness.process.supervisor_client import ProcessEnd, ProcessSpec
 from harness.runner import events
 from harness.runner.collect import Collected
 from harness.runner.leases import Lease

@@ -27,9 +27,9 @@ from statistics import mean
 
 from harness.core.need import Need
 from harness.machine.inventory import Gpu, Inventory
-from harness.runner.bounds import lower_bound
 from harness.runner.history import ESTIMATE_SPREAD, MIN_SPREAD
 from harness.runner.leases import LeaseTable
+from harness.runner.makespan_bounds import lower_bound
 from harness.runner.packing import Job, makespan_s, plan
 
 TARGET_MEAN = 1.03

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from harness.lab.experiments.launcher import CountedLines, exit_code, problems_of_end
 from harness.lab.experiments.run import run_name
-from harness.process.supervisors import ProcessEnd
+from harness.process.supervisor_client import ProcessEnd
 
 
 def end(*, exit_code: int | None = 0, signal: int | None = None, reason: str = "", stuck: str = "") -> ProcessEnd:

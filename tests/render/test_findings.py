@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 
 from harness.core.findings import Finding, Severity
-from harness.determinism.variables import judge_bit_variables, judge_hash_seed
+from harness.determinism.known_variables import judge_bit_variables, judge_hash_seed
 from harness.doctor import containers, directories, environment, gpus, packages, rank_variables
 from harness.doctor.cgroup_limits import GroupLimits
 from harness.doctor.declared_ranges import Clash, Declared

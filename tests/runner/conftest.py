@@ -17,7 +17,7 @@ from harness.core.errors import HarnessError
 from harness.process.supervisor import process_tree
 from harness.process.supervisor.containment import TIERS, cgroup_home
 from harness.process.supervisor.process_tree import Process
-from harness.process.supervisors import ProcessSpec, Supervisors, probe_tiers
+from harness.process.supervisor_client import ProcessSpec, Supervisors, probe_tiers
 
 INTERPRETER = (sys.executable, "-I", "-S", "-c")
 GIVE_UP_ROOT = "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)"

@@ -11,7 +11,7 @@ import pytest
 
 from harness.process.supervisor.containment import TIERS
 from harness.process.supervisor.process_tree import Process
-from harness.process.supervisors import ProcessEnd, ProcessSpec, Supervisors, probe_tiers
+from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisors, probe_tiers
 
 MakeSpec = Callable[..., ProcessSpec]
 Living = Callable[..., list[Process]]

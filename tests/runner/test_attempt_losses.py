@@ -18,7 +18,7 @@ import pytest
 import harness
 from harness.process.supervisor import process_tree
 from harness.process.supervisor.process_tree import Process
-from harness.process.supervisors import ProcessEnd, ProcessSpec, Supervisors
+from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisors
 
 MakeSpec = Callable[..., ProcessSpec]
 Living = Callable[..., list[Process]]
@@ -43,7 +43,7 @@ time.sleep(60)
 TREE_SIZE = 3
 RUNNER = """
 import asyncio, json, sys
-from harness.process.supervisors import ProcessSpec, Supervisors
+from harness.process.supervisor_client import ProcessSpec, Supervisors
 tier, run_id, fields = json.load(sys.stdin)
 asyncio.run(Supervisors(tier, run_id).run(ProcessSpec(**fields)))
 """

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from harness.core.config import NeedRule
 from harness.core.errors import CollectionError, UsageError
 from harness.core.need import Need
-from harness.process.supervisors import ProcessEnd, ProcessSpec, Supervisors, probe_tiers
+from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisors, probe_tiers
 from harness.runner.collect import Collected, CollectOptions, Selection, collect, selected, split_selections
 from harness.runner.units import NeedSource, Unit
 

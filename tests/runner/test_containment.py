@@ -16,7 +16,7 @@ import harness
 from harness.process.supervisor import containment, process_tree
 from harness.process.supervisor.containment import TIERS, cgroup_home
 from harness.process.supervisor.process_tree import Process
-from harness.process.supervisors import ProcessSpec, Supervisors
+from harness.process.supervisor_client import ProcessSpec, Supervisors
 
 MakeSpec = Callable[..., ProcessSpec]
 Living = Callable[..., list[Process]]
@@ -160,7 +160,7 @@ def test_only_a_namespace_outlasts_the_loss_of_runner_and_supervisor(
 ) -> None:
     runner_program = """
 import asyncio, json, sys
-from harness.process.supervisors import ProcessSpec, Supervisors
+from harness.process.supervisor_client import ProcessSpec, Supervisors
 tier, fields = json.load(sys.stdin)
 asyncio.run(Supervisors(tier, "lost").run(ProcessSpec(**fields)))
 """

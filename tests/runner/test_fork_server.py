@@ -16,7 +16,7 @@ import pytest
 from harness.process.supervisor import process_tree, syscalls
 from harness.process.supervisor.fork_server import Forked, ForkServer, start_python
 from harness.process.supervisor.process_tree import Process
-from harness.process.supervisors import ProcessEnd, ProcessSpec, Supervisors
+from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisors
 
 Eventually = Callable[[Callable[[], object], str], Awaitable[None]]
 QUICK_S = 2.0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.process.supervisor.process_tree import Process
-from harness.process.supervisors import ProcessEnd, ProcessSpec, Supervisors
+from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisors
 
 LIMIT_S = 1.0  # of those that hang
 NUM_PRINTED_BYTES = 20_000_000

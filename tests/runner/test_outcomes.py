@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.process.supervisors import ProcessEnd
+from harness.process.supervisor_client import ProcessEnd
 from harness.runner.outcomes import Reported, judge
 from harness.runner.units import Outcome
 

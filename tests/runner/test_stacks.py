@@ -14,7 +14,7 @@ import pytest
 from harness.core.clock import SystemClock
 from harness.process.supervisor import process_tree, stacks
 from harness.process.supervisor.process_tree import Process
-from harness.process.supervisors import ProcessSpec, Supervisors
+from harness.process.supervisor_client import ProcessSpec, Supervisors
 from tests.support.fake_clock import FakeClock
 
 PY_SPY = Path(sys.executable).with_name("py-spy")

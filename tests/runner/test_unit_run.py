@@ -14,7 +14,7 @@ from harness.core.test_outcomes import TestOutcome
 from harness.machine.meter import GpuProcess
 from harness.process.claims import Claims
 from harness.process.ports import BLOCK_SIZE, block_starts
-from harness.process.supervisors import ProcessSpec
+from harness.process.supervisor_client import ProcessSpec
 from harness.runner import events
 from harness.runner.unit_run import keep_ray_logs
 from harness.runner.units import NeedSource, Outcome, Unit

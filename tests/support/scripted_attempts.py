@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.process.supervisors import ProcessEnd, ProcessSpec
+from harness.process.supervisor_client import ProcessEnd, ProcessSpec
 
 PASSING: tuple[dict[str, Any], ...] = (
     {"k": "hello", "version": 1, "pid": 1},

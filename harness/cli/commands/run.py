@@ -16,7 +16,7 @@ from harness.core.invocation import Invocation, terminal_columns
 from harness.render.chart import chart, plan_json
 from harness.render.console import say, show
 from harness.render.json_summary import summary_json
-from harness.render.make import ReportOptions, make_reporters
+from harness.render.run_reporters import ReportOptions, make_reporters
 from harness.render.summary import REASON_OF_CODE
 from harness.runner.collect import Collected
 from harness.runner.options import RunOptions

@@ -7,7 +7,7 @@ from pathlib import Path
 from harness.core.errors import UsageError
 from harness.core.invocation import Invocation
 from harness.core.redaction import REDACTED, redact_argv
-from harness.determinism.levels import OFF
+from harness.determinism.level_environment import OFF
 from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
 from harness.recording.metrics import parse_pattern

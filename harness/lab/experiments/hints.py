@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harness.core.redaction import redact_argv
 from harness.core.text import path_text
-from harness.determinism.levels import OFF
+from harness.determinism.level_environment import OFF
 from harness.lab.experiments.entry_call import INTERRUPTED
 from harness.lab.experiments.recorded_run import checkpoint_steps_in
 from harness.lab.experiments.recording_result import Recording

@@ -28,7 +28,7 @@ from harness.lab.experiments.run_spec import RunSpec, notes_on, prepare
 from harness.process.child_env import ATTEMPT_MARKER
 from harness.process.interruption import Interruption
 from harness.process.scratch import remove_tree
-from harness.process.supervisors import ProcessEnd, ProcessSpec, Supervisors, find_py_spy, probe_tiers
+from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisors, find_py_spy, probe_tiers
 from harness.trace.layout import CURVE
 
 GRACE_S = 10.0

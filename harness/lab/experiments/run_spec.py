@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.core.errors import HarnessError
 from harness.core.redaction import redact_argv, redact_text
-from harness.determinism.levels import OFF, level_variables
+from harness.determinism.level_environment import OFF, level_variables
 from harness.lab.experiments.call_signature import SIGNATURE, sign_call
 from harness.lab.experiments.entry_call import CALL, REFUSAL, EntryCall
 from harness.lab.experiments.out_directory import OutDirectory

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.core.exit_codes import ExitCode
 from harness.core.regular_file import open_regular
-from harness.determinism.levels import OFF, RERUN
+from harness.determinism.level_environment import OFF, RERUN
 from harness.lab.experiments.run import Run
 from harness.lab.replay.plan import ReplayPlan
 from harness.trace.diff import diff

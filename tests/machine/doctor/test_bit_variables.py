@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.findings import Severity
-from harness.determinism.variables import LOWERED, MOVE_BITS, judge_bit_variables, judge_hash_seed
+from harness.determinism.known_variables import LOWERED, MOVE_BITS, judge_bit_variables, judge_hash_seed
 from tests.support.finding_checks import severities, sound
 
 VALUES = st.sampled_from(["0", "1", "2", "TRUE", "any", "bf16", ":4096:8", ":8:8", "4,2", "x", "", " "])

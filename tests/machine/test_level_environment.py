@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.core.errors import UsageError
-from harness.determinism.levels import INVARIANT, OFF, RERUN, SETTINGS, level_variables
-from harness.determinism.variables import LOWERED, MOVE_BITS, WORKSPACES
+from harness.determinism.known_variables import LOWERED, MOVE_BITS, WORKSPACES
+from harness.determinism.level_environment import INVARIANT, OFF, RERUN, SETTINGS, level_variables
 from harness.trace.fingerprint import perturbation
 from harness.trace.manifest import LEVELS
 from tests.support.manual import section

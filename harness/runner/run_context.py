@@ -16,7 +16,7 @@ from harness.process.daemon_thread import in_daemon_thread
 from harness.process.ports import PortBlocks, read_ephemeral_range
 from harness.process.run_directory import new_run_id
 from harness.process.scratch import hold, let_go, make_scratch_root, remove_abandoned, remove_tree
-from harness.process.supervisors import Supervisors, Tiers, find_py_spy, probe_tiers
+from harness.process.supervisor_client import Supervisors, Tiers, find_py_spy, probe_tiers
 from harness.runner.history import History
 from harness.runner.options import RunOptions
 
@@ -36,7 +36,7 @@ class Cards:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class RunContext:
     """Everything a run or plan needs of this machine."""
 
     options: RunOptions
@@ -72,9 +72,9 @@ async def read_cards(options: RunOptions, claims: Claims) -> Cards:
 
 
 @asynccontextmanager
-async def set_stage(
+async def open_run_context(
     options: RunOptions, clock: Clock, cards: Cards, claims: Claims, *, is_run: bool
-) -> AsyncIterator[Stage]:
+) -> AsyncIterator[RunContext]:
     """Find the means and make the places; everything is given back in the end. A plan leaves nothing behind."""
     with ExitStack() as stack:
         tiers = probe_tiers(options.containment)
@@ -85,7 +85,7 @@ async def set_stage(
         environ = options.invocation.environ
         history = History() if options.history_free else History.of_root(options.root, environ, is_run=is_run)
         stack.enter_context(history)
-        yield Stage(
+        yield RunContext(
             options=options,
             clock=clock,
             run_id=run_id,

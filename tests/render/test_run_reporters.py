@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness.render.make import ReportOptions, make_reporters
+from harness.render.run_reporters import ReportOptions, make_reporters
 from tests.support.fake_clock import FakeClock
 
 
@@ -52,7 +52,7 @@ def test_a_terminal_is_drawn_on_and_cleared_before_the_summary(sample_run: Any) 
 
 def test_heavy_libraries_wait_until_they_are_asked_for() -> None:
     code = (
-        "import sys, harness.render.make;"
+        "import sys, harness.render.run_reporters;"
         "print([name for name in ('rich', 'junitparser', 'xml') if name in sys.modules])"
     )
     out = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=Path(__file__).parents[2])

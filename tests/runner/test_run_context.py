@@ -14,7 +14,7 @@ from harness.machine.meter import NoMeter
 from harness.process.claims import Claims
 from harness.process.supervisor import process_tree
 from harness.runner.options import RunOptions
-from harness.runner.stage import read_cards, set_stage
+from harness.runner.run_context import open_run_context, read_cards
 from tests.support.fake_clock import FakeClock
 from tests.support.nvml_stub.build import compiler, stub_env
 from tests.support.suite_runs import QUICK, environment, write_suite
@@ -38,11 +38,11 @@ async def on_stage(given: RunOptions, *, is_run: bool, failed: tuple[str, ...] =
         cards = await read_cards(given, claims)
         assert [gpu.gpu_id for gpu in cards.inventory.gpus] == ["SIM-0", "SIM-1"]
         assert isinstance(cards.meter, NoMeter)
-        async with set_stage(given, FakeClock(), cards, claims, is_run=is_run) as stage:
-            assert stage.run_id.startswith("20260101-000000-")
+        async with open_run_context(given, FakeClock(), cards, claims, is_run=is_run) as context:
+            assert context.run_id.startswith("20260101-000000-")
             for name in ("c", "collection", *failed):
-                (stage.scratch / name / "x").mkdir(parents=True)
-            return stage.scratch
+                (context.scratch / name / "x").mkdir(parents=True)
+            return context.scratch
 
 
 @pytest.mark.parametrize("is_run", [True, False])
@@ -87,9 +87,9 @@ int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 """
 IMPATIENT = """
 import sys
-from harness.runner import stage
+from harness.runner import run_context
 from harness.cli.main import main
-stage.INVENTORY_S = 0.2
+run_context.INVENTORY_S = 0.2
 sys.exit(main())
 """
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from harness.core.need import Need
 from harness.machine.inventory import Inventory
-from harness.runner.bounds import Bound, Term, dual_feasible_functions, lower_bound, places_bound, run_alone
 from harness.runner.first_fit import Job, makespan_s
 from harness.runner.leases import LeaseTable
+from harness.runner.makespan_bounds import Bound, Term, dual_feasible_functions, lower_bound, places_bound, run_alone
 from harness.runner.preemptive_bound import preemptive_bound
 from tests.support.packing_cases import EIGHT, NEEDS, QUICK, THOROUGH, inventory, jobs_of, optimum_s, widths
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.core.errors import InventoryError, UsageError
-from harness.machine.selection import (
+from harness.machine.gpu_selection import (
     SIM_CAPABILITY,
     Auto,
     Count,
