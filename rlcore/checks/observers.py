@@ -44,6 +44,7 @@ from rlcore.observability.events import (
     CompletionsSampled,
     EpochDivided,
     Event,
+    GroupAdvantagesEstimated,
     LearningBegins,
     MinibatchLearned,
     ModelsBuilt,
@@ -109,10 +110,8 @@ class AdvantageChecks(Observer):
                 check_estimates(estimated, batch["token_rewards"], batch, gamma=section.gamma, lam=section.lam)
                 if section.whitens_advantages:
                     check_whitened(batch["advantages"], batch["loss_mask"], batch["included"])
-            case AdvantagesEstimated(batch):
-                found = batch.get("group_advantages", None)
-                if found is not None:
-                    check_relative(found, batch["rewards"], batch["groups"], batch["included"])
+            case GroupAdvantagesEstimated(batch):
+                check_relative(batch["group_advantages"], batch["rewards"], batch["groups"], batch["included"])
 
 
 class MinibatchChecks(Observer):

@@ -109,6 +109,13 @@ class PolicyMatched:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupAdvantagesEstimated:
+    """The batch has an advantage for each sample, relative to those of its prompt."""
+
+    batch: TensorDict
+
+
+@dataclass(frozen=True, slots=True)
 class AdvantagesEstimated:
     """The batch has its advantages, and what they were computed from."""
 
@@ -228,6 +235,7 @@ Event = (
     | ReferenceUsed
     | BatchExtended
     | PolicyMatched
+    | GroupAdvantagesEstimated
     | AdvantagesEstimated
     | LearningBegins
     | EpochDivided

@@ -16,7 +16,7 @@ from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
 from rlcore.batching.microbatches import Microbatch
 from rlcore.batching.minibatches import Minibatch, minibatches
 from rlcore.config import GrpoSection
-from rlcore.observability.events import AdvantagesEstimated
+from rlcore.observability.events import AdvantagesEstimated, GroupAdvantagesEstimated
 from rlcore.observability.observers import observed
 from rlcore.observability.step_metrics import StepMetrics
 from rlcore.recipes.greedy_baseline import add_greedy_rewards
@@ -36,6 +36,7 @@ def grpo_step(state: TrainState, section: GrpoSection, step: int) -> StepMetrics
     add_ref_logprobs(state, batch)
     if section.advantage == "remax":
         add_greedy_rewards(state, batch, completions, step)
+    add_group_advantages(state, section, batch)
     add_advantages(state, section, batch)
 
     metrics = StepMetrics(completions, scores, batch)
@@ -49,9 +50,9 @@ def grpo_step(state: TrainState, section: GrpoSection, step: int) -> StepMetrics
 
 
 @observed
-def add_advantages(state: TrainState, section: GrpoSection, batch: TensorDict) -> AdvantagesEstimated:
-    """Compare each completion with others of its prompt, fp32 [samples, positions]."""
-    rewards, groups, included, mask = (batch[name] for name in ("rewards", "groups", "included", "loss_mask"))
+def add_group_advantages(state: TrainState, section: GrpoSection, batch: TensorDict) -> GroupAdvantagesEstimated | None:
+    """Compare each completion with others of its prompt, fp64 [samples], if the estimator is one of samples."""
+    rewards, groups, included = (batch[name] for name in ("rewards", "groups", "included"))
     match section.advantage:
         case "grpo":
             batch["group_advantages"] = advantages.grpo(rewards, groups, included)
@@ -59,13 +60,23 @@ def add_advantages(state: TrainState, section: GrpoSection, batch: TensorDict) -
             batch["group_advantages"] = advantages.dr_grpo(rewards, groups, included)
         case "rloo":
             batch["group_advantages"] = advantages.rloo(rewards, groups, included)
+        case "reinforce_pp_baseline" | "remax":
+            return None
+    return GroupAdvantagesEstimated(batch)
+
+
+@observed
+def add_advantages(state: TrainState, section: GrpoSection, batch: TensorDict) -> AdvantagesEstimated:
+    """Add advantages of tokens, fp32 [samples, positions]."""
+    rewards, groups, included, mask = (batch[name] for name in ("rewards", "groups", "included", "loss_mask"))
+    match section.advantage:
+        case "grpo" | "dr_grpo" | "rloo":
+            batch["advantages"] = advantages.per_token(batch["group_advantages"], mask).float()
         case "reinforce_pp_baseline":
             batch["advantages"] = advantages.reinforce_pp_baseline(rewards, groups, mask, included).float()
         case "remax":
             at_end = advantages.at_last_token(rewards.float(), mask, included)
             batch["advantages"] = advantages.remax(at_end, batch["greedy_rewards"], mask, included).advantages.float()
-    if section.advantage in ("grpo", "dr_grpo", "rloo"):
-        batch["advantages"] = advantages.per_token(batch["group_advantages"], mask).float()
     return AdvantagesEstimated(batch, section)
 
 

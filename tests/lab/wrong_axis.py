@@ -36,14 +36,14 @@ def run(config: Mapping[str, Any], **given: Any) -> None:
     """Called as every entry is."""
     perturbation = dict(config["perturbation"])
     first_wrong = perturbation.pop("wrong_from")
-    honest, step = grpo.add_advantages, iter(range(config["training"]["num_steps"]))
+    honest, step = grpo.add_group_advantages, iter(range(config["training"]["num_steps"]))
 
-    def add_advantages(state: Any, section: Any, batch: Any) -> None:
+    def add_group_advantages(state: Any, section: Any, batch: Any) -> None:
         given = batch.clone(recurse=False)
         if next(step) >= first_wrong:
             given["groups"] = torch.zeros_like(batch["groups"])
         honest(state, section, given)
-        batch["advantages"] = given["advantages"]
+        batch["group_advantages"] = given["group_advantages"]
 
-    grpo.add_advantages = add_advantages
+    grpo.add_group_advantages = add_group_advantages
     honest_run({**config, "perturbation": perturbation}, **given)
