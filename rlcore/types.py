@@ -1,6 +1,8 @@
-"""What passes between the parts of the engine: prompts, requests, completions. One frozen dataclass a boundary.
+"""Values that pass between the parts of the engine before anything is sampled: prompts and requests.
 
-task ──Prompt──▶ trainer ──SampleRequest──▶ sampler ──Completion──▶ rewards ──▶ batch
+    task ──Prompt──▶ trainer ──SampleRequest──▶ sampler ──Trajectory──▶ rewards ──▶ batch
+
+`rlcore.environments.trajectory` has what comes back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,8 +10,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
-
-from torch import Tensor
 
 from rlcore.errors import InvalidValueError
 
@@ -105,21 +105,3 @@ class StopReason(StrEnum):
     STOP_ID = "stop_id"
     STOP_STRING = "stop_string"
     LENGTH = "length"
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """What a sampler has made of a request."""
-
-    request: SampleRequest
-    tokens: tuple[int, ...]
-    """At least one."""
-    logprobs: Tensor
-    """fp32 [tokens], on the CPU: of each token when it was drawn, at the request's temperature."""
-    text: str
-    """Without special tokens."""
-    stop_reason: StopReason
-    policy_version: int
-    """Of the weights that drew it."""
-    weights_digest: str
-    """The same, by their bits."""

@@ -1,43 +1,49 @@
-"""Completions and their rewards as one dense batch."""
+"""Trajectories and their rewards as one dense batch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rlcore.environments.trajectory import NOT_SAMPLED, Trajectory
 from rlcore.rewards.score import Scores
-from rlcore.types import Completion
 
 
-def dense_batch(completions: Sequence[Completion], scores: Scores, *, pad_id: int) -> TensorDict:
-    """Build [samples, positions]: tokens of prompt and completion, sampled log-probabilities, one reward per sample."""
-    pairs = [(completion.request.prompt.tokens, completion.tokens) for completion in completions]
-    lengths = torch.tensor([len(prompt) + len(drawn) for prompt, drawn in pairs])
-    prompt_lengths = torch.tensor([len(prompt) for prompt, _ in pairs])
-    positions = torch.arange(int(lengths.max()))
-    # All samples in one tensor, then put where they belong: a tensor for each of them costs more than what is in it.
-    is_read = positions < lengths.unsqueeze(1)
-    is_drawn = is_read & (positions >= prompt_lengths.unsqueeze(1))
-    tokens = torch.tensor([token for prompt, drawn in pairs for token in (*prompt, *drawn)])
+def dense_batch(trajectories: Sequence[Trajectory], scores: Scores, *, pad_id: int) -> TensorDict:
+    """Build [samples, positions] of trajectories with any number of turns, and one reward per sample.
+
+    Token t of a trajectory stands at position t, with its loss-mask bit, its sampled log-probability (0 outside the
+    loss mask) and its policy version (NOT_SAMPLED in the padding).
+    """
+    lengths = torch.tensor([len(each.tokens) for each in trajectories])
+    is_token = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
+
+    def padded(values: Iterable[Iterable[float]], pad: float, dtype: torch.dtype) -> Tensor:
+        # All samples in one tensor, then put where they belong: a tensor per sample costs more than its values.
+        flat = torch.tensor([*chain.from_iterable(values)], dtype=dtype)
+        return torch.full(is_token.shape, pad, dtype=dtype).masked_scatter_(is_token, flat)
+
+    loss_mask = padded((each.loss_mask for each in trajectories), False, torch.bool)
+    logprobs = padded((each.logprobs for each in trajectories), 0.0, torch.float32)
     return TensorDict(
         {
-            "tokens": torch.full(is_read.shape, pad_id).masked_scatter_(is_read, tokens),
-            "loss_mask": is_drawn,
-            "rollout_logprobs": torch.zeros(is_read.shape).masked_scatter_(
-                is_drawn, torch.cat([completion.logprobs for completion in completions])
-            ),
+            "tokens": padded((each.tokens for each in trajectories), pad_id, torch.int64),
+            "loss_mask": loss_mask,
+            "rollout_logprobs": torch.where(loss_mask, logprobs, 0.0),
+            "policy_versions": padded((each.policy_versions for each in trajectories), NOT_SAMPLED, torch.int64),
             "lengths": lengths,
-            "prompt_lengths": prompt_lengths,
-            "groups": groups_of(completions),
+            "prompt_lengths": torch.tensor([each.num_prompt_tokens for each in trajectories]),
+            "groups": groups_of(trajectories),
             "rewards": torch.tensor([0.0 if r is None else r for r in scores.rewards], dtype=torch.float64),
             "included": torch.tensor(scores.included),
         },
-        batch_size=[len(completions)],
+        batch_size=[len(trajectories)],
     )
 
 
-def groups_of(completions: Sequence[Completion]) -> Tensor:
-    """Return int64 [samples]: the same number for completions of the same prompt."""
+def groups_of(trajectories: Sequence[Trajectory]) -> Tensor:
+    """Return int64 [samples]: the same number for trajectories of the same prompt."""
     numbers: dict[str, int] = {}
-    return torch.tensor([numbers.setdefault(c.request.prompt.id, len(numbers)) for c in completions])
+    return torch.tensor([numbers.setdefault(each.request.prompt.id, len(numbers)) for each in trajectories])

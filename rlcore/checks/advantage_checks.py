@@ -55,13 +55,13 @@ def _wrong_with(pairs: Sequence[tuple[float, float]]) -> str:
 
 
 def check_token_rewards(token_rewards: Tensor, batch: TensorDict) -> None:
-    """The reward of a completion stands on its last token, and nowhere else: [samples, positions].
+    """The reward of a completion stands on its last loss token, and nowhere else: [samples, positions].
 
     Raises StepError naming the sample.
     """
     expected = torch.zeros_like(token_rewards)
     given = torch.where(batch["included"], batch["rewards"].to(token_rewards.dtype), 0.0)
-    expected.scatter_(1, batch["lengths"].unsqueeze(1) - 1, given.unsqueeze(1))
+    expected.scatter_(1, _last_loss_position(batch["loss_mask"]), given.unsqueeze(1))
     if not torch.equal(expected, token_rewards):
         sample = int((expected != token_rewards).any(-1).nonzero()[0])
         raise StepError(f"the reward of sample {sample} is not on its last token, alone", phases=("reward",))
@@ -76,8 +76,7 @@ def check_estimates(
     sample.
     """
     mask, values = batch["loss_mask"] & batch["included"].unsqueeze(1), batch["values"]
-    last = batch["lengths"].unsqueeze(1) - 1
-    is_last = torch.zeros_like(mask).scatter_(1, last, True)
+    is_last = torch.zeros_like(mask).scatter_(1, _last_loss_position(batch["loss_mask"]), True)
     # To the bit: additions of the same numbers in the same order, all tokens at once where `gae` has one after another.
     follows = mask & ~is_last & mask.roll(-1, dims=-1)
     temporal = token_rewards + gamma * values.roll(-1, dims=-1) - values
@@ -88,6 +87,11 @@ def check_estimates(
         "an advantage", follows, advantages, recursive, f"which follows from the next with gamma {gamma}, lambda {lam}"
     )
     _check_estimate("a return", mask, returns, advantages + values, "advantage and value")
+
+
+def _last_loss_position(loss_mask: Tensor) -> Tensor:
+    """Return int64 [samples, 1]: the position of each sample's last loss token."""
+    return loss_mask.shape[1] - 1 - loss_mask.flip(-1).int().argmax(-1, keepdim=True)
 
 
 def _check_estimate(name: str, where: Tensor, found: Tensor, expected: Tensor, legal: str) -> None:

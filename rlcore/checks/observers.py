@@ -14,9 +14,9 @@ from rlcore.algorithms.advantages import TokenAdvantages
 from rlcore.checks.advantage_checks import check_estimates, check_relative, check_token_rewards, check_whitened
 from rlcore.checks.rollout_checks import (
     check_batch,
-    check_completions,
     check_requests,
     check_sent,
+    check_trajectories,
     check_undrawn,
 )
 from rlcore.checks.update_checks import (
@@ -41,7 +41,6 @@ from rlcore.observability.events import (
     AdvantagesEstimated,
     ClipBegins,
     Clipped,
-    CompletionsSampled,
     EpochDivided,
     Event,
     GroupAdvantagesEstimated,
@@ -57,6 +56,7 @@ from rlcore.observability.events import (
     RolloutBatched,
     SamplingBegins,
     StepBegins,
+    TrajectoriesSampled,
     Updated,
     WeightsMove,
     WeightsMoved,
@@ -82,20 +82,20 @@ class ModelChecks(Observer):
 
 
 class RolloutChecks(Observer):
-    """Requests have noise of their own, completions belong to them, and the batch holds what was drawn and judged."""
+    """Requests have noise of their own, trajectories belong to them, and the batch holds what was drawn and judged."""
 
     def __init__(self) -> None:
         self._keys: frozenset[int] = frozenset()
 
     def observe(self, event: Event) -> None:
-        """Check requests, completions and the batch."""
+        """Check requests, trajectories and the batch."""
         match event:
             case RequestsBuilt(requests):
                 self._keys = check_requests(requests, self._keys)
-            case CompletionsSampled(requests, completions, receipt, tokenizer):
-                check_completions(requests, completions, receipt, tokenizer)
-            case RolloutBatched(batch, completions, scores):
-                check_batch(batch, completions, scores)
+            case TrajectoriesSampled(requests, trajectories, receipt, tokenizer):
+                check_trajectories(requests, trajectories, receipt, tokenizer)
+            case RolloutBatched(batch, trajectories, scores):
+                check_batch(batch, trajectories, scores)
 
 
 class AdvantageChecks(Observer):

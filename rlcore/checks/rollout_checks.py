@@ -1,6 +1,6 @@
-"""Invariants of a rollout: weights, generators, requests, completions, batch.
+"""Invariants of a rollout: weights, generators, requests, trajectories, batch.
 
-    weights ─▶ requests ─▶ completions ─▶ batch
+    weights ─▶ requests ─▶ trajectories ─▶ batch
 
 These are faults that repeat themselves: a run that has one is reproducible, so that comparing it with itself shows
 nothing. A check that fails is a bug of rlcore, or of what was put into it; the step is not learned from.
@@ -15,13 +15,16 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
+from rlcore.environments.trajectory import Trajectory, Turn
 from rlcore.errors import LevelError, StepError
 from rlcore.rewards.score import Scores
-from rlcore.types import Completion, SampleRequest, StopReason, Tokenizer
+from rlcore.types import SampleRequest, SamplingParams, StopReason, Tokenizer
 from rlcore.weights.digests import weights_digest
 from rlcore.weights.receipts import Receipt
 
 _JUDGED = ("rewards", "included")
+_BY_TOKEN = {"tokens": "tokens", "loss_mask": "loss masks", "policy_versions": "policy versions"}
+"""Entries of a batch that are those of its trajectories, with their names in messages."""
 
 
 def check_sent(policy: nn.Module, receipt: Receipt | None) -> None:
@@ -72,52 +75,58 @@ def check_requests(wanted: Sequence[SampleRequest], drawn_before: frozenset[int]
     return frozenset(keys)
 
 
-def check_completions(
+def check_trajectories(
     wanted: Sequence[SampleRequest],
-    completions: Sequence[Completion],
+    trajectories: Sequence[Trajectory],
     receipt: Receipt | None,
     tokenizer: Tokenizer,
 ) -> None:
-    """Each request has its own completion, in the order of requests, of the weights of the last receipt.
+    """Check that each request has its own trajectory, in the order of requests, of the weights of the last receipt.
 
-    It ends once, for the reason it gives, and what is judged is the text of what is learned. Raises StepError.
+    Every sampled token has the version of these weights. Every assistant turn ends once, for the reason it gives, and
+    the text that is judged is that of its tokens. Raises StepError naming the sample.
     """
-    for request, completion in zip(wanted, completions, strict=True):
-        if (completion.request.key, completion.request.prompt.id) != (request.key, request.prompt.id):
+    for request, trajectory in zip(wanted, trajectories, strict=True):
+        if (trajectory.request.key, trajectory.request.prompt.id) != (request.key, request.prompt.id):
+            raise StepError(f"in the place of {_named(request)} stands {trajectory.name}", phases=("rollout",))
+        if receipt is not None:
+            _check_weights(trajectory, receipt)
+        for turn in trajectory.assistant_turns:
+            tokens = trajectory.tokens_of(turn)
+            if len(tokens) > request.params.max_tokens:
+                raise StepError(
+                    f"{_named(request)} has {len(tokens)} tokens from token {turn.begin} on",
+                    legal=f"1 to {request.params.max_tokens} a turn",
+                    phases=("rollout",),
+                )
+            if wrong := _wrong_end(turn, tokens, trajectory.request.params, tokenizer.eos_id):
+                raise StepError(f"{_named(request)} {wrong}", phases=("rollout",))
+            if (text := tokenizer.decode(tokens)) != turn.text:
+                raise StepError(
+                    f"{_named(request)} says {turn.text!r:.60}",
+                    legal=f"{text!r:.60}, the text of its tokens",
+                    remedy="judge what is learned: cut nothing off a text whose tokens stay",
+                    phases=("rollout",),
+                )
+
+
+def _check_weights(trajectory: Trajectory, receipt: Receipt) -> None:
+    for version, digest in trajectory.weights_digests.items():
+        if (version, digest) != (receipt.policy_version, receipt.weights_digest):
+            position = trajectory.policy_versions.index(version)
             raise StepError(
-                f"in the place of {_named(request)} stands {_named(completion.request)}", phases=("rollout",)
-            )
-        num_drawn = len(completion.tokens)
-        if not 1 <= num_drawn <= request.params.max_tokens or len(completion.logprobs) != num_drawn:
-            raise StepError(
-                f"{_named(request)} has {num_drawn} tokens and {len(completion.logprobs)} log-probabilities",
-                legal=f"as many of both, 1 to {request.params.max_tokens}",
-                phases=("rollout",),
-            )
-        if receipt is not None and completion.weights_digest != receipt.weights_digest:
-            raise StepError(
-                f"{_named(request)} was drawn with weights {completion.weights_digest}",
+                f"{trajectory.name} was drawn with weights {digest}, version {version}, from token {position} on",
                 legal=f"{receipt.weights_digest}, of the last sync, version {receipt.policy_version}",
                 phases=("rollout",),
             )
-        if wrong := _wrong_end(completion, tokenizer.eos_id):
-            raise StepError(f"{_named(request)} {wrong}", phases=("rollout",))
-        if (text := tokenizer.decode(completion.tokens)) != completion.text:
-            raise StepError(
-                f"{_named(request)} says {completion.text!r:.60}",
-                legal=f"{text!r:.60}, the text of its tokens",
-                remedy="judge what is learned: cut nothing off a text whose tokens stay",
-                phases=("rollout",),
-            )
 
 
-def _wrong_end(completion: Completion, eos_id: int) -> str:
-    """What is wrong with how a completion ends; empty where nothing is."""
-    tokens, params, reason = completion.tokens, completion.request.params, completion.stop_reason
+def _wrong_end(turn: Turn, tokens: Sequence[int], params: SamplingParams, eos_id: int) -> str:
+    """Describe the fault in the end of an assistant turn; empty if there is none."""
     ends = {eos_id, *params.stop_ids}
     if not ends.isdisjoint(tokens[:-1]):
         return f"goes on behind token {next(at for at, token in enumerate(tokens) if token in ends)}, which ends it"
-    match reason:
+    match turn.stop_reason:
         case StopReason.EOS:
             is_right = tokens[-1] == eos_id
         case StopReason.STOP_ID:
@@ -126,29 +135,35 @@ def _wrong_end(completion: Completion, eos_id: int) -> str:
             is_right = bool(params.stop_strings)
         case StopReason.LENGTH:
             is_right = len(tokens) == params.max_tokens and tokens[-1] not in ends
+        case None:
+            is_right = False
     told = (
-        f"has {len(tokens)} tokens of at most {params.max_tokens}, the last {tokens[-1]}, and ended by {reason.value}"
+        f"has {len(tokens)} tokens of at most {params.max_tokens}, the last {tokens[-1]}, and ended by"
+        f" {turn.stop_reason}"
     )
     return "" if is_right else told
 
 
-def check_batch(batch: TensorDict, completions: Sequence[Completion], scores: Scores) -> None:
-    """A dense batch holds what was drawn, and learns all of it; groups are prompts; rewards are the scores.
+def check_batch(batch: TensorDict, trajectories: Sequence[Trajectory], scores: Scores) -> None:
+    """Check that a dense batch holds each trajectory token by token, that groups are prompts, and rewards the scores.
 
     Raises StepError naming the sample.
     """
     mask = batch["loss_mask"]
-    for sample, (found, completion) in enumerate(zip(mask.sum(-1).tolist(), completions, strict=True)):
-        if found != len(completion.tokens):
+    for sample, (found, trajectory) in enumerate(zip(mask.sum(-1).tolist(), trajectories, strict=True)):
+        if found != len(trajectory.loss_tokens):
             raise StepError(
-                f"{found} tokens of sample {sample} are learned, and {len(completion.tokens)} were drawn",
+                f"{found} tokens of sample {sample} are learned, and {len(trajectory.loss_tokens)} were drawn",
                 remedy="tell the end of a completion by its length, not by a token, which may be drawn too",
                 phases=("rollout",),
             )
-    drawn = torch.tensor([token for completion in completions for token in completion.tokens], device=mask.device)
-    if not torch.equal(batch["tokens"][mask], drawn):
-        raise StepError("tokens of the batch are not those that were drawn", phases=("rollout",))
-    prompts = [completion.request.prompt.id for completion in completions]
+    positions = torch.arange(mask.shape[1], device=mask.device)
+    is_token = positions < batch["lengths"].unsqueeze(1)
+    for name, what in _BY_TOKEN.items():
+        drawn = [value for trajectory in trajectories for value in getattr(trajectory, name)]
+        if not torch.equal(batch[name][is_token], torch.tensor(drawn, device=mask.device)):
+            raise StepError(f"{what} of the batch are not those that were drawn", phases=("rollout",))
+    prompts = [each.request.prompt.id for each in trajectories]
     pairs = set(zip(batch["groups"].tolist(), prompts, strict=True))
     if not len(pairs) == len({group for group, _ in pairs}) == len(set(prompts)):
         raise StepError(

@@ -3,20 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlcore.environments.trajectory import Trajectory
 from rlcore.errors import RewardError
 from rlcore.keys import key
 from rlcore.observability.metrics import mean
 from rlcore.recipes.rollout import collect, sampling_params
 from rlcore.rewards.score import Scores, score
 from rlcore.train_state import TrainState
-from rlcore.types import Completion, Prompt, SampleRequest, StopReason
+from rlcore.types import Prompt, SampleRequest, StopReason
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """What the policy makes of some prompts."""
 
-    completions: tuple[Completion, ...]
+    trajectories: tuple[Trajectory, ...]
     scores: Scores
     reward_mean: float
     """Of the completions that could be judged."""
@@ -30,18 +31,18 @@ def evaluate(state: TrainState, prompts: Sequence[Prompt], *, step: int) -> Eval
     params = sampling_params(state)
     wanted = [SampleRequest(prompt, 0, key("evaluation", state.config.seed, prompt.id), params) for prompt in prompts]
     with state.observers.stage("evaluation"):
-        completions = collect(state.sampler, wanted, state.config.perturbation)
-        scores = score(state.task.rewards, completions, step=step)
+        trajectories = collect(state.sampler, wanted, state.config.perturbation)
+        scores = score(state.task.rewards, trajectories, step=step)
     judged = [reward for reward in scores.rewards if reward is not None]
     if not judged:
         raise RewardError(
-            f"{', '.join(reward.name for reward in state.task.rewards)} judged none of {len(completions)} completions",
+            f"{', '.join(reward.name for reward in state.task.rewards)} judged none of {len(trajectories)} completions",
             legal="a number for at least one",
         )
     return Evaluation(
-        completions=tuple(completions),
+        trajectories=tuple(trajectories),
         scores=scores,
         reward_mean=mean(judged),
-        completion_length=mean([float(len(completion.tokens)) for completion in completions]),
-        truncated=mean([float(completion.stop_reason is StopReason.LENGTH) for completion in completions]),
+        completion_length=mean([float(len(each.loss_tokens)) for each in trajectories]),
+        truncated=mean([float(each.stop_reason is StopReason.LENGTH) for each in trajectories]),
     )

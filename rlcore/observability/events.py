@@ -1,6 +1,6 @@
 """Events of a run, as its observers see them: one frozen dataclass for each point at which something can be seen.
 
-    models ─▶ requests ─▶ completions ─▶ batch ─▶ log-probabilities ─▶ advantages ─▶ minibatches ─▶ passes ─▶ update
+    models ─▶ requests ─▶ trajectories ─▶ batch ─▶ log-probabilities ─▶ advantages ─▶ minibatches ─▶ passes ─▶ update
 
 An event holds live objects. Observers read them; nothing that they do is part of the computation.
 """
@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from rlcore.algorithms.aggregation import Denominators
 from rlcore.config import GrpoSection, OptimizerSection, PpoSection
+from rlcore.environments.trajectory import Trajectory
 from rlcore.observability.warm_start_record import WarmStart
 from rlcore.rewards.score import Scores
-from rlcore.types import Completion, SampleRequest, Tokenizer
+from rlcore.types import SampleRequest, Tokenizer
 from rlcore.weights.receipts import Receipt
 
 if TYPE_CHECKING:
@@ -64,21 +65,21 @@ class RequestsBuilt:
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionsSampled:
-    """The completions of the requests, in the order of the requests."""
+class TrajectoriesSampled:
+    """The trajectories of the requests, in the order of the requests."""
 
     requests: Sequence[SampleRequest]
-    completions: Sequence[Completion]
+    trajectories: Sequence[Trajectory]
     receipt: Receipt | None
     tokenizer: Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatched:
-    """The completions of a step and their rewards are a dense batch."""
+    """The trajectories of a step and their rewards are a dense batch."""
 
     batch: TensorDict
-    completions: Sequence[Completion]
+    trajectories: Sequence[Trajectory]
     scores: Scores
 
 
@@ -230,7 +231,7 @@ Event = (
     | StepEnds
     | SamplingBegins
     | RequestsBuilt
-    | CompletionsSampled
+    | TrajectoriesSampled
     | RolloutBatched
     | ReferenceUsed
     | BatchExtended

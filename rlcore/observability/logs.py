@@ -73,15 +73,15 @@ class RunLog:
             "evaluation/truncated": found.truncated,
         }
         self.step(step, values)
-        shown = list(zip(found.completions, found.scores.rewards, strict=True))[: self._section.num_shown]
+        shown = list(zip(found.trajectories, found.scores.rewards, strict=True))[: self._section.num_shown]
         rows = []
-        for completion, reward in shown:
-            prompt = completion.request.prompt
+        for trajectory, reward in shown:
+            prompt, text = trajectory.request.prompt, trajectory.completion_text
             answer = prompt.columns.get("answer", "")
-            told = {"prompt": prompt.text, "completion": completion.text, "answer": answer, "reward": reward}
-            self._write("completions.jsonl", {"step": step, **told, "stop_reason": completion.stop_reason.value})
-            rows.append((*(str(text) for text in (prompt.text, completion.text, answer)), _number(reward)))
-        self.say(f"step {step}: held-out reward {found.reward_mean:.3f} over {len(found.completions)} prompts")
+            told = {"prompt": prompt.text, "completion": text, "answer": answer, "reward": reward}
+            self._write("completions.jsonl", {"step": step, **told, "stop_reason": trajectory.stop_reason.value})
+            rows.append((*map(str, (prompt.text, text, answer)), _number(reward)))
+        self.say(f"step {step}: held-out reward {found.reward_mean:.3f} over {len(found.trajectories)} prompts")
         if rows:
             for line in table(("prompt", "completion", "answer", "reward"), rows):
                 self.say(line)

@@ -60,9 +60,10 @@ class StepRecorder(Observer):
                 self._recorder.end_step(**curve)
 
     def _rollout(self, event: RolloutBatched) -> None:
-        record, batch, completions = self._recorder.record, event.batch, event.completions
-        record("rollout", "prompt_ids", [completion.request.prompt.id for completion in completions])
-        record("rollout", "weights_digest", sorted({completion.weights_digest for completion in completions}))
+        record, batch, trajectories = self._recorder.record, event.batch, event.trajectories
+        record("rollout", "prompt_ids", [each.request.prompt.id for each in trajectories])
+        digests = {digest for each in trajectories for digest in each.weights_digests.values()}
+        record("rollout", "weights_digest", sorted(digests))
         record("rollout", "loss_mask", batch["loss_mask"])
         record("rollout", "tokens", batch["tokens"])
         record("rollout", "logprobs", batch["rollout_logprobs"])

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 import torch
 from tensordict import TensorDict
 
+from rlcore.environments.trajectory import Trajectory
 from rlcore.observability.metrics import mean, merge, of_completions
 from rlcore.rewards.score import Scores
 from rlcore.trainers.base import Update
-from rlcore.types import Completion, StopReason
+from rlcore.types import StopReason
 
 
 class StepMetrics:
@@ -18,12 +19,12 @@ class StepMetrics:
     Lengths and rewards are the batch's, from which the step learns.
     """
 
-    def __init__(self, completions: Sequence[Completion], scores: Scores, batch: TensorDict, **others: float) -> None:
+    def __init__(self, trajectories: Sequence[Trajectory], scores: Scores, batch: TensorDict, **others: float) -> None:
         self.has_learned = False
         """Whether the policy has had a gradient that is not 0."""
         self._of_rollout = others | of_completions(
             batch["loss_mask"].sum(-1).tolist(),
-            [completion.stop_reason is StopReason.LENGTH for completion in completions],
+            [each.stop_reason is StopReason.LENGTH for each in trajectories],
             [
                 reward if is_judged else None
                 for reward, is_judged in zip(batch["rewards"].tolist(), batch["included"].tolist(), strict=True)

@@ -6,25 +6,26 @@ from dataclasses import replace
 import torch
 from tensordict import TensorDict
 
+from rlcore.environments.trajectory import Trajectory
 from rlcore.errors import RewardError
 from rlcore.keys import key
-from rlcore.observability.events import BatchExtended, CompletionsSampled
+from rlcore.observability.events import BatchExtended, TrajectoriesSampled
 from rlcore.observability.observers import observed
 from rlcore.recipes.rollout import collect, sampling_params
 from rlcore.rewards.score import score
 from rlcore.train_state import TrainState
-from rlcore.types import Completion, SampleRequest
+from rlcore.types import SampleRequest
 
 
 @observed
 def add_greedy_rewards(
-    state: TrainState, batch: TensorDict, completions: Sequence[Completion], step: int
+    state: TrainState, batch: TensorDict, trajectories: Sequence[Trajectory], step: int
 ) -> BatchExtended:
     """Add fp32 [samples]: the reward of the greedy completion of each sample's prompt; one is drawn per prompt.
 
     Raises RewardError where one cannot be judged.
     """
-    prompts = {each.request.prompt.id: each.request.prompt for each in completions}
+    prompts = {each.request.prompt.id: each.request.prompt for each in trajectories}
     params = replace(sampling_params(state), temperature=0.0)
     wanted = [
         # Nothing is drawn by chance; the key is for those who tell completions apart by it.
@@ -33,7 +34,7 @@ def add_greedy_rewards(
     ]
     with state.observers.stage("rollout"):
         drawn = collect(state.sampler, wanted, state.config.perturbation)
-        state.observers.emit(CompletionsSampled(wanted, drawn, state.receipt, state.tokenizer))
+        state.observers.emit(TrajectoriesSampled(wanted, drawn, state.receipt, state.tokenizer))
     with state.observers.stage("reward"):
         rewards = dict(zip(prompts, score(state.task.rewards, drawn, step=step).rewards, strict=True))
     if unjudged := [name for name, reward in rewards.items() if reward is None]:
@@ -42,6 +43,6 @@ def add_greedy_rewards(
             legal="a number for every greedy completion",
             remedy="algorithm.advantage: rloo, which needs none",
         )
-    baselines = [rewards[each.request.prompt.id] for each in completions]
+    baselines = [rewards[each.request.prompt.id] for each in trajectories]
     batch["greedy_rewards"] = torch.tensor(baselines, dtype=torch.float32, device=state.config.model.device)
     return BatchExtended(batch, "reward", ("greedy_rewards",))

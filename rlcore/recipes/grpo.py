@@ -31,15 +31,15 @@ MISMATCH_LOSSES: Mapping[str, Callable[..., PolicyLoss]] = {"dppo_tv": dppo_tv, 
 
 def grpo_step(state: TrainState, section: GrpoSection, step: int) -> StepMetrics:
     """Sample, score, learn; the caller syncs the weights. Raises NonFiniteError, LevelError, StepError."""
-    completions, scores, batch = rollout(state, step)
+    trajectories, scores, batch = rollout(state, step)
     add_old_logprobs(state, batch)
     add_ref_logprobs(state, batch)
     if section.advantage == "remax":
-        add_greedy_rewards(state, batch, completions, step)
+        add_greedy_rewards(state, batch, trajectories, step)
     add_group_advantages(state, section, batch)
     add_advantages(state, section, batch)
 
-    metrics = StepMetrics(completions, scores, batch)
+    metrics = StepMetrics(trajectories, scores, batch)
     for minibatch in minibatches(batch, state.config, state.level, step, state.observers):
 
         def loss(microbatch: Microbatch, minibatch: Minibatch = minibatch) -> MicrobatchLoss:

@@ -29,11 +29,11 @@ from rlcore.trainers.scoring import values
 def ppo_step(state: TrainState, section: PpoSection, step: int) -> StepMetrics:
     """Sample, score, learn; the caller syncs the weights. Raises NonFiniteError, LevelError, StepError."""
     assert state.critic is not None
-    completions, scores, batch = rollout(state, step)
+    trajectories, scores, batch = rollout(state, step)
     add_old_logprobs(state, batch)
     add_ref_logprobs(state, batch)
     add_values(state, batch)
-    metrics = StepMetrics(completions, scores, batch, kl_coef=state.kl_coef)
+    metrics = StepMetrics(trajectories, scores, batch, kl_coef=state.kl_coef)
     add_advantages(state, section, batch)
 
     for minibatch in minibatches(batch, state.config, state.level, step, state.observers):

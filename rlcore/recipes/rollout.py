@@ -10,31 +10,32 @@ from tensordict import TensorDict
 
 from rlcore.batching.rollout_batch import dense_batch
 from rlcore.config import PerturbationSection
+from rlcore.environments.trajectory import Trajectory
 from rlcore.keys import completion_key, epoch_items, permutation
 from rlcore.numerics.probe import num_threads
-from rlcore.observability.events import CompletionsSampled, RequestsBuilt, RolloutBatched, SamplingBegins
+from rlcore.observability.events import RequestsBuilt, RolloutBatched, SamplingBegins, TrajectoriesSampled
 from rlcore.rewards.score import Scores, score, shuffled
 from rlcore.samplers.base import Sampler
 from rlcore.train_state import TrainState
-from rlcore.types import Completion, Prompt, SampleRequest, SamplingParams
+from rlcore.types import Prompt, SampleRequest, SamplingParams
 
 
-def rollout(state: TrainState, step: int) -> tuple[list[Completion], Scores, TensorDict]:
+def rollout(state: TrainState, step: int) -> tuple[list[Trajectory], Scores, TensorDict]:
     """Sample the completions of a step, score them, and build their dense batch."""
     config, observers = state.config, state.observers
     with observers.stage("rollout"):
         observers.emit(SamplingBegins(state.decoder, state.receipt))
         wanted = requests(state, prompts_of(state, step), step)
         observers.emit(RequestsBuilt(wanted))
-        completions = collect(state.sampler, wanted, config.perturbation)
-        observers.emit(CompletionsSampled(wanted, completions, state.receipt, state.tokenizer))
+        trajectories = collect(state.sampler, wanted, config.perturbation)
+        observers.emit(TrajectoriesSampled(wanted, trajectories, state.receipt, state.tokenizer))
     with observers.stage("reward"):
-        scores = score(state.task.rewards, completions, step=step)
+        scores = score(state.task.rewards, trajectories, step=step)
         if config.task.shuffles_rewards:
             scores = shuffled(scores, config.seed, step)
-    batch = dense_batch(completions, scores, pad_id=state.tokenizer.pad_id).to(config.model.device)
-    observers.emit(RolloutBatched(batch, completions, scores))
-    return completions, scores, batch
+    batch = dense_batch(trajectories, scores, pad_id=state.tokenizer.pad_id).to(config.model.device)
+    observers.emit(RolloutBatched(batch, trajectories, scores))
+    return trajectories, scores, batch
 
 
 def prompts_of(state: TrainState, step: int) -> list[Prompt]:
@@ -72,8 +73,8 @@ def sampling_params(state: TrainState) -> SamplingParams:
     )
 
 
-def collect(sampler: Sampler, wanted: Sequence[SampleRequest], perturbation: PerturbationSection) -> list[Completion]:
-    """Sample the completions of requests, in their order, whatever the order in which the sampler is given them."""
+def collect(sampler: Sampler, wanted: Sequence[SampleRequest], perturbation: PerturbationSection) -> list[Trajectory]:
+    """Sample the trajectories of requests, in their order, whatever the order in which the sampler is given them."""
     order = list(range(len(wanted)))
     if perturbation.arrival_seed:
         order = permutation(len(wanted), "arrival", perturbation.arrival_seed)

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rlcore.environments.trajectory import Trajectory
 from rlcore.errors import InvalidValueError, RewardError
 from rlcore.keys import permutation
 from rlcore.rewards.calling import GIVEN, STATE, Arguments, call_all
 from rlcore.rewards.reward import Reward, TrainerState
-from rlcore.types import Completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +33,24 @@ class Scores:
         return [reward is not None for reward in self.rewards]
 
 
-def score(rewards: Sequence[Reward], completions: Sequence[Completion], *, step: int) -> Scores:
+def score(rewards: Sequence[Reward], trajectories: Sequence[Trajectory], *, step: int) -> Scores:
     """Ask every function for every completion.
 
-    Functions are called once, with lists in the order of `completions`, and the columns of each completion's prompt.
-    The total is the sum of weight times value over the functions that gave one, without rounding between (math.fsum);
-    TRL 1.16 adds alike, in fp32.
+    Functions are called once, with lists in the order of `trajectories`: the text of each completion, and the columns
+    of its prompt. The total is the sum of weight times value over the functions that gave one, without rounding between
+    (math.fsum); TRL 1.16 adds alike, in fp32.
 
     Raises RewardError, which names the function and the sample, for an exception, a timeout, a wrong number of values,
-    and a value that is not a finite number; InvalidValueError for two rewards of one name, and for prompts that differ
-    in their columns.
+    and a value that is not a finite number; InvalidValueError for two rewards of one name, for prompts that differ in
+    their columns, and for a trajectory of several assistant turns.
     """
     names = [reward.name for reward in rewards]
     if len(set(names)) < len(names) or not names:
         raise InvalidValueError(f"rewards {names}", legal="at least one, each with a name of its own")
-    if not completions:
+    if not trajectories:
         return Scores([], {name: [] for name in names})
-    returned = call_all(rewards, _arguments(completions, step))
-    values = [_checked(reward, each, completions) for reward, each in zip(rewards, returned, strict=True)]
+    returned = call_all(rewards, _arguments(trajectories, step))
+    values = [_checked(reward, each, trajectories) for reward, each in zip(rewards, returned, strict=True)]
     totals = [_total(rewards, column, index) for index, column in enumerate(zip(*values, strict=True))]
     return Scores(totals, dict(zip(names, values, strict=True)))
 
@@ -70,8 +70,8 @@ def check_columns(columns: Iterable[str]) -> None:
         raise InvalidValueError(f"a column {taken[0]!r}", legal=f"any but {', '.join((*GIVEN, STATE))}")
 
 
-def _arguments(completions: Sequence[Completion], step: int) -> Arguments:
-    prompts = [completion.request.prompt for completion in completions]
+def _arguments(trajectories: Sequence[Trajectory], step: int) -> Arguments:
+    prompts = [each.request.prompt for each in trajectories]
     names = list(prompts[0].columns)
     check_columns(names)
     for prompt in prompts:
@@ -82,17 +82,17 @@ def _arguments(completions: Sequence[Completion], step: int) -> Arguments:
     return Arguments(
         {
             "prompts": [prompt.text for prompt in prompts],
-            "completions": [completion.text for completion in completions],
-            "completion_ids": [list(completion.tokens) for completion in completions],
-            "stop_reasons": [completion.stop_reason.value for completion in completions],
+            "completions": [each.completion_text for each in trajectories],
+            "completion_ids": [list(each.completion_tokens) for each in trajectories],
+            "stop_reasons": [each.stop_reason.value for each in trajectories],
             **{name: [prompt.columns[name] for prompt in prompts] for name in names},
         },
         TrainerState(step),
-        len(completions),
+        len(trajectories),
     )
 
 
-def _checked(reward: Reward, returned: Any, completions: Sequence[Completion]) -> list[float | None]:
+def _checked(reward: Reward, returned: Any, trajectories: Sequence[Trajectory]) -> list[float | None]:
     """One number or None a completion; a tensor or an array is taken for the list it holds."""
     listed = returned.tolist() if hasattr(returned, "tolist") else returned
     if not isinstance(listed, list | tuple):
@@ -100,24 +100,24 @@ def _checked(reward: Reward, returned: Any, completions: Sequence[Completion]) -
             f"reward function {reward.name} returned {returned!r:.60}",
             legal="a list of one number or None a completion",
         )
-    if len(listed) != len(completions):
+    if len(listed) != len(trajectories):
         raise RewardError(
-            f"reward function {reward.name} returned {len(listed)} values for {len(completions)} completions",
+            f"reward function {reward.name} returned {len(listed)} values for {len(trajectories)} completions",
             legal="one for each, in their order",
             remedy="return None for what it cannot judge",
         )
-    return [_number(reward, value, index, completions[index]) for index, value in enumerate(listed)]
+    return [_number(reward, value, index, trajectories[index]) for index, value in enumerate(listed)]
 
 
-def _number(reward: Reward, value: Any, index: int, completion: Completion) -> float | None:
+def _number(reward: Reward, value: Any, index: int, trajectory: Trajectory) -> float | None:
     number = value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
     if number is None:
         return None
     if not isinstance(number, int | float) or not abs(number) <= sys.float_info.max:
-        request = completion.request
+        request = trajectory.request
         raise RewardError(
             f"reward function {reward.name} gave {value!r:.60} for sample {index} "
-            f"(completion {request.sample_index} of prompt {request.prompt.id}: {completion.text!r:.60})",
+            f"(completion {request.sample_index} of prompt {request.prompt.id}: {trajectory.completion_text!r:.60})",
             legal="a finite number, or None for what it cannot judge",
         )
     return float(number)

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from rlcore.types import Completion, SampleRequest
+from rlcore.environments.trajectory import Trajectory
+from rlcore.types import SampleRequest
 from rlcore.weights.target import WeightTarget
 
 Progress = Callable[[int, int], None]
@@ -30,8 +31,8 @@ class Sampler(Protocol):
     def weight_target(self) -> WeightTarget:
         """Target of the syncs that give it other weights."""
 
-    def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Completion]:
-        """Return a completion for each request, in their order.
+    def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
+        """Return a trajectory of one completion for each request, in their order.
 
         An exception of `progress` cancels the call: the completions that are not done are dropped, and the sampler
         takes the next call. Raises InvalidValueError for a request that cannot be done, before anything is drawn, and

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 
 import torch
 
+from rlcore.environments.trajectory import Trajectory, build_single_turn
 from rlcore.errors import InvalidValueError
 from rlcore.models.decoder import Decoder
 from rlcore.samplers.base import Progress
 from rlcore.samplers.batching import ContinuousBatch, Finished
 from rlcore.samplers.local_target import LocalTarget
 from rlcore.samplers.requests import check_requests
-from rlcore.types import Completion, SampleRequest, Tokenizer
+from rlcore.types import SampleRequest, Tokenizer
 
 
 class TorchSampler:
@@ -52,7 +53,7 @@ class TorchSampler:
         """As `Sampler.weight_target`."""
         return self._target
 
-    def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Completion]:
+    def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
         """As `Sampler.sample`.
 
         Raises InvalidValueError for a request that cannot be done, NonFiniteError where logits are NaN, and
@@ -65,8 +66,7 @@ class TorchSampler:
         with self._target.sampling():
             with torch.inference_mode():
                 finished = self._batch(requests).run(progress)
-            # Outside inference mode: what is made in it cannot be a part of a loss.
-            return [self._completion(each) for each in finished]
+            return [self._trajectory(each) for each in finished]
 
     def _batch(self, requests: Sequence[SampleRequest]) -> ContinuousBatch:
         return ContinuousBatch(
@@ -77,12 +77,12 @@ class TorchSampler:
             preempt_every=self._preempt_every,
         )
 
-    def _completion(self, finished: Finished) -> Completion:
+    def _trajectory(self, finished: Finished) -> Trajectory:
         draft = finished.draft
-        return Completion(
-            request=draft.request,
-            tokens=tuple(draft.tokens),
-            logprobs=torch.tensor(draft.logprobs, dtype=torch.float32),
+        return build_single_turn(
+            draft.request,
+            draft.tokens,
+            draft.logprobs,
             text=self._tokenizer.decode(draft.tokens),
             stop_reason=finished.reason,
             policy_version=self._target.policy_version,

@@ -16,10 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlcore.environments.trajectory import Trajectory
 from rlcore.errors import EngineError, InvalidValueError, WeightSyncError
 from rlcore.keys import completion_key
 from rlcore.samplers.base import Sampler
-from rlcore.types import Completion, Prompt, SampleRequest, SamplingParams, StopReason
+from rlcore.types import Prompt, SampleRequest, SamplingParams, StopReason
 from rlcore.weights.digests import tensor_digest
 from rlcore.weights.target import WeightTarget
 
@@ -43,10 +44,10 @@ def all_wanted(params: SamplingParams | None = None) -> list[SampleRequest]:
     return [wanted(prompt, index, params) for prompt in PROMPTS for index in range(4)]
 
 
-def bits(completions: Sequence[Completion]) -> list[tuple[object, ...]]:
+def bits(completions: Sequence[Trajectory]) -> list[tuple[object, ...]]:
     """What has to be the same."""
     return [
-        (each.tokens, each.text, each.stop_reason, *each.logprobs.view(torch.int32).tolist()) for each in completions
+        (each.tokens, each.completion_text, each.stop_reason, *map(float.hex, each.logprobs)) for each in completions
     ]
 
 
@@ -85,11 +86,12 @@ class SamplerConformance:
 
     def test_a_completion_is_whole(self, make: MakeSampler) -> None:
         for each in make(4).sample(all_wanted()):
-            assert 1 <= len(each.tokens) <= each.request.params.max_tokens
-            assert each.logprobs.shape == (len(each.tokens),) and each.logprobs.dtype == torch.float32
-            assert each.logprobs.device.type == "cpu" and not each.logprobs.requires_grad
-            assert bool((each.logprobs <= 0).all()), "log-probabilities"
-            assert (each.stop_reason == StopReason.LENGTH) <= (len(each.tokens) == each.request.params.max_tokens)
+            tokens, logprobs = each.completion_tokens, each.completion_logprobs
+            assert 1 <= len(tokens) <= each.request.params.max_tokens
+            assert each.loss_tokens == tokens, "every token that was drawn is learned"
+            assert torch.tensor(logprobs, dtype=torch.float32).tolist() == [*logprobs], "fp32 numbers"
+            assert max(logprobs) <= 0.0, "log-probabilities"
+            assert (each.stop_reason == StopReason.LENGTH) <= (len(tokens) == each.request.params.max_tokens)
 
     def test_completions_do_not_depend_on_order_or_company(self, make: MakeSampler) -> None:
         requests = all_wanted()
@@ -123,24 +125,25 @@ class SamplerConformance:
 
     def test_a_stop_id_ends_and_belongs_to_the_completion(self, make: MakeSampler) -> None:
         (whole,) = make(4).sample([wanted()])
-        stop = whole.tokens[len(whole.tokens) // 2]
+        tokens = whole.completion_tokens
+        stop = tokens[len(tokens) // 2]
         params = SamplingParams(max_tokens=12, stop_ids=(stop, MANY))
         (ended,) = make(4).sample([wanted(params=params)])
-        assert ended.tokens == whole.tokens[: whole.tokens.index(stop) + 1]
+        assert ended.completion_tokens == tokens[: tokens.index(stop) + 1]
         assert ended.stop_reason in (StopReason.STOP_ID, StopReason.EOS)
 
     def test_a_stop_string_ends_with_the_token_that_completes_it(self, make: MakeSampler) -> None:
-        whole = next(each for each in make(4).sample(all_wanted(_hot())) if len(each.text) >= 4)
-        stop = whole.text[1:3]
+        whole = next(each for each in make(4).sample(all_wanted(_hot())) if len(each.completion_text) >= 4)
+        stop = whole.completion_text[1:3]
         params = replace(_hot(), stop_strings=(stop,))
         (ended,) = make(4).sample([replace(whole.request, params=params)])
-        assert stop in ended.text and ended.stop_reason == StopReason.STOP_STRING
+        assert stop in ended.completion_text and ended.stop_reason == StopReason.STOP_STRING
         assert ended.tokens == whole.tokens[: len(ended.tokens)]
 
     def test_the_length_ends(self, make: MakeSampler) -> None:
         (whole,) = make(4).sample([wanted()])
         (ended,) = make(4).sample([wanted(params=SamplingParams(max_tokens=1))])
-        assert ended.tokens == whole.tokens[:1]
+        assert ended.completion_tokens == whole.completion_tokens[:1]
         assert ended.stop_reason in (StopReason.LENGTH, StopReason.EOS)
 
     # --------------------------------------------------------------------------------------------------------- refusals
@@ -161,10 +164,10 @@ class SamplerConformance:
     def test_completions_carry_the_weights_that_drew_them(self, make: MakeSampler) -> None:
         sampler = make(4)
         (before,) = sampler.sample([wanted()])
-        assert (before.policy_version, before.weights_digest) == (sampler.policy_version, sampler.weights_digest)
+        assert before.weights_digests == {sampler.policy_version: sampler.weights_digest}
         load(sampler.weight_target, 9, "ninth")
         (after,) = sampler.sample([wanted()])
-        assert (after.policy_version, after.weights_digest) == (9, "ninth")
+        assert after.weights_digests == {9: "ninth"}
         assert (sampler.policy_version, sampler.weights_digest) == (9, "ninth")
         state = sampler.weight_target.describe()
         assert (state.policy_version, state.weights_digest) == (9, "ninth")
@@ -214,7 +217,7 @@ class SamplerConformance:
                 refused.append(error)
 
         completions = sampler.sample(all_wanted(), progress=begin)
-        assert refused and {each.policy_version for each in completions} == {sampler.policy_version}
+        assert refused and all([*each.weights_digests] == [sampler.policy_version] for each in completions)
 
     def test_nothing_is_sampled_between_begin_and_commit(self, make: MakeSampler) -> None:
         sampler = make(2)
@@ -223,7 +226,7 @@ class SamplerConformance:
             sampler.sample([wanted()])
         sampler.weight_target.begin(1)
         sampler.weight_target.commit("first")
-        assert sampler.sample([wanted()])[0].policy_version == 1
+        assert sampler.sample([wanted()])[0].weights_digests == {1: "first"}
 
     def test_nothing_is_written_before_begin(self, make: MakeSampler) -> None:
         target = make(2).weight_target

@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from rlcore.environments.trajectory import Trajectory
 from rlcore.models.config import FAMILIES
 from rlcore.numerics.level import following
 from rlcore.numerics.probe import RECIPES
 from rlcore.samplers.base import Progress
 from rlcore.samplers.torch_sampler import TorchSampler
-from rlcore.types import Completion, SampleRequest
+from rlcore.types import SampleRequest
 from tests.conformance.sampler_suite import MakeSampler, SamplerConformance
 from tests.support.samplers import TOKENIZER, decoder_of
 
@@ -26,7 +27,7 @@ class TestTorchSampler(SamplerConformance):
 class ByArrival(TorchSampler):
     """Noise of the place in the batch, as samplers with one stream of random numbers have it."""
 
-    def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Completion]:
+    def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
         moved = [replace(request, key=number) for number, request in enumerate(requests)]
         drawn = super().sample(moved, progress=progress)
         return [replace(each, request=request) for each, request in zip(drawn, requests, strict=True)]

@@ -22,11 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlcore.environments.trajectory import Trajectory
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.level import Recipe, active, following
 from rlcore.samplers.base import Progress
 from rlcore.samplers.torch_sampler import TorchSampler
-from rlcore.types import Completion, SampleRequest, Tokenizer
+from rlcore.types import SampleRequest, Tokenizer
 from rlcore.weights.target import Difference, TargetState, WeightTarget
 
 TIMEOUT_S = 120.0
@@ -194,7 +195,7 @@ class RemoteSampler:
     def weights_digest(self) -> str:
         return self.weight_target.describe().weights_digest
 
-    def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Completion]:
+    def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
         return self._host.work(self._number, "sample", list(requests), progress=progress)  # type: ignore[no-any-return]
 
 

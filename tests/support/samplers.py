@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from rlcore.environments.trajectory import Trajectory
 from rlcore.keys import completion_key
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.samplers.torch_sampler import TorchSampler
-from rlcore.types import Completion, Prompt, SampleRequest, SamplingParams
+from rlcore.types import Prompt, SampleRequest, SamplingParams
 
 TOKENIZER = CharacterTokenizer("abcdefghijklmnopqrstuvwxyz")
 CONFIG = DecoderConfig("llama", TOKENIZER.vocab_size, 32, 2, 4, 2, 8, 44, max_length=96)
@@ -45,22 +46,22 @@ def requests_of(num_samples: int = 2, params: SamplingParams | None = None) -> l
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A completion to the bit; NaN equals itself."""
+    """A trajectory of one completion, to the bit."""
 
     tokens: tuple[int, ...]
-    logprob_bits: tuple[int, ...]
+    logprob_bits: tuple[str, ...]
     reason: str
 
     @classmethod
-    def of(cls, completion: Completion) -> "Said":
+    def of(cls, trajectory: Trajectory) -> "Said":
         """What must not change."""
-        bits = completion.logprobs.view(torch.int32).tolist()
-        return cls(completion.tokens, tuple(bits), completion.stop_reason)
+        bits = map(float.hex, trajectory.completion_logprobs)
+        return cls(trajectory.completion_tokens, tuple(bits), trajectory.stop_reason)
 
 
-def said(completions: Sequence[Completion]) -> list[Said]:
+def said(trajectories: Sequence[Trajectory]) -> list[Said]:
     """Each to the bit."""
-    return [Said.of(completion) for completion in completions]
+    return [Said.of(trajectory) for trajectory in trajectories]
 
 
 def sampler_of(decoder: Decoder, *, concurrency: int = 64, preempt_every: int = 0) -> TorchSampler:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.determinism import at_level
+from rlcore.environments.trajectory import Trajectory
 from rlcore.models.config import FAMILIES, DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.compiled import layers
@@ -16,7 +17,7 @@ from rlcore.numerics.level import computing, following
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import RECIPES, num_threads
 from rlcore.samplers import batching
-from rlcore.types import Completion, SampleRequest, SamplingParams
+from rlcore.types import SampleRequest, SamplingParams
 from tests.support.samplers import TOKENIZER, requests_of, said, sampler_of
 
 pytestmark = pytest.mark.needs_compiler
@@ -47,14 +48,14 @@ def requests(max_tokens: int = 24) -> list[SampleRequest]:
     return [replace(each, params=filtered) if number % 2 else each for number, each in enumerate(plain)]
 
 
-def assert_of_trainer(decoder: Decoder, completions: list[Completion]) -> None:
+def assert_of_trainer(decoder: Decoder, completions: list[Trajectory]) -> None:
     """The log-probabilities are the bits of one pass over prompt and completion."""
     with num_threads(1), torch.no_grad():
         for each in completions:
             prompt = each.request.prompt.tokens
-            tokens = torch.tensor([*prompt, *each.tokens])
+            tokens = torch.tensor([*prompt, *each.completion_tokens])
             logits = decoder(tokens[None, :-1])[0, len(prompt) - 1 :] / each.request.params.temperature
-            assert torch.equal(each.logprobs, token_logprobs(logits, tokens[len(prompt) :]))
+            assert torch.equal(torch.tensor(each.completion_logprobs), token_logprobs(logits, tokens[len(prompt) :]))
 
 
 @few

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from rlcore.batching.rollout_batch import dense_batch
 from rlcore.errors import WeightSyncError
+from rlcore.rewards.score import Scores
 from tests.support.samplers import decoder_of, request_of, requests_of, said, sampler_of
 
 
@@ -19,11 +21,11 @@ def test_weights_are_its_own() -> None:
 def test_completions_carry_the_weights_that_drew_them() -> None:
     sampler = sampler_of(decoder_of())
     (first,) = sampler.sample([request_of()])
-    assert first.policy_version == 0 and first.weights_digest == sampler_of(decoder_of()).weights_digest
+    assert first.weights_digests == {0: sampler_of(decoder_of()).weights_digest}
     sampler.weight_target.begin(7)
     sampler.weight_target.commit("as the receipt says")
     (second,) = sampler.sample([request_of()])
-    assert (second.policy_version, second.weights_digest) == (7, "as the receipt says")
+    assert second.weights_digests == {7: "as the receipt says"}
 
 
 def test_weights_written_outside_a_sync_are_refused() -> None:
@@ -37,7 +39,7 @@ def test_weights_written_outside_a_sync_are_refused() -> None:
     assert not done, "before anything is drawn"
     sampler.weight_target.begin(1)
     sampler.weight_target.commit("known now")
-    assert sampler.sample([request_of()])[0].policy_version == 1
+    assert sampler.sample([request_of()])[0].weights_digests == {1: "known now"}
 
 
 def test_weights_that_change_while_it_samples_are_refused() -> None:
@@ -60,7 +62,7 @@ def test_loading_while_it_samples_is_refused() -> None:
             sampler.weight_target.begin(5)
         told.append(str(refused.value))
 
-    assert {each.policy_version for each in sampler.sample(requests_of(1), progress=load)} == {0}
+    assert all([*each.weights_digests] == [0] for each in sampler.sample(requests_of(1), progress=load))
     assert told and sampler.policy_version == 0
     sampler.weight_target.begin(5)
     sampler.weight_target.commit("afterwards")
@@ -81,5 +83,6 @@ def test_the_fence_opens_after_a_failure() -> None:
 def test_what_is_drawn_can_be_part_of_a_loss() -> None:
     (completion,) = sampler_of(decoder_of()).sample([request_of()])
     weight = torch.ones(1, requires_grad=True)
-    (weight * completion.logprobs).sum().backward()  # type: ignore[no-untyped-call]
+    batch = dense_batch([completion], Scores([1.0], {}), pad_id=0)
+    (weight * batch["rollout_logprobs"]).sum().backward()
     assert weight.grad is not None

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlcore.determinism import at_level
+from rlcore.environments.trajectory import Trajectory
 from rlcore.errors import InvalidValueError, NonFiniteError
 from rlcore.models.config import FAMILIES
 from rlcore.models.decoder import Decoder
@@ -19,7 +20,7 @@ from rlcore.numerics.probe import RECIPES, num_threads
 from rlcore.samplers import batching
 from rlcore.samplers.rows import Draft, Rows
 from rlcore.samplers.torch_sampler import TorchSampler
-from rlcore.types import Completion, SampleRequest, SamplingParams, StopReason
+from rlcore.types import SampleRequest, SamplingParams, StopReason
 from tests.support.samplers import (
     CONFIG,
     TOKENIZER,
@@ -61,10 +62,10 @@ class Company:
 COMPANY = st.builds(Company, st.integers(1, 16), st.integers(0, 5), st.sampled_from([1, 2]))
 
 
-def of_trainer(decoder: Decoder, completion: Completion) -> Tensor:
+def of_trainer(decoder: Decoder, completion: Trajectory) -> Tensor:
     """The log-probabilities of a completion's tokens in one pass over prompt and completion."""
     prompt = completion.request.prompt.tokens
-    tokens = torch.tensor([*prompt, *completion.tokens])
+    tokens = torch.tensor(completion.tokens)
     temperature = completion.request.params.temperature or 1.0
     with torch.no_grad():
         logits = decoder(tokens[None, :-1])[0, len(prompt) - 1 :]
@@ -85,7 +86,7 @@ def test_logprobs_are_the_trainers_bits(
     completions = drawn(decoder, mixed(params), company)
     with num_threads(1):
         for completion in completions:
-            assert torch.equal(completion.logprobs, of_trainer(decoder, completion))
+            assert torch.equal(torch.tensor(completion.completion_logprobs), of_trainer(decoder, completion))
 
 
 @few
@@ -111,7 +112,7 @@ def mixed(params: list[SamplingParams]) -> list[SampleRequest]:
     return [replace(each, params=params[number % len(params)]) for number, each in enumerate(requests_of(2))]
 
 
-def drawn(decoder: Decoder, requests: list[SampleRequest], company: Company) -> list[Completion]:
+def drawn(decoder: Decoder, requests: list[SampleRequest], company: Company) -> list[Trajectory]:
     """In this company."""
     with num_threads(company.num_threads):
         sampler = sampler_of(decoder, concurrency=company.concurrency, preempt_every=company.preempt_every)
@@ -123,7 +124,7 @@ def test_every_recipe_gives_the_trainers_bits(recipe: Recipe) -> None:
     decoder = decoder_of("qwen3")
     with following(recipe):
         for completion in sampler_of(decoder, concurrency=3, preempt_every=4).sample(requests_of(1)):
-            assert torch.equal(completion.logprobs, of_trainer(decoder, completion))
+            assert torch.equal(torch.tensor(completion.completion_logprobs), of_trainer(decoder, completion))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_a_run_at_level_invariant_gives_the_trainers_bits(kernels: str, family: 
     with at_level("invariant", decoder.config, length=64, kernels=kernels):
         assert is_compiled() is (kernels == "compiled")
         for completion in sampler_of(decoder, concurrency=5, preempt_every=3).sample(requests):
-            assert torch.equal(completion.logprobs, of_trainer(decoder, completion))
+            assert torch.equal(torch.tensor(completion.completion_logprobs), of_trainer(decoder, completion))
 
 
 # ------------------------------------------------------------------------------- the same, with one mechanism taken out
@@ -201,7 +202,7 @@ def test_noise_that_begins_again_after_preemption_gives_other_completions(
 def test_siblings_and_steps_draw_their_own(invariant: Recipe) -> None:
     sampler = sampler_of(decoder_of(spread=4.0))
     requests = [request_of(sample_index=index, seed=seed) for index in range(4) for seed in range(4)]
-    assert len({completion.tokens for completion in sampler.sample(requests)}) == 16
+    assert len({completion.completion_tokens for completion in sampler.sample(requests)}) == 16
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
@@ -212,7 +213,7 @@ def test_tokens_have_their_distribution() -> None:
     decoder = decoder_of(spread=8.0)
     params = SamplingParams(max_tokens=1, temperature=1.5)
     requests = [request_of(sample_index=index, params=params) for index in range(4000)]
-    tokens = torch.tensor([each.tokens[0] for each in sampler_of(decoder, concurrency=512).sample(requests)])
+    tokens = torch.tensor([each.completion_tokens[0] for each in sampler_of(decoder, concurrency=512).sample(requests)])
     with torch.no_grad():
         expected = (decoder(torch.tensor([TOKENIZER.encode("hello")]))[0, -1] / 1.5).softmax(-1) * 4000
     counts = torch.bincount(tokens, minlength=len(expected))
@@ -226,18 +227,18 @@ def test_temperature_0_takes_the_best_and_says_its_logprob_at_1(invariant: Recip
     completions = sampler_of(decoder).sample([request_of(text, params=params) for text in ("a", "hello")])
     for completion in completions:
         prompt = completion.request.prompt.tokens
-        tokens = torch.tensor([[*prompt, *completion.tokens]])
         with torch.no_grad():
-            logits = decoder(tokens)[0, len(prompt) - 1 : -1]
-        assert logits.argmax(-1).tolist() == list(completion.tokens)
-        assert torch.equal(completion.logprobs, token_logprobs(logits, torch.tensor(completion.tokens)))
+            logits = decoder(torch.tensor([completion.tokens]))[0, len(prompt) - 1 : -1]
+        best = torch.tensor(completion.completion_tokens)
+        assert torch.equal(logits.argmax(-1), best)
+        assert torch.equal(torch.tensor(completion.completion_logprobs), token_logprobs(logits, best))
 
 
 def test_equal_logits_give_the_lowest_token() -> None:
     """A decoder of zeros."""
     decoder = Decoder(CONFIG)
     (completion,) = sampler_of(decoder).sample([request_of(params=SamplingParams(max_tokens=3, temperature=0.0))])
-    assert completion.tokens == (0, 0, 0)
+    assert completion.completion_tokens == (0, 0, 0)
 
 
 def test_filters_hold_for_the_rows_that_have_them() -> None:
@@ -245,7 +246,7 @@ def test_filters_hold_for_the_rows_that_have_them() -> None:
     plain, first = SamplingParams(max_tokens=20), SamplingParams(max_tokens=20, top_k=1)
     greedy = SamplingParams(max_tokens=20, temperature=0.0)
     requests = [request_of(sample_index=index, params=(plain, first, greedy)[index % 3]) for index in range(9)]
-    told = [completion.tokens for completion in sampler_of(decoder).sample(requests)]
+    told = [completion.completion_tokens for completion in sampler_of(decoder).sample(requests)]
     assert len({*told[1::3], *told[2::3]}) == 1 and len({*told[::3]}) == 3
 
 
@@ -255,20 +256,22 @@ def test_filters_hold_for_the_rows_that_have_them() -> None:
 def test_a_completion_ends_for_its_reason() -> None:
     decoder = decoder_of(spread=4.0)
     free = SamplingParams(max_tokens=40)
-    whole = [each for each in sampler_of(decoder).sample(requests_of(4, free)) if len(each.tokens) > 12]
+    whole = [each for each in sampler_of(decoder).sample(requests_of(4, free)) if len(each.completion_tokens) > 12]
     assert whole
     for completion in whole:
-        tokens = completion.tokens
+        tokens = completion.completion_tokens
         stopped = replace(completion.request, params=replace(free, stop_ids=(tokens[7],)))
         told = replace(completion.request, params=replace(free, stop_strings=(TOKENIZER.decode(tokens[4:6]),)))
         short = replace(completion.request, params=replace(free, max_tokens=5))
         by_id, by_text, by_length = sampler_of(decoder).sample([stopped, told, short])
-        assert by_id.stop_reason == StopReason.STOP_ID and by_id.tokens == tokens[: tokens.index(tokens[7]) + 1]
-        assert by_length.stop_reason == StopReason.LENGTH and by_length.tokens == tokens[:5]
+        assert by_id.stop_reason == StopReason.STOP_ID
+        assert by_id.completion_tokens == tokens[: tokens.index(tokens[7]) + 1]
+        assert by_length.stop_reason == StopReason.LENGTH and by_length.completion_tokens == tokens[:5]
         if TOKENIZER.decode(tokens[4:6]):
             (stop,) = told.params.stop_strings
-            assert by_text.stop_reason == StopReason.STOP_STRING and by_text.text.endswith(stop)
-            assert by_text.tokens == tokens[: len(by_text.tokens)] and stop not in TOKENIZER.decode(by_text.tokens[:-1])
+            assert by_text.stop_reason == StopReason.STOP_STRING and by_text.completion_text.endswith(stop)
+            found = by_text.completion_tokens
+            assert found == tokens[: len(found)] and stop not in TOKENIZER.decode(found[:-1])
 
 
 def test_the_end_of_sequence_ends_and_belongs_to_the_completion() -> None:
@@ -279,8 +282,8 @@ def test_the_end_of_sequence_ends_and_belongs_to_the_completion() -> None:
     ]
     assert ended
     for completion in ended:
-        assert completion.tokens.index(TOKENIZER.eos_id) == len(completion.tokens) - 1
-        assert completion.text == TOKENIZER.decode(completion.tokens)
+        assert completion.completion_tokens.index(TOKENIZER.eos_id) == len(completion.completion_tokens) - 1
+        assert completion.completion_text == TOKENIZER.decode(completion.completion_tokens)
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals

@@ -220,7 +220,7 @@ def test_without_canonical_order_arrival_moves_the_batch(tmp_path: Path, monkeyp
     monkeypatch.setattr(rollouts_module, "collect", as_they_come)
     with pytest.raises(StepError, match="in the place of sample"):
         recorded(perturbed("grpo", arrival_seed=3), tmp_path / "looked at")
-    monkeypatch.setattr("rlcore.checks.observers.check_completions", lambda *given: None)
+    monkeypatch.setattr("rlcore.checks.observers.check_trajectories", lambda *given: None)
     assert moved("grpo", tmp_path, arrival_seed=3) == "rollout"
 
 
@@ -232,7 +232,7 @@ def test_with_noise_of_a_generator_arrival_moves_tokens(tmp_path: Path, monkeypa
         return sample(self, [replace(request, key=next(keys)) for request in requests], **others)
 
     monkeypatch.setattr(TorchSampler, "sample", with_keys_of_arrival)
-    monkeypatch.setattr("rlcore.checks.observers.check_completions", lambda *given: None)
+    monkeypatch.setattr("rlcore.checks.observers.check_trajectories", lambda *given: None)
     assert moved("grpo", tmp_path, arrival_seed=3) == "rollout"
 
 

@@ -19,15 +19,16 @@ from rlcore.algorithms.advantages import dr_grpo, gae, grpo, rloo, whiten
 from rlcore.batching.rollout_batch import dense_batch
 from rlcore.checks.advantage_checks import check_estimates, check_relative, check_token_rewards, check_whitened
 from rlcore.checks.observers import checks_of_level
-from rlcore.checks.rollout_checks import check_batch, check_completions, check_requests, check_sent, check_undrawn
+from rlcore.checks.rollout_checks import check_batch, check_requests, check_sent, check_trajectories, check_undrawn
 from rlcore.determinism import check_level
+from rlcore.environments.trajectory import Trajectory, build_single_turn
 from rlcore.errors import CheckpointError, LevelError, StepError
 from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
 from rlcore.observability.observers import Observers
 from rlcore.rewards.score import Scores
-from rlcore.types import Completion, Prompt, SampleRequest, SamplingParams, StopReason
+from rlcore.types import Prompt, SampleRequest, SamplingParams, StopReason
 from rlcore.weights.digests import weights_digest
 from rlcore.weights.receipts import Receipt
 from tests.rlcore.training.recorded import Lost, config, recorded
@@ -48,9 +49,16 @@ def request(prompt: str, index: int, key: int) -> SampleRequest:
 WANTED = [request("p", 0, 10), request("p", 1, 11), request("q", 0, 12), request("q", 1, 13)]
 
 
-def completion(wanted: SampleRequest, length: int) -> Completion:
+def drawn(wanted: SampleRequest, tokens: Sequence[int], reason: StopReason, text: str) -> Trajectory:
+    logprobs = [-1.0] * len(tokens)
+    return build_single_turn(
+        wanted, tokens, logprobs, text=text, stop_reason=reason, policy_version=3, weights_digest="digest"
+    )
+
+
+def completion(wanted: SampleRequest, length: int) -> Trajectory:
     tokens = (*range(7, 6 + length), EOS)
-    return Completion(wanted, tokens, -torch.ones(length), TOKENIZER.decode(tokens), StopReason.EOS, 3, "digest")
+    return drawn(wanted, tokens, StopReason.EOS, TOKENIZER.decode(tokens))
 
 
 COMPLETIONS = [completion(wanted, length) for wanted, length in zip(WANTED, LENGTHS, strict=True)]
@@ -73,25 +81,35 @@ def test_keys_are_all_different_and_not_those_of_the_step_before() -> None:
     assert raised.value.phases == ("rollout",)
 
 
+def partly_of_version_2() -> Trajectory:
+    """The second of three tokens is of older weights: a sync in the middle of a completion."""
+    versions = (*COMPLETIONS[0].policy_versions[:3], 2, 3)
+    return replace(COMPLETIONS[0], policy_versions=versions, weights_digests={2: "digest", 3: "digest"})
+
+
 def test_each_request_has_its_own_completion_of_the_last_weights() -> None:
-    check_completions(WANTED, COMPLETIONS, RECEIPT, TOKENIZER)
-    check_completions(WANTED, COMPLETIONS, None, TOKENIZER)
+    check_trajectories(WANTED, COMPLETIONS, RECEIPT, TOKENIZER)
+    check_trajectories(WANTED, COMPLETIONS, None, TOKENIZER)
     for wrong, said in (
         ([COMPLETIONS[1], COMPLETIONS[0], *COMPLETIONS[2:]], "in the place of sample 0 of prompt p stands sample 1"),
-        ([replace(COMPLETIONS[0], weights_digest="old"), *COMPLETIONS[1:]], "was drawn with weights old"),
-        ([replace(COMPLETIONS[0], tokens=()), *COMPLETIONS[1:]], "has 0 tokens and 3 log-probabilities"),
-        ([replace(COMPLETIONS[0], tokens=(1, 2)), *COMPLETIONS[1:]], "has 2 tokens and 3 log-probabilities"),
+        ([replace(COMPLETIONS[0], weights_digests={3: "old"}), *COMPLETIONS[1:]], "was drawn with weights old"),
+        ([partly_of_version_2(), *COMPLETIONS[1:]], "weights digest, version 2, from token 3 on"),
         ([completion(WANTED[0], 5), *COMPLETIONS[1:]], "has 5 tokens"),
     ):
         with pytest.raises(StepError, match=said):
-            check_completions(WANTED, wrong, RECEIPT, TOKENIZER)
+            check_trajectories(WANTED, wrong, RECEIPT, TOKENIZER)
 
 
-def ended(tokens: Sequence[int], reason: StopReason, text: str | None = None) -> Completion:
+def ended(tokens: Sequence[int], reason: StopReason, text: str | None = None) -> Trajectory:
     params = SamplingParams(max_tokens=4, stop_ids=(12,), stop_strings=("hi",))
     asked = replace(WANTED[0], params=params)
     said = TOKENIZER.decode(tokens) if text is None else text
-    return Completion(asked, tuple(tokens), -torch.ones(len(tokens)), said, reason, 3, "digest")
+    return drawn(asked, tokens, reason, said)
+
+
+def ended_by(reason: StopReason) -> Trajectory:
+    prompt, turn = COMPLETIONS[0].turns
+    return replace(COMPLETIONS[0], turns=(prompt, replace(turn, stop_reason=reason)))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +123,7 @@ def ended(tokens: Sequence[int], reason: StopReason, text: str | None = None) ->
     ],
 )
 def test_completions_that_end_as_they_say_pass(tokens: Sequence[int], reason: StopReason) -> None:
-    check_completions(WANTED[:1], [ended(tokens, reason)], RECEIPT, TOKENIZER)
+    check_trajectories(WANTED[:1], [ended(tokens, reason)], RECEIPT, TOKENIZER)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +135,13 @@ def test_completions_that_end_as_they_say_pass(tokens: Sequence[int], reason: St
         (ended((7, 8, 9, EOS), StopReason.LENGTH), "the last 2, and ended by length"),
         (ended((7, 8), StopReason.EOS), "the last 8, and ended by eos"),
         (ended((7, EOS), StopReason.STOP_ID), "the last 2, and ended by stop_id"),
-        (replace(COMPLETIONS[0], stop_reason=StopReason.STOP_STRING), "the last 2, and ended by stop_string"),
+        (ended_by(StopReason.STOP_STRING), "the last 2, and ended by stop_string"),
         (ended((7, 10, 11), StopReason.STOP_STRING, text="e"), "says 'e'\n.*'ehi', the text of its tokens"),
     ],
 )
-def test_completions_that_end_otherwise_or_say_something_else_do_not(completion: Completion, said: str) -> None:
+def test_completions_that_end_otherwise_or_say_something_else_do_not(completion: Trajectory, said: str) -> None:
     with pytest.raises(StepError) as raised:
-        check_completions(WANTED[:1], [completion], RECEIPT, TOKENIZER)
+        check_trajectories(WANTED[:1], [completion], RECEIPT, TOKENIZER)
     assert re.search(said, str(raised.value))
     assert raised.value.phases == ("rollout",)
 

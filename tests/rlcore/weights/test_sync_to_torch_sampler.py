@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from rlcore.environments.trajectory import Trajectory
 from rlcore.errors import WeightSyncError
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
@@ -11,7 +12,7 @@ from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
 from rlcore.samplers.local_target import LocalTarget
 from rlcore.samplers.torch_sampler import TorchSampler
-from rlcore.types import Completion, Prompt, SampleRequest, SamplingParams
+from rlcore.types import Prompt, SampleRequest, SamplingParams
 from rlcore.weights.digests import weights_digest
 from rlcore.weights.receipts import Check
 from rlcore.weights.sync import sync
@@ -30,8 +31,8 @@ def made() -> tuple[Decoder, TorchSampler]:
     return decoder, TorchSampler(decoder, TOKENIZER, concurrency=2)
 
 
-def drawn(completions: list[Completion]) -> list[tuple[object, ...]]:
-    return [(each.tokens, each.logprobs.tolist()) for each in completions]
+def drawn(completions: list[Trajectory]) -> list[tuple[object, ...]]:
+    return [(each.tokens, each.logprobs) for each in completions]
 
 
 def test_completions_carry_version_and_digest_of_the_receipt() -> None:
@@ -44,8 +45,8 @@ def test_completions_carry_version_and_digest_of_the_receipt() -> None:
         after = sampler.sample(REQUESTS)
         fresh = TorchSampler(decoder, TOKENIZER).sample(REQUESTS)
     for receipt, completions in ((first, before), (second, after)):
-        assert {each.policy_version for each in completions} == {receipt.policy_version}
-        assert {each.weights_digest for each in completions} == {receipt.weights_digest}
+        expected = {receipt.policy_version: receipt.weights_digest}
+        assert all(each.weights_digests == expected for each in completions)
     assert second.weights_digest == weights_digest(dict(decoder.named_parameters()))
     assert second.canary_distance == 0.0
     assert drawn(after) == drawn(fresh) != drawn(before)
@@ -82,7 +83,7 @@ def test_without_the_fence_the_weights_change_under_it(monkeypatch: pytest.Monke
             sync(decoder, sampler.weight_target, 2, first)
 
     completions = sampler.sample(REQUESTS, progress=interfere)
-    assert {each.policy_version for each in completions} == {2}, "and the first tokens are those of version 1"
+    assert all([*each.weights_digests] == [2] for each in completions), "and the first tokens are those of version 1"
 
 
 def test_weights_written_outside_a_sync_are_found() -> None:
@@ -104,4 +105,4 @@ def test_between_begin_and_commit_nothing_is_sampled() -> None:
     with pytest.raises(WeightSyncError, match="the sync of version 2 has begun, and has not ended"):
         sampler.sample(REQUESTS)
     sync(decoder, sampler.weight_target, 2, None)
-    assert {each.policy_version for each in sampler.sample(REQUESTS)} == {2}
+    assert all([*each.weights_digests] == [2] for each in sampler.sample(REQUESTS))

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlcore.environments.trajectory import Trajectory
 from rlcore.models.cache import CachePositions, KeyValueCache
 from rlcore.models.decoder import Decoder
 from rlcore.samplers.batching import ContinuousBatch
 from rlcore.samplers.drawing import Plan, at_temperature
 from rlcore.samplers.gumbel import GumbelNoise
 from rlcore.samplers.rows import Rows
-from rlcore.types import Completion, SampleRequest
+from rlcore.types import SampleRequest
 from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 
 SAMPLER = "rlcore.samplers.torch_sampler:TorchSampler"
@@ -175,17 +176,17 @@ def cut_a_token_early(probe: Probe) -> Iterator[None]:
     setting="stopped",
 )
 def stop_string_cut_off(probe: Probe) -> Iterator[None]:
-    made = honest(f"{SAMPLER}._completion")
+    made = honest(f"{SAMPLER}._trajectory")
 
-    def without(sampler: Any, finished: Any) -> Completion:
-        found: Completion = made(sampler, finished)
-        text = found.text
+    def without(sampler: Any, finished: Any) -> Trajectory:
+        found: Trajectory = made(sampler, finished)
+        text = found.completion_text
         for stop in found.request.params.stop_strings:
             text = text.removesuffix(stop)
-        probe.reached(has_effect=text != found.text)
-        return replace(found, text=text)
+        probe.reached(has_effect=text != found.completion_text)
+        return replace(found, turns=(found.turns[0], replace(found.completion, text=text)))
 
-    with replaced(f"{SAMPLER}._completion", without):
+    with replaced(f"{SAMPLER}._trajectory", without):
         yield
 
 
@@ -199,7 +200,7 @@ def greedy_after_an_evaluation(probe: Probe) -> Iterator[None]:
         evaluated.append(step)
         return found
 
-    def as_it_was_left(sampler: Any, requests: Sequence[SampleRequest], **others: Any) -> list[Completion]:
+    def as_it_was_left(sampler: Any, requests: Sequence[SampleRequest], **others: Any) -> list[Trajectory]:
         probe.reached(has_effect=bool(evaluated))
         if not evaluated:
             return list(sample(sampler, requests, **others))

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlcore.environments.trajectory import Trajectory
 from rlcore.rewards.calling import awaited
 from rlcore.rewards.score import Scores
-from rlcore.types import Completion, StopReason
+from rlcore.types import StopReason
 from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 
 SCORE = "rlcore.recipes.rollout:score"
@@ -22,7 +23,7 @@ REWARD = ("reward",)
 def rewards_of_another_prompt(probe: Probe) -> Iterator[None]:
     score = honest(SCORE)
 
-    def of_neighbours(functions: Any, completions: Sequence[Completion], *, step: int) -> Scores:
+    def of_neighbours(functions: Any, completions: Sequence[Trajectory], *, step: int) -> Scores:
         found: Scores = score(functions, completions, step=step)
         size = max(1, len(completions) // len({each.request.prompt.id for each in completions}))
         moved = [*found.rewards[size:], *found.rewards[:size]]
@@ -42,7 +43,7 @@ def rewards_by_arrival(probe: Probe) -> Iterator[None]:
         seeds[:] = [perturbation.arrival_seed]
         return collect(sampler, wanted, perturbation)
 
-    def as_they_come(functions: Any, completions: Sequence[Completion], *, step: int) -> Scores:
+    def as_they_come(functions: Any, completions: Sequence[Trajectory], *, step: int) -> Scores:
         found: Scores = score(functions, completions, step=step)
         if not any(seeds):
             probe.reached(has_effect=False)
@@ -66,7 +67,7 @@ def rewards_by_arrival(probe: Probe) -> Iterator[None]:
 def unjudged_is_zero(probe: Probe) -> Iterator[None]:
     score = honest(SCORE)
 
-    def filled(functions: Any, completions: Sequence[Completion], *, step: int) -> Scores:
+    def filled(functions: Any, completions: Sequence[Trajectory], *, step: int) -> Scores:
         found: Scores = score(functions, completions, step=step)
         probe.reached(has_effect=None in found.rewards)
         return replace(found, rewards=[reward or 0.0 for reward in found.rewards])
@@ -130,10 +131,10 @@ def rewards_kept_by_text(probe: Probe) -> Iterator[None]:
     score = honest(SCORE)
     kept: dict[str, float | None] = {}
 
-    def by_text(functions: Any, completions: Sequence[Completion], *, step: int) -> Scores:
+    def by_text(functions: Any, completions: Sequence[Trajectory], *, step: int) -> Scores:
         found: Scores = score(functions, completions, step=step)
         pairs = zip(completions, found.rewards, strict=True)
-        known = [kept.setdefault(completion.text, reward) for completion, reward in pairs]
+        known = [kept.setdefault(completion.completion_text, reward) for completion, reward in pairs]
         probe.reached(has_effect=known != found.rewards)
         return replace(found, rewards=known)
 

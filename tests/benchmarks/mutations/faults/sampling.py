@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlcore.environments.trajectory import Trajectory, build_single_turn
 from rlcore.samplers.drawing import Plan
 from rlcore.samplers.gumbel import GumbelNoise
 from rlcore.samplers.rows import Rows
-from rlcore.types import Completion, SampleRequest
+from rlcore.types import SampleRequest
 from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 
 ROLLOUTS = "rlcore.recipes.rollout"
@@ -75,7 +76,7 @@ def noise_by_arrival(probe: Probe) -> Iterator[None]:
     sample = honest(f"{SAMPLER}.sample")
     keys = itertools.count(1)
 
-    def by_arrival(sampler: Any, requests: Sequence[SampleRequest], **others: Any) -> list[Completion]:
+    def by_arrival(sampler: Any, requests: Sequence[SampleRequest], **others: Any) -> list[Trajectory]:
         probe.reached()
         given = [replace(request, key=next(keys) * 0x9E3779B97F4A7C15 % 2**64) for request in requests]
         found = sample(sampler, given, **others)
@@ -139,8 +140,8 @@ def coarse_uniforms(probe: Probe) -> Iterator[None]:
 def unsorted_arrival(probe: Probe) -> Iterator[None]:
     collect = honest(f"{ROLLOUTS}:collect")
 
-    def as_they_come(sampler: Any, wanted: Sequence[SampleRequest], perturbation: Any) -> list[Completion]:
-        found: list[Completion] = collect(sampler, wanted, perturbation)
+    def as_they_come(sampler: Any, wanted: Sequence[SampleRequest], perturbation: Any) -> list[Trajectory]:
+        found: list[Trajectory] = collect(sampler, wanted, perturbation)
         arrived = sampler.sample(_arrival(wanted, perturbation.arrival_seed))
         probe.reached(has_effect=[each.request for each in arrived] != [each.request for each in found])
         return list(arrived)
@@ -158,8 +159,8 @@ def _arrival(wanted: Sequence[SampleRequest], seed: int) -> list[SampleRequest]:
 def completed_first_served_first(probe: Probe) -> Iterator[None]:
     sample = honest(f"{SAMPLER}.sample")
 
-    def by_length(sampler: Any, requests: Sequence[SampleRequest], **others: Any) -> list[Completion]:
-        found: list[Completion] = sample(sampler, requests, **others)
+    def by_length(sampler: Any, requests: Sequence[SampleRequest], **others: Any) -> list[Trajectory]:
+        found: list[Trajectory] = sample(sampler, requests, **others)
         done = sorted(found, key=lambda completion: len(completion.tokens))
         probe.reached(has_effect=done != found)
         return done
@@ -213,14 +214,14 @@ def stale_prefix_cache(probe: Probe) -> Iterator[None]:
 
 @fault("OpenOneRec: two-stage rollout", "log-probabilities of completions are returned as zeros", phases=DRAWN)
 def logprobs_of_zero(probe: Probe) -> Iterator[None]:
-    made = honest(f"{SAMPLER}._completion")
+    made = honest(f"{SAMPLER}._trajectory")
 
-    def without(sampler: Any, finished: Any) -> Completion:
+    def without(sampler: Any, finished: Any) -> Trajectory:
         probe.reached()
-        found: Completion = made(sampler, finished)
-        return replace(found, logprobs=torch.zeros_like(found.logprobs))
+        found: Trajectory = made(sampler, finished)
+        return replace(found, logprobs=(0.0,) * len(found.logprobs))
 
-    with replaced(f"{SAMPLER}._completion", without):
+    with replaced(f"{SAMPLER}._trajectory", without):
         yield
 
 
@@ -244,15 +245,23 @@ def end_taken_for_padding(probe: Probe) -> Iterator[None]:
 
 @fault("slime #117", "the last token of a completion is lost where it is read back from its text", phases=ROLLOUT)
 def retokenised(probe: Probe) -> Iterator[None]:
-    made = honest(f"{SAMPLER}._completion")
+    made = honest(f"{SAMPLER}._trajectory")
 
-    def through_text(sampler: Any, finished: Any) -> Completion:
-        completion: Completion = made(sampler, finished)
-        tokens = tuple(sampler._tokenizer.encode(completion.text)) or completion.tokens[:1]
-        probe.reached(has_effect=tokens != completion.tokens)
-        return replace(completion, tokens=tokens, logprobs=completion.logprobs[: len(tokens)])
+    def through_text(sampler: Any, finished: Any) -> Trajectory:
+        completion: Trajectory = made(sampler, finished)
+        tokens = tuple(sampler._tokenizer.encode(completion.completion_text)) or completion.completion_tokens[:1]
+        probe.reached(has_effect=tokens != completion.completion_tokens)
+        return build_single_turn(
+            completion.request,
+            tokens,
+            completion.completion_logprobs[: len(tokens)],
+            text=completion.completion_text,
+            stop_reason=completion.stop_reason,
+            policy_version=sampler.policy_version,
+            weights_digest=sampler.weights_digest,
+        )
 
-    with replaced(f"{SAMPLER}._completion", through_text):
+    with replaced(f"{SAMPLER}._trajectory", through_text):
         yield
 
 

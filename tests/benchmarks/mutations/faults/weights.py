@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.types import Completion
+from rlcore.environments.trajectory import Trajectory
 from rlcore.weights.digests import tensor_digests
 from rlcore.weights.sync import IN_PROCESS
 from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
@@ -180,16 +180,17 @@ def never_synced(probe: Probe) -> Iterator[None]:
 
 @fault("UniRL #229", "completions bear the digest of other weights than drew them", phases=("rollout",))
 def digest_of_old_weights(probe: Probe) -> Iterator[None]:
-    made = honest(f"{SAMPLER}._completion")
+    made = honest(f"{SAMPLER}._trajectory")
     seen: list[str] = []
 
-    def stamped(sampler: Any, finished: Any) -> Completion:
-        found: Completion = made(sampler, finished)
-        seen.append(found.weights_digest)
-        probe.reached(has_effect=seen[0] != found.weights_digest)
-        return replace(found, weights_digest=seen[0])
+    def stamped(sampler: Any, finished: Any) -> Trajectory:
+        found: Trajectory = made(sampler, finished)
+        ((version, digest),) = found.weights_digests.items()
+        seen.append(digest)
+        probe.reached(has_effect=seen[0] != digest)
+        return replace(found, weights_digests={version: seen[0]})
 
-    with replaced(f"{SAMPLER}._completion", stamped):
+    with replaced(f"{SAMPLER}._trajectory", stamped):
         yield
 
 

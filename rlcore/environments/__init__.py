@@ -1,0 +1,1 @@
+"""Environments: the trajectories that samplers produce and training consumes."""

@@ -1,0 +1,235 @@
+"""A batch holds trajectories of several turns token by token, and a step learns only what the policy sampled."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+import rlcore.recipes.grpo as grpo_module
+from rlcore.algorithms.advantages import TokenAdvantages, at_last_token, gae
+from rlcore.batching.rollout_batch import dense_batch
+from rlcore.checks.advantage_checks import check_estimates, check_token_rewards
+from rlcore.checks.rollout_checks import check_batch, check_trajectories
+from rlcore.config import GrpoSection
+from rlcore.determinism import at_level
+from rlcore.environments.trajectory import NOT_SAMPLED, Role, Trajectory
+from rlcore.errors import StepError
+from rlcore.models.tokenizer import CharacterTokenizer
+from rlcore.observability.events import RolloutBatched
+from rlcore.rewards.score import Scores
+from rlcore.train_state import TrainState
+from rlcore.types import StopReason
+from rlcore.weights.receipts import Receipt
+from tests.rlcore.environments.trajectories import drawn_parts, trajectory_of
+from tests.rlcore.training.recorded import config
+from tests.rlcore.training.test_steps import Kept, check_gradients, state_of
+from tests.support.traces import SEEDED
+
+P, A, T = Role.PROMPT, Role.ASSISTANT, Role.TOOL
+PAD = 2
+TRAJECTORIES = [
+    trajectory_of([(P, [3, 4]), (A, [5, 6]), (T, [7, 8, 3]), (A, [4])]),
+    trajectory_of([(P, [3, 4]), (A, [8])], sample_index=1),
+    trajectory_of([(P, [5, 6, 7]), (A, [3]), (A, [4, 3]), (T, [6, 5])], prompt_id="q"),
+    trajectory_of([(P, [5, 6, 7]), (A, [8, 8]), (T, [4]), (A, [7, 6, 5])], sample_index=1, prompt_id="q"),
+]
+"""Two of each prompt: with a hole in the mask, of one turn, ending with a tool, and with a hole again."""
+SCORES = Scores([1.0, 0.0, 0.25, 0.75], {})
+
+
+def test_each_token_of_two_turns_lands_where_it_should() -> None:
+    batch = dense_batch(TRAJECTORIES[:2], Scores([1.0, None], {}), pad_id=PAD)
+    assert batch["tokens"].tolist() == [[3, 4, 5, 6, 7, 8, 3, 4], [3, 4, 8, PAD, PAD, PAD, PAD, PAD]]
+    assert batch["loss_mask"].int().tolist() == [[0, 0, 1, 1, 0, 0, 0, 1], [0, 0, 1, 0, 0, 0, 0, 0]]
+    assert batch["rollout_logprobs"].tolist() == [
+        [0.0, 0.0, -0.375, -0.5, 0.0, 0.0, 0.0, -1.0],
+        [0.0, 0.0, -0.375, 0.0, 0.0, 0.0, 0.0, 0.0],
+    ]
+    assert batch["policy_versions"].tolist() == [[-1, -1, 4, 4, -1, -1, -1, 5], [-1, -1, 4, -1, -1, -1, -1, -1]]
+    assert batch["lengths"].tolist() == [8, 3] and batch["prompt_lengths"].tolist() == [2, 2]
+    assert batch["groups"].tolist() == [0, 0]
+    assert batch["rewards"].tolist() == [1.0, 0.0] and batch["included"].tolist() == [True, False]
+    assert (batch["tokens"].dtype, batch["rollout_logprobs"].dtype) == (torch.int64, torch.float32)
+
+
+@SEEDED
+@given(st.lists(drawn_parts, min_size=1, max_size=5))
+def test_any_trajectories_are_read_back_from_their_batch(all_parts: list[list[tuple[Role, list[int]]]]) -> None:
+    trajectories = [trajectory_of(parts, prompt_id=str(number)) for number, parts in enumerate(all_parts)]
+    scores = Scores([0.5] * len(trajectories), {})
+    batch = dense_batch(trajectories, scores, pad_id=PAD)
+    check_batch(batch, trajectories, scores)
+    for row, trajectory in zip(batch, trajectories, strict=True):
+        length = len(trajectory.tokens)
+        assert int(row["lengths"]) == length and int(row["prompt_lengths"]) == trajectory.num_prompt_tokens
+        for name, values, pad in (
+            ("tokens", trajectory.tokens, PAD),
+            ("loss_mask", trajectory.loss_mask, False),
+            ("rollout_logprobs", trajectory.logprobs, 0.0),
+            ("policy_versions", trajectory.policy_versions, NOT_SAMPLED),
+        ):
+            assert tuple(row[name][:length].tolist()) == values, name
+            assert set(row[name][length:].tolist()) <= {pad}, name
+
+
+def with_nan_outside(trajectory: Trajectory, logprobs: Sequence[float]) -> Trajectory:
+    """The trajectory with these log-probabilities under its mask."""
+    pairs = zip(logprobs, trajectory.loss_mask, strict=True)
+    return replace(trajectory, logprobs=tuple(each if is_learned else torch.nan for each, is_learned in pairs))
+
+
+def test_what_stands_outside_the_mask_does_not_reach_a_batch() -> None:
+    nan = [with_nan_outside(each, each.logprobs) for each in TRAJECTORIES]
+    found, expected = (dense_batch(each, SCORES, pad_id=PAD) for each in (nan, TRAJECTORIES))
+    assert torch.equal(found["rollout_logprobs"], expected["rollout_logprobs"])
+
+
+def moved_mask(batch: TensorDict) -> None:
+    """As many tokens as before, one of the tool's among them."""
+    batch["loss_mask"][0, 3:5] = batch["loss_mask"][0, 3:5].flip(0)
+
+
+def older_version(batch: TensorDict) -> None:
+    batch["policy_versions"][0, 7] = 4
+
+
+def swallowed_tool(batch: TensorDict) -> None:
+    batch["tokens"][0, 4] = 3
+
+
+def filled_hole(batch: TensorDict) -> None:
+    """As if a completion were everything after the prompt."""
+    positions = torch.arange(batch["tokens"].shape[1])
+    batch["loss_mask"] = (positions >= batch["prompt_lengths"][:, None]) & (positions < batch["lengths"][:, None])
+
+
+@pytest.mark.parametrize(
+    ("break_it", "said"),
+    [
+        (moved_mask, "loss masks of the batch are not those that were drawn"),
+        (older_version, "policy versions of the batch are not those that were drawn"),
+        (swallowed_tool, "tokens of the batch are not those that were drawn"),
+        (filled_hole, "6 tokens of sample 0 are learned, and 3 were drawn"),
+    ],
+)
+def test_a_batch_of_several_turns_is_compared_token_by_token(break_it: Callable[[TensorDict], None], said: str) -> None:
+    batch = dense_batch(TRAJECTORIES, SCORES, pad_id=PAD)
+    check_batch(batch, TRAJECTORIES, SCORES)
+    break_it(batch)
+    with pytest.raises(StepError, match=said):
+        check_batch(batch, TRAJECTORIES, SCORES)
+
+
+def test_each_turn_of_the_assistant_ends_once() -> None:
+    tokenizer = CharacterTokenizer("abcdefghij")
+    receipt = Receipt(4, "weights 4", {}, (), None, (), 0.0, (), 0, 0.0)
+
+    def of(first: list[int], second: list[int]) -> Trajectory:
+        found = trajectory_of([(P, [3, 4]), (A, first), (T, [7, tokenizer.eos_id, 3]), (A, second)])
+        turns = tuple(
+            replace(each, text=tokenizer.decode(found.tokens_of(each)), stop_reason=StopReason.EOS)
+            if each.role is A
+            else each
+            for each in found.turns
+        )
+        versions = tuple(4 if is_learned else NOT_SAMPLED for is_learned in found.loss_mask)
+        return replace(found, turns=turns, policy_versions=versions, weights_digests={4: "weights 4"})
+
+    eos = tokenizer.eos_id
+    right = of([5, eos], [4, 6, eos])
+    check_trajectories([right.request], [right], receipt, tokenizer)
+    for wrong, said in (
+        (of([5, 5], [4, eos]), "has 2 tokens of at most 8, the last 5, and ended by eos"),
+        (of([5, eos], [4, 6]), "has 2 tokens of at most 8, the last 6, and ended by eos"),
+        (of([5, eos], [eos, eos]), "goes on behind token 0, which ends it"),
+        (of([5, eos], [6] * 8 + [eos]), "has 9 tokens from token 7 on"),
+        (replace(right, turns=(*right.turns[:3], replace(right.turns[3], text="?"))), r"says '\?'"),
+        (replace(right, weights_digests={4: "weights 3"}), "with weights weights 3, version 4, from token 2 on"),
+    ):
+        with pytest.raises(StepError, match=said):
+            check_trajectories([wrong.request], [wrong], receipt, tokenizer)
+
+
+def test_rewards_and_estimates_step_over_what_a_tool_said() -> None:
+    batch = dense_batch(TRAJECTORIES, SCORES, pad_id=PAD)
+    mask, included = batch["loss_mask"], batch["included"]
+    batch["values"] = torch.where(mask, torch.linspace(-1, 1, mask.shape[1]), 0.0)
+    token_rewards = at_last_token(batch["rewards"].float(), mask, included)
+    check_token_rewards(token_rewards, batch)
+    assert token_rewards.nonzero().tolist() == [[0, 7], [2, 5], [3, 8]], "on the last token that was sampled"
+    found = gae(token_rewards, batch["values"], mask, included, gamma=0.9, lam=0.8)
+    check_estimates(found, token_rewards, batch, gamma=0.9, lam=0.8)
+    wrong = TokenAdvantages(found.advantages + 0.5 * mask, found.returns + 0.5 * mask)
+    with pytest.raises(StepError, match="the last advantage of sample 0 is "):
+        check_estimates(wrong, token_rewards, batch, gamma=0.9, lam=0.8)
+
+
+def sampled_by(decoder: torch.nn.Module) -> list[Trajectory]:
+    """The trajectories with log-probabilities near the policy's, and NaN where nobody sampled."""
+    noise, found = torch.Generator().manual_seed(3), []
+    for each in TRAJECTORIES:
+        tokens = torch.tensor([each.tokens])
+        with torch.no_grad():
+            logprobs = torch.log_softmax(decoder(tokens)[0, :-1], -1).gather(-1, tokens[0, 1:, None]).flatten()
+        near = [0.0, *(logprobs + 1.5 * torch.randn(logprobs.shape, generator=noise)).tolist()]
+        found.append(with_nan_outside(each, near))
+    return found
+
+
+def by_hand(policy: torch.nn.Module, trajectories: list[Trajectory], *, learns_tools: bool) -> torch.Tensor:
+    """The loss of the step in fp64, one trajectory after another: mean over tokens of -w A logprob.
+
+    w is the truncated ratio of policy to sampler. With `learns_tools`, as if everything after the prompt were sampled.
+    """
+    rewards = torch.tensor(SCORES.rewards, dtype=torch.float64).reshape(2, 2)
+    advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for advantage, each in zip(advantages.flatten().tolist(), trajectories, strict=True):
+        logits = policy(torch.tensor([each.tokens]))[0].double()
+        for position in range(each.num_prompt_tokens, len(each.tokens)):
+            if each.loss_mask[position] or learns_tools:
+                row = logits[position - 1]
+                logprob = row[each.tokens[position]] - row.exp().sum().log()
+                before = float(logprob.detach())
+                sampled = each.logprobs[position] if each.loss_mask[position] else before
+                weight = min(math.exp(before - sampled), 2.0)
+                total = total - weight * advantage * logprob
+                count += 1
+    return total / count
+
+
+@pytest.mark.parametrize("microbatch_tokens", [24, 10**5])
+def test_a_grpo_step_learns_nothing_of_what_a_tool_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, microbatch_tokens: int
+) -> None:
+    of = config(optimizer={"max_gradient_norm": None}, correction={"weights": "token", "high": 2.0},
+                perturbation={"microbatch_tokens": microbatch_tokens})  # fmt: skip
+    recorder = Kept()
+    state = state_of(of, tmp_path, recorder)
+    policy = copy.deepcopy(state.decoder)
+    trajectories = sampled_by(policy)
+
+    def rollout(state: TrainState, step: int) -> tuple[list[Trajectory], Scores, TensorDict]:
+        batch = dense_batch(trajectories, SCORES, pad_id=PAD)
+        state.observers.emit(RolloutBatched(batch, trajectories, SCORES))
+        return trajectories, SCORES, batch
+
+    monkeypatch.setattr(grpo_module, "rollout", rollout)
+    assert isinstance(of.algorithm, GrpoSection)
+    with at_level("off", policy.config, length=64):
+        metrics = grpo_module.grpo_step(state, of.algorithm, 0).merged()
+
+    assert metrics["completion_length_max"] == 5 and metrics["completion_length_min"] == 1
+    by_hand(policy, trajectories, learns_tools=False).backward()  # type: ignore[no-untyped-call]
+    check_gradients(recorder, "policy", policy)
+    policy.zero_grad()
+    by_hand(policy, trajectories, learns_tools=True).backward()  # type: ignore[no-untyped-call]
+    with pytest.raises(AssertionError):
+        check_gradients(recorder, "policy", policy)
