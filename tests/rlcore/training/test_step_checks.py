@@ -3,8 +3,7 @@
 import importlib
 import math
 import random
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,187 +15,22 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from rlcore.algorithms.advantages import dr_grpo, gae, grpo, rloo, whiten
-from rlcore.batching.rollout_batch import dense_batch
 from rlcore.checks.advantage_checks import check_estimates, check_relative, check_token_rewards, check_whitened
 from rlcore.checks.observers import checks_of_level
-from rlcore.checks.rollout_checks import check_batch, check_requests, check_sent, check_trajectories, check_undrawn
+from rlcore.checks.rollout_checks import check_sent, check_undrawn
 from rlcore.determinism import check_level
-from rlcore.environments.trajectory import Trajectory, build_single_turn
 from rlcore.errors import CheckpointError, LevelError, StepError
-from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
 from rlcore.observability.observers import Observers
-from rlcore.rewards.score import Scores
-from rlcore.types import Prompt, SampleRequest, SamplingParams, StopReason
 from rlcore.weights.digests import weights_digest
-from rlcore.weights.receipts import Receipt
 from tests.rlcore.training.recorded import Lost, config, recorded
+from tests.rlcore.training.small_rollouts import (
+    RECEIPT,
+    batch_of,
+)
 from tests.support.run_configs import with_section
 from tests.support.traces import SEEDED
-
-TOKENIZER = CharacterTokenizer("abcdefghij")
-EOS = TOKENIZER.eos_id
-RECEIPT = Receipt(3, "digest", {}, (), None, (), 0.0, (), 0, 0.0)
-REWARDS: list[float | None] = [1.0, 0.5, None, 0.25]
-LENGTHS = (3, 1, 2, 4)
-
-
-def request(prompt: str, index: int, key: int) -> SampleRequest:
-    return SampleRequest(Prompt(prompt, prompt, (5, 6)), index, key, SamplingParams(max_tokens=4))
-
-
-WANTED = [request("p", 0, 10), request("p", 1, 11), request("q", 0, 12), request("q", 1, 13)]
-
-
-def drawn(wanted: SampleRequest, tokens: Sequence[int], reason: StopReason, text: str) -> Trajectory:
-    logprobs = [-1.0] * len(tokens)
-    return build_single_turn(
-        wanted, tokens, logprobs, text=text, stop_reason=reason, policy_version=3, weights_digest="digest"
-    )
-
-
-def completion(wanted: SampleRequest, length: int) -> Trajectory:
-    tokens = (*range(7, 6 + length), EOS)
-    return drawn(wanted, tokens, StopReason.EOS, TOKENIZER.decode(tokens))
-
-
-COMPLETIONS = [completion(wanted, length) for wanted, length in zip(WANTED, LENGTHS, strict=True)]
-SCORES = Scores(REWARDS, {})
-
-
-def batch_of() -> TensorDict:
-    return dense_batch(COMPLETIONS, SCORES, pad_id=EOS)
-
-
-# ----------------------------------------------------------------------------------------------- requests, completions
-
-
-def test_keys_are_all_different_and_not_those_of_the_step_before() -> None:
-    assert check_requests(WANTED, frozenset({1, 2})) == {10, 11, 12, 13}
-    with pytest.raises(StepError, match="sample 0 of prompt p and sample 0 of prompt q share a key"):
-        check_requests([*WANTED[:2], replace(WANTED[2], key=10)], frozenset())
-    with pytest.raises(StepError, match="rollout: sample 1 of prompt p has a key of the step before") as raised:
-        check_requests(WANTED, frozenset({11}))
-    assert raised.value.phases == ("rollout",)
-
-
-def partly_of_version_2() -> Trajectory:
-    """The second of three tokens is of older weights: a sync in the middle of a completion."""
-    versions = (*COMPLETIONS[0].policy_versions[:3], 2, 3)
-    return replace(COMPLETIONS[0], policy_versions=versions, weights_digests={2: "digest", 3: "digest"})
-
-
-def test_each_request_has_its_own_completion_of_the_last_weights() -> None:
-    check_trajectories(WANTED, COMPLETIONS, RECEIPT, TOKENIZER)
-    check_trajectories(WANTED, COMPLETIONS, None, TOKENIZER)
-    for wrong, said in (
-        ([COMPLETIONS[1], COMPLETIONS[0], *COMPLETIONS[2:]], "in the place of sample 0 of prompt p stands sample 1"),
-        ([replace(COMPLETIONS[0], weights_digests={3: "old"}), *COMPLETIONS[1:]], "was drawn with weights old"),
-        ([partly_of_version_2(), *COMPLETIONS[1:]], "weights digest, version 2, from token 3 on"),
-        ([completion(WANTED[0], 5), *COMPLETIONS[1:]], "has 5 tokens"),
-    ):
-        with pytest.raises(StepError, match=said):
-            check_trajectories(WANTED, wrong, RECEIPT, TOKENIZER)
-
-
-def ended(tokens: Sequence[int], reason: StopReason, text: str | None = None) -> Trajectory:
-    params = SamplingParams(max_tokens=4, stop_ids=(12,), stop_strings=("hi",))
-    asked = replace(WANTED[0], params=params)
-    said = TOKENIZER.decode(tokens) if text is None else text
-    return drawn(asked, tokens, reason, said)
-
-
-def ended_by(reason: StopReason) -> Trajectory:
-    prompt, turn = COMPLETIONS[0].turns
-    return replace(COMPLETIONS[0], turns=(prompt, replace(turn, stop_reason=reason)))
-
-
-@pytest.mark.parametrize(
-    ("tokens", "reason"),
-    [
-        ((7, EOS), StopReason.EOS),
-        ((7, 8, 9, EOS), StopReason.EOS),
-        ((7, 12), StopReason.STOP_ID),
-        ((10, 11), StopReason.STOP_STRING),
-        ((7, 8, 9, 7), StopReason.LENGTH),
-    ],
-)
-def test_completions_that_end_as_they_say_pass(tokens: Sequence[int], reason: StopReason) -> None:
-    check_trajectories(WANTED[:1], [ended(tokens, reason)], RECEIPT, TOKENIZER)
-
-
-@pytest.mark.parametrize(
-    ("completion", "said"),
-    [
-        (ended((7, EOS, 8), StopReason.LENGTH), "goes on behind token 1, which ends it"),
-        (ended((12, 7, 8, 9), StopReason.LENGTH), "goes on behind token 0, which ends it"),
-        (ended((7, 8, 9), StopReason.LENGTH), "has 3 tokens of at most 4, the last 9, and ended by length"),
-        (ended((7, 8, 9, EOS), StopReason.LENGTH), "the last 2, and ended by length"),
-        (ended((7, 8), StopReason.EOS), "the last 8, and ended by eos"),
-        (ended((7, EOS), StopReason.STOP_ID), "the last 2, and ended by stop_id"),
-        (ended_by(StopReason.STOP_STRING), "the last 2, and ended by stop_string"),
-        (ended((7, 10, 11), StopReason.STOP_STRING, text="e"), "says 'e'\n.*'ehi', the text of its tokens"),
-    ],
-)
-def test_completions_that_end_otherwise_or_say_something_else_do_not(completion: Trajectory, said: str) -> None:
-    with pytest.raises(StepError) as raised:
-        check_trajectories(WANTED[:1], [completion], RECEIPT, TOKENIZER)
-    assert re.search(said, str(raised.value))
-    assert raised.value.phases == ("rollout",)
-
-
-# --------------------------------------------------------------------------------------------------------------- batch
-
-
-def mask_without_the_end(batch: TensorDict) -> None:
-    """As if the end of sequence, which is the pad too, were padding: no token is left of the shortest."""
-    batch["loss_mask"] = batch["loss_mask"] & (batch["tokens"] != EOS)
-
-
-def other_tokens(batch: TensorDict) -> None:
-    batch["tokens"][1, 2] = 9
-
-
-def one_group(batch: TensorDict) -> None:
-    batch["groups"] = torch.zeros_like(batch["groups"])
-
-
-def a_group_each(batch: TensorDict) -> None:
-    batch["groups"] = torch.arange(len(batch["groups"]))
-
-
-def groups_by_place(batch: TensorDict) -> None:
-    batch["groups"] = torch.tensor([0, 1, 0, 1])
-
-
-def moved_rewards(batch: TensorDict) -> None:
-    batch["rewards"] = batch["rewards"].roll(1)
-
-
-def judged_by_nobody(batch: TensorDict) -> None:
-    batch["included"] = torch.ones_like(batch["included"])
-
-
-@pytest.mark.parametrize(
-    ("break_it", "said"),
-    [
-        (mask_without_the_end, "2 tokens of sample 0 are learned, and 3 were drawn"),
-        (other_tokens, "tokens of the batch are not those that were drawn"),
-        (one_group, "1 groups of 2 prompts"),
-        (a_group_each, "4 groups of 2 prompts"),
-        (groups_by_place, "2 groups of 2 prompts"),
-        (moved_rewards, "sample 0 has reward 0.25 in the batch, and was given 1.0"),
-        (judged_by_nobody, "sample 2 has reward 0.0 in the batch, and was given None"),
-    ],
-)
-def test_a_batch_holds_what_was_drawn_and_judged(break_it: Callable[[TensorDict], None], said: str) -> None:
-    batch = batch_of()
-    check_batch(batch, COMPLETIONS, SCORES)
-    break_it(batch)
-    with pytest.raises(StepError, match=said):
-        check_batch(batch, COMPLETIONS, SCORES)
-
 
 # ---------------------------------------------------------------------------------------------------------- advantages
 
