@@ -1,5 +1,6 @@
 """Trajectories and their rewards as one dense batch."""
 
+from array import array
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
@@ -9,6 +10,9 @@ from torch import Tensor
 
 from rlcore.environments.trajectory import NOT_SAMPLED, Trajectory
 from rlcore.rewards.score import Scores
+
+_TYPECODES = {torch.bool: "B", torch.float32: "f", torch.int64: "q"}
+"""Type codes of `array`, through which a list of numbers becomes a tensor in half the time."""
 
 
 def dense_batch(trajectories: Sequence[Trajectory], scores: Scores, *, pad_id: int) -> TensorDict:
@@ -22,7 +26,7 @@ def dense_batch(trajectories: Sequence[Trajectory], scores: Scores, *, pad_id: i
 
     def padded(values: Iterable[Iterable[float]], pad: float, dtype: torch.dtype) -> Tensor:
         # All samples in one tensor, then put where they belong: a tensor per sample costs more than its values.
-        flat = torch.tensor([*chain.from_iterable(values)], dtype=dtype)
+        flat = torch.frombuffer(array(_TYPECODES[dtype], [*chain.from_iterable(values)]), dtype=dtype)
         return torch.full(is_token.shape, pad, dtype=dtype).masked_scatter_(is_token, flat)
 
     loss_mask = padded((each.loss_mask for each in trajectories), False, torch.bool)

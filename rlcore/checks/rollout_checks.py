@@ -157,12 +157,12 @@ def check_batch(batch: TensorDict, trajectories: Sequence[Trajectory], scores: S
                 remedy="tell the end of a completion by its length, not by a token, which may be drawn too",
                 phases=("rollout",),
             )
-    positions = torch.arange(mask.shape[1], device=mask.device)
-    is_token = positions < batch["lengths"].unsqueeze(1)
+    lengths = batch["lengths"].tolist()
     for name, what in _BY_TOKEN.items():
-        drawn = [value for trajectory in trajectories for value in getattr(trajectory, name)]
-        if not torch.equal(batch[name][is_token], torch.tensor(drawn, device=mask.device)):
-            raise StepError(f"{what} of the batch are not those that were drawn", phases=("rollout",))
+        rows = zip(batch[name].tolist(), lengths, trajectories, strict=True)
+        for sample, (row, length, trajectory) in enumerate(rows):
+            if tuple(row[:length]) != getattr(trajectory, name):
+                raise StepError(f"{what} of sample {sample} are not those that were drawn", phases=("rollout",))
     prompts = [each.request.prompt.id for each in trajectories]
     pairs = set(zip(batch["groups"].tolist(), prompts, strict=True))
     if not len(pairs) == len({group for group, _ in pairs}) == len(set(prompts)):

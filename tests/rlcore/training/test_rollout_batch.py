@@ -113,9 +113,9 @@ def filled_hole(batch: TensorDict) -> None:
 @pytest.mark.parametrize(
     ("break_it", "said"),
     [
-        (moved_mask, "loss masks of the batch are not those that were drawn"),
-        (older_version, "policy versions of the batch are not those that were drawn"),
-        (swallowed_tool, "tokens of the batch are not those that were drawn"),
+        (moved_mask, "loss masks of sample 0 are not those that were drawn"),
+        (older_version, "policy versions of sample 0 are not those that were drawn"),
+        (swallowed_tool, "tokens of sample 0 are not those that were drawn"),
         (filled_hole, "6 tokens of sample 0 are learned, and 3 were drawn"),
     ],
 )

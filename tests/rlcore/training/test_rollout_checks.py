@@ -137,7 +137,7 @@ def judged_by_nobody(batch: TensorDict) -> None:
     ("break_it", "said"),
     [
         (mask_without_the_end, "2 tokens of sample 0 are learned, and 3 were drawn"),
-        (other_tokens, "tokens of the batch are not those that were drawn"),
+        (other_tokens, "tokens of sample 1 are not those that were drawn"),
         (one_group, "1 groups of 2 prompts"),
         (a_group_each, "4 groups of 2 prompts"),
         (groups_by_place, "2 groups of 2 prompts"),
