@@ -191,6 +191,12 @@ class Trajectory:
             )
 
     def _check_tokens(self) -> None:
+        if not_bits := set(self.loss_mask) - {False, True}:
+            raise InvalidValueError(
+                f"the loss mask of {self.name} holds {not_bits.pop()!r}",
+                legal="True or False for each token",
+                remedy="weigh losses in the advantages, not in the mask",
+            )
         for turn in self.turns:
             if turn.role is not Role.ASSISTANT and True in self.loss_mask[turn.begin : turn.end]:
                 raise InvalidValueError(
@@ -207,6 +213,7 @@ class Trajectory:
                 f"token {position} of {self.name} has log-probability {self.logprobs[position]!r}",
                 legal="a finite number for each token under the loss mask",
                 remedy="check the weights of the sampler for NaN",
+                phases=("rollout",),
             )
 
     def _check_versions(self) -> None:

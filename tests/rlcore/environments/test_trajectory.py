@@ -127,6 +127,11 @@ WRONG: dict[str, tuple[dict[str, Any], type[EngineError], str]] = {
         InvalidValueError,
         "is set in the tool turn of tokens 4 to 6",
     ),
+    "a weight in the mask": (
+        {"loss_mask": (False, False, 0.5, True, False, False, True)},
+        InvalidValueError,
+        "the loss mask of sample 0 of prompt p holds 0.5",
+    ),
     "NaN under the mask": (
         {"logprobs": (0.0, 0.0, -1.0, NAN, 0.0, 0.0, -1.0)},
         NonFiniteError,
