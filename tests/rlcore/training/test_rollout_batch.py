@@ -14,17 +14,19 @@ from tensordict import TensorDict
 
 import rlcore.recipes.grpo as grpo_module
 from rlcore.algorithms.advantages import TokenAdvantages, at_last_token, gae
+from rlcore.batching.microbatches import build_microbatch
 from rlcore.batching.rollout_batch import dense_batch
 from rlcore.checks.advantage_checks import check_estimates, check_token_rewards
 from rlcore.checks.rollout_checks import check_batch, check_trajectories
 from rlcore.config import GrpoSection
 from rlcore.determinism import at_level
 from rlcore.environments.trajectory import NOT_SAMPLED, Role, Trajectory
-from rlcore.errors import StepError
+from rlcore.errors import LevelError, StepError
 from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.observability.events import RolloutBatched
 from rlcore.rewards.score import Scores
 from rlcore.train_state import TrainState
+from rlcore.trainers.scoring import score
 from rlcore.types import StopReason
 from rlcore.weights.receipts import Receipt
 from tests.rlcore.environments.trajectories import drawn_parts, trajectory_of
@@ -233,3 +235,34 @@ def test_a_grpo_step_learns_nothing_of_what_a_tool_said(
     by_hand(policy, trajectories, learns_tools=True).backward()  # type: ignore[no-untyped-call]
     with pytest.raises(AssertionError):
         check_gradients(recorder, "policy", policy)
+
+
+def test_at_level_invariant_each_sampled_token_of_each_turn_matches_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One trajectory after another gives the trainer's bits; an ulp on a token of a second turn is found."""
+    of = config()
+    state = state_of(of, tmp_path, Kept(), "invariant")
+    assert isinstance(of.algorithm, GrpoSection)
+    with at_level("invariant", state.decoder.config, length=64):
+        right = []
+        for each in TRAJECTORIES:
+            alone = build_microbatch(dense_batch([each], Scores([0.0], {}), pad_id=PAD), [0], 0)
+            with torch.no_grad():
+                own = score(state.decoder, alone, of.sampling.temperature).logprobs[0].tolist()
+            row = [*[0.0] * each.num_prompt_tokens, *own][: len(each.tokens)]
+            right.append(with_nan_outside(each, row))
+        moved = [x * (1 - 2**-22) if at == 7 else x for at, x in enumerate(right[0].logprobs)]
+        for trajectories in ([replace(right[0], logprobs=tuple(moved)), *right[1:]], right):
+
+            def rollout(state: TrainState, step: int, given: list[Trajectory] = trajectories) -> object:
+                batch = dense_batch(given, SCORES, pad_id=PAD)
+                state.observers.emit(RolloutBatched(batch, given, SCORES))
+                return given, SCORES, batch
+
+            monkeypatch.setattr(grpo_module, "rollout", rollout)
+            if trajectories is right:
+                assert grpo_module.grpo_step(state, of.algorithm, 0).merged()["grad_norm"] > 0.0
+            else:
+                with pytest.raises(LevelError):
+                    grpo_module.grpo_step(state, of.algorithm, 0)

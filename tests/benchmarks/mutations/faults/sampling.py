@@ -161,7 +161,7 @@ def completed_first_served_first(probe: Probe) -> Iterator[None]:
 
     def by_length(sampler: Any, requests: Sequence[SampleRequest], **others: Any) -> list[Trajectory]:
         found: list[Trajectory] = sample(sampler, requests, **others)
-        done = sorted(found, key=lambda completion: len(completion.tokens))
+        done = sorted(found, key=lambda completion: len(completion.completion_tokens))
         probe.reached(has_effect=done != found)
         return done
 
