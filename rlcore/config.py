@@ -1,6 +1,6 @@
 """What a run is: one frozen tree, checked when it is made. No torch.
 
-`perturbation` and `output` are what must not matter: every bit of a run follows from the other sections (its identity).
+`runtime` and `output` are what must not matter: every bit of a run follows from the other sections (its identity).
 An unknown key is an error that names the nearest legal one.
 """
 
@@ -17,7 +17,7 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Texts = Annotated[tuple[str, ...], Strict(False)]
 Numbers = Annotated[tuple[float, ...], Strict(False)]
 """Lists too; what is in them has to be what it says, like all else."""
-Level = Literal["off", "rerun", "invariant"]
+Level = Literal["off", "deterministic", "invariant"]
 LEVELS: tuple[str, ...] = get_args(Level)
 
 
@@ -185,11 +185,11 @@ class TrainingSection(Section):
     """Passes over a step's samples."""
     num_minibatches: Positive = 1
     """Optimizer steps a pass."""
-    lane_width: Positive = 8
+    microbatch_size: Positive = 8
     """Samples whose gradients are one product: a part of what a run is, like the seed."""
 
 
-class PerturbationSection(Section):
+class RuntimeSection(Section):
     """What may be changed without changing a bit, at level invariant."""
 
     arrival_seed: Annotated[int, Field(ge=0)] = 0
@@ -200,7 +200,7 @@ class PerturbationSection(Section):
     """Decoding steps after which the youngest running completion has to begin again; 0: never."""
     sampling_threads: Positive = 1
     training_threads: Positive = 1
-    microbatch_tokens: Positive = 16_384
+    token_budget: Positive = 16_384
     """The most tokens, padding included, that are in one pass through the model."""
     world_size: Positive = 1
     """Workers among whom fixed microbatches are divided, in this process."""
@@ -224,7 +224,7 @@ class OutputSection(Section):
     shows_progress: bool = True
 
 
-FREE = ("perturbation", "output")
+RUNTIME_SECTIONS = ("runtime", "output")
 """Sections that are no part of a run's identity."""
 
 
@@ -246,7 +246,7 @@ class RunConfig(Section):
     correction: CorrectionSection = CorrectionSection()
     optimizer: OptimizerSection = OptimizerSection()
     training: TrainingSection = TrainingSection()
-    perturbation: PerturbationSection = PerturbationSection()
+    runtime: RuntimeSection = RuntimeSection()
     output: OutputSection = OutputSection()
 
     @model_validator(mode="after")
@@ -262,17 +262,17 @@ class RunConfig(Section):
 
     def identity(self) -> dict[str, Any]:
         """What the bits of this run follow from."""
-        return self.model_dump(mode="json", exclude=set(FREE))
+        return self.model_dump(mode="json", exclude=set(RUNTIME_SECTIONS))
 
 
 def _check_training(section: TrainingSection, algorithm: GrpoSection | PpoSection) -> None:
     num_samples = section.prompts_per_step * section.group_size
-    if num_samples % section.lane_width:
+    if num_samples % section.microbatch_size:
         raise InvalidValueError(
-            f"training.lane_width is {section.lane_width}, which does not divide the {num_samples} samples of a step",
+            f"training.microbatch_size is {section.microbatch_size}, which does not divide the {num_samples} samples of a step",
             legal=_divisors(num_samples),
         )
-    num_microbatches = num_samples // section.lane_width
+    num_microbatches = num_samples // section.microbatch_size
     if num_microbatches % section.num_minibatches:
         raise InvalidValueError(
             f"training.num_minibatches is {section.num_minibatches}, which does not divide the"

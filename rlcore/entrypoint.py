@@ -45,7 +45,7 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
     task = make_task(config.task, tokenizer, config.seed)
     longest = max(len(prompt.tokens) for prompt in (*task.train, *task.heldout)) + config.sampling.max_tokens
     dtype = decoder.embedding.dtype
-    threads = config.perturbation.training_threads, config.perturbation.sampling_threads
+    threads = config.runtime.training_threads, config.runtime.sampling_threads
     section = config.model
     held = at_level(
         level,

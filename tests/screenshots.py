@@ -55,7 +55,7 @@ def report(scratch: Path) -> Mapping[str, bytes]:
     (scratch / "grpo.yaml").write_text(SCENARIO, encoding="utf-8")
     typed = (
         "train grpo.yaml --out first",
-        f"train grpo.yaml --out second --set perturbation.wrong_from={WRONG_FROM}",
+        f"train grpo.yaml --out second --set runtime.wrong_from={WRONG_FROM}",
         "report first second",
     )
     for words in typed:

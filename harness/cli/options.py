@@ -77,17 +77,17 @@ RECORDING_OPTIONS: Options = (
     ),
     click.option(
         "--level",
-        type=click.Choice(["off", "rerun", "invariant"]),  # the last is refused for commands, with the reason
-        metavar="off|rerun|invariant",
+        type=click.Choice(["off", "deterministic", "invariant"]),  # the last is refused for commands, with the reason
+        metavar="off|deterministic|invariant",
         help="What is held of determinism; invariant by scenarios only.  [default: a scenario's own, else off]",
     ),
 )
 
 KEPT_OPTIONS: Options = (
     click.option(
-        "--keep", multiple=True, metavar="STEPS", help="Keep the tensors of these steps: 3, or 3,7, or 10-12."
+        "--save-tensors", multiple=True, metavar="STEPS", help="Keep the tensors of these steps: 3, or 3,7, or 10-12."
     ),
-    click.option("--op-step", type=click.IntRange(0), metavar="K", help="Record every operation of step K."),
+    click.option("--trace-ops", type=click.IntRange(0), metavar="K", help="Record every operation of step K."),
 )
 
 BREAK_OPTIONS: Options = (

@@ -1,6 +1,6 @@
 """The `rlharness reproduce` line for what was typed behind `rlharness replay`, which runs nothing that was recorded.
 
-replay --bundle FILE --op   ─▶  rlharness reproduce FILE --op
+replay --bundle FILE --trace-ops   ─▶  rlharness reproduce FILE --trace-ops
 replay RUN --interactive    ─▶  rlharness reproduce RUN --interactive
 """
 

@@ -1,14 +1,14 @@
 """What a level of determinism sets before the interpreter of a program starts. Pure.
 
-`off` sets nothing. `rerun`, two runs of one configuration on one machine agree, sets the table below; torch's flags
+`off` sets nothing. `deterministic`, two runs of one configuration on one machine agree, sets the table below; torch's flags
 and the seeds, which wait for torch, are in `recording/determinism_flags.py`. A value that the user has set stays if it
 serves as well, and is refused if it does not: nothing is overridden.
 
 `invariant`, bits that depend on the configuration alone, is no matter of variables: only the program itself can hold
-it, as the entry of a scenario says that it does. Its variables are those of `rerun` that settle how something is
+it, as the entry of a scenario says that it does. Its variables are those of `deterministic` that settle how something is
 computed. Those that settle how work is spread, the hash seed among them, are left alone: they must not matter.
 
-What `rerun` cannot hold is what a program takes from elsewhere: the time, os.urandom, the order in which threads
+What `deterministic` cannot hold is what a program takes from elsewhere: the time, os.urandom, the order in which threads
 or servers answer.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from harness.core.errors import UsageError
 
-OFF, RERUN, INVARIANT = "off", "rerun", "invariant"
+OFF, DETERMINISTIC, INVARIANT = "off", "deterministic", "invariant"
 FALSE = "(?i)false|0"
 STRICT = {"MKL_CBWR": "AUTO,STRICT"}
 """What `invariant` sets on Intel's processors in place of the table: MKL's strict mode, which it has there alone.
@@ -123,12 +123,12 @@ def level_variables(
         raise UsageError(
             f"the level {INVARIANT!r} for a program that is not ours: nobody can promise from outside that its bits do"
             " not depend on threads, batches and the order of arrival",
-            legal=f"{OFF}, {RERUN}",
-            remedy=f"--level {RERUN} holds what variables and torch's switches can",
+            legal=f"{OFF}, {DETERMINISTIC}",
+            remedy=f"--level {DETERMINISTIC} holds what variables and torch's switches can",
         )
-    if level not in (RERUN, INVARIANT):
-        raise UsageError(f"the level {level!r}", legal=f"{OFF}, {RERUN}, {INVARIANT}")
-    settings = [setting for setting in SETTINGS if level == RERUN or not setting.is_of_spreading]
+    if level not in (DETERMINISTIC, INVARIANT):
+        raise UsageError(f"the level {level!r}", legal=f"{OFF}, {DETERMINISTIC}, {INVARIANT}")
+    settings = [setting for setting in SETTINGS if level == DETERMINISTIC or not setting.is_of_spreading]
     conflicts = [s for s in settings if environ.get(s.name) and not s.allows(environ[s.name])]
     if conflicts:
         raise UsageError(

@@ -52,7 +52,7 @@ def judge_numerics(answer: Answer) -> Finding:
             Severity.BROKEN,
             "; ".join(f"{survey.dtype}: {survey.problem}" for survey in lacking),
             breaks="training at level invariant, which refuses to start",
-            remedy="determinism: rerun, in the scenario; or another build of torch",
+            remedy="determinism: deterministic, in the scenario; or another build of torch",
         )
     held = ", ".join(f"{survey.recipe} holds for {survey.dtype}" for survey in surveys)
     length, device = min(survey.length for survey in surveys), surveys[0].device

@@ -7,7 +7,7 @@ imports nothing heavy: a program may have numpy and never torch.
 import random
 from types import ModuleType
 
-from harness.determinism.level_environment import RERUN
+from harness.determinism.level_environment import DETERMINISTIC
 
 SEED = 0
 """For generators that the program does not seed itself."""
@@ -18,7 +18,7 @@ def switch_on(level: str) -> tuple[str, ...]:
 
     Operations without a deterministic implementation warn, and run: where they come out otherwise, the traces say so.
     """
-    if level != RERUN:
+    if level != DETERMINISTIC:
         return ()
     import torch
 
@@ -33,7 +33,7 @@ def switch_on(level: str) -> tuple[str, ...]:
 
 def seed_numpy(numpy_random: ModuleType, level: str) -> None:
     """The same for numpy's global generator, once numpy.random has been imported."""
-    if level == RERUN:
+    if level == DETERMINISTIC:
         numpy_random.seed(SEED)
 
 

@@ -97,7 +97,7 @@ def sentence(chaos: Chaos) -> str:
 
 
 def _cause(about: str, name: str, value: Any) -> str:
-    """The hash seed (hash_seed=7); perturbation.n=3 where nobody has said what it is called."""
+    """The hash seed (hash_seed=7); runtime.n=3 where nobody has said what it is called."""
     setting = f"{name}={one_line(written(value))}"
     return f"{one_line(about)} ({setting})" if about else setting
 

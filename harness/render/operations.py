@@ -13,7 +13,7 @@ MAX_CHARS = 90
 MAX_VALUES = 6
 """So many of an operation's inputs or outputs are shown."""
 SHOWN = {NAN: "NaN", INF: "Inf"}
-VALIDITY = "it counts if the step comes out the same without this record: rlharness replay --step K --op looks"
+VALIDITY = "it counts if the step comes out the same without this record: rlharness replay --step K --trace-ops looks"
 FROM_OUTSIDE = "no recorded operation wrote what differs: it was there before, or NumPy or compiled code wrote it"
 ENTRANCE = "aten.lift_fresh."
 """Through it Python and NumPy values become tensors."""

@@ -159,7 +159,7 @@ def look_closer(findings: Findings) -> str:
     a, b = path_text(pair.a.directory), path_text(pair.b.directory)
     if cause is None:
         return shlex.join(["rlharness", "diff", a, b])
-    return shlex.join(["rlharness", "reproduce", a, "--step", str(cause.graft.first), "--op", "--against", b])
+    return shlex.join(["rlharness", "reproduce", a, "--step", str(cause.graft.first), "--trace-ops", "--against", b])
 
 
 def _names(names: Sequence[str], limit: int = 4) -> str:

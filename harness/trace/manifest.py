@@ -11,7 +11,7 @@ from harness.trace.format import FORMAT
 
 READ_BY = "0.1.0"
 """The first rlharness that reads FORMAT; raised together with it."""
-LEVELS = ("off", "rerun", "invariant")
+LEVELS = ("off", "deterministic", "invariant")
 PARTS = ("identity", "numerics", "subject", "perturbation")
 
 Part = Mapping[str, str]

@@ -57,9 +57,7 @@ def build_microbatch(batch: TensorDict, samples: Sequence[int], number: int) -> 
     return Microbatch(number, tuple(rows), tokens, max(1, int(batch["prompt_lengths"][rows].min())))
 
 
-def fixed_microbatches(
-    batch: TensorDict, samples: Sequence[int], size: int, *, microbatch_tokens: int
-) -> list[Microbatch]:
+def fixed_microbatches(batch: TensorDict, samples: Sequence[int], size: int, *, token_budget: int) -> list[Microbatch]:
     """Divide samples into microbatches of `size` neighbours.
 
     Raises InvalidValueError if one has more tokens than the budget of a forward pass.
@@ -69,20 +67,20 @@ def fixed_microbatches(
         for number, begin in enumerate(range(0, len(samples), size))
     ]
     for microbatch in microbatches:
-        if microbatch.num_tokens > microbatch_tokens:
+        if microbatch.num_tokens > token_budget:
             raise InvalidValueError(
-                f"perturbation.microbatch_tokens {microbatch_tokens}",
+                f"runtime.token_budget {token_budget}",
                 legal=f"at least {microbatch.num_tokens}, those of fixed microbatch {microbatch.number}, which is never"
                 " divided",
-                remedy="a smaller training.lane_width, which makes another run of it, or more tokens",
+                remedy="a smaller training.microbatch_size, which makes another run of it, or more tokens",
             )
     return microbatches
 
 
-def microbatches_by_budget(batch: TensorDict, samples: Sequence[int], *, microbatch_tokens: int) -> list[Microbatch]:
+def microbatches_by_budget(batch: TensorDict, samples: Sequence[int], *, token_budget: int) -> list[Microbatch]:
     """Divide samples into as few passes as the token budget allows, their costs balanced."""
     lengths = [length - 1 for length in batch["lengths"][list(samples)].tolist()]
-    parts = partition_by_budget(lengths, max_tokens=microbatch_tokens, multiple=LENGTH_MULTIPLE)
+    parts = partition_by_budget(lengths, max_tokens=token_budget, multiple=LENGTH_MULTIPLE)
     return [build_microbatch(batch, [samples[index] for index in part], number) for number, part in enumerate(parts)]
 
 

@@ -16,14 +16,14 @@ class Minibatch:
     """The microbatches of one optimizer step, and what its losses are divided by."""
 
     def __init__(self, batch: TensorDict, samples: list[int], config: RunConfig, level: str) -> None:
-        budget = config.perturbation.microbatch_tokens
+        budget = config.runtime.token_budget
         self.microbatches: list[Microbatch]
         """Microbatches in the order of their numbers."""
         if level == "invariant":
-            size = config.training.lane_width
-            self.microbatches = fixed_microbatches(batch, samples, size, microbatch_tokens=budget)
+            size = config.training.microbatch_size
+            self.microbatches = fixed_microbatches(batch, samples, size, token_budget=budget)
         else:
-            self.microbatches = microbatches_by_budget(batch, samples, microbatch_tokens=budget)
+            self.microbatches = microbatches_by_budget(batch, samples, token_budget=budget)
         self.denominators = Denominators(
             num_tokens=int(batch["loss_mask"][samples].sum()),
             num_samples=len(samples),

@@ -209,7 +209,7 @@ ALWAYS: tuple[Callable[[], Observer], ...] = (
 )
 CHECKS: Mapping[str, tuple[Callable[[], Observer], ...]] = {
     "off": ALWAYS,
-    "rerun": (partial(LevelChecks, "rerun"), *ALWAYS),
+    "deterministic": (partial(LevelChecks, "deterministic"), *ALWAYS),
     "invariant": (partial(LevelChecks, "invariant"), *ALWAYS, GeneratorChecks, MatchChecks),
 }
 """Checks by determinism level."""

@@ -31,7 +31,7 @@ def evaluate(state: TrainState, prompts: Sequence[Prompt], *, step: int) -> Eval
     params = sampling_params(state)
     wanted = [SampleRequest(prompt, 0, key("evaluation", state.config.seed, prompt.id), params) for prompt in prompts]
     with state.observers.stage("evaluation"):
-        trajectories = collect(state.sampler, wanted, state.config.perturbation)
+        trajectories = collect(state.sampler, wanted, state.config.runtime)
         scores = score(state.task.rewards, trajectories, step=step)
     judged = [reward for reward in scores.rewards if reward is not None]
     if not judged:

@@ -64,7 +64,7 @@ def prepare(
     log: RunLog,
 ) -> tuple[TrainState, int]:
     """Build what a step needs; return it with the number of the first step: 0, or where an earlier run stopped."""
-    algorithm, optimizer, runtime = config.algorithm, config.optimizer, config.perturbation
+    algorithm, optimizer, runtime = config.algorithm, config.optimizer, config.runtime
     phases, checks = Phases(), checks_of_level(level)
     observers = Observers(phases, *checks, StepRecorder(recorder))
 

@@ -84,7 +84,7 @@ def certify(
     raise LevelError(
         f"no recipe keeps the bits of a row here ({machine()}): {told}",
         legal=", ".join(recipe.name for recipe in recipes),
-        remedy="determinism: rerun, or another build of torch",
+        remedy="determinism: deterministic, or another build of torch",
     )
 
 
@@ -107,7 +107,7 @@ def check_threads(
         raise LevelError(
             f"{count} threads give other bits than one ({machine()}): {'; '.join(map(str, different))}",
             legal=f"numbers of threads with which they agree here; {' and '.join(map(str, THREADS))} do",
-            remedy=f"perturbation.sampling_threads and perturbation.training_threads: {THREADS[-1]}",
+            remedy=f"runtime.sampling_threads and runtime.training_threads: {THREADS[-1]}",
         )
 
 

@@ -33,7 +33,7 @@ def add_greedy_rewards(
         for prompt in prompts.values()
     ]
     with state.observers.stage("rollout"):
-        drawn = collect(state.sampler, wanted, state.config.perturbation)
+        drawn = collect(state.sampler, wanted, state.config.runtime)
         state.observers.emit(TrajectoriesSampled(wanted, drawn, state.receipt, state.tokenizer))
     with state.observers.stage("reward"):
         rewards = dict(zip(prompts, score(state.task.rewards, drawn, step=step).rewards, strict=True))

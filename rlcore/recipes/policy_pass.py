@@ -120,6 +120,6 @@ def logprobs_in_bulk(state: TrainState, model: Decoder, batch: TensorDict) -> Te
 
 def read_in_bulk(state: TrainState, batch: TensorDict, compute: Callable[[Microbatch], Tensor]) -> Tensor:
     """Compute [samples, positions] of a whole batch, without a gradient, with the trainer's threads and budget."""
-    runtime = state.config.perturbation
+    runtime = state.config.runtime
     with state.observers.stage("reference"), num_threads(runtime.training_threads):
-        return in_bulk(batch, compute, microbatch_tokens=runtime.microbatch_tokens)
+        return in_bulk(batch, compute, token_budget=runtime.token_budget)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tensordict import TensorDict
 
 from rlcore.batching.rollout_batch import dense_batch
-from rlcore.config import PerturbationSection
+from rlcore.config import RuntimeSection
 from rlcore.environments.trajectory import Trajectory
 from rlcore.keys import completion_key, epoch_items, permutation
 from rlcore.numerics.probe import num_threads
@@ -27,7 +27,7 @@ def rollout(state: TrainState, step: int) -> tuple[list[Trajectory], Scores, Ten
         observers.emit(SamplingBegins(state.decoder, state.receipt))
         wanted = requests(state, prompts_of(state, step), step)
         observers.emit(RequestsBuilt(wanted))
-        trajectories = collect(state.sampler, wanted, config.perturbation)
+        trajectories = collect(state.sampler, wanted, config.runtime)
         observers.emit(TrajectoriesSampled(wanted, trajectories, state.receipt, state.tokenizer))
     with observers.stage("reward"):
         scores = score(state.task.rewards, trajectories, step=step)
@@ -73,12 +73,12 @@ def sampling_params(state: TrainState) -> SamplingParams:
     )
 
 
-def collect(sampler: Sampler, wanted: Sequence[SampleRequest], perturbation: PerturbationSection) -> list[Trajectory]:
+def collect(sampler: Sampler, wanted: Sequence[SampleRequest], runtime: RuntimeSection) -> list[Trajectory]:
     """Sample the trajectories of requests, in their order, whatever the order in which the sampler is given them."""
     order = list(range(len(wanted)))
-    if perturbation.arrival_seed:
-        order = permutation(len(wanted), "arrival", perturbation.arrival_seed)
-    with num_threads(perturbation.sampling_threads):
+    if runtime.arrival_seed:
+        order = permutation(len(wanted), "arrival", runtime.arrival_seed)
+    with num_threads(runtime.sampling_threads):
         arrived = sampler.sample([wanted[index] for index in order])
     found = dict(zip(order, arrived, strict=True))
     return [found[index] for index in range(len(wanted))]

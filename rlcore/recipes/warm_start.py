@@ -51,7 +51,7 @@ def warm_start(
         build_adamw(decoder, config.optimizer, section.learning_rate),
         section.learning_rate,
         section=config.optimizer,
-        runtime=config.perturbation,
+        runtime=config.runtime,
         observers=observers,
     )
     before, steps = weights_digest(dict(decoder.named_parameters())), list[WarmStep]()

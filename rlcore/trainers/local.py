@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rlcore.batching.microbatches import Microbatch, divide_among_workers
 from rlcore.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
-from rlcore.config import OptimizerSection, PerturbationSection
+from rlcore.config import OptimizerSection, RuntimeSection
 from rlcore.errors import NonFiniteError
 from rlcore.numerics.probe import num_threads
 from rlcore.numerics.tree_sum import TreeSum
@@ -44,7 +44,7 @@ class LocalTrainer:
         peak_rate: float,
         *,
         section: OptimizerSection,
-        runtime: PerturbationSection,
+        runtime: RuntimeSection,
         observers: Observers,
     ) -> None:
         self.name = name
@@ -209,7 +209,7 @@ def _check_loss(loss: Tensor, microbatch: Microbatch) -> None:
         raise NonFiniteError(
             f"the loss of fixed microbatch {microbatch.number} is {float(loss.detach())}"
             f" (samples {list(microbatch.samples)})",
-            remedy="a lower learning rate; rlharness reproduce RUN --step K --op names the first operation",
+            remedy="a lower learning rate; rlharness reproduce RUN --step K --trace-ops names the first operation",
             phases=("loss",),
         )
 

@@ -40,14 +40,14 @@ def values(critic: Critic, microbatch: Microbatch) -> Tensor:
 
 
 @torch.no_grad()
-def in_bulk(batch: TensorDict, compute: Callable[[Microbatch], Tensor], *, microbatch_tokens: int) -> Tensor:
+def in_bulk(batch: TensorDict, compute: Callable[[Microbatch], Tensor], *, token_budget: int) -> Tensor:
     """Compute [samples, positions] of a dense batch, without a gradient, 0 where nothing is learned.
 
     Passes are made up to suit the budget: at level invariant a row's bits do not depend on which rows share its pass.
     """
     mask = batch["loss_mask"]
     found = torch.zeros(mask.shape, device=mask.device)
-    for microbatch in microbatches_by_budget(batch, range(len(mask)), microbatch_tokens=microbatch_tokens):
+    for microbatch in microbatches_by_budget(batch, range(len(mask)), token_budget=token_budget):
         end = min(microbatch.tokens.shape[1], mask.shape[1])
         part = compute(microbatch).float()[:, : end - microbatch.first]
         found[list(microbatch.samples), microbatch.first : end] = part

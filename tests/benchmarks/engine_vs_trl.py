@@ -53,7 +53,7 @@ class Size:
     """A model, and what is asked of us there."""
 
     config: DecoderConfig
-    lane_width: int
+    microbatch_size: int
     """Samples in one pass, at both levels."""
     num_rounds: int
     targets: Mapping[str, float]
@@ -118,7 +118,7 @@ def commands(size: Size, model: Path) -> dict[str, list[str]]:
     """How each is started."""
     shared = [str(model), "--group-size", str(GROUP_SIZE), "--num-tokens", str(NUM_TOKENS), "--prompts", *PROMPTS]
     trl = [os.environ[PEERS], str(STEPS / "trl_step.py"), *shared]
-    ours = [sys.executable, str(STEPS / "rlcore_step.py"), *shared, "--lane-width", str(size.lane_width)]
+    ours = [sys.executable, str(STEPS / "rlcore_step.py"), *shared, "--lane-width", str(size.microbatch_size)]
     return {
         TRL: trl,
         TRL_PLAIN: [*trl, "--no-checkpointing"],
@@ -267,7 +267,7 @@ def main() -> int:
         size = replace(
             size,
             num_rounds=arguments.rounds or size.num_rounds,
-            lane_width=arguments.lane_width or size.lane_width,
+            microbatch_size=arguments.microbatch_size or size.microbatch_size,
         )
         with children(size) as started:
             measure(started, size.num_rounds)
@@ -275,7 +275,7 @@ def main() -> int:
         num_parameters = sum(parameter.numel() for parameter in Decoder(size.config).parameters())
         print(
             f"{name}: {num_parameters / 1e3:,.0f}k parameters, width {size.config.width},"
-            f" {size.config.num_layers} layers; lanes of {size.lane_width}; {size.num_rounds} rounds;"
+            f" {size.config.num_layers} layers; lanes of {size.microbatch_size}; {size.num_rounds} rounds;"
             f" {by_name[TRL].versions}"
         )
         for child in started:

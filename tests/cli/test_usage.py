@@ -127,9 +127,9 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("words", "what", "line"),
     [
         (
-            "run --step 3 --op --against other --size full --json",
+            "run --step 3 --trace-ops --against other --size full --json",
             "run is the directory of a recorded run, and replay compares fresh runs",
-            "rlharness reproduce run --step 3 --op --against other --json",
+            "rlharness reproduce run --step 3 --trace-ops --against other --json",
         ),
         (
             "run --set output.a=1 --set output.b=2 --timeout 1.5 --break-on nan",
@@ -137,14 +137,14 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "rlharness reproduce run --break-on nan --set output.a=1 --set output.b=2 --timeout 1.5",
         ),
         (
-            "'a b.rlb' --op",
+            "'a b.rlb' --trace-ops",
             "a b.rlb is a bundle, and replay compares fresh runs",
-            "rlharness reproduce 'a b.rlb' --op",
+            "rlharness reproduce 'a b.rlb' --trace-ops",
         ),
         (
-            "--bundle 'a b.rlb' --op --size tiny",
+            "--bundle 'a b.rlb' --trace-ops --size tiny",
             "--bundle is no option of rlharness replay, which compares fresh runs",
-            "rlharness reproduce 'a b.rlb' --op",
+            "rlharness reproduce 'a b.rlb' --trace-ops",
         ),
         (
             "run --step 2 --runs 3 --bundle=x.rlb",
@@ -186,8 +186,8 @@ def test_replay_of_something_recorded_says_which_line_to_type(
 @pytest.mark.parametrize(
     "words",
     [
-        "run --step 3 --op --against other",
-        "'a b.rlb' --op",
+        "run --step 3 --trace-ops --against other",
+        "'a b.rlb' --trace-ops",
         "run --step 2 --interactive",
         "run --break-on nan --set a.b=1",
     ],
@@ -203,12 +203,12 @@ def test_the_line_that_is_to_be_typed_is_one_that_reproduce_takes(recorded: Path
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        ("run --op", "--op without --step"),
+        ("run --trace-ops", "--trace-ops without --step"),
         ("run --interactive", "--interactive without --step"),
         ("run --commands typed.txt", "--commands without --interactive"),
         ("run --step 1 --reference-checkpoint", "--reference-checkpoint without a bundle"),
-        ("run --break-on nan --step 1 --op", "--op with a condition"),
-        ("run --step 1 --interactive --op --timeout 3", "--op, --timeout with --interactive"),
+        ("run --break-on nan --step 1 --trace-ops", "--trace-ops with a condition"),
+        ("run --step 1 --interactive --trace-ops --timeout 3", "--trace-ops, --timeout with --interactive"),
         ("'a b.rlb' --step 1 --bundle x", "--step, --bundle with a bundle"),
         ("'a b.rlb' --until 'loss<1' --against run", "--against, --until with a bundle"),
         ("nothing", "there is no run or bundle nothing"),

@@ -36,14 +36,14 @@ def steps_of(out: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("scenario", ["grpo_reverse_text", "ppo_arithmetic"])
 def test_perturbations_move_no_bit_on_a_card(scenario: str, tmp_path: Path) -> None:
-    varied = ("perturbation.concurrency=1,16", "perturbation.world_size=1,2", "perturbation.preempt_every=0,3")
-    words = [word for each in varied for word in ("--vary", each)]
+    varied = ("runtime.concurrency=1,16", "runtime.world_size=1,2", "runtime.preempt_every=0,3")
+    words = [word for each in varied for word in ("--sweep", each)]
     rlharness("replay", scenario, "--size", "smoke", "--out", tmp_path / "replay", *ON_CARD, *words)
 
 
 def test_without_the_level_concurrency_moves_bits_on_a_card(tmp_path: Path) -> None:
     """At level off a card's products depend on the batch: 10 is the exit code of a divergence."""
-    words = ("--level", "off", "--vary", "perturbation.concurrency=1,16", "--size", "smoke")
+    words = ("--level", "off", "--sweep", "runtime.concurrency=1,16", "--size", "smoke")
     rlharness("replay", "grpo_reverse_text", "--out", tmp_path / "replay", *ON_CARD, *words, expected=10)
 
 

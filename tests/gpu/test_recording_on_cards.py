@@ -22,7 +22,7 @@ def test_two_runs_are_equal_and_recording_changes_no_bit(tmp_path: Path) -> None
     assert run(*command).exit_code == 0
     saved.append(torch.load(weights))
     for name in ("a", "b"):
-        record(tmp_path / name, command, "--level", "rerun")
+        record(tmp_path / name, command, "--level", "deterministic")
     assert compared(tmp_path / "a", tmp_path / "b")["verdict"] == "equal"
     record(tmp_path / "c", command)
     saved.append(torch.load(weights))
@@ -42,7 +42,7 @@ def test_large_values_are_digested_on_the_card(tmp_path: Path) -> None:
 
 def test_operations_of_a_step_are_recorded_and_change_nothing(tmp_path: Path) -> None:
     command = program("on_card")
-    record(tmp_path / "a", command, "--level", "rerun")
-    record(tmp_path / "b", command, "--level", "rerun", "--op-step", "3")
+    record(tmp_path / "a", command, "--level", "deterministic")
+    record(tmp_path / "b", command, "--level", "deterministic", "--trace-ops", "3")
     assert compared(tmp_path / "a", tmp_path / "b")["verdict"] == "equal"
     assert (tmp_path / "b" / "ops" / "rank-0-step-3.jsonl").stat().st_size > 0

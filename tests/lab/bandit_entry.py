@@ -2,7 +2,7 @@
 
 What may be otherwise in one run than in another, each a difference of its own: `reward` (plain, or doubled from step 2
 on), `normalises` (advantages by their deviation), `spike` (the gradient of step 2, doubled), `copies` (what is recorded
-of advantages is a copy), `perturbation.num_parts` (how the gradient is summed: float noise). With `breaks` the step of
+of advantages is a copy), `runtime.num_parts` (how the gradient is summed: float noise). With `breaks` the step of
 that number ends in an error after its gradient; with `waits_for` step 3 reads that file after its rollout.
 """
 
@@ -39,7 +39,7 @@ def _step(step: int, config: Mapping[str, Any], weight: Tensor, recorder: Any) -
         advantages = advantages / (advantages.std() + 1e-6)
     recorder.record("advantage", "advantages", advantages.clone() if config.get("copies") else advantages)
     taken = torch.nn.functional.one_hot(pulls, ARMS) - chances
-    parts = (advantages.unsqueeze(-1).float() * taken).chunk(config["perturbation"]["num_parts"])
+    parts = (advantages.unsqueeze(-1).float() * taken).chunk(config["runtime"]["num_parts"])
     gradient = torch.stack([part.sum(0) for part in parts]).sum(0) / PULLS
     if config.get("spike") and step == 2:
         gradient = gradient * 2

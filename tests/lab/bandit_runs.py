@@ -24,7 +24,7 @@ from harness.trace.reader import read_trace
 from tests.lab import bandit_entry
 from tests.support.recorded_steps import TraceSink
 
-CONFIG: Mapping[str, Any] = {"seed": 1, "num_steps": 5, "perturbation": {"num_parts": 1}}
+CONFIG: Mapping[str, Any] = {"seed": 1, "num_steps": 5, "runtime": {"num_parts": 1}}
 
 
 @dataclass
@@ -77,7 +77,7 @@ class InProcess:
 
 async def bandit(parent: Path, **changed: object) -> RecordedRun:
     """A recorded run with these values in its configuration."""
-    call = EntryCall("tests.lab.bandit_entry:run", {**CONFIG, **changed}, ("perturbation",))
+    call = EntryCall("tests.lab.bandit_entry:run", {**CONFIG, **changed}, ("runtime",))
     run = await InProcess().record(spec_of_call(call, "off"), parent)
     return read_recorded_run(run.recording.directory)
 

@@ -13,11 +13,11 @@ import torch
 FRAGILE = """\
 about: Weights that break
 entry: tests.lab.fragile_entry:run
-determinism: rerun
+determinism: deterministic
 sizes:
   smoke: {}
   full: {}
-free: [output]
+runtime_sections: [output]
 resume: {run: output.resume, step: output.resume_step}
 config:
   seed: 1

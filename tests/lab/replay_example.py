@@ -22,8 +22,8 @@ from tests.support.manual import page_with  # noqa: E402
 
 PROGRAMS = ROOT / "tests" / "support" / "programs"
 EXAMPLE = (
-    "rlharness replay --step 0 --op -- python bag_of_words.py",
-    "rlharness replay --level rerun -- python bag_of_words.py",
+    "rlharness replay --step 0 --trace-ops -- python bag_of_words.py",
+    "rlharness replay --level deterministic -- python bag_of_words.py",
 )
 PICTURES = {
     "replay_equal": "rlharness replay -- python classifier.py",

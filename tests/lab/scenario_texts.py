@@ -9,12 +9,12 @@ determinism: invariant
 sizes:
   smoke: {num_steps: 3}
   full: {}
-free: [perturbation, output]
+runtime_sections: [runtime, output]
 config:
   seed: 1
   num_steps: 5
   leaks: false
-  perturbation: {num_parts: 4}
+  runtime: {num_parts: 4}
   output: {}
 """
 

@@ -45,7 +45,7 @@ def test_another_call_and_another_users_key_are_not_signed(run: Path, tmp_path: 
     for other in (
         replace(call, entry="a:c"),
         replace(call, config={**call.config, "lr": 1}),
-        replace(call, free=()),
+        replace(call, runtime_sections=()),
         replace(call, resume={"run": "judge.a", "step": "judge.b"}),
         CALL,
     ):

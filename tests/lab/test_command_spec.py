@@ -56,7 +56,7 @@ def test_steps_are_parsed() -> None:
     assert parse_steps([]) == ()
     assert parse_steps(["3", "10-12, 1", "3"]) == (1, 3, 10, 11, 12)
     for wrong in ("", "a", "-1", "5-3", "1-2-3", "0-10000000", "3,"):
-        with pytest.raises(UsageError, match="--keep"):
+        with pytest.raises(UsageError, match="--save-tensors"):
             parse_steps([wrong])
 
 

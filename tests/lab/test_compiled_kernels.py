@@ -20,7 +20,7 @@ OPERATIONS = {
 
 def test_processes_agree_and_a_record_of_operations_has_the_kernels_and_moves_no_bit(tmp_path: Path) -> None:
     compiled = (*SMALL, "--set", "model.kernels=compiled")
-    replayed = type_command(tmp_path, "replay", *compiled, "--step", "1", "--op", "--out", "r")
+    replayed = type_command(tmp_path, "replay", *compiled, "--step", "1", "--trace-ops", "--out", "r")
     assert replayed.code == ExitCode.OK, replayed.stdout + replayed.stderr
     assert replayed.stdout.startswith("A: run 1  B: run 2\nEQUAL  2 steps, every bit\n")
     assert "none differs\n    it counts: step 1 came out the same without this record\n" in replayed.stdout

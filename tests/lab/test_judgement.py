@@ -134,7 +134,7 @@ def test_operations_of_against_are_those_of_the_trace_itself(tmp_path: Path) -> 
 
 
 def test_processes_without_the_level_are_named(tmp_path: Path) -> None:
-    plan = replace(plan_of(tmp_path, level="rerun"), level_env={"A": "1", "B": "2"})
+    plan = replace(plan_of(tmp_path, level="deterministic"), level_env={"A": "1", "B": "2"})
     run = run_of(tmp_path, 1)
     runs = [
         with_reports(run, report(7, "h", A="1", B="2"), report(8, "h", A="1", B="3"), report(9, "h")),
@@ -153,8 +153,8 @@ def test_processes_without_the_level_are_named(tmp_path: Path) -> None:
         ("off", ("a", "b"), OTHER_BATCH, "PYTHONHASHSEED is not set"),
         ("off", ("a", "b"), OTHER, ""),
         ("off", ("a", "b"), SAME, ""),
-        ("rerun", ("a", "b"), SAME, "PYTHONHASHSEED took no effect"),
-        ("rerun", ("a", "a"), OTHER_BATCH, ""),
+        ("deterministic", ("a", "b"), SAME, "PYTHONHASHSEED took no effect"),
+        ("deterministic", ("a", "a"), OTHER_BATCH, ""),
         ("invariant", ("a", "b"), SAME, ""),
         ("invariant", ("a", "b"), OTHER_BATCH, "PYTHONHASHSEED is not set"),
     ],
@@ -176,7 +176,7 @@ b.py:9: UserWarning: put_ does not have a deterministic implementation, but you 
 """
 
 
-@pytest.mark.parametrize(("level", "notes"), [("off", 0), ("rerun", 1)])
+@pytest.mark.parametrize(("level", "notes"), [("off", 0), ("deterministic", 1)])
 def test_operations_that_no_level_holds_are_told(tmp_path: Path, level: str, notes: int) -> None:
     runs = [run_of(tmp_path, 1, output=WARNED), run_of(tmp_path, 2, output=WARNED * 2)]
     told = judge(plan_of(tmp_path, level=level), runs).notes

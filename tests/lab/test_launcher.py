@@ -22,8 +22,8 @@ from harness.trace.reader import read_trace
 from harness.trace.verdict import Kind
 from tests.support.suite_runs import environment
 
-CONFIG: Mapping[str, object] = {"seed": 1, "num_steps": 5, "leaks": False, "perturbation": {"num_parts": 4}}
-WHOLE = spec_of_call(EntryCall("tests.lab.tiny_entry:run", CONFIG, ("perturbation",)), "rerun")
+CONFIG: Mapping[str, object] = {"seed": 1, "num_steps": 5, "leaks": False, "runtime": {"num_parts": 4}}
+WHOLE = spec_of_call(EntryCall("tests.lab.tiny_entry:run", CONFIG, ("runtime",)), "deterministic")
 
 
 def test_a_run_is_ended_in_order_after_its_last_step(tmp_path: Path) -> None:

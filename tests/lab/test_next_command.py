@@ -17,7 +17,7 @@ from tests.support.traces import steps_of, write
 
 RESUME = {"run": "output.resume", "step": "output.resume_step"}
 SCENARIO = RunSpec(("python",), call=EntryCall("a:b", {}, ("output",), RESUME), typed=("tiny", "--set", "seed=3"))
-PROGRAM = RunSpec(("python", "a b.py"), level="rerun", metrics=("loss=l (.)",))
+PROGRAM = RunSpec(("python", "a b.py"), level="deterministic", metrics=("loss=l (.)",))
 KILLED, INTERRUPTED = 137, 130
 
 
@@ -59,14 +59,14 @@ def test_a_run_that_ended_by_itself_needs_nothing(run: Recording) -> None:
 
 
 def test_the_step_in_which_a_run_died_is_looked_into(run: Recording) -> None:
-    assert typed(SCENARIO, with_unfinished(run)) == "look closer: rlharness reproduce run --step 2 --op"
-    assert typed(SCENARIO, with_checkpoint(run)) == "look closer: rlharness reproduce run --step 2 --op"
+    assert typed(SCENARIO, with_unfinished(run)) == "look closer: rlharness reproduce run --step 2 --trace-ops"
+    assert typed(SCENARIO, with_checkpoint(run)) == "look closer: rlharness reproduce run --step 2 --trace-ops"
 
 
 def test_the_step_at_which_a_condition_held_is_looked_into(run: Recording) -> None:
     for code in (0, 1, INTERRUPTED):
         line = typed(SCENARIO, replace(run, exit_code=code), Stop("loss>3.0", 1))
-        assert line == "look closer: rlharness reproduce run --step 1 --op"
+        assert line == "look closer: rlharness reproduce run --step 1 --trace-ops"
 
 
 @pytest.mark.parametrize("code", [KILLED, INTERRUPTED])
@@ -98,7 +98,7 @@ def test_a_command_that_died_after_its_last_step_has_no_step_to_look_into(run: R
 
 
 def test_a_command_is_run_anew_under_the_same_conditions(run: Recording) -> None:
-    again = "--op --level rerun --metric 'loss=l (.)' -- python 'a b.py'"
+    again = "--trace-ops --level deterministic --metric 'loss=l (.)' -- python 'a b.py'"
     assert typed(PROGRAM, died_in(run, None, 3, 2)) == f"look closer: rlharness replay --step 2 {again}"
     assert typed(PROGRAM, replace(run, ranks=()), Stop("nan", 0)) == f"look closer: rlharness replay --step 0 {again}"
     assert typed(PROGRAM, replace(died_in(run, 2), exit_code=INTERRUPTED)) == ""

@@ -84,10 +84,10 @@ def test_keys_that_would_be_two_places_are_found() -> None:
 @pytest.mark.parametrize(
     ("dotted", "near"),
     [
-        ("perturbation.wrokers", "perturbation.workers"),
+        ("runtime.wrokers", "runtime.workers"),
         ("num_stepps", "num_steps"),
-        ("perturbatoin.workers", "perturbation.workers"),
-        ("perturbation.workers", ""),
+        ("perturbatoin.workers", "runtime.workers"),
+        ("runtime.workers", ""),
         ("perturbation", ""),
         ("perturbation.num_steps", ""),
         ("workers", ""),
@@ -96,4 +96,4 @@ def test_keys_that_would_be_two_places_are_found() -> None:
     ],
 )
 def test_a_key_that_is_not_there_is_taken_for_a_close_one_of_its_section(dotted: str, near: str) -> None:
-    assert meant({"num_steps": 3, "perturbation": {"workers": 1}}, dotted) == near
+    assert meant({"num_steps": 3, "runtime": {"workers": 1}}, dotted) == near

@@ -17,7 +17,7 @@ def test_it_says_how_it_may_be_run_again(tmp_path: Path) -> None:
 
     assert is_recorded_run(run.directory)
     assert not is_recorded_run(tmp_path)
-    assert (run.call, run.level, run.typed) == (CALL, "rerun", ("tiny", "--size", "smoke"))
+    assert (run.call, run.level, run.typed) == (CALL, "deterministic", ("tiny", "--size", "smoke"))
 
 
 @pytest.mark.parametrize(("step", "start"), [(0, None), (1, None), (2, 2), (3, 2), (4, 4), (5, 4)])

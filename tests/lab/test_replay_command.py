@@ -53,7 +53,7 @@ def test_runs_that_do_not_agree(tmp_path: Path) -> None:
     assert "A: run 1  B: run 3\n" in done.stdout
     (closer,) = [line for line in done.stdout.splitlines() if line.startswith("  look closer: ")]
     command = shlex.join(("--metric", "x=step (.)", "--", *PRETENDER, "--other", "1"))
-    assert closer == f"  look closer: rlharness replay --step 1 --op {command}"
+    assert closer == f"  look closer: rlharness replay --step 1 --trace-ops {command}"
 
 
 def test_every_run_is_given_the_same_input(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_what_a_run_leaves_behind_is_ended_and_named(tmp_path: Path) -> None:
 
 
 def test_a_level_is_given_to_every_process_and_checked(tmp_path: Path) -> None:
-    done = replay(tmp_path, "--level", "rerun", "--json", "--")
+    done = replay(tmp_path, "--level", "deterministic", "--json", "--")
     assert done.code == ExitCode.OK
     fields = told(done)
     reports = [report for run in fields["runs"] for report in run["reports"]]
@@ -152,7 +152,7 @@ def test_a_level_is_given_to_every_process_and_checked(tmp_path: Path) -> None:
     assert reports[0]["level_env"]["PYTHONHASHSEED"] == "0"
     assert fields["notes"] == []
     refused = type_command(
-        tmp_path, "replay", "--level", "rerun", "--out", "n", "--", *PRETENDER, PYTHONHASHSEED="random"
+        tmp_path, "replay", "--level", "deterministic", "--out", "n", "--", *PRETENDER, PYTHONHASHSEED="random"
     )
     assert refused.code == ExitCode.USAGE_ERROR
     assert "PYTHONHASHSEED=random" in refused.stderr
@@ -161,7 +161,7 @@ def test_a_level_is_given_to_every_process_and_checked(tmp_path: Path) -> None:
 
 def test_a_process_without_the_level_is_told(tmp_path: Path) -> None:
     program = ("env", "PYTHONHASHSEED=7", "PYTHONPATH=" + str(Path(__file__).parents[2]), *PRETENDER)
-    done = type_command(tmp_path, "replay", "--level", "rerun", "--out", "r", "--", *program)
+    done = type_command(tmp_path, "replay", "--level", "deterministic", "--out", "r", "--", *program)
     assert done.stdout.count("did not get what the level sets: PYTHONHASHSEED") == 2
 
 
@@ -180,7 +180,7 @@ def test_the_default_directory_is_hidden_from_git_and_bounded(tmp_path: Path) ->
     ("words", "said"),
     [
         (["--runs", "1", "--", *PRETENDER], "--runs 1: a run that is compared with nothing"),
-        (["--op", "--", *PRETENDER], "--op without --step"),
+        (["--trace-ops", "--", *PRETENDER], "--trace-ops without --step"),
         (["--", "frobnicate"], "frobnicate cannot be started"),
         (["--against", "nowhere", "--", *PRETENDER], "no trace in "),
         (["--metric", "loss", "--", *PRETENDER], "--metric loss: "),

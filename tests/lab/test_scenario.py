@@ -11,23 +11,23 @@ from harness.lab.experiments.scenario import LEGAL, Resumption, Scenario, parse_
 from harness.lab.experiments.scenario_files import A_COMMAND, all_scenarios, find_scenario, project_above
 from tests.lab.scenario_texts import TINY, write_tiny
 
-PLAIN = ("about: a sum", "entry: a:b", "determinism: off", "free: [perturbation, output]")
+PLAIN = ("about: a sum", "entry: a:b", "determinism: off", "runtime_sections: [runtime, output]")
 
 
 def test_an_envelope_is_read() -> None:
     tiny = parse_scenario(TINY, "tiny.yaml")
     assert (tiny.entry, tiny.determinism, tiny.gpus) == ("tests.lab.tiny_entry:run", "invariant", 0)
-    assert (list(tiny.sizes), tiny.free) == (["smoke", "full"], ["perturbation", "output"])
-    assert tiny.config["perturbation"] == {"num_parts": 4}
+    assert (list(tiny.sizes), tiny.runtime_sections) == (["smoke", "full"], ["runtime", "output"])
+    assert tiny.config["runtime"] == {"num_parts": 4}
 
 
 def test_a_size_is_laid_over_the_payload_and_what_is_set_over_both() -> None:
     tiny = parse_scenario(TINY, "tiny.yaml")
     assert (tiny.payload("full", {})["num_steps"], tiny.payload("smoke", {})["num_steps"]) == (5, 3)
-    assert tiny.payload("smoke", {"num_steps": 9, "perturbation.x": 1}) == {
+    assert tiny.payload("smoke", {"num_steps": 9, "runtime.x": 1}) == {
         **tiny.config,
         "num_steps": 9,
-        "perturbation": {"num_parts": 4, "x": 1},
+        "runtime": {"num_parts": 4, "x": 1},
     }
     assert tiny.config["num_steps"] == 5, "it stays as it was read"
 
@@ -53,10 +53,10 @@ def test_a_size_that_is_not_there_is_refused_if_it_was_asked_for() -> None:
         ("determinism: invariant", "determinism: full", "determinism is 'full'"),
         ("free:", "gpus: -1\nfree:", "gpus is -1"),
         ("free:", "gpus: '1'\nfree:", "gpus is '1'"),
-        ("free: [perturbation, output]", "free: perturbation", "free is 'perturbation'"),
+        ("runtime_sections: [runtime, output]", "runtime_sections: runtime", "runtime_sections is 'runtime'"),
         ("free:", "resume: {run: output.resume, step: seed}\nfree:", "resume: seed is not in a section that is free"),
         ("free:", "resume: {run: output.resume}\nfree:", "resume.step is missing"),
-        ("[perturbation, output]", "[perturbation.num_parts]", "free.0 is 'perturbation.num_parts'"),
+        ("[perturbation, output]", "[runtime.num_parts]", "free.0 is 'runtime.num_parts'"),
         ("seed: 1", "a.b: 1", "config: the key 'a.b' is empty or has a dot"),
         ("smoke: {num_steps: 3}", "smoke: 3", "sizes.smoke is 3"),
     ],
@@ -70,21 +70,21 @@ def test_what_is_wrong_in_an_envelope_is_named(old: str, new: str, said: str) ->
 
 
 IN_FACTORS = "{min: 1, max: 64}, whole numbers of which the first is less; or a list of values, the simplest first"
-FACTOR = "chaos.factors.perturbation.num_parts is"
+FACTOR = "chaos.factors.runtime.num_parts is"
 
 
 @pytest.mark.parametrize(
     ("lines", "said", "legal"),
     [
-        ("chaos: {factors: {perturbation.num_parts: 7}}", f"{FACTOR} 7", IN_FACTORS),
-        ("chaos: {factors: {perturbation.num_parts: {min: 1}}}", f"{FACTOR} {{'min': 1}}", IN_FACTORS),
+        ("chaos: {factors: {runtime.num_parts: 7}}", f"{FACTOR} 7", IN_FACTORS),
+        ("chaos: {factors: {runtime.num_parts: {min: 1}}}", f"{FACTOR} {{'min': 1}}", IN_FACTORS),
         (
-            "chaos: {factors: {perturbation.num_parts: {min: 5, max: 5}}}",
+            "chaos: {factors: {runtime.num_parts: {min: 5, max: 5}}}",
             f"{FACTOR} {{'min': 5, 'max': 5}}",
             IN_FACTORS,
         ),
-        ("chaos: {factors: {perturbation.num_parts: {mn: 1, max: 5}}}", f"{FACTOR} {{'mn': 1, 'max': 5}}", IN_FACTORS),
-        ("chaos: {factors: {perturbation.num_parts: []}}", f"{FACTOR} []", IN_FACTORS),
+        ("chaos: {factors: {runtime.num_parts: {mn: 1, max: 5}}}", f"{FACTOR} {{'mn': 1, 'max': 5}}", IN_FACTORS),
+        ("chaos: {factors: {runtime.num_parts: []}}", f"{FACTOR} []", IN_FACTORS),
         ("chaos: {factors: {num_steps: [1, 2]}}", "chaos.factors has the key 'num_steps'", "dotted keys: SECTION.NAME"),
         (
             "chaos: {factors: 3}",
@@ -92,8 +92,8 @@ FACTOR = "chaos.factors.perturbation.num_parts is"
             "dotted keys, each with {min: 1, max: 64} or a list of values",
         ),
         (
-            "chaos: {names: {perturbation.num_parts: ''}}",
-            "chaos.names.perturbation.num_parts is ''",
+            "chaos: {names: {runtime.num_parts: ''}}",
+            "chaos.names.runtime.num_parts is ''",
             "one line of text",
         ),
         ("chaos: {latency: [a b]}", "chaos.latency.0 is 'a b'", "module:function"),
@@ -108,9 +108,9 @@ FACTOR = "chaos.factors.perturbation.num_parts is"
         ("resume: {run: output.resume}", "resume.step is missing", "the keys run, step"),
         ("resume: {run: a b, step: output.step}", "resume.run is 'a b'", "a dotted key of config"),
         ("gpus: -1", "gpus is -1", "a whole number, 0 or more"),
-        ("determinism: full", "determinism is 'full'", "off, rerun, invariant"),
-        ("free: perturbation", "free is 'perturbation'", "a list of sections of config"),
-        ("free: [a.b]", "free.0 is 'a.b'", "the name of a section of config"),
+        ("determinism: full", "determinism is 'full'", "off, deterministic, invariant"),
+        ("runtime_sections: runtime", "runtime_sections is 'runtime'", "a list of sections of config"),
+        ("runtime_sections: [a.b]", "free.0 is 'a.b'", "the name of a section of config"),
         ("sizes: 3", "sizes is 3", "names of sizes, each with values by dotted keys: {smoke: {training.num_steps: 4}}"),
         ("sizes: {smoke: 3}", "sizes.smoke is 3", "values by dotted keys: {training.num_steps: 4}"),
         ("config: 3", "config is 3", "a mapping of keys to values"),

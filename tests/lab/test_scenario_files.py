@@ -7,7 +7,7 @@ import pytest
 from harness.lab.experiments.perturbation_values import Choice
 from harness.lab.experiments.scenario import FULL, SMOKE
 from harness.lab.experiments.scenario_files import ScenarioFile, all_scenarios
-from rlcore.config import FREE, LEVELS, read_config
+from rlcore.config import LEVELS, RUNTIME_SECTIONS, read_config
 from rlcore.errors import InvalidValueError
 
 FILES = all_scenarios(Path("/"))
@@ -20,7 +20,7 @@ def test_an_entry_takes_its_payload_in_every_size(file: ScenarioFile) -> None:
     scenario = file.read()
     assert scenario.entry == "rlcore.entrypoint:run"
     assert scenario.determinism in LEVELS
-    assert tuple(scenario.free) == FREE
+    assert tuple(scenario.runtime_sections) == RUNTIME_SECTIONS
     assert set(scenario.sizes) == {TINY, SMOKE, FULL}
     sizes = {size: read_config(scenario.payload(size, {})) for size in scenario.sizes}
     assert sizes[TINY].training.num_steps < sizes[SMOKE].training.num_steps < sizes[FULL].training.num_steps
@@ -37,7 +37,7 @@ def test_an_entry_takes_whatever_chaos_may_give_it(file: ScenarioFile) -> None:
     scenario = file.read()
     assert scenario.chaos.crash is not None
     factors = scenario.chaos.payload_factors({})
-    assert {"perturbation.concurrency", "perturbation.world_size"} <= {factor.name for factor in factors}
+    assert {"runtime.concurrency", "runtime.world_size"} <= {factor.name for factor in factors}
     for factor in factors:
         values = factor.values.options if isinstance(factor.values, Choice) else (factor.values.low, factor.values.high)
         for value in values:

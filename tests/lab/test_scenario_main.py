@@ -99,6 +99,6 @@ def test_an_error_that_ends_a_step_is_told_before_it_is_printed(tmp_path: Path, 
 def call_tiny(
     directory: Path, ends: str, *, has_begun: bool, told: Callable[[BaseException], None] = lambda error: None
 ) -> int:
-    config = {"seed": 1, "num_steps": 3, "leaks": False, "ends": ends, "perturbation": {"num_parts": 2}}
+    config = {"seed": 1, "num_steps": 3, "leaks": False, "ends": ends, "runtime": {"num_parts": 2}}
     EntryCall("tests.lab.tiny_entry:run", config).write(directory)
     return call_entry(directory, "off", NullRecorder(), has_begun=lambda: has_begun, told=told)

@@ -19,7 +19,7 @@ from tests.lab.scenario_texts import write_tiny
 from tests.support.cli_commands import Done, type_command
 
 pytest.importorskip("torch")
-VARY = ("--vary", "perturbation.num_parts=1,7")
+VARY = ("--sweep", "runtime.num_parts=1,7")
 
 
 def replay(directory: Path, *words: str, **env: str) -> Done:
@@ -32,9 +32,9 @@ def test_what_must_not_matter_does_not_and_where_it_does_that_is_shown(tmp_path:
     holds = replay(tmp_path, "--out", "holds")
     assert holds.code == ExitCode.OK, holds.stdout + holds.stderr
     assert holds.stdout.startswith("A: run 1  B: run 2\nEQUAL  3 steps, every bit\n")
-    assert "    perturbation.num_parts  A 1  B 7\n" in holds.stdout, "it is told that they were not alike"
+    assert "    runtime.num_parts  A 1  B 7\n" in holds.stdout, "it is told that they were not alike"
     seen = [json.loads((tmp_path / "holds" / f"run-{run}" / "seen.json").read_text("utf-8")) for run in (1, 2)]
-    assert [each["config"]["perturbation"]["num_parts"] for each in seen] == [1, 7]
+    assert [each["config"]["runtime"]["num_parts"] for each in seen] == [1, 7]
     assert len({each["hash"] for each in seen}) == 2, "the hash seed is free too at level invariant"
     assert "PYTHONHASHSEED" not in holds.stdout
 
@@ -81,9 +81,9 @@ def test_a_scenario_is_replayed_in_its_small_size_and_reads_no_input(tmp_path: P
 
 
 def test_each_run_has_its_own_value_and_there_are_as_many_runs_as_values(tmp_path: Path) -> None:
-    found = plan(tmp_path, vary=("perturbation.num_parts=1,2,3",))
+    found = plan(tmp_path, vary=("runtime.num_parts=1,2,3",))
     assert found.num_runs == 3
-    told = [found.spec_of(number).perturbation["perturbation.num_parts"] for number in range(1, 6)]
+    told = [found.spec_of(number).perturbation["runtime.num_parts"] for number in range(1, 6)]
     assert told == ["1", "2", "3", "1", "2"]
     assert len({tuple(found.spec_of(number).identity.items()) for number in range(1, 6)}) == 1
 
@@ -91,14 +91,14 @@ def test_each_run_has_its_own_value_and_there_are_as_many_runs_as_values(tmp_pat
 def test_the_command_that_looks_closer_names_the_scenario(tmp_path: Path) -> None:
     found = plan(
         tmp_path,
-        vary=("perturbation.num_parts=1,2",),
+        vary=("runtime.num_parts=1,2",),
         overrides=("seed=3",),
-        level="rerun",
+        level="deterministic",
         step=1,
         has_operations=True,
     )
     assert program_command(replace(found.run_spec, typed=found.typed), 2) == (
-        "rlharness replay tiny --size smoke --set seed=3 --vary perturbation.num_parts=1,2 --level rerun --step 2 --op"
+        "rlharness replay tiny --size smoke --set seed=3 --sweep runtime.num_parts=1,2 --level deterministic --step 2 --trace-ops"
     )
 
 
@@ -109,11 +109,11 @@ def test_the_command_that_looks_closer_names_the_scenario(tmp_path: Path) -> Non
         ({"scenario": None, "overrides": ("a=1",), "trailing": ("ls",)}, "--set without a scenario"),
         (
             {"scenario": None, "vary": ("a=1",), "size": "full", "trailing": ("ls",)},
-            "--size, --vary without a scenario",
+            "--size, --sweep without a scenario",
         ),
         ({"scenario": None, "level": "invariant", "trailing": ("ls",)}, "the level 'invariant' for a program that is"),
         ({"num_runs": 1}, "--runs 1: a run that is compared with nothing"),
-        ({"vary": ("seed=1,2",)}, "--vary seed: runs that differ in it are not comparable"),
+        ({"vary": ("seed=1,2",)}, "--sweep seed: runs that differ in it are not comparable"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(

@@ -48,17 +48,17 @@ def test_the_identity_is_the_payload_without_what_is_free(tmp_path: Path) -> Non
         "num_steps": "3",
         "leaks": "false",
     }
-    assert found.perturbation == {"perturbation.num_parts": "4", "output": "{}"}
+    assert found.perturbation == {"runtime.num_parts": "4", "output": "{}"}
     assert found.call is not None
     assert found.call.config["num_steps"] == 3
     assert (found.level, found.typed) == ("invariant", ("tiny", "--size", "smoke"))
 
 
 @SEEDED
-@given(st.sampled_from(["seed", "num_steps", "leaks", "new.key", "output.x", "perturbation.num_parts"]), st.integers(5))
+@given(st.sampled_from(["seed", "num_steps", "leaks", "new.key", "output.x", "runtime.num_parts"]), st.integers(5))
 def test_an_override_is_in_the_identity_or_told_beside_it(tmp_path: Path, key: str, value: int) -> None:
     plain, other = run_spec(tmp_path), run_spec(tmp_path, overrides=(f"{key}={value}",))
-    is_free = key.partition(".")[0] in ("perturbation", "output")
+    is_free = key.partition(".")[0] in ("runtime", "output")
     assert (plain.identity == other.identity) == is_free
     assert (plain.perturbation == other.perturbation) != is_free
     if not is_free:
@@ -71,9 +71,9 @@ def test_sizes_levels_and_entries_count_by_what_they_do(tmp_path: Path) -> None:
     smoke, full = run_spec(tmp_path), run_spec(tmp_path, size="full")
     assert (smoke.identity["num_steps"], full.identity["num_steps"]) == ("3", "5")
     assert run_spec(tmp_path, size="full", overrides=("num_steps=3",)).identity == smoke.identity
-    other = run_spec(tmp_path, level="rerun")
-    assert (other.level, other.identity["(level)"]) == ("rerun", "rerun")
-    assert other.typed[-2:] == ("--level", "rerun")
+    other = run_spec(tmp_path, level="deterministic")
+    assert (other.level, other.identity["(level)"]) == ("deterministic", "deterministic")
+    assert other.typed[-2:] == ("--level", "deterministic")
 
 
 @pytest.mark.parametrize(("is_intels", "mode"), [(True, "AUTO,STRICT"), (False, "AUTO")])
@@ -83,7 +83,7 @@ def test_mkl_is_strict_on_processors_that_know_the_mode(
     monkeypatch.setattr("harness.lab.experiments.run_spec.is_intels", lambda: is_intels)
     found = replace(run_spec(tmp_path), level="invariant")
     assert found.level_env({})["MKL_CBWR"] == mode
-    assert replace(found, level="rerun").level_env({})["MKL_CBWR"] == "AUTO"
+    assert replace(found, level="deterministic").level_env({})["MKL_CBWR"] == "AUTO"
 
 
 def test_secrets_are_in_what_the_entry_gets_and_nowhere_else(tmp_path: Path) -> None:
@@ -96,15 +96,15 @@ def test_secrets_are_in_what_the_entry_gets_and_nowhere_else(tmp_path: Path) -> 
 
 
 def test_what_varies_is_another_value_for_each_run(tmp_path: Path) -> None:
-    vary = ("perturbation.num_parts=1, 7, 16", "output.name=a,b")
+    vary = ("runtime.num_parts=1, 7, 16", "output.name=a,b")
     runs = [run_spec(tmp_path, variant, vary=vary) for variant in range(4)]
-    assert [run.perturbation["perturbation.num_parts"] for run in runs] == ["1", "7", "16", "1"]
+    assert [run.perturbation["runtime.num_parts"] for run in runs] == ["1", "7", "16", "1"]
     assert [run.perturbation["output.name"] for run in runs] == ['"a"', '"b"', '"a"', '"b"']
     assert len({tuple(run.identity.items()) for run in runs}) == 1
     asked = asked_scenario(Invocation(tmp_path, os.environ), "tiny", options(vary=vary), "smoke")
     assert asked.num_variants == 3
-    assert asked.typed[-4:] == ("--vary", vary[0], "--vary", vary[1])
-    alone = ("tiny", "--size", "smoke", "--set", "perturbation.num_parts=7", "--set", 'output.name="b"')
+    assert asked.typed[-4:] == ("--sweep", vary[0], "--sweep", vary[1])
+    alone = ("tiny", "--size", "smoke", "--set", "runtime.num_parts=7", "--set", 'output.name="b"')
     assert runs[1].typed == alone, "each run says how it is had alone"
     words = dict(word.split("=", 1) for word in alone if "=" in word)
     again = run_spec(tmp_path, overrides=tuple(f"{key}={value}" for key, value in words.items()))
@@ -118,9 +118,9 @@ def test_what_varies_is_another_value_for_each_run(tmp_path: Path) -> None:
         ({"overrides": ("=3",)}, "--set =3"),
         ({"overrides": ("seed=[1",)}, "--set seed=[1, line 1, column "),
         ({"overrides": ("seed.x=1",)}, "--set: seed.x leads through seed, which is 1 and no section"),
-        ({"vary": ("perturbation.num_parts",)}, "--vary perturbation.num_parts"),
-        ({"vary": ("perturbation.num_parts=",)}, "--vary perturbation.num_parts="),
-        ({"vary": ("seed=1,2",)}, "--vary seed: runs that differ in it are not comparable"),
+        ({"vary": ("runtime.num_parts",)}, "--sweep runtime.num_parts"),
+        ({"vary": ("runtime.num_parts=",)}, "--sweep runtime.num_parts="),
+        ({"vary": ("seed=1,2",)}, "--sweep seed: runs that differ in it are not comparable"),
         ({"size": "huge"}, "there is no size 'huge'"),
         ({"scenario": "tinny"}, "there is no scenario 'tinny'"),
         ({"metrics": ("loss",)}, "--metric loss"),
@@ -167,21 +167,21 @@ def test_what_was_prepared_can_be_taken_back(tmp_path: Path) -> None:
 
 
 def test_keys_that_are_perhaps_misspelt_are_told_once_and_taken(tmp_path: Path) -> None:
-    chaos = "chaos: {factors: {perturbation.num_prats: [1, 2]}, crash: {perturbation.nmu_parts: 2}}\n"
+    chaos = "chaos: {factors: {runtime.num_prats: [1, 2]}, crash: {runtime.nmu_parts: 2}}\n"
     chaos += "resume: {run: output.resume, step: output.resume_step}\n"
     path = write_tiny(tmp_path)
     path.write_text(chaos + TINY.replace("full: {}", "full: {num_stesp: 9}"))
-    typed = options(overrides=("num_stepps=2", "new=1"), vary=("perturbation.nun_parts=1,3",))
+    typed = options(overrides=("num_stepps=2", "new=1"), vary=("runtime.nun_parts=1,3",))
     notes: list[str] = []
     asked = asked_scenario(Invocation(tmp_path, os.environ, note=notes.append), "tiny", typed, "smoke")
     assert notes == [
         "note: sizes.full: num_stesp: config has no such key; did you mean num_steps?",
-        "note: chaos.factors: perturbation.num_prats: config has no such key; did you mean perturbation.num_parts?",
-        "note: chaos.crash: perturbation.nmu_parts: config has no such key; did you mean perturbation.num_parts?",
+        "note: chaos.factors: runtime.num_prats: config has no such key; did you mean runtime.num_parts?",
+        "note: chaos.crash: runtime.nmu_parts: config has no such key; did you mean runtime.num_parts?",
         "note: --set num_stepps: config has no such key; did you mean num_steps?",
-        "note: --vary perturbation.nun_parts: config has no such key; did you mean perturbation.num_parts?",
+        "note: --sweep runtime.nun_parts: config has no such key; did you mean runtime.num_parts?",
     ]
     call = make_scenario_spec(asked, typed.recording, 1).call
     assert call is not None
-    assert (call.config["num_stepps"], call.config["num_steps"], call.config["perturbation"]["nun_parts"]) == (2, 3, 3)
+    assert (call.config["num_stepps"], call.config["num_steps"], call.config["runtime"]["nun_parts"]) == (2, 3, 3)
     assert len(notes) == 5, "once"

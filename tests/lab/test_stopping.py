@@ -55,7 +55,7 @@ def test_a_run_ends_at_its_nan_and_leaves_a_bundle_of_it(project: Path) -> None:
     assert found["bundle"] == str(project / "stopped" / "step-3.rlb")
     assert read_trace(project / "stopped" / "run-1").steps == (0, 1, 2)
 
-    again = reproduce(project, found["bundle"], "--op", "--out", "again")
+    again = reproduce(project, found["bundle"], "--trace-ops", "--out", "again")
     assert again.code == ExitCode.OK, again.stdout + again.stderr
     assert "the same as far as it was recorded, which is not to its end: 2 leaves, every bit" in again.stdout
     assert "run again from the checkpoint of step 2; the step before it too\n" in again.stdout
@@ -93,7 +93,7 @@ def test_a_command_ends_in_order_where_a_condition_holds(project: Path) -> None:
     assert done.code == ExitCode.OK, done.stdout + done.stderr
     assert done.stdout.startswith("STOPPED  loss<0.5 after step 1: loss is 0.0\n")
     assert "note: a bundle holds a step of a scenario" in done.stdout
-    assert f"  look closer: rlharness replay --step 1 --op -- {sys.executable} train.py\n" in done.stdout
+    assert f"  look closer: rlharness replay --step 1 --trace-ops -- {sys.executable} train.py\n" in done.stdout
     assert (project / "stopped" / "run-1" / "output.log").read_text("utf-8") == "seen 0\n"
 
 
@@ -105,7 +105,7 @@ def test_a_command_that_is_traced_does_too(project: Path) -> None:
     assert read_trace(project / "t").steps == (0, 1)
     assert done.stderr.splitlines()[-2:] == [
         "rlharness: STOPPED  loss<0.5 after step 1: loss is 0.0",
-        f"rlharness:   look closer: rlharness replay --step 1 --op -- {sys.executable} train.py",
+        f"rlharness:   look closer: rlharness replay --step 1 --trace-ops -- {sys.executable} train.py",
     ]
 
 
@@ -127,7 +127,7 @@ def test_a_signal_ends_the_run_in_order_and_is_no_answer(tmp_path: Path) -> None
         (("--break-on", "divergence"), "there is nothing that the run could differ from"),
         (("--until", "nan"), "--until nan"),
         (("--break-on", "lose"), "--break-on 'lose'"),
-        (("--break-on", "nan", "--op", "--step", "1"), "--step, --op with a condition"),
+        (("--break-on", "nan", "--trace-ops", "--step", "1"), "--step, --trace-ops with a condition"),
         (("--break-on", "nan", "--step", "1"), "--step with a condition"),
         (("--break-on", "nan", "--runs", "3"), "--runs with a condition"),
     ],

@@ -121,7 +121,7 @@ def test_a_process_whose_end_proves_nothing_leaves_an_incomplete_trace(
 
 
 def test_what_was_asked_for_and_is_not_there_is_told(tmp_path: Path) -> None:
-    words = ("--op-step", "99", "--keep", "1,77", "--metric", "x=reward (.)", "--metric", "loss=(.)")
+    words = ("--trace-ops", "99", "--save-tensors", "1,77", "--metric", "x=reward (.)", "--metric", "loss=(.)")
     done = type_command(tmp_path, "trace", "--out", "t", *words, "--", *PRETENDER)
     assert done.code == ExitCode.OK
     has = "this trace has 3 steps, numbered from 0"

@@ -31,7 +31,7 @@ def train(directory: Path, *words: str, **env: str) -> Done:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
     """One run that is whole, which several tests look at."""
     directory = tmp_path_factory.mktemp("trained")
-    words = ("--set", "seed=7", "--set", "api_key=verysecret", "--keep", "1", "--op-step", "0", "--json")
+    words = ("--set", "seed=7", "--set", "api_key=verysecret", "--save-tensors", "1", "--trace-ops", "0", "--json")
     return directory, train(directory, *words)
 
 
@@ -52,8 +52,8 @@ def test_a_run_is_recorded(trained: tuple[Path, Done]) -> None:
     assert trace.manifest.level == "invariant"
     assert trace.manifest.argv == ("rlharness", "train", *typed())
     assert fingerprint.identity["seed"] == "7"
-    assert fingerprint.perturbation["perturbation.num_parts"] == "4"
-    assert not {"perturbation.num_parts", "output"} & fingerprint.identity.keys()
+    assert fingerprint.perturbation["runtime.num_parts"] == "4"
+    assert not {"runtime.num_parts", "output"} & fingerprint.identity.keys()
 
 
 def typed() -> tuple[str, ...]:
@@ -138,7 +138,7 @@ def test_a_run_ends_where_a_condition_holds_and_says_what_to_type_next(tmp_path:
     assert (told["stop"]["step"], told["stop"]["phase"], told["recording"]["num_steps"]) == (3, "backward", 3)
     assert done.stderr.splitlines()[-2:] == [
         "rlharness: STOPPED  nan at step 3, backward weights, element [0]: nan",
-        "rlharness:   look closer: rlharness reproduce there/t --step 3 --op",
+        "rlharness:   look closer: rlharness reproduce there/t --step 3 --trace-ops",
     ]
     next_words = shlex.split(told["next"])[1:]
     looked = type_command(tmp_path, *next_words, "--out", "again")
@@ -192,7 +192,7 @@ def test_an_entry_that_has_returned_is_whole_however_its_process_ends(tmp_path: 
         (["tinny", "--out", "t"], "there is no scenario 'tinny'"),
         (["tiny", "--out", "t", "--size", "huge"], "there is no size 'huge'"),
         (["tiny", "--out", "t", "--set", "seed"], "--set seed"),
-        (["tiny", "--out", "t", "--keep", "x"], "--keep x"),
+        (["tiny", "--out", "t", "--save-tensors", "x"], "--save-tensors x"),
         (["tiny", "--out", "scenarios"], "scenarios is not empty"),
     ],
 )

@@ -22,9 +22,9 @@ SCENARIO = parse_scenario(
     """\
 about: texts in every place
 entry: mine.train:run
-determinism: rerun
+determinism: deterministic
 sizes: {smoke: {task.path: small.jsonl, seed: 7}, full: {}}
-free: [output]
+runtime_sections: [output]
 resume: {run: output.resume, step: output.resume_step}
 config:
   seed: 1
@@ -35,7 +35,7 @@ config:
     "a.yaml",
 )
 RESUME = {"run": "output.resume", "step": "output.resume_step"}
-CALL = EntryCall(SCENARIO.entry, SCENARIO.payload("full", {}), tuple(SCENARIO.free), RESUME)
+CALL = EntryCall(SCENARIO.entry, SCENARIO.payload("full", {}), tuple(SCENARIO.runtime_sections), RESUME)
 
 
 def names(call: EntryCall) -> list[str]:
@@ -51,7 +51,7 @@ def changed(**values: Any) -> EntryCall:
 @pytest.mark.parametrize("scenario", [SCENARIO, *(each.read() for each in all_scenarios(Path("/")))])
 def test_a_scenario_names_all_that_it_calls_in_each_size(scenario: Any, size: str) -> None:
     resume = None if scenario.resume is None else scenario.resume.model_dump()
-    call = EntryCall(scenario.entry, scenario.payload(size, {}), tuple(scenario.free), resume)
+    call = EntryCall(scenario.entry, scenario.payload(size, {}), tuple(scenario.runtime_sections), resume)
     assert unnamed_in(call, [SCENARIO, scenario]) == []
 
 

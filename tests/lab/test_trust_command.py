@@ -29,7 +29,7 @@ def run(config, *, level, directory, recorder):
 SCENARIO = """\
 about: a reward by its name
 entry: training:run
-determinism: rerun
+determinism: deterministic
 sizes: {smoke: {}, full: {}}
 config: {task: {reward: 'training:two'}}
 """

@@ -11,9 +11,9 @@ TEXT = PAGE.read_text("utf-8")
 VERDICTS = {
     "diff": "DIVERGED  step 0, rollout batch.1",
     "operation": "words.py:10 <module>",
-    "rerun": "EQUAL  5 steps, every bit",
+    "deterministic": "EQUAL  5 steps, every bit",
     "mended": "EQUAL  5 steps, every bit",
-    "chaos": "DIVERGED  perturbation.num_parts=3 alone moves the gradient of weights at step 0",
+    "chaos": "DIVERGED  runtime.num_parts=3 alone moves the gradient of weights at step 0",
     "vary": "DIVERGED  step 0, backward weights",
     "step": "mean.py:12 <genexpr>",
     "scenario_mended": "EQUAL  3 steps, every bit",

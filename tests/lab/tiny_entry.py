@@ -16,7 +16,7 @@ from typing import Any, Never
 
 import torch
 
-KEYS = {"seed", "num_steps", "leaks", "ends", "left_at", "api_key", "perturbation", "output"}
+KEYS = {"seed", "num_steps", "leaks", "ends", "left_at", "api_key", "runtime", "output"}
 LEAVING: Mapping[str, Callable[[int], Never]] = {"left": os._exit, "exited": sys.exit}
 
 
@@ -57,7 +57,7 @@ def _step(step: int, config: Mapping[str, Any], recorder: Any) -> None:
     recorder.begin_step(step)
     values = torch.randn(1000, generator=torch.Generator().manual_seed(config["seed"] * 1000 + step))
     recorder.record("rollout", "values", values)
-    chunks = values.chunk(config["perturbation"]["num_parts"])
+    chunks = values.chunk(config["runtime"]["num_parts"])
     parts = [part.sum() if config["leaks"] else math.fsum(part.tolist()) for part in chunks]
     total = torch.as_tensor(sum(parts) if config["leaks"] else math.fsum(values.tolist()), dtype=torch.float32)
     recorder.record("loss", "loss", total)

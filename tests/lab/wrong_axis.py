@@ -1,6 +1,6 @@
 """An entry for pictures: GRPO as rlcore has it, but from one step on advantages are normalised over the wrong axis.
 
-`perturbation.wrong_from` is that step: from there on a completion is judged against the whole batch, not against those
+`runtime.wrong_from` is that step: from there on a completion is judged against the whole batch, not against those
 of its own prompt. Everything before is the honest run, to the bit.
 """
 
@@ -17,7 +17,7 @@ about: GRPO whose advantages are normalised over the wrong axis from one step on
 entry: tests.lab.wrong_axis:run
 determinism: "off"
 sizes: {full: {}}
-free: [perturbation, output]
+runtime_sections: [runtime, output]
 config:
   seed: 0
   model: {family: qwen3, width: 64, num_layers: 2, num_heads: 4, num_kv_heads: 2, head_width: 16, ffn_width: 192}
@@ -26,15 +26,15 @@ config:
   sampling: {max_tokens: 8, temperature: 1.0}
   algorithm: {name: grpo, advantage: grpo, loss: ppo_clip, clip_eps_low: 0.2, clip_eps_high: 0.2}
   optimizer: {learning_rate: 1e-3, max_gradient_norm: 1.0}
-  training: {num_steps: 40, prompts_per_step: 8, group_size: 8, num_epochs: 1, num_minibatches: 1, lane_width: 16}
-  perturbation: {wrong_from: 1000}
+  training: {num_steps: 40, prompts_per_step: 8, group_size: 8, num_epochs: 1, num_minibatches: 1, microbatch_size: 16}
+  runtime: {wrong_from: 1000}
   output: {evaluate_every: 40, checkpoint_every: 40}
 """
 
 
 def run(config: Mapping[str, Any], **given: Any) -> None:
     """Called as every entry is."""
-    perturbation = dict(config["perturbation"])
+    perturbation = dict(config["runtime"])
     first_wrong = perturbation.pop("wrong_from")
     honest, step = grpo.add_group_advantages, iter(range(config["training"]["num_steps"]))
 
@@ -46,4 +46,4 @@ def run(config: Mapping[str, Any], **given: Any) -> None:
         batch["group_advantages"] = given["group_advantages"]
 
     grpo.add_group_advantages = add_group_advantages
-    honest_run({**config, "perturbation": perturbation}, **given)
+    honest_run({**config, "runtime": perturbation}, **given)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from harness.core.errors import UsageError
 from harness.determinism.known_variables import LOWERED, MOVE_BITS, WORKSPACES
-from harness.determinism.level_environment import INVARIANT, OFF, RERUN, SETTINGS, level_variables
+from harness.determinism.level_environment import DETERMINISTIC, INVARIANT, OFF, SETTINGS, level_variables
 from harness.trace.fingerprint import perturbation
 from harness.trace.manifest import LEVELS
 from tests.support.manual import section
@@ -45,13 +45,13 @@ def test_off_sets_nothing_whatever_is_set() -> None:
 
 def test_what_else_would_serve_is_told() -> None:
     with pytest.raises(UsageError) as refused:
-        level_variables(RERUN, {"CUBLAS_WORKSPACE_CONFIG": "bad", "PYTHONHASHSEED": "random"})
+        level_variables(DETERMINISTIC, {"CUBLAS_WORKSPACE_CONFIG": "bad", "PYTHONHASHSEED": "random"})
     assert refused.value.legal == "PYTHONHASHSEED=0 or another number; CUBLAS_WORKSPACE_CONFIG=:16:8 or :4096:8"
     assert all(bool(setting.others) == bool(setting.accepts) for setting in SETTINGS)
 
 
 def test_levels_are_those_of_a_trace() -> None:
-    assert LEVELS == (OFF, RERUN, INVARIANT)
+    assert LEVELS == (OFF, DETERMINISTIC, INVARIANT)
 
 
 @SEEDED
@@ -59,11 +59,11 @@ def test_levels_are_those_of_a_trace() -> None:
     st.lists(st.sampled_from(pairs(LEGAL))).map(dict), st.dictionaries(st.sampled_from(["HOME", "OTHER"]), st.text())
 )
 def test_what_serves_stays_and_the_rest_is_set(own: dict[str, str], others: dict[str, str]) -> None:
-    level = level_variables(RERUN, own | others)
+    level = level_variables(DETERMINISTIC, own | others)
     assert {name: level[name] for name in own} == own
     assert level.keys() == {setting.name for setting in SETTINGS}
     assert all(setting.allows(level[setting.name]) for setting in SETTINGS)
-    assert level_variables(RERUN, others | level) == level, "a child of a child is given the same"
+    assert level_variables(DETERMINISTIC, others | level) == level, "a child of a child is given the same"
 
 
 @SEEDED
@@ -73,34 +73,34 @@ def test_what_serves_stays_and_the_rest_is_set(own: dict[str, str], others: dict
 def test_what_excludes_the_level_is_refused_by_name(wrong: dict[str, str], right: dict[str, str]) -> None:
     right = {name: value for name, value in right.items() if name not in wrong}
     with pytest.raises(UsageError) as refused:
-        level_variables(RERUN, right | wrong)
+        level_variables(DETERMINISTIC, right | wrong)
     assert all(f"{name}={value} (" in refused.value.what for name, value in wrong.items())
     assert sorted(refused.value.remedy.split()[1:]) == sorted(wrong)
     assert not any(f"{name}=" in refused.value.what for name in right)
     mended = {name: value for name, value in (right | wrong).items() if name not in refused.value.remedy.split()}
-    assert level_variables(RERUN, mended)
+    assert level_variables(DETERMINISTIC, mended)
 
 
 def test_an_empty_variable_is_one_that_is_not_set() -> None:
-    assert level_variables(RERUN, {"PYTHONHASHSEED": ""})["PYTHONHASHSEED"] == "0"
+    assert level_variables(DETERMINISTIC, {"PYTHONHASHSEED": ""})["PYTHONHASHSEED"] == "0"
 
 
 def test_what_cannot_be_held_from_outside_is_refused_with_the_reason() -> None:
     with pytest.raises(UsageError, match="nobody can promise from outside") as refused:
         level_variables(INVARIANT, {})
-    assert "--level rerun" in refused.value.remedy
+    assert "--level deterministic" in refused.value.remedy
     with pytest.raises(UsageError, match="'full'"):
         level_variables("full", {})
 
 
 def test_an_entry_that_holds_invariant_is_given_what_settles_how_something_is_computed() -> None:
-    rerun, invariant = level_variables(RERUN, {}), level_variables(INVARIANT, {}, is_held_by_entry=True)
+    rerun, invariant = level_variables(DETERMINISTIC, {}), level_variables(INVARIANT, {}, is_held_by_entry=True)
     free = {"PYTHONHASHSEED", "OMP_DYNAMIC", "MKL_DYNAMIC"}
     assert invariant == {name: value for name, value in rerun.items() if name not in free}
-    assert level_variables(RERUN, {}, is_held_by_entry=True) == rerun
+    assert level_variables(DETERMINISTIC, {}, is_held_by_entry=True) == rerun
     strict = level_variables(INVARIANT, {}, is_held_by_entry=True, is_intels=True)
     assert strict == invariant | {"MKL_CBWR": "AUTO,STRICT"}
-    assert level_variables(RERUN, {}, is_intels=True) == rerun
+    assert level_variables(DETERMINISTIC, {}, is_intels=True) == rerun
     chosen = level_variables(INVARIANT, {"MKL_CBWR": "AVX2"}, is_held_by_entry=True, is_intels=True)
     assert chosen["MKL_CBWR"] == "AVX2"
     told = perturbation(rerun, 1)

@@ -41,7 +41,16 @@ def problems(directory: Path) -> list[str]:
 
 def test_orders_and_reports_survive_their_files() -> None:
     orders = RecordingConfig(
-        "/d", ("a", "b"), {"c": "d"}, ("x=(.)",), (1, 2), 3, "rerun", {"PYTHONHASHSEED": "0"}, {"threads": "2"}, True
+        "/d",
+        ("a", "b"),
+        {"c": "d"},
+        ("x=(.)",),
+        (1, 2),
+        3,
+        "deterministic",
+        {"PYTHONHASHSEED": "0"},
+        {"threads": "2"},
+        True,
     )
     assert RecordingConfig.parse(orders.to_text()) == orders
 
@@ -65,7 +74,7 @@ def test_the_sitecustomize_that_is_hidden_runs_too(tmp_path: Path) -> None:
 
 
 def test_without_the_levels_variables_a_process_does_not_start(tmp_path: Path) -> None:
-    orders = RecordingConfig(str(tmp_path), level="rerun", level_env={"PYTHONHASHSEED": "0"})
+    orders = RecordingConfig(str(tmp_path), level="deterministic", level_env={"PYTHONHASHSEED": "0"})
     variables: dict[str, str]
     for found, variables in (("not set", {}), ("7", {"PYTHONHASHSEED": "7"})):
         done = start("print('ran')", orders, variables=variables)
@@ -109,7 +118,7 @@ def test_a_program_that_names_its_own_steps(is_recorded: bool, tmp_path: Path) -
     if not is_recorded:
         assert run(*program("plain_loop")).exit_code == 0
         return
-    record(tmp_path / "trace", program("plain_loop"), "--op-step", "0")
+    record(tmp_path / "trace", program("plain_loop"), "--trace-ops", "0")
     trace = read_trace(tmp_path / "trace")
     assert (trace.gaps, trace.steps) == ((), (0, 1, 2, 3, 4))
     assert [(leaf.phase, leaf.name) for leaf in trace.ranks[0].columns(4).leaves()] == [

@@ -158,7 +158,7 @@ def test_operations_of_a_closure_are_recorded_with_their_phase(tmp_path: Path) -
     path = tmp_path / "train.py"
     path.write_text("import torch, trainer\n\ntrainer.fit(torch.nn.Parameter(torch.ones(3)), 3)\n")
     env = {"PYTHONPATH": f"{tmp_path / 'site-packages'}:{ROOT}"}
-    record(tmp_path / "a", [sys.executable, str(path)], "--op-step", "1", env=env)
+    record(tmp_path / "a", [sys.executable, str(path)], "--trace-ops", "1", env=env)
     found = read_ops(tmp_path / "a", 0, 1)
     assert found is not None
     recorded = [(operation.phase, operation.name) for operation in found.operations]

@@ -68,7 +68,7 @@ def test_a_step_that_is_compiled_whole_is_said_to_be_missing(tmp_path: Path) -> 
     [(0, ""), (1, "the step begins within a function that torch.compile has compiled")],
 )
 def test_operations_beside_a_compiled_step_change_no_bit(op_step: int, said: str, tmp_path: Path) -> None:
-    done = record_beside_plain(tmp_path, "function", "--op-step", str(op_step))
+    done = record_beside_plain(tmp_path, "function", "--trace-ops", str(op_step))
     assert len(read_trace(tmp_path / "a").steps) == NUM_STEPS
     found = read_ops(tmp_path / "a", 0, op_step)
     assert found is not None

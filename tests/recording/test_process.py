@@ -68,14 +68,14 @@ def test_the_log_is_opened_by_the_first_step(tmp_path: Path, log: ProcessLog) ->
 
 
 def test_what_must_not_matter_is_told_in_the_fingerprint_and_no_secret(tmp_path: Path) -> None:
-    told = {"perturbation.threads": "2", "output.hub_token": '"verysecret"'}
+    told = {"runtime.threads": "2", "output.hub_token": '"verysecret"'}
     made = ProcessLog(RecordingConfig(str(tmp_path), identity={"seed": "7"}, perturbation=told))
     record(made)
     made.close()
     manifest = read_trace(tmp_path).manifest
     assert manifest is not None
     assert manifest.fingerprint.identity == {"seed": "7"}
-    assert manifest.fingerprint.perturbation["perturbation.threads"] == "2"
+    assert manifest.fingerprint.perturbation["runtime.threads"] == "2"
     assert manifest.fingerprint.perturbation["output.hub_token"] == "<redacted>"
     assert "world size" in manifest.fingerprint.perturbation
 
@@ -213,7 +213,7 @@ def test_the_step_in_which_a_program_died_is_reported_and_none_behind_its_last(
     assert Report.parse(path.read_text()).unfinished_step == step
     looks = [line for line in done.errors.splitlines() if "look closer" in line]
     assert len(looks) == (step is not None)
-    assert all(f"look closer: rlharness replay --step {step} --op -- " in line for line in looks)
+    assert all(f"look closer: rlharness replay --step {step} --trace-ops -- " in line for line in looks)
 
 
 @pytest.mark.parametrize(("mode", "cluster"), [(1, "Ray"), (0, ""), (None, "")])

@@ -151,7 +151,7 @@ def pair(tmp_path: Path, command: list[str], *options: str, a: dict[str, str], b
 
 def test_a_bit_planted_in_one_gradient_is_named_exactly(tmp_path: Path) -> None:
     command = program("plant", "classifier.py")
-    verdict = pair(tmp_path, command, "--keep", "7", a={"PLANT": "none"}, b={"PLANT": "bit:7"})
+    verdict = pair(tmp_path, command, "--save-tensors", "7", a={"PLANT": "none"}, b={"PLANT": "bit:7"})
     assert verdict["verdict"] == "diverged"
     assert place(verdict) == (7, "backward", "layers.1.weight")
     value = verdict["first"]["value"]
@@ -210,7 +210,7 @@ def test_the_order_of_sets_is_held_by_the_hash_seed(tmp_path: Path) -> None:
 def test_threads_are_seen_where_they_first_matter(tmp_path: Path) -> None:
     """The orthogonal start of a layer is a QR decomposition, and that is another one with two threads."""
     command = program("ppo", "--updates", "1")
-    verdict = pair(tmp_path, command, "--op-step", "0", a={"OMP_NUM_THREADS": "1"}, b={"OMP_NUM_THREADS": "2"})
+    verdict = pair(tmp_path, command, "--trace-ops", "0", a={"OMP_NUM_THREADS": "1"}, b={"OMP_NUM_THREADS": "2"})
     assert (verdict["verdict"], place(verdict)) == ("diverged", (0, "forward", "critic.2.weight"))
     assert culprit(verdict) == ("aten.linalg_qr.default", line_of("ppo", "nn.init.orthogonal_(linear.weight"))
     assert [each["name"] for each in verdict["fingerprints"]["perturbation"]] == ["variable OMP_NUM_THREADS"]
@@ -219,7 +219,7 @@ def test_threads_are_seen_where_they_first_matter(tmp_path: Path) -> None:
 @NEEDS_TWO_CORES
 def test_sums_in_any_order_are_seen_in_backward(tmp_path: Path) -> None:
     two = {"OMP_NUM_THREADS": "2"}
-    verdict = pair(tmp_path, program("indexed"), "--op-step", "0", a=two, b=two)
+    verdict = pair(tmp_path, program("indexed"), "--trace-ops", "0", a=two, b=two)
     assert (verdict["verdict"], place(verdict)) == ("diverged", (0, "backward", "table"))
     assert culprit(verdict) == ("aten.index_put.default", line_of("indexed", "self.table[words]"))
     single = tmp_path / "single"

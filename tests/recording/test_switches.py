@@ -1,4 +1,4 @@
-"""What level rerun switches on in a process, by its effect, and that without it there is none."""
+"""What level deterministic switches on in a process, by its effect, and that without it there is none."""
 
 import json
 import subprocess
@@ -48,7 +48,7 @@ def test_off_switches_nothing_on() -> None:
 
 
 def test_rerun_takes_effect() -> None:
-    a, b = told("rerun"), told("rerun")
+    a, b = told("deterministic"), told("deterministic")
     assert a == b
     assert (a["without_effect"], a["sums"], a["seeds"]) == ([], 1, [0])
 
@@ -64,7 +64,7 @@ def test_a_switch_that_took_no_effect_is_named() -> None:
         "switch_on(level)",
         "(switch_on(level), torch.use_deterministic_algorithms(False), determinism_flags.without_effect())[2]",
     ).replace("import torch\n", "import torch\nfrom harness.recording import determinism_flags\n", 1)
-    command = [sys.executable, "-W", "ignore", "-c", undone, "rerun"]
+    command = [sys.executable, "-W", "ignore", "-c", undone, "deterministic"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["without_effect"] == ["torch.set_deterministic_debug_mode"]
 
@@ -73,5 +73,5 @@ def test_a_switch_that_took_no_effect_is_named() -> None:
 def test_numpy_is_seeded_whichever_comes_first(tmp_path: Path, imports: str) -> None:
     pytest.importorskip("numpy")
     code = f"{imports}; print(numpy.linalg.norm([3, 4]), numpy.random.rand())"
-    done = type_command(tmp_path, "trace", "--level", "rerun", "--out", "t", "--", sys.executable, "-c", code)
+    done = type_command(tmp_path, "trace", "--level", "deterministic", "--out", "t", "--", sys.executable, "-c", code)
     assert done.stdout == "5.0 0.5488135039273248\n", done.stderr  # what numpy.random.seed(0) gives, for good

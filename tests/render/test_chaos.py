@@ -27,7 +27,7 @@ from tests.support.traces import flip_bit, steps_of, trace
 
 ENTRY = RunSpec(("python",), call=EntryCall("a:b", {}))
 FOREIGN = RunSpec(("python", "train.py", "--token", "hf_abcdefghijklmnopqrstuvwxyz0123456789"))
-FACTORS = (Factor("perturbation.n", Span(1, 9)), Factor("threads", Span(1, 2)))
+FACTORS = (Factor("runtime.n", Span(1, 9)), Factor("threads", Span(1, 2)))
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def moved(tmp_path: Path) -> Outcome:
 
 
 def chaos(finding: Finding | None, run_spec: RunSpec = ENTRY, **others: Any) -> Chaos:
-    typed = ("tiny", "--size", "smoke") if run_spec.call else ("--level", "rerun")
+    typed = ("tiny", "--size", "smoke") if run_spec.call else ("--level", "deterministic")
     plan = ChaosPlan(Subject(lambda values: run_spec, FACTORS, typed), FACTORS, Path("out"), seed=4)
     return Chaos(plan, finding, **{"num_probes": 7, "num_runs": 12, **others})
 
@@ -49,30 +49,29 @@ def found(outcome: Outcome, perturbation: dict[str, Any], **others: Any) -> Find
 
 
 def test_one_cause_is_told_with_what_it_moves(moved: Outcome) -> None:
-    finding = found(moved, {"perturbation.n": 3}, num_steps=3)
+    finding = found(moved, {"runtime.n": 3}, num_steps=3)
     assert (
-        sentence(chaos(finding))
-        == "perturbation.n=3 alone moves the gradient of layers.1.weight at step 2, in 3 of 3 runs"
+        sentence(chaos(finding)) == "runtime.n=3 alone moves the gradient of layers.1.weight at step 2, in 3 of 3 runs"
     )
     text = chaos_text(chaos(finding), colour=False)
     first, *rest = text.splitlines()
     assert first == f"DIVERGED  {sentence(chaos(finding))}"
     assert "  with nothing changed: 0 of 4 runs differ" in rest
-    assert "  first seen with perturbation 7 of seed 4: perturbation.n=3, load=2" in rest
+    assert "  first seen with perturbation 7 of seed 4: runtime.n=3, load=2" in rest
     assert f"  look closer: rlharness diff out/run-1 {moved.directory}" in rest
-    assert "  see it again: rlharness chaos tiny --size smoke --only perturbation.n=3 --steps 3" in rest
+    assert "  see it again: rlharness chaos tiny --size smoke --only runtime.n=3 --steps 3" in rest
     assert (
         "    equal before it: 4 leaves of rollout, forward, loss, backward; the last: backward layers.0.weight" in rest
     )
-    assert chaos_text(chaos(finding), colour=True).startswith("\x1b[1;31mDIVERGED\x1b[0m  perturbation.n=3")
+    assert chaos_text(chaos(finding), colour=True).startswith("\x1b[1;31mDIVERGED\x1b[0m  runtime.n=3")
 
 
 def test_a_cause_is_called_what_the_scenario_calls_it(moved: Outcome) -> None:
-    named = chaos(found(moved, {"perturbation.n": 3, "threads": 2}))
+    named = chaos(found(moved, {"runtime.n": 3, "threads": 2}))
     factors = tuple(replace(each, about=f"the {each.name[-1]}") for each in FACTORS[:1]) + FACTORS[1:]
     plan = replace(named.plan, subject=replace(named.plan.subject, factors=factors))
     assert sentence(replace(named, plan=plan)) == (
-        "the n (perturbation.n=3) and threads=2 together move the gradient of layers.1.weight at step 2, in 3 of 3 runs"
+        "the n (runtime.n=3) and threads=2 together move the gradient of layers.1.weight at step 2, in 3 of 3 runs"
     )
     assert sentence(chaos(None)) == ""
 
@@ -104,9 +103,9 @@ def test_a_step_that_is_missing_has_moved_too(tmp_path: Path) -> None:
 
 
 def test_how_often_it_shows_is_how_often_it_is_run_again(moved: Outcome) -> None:
-    finding = found(moved, {"perturbation.n": 3}, tally=Tally(3, 6))
+    finding = found(moved, {"runtime.n": 3}, tally=Tally(3, 6))
     assert sentence(chaos(finding)).endswith(", in 3 of 6 runs")
-    assert command(chaos(finding)) == "rlharness chaos tiny --size smoke --only perturbation.n=3 --repeats 7"
+    assert command(chaos(finding)) == "rlharness chaos tiny --size smoke --only runtime.n=3 --repeats 7"
 
 
 def test_a_run_that_differs_from_itself_is_replayed(moved: Outcome) -> None:
@@ -135,18 +134,20 @@ def test_a_run_that_broke_shows_the_end_of_what_it_said(tmp_path: Path) -> None:
 
 def test_commands_of_others_are_told_without_their_secrets(moved: Outcome) -> None:
     told = chaos(found(moved, {"threads": 2}), FOREIGN)
-    assert command(told) == ("rlharness chaos --level rerun --only threads=2 -- python train.py --token '<redacted>'")
+    assert command(told) == (
+        "rlharness chaos --level deterministic --only threads=2 -- python train.py --token '<redacted>'"
+    )
     assert "hf_abc" not in json.dumps(chaos_json(told)) + chaos_text(told, colour=False)
 
 
 def test_that_nothing_was_found_is_told_with_what_was_changed() -> None:
     text = chaos_text(chaos(None), colour=False)
-    assert text.startswith("NOTHING FOUND  7 perturbations of perturbation.n, threads move no bit\n")
+    assert text.startswith("NOTHING FOUND  7 perturbations of runtime.n, threads move no bit\n")
     one = chaos_text(chaos(None, num_probes=1), colour=False)
-    assert one.startswith("NOTHING FOUND  1 perturbation of perturbation.n, threads moves no bit\n")
-    plan = replace(chaos(None).plan, only={"threads": 2, "perturbation.n": 3})
+    assert one.startswith("NOTHING FOUND  1 perturbation of runtime.n, threads moves no bit\n")
+    plan = replace(chaos(None).plan, only={"threads": 2, "runtime.n": 3})
     only = chaos_text(replace(chaos(None), plan=plan), colour=False)
-    assert only.startswith("NOTHING FOUND  threads=2, perturbation.n=3 move no bit in 12 runs, the baseline's among")
+    assert only.startswith("NOTHING FOUND  threads=2, runtime.n=3 move no bit in 12 runs, the baseline's among")
     cut = chaos_text(chaos(None, is_out_of_time=True), colour=False)
     assert "  its time was up: 7 of 20 perturbations were run, in 12 runs" in cut.splitlines()
     interrupted = chaos_text(chaos(None, interrupted_by="SIGINT", is_out_of_time=True), colour=False)
@@ -201,7 +202,7 @@ def test_what_never_happened_is_told_and_nothing_is_said_of_it() -> None:
     ]
     some = chaos(None, not_applied=missed)
     assert chaos_text(some, colour=False).splitlines()[:2] == [
-        "NOTHING FOUND  7 perturbations of perturbation.n, threads move no bit",
+        "NOTHING FOUND  7 perturbations of runtime.n, threads move no bit",
         line,
     ]
     told = json.loads(json.dumps(chaos_json(none)))
@@ -210,14 +211,14 @@ def test_what_never_happened_is_told_and_nothing_is_said_of_it() -> None:
 
 
 def test_json_says_the_same(moved: Outcome) -> None:
-    told = json.loads(json.dumps(chaos_json(chaos(found(moved, {"perturbation.n": 3}, num_steps=3)))))
+    told = json.loads(json.dumps(chaos_json(chaos(found(moved, {"runtime.n": 3}, num_steps=3)))))
     assert (told["exit_code"], told["seed"], told["num_probes"], told["num_probes_wanted"]) == (10, 4, 7, 20)
     finding = told["finding"]
-    assert finding["perturbation"] == {"perturbation.n": 3}
+    assert finding["perturbation"] == {"runtime.n": 3}
     assert (finding["sign"], finding["step"], finding["num_steps"]) == ("moved", 2, 3)
     assert (finding["num_failed"], finding["num_runs"]) == (3, 3)
     assert finding["verdict"]["first"]["a"]["name"] == "layers.1.weight"
-    assert finding["reproduce"].endswith("--only perturbation.n=3 --steps 3")
+    assert finding["reproduce"].endswith("--only runtime.n=3 --steps 3")
     assert json.loads(json.dumps(chaos_json(chaos(None))))["finding"] is None
 
 

@@ -49,7 +49,7 @@ def diverged(directory: Path) -> Verdict:
     traces = []
     for side, threads in (("a", "1"), ("b", "2")):
         parts = {"identity": {"seed": "7"}, "perturbation": {"world size": "2", "variable OMP_NUM_THREADS": threads}}
-        manifest = Manifest(Fingerprint(**parts), world_size=2, level="rerun")
+        manifest = Manifest(Fingerprint(**parts), world_size=2, level="deterministic")
         for rank in range(2):
             change = flip_bit(7 if side == "b" and rank == 1 else 99, "backward", "layers.1.weight")
             steps = [

@@ -46,8 +46,8 @@ def test_diverged_runs(tmp_path: Path) -> None:
         "A: run 1  B: run 3",
         *second,
         "  note: PYTHONHASHSEED is not set: sets of texts are ordered otherwise in each process, which may be why"
-        " (--level rerun sets it)",
-        "  look closer: rlharness replay --step 1 --op -- python train.py --lr 1e-3",
+        " (--level deterministic sets it)",
+        "  look closer: rlharness replay --step 1 --trace-ops -- python train.py --lr 1e-3",
         f"  traces: {tmp_path}",
     ]
 
@@ -69,7 +69,7 @@ def test_runs_that_failed(tmp_path: Path) -> None:
     ]
     assert lines[at + 3 + TAIL_LINES] == "  | boom ?"
     assert f"  it printed nothing ({tmp_path}/run-2/output.log)" in lines
-    assert lines[-2] == "  look closer: rlharness replay --step 3 --op -- python train.py --lr 1e-3"
+    assert lines[-2] == "  look closer: rlharness replay --step 3 --trace-ops -- python train.py --lr 1e-3"
     assert run_line(runs[0]) == "run 1: 3 steps in 12.3 s, INCOMPLETE: it broke"
 
 
@@ -101,7 +101,7 @@ def test_operations_follow_their_verdict(tmp_path: Path) -> None:
     (told,) = replay_json(replay)["comparisons"]
     assert told["operations"][0]["first"]["what"] == "output"
     elsewhere = lines_of(judge(plan_of(tmp_path, op_step=2), runs))
-    assert "  look closer: rlharness replay --step 1 --op -- python train.py --lr 1e-3" in elsewhere
+    assert "  look closer: rlharness replay --step 1 --trace-ops -- python train.py --lr 1e-3" in elsewhere
 
 
 def test_the_first_operation_that_makes_a_nan_is_named(tmp_path: Path) -> None:
@@ -132,13 +132,13 @@ def test_the_tail_of_an_output_is_harmless_and_short(tmp_path: Path) -> None:
 
 
 def test_the_command_that_looks_closer_is_one(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, level="rerun")
+    plan = plan_of(tmp_path, level="deterministic")
     run_spec = replace(plan.run_spec, metrics=("loss=l (.)", "(?P<a>x)"), argv=("python", "a b.py", "--", "-x"))
     words = shlex.split(program_command(run_spec, 7, 30.0))
     assert words[words.index("--") + 1 :] == ["python", "a b.py", "--", "-x"]
     own = words[1 : words.index("--")]
     assert shlex.join(own) == (
-        "replay --step 7 --op --level rerun --metric 'loss=l (.)' --metric '(?P<a>x)' --timeout 30"
+        "replay --step 7 --trace-ops --level deterministic --metric 'loss=l (.)' --metric '(?P<a>x)' --timeout 30"
     )
     known = {option for parameter in cli.commands["replay"].params for option in parameter.opts}
     assert {word for word in own if word.startswith("--")} <= known

@@ -29,11 +29,11 @@ def commands(pair: Pair) -> list[str]:
 def test_of_a_program_its_own_command_line_without_secrets(tmp_path: Path) -> None:
     argv = ("python", "train.py", "--lr", "1e-3", "--api-key", "sk-0123456789abcdefghij")
     assert commands(pair_of(tmp_path, replace(manifest_of(), argv=argv))) == [
-        "rlharness replay --step 1 --op -- python train.py --lr 1e-3 --api-key '<redacted>'",
-        "rlharness replay --level rerun -- python train.py --lr 1e-3 --api-key '<redacted>'",
+        "rlharness replay --step 1 --trace-ops -- python train.py --lr 1e-3 --api-key '<redacted>'",
+        "rlharness replay --level deterministic -- python train.py --lr 1e-3 --api-key '<redacted>'",
         "rlharness diff runs/a 'runs/my b'",
     ]
-    at_level = commands(pair_of(tmp_path / "x", replace(manifest_of(), argv=argv, level="rerun")))
+    at_level = commands(pair_of(tmp_path / "x", replace(manifest_of(), argv=argv, level="deterministic")))
     assert not any("--level" in command for command in at_level)
 
 
@@ -50,9 +50,9 @@ def test_of_a_scenario_what_was_other_in_its_free_sections(tmp_path: Path) -> No
             json.dumps({"entry": "m:f", "config": {}, "free": ["spread"]}), "utf-8"
         )
     assert commands(pair) == [
-        "rlharness reproduce runs/a --step 1 --op --against 'runs/my b'",
+        "rlharness reproduce runs/a --step 1 --trace-ops --against 'runs/my b'",
         "rlharness transplant runs/a 'runs/my b'",
-        "rlharness replay grpo --set seed=3 --vary spread.threads=1,2",
+        "rlharness replay grpo --set seed=3 --sweep spread.threads=1,2",
         "rlharness chaos grpo --set seed=3",
         "rlharness diff runs/a 'runs/my b'",
     ]
@@ -88,7 +88,7 @@ def test_runs_of_other_identities_are_asked_what_made_them_part(tmp_path: Path) 
         for run in ("a", "b"):
             (tmp_path / name / run / "call.json").write_text('{"free": ["spread"]}', "utf-8")
         assert commands(pair) == [
-            "rlharness reproduce runs/a --step 1 --op --against 'runs/my b'",
+            "rlharness reproduce runs/a --step 1 --trace-ops --against 'runs/my b'",
             "rlharness transplant runs/a 'runs/my b'",
         ] * is_alike + ["rlharness diff runs/a 'runs/my b'"]
 

@@ -83,7 +83,10 @@ def test_a_step_that_is_not_the_same_is_told_as_diff_tells_it(tmp_path: Path) ->
 
 def test_what_comes_next_is_the_operations_of_a_step_that_ends_in_its_middle() -> None:
     broken = reproduction_of(repeated(EQUAL, operations=False))
-    assert step_text(broken, colour=False).splitlines()[-2] == "  look closer: rlharness reproduce broken --step 1 --op"
+    assert (
+        step_text(broken, colour=False).splitlines()[-2]
+        == "  look closer: rlharness reproduce broken --step 1 --trace-ops"
+    )
     for found in (repeated(EQUAL), repeated(EQUAL, ending=Ending.WHOLE, operations=False)):
         assert "look closer" not in step_text(reproduction_of(found), colour=False)
     assert "look closer" not in step_text(replace(broken, interrupted_by="SIGINT"), colour=False)
@@ -181,10 +184,10 @@ def test_what_comes_next_is_said_where_there_is_a_bundle(tmp_path: Path) -> None
     met = Stopped(plan, run, stop, tmp_path, bundle=Path("a b.rlb"))
     of_scenario = replace(met, plan=replace(plan, run_spec=RunSpec(("python",), call=EntryCall("a:b", {}))))
     said = stopped_text(of_scenario, colour=False)
-    assert f"  bundle: 'a b.rlb'\n  look closer: rlharness reproduce {tmp_path} --step 3 --op\n" in said
+    assert f"  bundle: 'a b.rlb'\n  look closer: rlharness reproduce {tmp_path} --step 3 --trace-ops\n" in said
     assert (met.exit_code, stopped_json(met)["stop"]["step"]) == (0, 3)
     of_command = stopped_text(replace(met, bundle=None), colour=False)
-    assert "  look closer: rlharness replay --step 3 --op -- python\n" in of_command
+    assert "  look closer: rlharness replay --step 3 --trace-ops -- python\n" in of_command
     never = replace(met, stop=None, bundle=None)
     assert "look closer" not in stopped_text(never, colour=False)
     assert stopped_text(never, colour=False).startswith("NOT MET  nan, loss>3.0: not in 3 steps\n")

@@ -61,7 +61,7 @@ def test_the_cause_is_the_first_from_which_b_follows(tmp_path: Path) -> None:
         "differs before it, and is A's still: reward rewards",
         "once, at step 2, is not enough: it acts again later",
         "on the way from it to B: gradients",
-        f"look closer: rlharness reproduce {tmp_path}/a --step 2 --op --against {tmp_path}/b",
+        f"look closer: rlharness reproduce {tmp_path}/a --step 2 --trace-ops --against {tmp_path}/b",
         f"traces: {tmp_path}/out",
     ]
     told = transplant_json(found)

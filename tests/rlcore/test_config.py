@@ -102,7 +102,11 @@ def test_several_faults_are_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("training", "what", "legal"),
     [
-        ({"lane_width": 3}, "training.lane_width is 3, which does not divide the 64 samples", "1, 2, 4, 8, 16, 32, 64"),
+        (
+            {"microbatch_size": 3},
+            "training.microbatch_size is 3, which does not divide the 64 samples",
+            "1, 2, 4, 8, 16, 32, 64",
+        ),
         (
             {"num_minibatches": 3},
             "training.num_minibatches is 3, which does not divide the 8 fixed microbatches",

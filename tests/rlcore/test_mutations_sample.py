@@ -23,7 +23,7 @@ entry: tests.benchmarks.mutations.entry:run
 determinism: invariant
 gpus: 0
 sizes: {smoke: {}, full: {}}
-free: [perturbation, output, fault]
+runtime_sections: [runtime, output, fault]
 config: %s
 """
 

@@ -32,7 +32,7 @@ PARTS = "SCALE = 1.0\nSIGN = 1.0\nWAIT_S = 0.0\n"
 SCENARIO = """\
 about: A few tensors
 entry: sums:run
-determinism: rerun
+determinism: deterministic
 sizes: {smoke: {}}
 config: {seed: 1, num_steps: 3}
 """

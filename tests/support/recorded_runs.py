@@ -13,7 +13,7 @@ CALL = EntryCall("a:b", {"seed": 7, "output": {"note": "x"}}, ("output",), RESUM
 
 def recorded(directory: Path, call: EntryCall = CALL, checkpoints: tuple[int, ...] = ()) -> RecordedRun:
     """A run of six steps in a directory, as `rlharness train tiny` leaves one."""
-    manifest = replace(manifest_of(), level="rerun", argv=("rlharness", "train", "tiny", "--size", "smoke"))
+    manifest = replace(manifest_of(), level="deterministic", argv=("rlharness", "train", "tiny", "--size", "smoke"))
     write(directory, steps_of(6), manifest)
     call.write(directory)
     for step in checkpoints:

@@ -32,7 +32,7 @@ def run_scenarios(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitC
 
 
 def _fields(scenario: Scenario) -> dict[str, Any]:
-    told = scenario.model_dump(include={"about", "entry", "determinism", "gpus", "free"})
+    told = scenario.model_dump(include={"about", "entry", "determinism", "gpus", "runtime_sections"})
     return {**told, "sizes": list(scenario.sizes)}
 
 

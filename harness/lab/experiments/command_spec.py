@@ -43,7 +43,7 @@ def make_command_spec(invocation: Invocation, options: RecordingOptions) -> RunS
 
 def refuse_scenario_options(options: ScenarioOptions) -> None:
     """UsageError for options of a scenario that are given to a command."""
-    values = {"--size": options.size, "--set": options.overrides, "--vary": options.vary}
+    values = {"--size": options.size, "--set": options.overrides, "--sweep": options.vary}
     if given := [name for name, value in values.items() if value]:
         raise UsageError(
             f"{', '.join(given)} without a scenario",
@@ -82,7 +82,9 @@ def parse_steps(texts: Sequence[str]) -> tuple[int, ...]:
         match = _STEPS.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not 0 <= last - first < MAX_STEPS:
-            raise UsageError(f"--keep {part}", legal=f"steps as 3, or 3,7, or 10-12; at most {MAX_STEPS:,} at once")
+            raise UsageError(
+                f"--save-tensors {part}", legal=f"steps as 3, or 3,7, or 10-12; at most {MAX_STEPS:,} at once"
+            )
         steps.update(range(first, last + 1))
     return tuple(sorted(steps))
 

@@ -35,7 +35,7 @@ class EntryCall:
     """module:function"""
     config: Mapping[str, Any]
     """The payload; plain values."""
-    free: tuple[str, ...] = ()
+    runtime_sections: tuple[str, ...] = ()
     """Sections of the payload that are no part of what the run is."""
     resume: Mapping[str, str] | None = None
     """By which dotted keys of the payload a run goes on from this one: `run` takes its directory, `step` a step."""
@@ -45,12 +45,12 @@ class EntryCall:
         """The call from what stands in its file; ValueError for anything else."""
         try:
             fields = json.loads(data)
-            call = cls(**{**fields, "free": tuple(fields["free"])})
+            call = cls(**{**fields, "runtime_sections": tuple(fields["runtime_sections"])})
             is_call = (
                 re.fullmatch(FUNCTION, fields["entry"]) is not None
                 and isinstance(fields["config"], dict)
-                and isinstance(fields["free"], list)
-                and all(isinstance(name, str) for name in fields["free"])
+                and isinstance(fields["runtime_sections"], list)
+                and all(isinstance(name, str) for name in fields["runtime_sections"])
                 and (fields["resume"] is None or _is_resumption(fields["resume"]))
                 and _depth(fields["config"]) <= MAX_DEPTH
             )

@@ -1,9 +1,9 @@
 """What to type after a run that has died, or was ended where a condition held: the command that looks closer at it.
 
-its step is kept               reproduce RUN --step K --op
+its step is kept               reproduce RUN --step K --trace-ops
 killed, a checkpoint is there  train SCENARIO --set output.resume=RUN --out OTHER
 killed, there is none          reproduce RUN --step K --interactive, K the one after its last
-of a command, in step K        replay --step K --op -- COMMAND
+of a command, in step K        replay --step K --trace-ops -- COMMAND
 """
 
 import os
@@ -67,7 +67,7 @@ def _reported_step(recording: Recording) -> int | None:
 
 def step_command(directory: Path, step: int) -> str:
     """Into the operations of a step of a recorded run."""
-    return shlex.join(["rlharness", "reproduce", path_text(directory), "--step", str(step), "--op"])
+    return shlex.join(["rlharness", "reproduce", path_text(directory), "--step", str(step), "--trace-ops"])
 
 
 def program_command(run_spec: RunSpec, step: int, timeout_s: float = inf, stdin: Path = Path(os.devnull)) -> str:
@@ -75,7 +75,7 @@ def program_command(run_spec: RunSpec, step: int, timeout_s: float = inf, stdin:
 
     A secret of the command is `<redacted>`: whoever types the line again fills it in.
     """
-    words = ["rlharness", "replay", *run_spec.typed, "--step", str(step), "--op"]
+    words = ["rlharness", "replay", *run_spec.typed, "--step", str(step), "--trace-ops"]
     if run_spec.level != OFF and run_spec.call is None:
         words += ["--level", run_spec.level]
     words += [word for metric in run_spec.metrics for word in ("--metric", metric)]

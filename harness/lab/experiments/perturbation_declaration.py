@@ -3,9 +3,9 @@ crash needs.
 
 chaos:
   factors:
-    perturbation.concurrency: {min: 1, max: 64}
-    perturbation.preempt_every: [0, 1, 2, 5]
-  names: {perturbation.concurrency: the sampler's concurrency}
+    runtime.concurrency: {min: 1, max: 64}
+    runtime.preempt_every: [0, 1, 2, 5]
+  names: {runtime.concurrency: the sampler's concurrency}
   latency: [rlcore.rewards.calling:awaited]
   crash: {output.checkpoint_every: 1}
 """

@@ -109,7 +109,7 @@ def parse_moment(value: Any) -> tuple[int, str]:
 
 
 def told(perturbation: Perturbation) -> str:
-    """hash_seed=7, perturbation.concurrency=3; "nothing changed" for none."""
+    """hash_seed=7, runtime.concurrency=3; "nothing changed" for none."""
     return ", ".join(f"{name}={written(value)}" for name, value in perturbation.items()) or "nothing changed"
 
 

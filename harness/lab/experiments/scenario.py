@@ -6,12 +6,12 @@ determinism: invariant
 sizes:
   smoke: {training.num_steps: 4}
   full: {}
-free: [perturbation, output]
+runtime_sections: [runtime, output]
 resume: {run: output.resume, step: output.resume_step}
-chaos: {factors: {perturbation.concurrency: {min: 1, max: 64}}, crash: {output.checkpoint_every: 1}}
+chaos: {factors: {runtime.concurrency: {min: 1, max: 64}}, crash: {output.checkpoint_every: 1}}
 config:
   training: {num_steps: 100}
-  perturbation: {concurrency: 16}
+  runtime: {concurrency: 16}
 """
 
 import difflib
@@ -53,13 +53,13 @@ class Scenario(BaseModel):
     """One line for a person."""
     entry: Annotated[str, Field(pattern=FUNCTION)]
     """module:function, called in a process of its own."""
-    determinism: Literal["off", "rerun", "invariant"]
+    determinism: Literal["off", "deterministic", "invariant"]
     """The level that the entry holds, unless told otherwise."""
     gpus: Annotated[int, Field(ge=0)] = 0
     """Cards that it needs."""
     sizes: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """By name, what is other than in `config`, by dotted key."""
-    free: list[SectionName] = Field(default_factory=list)
+    runtime_sections: list[SectionName] = Field(default_factory=list)
     """Sections of the payload that are no part of what a run is: how work is spread, what is shown."""
     resume: Resumption | None = None
     """How a run goes on from an earlier one; None where it cannot."""
@@ -80,14 +80,14 @@ class Scenario(BaseModel):
     def _resumes_freely(self) -> Self:
         """To go on is no other run: its keys are no part of what a run is."""
         for key in (self.resume.run, self.resume.step) if self.resume else ():
-            if key.partition(".")[0] not in self.free:
+            if key.partition(".")[0] not in self.runtime_sections:
                 raise ValueError(f"resume: {key} is not in a section that is free")
         return self
 
     @model_validator(mode="after")
     def _perturbs_freely(self) -> Self:
         """What must not matter is no part of what a run is."""
-        for fault in self.chaos.faults(self.free, can_resume=self.resume is not None):
+        for fault in self.chaos.faults(self.runtime_sections, can_resume=self.resume is not None):
             raise ValueError(fault)
         return self
 
@@ -127,8 +127,8 @@ LEGAL: Mapping[tuple[str, ...], str] = {
     ("gpus",): "a whole number, 0 or more",
     ("sizes",): "names of sizes, each with values by dotted keys: {smoke: {training.num_steps: 4}}",
     ("sizes", "*"): "values by dotted keys: {training.num_steps: 4}",
-    ("free",): "a list of sections of config",
-    ("free", "*"): "the name of a section of config",
+    ("runtime_sections",): "a list of sections of config",
+    ("runtime_sections", "*"): "the name of a section of config",
     ("resume",): f"the keys {', '.join(_KEYS[('resume',)])}",
     ("resume", "run"): "a dotted key of config",
     ("resume", "step"): "a dotted key of config",

@@ -26,5 +26,5 @@ class ScenarioOptions:
     overrides: tuple[str, ...] = ()
     """KEY=VALUE of --set."""
     vary: tuple[str, ...] = ()
-    """KEY=VALUE,VALUE of --vary."""
+    """KEY=VALUE,VALUE of --sweep."""
     recording: RecordingOptions = RecordingOptions()

@@ -1,6 +1,6 @@
 """The run spec of a scenario: its payload in a size and with what was overridden, and what of it is identity.
 
-file ─▶ scenario ─size─▶ payload ─--set, --vary─▶ payload ─▶ identity │ what must not matter
+file ─▶ scenario ─size─▶ payload ─--set, --sweep─▶ payload ─▶ identity │ what must not matter
 """
 
 import sys
@@ -67,7 +67,7 @@ def asked_scenario(
 def asked_of(name: str, scenario: Scenario, options: ScenarioOptions, default_size: str) -> Asked:
     """A scenario as options ask for it; UsageError for a size that it has not, and options that cannot be used."""
     size = scenario.chosen_size(options.size, default_size)
-    varied = dict(_varied(text, scenario.free) for text in options.vary)
+    varied = dict(_varied(text, scenario.runtime_sections) for text in options.vary)
     level = options.recording.level
     given = {"size": (size,) if size in scenario.sizes else (), "set": options.overrides}
     given |= {"vary": options.vary, "level": (level,) if level else ()}
@@ -77,7 +77,7 @@ def asked_of(name: str, scenario: Scenario, options: ScenarioOptions, default_si
 
 def say_misspelt(asked: Asked, note: Callable[[str], None]) -> None:
     """Tell of keys that are perhaps misspelt; the entry is free to know them, so that none is refused."""
-    for line in asked.scenario.misspelt({"--set": tuple(asked.overrides), "--vary": tuple(asked.varied)}):
+    for line in asked.scenario.misspelt({"--set": tuple(asked.overrides), "--sweep": tuple(asked.varied)}):
         note(f"note: {one_line(line)}")
 
 
@@ -87,7 +87,7 @@ def make_scenario_spec(asked: Asked, options: RecordingOptions, variant: int = 0
     payload = scenario.payload(asked.size, asked.overrides_of(variant))
     resume = None if scenario.resume is None else scenario.resume.model_dump()
     return replace(
-        spec_of_call(EntryCall(scenario.entry, payload, tuple(scenario.free), resume), level),
+        spec_of_call(EntryCall(scenario.entry, payload, tuple(scenario.runtime_sections), resume), level),
         metrics=tuple(map(checked_metric, options.metrics)),
         keep=parse_steps(options.keep),
         op_step=options.op_step,
@@ -97,7 +97,7 @@ def make_scenario_spec(asked: Asked, options: RecordingOptions, variant: int = 0
 
 def spec_of_call(call: EntryCall, level: str) -> RunSpec:
     """The run spec in which an entry is called at a level."""
-    bound, free = parts(call.config, call.free)
+    bound, free = parts(call.config, call.runtime_sections)
     return RunSpec(
         argv=CHILD,
         # Names that no key of a payload has.
@@ -109,8 +109,8 @@ def spec_of_call(call: EntryCall, level: str) -> RunSpec:
 
 
 def _with_values(asked: Asked, variant: int) -> tuple[str, ...]:
-    """The words of one run alone: --set in the place of --vary."""
-    at = [index for index, word in enumerate(asked.typed) if word == "--vary"]
+    """The words of one run alone: --set in the place of --sweep."""
+    at = [index for index, word in enumerate(asked.typed) if word == "--sweep"]
     kept = tuple(word for index, word in enumerate(asked.typed) if index not in {*at, *(i + 1 for i in at)})
     values = flattened({key: asked.overrides_of(variant)[key] for key in asked.varied})
     return (*kept, *(word for key, text in values.items() for word in ("--set", f"{key}={text}")))
@@ -138,19 +138,19 @@ def _varied(text: str, free: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
     key = key.strip()
     if not equals or not key:
         raise UsageError(
-            f"--vary {text}",
+            f"--sweep {text}",
             legal="KEY=VALUE,VALUE: a value for each run",
-            remedy="--vary perturbation.concurrency=1,16",
+            remedy="--sweep runtime.concurrency=1,16",
         )
     if key.partition(".")[0] not in free:
         raise UsageError(
-            f"--vary {key}: runs that differ in it are not comparable, since it is part of what a run is",
+            f"--sweep {key}: runs that differ in it are not comparable, since it is part of what a run is",
             legal=f"keys of {', '.join(free)}" if free else "none: this scenario says of no section that it is free",
             remedy="rlharness train records each by itself, and rlharness diff shows where they part",
         )
-    found = read_yaml(f"[{values}]", f"--vary {text}")
+    found = read_yaml(f"[{values}]", f"--sweep {text}")
     if not found:
-        raise UsageError(f"--vary {text}", legal="a value for each run, with commas between them")
+        raise UsageError(f"--sweep {text}", legal="a value for each run, with commas between them")
     return key, tuple(found)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.core.exit_codes import ExitCode
 from harness.core.regular_file import open_regular
-from harness.determinism.level_environment import OFF, RERUN
+from harness.determinism.level_environment import DETERMINISTIC, OFF
 from harness.lab.experiments.run import Run
 from harness.lab.replay.plan import ReplayPlan
 from harness.trace.diff import diff
@@ -197,14 +197,14 @@ def _begins_before_backward(verdict: Verdict) -> bool:
 
 
 def _hash_seeds(plan: ReplayPlan, runs: Sequence[Run], *, may_be_why: bool) -> Iterator[str]:
-    """That texts were hashed otherwise in some process: `rerun` does not allow it; else it may be why runs differ."""
+    """That texts were hashed otherwise in some process: `deterministic` does not allow it; else it may be why runs differ."""
     hashes = {report.string_hash for run in runs for report in run.recording.reports if report.string_hash}
     if len(hashes) < 2:
         return
-    if plan.run_spec.level == RERUN:
+    if plan.run_spec.level == DETERMINISTIC:
         yield "PYTHONHASHSEED took no effect in some process: sets of texts were ordered otherwise there"
     elif may_be_why:
         yield (
             "PYTHONHASHSEED is not set: sets of texts are ordered otherwise in each process, which may be why"
-            " (--level rerun sets it)"
+            " (--level deterministic sets it)"
         )

@@ -72,7 +72,9 @@ def make_plan(
     level_env = run_spec.level_env(invocation.environ)
     program = _program(run_spec, invocation)
     if options.has_operations and options.step is None:
-        raise UsageError("--op without --step", legal="--step K --op", remedy="name the step that diverged")
+        raise UsageError(
+            "--trace-ops without --step", legal="--step K --trace-ops", remedy="name the step that diverged"
+        )
     trace = _reference(invocation, options)
     num_runs = _num_runs(options, len(run_specs))
     data = b"" if typed else given()  # the last that may take long or be refused before anything is made
@@ -97,9 +99,9 @@ def plan_stop(invocation: Invocation, options: ReplayOptions) -> StopPlan:
     conditions = conditions_of(options.break_on, options.until)
     given = {
         "--step": options.step is not None,
-        "--op": options.has_operations,
+        "--trace-ops": options.has_operations,
         "--runs": options.num_runs is not None,
-        "--vary": bool(options.scenario_options.vary),
+        "--sweep": bool(options.scenario_options.vary),
     }
     if unused := [name for name, is_given in given.items() if is_given]:
         raise UsageError(

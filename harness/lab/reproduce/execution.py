@@ -1,6 +1,6 @@
 """Runs the steps of a plan again, with operations once more, and compares them with the recorded ones.
 
-plan ─▶ its steps again (with --op once more, operations recorded) ─▶ comparison with what was recorded
+plan ─▶ its steps again (with --trace-ops once more, operations recorded) ─▶ comparison with what was recorded
 plan of another run ─▶ the same ─▶ comparison of the two
 """
 

@@ -58,7 +58,7 @@ OF_A_RUN = {
 }
 """Options that a bundle leaves no room for, and the field that holds each."""
 OUTSIDE_THE_DEBUGGER = {
-    "--op": "has_operations",
+    "--trace-ops": "has_operations",
     "--bundle": "bundle",
     "--reference-checkpoint": "refers_to_checkpoint",
     "--break-on": "break_on",
@@ -75,7 +75,7 @@ def check_options(options: ReproduceOptions, kind: RecordedKind) -> None:
             options,
             OF_A_RUN,
             "with a bundle",
-            legal="--op, --set, --timeout, --out, --trust, --json, --color",
+            legal="--trace-ops, --set, --timeout, --out, --trust, --json, --color",
             remedy="leave it out: a bundle holds one step of one run",
         )
     elif options.is_interactive:
@@ -98,12 +98,14 @@ def check_options(options: ReproduceOptions, kind: RecordedKind) -> None:
         )
     elif options.has_operations and options.has_condition:
         raise UsageError(
-            "--op with a condition",
+            "--trace-ops with a condition",
             legal="one run, which ends where the condition holds",
-            remedy="look closer at the bundle that it leaves: rlharness reproduce FILE --op",
+            remedy="look closer at the bundle that it leaves: rlharness reproduce FILE --trace-ops",
         )
     elif options.has_operations and options.step is None:
-        raise UsageError("--op without --step", legal="--step K --op", remedy="name the step to look into")
+        raise UsageError(
+            "--trace-ops without --step", legal="--step K --trace-ops", remedy="name the step to look into"
+        )
     elif options.refers_to_checkpoint and options.bundle is None and not options.has_condition:
         raise UsageError(
             "--reference-checkpoint without a bundle",

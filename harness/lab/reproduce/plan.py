@@ -1,6 +1,6 @@
 """What a recorded run, or one step of it, is run again with: checked before anything is started.
 
-RUN, K ─▶ run spec of its steps from the nearest checkpoint to K ─▶ one run, with --op one more with operations
+RUN, K ─▶ run spec of its steps from the nearest checkpoint to K ─▶ one run, with --trace-ops one more with operations
 """
 
 from collections.abc import Sequence
@@ -105,10 +105,12 @@ def free_overrides(run: RecordedRun, overrides: Sequence[str]) -> dict[str, Any]
     values = dict(map(override_of, overrides))
     recorded = flattened(run.call.config)
     for key in values:
-        if key.partition(".")[0] not in run.call.free and REDACTED not in recorded.get(key, ""):
+        if key.partition(".")[0] not in run.call.runtime_sections and REDACTED not in recorded.get(key, ""):
             raise UsageError(
                 f"--set {key}: with another value it would be another run",
-                legal=f"keys of {', '.join(run.call.free)}" if run.call.free else "none: no section of it is free",
+                legal=f"keys of {', '.join(run.call.runtime_sections)}"
+                if run.call.runtime_sections
+                else "none: no section of it is free",
                 remedy="rlharness train records another run, and rlharness diff shows where the two part",
             )
     return values

@@ -119,7 +119,7 @@ def _check_operation(index: int, directories: tuple[Path, Path], step: int) -> N
                 f"--take {OPERATION}{index}: step {step} of {path_text(directory)} has"
                 f" {count(len(record.operations), 'operation')}",
                 legal=f"{OPERATION}0 to {OPERATION}{len(record.operations) - 1}" if record.operations else "",
-                remedy=f"rlharness reproduce {a} --step {step} --op --against {b} names one that differs",
+                remedy=f"rlharness reproduce {a} --step {step} --trace-ops --against {b} names one that differs",
             )
 
 

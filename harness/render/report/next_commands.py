@@ -42,11 +42,11 @@ def _of_program(pair: Pair, argv: Sequence[str]) -> Iterator[Next]:
     if not argv:
         return
     program, step = ("--", *argv), _step(pair)
-    words = ("--step", step, "--op") if step else ()
+    words = ("--step", step, "--trace-ops") if step else ()
     yield Next("Run it twice here, and name the first operation that differs", _typed("replay", *words, *program))
     if pair.a.trace.manifest and pair.a.trace.manifest.level == "off":
         why = "See whether determinism can be had from outside the program"
-        yield Next(why, _typed("replay", "--level", "rerun", *program))
+        yield Next(why, _typed("replay", "--level", "deterministic", *program))
 
 
 def _of_scenario(pair: Pair, words: Sequence[str]) -> Iterator[Next]:
@@ -54,11 +54,11 @@ def _of_scenario(pair: Pair, words: Sequence[str]) -> Iterator[Next]:
     a, b, step = pair.a, pair.b, _step(pair)
     if step and all((each.trace.directory / CALL).is_file() for each in (a, b)):
         why = f"Run step {step} of both again with the code that they name, and name the first operation that differs"
-        yield Next(why, _typed("reproduce", a.name, "--step", step, "--op", "--against", b.name))
+        yield Next(why, _typed("reproduce", a.name, "--step", step, "--trace-ops", "--against", b.name))
         yield Next("Find out which of the differences caused the others", _typed("transplant", a.name, b.name))
     if pair.verdict.kind is Kind.NOT_COMPARABLE:
         return
-    if varied := [word for name, x, y in _varied(pair) for word in ("--vary", f"{name}={x},{y}")]:
+    if varied := [word for name, x, y in _varied(pair) for word in ("--sweep", f"{name}={x},{y}")]:
         yield Next("Run both again, with what was other in them", _typed("replay", *words, *varied))
         yield Next("Find the smallest change that moves a bit", _typed("chaos", *words))
 
@@ -75,14 +75,14 @@ def _step(pair: Pair) -> str:
 
 def _varied(pair: Pair) -> Iterator[tuple[str, str, str]]:
     """Values of the free sections that are other in the two."""
-    free = _free_sections(pair.a.trace.directory)
+    free = _runtime_sections(pair.a.trace.directory)
     for field in pair.verdict.fingerprints.get("perturbation", ()):
         if field.name.partition(".")[0] in free and field.a is not None and field.b is not None:
             yield field.name, field.a, field.b
 
 
-def _free_sections(directory: Path) -> frozenset[str]:
+def _runtime_sections(directory: Path) -> frozenset[str]:
     try:
-        return frozenset(map(str, json.loads(read_regular(directory / CALL, follows_links=True))["free"]))
+        return frozenset(map(str, json.loads(read_regular(directory / CALL, follows_links=True))["runtime_sections"]))
     except (OSError, ValueError, TypeError, KeyError):
         return frozenset()

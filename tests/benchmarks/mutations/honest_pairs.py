@@ -33,7 +33,7 @@ def alarms(num_pairs: int, workers: Workers, progress: Progress) -> Iterator[str
 
 def perturbed_runs(base: dict[str, Any], perturbation: Perturbation, workers: Workers, worker: int) -> list[Run]:
     """One run, or one that is lost and one that goes on from it."""
-    perturbed = base | {"perturbation": dict(perturbation.values)}
+    perturbed = base | {"runtime": dict(perturbation.values)}
     if not perturbation.crashes:
         return [workers.run(perturbed, worker=worker)]
     lossy = perturbed | {"output": {**base["output"], "checkpoint_every": CHECKPOINT_EVERY}}

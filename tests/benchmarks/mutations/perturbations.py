@@ -26,7 +26,7 @@ SINGLE = (
     Perturbation("preemption", {"preempt_every": 1, "concurrency": 5}),
     Perturbation("sampling threads", {"sampling_threads": 2}),
     Perturbation("training threads", {"training_threads": 2}),
-    Perturbation("microbatch budget", {"microbatch_tokens": 512}),
+    Perturbation("microbatch budget", {"token_budget": 512}),
     Perturbation("world size", {"world_size": 3}),
 )
 TOGETHER = Perturbation("all of them", {name: value for each in SINGLE for name, value in each.values.items()})
@@ -43,7 +43,7 @@ def drawn(seed: int) -> Perturbation:
         "preempt_every": draw.choice([0, 1, 2, 5]),
         "sampling_threads": draw.choice([1, 2]),
         "training_threads": draw.choice([1, 2]),
-        "microbatch_tokens": draw.choice([512, 700, 4096]),
+        "token_budget": draw.choice([512, 700, 4096]),
         "world_size": draw.choice([1, 2, 3, 4]),
     }
     return Perturbation(f"drawn {seed}", values, crashes=draw.random() < 0.2)

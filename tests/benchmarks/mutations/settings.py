@@ -25,8 +25,8 @@ BASE: Mapping[str, Any] = {
     "sampling": {"max_tokens": 6},
     "algorithm": {"name": "grpo"},
     "optimizer": {"learning_rate": 1e-3},
-    "training": {"num_steps": NUM_STEPS, "prompts_per_step": 4, "group_size": 4, "lane_width": 4},
-    "perturbation": {"microbatch_tokens": 4096},
+    "training": {"num_steps": NUM_STEPS, "prompts_per_step": 4, "group_size": 4, "microbatch_size": 4},
+    "runtime": {"token_budget": 4096},
     "output": {"tensorboard": False, "shows_progress": False, "num_shown": 0},
 }
 _REWARDS = "tests.benchmarks.mutations.rewards"
@@ -64,7 +64,7 @@ DIFFERENCES: Mapping[str, Mapping[str, Any]] = {
         "model.ffn_width": 192,
         "optimizer.max_gradient_norm": 0.05,
         "training.group_size": 16,
-        "training.lane_width": 64,
+        "training.microbatch_size": 64,
     },
 }
 """By name, what is other than in BASE, by dotted key."""

@@ -115,7 +115,7 @@ class Trial:
     def _payload(self, perturbation: Perturbation | None = None, **output: object) -> dict[str, Any]:
         sections: dict[str, Mapping[str, Any]] = {"fault": {"name": self._fault.name}, "output": output}
         if perturbation is not None:
-            sections["perturbation"] = dict(perturbation.values)
+            sections["runtime"] = dict(perturbation.values)
         return payload(self._fault.setting, **sections)
 
     def _kept(self, run: Run) -> Run:

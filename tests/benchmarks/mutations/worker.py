@@ -22,7 +22,7 @@ from harness.trace.chain import Leaf
 from harness.trace.manifest import Fingerprint, Manifest
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
-from rlcore.config import FREE
+from rlcore.config import RUNTIME_SECTIONS
 from rlcore.errors import EngineError
 from tests.benchmarks.mutations.entry import DEEDS, run
 from tests.benchmarks.mutations.settings import LEVEL
@@ -55,9 +55,9 @@ class TraceSink:
 
 def recorded(payload: Mapping[str, Any], directory: Path, lost_after: int | None = None) -> dict[str, Any]:
     """Make one run; its trace lies in `directory`/trace. What it came to, as plain values."""
-    bound, free = parts(payload, (*FREE, "fault"))
+    bound, free = parts(payload, (*RUNTIME_SECTIONS, "fault"))
     told = {"fault": "", **free.get("fault", {})}
-    fingerprint = Fingerprint(flattened(bound), perturbation=flattened(free.get("perturbation", {})))
+    fingerprint = Fingerprint(flattened(bound), perturbation=flattened(free.get("runtime", {})))
     writer = TraceWriter(directory / TRACE, Manifest(fingerprint, level=LEVEL), say=lambda line: None)
     end: dict[str, Any] = {"end": "whole", **told}
     try:

@@ -82,9 +82,9 @@ def state_of(arguments: argparse.Namespace, turns: Turns) -> TrainState:
             "training": {
                 "prompts_per_step": len(prompts),
                 "group_size": arguments.group_size,
-                "lane_width": arguments.lane_width,
+                "microbatch_size": arguments.microbatch_size,
             },
-            "perturbation": {"microbatch_tokens": arguments.lane_width * (num_read + -num_read % LENGTH_MULTIPLE)},
+            "runtime": {"token_budget": arguments.microbatch_size * (num_read + -num_read % LENGTH_MULTIPLE)},
         }
     )
     rate, phases = config.optimizer.learning_rate, TimedPhases(turns)
@@ -101,7 +101,7 @@ def state_of(arguments: argparse.Namespace, turns: Turns) -> TrainState:
             adamw,
             rate,
             section=config.optimizer,
-            runtime=config.perturbation,
+            runtime=config.runtime,
             observers=observers,
         ),
         sampler=TorchSampler(decoder, tokenizer, concurrency=len(prompts) * arguments.group_size),

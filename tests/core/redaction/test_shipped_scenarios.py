@@ -23,7 +23,9 @@ def test_no_value_of_a_shipped_scenario_is_taken_for_a_secret(path: Path) -> Non
     scenario = find_scenario(str(path), ROOT).read()
     for size in scenario.sizes:
         payload = scenario.payload(size, {})
-        told = spec_of_call(EntryCall(scenario.entry, payload, tuple(scenario.free), None), scenario.determinism)
+        told = spec_of_call(
+            EntryCall(scenario.entry, payload, tuple(scenario.runtime_sections), None), scenario.determinism
+        )
         assert {**told.identity, **told.perturbation} == {
             "(entry)": scenario.entry,
             "(level)": scenario.determinism,

@@ -73,7 +73,7 @@ def test_a_recorded_command_and_the_command_that_looks_closer_hold_no_secret(pro
     (line,) = [line.strip() for line in done.stdout.splitlines() if line.strip().startswith("look closer: ")]
     assert REDACTED in line
     typed_again = shlex.split(line.removeprefix("look closer: "))
-    assert len(typed_again) == len(["rlharness", "replay", "--step", "0", "--op", "--", *argv])
+    assert len(typed_again) == len(["rlharness", "replay", "--step", "0", "--trace-ops", "--", *argv])
     page = type_command(program.parent, "report", "r", "--out", "report.html")
     assert page.code == 0, page.stderr
     told = [("stdout", done.stdout), ("stderr", done.stderr), ("report", page.stdout + page.stderr)]
@@ -85,7 +85,7 @@ def test_a_recorded_command_and_the_command_that_looks_closer_hold_no_secret(pro
 def test_a_command_that_dies_in_a_step_holds_none(program: Path) -> None:
     words = ("--api-key=LOOKSECRET12345", "--db_pwd", PLAIN)
     done = type_command(program.parent, "trace", "--out", "t", "--", sys.executable, "train.py", "dies", *words)
-    assert f"look closer: rlharness replay --step 2 --op -- {sys.executable} train.py dies" in done.stderr
+    assert f"look closer: rlharness replay --step 2 --trace-ops -- {sys.executable} train.py dies" in done.stderr
     assert f"'--api-key={REDACTED}' --db_pwd '{REDACTED}'" in done.stderr
     left = [("stdout", done.stdout), ("stderr", done.stderr), *files_below(program.parent / "t")]
     assert any(name == "recording.json" for name, _ in left)

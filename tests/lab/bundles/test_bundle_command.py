@@ -70,7 +70,7 @@ def test_a_run_that_went_nan_is_taken_apart_in_a_fresh_clone(tmp_path: Path, clo
     (tmp_path / "stopped" / "step-1.rlb").rename(tmp_path / "nan.rlb")
     shutil.rmtree(tmp_path / "stopped")
 
-    done = in_clone(clone, "reproduce", str(tmp_path / "nan.rlb"), "--op", "--json")
+    done = in_clone(clone, "reproduce", str(tmp_path / "nan.rlb"), "--trace-ops", "--json")
 
     assert done.code == ExitCode.OK, done.stdout + done.stderr
     found = json.loads(done.stdout)

@@ -59,7 +59,12 @@ def test_a_bundle_is_a_recorded_run_cut_down_to_a_step(tmp_path: Path) -> None:
     assert [chain_breaks(log, None) for log in again.trace.ranks.values()] == [[]]
     assert again.start_before(5) == 4
     assert len(again.trace.curve) == 6, "the curve of the whole run"
-    assert (again.level, again.call.entry, again.call.free, again.call.resume) == ("off", "a:b", ("output",), RESUME)
+    assert (again.level, again.call.entry, again.call.runtime_sections, again.call.resume) == (
+        "off",
+        "a:b",
+        ("output",),
+        RESUME,
+    )
     written = "".join(path.read_text("utf-8", errors="replace") for path in (tmp_path / "again").rglob("*.json"))
     assert "abc" not in written, "no secrets"
 

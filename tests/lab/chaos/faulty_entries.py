@@ -117,7 +117,7 @@ class Parts:
 
 def train(parts: Parts, config: Mapping[str, Any], directory: Path, recorder: Any) -> None:
     """The steps of a run; from the last checkpoint of another, where it goes on from one."""
-    settings, output = config["perturbation"], config["output"]
+    settings, output = config["runtime"], config["output"]
     if settings["concurrency"] < 1:
         raise RefusedError(f"concurrency {settings['concurrency']}", "1 or more", "decode something")
     torch.set_num_threads(settings["training_threads"])

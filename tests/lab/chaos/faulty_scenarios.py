@@ -6,25 +6,25 @@ SCENARIO = """\
 about: A small training in which something may be wrong
 entry: tests.lab.chaos.faulty_entries:{entry}
 determinism: invariant
-free: [perturbation, output]
+runtime_sections: [runtime, output]
 resume: {{run: output.resume, step: output.resume_step}}
 chaos:
   factors:
-    perturbation.concurrency: [24, 1, 5, 23]
-    perturbation.arrival_seed: {{min: 0, max: 1000}}
-    perturbation.microbatch_size: [24, 8, 5, 7]
-    perturbation.training_threads: {{min: 1, max: 2}}
-    perturbation.world_size: {{min: 1, max: 6}}
-    perturbation.tool_threads: {{min: 1, max: 4}}
+    runtime.concurrency: [24, 1, 5, 23]
+    runtime.arrival_seed: {{min: 0, max: 1000}}
+    runtime.microbatch_size: [24, 8, 5, 7]
+    runtime.training_threads: {{min: 1, max: 2}}
+    runtime.world_size: {{min: 1, max: 6}}
+    runtime.tool_threads: {{min: 1, max: 4}}
   names:
-    perturbation.training_threads: the trainer's thread count
-    perturbation.world_size: the number of workers
+    runtime.training_threads: the trainer's thread count
+    runtime.world_size: the number of workers
   latency: [tests.lab.chaos.faulty_entries:ask]
   crash: {{output.checkpoint_every: 1}}
 config:
   seed: 1
   num_steps: 4
-  perturbation:
+  runtime:
     concurrency: 24
     arrival_seed: 0
     microbatch_size: 24

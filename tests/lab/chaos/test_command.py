@@ -39,7 +39,7 @@ def again(directory: Path, reproduce: str) -> Done:
 @pytest.mark.timeout(900)
 def test_a_crash_finds_a_generator_that_no_checkpoint_holds_and_its_command_shows_it_again(tmp_path: Path) -> None:
     name = write_scenario(tmp_path, "forgotten_generator")
-    words = ("--factors", "crash,perturbation.world_size", "--seed", "34", "--repeats", "1")
+    words = ("--factors", "crash,runtime.world_size", "--seed", "34", "--repeats", "1")
     done = chaos(tmp_path, name, *words, "--json")
     assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
     found = done.finding
@@ -56,7 +56,7 @@ def test_a_crash_finds_a_generator_that_no_checkpoint_holds_and_its_command_show
 @pytest.mark.timeout(900)
 def test_the_order_of_a_set_is_the_hash_seeds_doing_alone(tmp_path: Path) -> None:
     name = write_scenario(tmp_path, "set_order")
-    done = chaos(tmp_path, name, "--factors", "hash_seed,perturbation.concurrency", "--repeats", "1")
+    done = chaos(tmp_path, name, "--factors", "hash_seed,runtime.concurrency", "--repeats", "1")
     assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
     assert done.stdout.startswith(
         "DIVERGED  the hash seed (hash_seed=1) alone moves prompts of the rollout at step 0, in 1 of 1 run\n"
@@ -82,9 +82,9 @@ def test_somebodys_program_is_perturbed_from_outside(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_a_value_that_the_entry_refuses_is_a_usage_error(tmp_path: Path) -> None:
     name = write_scenario(tmp_path, "sound")
-    done = chaos(tmp_path, name, "--only", "perturbation.concurrency=0", "--steps", "1", "--out", "t", "--json")
+    done = chaos(tmp_path, name, "--only", "runtime.concurrency=0", "--steps", "1", "--out", "t", "--json")
     assert done.code == ExitCode.USAGE_ERROR
-    said = "the entry refuses to begin with perturbation.concurrency=0: concurrency 0"
+    said = "the entry refuses to begin with runtime.concurrency=0: concurrency 0"
     assert said in done.stderr
     assert said in json.loads(done.stdout)["error"]
     assert [path.name for path in (tmp_path / "t").iterdir()] == ["run-1"]
@@ -138,7 +138,7 @@ def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path: Path) -> No
         ((name, "--factors", "loudness"), "there is no factor 'loudness' here"),
         ((name, "--only", "threads=0"), "--only threads=0"),
         ((name, "--only", "crash=1.typo"), "crash=1.typo"),
-        ((name, "--only", "perturbation.world_size=abc"), "--only perturbation.world_size=abc"),
+        ((name, "--only", "runtime.world_size=abc"), "--only runtime.world_size=abc"),
         ((name, "--", "ls"), "the scenario sound and a command"),
         (("--steps", "3", "--", "ls"), "--steps and a command"),
         (("--", "no-such-program"), "no-such-program cannot be started"),

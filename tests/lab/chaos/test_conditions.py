@@ -31,7 +31,7 @@ ENVELOPE = RunSpec(("python", "-c", "pass"), identity={"seed": "1"}, call=CALL, 
 
 
 def test_only_dotted_keys_are_the_payloads() -> None:
-    assert payload_values({"perturbation.n": 1, "hash_seed": 2, "crash": "1.loss", "load": 1}) == {"perturbation.n": 1}
+    assert payload_values({"runtime.n": 1, "hash_seed": 2, "crash": "1.loss", "load": 1}) == {"runtime.n": 1}
 
 
 def test_a_run_with_nothing_changed_has_a_hash_seed_too() -> None:

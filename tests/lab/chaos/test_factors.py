@@ -25,8 +25,8 @@ from harness.lab.experiments.perturbation_values import Choice, Span
 from harness.trace.chain import PHASES
 from tests.support.manual import section
 
-OWN = Factor("perturbation.x", Choice((1, "two")), 1)
-WHOLE = Factor("perturbation.n", Span(1, 4))
+OWN = Factor("runtime.x", Choice((1, "two")), 1)
+WHOLE = Factor("runtime.n", Span(1, 4))
 FACTORS = (OWN, WHOLE, *outside_factors(4, {}), crash_factor(("1.loss", "1.end")))
 characters = st.characters(exclude_categories=["Cc", "Cs", "Cn", "Co", "Cf", "Zl", "Zp"])  # what YAML has a place for
 plain = (
@@ -37,12 +37,12 @@ plain = (
 @settings(derandomize=True)
 @given(plain)
 def test_what_is_written_is_read_again(value: Any) -> None:
-    assert parse_only([f"perturbation.x={written(value)}"], FACTORS) == {"perturbation.x": value}
+    assert parse_only([f"runtime.x={written(value)}"], FACTORS) == {"runtime.x": value}
 
 
 def test_a_perturbation_is_told_as_it_is_typed() -> None:
-    perturbation = {"perturbation.x": "two", "hash_seed": 7, CRASH: "1.end"}
-    assert told(perturbation) == "perturbation.x=two, hash_seed=7, crash=1.end"
+    perturbation = {"runtime.x": "two", "hash_seed": 7, CRASH: "1.end"}
+    assert told(perturbation) == "runtime.x=two, hash_seed=7, crash=1.end"
     assert parse_only(told(perturbation).split(", "), FACTORS) == perturbation
     assert told({}) == "nothing changed"
 
@@ -50,7 +50,7 @@ def test_a_perturbation_is_told_as_it_is_typed() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("perturbation.y=1", "--only perturbation.y=1"),
+        ("runtime.y=1", "--only runtime.y=1"),
         ("threads", "--only threads"),
         ("threads=0", "--only threads=0"),
         ("threads=many", "--only threads=many"),
@@ -59,10 +59,10 @@ def test_a_perturbation_is_told_as_it_is_typed() -> None:
         ("crash=x.loss", "crash=x.loss"),
         ("crash=1.typo", "crash=1.typo"),
         ("crash=1.", "crash=1."),
-        ("perturbation.n=abc", "--only perturbation.n=abc"),
-        ("perturbation.n=1.5", "--only perturbation.n=1.5"),
-        ("perturbation.n=true", "--only perturbation.n=true"),
-        ("perturbation.x=[", "--only perturbation.x=["),
+        ("runtime.n=abc", "--only runtime.n=abc"),
+        ("runtime.n=1.5", "--only runtime.n=1.5"),
+        ("runtime.n=true", "--only runtime.n=true"),
+        ("runtime.x=[", "--only runtime.x=["),
     ],
 )
 def test_what_cannot_be_is_refused(text: str, said: str) -> None:
@@ -73,7 +73,7 @@ def test_what_cannot_be_is_refused(text: str, said: str) -> None:
 
 
 def test_factors_are_chosen_by_name() -> None:
-    assert [each.name for each in chosen(FACTORS, "load, perturbation.x,load")] == ["load", "perturbation.x"]
+    assert [each.name for each in chosen(FACTORS, "load, runtime.x,load")] == ["load", "runtime.x"]
     assert chosen(FACTORS, None) == FACTORS
     with pytest.raises(UsageError, match="there is no factor 'loud'"):
         chosen(FACTORS, "loud")
@@ -110,5 +110,5 @@ def test_the_legal_phases_are_named() -> None:
 
 def test_a_range_takes_every_integer_and_what_is_usual() -> None:
     """Whether one outside of it can be is the entry's to say."""
-    assert parse_only(["perturbation.n=64"], FACTORS) == {"perturbation.n": 64}
-    assert parse_only(["perturbation.n=null"], FACTORS) == {"perturbation.n": None}
+    assert parse_only(["runtime.n=64"], FACTORS) == {"runtime.n": 64}
+    assert parse_only(["runtime.n=null"], FACTORS) == {"runtime.n": None}

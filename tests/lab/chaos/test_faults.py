@@ -24,16 +24,16 @@ def _threads() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ("plain_matmul", "perturbation.concurrency=1 alone moves logits of the rollout at step 1"),
-        ("unsorted_arrival", "perturbation.arrival_seed=1 alone moves prompts of the rollout at step 0"),
-        ("local_denominators", "perturbation.microbatch_size=8 alone moves the gradient of weight at step 0"),
+        ("plain_matmul", "runtime.concurrency=1 alone moves logits of the rollout at step 1"),
+        ("unsorted_arrival", "runtime.arrival_seed=1 alone moves prompts of the rollout at step 0"),
+        ("local_denominators", "runtime.microbatch_size=8 alone moves the gradient of weight at step 0"),
         (
             "full_sum",
-            "the trainer's thread count (perturbation.training_threads=2) alone moves penalty of the loss at step 0",
+            "the trainer's thread count (runtime.training_threads=2) alone moves penalty of the loss at step 0",
         ),
         (
             "all_reduce_in_fp32",
-            "the number of workers (perturbation.world_size=2) alone moves the gradient of weight at step 0",
+            "the number of workers (runtime.world_size=2) alone moves the gradient of weight at step 0",
         ),
         ("judges_as_they_answer", "tool latency (latency=1) alone moves the rewards at step 0"),
     ],
@@ -52,7 +52,7 @@ def test_a_fault_that_comes_and_goes_is_shrunk_to_its_one_cause(tmp_path: Path) 
     """A perturbation that shows it in one of two runs counts as harmless once in 256 times."""
     chaos = searched(tmp_path, write_scenario(tmp_path, "racing_tools"), seed=1, num_repeats=8)
     assert chaos.finding is not None
-    assert list(chaos.finding.perturbation) == ["perturbation.tool_threads"]
+    assert list(chaos.finding.perturbation) == ["runtime.tool_threads"]
     assert chaos.finding.without.num_failed == 0
     assert chaos.finding.tally.num_runs >= 8
     said = sentence(chaos)

@@ -115,7 +115,7 @@ def test_a_run_that_ends_in_its_step_is_walked_into_all_the_same(runs: Path) -> 
         (("a",), "--interactive without --step"),
         (("tiny", "--step", "1"), "there is no run or bundle tiny"),
         (("a", "--step", "1", "--commands", "none.txt"), "--commands"),
-        (("a", "--step", "1", "--op", "--until", "x<1"), "--op, --until with --interactive"),
+        (("a", "--step", "1", "--trace-ops", "--until", "x<1"), "--trace-ops, --until with --interactive"),
         (("a", "--step", "1", "--runs", "3"), "--runs is no option of rlharness reproduce"),
         (("a", "--step", "1", "--set", "seed=3"), "--set seed: with another value it would be another run"),
     ],

@@ -30,7 +30,7 @@ TINY = {
     "training.num_steps": 2,
     "training.prompts_per_step": 4,
     "training.group_size": 4,
-    "training.lane_width": 4,
+    "training.microbatch_size": 4,
     "output.tensorboard": "false",
     "output.num_shown": 0,
 }

@@ -66,7 +66,7 @@ def test_what_would_be_another_run_is_refused(project: Path, tmp_path: Path) -> 
         (("--step", "3", "--set", "seed=2"), "--set seed: with another value it would be another run"),
         (("--step", "9"), "a step that it has recorded: 0 to 4"),
         (("--step", "3", "--size", "full"), "--size is no option of rlharness reproduce"),
-        (("--op",), "--op without --step"),
+        (("--trace-ops",), "--trace-ops without --step"),
     ):
         done = reproduce(project, tmp_path, "whole", *words)
         assert (done.code, said in done.stderr) == (ExitCode.USAGE_ERROR, True), done.stderr
@@ -98,7 +98,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_a_bundle_says_what_it_needs(pro
 
 
 def test_the_first_operation_that_differs_from_another_run_is_named(project: Path, tmp_path: Path) -> None:
-    done = reproduce(project, tmp_path, "whole", "--step", "0", "--op", "--against", "noisy", "--json")
+    done = reproduce(project, tmp_path, "whole", "--step", "0", "--trace-ops", "--against", "noisy", "--json")
     assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
     found = told(done)
     assert found["is_reproduced"]
@@ -134,7 +134,9 @@ def test_without_a_step_all_steps_are_compared_with_the_other_trace_as_diff_comp
 
 
 def test_a_step_in_whose_middle_a_run_ended_comes_out_again_and_its_nan_is_named(project: Path, tmp_path: Path) -> None:
-    done = reproduce(project, tmp_path, "broken", "--step", "3", "--op", "--bundle", str(tmp_path / "broken.rlb"))
+    done = reproduce(
+        project, tmp_path, "broken", "--step", "3", "--trace-ops", "--bundle", str(tmp_path / "broken.rlb")
+    )
     assert done.code == ExitCode.OK, done.stdout + done.stderr
     assert done.stdout.startswith("REPRODUCED  step 3: it ends in its middle, where the recorded one does: 2 leaves")
     made, origin = (line for line in done.stdout.splitlines() if "aten." in line)

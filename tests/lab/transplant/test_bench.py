@@ -51,7 +51,7 @@ def effects(findings: Findings) -> dict[str, Effect]:
         ({"normalises": True}, "advantages", False),
         ({"reward": "doubled"}, "rewards", False),
         ({"spike": True}, "gradients", True),
-        ({"perturbation": NOISE}, "gradients", False),
+        ({"runtime": NOISE}, "gradients", False),
     ],
 )
 def test_the_planted_difference_is_the_cause(
@@ -78,7 +78,7 @@ def test_what_comes_before_the_cause_moves_nothing(tmp_path: Path) -> None:
 
 def test_a_cause_is_told_from_noise_beside_it(tmp_path: Path) -> None:
     """Advantages explain the curve, the gradients' rounding is what is left."""
-    found = searched(tmp_path, {}, {"normalises": True, "perturbation": NOISE})
+    found = searched(tmp_path, {}, {"normalises": True, "runtime": NOISE})
     assert found.cause is not None
     assert (found.cause.graft.take.text, found.cause.effect) == ("advantages", Effect.MOVES)
     assert found.cause.from_b is not None

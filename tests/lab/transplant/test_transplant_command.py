@@ -27,7 +27,7 @@ def test_the_planted_cause_is_named(runs: Path) -> None:
     assert said.startswith("A: a  B: b\nput in from step 0 on, and looked at up to step 2\n")
     cause = "CAUSE  advantages, from step 0 on: with B's, A becomes B in every bit behind it, up to step 2"
     assert f"\n{cause}\n  once, at step 0, is not enough: it acts again later\n" in said
-    assert said.endswith("  look closer: rlharness reproduce a --step 0 --op --against b\n  traces: found\n")
+    assert said.endswith("  look closer: rlharness reproduce a --step 0 --trace-ops --against b\n  traces: found\n")
     titles = [line.removeprefix("rlharness: ") for line in done.stderr.splitlines() if line.endswith(" begins")]
     assert titles == [
         "A again begins",

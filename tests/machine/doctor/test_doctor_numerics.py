@@ -64,7 +64,7 @@ def test_a_type_without_a_recipe_is_broken() -> None:
     finding = judged(HELD, LACKING)
     assert (finding.severity, finding.measured) == (Severity.BROKEN, "bfloat16: no recipe keeps the bits")
     assert "invariant" in finding.breaks
-    assert "determinism: rerun" in finding.remedy
+    assert "determinism: deterministic" in finding.remedy
 
 
 def test_an_environment_without_the_engine_is_not_looked_at() -> None:

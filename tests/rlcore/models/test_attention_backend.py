@@ -23,7 +23,7 @@ CONFIG = {
     "warm_start": {"num_steps": 1, "batch_size": 4},
     "sampling": {"max_tokens": 4},
     "algorithm": {"name": "grpo"},
-    "training": {"num_steps": 1, "prompts_per_step": 2, "group_size": 2, "lane_width": 4},
+    "training": {"num_steps": 1, "prompts_per_step": 2, "group_size": 2, "microbatch_size": 4},
     "output": {"tensorboard": False, "shows_progress": False, "num_shown": 0},
 }
 run(CONFIG, level="invariant", directory=Path(sys.argv[2]), recorder=NullRecorder())

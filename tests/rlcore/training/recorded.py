@@ -62,7 +62,7 @@ def config(name: str = "grpo", **sections: Mapping[str, Any]) -> RunConfig:
         "warm_start": {"num_steps": 6, "batch_size": 8},
         "sampling": {"max_tokens": 8},
         "algorithm": {"name": name},
-        "training": {"num_steps": 20, "prompts_per_step": 4, "group_size": 4, "lane_width": 4},
+        "training": {"num_steps": 20, "prompts_per_step": 4, "group_size": 4, "microbatch_size": 4},
         "output": {"tensorboard": False, "shows_progress": False, "num_shown": 0},
     }
     for key, section in sections.items():

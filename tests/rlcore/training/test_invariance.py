@@ -41,7 +41,7 @@ VARIANTS: dict[str, RunConfig] = {
     "grpo": config(),
     "grpo, minibatches, epochs, a reference": config(
         algorithm={"name": "grpo", "kl_coef": 0.02, "advantage": "rloo", "entropy_coef": 0.01},
-        training={"num_steps": 20, "prompts_per_step": 4, "group_size": 4, "lane_width": 2, "num_minibatches": 2,
+        training={"num_steps": 20, "prompts_per_step": 4, "group_size": 4, "microbatch_size": 2, "num_minibatches": 2,
                   "num_epochs": 2},
     ),
     "ppo": config("ppo", algorithm={"name": "ppo", "kl_coef": 0.05, "kl_target": 0.1, "num_critic_warmup_steps": 2}),
@@ -61,7 +61,7 @@ perturbations = st.fixed_dictionaries(
         "preempt_every": st.sampled_from([0, 1, 2, 5]),
         "sampling_threads": st.sampled_from([1, 2]),
         "training_threads": st.sampled_from([1, 2]),
-        "microbatch_tokens": st.sampled_from([64, 80, 200, 16_384]),
+        "token_budget": st.sampled_from([64, 80, 200, 16_384]),
         "world_size": st.sampled_from([1, 2, 4]),
     }
 )
@@ -83,7 +83,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Dig
 
 
 def perturbed(variant: str, **perturbation: Any) -> RunConfig:
-    return with_section(VARIANTS[variant], "perturbation", perturbation)
+    return with_section(VARIANTS[variant], "runtime", perturbation)
 
 
 # --------------------------------------------------------------------------------------------------------- it holds
@@ -175,7 +175,7 @@ def moved(variant: str, tmp_path: Path, *, level: str = "invariant", **perturbat
 
 def test_without_recipes_concurrency_moves_logprobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlcore.numerics.product.LIBRARY", "oneDNN")  # MKL's strict mode is a remedy of its own
-    assert moved("grpo", tmp_path, level="rerun", concurrency=1) == "rollout"
+    assert moved("grpo", tmp_path, level="deterministic", concurrency=1) == "rollout"
 
 
 def test_without_recipes_the_sampler_does_not_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,14 +208,14 @@ def test_with_a_kernel_that_sees_the_batch_concurrency_moves_logprobs(
         return layer_cached(x, *given, **named) * (1.0 + len(x) * 2.0**-20)
 
     monkeypatch.setattr(layers, "layer_cached", in_company)
-    assert moved("grpo, compiled kernels", tmp_path, level="rerun", concurrency=1) == "rollout"
+    assert moved("grpo, compiled kernels", tmp_path, level="deterministic", concurrency=1) == "rollout"
 
 
 def test_without_canonical_order_arrival_moves_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def as_they_come(sampler: TorchSampler, wanted: Any, perturbation: Any) -> Any:
-        if not perturbation.arrival_seed:
+    def as_they_come(sampler: TorchSampler, wanted: Any, runtime: Any) -> Any:
+        if not runtime.arrival_seed:
             return sampler.sample(wanted)
-        return sampler.sample(random.Random(perturbation.arrival_seed).sample(wanted, len(wanted)))
+        return sampler.sample(random.Random(runtime.arrival_seed).sample(wanted, len(wanted)))
 
     monkeypatch.setattr(rollouts_module, "collect", as_they_come)
     with pytest.raises(StepError, match="in the place of sample"):
@@ -237,11 +237,11 @@ def test_with_noise_of_a_generator_arrival_moves_tokens(tmp_path: Path, monkeypa
 
 
 def test_without_fixed_microbatches_the_budget_moves_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_budget(batch: Any, samples: Any, width: int, *, microbatch_tokens: int) -> list[Microbatch]:
-        return microbatches_by_budget(batch, samples, microbatch_tokens=microbatch_tokens)
+    def by_budget(batch: Any, samples: Any, width: int, *, token_budget: int) -> list[Microbatch]:
+        return microbatches_by_budget(batch, samples, token_budget=token_budget)
 
     monkeypatch.setattr(minibatches_module, "fixed_microbatches", by_budget)
-    assert moved("grpo", tmp_path, microbatch_tokens=64) in ("loss", "backward"), "of the warm start already"
+    assert moved("grpo", tmp_path, token_budget=64) in ("loss", "backward"), "of the warm start already"
 
 
 class LeftFold(TreeSum):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rlcore.batching.microbatches import Microbatch
 from rlcore.checks.observers import OptimizerChecks
-from rlcore.config import OptimizerSection, PerturbationSection
+from rlcore.config import OptimizerSection, RuntimeSection
 from rlcore.errors import CheckpointError, NonFiniteError, StepError
 from rlcore.observability.observers import Observer, Observers
 from rlcore.trainers.base import MicrobatchLoss, TrainerState
@@ -35,7 +35,7 @@ def loss_of(model: Doubled, microbatch: Microbatch, *, scale: float = 1.0) -> Mi
 
 
 def trainer_of(model: nn.Module, *observers: Observer, world_size: int = 1) -> LocalTrainer:
-    section, runtime = OptimizerSection(learning_rate=0.1), PerturbationSection(world_size=world_size)
+    section, runtime = OptimizerSection(learning_rate=0.1), RuntimeSection(world_size=world_size)
     adamw = build_adamw(model, section, 0.1)
     watching = Observers(*observers)
     return LocalTrainer("policy", model, adamw, 0.1, section=section, runtime=runtime, observers=watching)

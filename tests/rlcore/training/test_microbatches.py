@@ -33,7 +33,7 @@ def batch_of(sizes: list[tuple[int, int]]) -> TensorDict:
 @given(sizes=lengths, width=st.integers(1, 5))
 def test_microbatches_hold_every_sample_once_in_order(sizes: list[tuple[int, int]], width: int) -> None:
     batch = batch_of(sizes)
-    microbatches = fixed_microbatches(batch, range(len(sizes)), width, microbatch_tokens=10**6)
+    microbatches = fixed_microbatches(batch, range(len(sizes)), width, token_budget=10**6)
     assert [sample for microbatch in microbatches for sample in microbatch.samples] == list(range(len(sizes)))
     assert [microbatch.number for microbatch in microbatches] == list(range(len(microbatches)))
     assert all(len(microbatch.samples) == width for microbatch in microbatches[:-1])
@@ -56,7 +56,7 @@ def test_a_microbatch_is_of_its_members_alone(sizes: list[tuple[int, int]], more
 @settings(max_examples=60)
 @given(sizes=lengths, budget=st.integers(64, 400))
 def test_no_pass_is_above_its_budget(sizes: list[tuple[int, int]], budget: int) -> None:
-    passes = microbatches_by_budget(batch_of(sizes), range(len(sizes)), microbatch_tokens=budget)
+    passes = microbatches_by_budget(batch_of(sizes), range(len(sizes)), token_budget=budget)
     assert sorted(sample for each in passes for sample in each.samples) == list(range(len(sizes)))
     assert all(each.num_tokens <= budget for each in passes)
 
@@ -64,7 +64,7 @@ def test_no_pass_is_above_its_budget(sizes: list[tuple[int, int]], budget: int) 
 @settings(max_examples=40)
 @given(sizes=lengths, width=st.integers(1, 4), world_size=st.integers(1, 5))
 def test_workers_share_whole_microbatches(sizes: list[tuple[int, int]], width: int, world_size: int) -> None:
-    microbatches = fixed_microbatches(batch_of(sizes), range(len(sizes)), width, microbatch_tokens=10**6)
+    microbatches = fixed_microbatches(batch_of(sizes), range(len(sizes)), width, token_budget=10**6)
     workers = divide_among_workers(microbatches, world_size)
     assert len(workers) == world_size
     assert sorted(microbatch.number for worker in workers for microbatch in worker) == list(range(len(microbatches)))
@@ -72,9 +72,9 @@ def test_workers_share_whole_microbatches(sizes: list[tuple[int, int]], width: i
 
 def test_a_fixed_microbatch_is_never_divided() -> None:
     batch = batch_of([(4, 10)] * 4)
-    assert len(fixed_microbatches(batch, range(4), 4, microbatch_tokens=64)) == 1
-    with pytest.raises(InvalidValueError, match=r"microbatch_tokens 63(.|\n)*at least 64"):
-        fixed_microbatches(batch, range(4), 4, microbatch_tokens=63)
+    assert len(fixed_microbatches(batch, range(4), 4, token_budget=64)) == 1
+    with pytest.raises(InvalidValueError, match=r"token_budget 63(.|\n)*at least 64"):
+        fixed_microbatches(batch, range(4), 4, token_budget=63)
 
 
 def test_what_stands_in_a_microbatch_is_what_stands_in_the_batch() -> None:

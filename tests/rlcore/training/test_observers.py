@@ -31,7 +31,7 @@ from rlcore.trainers.scoring import Scored, score
 from rlcore.weights.digests import tensor_digests
 from tests.rlcore.training.recorded import Digests, config
 
-SHORT = {"num_steps": 3, "prompts_per_step": 4, "group_size": 4, "lane_width": 4}
+SHORT = {"num_steps": 3, "prompts_per_step": 4, "group_size": 4, "microbatch_size": 4}
 
 
 def state_digests(of: RunConfig, directory: Path, recorder: Any) -> dict[str, str]:
@@ -68,7 +68,7 @@ def test_a_run_without_observers_has_the_same_bits(
 def test_each_level_has_its_checks() -> None:
     assert CHECKS.keys() == set(LEVELS)
     assert {type(check) for check in checks_of_level("off")} == set(ALWAYS)
-    assert {type(check) for check in checks_of_level("rerun")} == {*ALWAYS, LevelChecks}
+    assert {type(check) for check in checks_of_level("deterministic")} == {*ALWAYS, LevelChecks}
     assert {type(check) for check in checks_of_level("invariant")} == {
         *(*ALWAYS, LevelChecks, GeneratorChecks, MatchChecks)
     }

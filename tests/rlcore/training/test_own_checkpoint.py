@@ -40,7 +40,7 @@ def payload(checkpoint: Path, **sections: Any) -> dict[str, Any]:
         "sampling": {"max_tokens": 4},
         "algorithm": {"name": "grpo"},
         "optimizer": {"learning_rate": 1e-6},
-        "training": {"num_steps": 1, "prompts_per_step": 2, "group_size": 2, "lane_width": 4},
+        "training": {"num_steps": 1, "prompts_per_step": 2, "group_size": 2, "microbatch_size": 4},
         "output": {"tensorboard": False, "shows_progress": False, "num_shown": 0},
         **sections,
     }  # fmt: skip

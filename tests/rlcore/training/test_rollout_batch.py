@@ -207,12 +207,12 @@ def by_hand(policy: torch.nn.Module, trajectories: list[Trajectory], *, learns_t
     return total / count
 
 
-@pytest.mark.parametrize("microbatch_tokens", [24, 10**5])
+@pytest.mark.parametrize("token_budget", [24, 10**5])
 def test_a_grpo_step_learns_nothing_of_what_a_tool_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, microbatch_tokens: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token_budget: int
 ) -> None:
     of = config(optimizer={"max_gradient_norm": None}, correction={"weights": "token", "high": 2.0},
-                perturbation={"microbatch_tokens": microbatch_tokens})  # fmt: skip
+                perturbation={"token_budget": token_budget})  # fmt: skip
     recorder = Kept()
     state = state_of(of, tmp_path, recorder)
     policy = copy.deepcopy(state.decoder)

@@ -72,7 +72,7 @@ def test_a_checkpoint_of_a_run_is_a_model_to_begin_with(tmp_path: Path) -> None:
 def test_bfloat16_holds_the_level_too(tmp_path: Path) -> None:
     of = with_section(SHORT, "model", {"dtype": "bfloat16"})
     one = recorded(of, tmp_path / "one")
-    other = recorded(with_section(of, "perturbation", {"concurrency": 3, "world_size": 2}), tmp_path / "other")
+    other = recorded(with_section(of, "runtime", {"concurrency": 3, "world_size": 2}), tmp_path / "other")
     assert one.leaves
     assert first_difference(one, other) is None
 

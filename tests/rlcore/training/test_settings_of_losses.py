@@ -37,7 +37,7 @@ def stepped(directory: Path, *, reward: str = REWARDS, **algorithm: Any) -> Kept
         algorithm={"name": "grpo", **algorithm},
         task={"name": "reverse_text", "rewards": (reward,), "num_prompts": 24, "num_heldout": 4},
         optimizer={"learning_rate": 0.1},
-        training={"num_steps": 1, "prompts_per_step": 4, "group_size": 4, "lane_width": 16, "num_epochs": 2},
+        training={"num_steps": 1, "prompts_per_step": 4, "group_size": 4, "microbatch_size": 16, "num_epochs": 2},
     )
     recorder = Kept()
     state = state_of(of, directory, recorder, "invariant")
@@ -155,8 +155,8 @@ def fresh(directory: Path) -> tuple[Any, Any]:
 
 def test_greedy_completions_depend_on_nobody_beside_them(tmp_path: Path) -> None:
     of = config(algorithm={"name": "grpo", "advantage": "remax", "loss": "ipo"}, training={
-        "num_steps": 2, "prompts_per_step": 4, "group_size": 4, "lane_width": 4})  # fmt: skip
-    other = with_section(of, "perturbation", {"arrival_seed": 3, "concurrency": 3, "preempt_every": 1, "world_size": 3})
+        "num_steps": 2, "prompts_per_step": 4, "group_size": 4, "microbatch_size": 4})  # fmt: skip
+    other = with_section(of, "runtime", {"arrival_seed": 3, "concurrency": 3, "preempt_every": 1, "world_size": 3})
     found = recorded(of, tmp_path / "one")
     assert (1, "reward", "greedy_rewards", 0) in found.leaves
     assert first_difference(found, recorded(other, tmp_path / "other")) is None

@@ -162,7 +162,7 @@ def test_a_policy_that_is_written_between_steps_is_seen(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(("draw", "whose"), [(lambda: torch.rand(1), "torch"), (random.random, "Python")])
 def test_nothing_draws_from_a_generator_at_level_invariant(draw: Callable[[], object], whose: str) -> None:
-    for level in ("off", "rerun"):
+    for level in ("off", "deterministic"):
         with Observers(*checks_of_level(level)).stage("rollout"):
             draw()
     observers = Observers(*checks_of_level("invariant"))

@@ -78,11 +78,11 @@ def check_gradients(recorder: Kept, learner: str, model: torch.nn.Module) -> Non
         assert torch.allclose(found, expected, atol=2e-6, rtol=2e-4), name
 
 
-@pytest.mark.parametrize("microbatch_tokens", [64, 10**5])
-def test_a_grpo_step_has_the_gradient_of_its_paper(tmp_path: Path, microbatch_tokens: int) -> None:
+@pytest.mark.parametrize("token_budget", [64, 10**5])
+def test_a_grpo_step_has_the_gradient_of_its_paper(tmp_path: Path, token_budget: int) -> None:
     """Mean over all tokens of -A r + kl_coef k3 - entropy_coef H, r = 1 on policy; A of groups of four."""
     of = config(algorithm={"name": "grpo", "kl_coef": 0.3, "entropy_coef": 0.05}, optimizer={"max_gradient_norm": None},
-                perturbation={"microbatch_tokens": microbatch_tokens})  # fmt: skip
+                perturbation={"token_budget": token_budget})  # fmt: skip
     recorder = Kept()
     state = state_of(of, tmp_path, recorder)
     with torch.no_grad():  # a reference that is not the policy
@@ -164,7 +164,7 @@ def same(completions: list[str], **_: Any) -> list[float]:
 
 
 def test_what_a_step_tells_of_several_updates_is_their_mean(tmp_path: Path) -> None:
-    training = {"num_steps": 1, "prompts_per_step": 4, "group_size": 4, "lane_width": 4}
+    training = {"num_steps": 1, "prompts_per_step": 4, "group_size": 4, "microbatch_size": 4}
     of = config(training={**training, "num_minibatches": 2, "num_epochs": 2})
     recorder = Kept()
     state = state_of(of, tmp_path, recorder)

@@ -32,7 +32,7 @@ def made(of: RunConfig, directory: Path, *watchers: RecorderCallback) -> Trace:
 
 def moved(name: str, tmp_path: Path, *, leaves: tuple[str, ...]) -> tuple[Trace, Trace, Trace]:
     """A, which filters what it draws, B, which does not, and A with these of B's rollout and its rewards in step 0."""
-    b = with_section(config(name), "training", {"num_steps": 1, "lane_width": 1})
+    b = with_section(config(name), "training", {"num_steps": 1, "microbatch_size": 1})
     a = with_section(b, "sampling", {"max_tokens": 8, "top_k": 4})
     traces = made(a, tmp_path / "a"), made(b, tmp_path / "b")
     taken = [["rollout", leaf] for leaf in leaves]

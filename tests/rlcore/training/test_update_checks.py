@@ -100,7 +100,7 @@ def test_what_is_learned_from_is_not_written_meanwhile(
 def test_minibatches_look_at_both(monkeypatch: pytest.MonkeyPatch) -> None:
     batch, of = (
         batch_of(),
-        config("ppo", training={"group_size": 1, "lane_width": 1, "num_minibatches": 2, "num_epochs": 2}),
+        config("ppo", training={"group_size": 1, "microbatch_size": 1, "num_minibatches": 2, "num_epochs": 2}),
     )
     watched = Observers(MinibatchChecks())
     assert len(list(minibatches(batch, of, "invariant", 0, watched))) == 4

@@ -39,9 +39,9 @@ def rewards_by_arrival(probe: Probe) -> Iterator[None]:
     score, collect = honest(SCORE), honest("rlcore.recipes.rollout:collect")
     seeds: list[int] = []
 
-    def remembered(sampler: Any, wanted: Any, perturbation: Any) -> Any:
-        seeds[:] = [perturbation.arrival_seed]
-        return collect(sampler, wanted, perturbation)
+    def remembered(sampler: Any, wanted: Any, runtime: Any) -> Any:
+        seeds[:] = [runtime.arrival_seed]
+        return collect(sampler, wanted, runtime)
 
     def as_they_come(functions: Any, completions: Sequence[Trajectory], *, step: int) -> Scores:
         found: Scores = score(functions, completions, step=step)

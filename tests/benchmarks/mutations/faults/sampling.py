@@ -140,9 +140,9 @@ def coarse_uniforms(probe: Probe) -> Iterator[None]:
 def unsorted_arrival(probe: Probe) -> Iterator[None]:
     collect = honest(f"{ROLLOUTS}:collect")
 
-    def as_they_come(sampler: Any, wanted: Sequence[SampleRequest], perturbation: Any) -> list[Trajectory]:
-        found: list[Trajectory] = collect(sampler, wanted, perturbation)
-        arrived = sampler.sample(_arrival(wanted, perturbation.arrival_seed))
+    def as_they_come(sampler: Any, wanted: Sequence[SampleRequest], runtime: Any) -> list[Trajectory]:
+        found: list[Trajectory] = collect(sampler, wanted, runtime)
+        arrived = sampler.sample(_arrival(wanted, runtime.arrival_seed))
         probe.reached(has_effect=[each.request for each in arrived] != [each.request for each in found])
         return list(arrived)
 

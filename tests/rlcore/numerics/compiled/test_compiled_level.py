@@ -39,7 +39,7 @@ def looked_at() -> Certificate:
         (torch.float32, "cuda:1", "model.dtype float32 and model.device cuda:1"),
     ],
 )
-@pytest.mark.parametrize("level", ["off", "rerun", "invariant"])
+@pytest.mark.parametrize("level", ["off", "deterministic", "invariant"])
 def test_other_types_and_devices_are_refused(dtype: torch.dtype, device: str, told: str, level: str) -> None:
     held = at_level(level, CONFIG, dtype=dtype, device=device, length=64, kernels="compiled")
     with pytest.raises(InvalidValueError) as caught, held:
