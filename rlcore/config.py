@@ -269,7 +269,8 @@ def _check_training(section: TrainingSection, algorithm: GrpoSection | PpoSectio
     num_samples = section.prompts_per_step * section.group_size
     if num_samples % section.microbatch_size:
         raise InvalidValueError(
-            f"training.microbatch_size is {section.microbatch_size}, which does not divide the {num_samples} samples of a step",
+            f"training.microbatch_size is {section.microbatch_size}, which does not divide the"
+            f" {num_samples} samples of a step",
             legal=_divisors(num_samples),
         )
     num_microbatches = num_samples // section.microbatch_size

@@ -51,6 +51,8 @@ def _fault(found: Mapping[str, Any], model: type[BaseModel]) -> InvalidValueErro
     sections = list(_sections(found["loc"], model))
     dotted = ".".join(key for key, _ in sections)
     if found["type"] == "extra_forbidden":
+        if new := RENAMED.get(dotted):
+            return InvalidValueError(f"{dotted} is now called {new}", legal=new)
         return InvalidValueError(f"unknown key {dotted}", legal=_nearest(*sections[-1]))
     if found["type"] == "missing":
         return InvalidValueError(f"{dotted} is missing", remedy=f"set {dotted}")
@@ -81,6 +83,14 @@ def _sections(loc: tuple[int | str, ...], model: type[BaseModel]) -> Iterator[tu
             model = sections[0]
         elif sections:
             choices = {str(each.model_fields["name"].default): each for each in sections}
+
+
+RENAMED: Mapping[str, str] = {
+    "perturbation": "runtime",
+    "runtime.microbatch_tokens": "runtime.token_budget",
+    "training.lane_width": "training.microbatch_size",
+}
+"""Old dotted keys, each refused with the present one."""
 
 
 def _nearest(key: str, model: type[BaseModel]) -> str:

@@ -85,9 +85,15 @@ RECORDING_OPTIONS: Options = (
 
 KEPT_OPTIONS: Options = (
     click.option(
-        "--save-tensors", multiple=True, metavar="STEPS", help="Keep the tensors of these steps: 3, or 3,7, or 10-12."
+        "--save-tensors",
+        "keep",
+        multiple=True,
+        metavar="STEPS",
+        help="Save the tensors of these steps: 3, or 3,7, or 10-12.",
     ),
-    click.option("--trace-ops", type=click.IntRange(0), metavar="K", help="Record every operation of step K."),
+    click.option(
+        "--trace-ops", "op_step", type=click.IntRange(0), metavar="K", help="Record every operation of step K."
+    ),
 )
 
 BREAK_OPTIONS: Options = (
@@ -115,6 +121,13 @@ SCENARIO_OPTIONS: Options = (
         metavar="KEY=VALUE",
         help="Override a dotted key of its configuration; may be given several times.",
     ),
+)
+
+trace_step_option = click.option(
+    "--trace-ops",
+    "has_operations",
+    is_flag=True,
+    help="Record every operation of step K as well, in an additional run.",
 )
 
 trust_option = click.option(

@@ -66,6 +66,7 @@ def trace(invocation: Invocation, /, **arguments: Any) -> int:
 @all_of(SCENARIO_OPTIONS)
 @click.option(
     "--sweep",
+    "sweep",
     multiple=True,
     metavar="KEY=V1,V2",
     help="Give each run another value of what must not matter; may be given several times.",
@@ -76,7 +77,9 @@ def trace(invocation: Invocation, /, **arguments: Any) -> int:
     "--out", type=SomePath(), metavar="DIR", help="Where the traces go; new or empty.  [default: .rlharness/replays]"
 )
 @click.option("--step", type=click.IntRange(0), metavar="K", help="Keep the tensors of step K.")
-@click.option("--trace-ops", is_flag=True, help="Record every operation of that step too, in runs of their own.")
+@click.option(
+    "--trace-ops", "has_operations", is_flag=True, help="Record every operation of step K, in additional runs."
+)
 @all_of(BREAK_OPTIONS)
 @all_of(RECORDING_OPTIONS)
 @click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Limit on each run.  [default: none]")
@@ -101,7 +104,9 @@ def replay(invocation: Invocation, /, **arguments: Any) -> int:
 @click.option(
     "--step", type=click.IntRange(0), metavar="K", help="Run step K again, from the nearest checkpoint before it."
 )
-@click.option("--trace-ops", is_flag=True, help="Record every operation of that step too, in a run of its own.")
+@click.option(
+    "--trace-ops", "has_operations", is_flag=True, help="Record every operation of step K, in an additional run."
+)
 @click.option("--interactive", is_flag=True, help="Open the step debugger at step K.")
 @click.option("--commands", type=SomePath(), metavar="FILE", help="Read the debugger's commands from FILE.")
 @click.option(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import click
 
+from harness.cli.renamed import OPTIONS, VALUES
 from harness.cli.reproduce_line import moved_option
 from harness.core.errors import UsageError
 
@@ -44,9 +45,13 @@ def refusal_of(error: click.ClickException, cli: click.Group, words: list[str]) 
             return UsageError(what, legal=_usage(command), remedy=f"{remedy}{shows}")
         case click.BadParameter(param=click.Parameter() as param):
             value = error.message.rpartition(" is not ")[0] or error.message
+            if new := VALUES.get(param.opts[0], {}).get(value.strip("'")):
+                remedy = f"{param.opts[0]} {new}, its present name"
             return UsageError(f"{param.opts[0]} {value}", legal=legal_values(param.type), remedy=remedy)
         case click.NoSuchOption():
             name = error.option_name
+            if (new := OPTIONS.get(name)) in _options(command):
+                return UsageError(f"{name} is now called {new}", legal=new, remedy=remedy)
             reproduce = cli.commands["reproduce"]
             if command.name == "replay" and name in _options(reproduce):
                 return moved_option(name, command, reproduce, words[1:])

@@ -1,15 +1,15 @@
 """What a level of determinism sets before the interpreter of a program starts. Pure.
 
-`off` sets nothing. `deterministic`, two runs of one configuration on one machine agree, sets the table below; torch's flags
-and the seeds, which wait for torch, are in `recording/determinism_flags.py`. A value that the user has set stays if it
-serves as well, and is refused if it does not: nothing is overridden.
+`off` sets nothing. `deterministic` (two runs of one configuration on one machine agree) sets the table below. Torch's
+flags and the seeds need torch and are set by `recording/determinism_flags.py`. A value that the user has set is kept if
+it is suitable and refused if it is not; none is overridden.
 
-`invariant`, bits that depend on the configuration alone, is no matter of variables: only the program itself can hold
-it, as the entry of a scenario says that it does. Its variables are those of `deterministic` that settle how something is
-computed. Those that settle how work is spread, the hash seed among them, are left alone: they must not matter.
+`invariant` (bits depend on the configuration alone) cannot be had by variables: the program has to hold it, and the
+entry of a scenario declares that it does. It sets the variables of `deterministic` that decide how something is
+computed. Variables that decide how work is spread, such as the hash seed, are left alone: they must not move a bit.
 
-What `deterministic` cannot hold is what a program takes from elsewhere: the time, os.urandom, the order in which threads
-or servers answer.
+`deterministic` does not cover what a program reads from its surroundings: the time, os.urandom, the order in which
+threads or servers answer.
 """
 
 import re

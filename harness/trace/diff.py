@@ -24,7 +24,7 @@ from harness.trace.manifest import PARTS, Fingerprint
 from harness.trace.matching import match_processes
 from harness.trace.ops import ops_of_divergence, ops_of_other_steps
 from harness.trace.reader import Trace, chain_breaks
-from harness.trace.renames import current_identity
+from harness.trace.renames import ENTRY, current_entry, current_identity, current_settings
 from harness.trace.value_diff import StepDifference, compare_columns, compare_leaves
 from harness.trace.verdict import Divergence, FieldDifference, Kind, Verdict
 
@@ -275,10 +275,16 @@ def _compare_fingerprints(a: Trace, b: Trace) -> Fields:
     return {part: differences for part, differences in found.items() if differences}
 
 
+def _current_perturbation(fingerprint: Fingerprint) -> dict[str, str]:
+    return current_settings(fingerprint.perturbation, current_entry(fingerprint.identity.get(ENTRY, "")))
+
+
 def _compare_part(a: Fingerprint, b: Fingerprint, part: str) -> tuple[FieldDifference, ...]:
     left, right = getattr(a, part), getattr(b, part)
     if part == "identity":
         left, right = current_identity(left), current_identity(right)
+    elif part == "perturbation":
+        left, right = _current_perturbation(a), _current_perturbation(b)
     # Whoever has written the traces may have left secrets in them.
     shown_left, shown_right = redact_fields(left), redact_fields(right)
     return tuple(

@@ -8,6 +8,7 @@ from typing import Any
 from harness import __version__
 from harness.core.errors import TraceError
 from harness.trace.format import FORMAT
+from harness.trace.renames import current_level
 
 READ_BY = "0.1.0"
 """The first rlharness that reads FORMAT; raised together with it."""
@@ -99,7 +100,7 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
         Fingerprint(**parts),
         tuple(map(str, fields.get("argv", []))),
         int(fields.get("world_size", 1)),
-        str(fields.get("level", "off")),
+        current_level(str(fields.get("level", "off"))),
         fields["complete"] is True,
         str(fields.get("written_by", "")),
         tuple(int(each) for each in fields.get("unranked", [])),

@@ -61,6 +61,27 @@ def test_a_value_is_told_with_what_is_legal(
 
 
 @pytest.mark.parametrize(
+    ("words", "old", "new"),
+    [
+        (["train", "x", "--out", "y", "--keep", "3"], "--keep", "--save-tensors"),
+        (["trace", "--out", "y", "--op-step", "3", "--", "ls"], "--op-step", "--trace-ops"),
+        (["reproduce", "y", "--step", "3", "--op"], "--op", "--trace-ops"),
+        (["replay", "x", "--vary", "runtime.n=1,2"], "--vary", "--sweep"),
+    ],
+)
+def test_an_old_option_is_refused_with_the_present_one(
+    capsys: pytest.CaptureFixture[str], words: list[str], old: str, new: str
+) -> None:
+    assert refused(capsys, *words)[:2] == [f"{old} is now called {new}", new]
+
+
+def test_an_old_level_is_refused_with_the_present_one(capsys: pytest.CaptureFixture[str]) -> None:
+    what, legal, remedy = refused(capsys, "train", "x", "--out", "y", "--level", "rerun")
+    assert (what, legal) == ("--level 'rerun'", "off, deterministic, invariant")
+    assert remedy == "--level deterministic, its present name"
+
+
+@pytest.mark.parametrize(
     ("words", "what", "near"),
     [
         (["trian", "--json=x"], "trian is no command", "train or trace"),

@@ -35,7 +35,9 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["entry", "config", "free", "resume", "format", "fingerprint", "x"]), inner)
+        | st.dictionaries(
+            st.sampled_from(["entry", "config", "runtime_sections", "resume", "format", "fingerprint", "x"]), inner
+        )
     ),
     max_leaves=6,
 )
@@ -109,7 +111,13 @@ def test_a_file_of_a_thousand_brackets_is_read_or_refused(whole: Path, name: str
 
 
 def test_a_configuration_that_would_exhaust_a_stack_is_refused(whole: Path) -> None:
-    deep = b'{"entry": "a:b", "config": ' + b'{"x": ' * 500 + b"1" + b"}" * 500 + b', "free": [], "resume": null}'
+    deep = (
+        b'{"entry": "a:b", "config": '
+        + b'{"x": ' * 500
+        + b"1"
+        + b"}" * 500
+        + b', "runtime_sections": [], "resume": null}'
+    )
     with pytest.raises(ValueError, match="no call"):
         EntryCall.parse(deep)
     refused_or_read(whole, "call.json", deep)

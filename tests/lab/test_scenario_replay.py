@@ -64,7 +64,7 @@ def test_what_an_entry_refuses_ends_the_replay_and_leaves_nothing(tmp_path: Path
 
 def plan(cwd: Path, *, trailing: tuple[str, ...] = (), **given_ones: Any) -> ReplayPlan:
     write_tiny(cwd)
-    of_scenario = {name: given_ones.pop(name) for name in ("size", "overrides", "vary") if name in given_ones}
+    of_scenario = {name: given_ones.pop(name) for name in ("size", "overrides", "sweep") if name in given_ones}
     recording = RecordingOptions(given_ones.pop("level", ""))
     changes = ScenarioOptions(**of_scenario, recording=recording)
     options = ReplayOptions(**{"scenario": "tiny", "out": "r", **given_ones}, scenario_options=changes)
@@ -81,7 +81,7 @@ def test_a_scenario_is_replayed_in_its_small_size_and_reads_no_input(tmp_path: P
 
 
 def test_each_run_has_its_own_value_and_there_are_as_many_runs_as_values(tmp_path: Path) -> None:
-    found = plan(tmp_path, vary=("runtime.num_parts=1,2,3",))
+    found = plan(tmp_path, sweep=("runtime.num_parts=1,2,3",))
     assert found.num_runs == 3
     told = [found.spec_of(number).perturbation["runtime.num_parts"] for number in range(1, 6)]
     assert told == ["1", "2", "3", "1", "2"]
@@ -91,14 +91,15 @@ def test_each_run_has_its_own_value_and_there_are_as_many_runs_as_values(tmp_pat
 def test_the_command_that_looks_closer_names_the_scenario(tmp_path: Path) -> None:
     found = plan(
         tmp_path,
-        vary=("runtime.num_parts=1,2",),
+        sweep=("runtime.num_parts=1,2",),
         overrides=("seed=3",),
         level="deterministic",
         step=1,
         has_operations=True,
     )
     assert program_command(replace(found.run_spec, typed=found.typed), 2) == (
-        "rlharness replay tiny --size smoke --set seed=3 --sweep runtime.num_parts=1,2 --level deterministic --step 2 --trace-ops"
+        "rlharness replay tiny --size smoke --set seed=3 --sweep runtime.num_parts=1,2 --level deterministic"
+        " --step 2 --trace-ops"
     )
 
 
@@ -108,12 +109,12 @@ def test_the_command_that_looks_closer_names_the_scenario(tmp_path: Path) -> Non
         ({"trailing": ("python", "train.py")}, "the scenario tiny and a command"),
         ({"scenario": None, "overrides": ("a=1",), "trailing": ("ls",)}, "--set without a scenario"),
         (
-            {"scenario": None, "vary": ("a=1",), "size": "full", "trailing": ("ls",)},
+            {"scenario": None, "sweep": ("a=1",), "size": "full", "trailing": ("ls",)},
             "--size, --sweep without a scenario",
         ),
         ({"scenario": None, "level": "invariant", "trailing": ("ls",)}, "the level 'invariant' for a program that is"),
         ({"num_runs": 1}, "--runs 1: a run that is compared with nothing"),
-        ({"vary": ("seed=1,2",)}, "--sweep seed: runs that differ in it are not comparable"),
+        ({"sweep": ("seed=1,2",)}, "--sweep seed: runs that differ in it are not comparable"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(

@@ -96,14 +96,14 @@ def test_secrets_are_in_what_the_entry_gets_and_nowhere_else(tmp_path: Path) -> 
 
 
 def test_what_varies_is_another_value_for_each_run(tmp_path: Path) -> None:
-    vary = ("runtime.num_parts=1, 7, 16", "output.name=a,b")
-    runs = [run_spec(tmp_path, variant, vary=vary) for variant in range(4)]
+    sweep = ("runtime.num_parts=1, 7, 16", "output.name=a,b")
+    runs = [run_spec(tmp_path, variant, sweep=sweep) for variant in range(4)]
     assert [run.perturbation["runtime.num_parts"] for run in runs] == ["1", "7", "16", "1"]
     assert [run.perturbation["output.name"] for run in runs] == ['"a"', '"b"', '"a"', '"b"']
     assert len({tuple(run.identity.items()) for run in runs}) == 1
-    asked = asked_scenario(Invocation(tmp_path, os.environ), "tiny", options(vary=vary), "smoke")
+    asked = asked_scenario(Invocation(tmp_path, os.environ), "tiny", options(sweep=sweep), "smoke")
     assert asked.num_variants == 3
-    assert asked.typed[-4:] == ("--sweep", vary[0], "--sweep", vary[1])
+    assert asked.typed[-4:] == ("--sweep", sweep[0], "--sweep", sweep[1])
     alone = ("tiny", "--size", "smoke", "--set", "runtime.num_parts=7", "--set", 'output.name="b"')
     assert runs[1].typed == alone, "each run says how it is had alone"
     words = dict(word.split("=", 1) for word in alone if "=" in word)
@@ -118,9 +118,9 @@ def test_what_varies_is_another_value_for_each_run(tmp_path: Path) -> None:
         ({"overrides": ("=3",)}, "--set =3"),
         ({"overrides": ("seed=[1",)}, "--set seed=[1, line 1, column "),
         ({"overrides": ("seed.x=1",)}, "--set: seed.x leads through seed, which is 1 and no section"),
-        ({"vary": ("runtime.num_parts",)}, "--sweep runtime.num_parts"),
-        ({"vary": ("runtime.num_parts=",)}, "--sweep runtime.num_parts="),
-        ({"vary": ("seed=1,2",)}, "--sweep seed: runs that differ in it are not comparable"),
+        ({"sweep": ("runtime.num_parts",)}, "--sweep runtime.num_parts"),
+        ({"sweep": ("runtime.num_parts=",)}, "--sweep runtime.num_parts="),
+        ({"sweep": ("seed=1,2",)}, "--sweep seed: runs that differ in it are not comparable"),
         ({"size": "huge"}, "there is no size 'huge'"),
         ({"scenario": "tinny"}, "there is no scenario 'tinny'"),
         ({"metrics": ("loss",)}, "--metric loss"),
@@ -138,7 +138,7 @@ def test_without_its_cards_or_beside_another_harness_nothing_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_tiny(tmp_path)
-    path.write_text(TINY.replace("free:", "gpus: 64\nfree:"), encoding="utf-8")
+    path.write_text(TINY.replace("runtime_sections:", "gpus: 64\nruntime_sections:"), encoding="utf-8")
     invocation = Invocation(tmp_path, {**os.environ, "CUDA_VISIBLE_DEVICES": ""})
     with pytest.raises(UsageError, match="needs 64 GPUs, and 0 are free here"):
         asked_scenario(invocation, "tiny", options(), "smoke")
@@ -171,7 +171,7 @@ def test_keys_that_are_perhaps_misspelt_are_told_once_and_taken(tmp_path: Path) 
     chaos += "resume: {run: output.resume, step: output.resume_step}\n"
     path = write_tiny(tmp_path)
     path.write_text(chaos + TINY.replace("full: {}", "full: {num_stesp: 9}"))
-    typed = options(overrides=("num_stepps=2", "new=1"), vary=("runtime.nun_parts=1,3",))
+    typed = options(overrides=("num_stepps=2", "new=1"), sweep=("runtime.nun_parts=1,3",))
     notes: list[str] = []
     asked = asked_scenario(Invocation(tmp_path, os.environ, note=notes.append), "tiny", typed, "smoke")
     assert notes == [

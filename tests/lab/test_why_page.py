@@ -14,7 +14,7 @@ VERDICTS = {
     "deterministic": "EQUAL  5 steps, every bit",
     "mended": "EQUAL  5 steps, every bit",
     "chaos": "DIVERGED  runtime.num_parts=3 alone moves the gradient of weights at step 0",
-    "vary": "DIVERGED  step 0, backward weights",
+    "sweep": "DIVERGED  step 0, backward weights",
     "step": "mean.py:12 <genexpr>",
     "scenario_mended": "EQUAL  3 steps, every bit",
 }

@@ -260,7 +260,7 @@ def test_progress_of_one_perturbation_counts_its_runs(capsys: pytest.CaptureFixt
 def test_the_example_of_the_manual_is_what_is_printed() -> None:
     """Its numbers are a machine's; its form is this reporter's."""
     head = between("<!-- example: chaos -->\n```text\n", "```").splitlines()
-    cause = r"the number of workers \(perturbation\.world_size=2\)"
+    cause = r"the number of workers \(runtime\.world_size=2\)"
     assert re.fullmatch(rf"DIVERGED  {cause} alone moves the gradient of weight at step 0, in 3 of 3 runs", head[0])
     assert head[1] == "  with nothing changed: 0 of 4 runs differ"
     assert head[-1].startswith("  see it again: rlharness chaos ")

@@ -13,6 +13,7 @@ from harness.trace.diff import diff
 from harness.trace.manifest import Fingerprint, Manifest
 from tests.support.traces import flip_bit, manifest_of, steps_of, trace
 
+CALL_TEXT = json.dumps({"entry": "m:f", "config": {}, "runtime_sections": ["spread"], "resume": None})
 SICK = flip_bit(1, "backward", "layers.0.weight")
 
 
@@ -46,9 +47,7 @@ def test_of_a_scenario_what_was_other_in_its_free_sections(tmp_path: Path) -> No
     pair = pair_of(tmp_path, of_a, of_b)
     assert commands(pair) == ["rlharness diff runs/a 'runs/my b'"], "without its call nobody can run it again"
     for run in ("a", "b"):
-        (tmp_path / run / "call.json").write_text(
-            json.dumps({"entry": "m:f", "config": {}, "free": ["spread"]}), "utf-8"
-        )
+        (tmp_path / run / "call.json").write_text(CALL_TEXT, "utf-8")
     assert commands(pair) == [
         "rlharness reproduce runs/a --step 1 --trace-ops --against 'runs/my b'",
         "rlharness transplant runs/a 'runs/my b'",
@@ -62,7 +61,7 @@ def test_every_command_is_one(tmp_path: Path) -> None:
     for name, argv in (("program", ("python", "x.py")), ("scenario", ("rlharness", "train", "grpo"))):
         pair = pair_of(tmp_path / name, replace(manifest_of(perturbation={"spread.n": "1"}), argv=argv))
         for run in ("a", "b"):
-            (tmp_path / name / run / "call.json").write_text('{"free": ["spread"]}', "utf-8")
+            (tmp_path / name / run / "call.json").write_text(CALL_TEXT, "utf-8")
         for _, command, *words in map(shlex.split, commands(pair)):
             known = {option for each in cli.commands[command].params for option in each.opts}
             assert {word for word in words[: words.index("--") if "--" in words else None] if word[0] == "-"} <= known
@@ -86,7 +85,7 @@ def test_runs_of_other_identities_are_asked_what_made_them_part(tmp_path: Path) 
     ):
         pair = pair_of(tmp_path / name, known, replace(known, fingerprint=fingerprint))
         for run in ("a", "b"):
-            (tmp_path / name / run / "call.json").write_text('{"free": ["spread"]}', "utf-8")
+            (tmp_path / name / run / "call.json").write_text(CALL_TEXT, "utf-8")
         assert commands(pair) == [
             "rlharness reproduce runs/a --step 1 --trace-ops --against 'runs/my b'",
             "rlharness transplant runs/a 'runs/my b'",

@@ -92,6 +92,20 @@ def test_an_unknown_key_is_told_with_the_nearest_and_all(dotted: str, nearest: s
     assert refused.value.legal == f"{nearest}? All: {', '.join(section.model_fields)}"
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("perturbation", "runtime"),
+        ("runtime.microbatch_tokens", "runtime.token_budget"),
+        ("training.lane_width", "training.microbatch_size"),
+    ],
+)
+def test_an_old_key_is_refused_with_the_present_one(old: str, new: str) -> None:
+    with pytest.raises(InvalidValueError) as refused:
+        read_config(with_value(old, 1))
+    assert (refused.value.what, refused.value.legal) == (f"{old} is now called {new}", new)
+
+
 def test_several_faults_are_told_at_once() -> None:
     with pytest.raises(InvalidValueError) as refused:
         read_config({"seed": -1, "algorithm": {"name": "ppo", "gamma": 2}})

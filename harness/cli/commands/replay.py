@@ -40,7 +40,7 @@ def replay_options(arguments: Mapping[str, Any]) -> ReplayOptions:
         num_runs=arguments["runs"],
         against=arguments["against"],
         step=arguments["step"],
-        has_operations=arguments["op"],
+        has_operations=arguments["has_operations"],
         break_on=tuple(arguments["break_on"]),
         until=tuple(arguments["until"]),
         out=arguments["out"],

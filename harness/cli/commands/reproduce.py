@@ -1,6 +1,6 @@
 """`rlharness reproduce` from arguments to exit code.
 
-RUN, K ─▶ plan ─▶ K again (with --trace-ops once more, its operations recorded) ─▶ is it what it was? ─▶ text, JSON, bundle
+RUN, K ─▶ plan ─▶ K again (with --trace-ops once more, operations recorded) ─▶ is it what it was? ─▶ text, JSON, bundle
 --against OTHER ─▶ the same step of the other run ─▶ the first operation that differs between the two
 without --step  ─▶ the whole run again ─▶ is it what it was? --against OTHER ─▶ all its steps, and the trace in OTHER
 BUNDLE ─▶ unpacked: a recorded run of one step ─▶ the same
@@ -38,7 +38,7 @@ def reproduce_options(arguments: Mapping[str, Any]) -> ReproduceOptions:
     return ReproduceOptions(
         subject=arguments["subject"],
         step=arguments["step"],
-        has_operations=arguments["op"],
+        has_operations=arguments["has_operations"],
         is_interactive=arguments["interactive"],
         commands=arguments["commands"],
         against=arguments["against"],

@@ -21,6 +21,6 @@ def scenario_options(arguments: Mapping[str, Any]) -> ScenarioOptions:
     return ScenarioOptions(
         size=arguments["size"],
         overrides=tuple(arguments["overrides"]),
-        vary=tuple(arguments.get("vary", ())),
+        sweep=tuple(arguments.get("sweep", ())),
         recording=recording_options(arguments),
     )

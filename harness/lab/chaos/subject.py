@@ -75,7 +75,7 @@ def _scenario(invocation: Invocation, name: str, options: ScenarioOptions) -> Su
 
     def spec_of(values: Mapping[str, Any]) -> RunSpec:
         varied = {key: (value,) for key, value in values.items()}
-        return make_scenario_spec(replace(asked, varied=varied), options.recording)
+        return make_scenario_spec(replace(asked, swept=varied), options.recording)
 
     return Subject(
         spec_of,

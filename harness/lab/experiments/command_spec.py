@@ -43,7 +43,7 @@ def make_command_spec(invocation: Invocation, options: RecordingOptions) -> RunS
 
 def refuse_scenario_options(options: ScenarioOptions) -> None:
     """UsageError for options of a scenario that are given to a command."""
-    values = {"--size": options.size, "--set": options.overrides, "--sweep": options.vary}
+    values = {"--size": options.size, "--set": options.overrides, "--sweep": options.sweep}
     if given := [name for name, value in values.items() if value]:
         raise UsageError(
             f"{', '.join(given)} without a scenario",

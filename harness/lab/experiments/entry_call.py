@@ -13,6 +13,7 @@ from typing import Any
 from harness.core.errors import UsageError
 from harness.core.redaction import redact_text, redact_values
 from harness.core.regular_file import read_regular
+from harness.trace.renames import current_call
 
 CALL = "call.json"
 REFUSAL = "refusal.json"
@@ -44,7 +45,7 @@ class EntryCall:
     def parse(cls, data: bytes) -> "EntryCall":
         """The call from what stands in its file; ValueError for anything else."""
         try:
-            fields = json.loads(data)
+            fields = current_call(json.loads(data))
             call = cls(**{**fields, "runtime_sections": tuple(fields["runtime_sections"])})
             is_call = (
                 re.fullmatch(FUNCTION, fields["entry"]) is not None
@@ -54,7 +55,7 @@ class EntryCall:
                 and (fields["resume"] is None or _is_resumption(fields["resume"]))
                 and _depth(fields["config"]) <= MAX_DEPTH
             )
-        except (TypeError, KeyError, RecursionError) as error:
+        except (AttributeError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"no call: {error!r:.100}") from None
         if not is_call:
             raise ValueError(

@@ -20,7 +20,6 @@ from harness.lab.experiments.run_spec import TRAIN, RunSpec
 from harness.lab.experiments.scenario_spec import spec_of_call
 from harness.trace.manifest import Manifest
 from harness.trace.reader import Trace, read_trace
-from harness.trace.renames import current_entry
 
 AGAIN = "record the run again: rlharness train SCENARIO --out RUN"
 CHECKPOINTS = "checkpoints"
@@ -87,9 +86,7 @@ class RecordedRun:
         start, values = self.start_before(step), dict(overrides or {})
         if start is not None and self.call.resume is not None:
             values |= {self.call.resume["run"]: str(self.directory.absolute()), self.call.resume["step"]: start}
-        call = replace(
-            self.call, entry=current_entry(self.call.entry), config=overridden(self.call.config, values, "--set")
-        )
+        call = replace(self.call, config=overridden(self.call.config, values, "--set"))
         if hidden := [key for key, text in flattened(call.config).items() if REDACTED in text]:
             raise UsageError(
                 f"the secrets of {path_text(self.directory)} were not recorded, and it cannot run without them",

@@ -25,6 +25,7 @@ from harness.lab.experiments.entry_call import FUNCTION
 from harness.lab.experiments.flat_config import keys_with_dots, meant, overridden
 from harness.lab.experiments.perturbation_declaration import ChaosSection
 from harness.lab.experiments.plain_yaml import read_yaml
+from harness.trace.renames import CALL_FIELDS
 
 SMOKE, FULL = "smoke", "full"
 
@@ -179,6 +180,8 @@ def _fault(fault: Mapping[str, Any], fields: Mapping[str, Any]) -> tuple[str, st
         if kind == "missing":
             return f"{_dotted(location)} is missing", legal
         if kind == "extra_forbidden":
+            if around == () and (new := CALL_FIELDS.get(str(key))):
+                return f"the key {key!r} is now called {new!r}", legal
             near = difflib.get_close_matches(str(key), keys, n=1, cutoff=0.5)
             meant = f", did you mean {_dotted((*around, near[0]))!r}?" if near else ""
             return f"unknown key {_dotted(location)!r}{meant}", legal

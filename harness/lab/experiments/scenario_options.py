@@ -25,6 +25,6 @@ class ScenarioOptions:
     """Name of one of its sizes; None for the command's default."""
     overrides: tuple[str, ...] = ()
     """KEY=VALUE of --set."""
-    vary: tuple[str, ...] = ()
+    sweep: tuple[str, ...] = ()
     """KEY=VALUE,VALUE of --sweep."""
     recording: RecordingOptions = RecordingOptions()

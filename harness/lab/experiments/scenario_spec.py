@@ -22,7 +22,7 @@ from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario import Scenario
 from harness.lab.experiments.scenario_files import find_scenario
 from harness.lab.experiments.scenario_options import RecordingOptions, ScenarioOptions
-from harness.trace.renames import ENTRY
+from harness.trace.renames import ENTRY, LEVEL
 
 CHILD = (sys.executable, "-m", "harness.lab.experiments.scenario_main")
 
@@ -37,17 +37,17 @@ class Asked:
     typed: tuple[str, ...]
     """The words that say all this, as they were typed."""
     overrides: Mapping[str, Any]
-    varied: Mapping[str, tuple[Any, ...]]
+    swept: Mapping[str, tuple[Any, ...]]
     """By dotted key, the value of each run in turn."""
 
     @property
     def num_variants(self) -> int:
         """How many runs it takes until each value was there."""
-        return max(map(len, self.varied.values()), default=1)
+        return max(map(len, self.swept.values()), default=1)
 
     def overrides_of(self, variant: int) -> dict[str, Any]:
         """What a run has otherwise than the scenario's size; `variant` counts from 0, around and around."""
-        return {**self.overrides, **{key: values[variant % len(values)] for key, values in self.varied.items()}}
+        return {**self.overrides, **{key: values[variant % len(values)] for key, values in self.swept.items()}}
 
 
 def asked_scenario(
@@ -67,17 +67,17 @@ def asked_scenario(
 def asked_of(name: str, scenario: Scenario, options: ScenarioOptions, default_size: str) -> Asked:
     """A scenario as options ask for it; UsageError for a size that it has not, and options that cannot be used."""
     size = scenario.chosen_size(options.size, default_size)
-    varied = dict(_varied(text, scenario.runtime_sections) for text in options.vary)
+    swept = dict(_swept(text, scenario.runtime_sections) for text in options.sweep)
     level = options.recording.level
     given = {"size": (size,) if size in scenario.sizes else (), "set": options.overrides}
-    given |= {"vary": options.vary, "level": (level,) if level else ()}
+    given |= {"sweep": options.sweep, "level": (level,) if level else ()}
     typed = (name, *(word for option, texts in given.items() for text in texts for word in (f"--{option}", text)))
-    return Asked(name, scenario, size, typed, dict(map(override_of, options.overrides)), varied)
+    return Asked(name, scenario, size, typed, dict(map(override_of, options.overrides)), swept)
 
 
 def say_misspelt(asked: Asked, note: Callable[[str], None]) -> None:
     """Tell of keys that are perhaps misspelt; the entry is free to know them, so that none is refused."""
-    for line in asked.scenario.misspelt({"--set": tuple(asked.overrides), "--sweep": tuple(asked.varied)}):
+    for line in asked.scenario.misspelt({"--set": tuple(asked.overrides), "--sweep": tuple(asked.swept)}):
         note(f"note: {one_line(line)}")
 
 
@@ -91,7 +91,7 @@ def make_scenario_spec(asked: Asked, options: RecordingOptions, variant: int = 0
         metrics=tuple(map(checked_metric, options.metrics)),
         keep=parse_steps(options.keep),
         op_step=options.op_step,
-        typed=asked.typed if not asked.varied else _with_values(asked, variant),
+        typed=asked.typed if not asked.swept else _with_values(asked, variant),
     )
 
 
@@ -101,7 +101,7 @@ def spec_of_call(call: EntryCall, level: str) -> RunSpec:
     return RunSpec(
         argv=CHILD,
         # Names that no key of a payload has.
-        identity=redact_fields({ENTRY: call.entry, "(level)": level, **flattened(bound)}),
+        identity=redact_fields({ENTRY: call.entry, LEVEL: level, **flattened(bound)}),
         level=level,
         call=call,
         perturbation=redact_fields(flattened(free)),
@@ -112,7 +112,7 @@ def _with_values(asked: Asked, variant: int) -> tuple[str, ...]:
     """The words of one run alone: --set in the place of --sweep."""
     at = [index for index, word in enumerate(asked.typed) if word == "--sweep"]
     kept = tuple(word for index, word in enumerate(asked.typed) if index not in {*at, *(i + 1 for i in at)})
-    values = flattened({key: asked.overrides_of(variant)[key] for key in asked.varied})
+    values = flattened({key: asked.overrides_of(variant)[key] for key in asked.swept})
     return (*kept, *(word for key, text in values.items() for word in ("--set", f"{key}={text}")))
 
 
@@ -132,7 +132,7 @@ def override_of(text: str) -> tuple[str, Any]:
     return key.strip(), read_yaml(value, f"--set {text}")
 
 
-def _varied(text: str, free: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
+def _swept(text: str, free: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
     """(dotted key, values) of KEY=VALUE,VALUE; UsageError where other values would be another run."""
     key, equals, values = text.partition("=")
     key = key.strip()

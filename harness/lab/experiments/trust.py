@@ -54,7 +54,7 @@ def unnamed_in(call: EntryCall, scenarios: Iterable[Scenario]) -> list[Unnamed]:
     scenario of this entry has at the same key in one of its sizes, a key one of its keys. Where no scenario has the
     entry, it is listed with every text; keys of numbers say nothing more then.
     """
-    own = [each for each in scenarios if current_entry(each.entry) == current_entry(call.entry)]
+    own = [each for each in scenarios if current_entry(each.entry) == call.entry]
     payloads = [each.payload(size, {}) for each in own for size in ("", *each.sizes)]
     allowed = [leaf for payload in payloads for each in (payload, redact_values(payload)) for leaf in _leaves(each)]
     texts = {(place, value) for place, value in allowed if isinstance(value, str)}

@@ -197,7 +197,7 @@ def _begins_before_backward(verdict: Verdict) -> bool:
 
 
 def _hash_seeds(plan: ReplayPlan, runs: Sequence[Run], *, may_be_why: bool) -> Iterator[str]:
-    """That texts were hashed otherwise in some process: `deterministic` does not allow it; else it may be why runs differ."""
+    """Yield a note if processes hashed strings differently; level `deterministic` refuses that, UsageError."""
     hashes = {report.string_hash for run in runs for report in run.recording.reports if report.string_hash}
     if len(hashes) < 2:
         return

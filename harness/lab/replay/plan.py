@@ -101,7 +101,7 @@ def plan_stop(invocation: Invocation, options: ReplayOptions) -> StopPlan:
         "--step": options.step is not None,
         "--trace-ops": options.has_operations,
         "--runs": options.num_runs is not None,
-        "--sweep": bool(options.scenario_options.vary),
+        "--sweep": bool(options.scenario_options.sweep),
     }
     if unused := [name for name, is_given in given.items() if is_given]:
         raise UsageError(

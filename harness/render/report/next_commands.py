@@ -1,6 +1,5 @@
 """What to type next, after a report has said where two runs part. Of files only `call.json` is read: what may vary."""
 
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from pathlib import Path
 
 from harness.core.redaction import redact_argv
 from harness.core.regular_file import read_regular
-from harness.lab.experiments.entry_call import CALL
+from harness.lab.experiments.entry_call import CALL, EntryCall
 from harness.lab.experiments.run_spec import TRAIN
 from harness.lab.report.subjects import Pair
 from harness.render.divergence import STEP_ONLY
@@ -83,6 +82,6 @@ def _varied(pair: Pair) -> Iterator[tuple[str, str, str]]:
 
 def _runtime_sections(directory: Path) -> frozenset[str]:
     try:
-        return frozenset(map(str, json.loads(read_regular(directory / CALL, follows_links=True))["runtime_sections"]))
-    except (OSError, ValueError, TypeError, KeyError):
+        return frozenset(EntryCall.parse(read_regular(directory / CALL, follows_links=True)).runtime_sections)
+    except (OSError, ValueError):
         return frozenset()

@@ -126,7 +126,7 @@ def bundle(path: Path, call: dict[str, object], checkpoint: NamedCheckpoint | No
     return path
 
 
-CALL: dict[str, object] = {"entry": "tests.lab.fragile_entry:run", "config": {}, "free": [], "resume": None}
+CALL: dict[str, object] = {"entry": "tests.lab.fragile_entry:run", "config": {}, "runtime_sections": [], "resume": None}
 
 
 @pytest.mark.parametrize(

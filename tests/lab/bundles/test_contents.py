@@ -102,7 +102,7 @@ def test_a_newer_format_is_refused_by_name() -> None:
         parse_head(text)
 
 
-CALL = {"entry": "a.b:c", "config": {"seed": 1}, "free": ["output"], "resume": {"run": "a", "step": "b"}}
+CALL = {"entry": "a.b:c", "config": {"seed": 1}, "runtime_sections": ["output"], "resume": {"run": "a", "step": "b"}}
 
 
 @pytest.mark.parametrize(
@@ -112,15 +112,15 @@ CALL = {"entry": "a.b:c", "config": {"seed": 1}, "free": ["output"], "resume": {
         {"entry": "os:system('x')"},
         {"entry": 3},
         {"config": []},
-        {"free": "output"},
-        {"free": [1]},
+        {"runtime_sections": "output"},
+        {"runtime_sections": [1]},
         {"resume": {"run": "a"}},
         {"resume": {"run": "a", "step": 1}},
         {"more": 1},
     ],
 )
 def test_a_call_is_checked_before_it_counts(change: dict[str, object]) -> None:
-    assert asdict(check_call(json.dumps(CALL).encode())) == {**CALL, "free": ("output",)}
+    assert asdict(check_call(json.dumps(CALL).encode())) == {**CALL, "runtime_sections": ("output",)}
     with pytest.raises(BundleError):
         check_call(json.dumps({**CALL, **change}).encode())
     with pytest.raises(BundleError):

@@ -7,7 +7,7 @@ from harness.lab.experiments.perturbation_factors import Factor
 from harness.lab.experiments.perturbation_values import Choice, Span
 from harness.lab.experiments.scenario import parse_scenario
 
-HEAD = "about: x\nentry: a:b\ndeterminism: off\nfree: [spread, output]\n"
+HEAD = "about: x\nentry: a:b\ndeterminism: off\nruntime_sections: [spread, output]\n"
 RESUME = "resume: {run: output.run, step: output.step}\n"
 
 

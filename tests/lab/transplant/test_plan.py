@@ -112,7 +112,8 @@ def test_an_operation_that_a_record_of_the_step_does_not_have_is_refused_before_
     with pytest.raises(UsageError) as refused:
         make_plan(*runs, ["op:1", "op:2"], step=None, num_steps=None, is_once=False)
     what, legal = f"--take op:2: step 1 of {runs[1].directory} has 2 operations", "op:0 to op:1"
-    remedy = f"rlharness reproduce {runs[0].directory} --step 1 --trace-ops --against {runs[1].directory} names one that differs"
+    a, b = (each.directory for each in runs)
+    remedy = f"rlharness reproduce {a} --step 1 --trace-ops --against {b} names one that differs"
     assert (refused.value.what, refused.value.legal, refused.value.remedy) == (what, legal, remedy)
     (elsewhere,) = make_plan(*runs, ["op:2"], step=3, num_steps=None, is_once=False).grafts
     assert elsewhere.first == 3, "nobody knows before a run"

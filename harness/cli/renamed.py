@@ -1,0 +1,6 @@
+"""Old names of options and their values, each refused with the present one."""
+
+from harness.trace.renames import LEVELS
+
+OPTIONS = {"--keep": "--save-tensors", "--op": "--trace-ops", "--op-step": "--trace-ops", "--vary": "--sweep"}
+VALUES = {"--level": LEVELS}
