@@ -86,7 +86,7 @@ def test_keys_that_would_be_two_places_are_found() -> None:
     [
         ("runtime.wrokers", "runtime.workers"),
         ("num_stepps", "num_steps"),
-        ("perturbatoin.workers", "runtime.workers"),
+        ("rutnime.workers", "runtime.workers"),
         ("runtime.workers", ""),
         ("perturbation", ""),
         ("perturbation.num_steps", ""),

@@ -73,6 +73,7 @@ def test_what_is_wrong_in_an_envelope_is_named(old: str, new: str, said: str) ->
     assert refused.value.what.startswith("tiny.yaml: ")
 
 
+KEYS_OF_FILE = "the keys about, entry, determinism, gpus, sizes, runtime_sections, resume, chaos, config"
 IN_FACTORS = "{min: 1, max: 64}, whole numbers of which the first is less; or a list of values, the simplest first"
 FACTOR = "chaos.factors.runtime.num_parts is"
 
@@ -115,7 +116,7 @@ FACTOR = "chaos.factors.runtime.num_parts is"
         ("determinism: full", "determinism is 'full'", "off, deterministic, invariant"),
         ("runtime_sections: runtime", "runtime_sections is 'runtime'", "a list of sections of config"),
         ("runtime_sections: [a.b]", "runtime_sections.0 is 'a.b'", "the name of a section of config"),
-        ("free: [output]", "the key 'free' is now called 'runtime_sections'", "the keys about, entry"),
+        ("free: [output]", "the key 'free' is now called 'runtime_sections'", KEYS_OF_FILE),
         ("sizes: 3", "sizes is 3", "names of sizes, each with values by dotted keys: {smoke: {training.num_steps: 4}}"),
         ("sizes: {smoke: 3}", "sizes.smoke is 3", "values by dotted keys: {training.num_steps: 4}"),
         ("config: 3", "config is 3", "a mapping of keys to values"),
