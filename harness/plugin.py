@@ -236,7 +236,7 @@ def visible_gpu_ids(environ: Mapping[str, str]) -> tuple[str, ...]:
     given = environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         ends = ("", "-1", "NoDevFiles")
-        return tuple(takewhile(lambda card: card not in ends, map(str.strip, given.split(","))))
+        return tuple(takewhile(lambda gpu: gpu not in ends, map(str.strip, given.split(","))))
     try:
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False)
     except FileNotFoundError:  # no driver, no card

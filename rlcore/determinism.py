@@ -14,7 +14,7 @@ import torch
 from rlcore.config import LEVELS
 from rlcore.errors import InvalidValueError, LevelError
 from rlcore.models.config import DecoderConfig
-from rlcore.numerics.certificate import Certificate, invariant
+from rlcore.numerics.invariance_report import InvarianceReport, invariant
 from rlcore.numerics.level import check_settings, computing, is_invariant
 from rlcore.numerics.probe import THREADS, certify, check_threads
 
@@ -29,7 +29,7 @@ def at_level(
     length: int,
     threads: Collection[int] = (),
     kernels: str = "torch",
-) -> Iterator[Certificate | None]:
+) -> Iterator[InvarianceReport | None]:
     """Hold a level for what runs inside, up to sequences of `length`; gives the certificate at level invariant.
 
     `threads` are the numbers of threads that torch will compute with, `kernels` what `level.computing` takes. Raises
@@ -40,13 +40,13 @@ def at_level(
         raise InvalidValueError(f"the level {level!r}", legal=", ".join(LEVELS))
     check_kernels(kernels, dtype, device)
     with computing(kernels):
-        certificate = None
+        invariance_report = None
         if level == "invariant":
-            certificate = _certified(config, dtype, device, length, kernels)
+            invariance_report = _certified(config, dtype, device, length, kernels)
             for count in sorted(set(threads) - set(THREADS)):
-                _check_threads(config, certificate, count)
-        with _deterministic_algorithms(level), invariant(certificate) if certificate else nullcontext():
-            yield certificate
+                _check_threads(config, invariance_report, count)
+        with _deterministic_algorithms(level), invariant(invariance_report) if invariance_report else nullcontext():
+            yield invariance_report
 
 
 def check_kernels(kernels: str, dtype: torch.dtype, device: str) -> None:
@@ -81,17 +81,17 @@ def check_level(level: str) -> None:
 
 
 @cache
-def _certified(config: DecoderConfig, dtype: torch.dtype, device: str, length: int, kernels: str) -> Certificate:
+def _certified(config: DecoderConfig, dtype: torch.dtype, device: str, length: int, kernels: str) -> InvarianceReport:
     """Looked at once a process, with the kernels at work; that it still holds is seen whenever the level is entered."""
     shapes, heads, layers = config.product_shapes, (config.head_shape,), (config.layer_shape,)
     return certify(dtype, device, shapes=shapes, heads=heads, layers=layers, length=length)
 
 
 @cache
-def _check_threads(config: DecoderConfig, certificate: Certificate, count: int) -> None:
+def _check_threads(config: DecoderConfig, invariance_report: InvarianceReport, count: int) -> None:
     """The same for a number of threads."""
     shapes, heads, layers = config.product_shapes, (config.head_shape,), (config.layer_shape,)
-    check_threads(certificate, count, shapes=shapes, heads=heads, layers=layers)
+    check_threads(invariance_report, count, shapes=shapes, heads=heads, layers=layers)
 
 
 @contextmanager

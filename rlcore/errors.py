@@ -14,7 +14,7 @@ EngineError             base of all: says the value, what is legal, and the reme
 """
 
 
-class EngineError(Exception):
+class RlcoreError(Exception):
     """A failure that is the user's to mend.
 
     `what` names the value at fault, `legal` what would be accepted, `remedy` what to change; `phases` are those of a
@@ -39,31 +39,31 @@ class EngineError(Exception):
         return "\n".join(lines)
 
 
-class InvalidValueError(EngineError, ValueError):
+class InvalidValueError(RlcoreError, ValueError):
     """A number or a name that cannot be used."""
 
 
-class ShapeError(EngineError, ValueError):
+class ShapeError(RlcoreError, ValueError):
     """Tensors whose shapes or kinds do not belong together."""
 
 
-class EmptyMaskError(EngineError, ValueError):
+class EmptyMaskError(RlcoreError, ValueError):
     """A sample without a loss token, or a batch without a sample."""
 
 
-class NonFiniteError(EngineError, ValueError):
+class NonFiniteError(RlcoreError, ValueError):
     """NaN or infinity in a value of one sample that would spread to others."""
 
 
-class LevelError(EngineError, ValueError):
+class LevelError(RlcoreError, ValueError):
     """A level of determinism that was asked for, and is not at work or cannot be held on this machine."""
 
 
-class KernelError(EngineError, RuntimeError):
+class KernelError(RlcoreError, RuntimeError):
     """Compiled kernels that cannot be made on this machine, or find no memory."""
 
 
-class StepError(EngineError, RuntimeError):
+class StepError(RlcoreError, RuntimeError):
     """A step that contradicts itself, whatever is trained: a bug of the engine, or of what was put into it.
 
     `what` begins with the phases.
@@ -73,11 +73,11 @@ class StepError(EngineError, RuntimeError):
         super().__init__(f"{' or '.join(phases)}: {what}", legal=legal, remedy=remedy, phases=phases)
 
 
-class CheckpointError(EngineError, ValueError):
+class CheckpointError(RlcoreError, ValueError):
     """A checkpoint that is not whole, or not of the model its config.json describes."""
 
 
-class WeightSyncError(EngineError, RuntimeError):
+class WeightSyncError(RlcoreError, RuntimeError):
     """Weights that did not reach the sampler as the trainer has them, or were changed there."""
 
     phases = ("sync",)
@@ -89,7 +89,7 @@ class WeightSyncError(EngineError, RuntimeError):
         self.parameter = parameter
 
 
-class RewardError(EngineError, RuntimeError):
+class RewardError(RlcoreError, RuntimeError):
     """A reward function that failed, took too long, or returned what is no reward."""
 
     phases = ("reward",)

@@ -20,7 +20,7 @@ from harness.lab.experiments.scenario import Scenario, parse_scenario
 from harness.machine.inventory import Gpu
 from harness.plugin import need_of_mark
 from harness.process import child_env
-from harness.process.supervisor.containment import TIERS
+from harness.process.supervisor.containment import BACKENDS
 from harness.runner.units import Outcome
 from tests.support.manual import README, pages, section, section_of, text
 
@@ -129,7 +129,7 @@ def test_exit_codes_are_those_of_the_code() -> None:
 
 def test_outcomes_and_containments_are_those_of_the_code() -> None:
     assert list(table(section("Outcomes"))) == [f"`{outcome}`" for outcome in Outcome]
-    assert list(table(section("How a process tree is ended"))) == [f"`{tier}`" for tier in TIERS]
+    assert list(table(section("How a process tree is ended"))) == [f"`{backend}`" for backend in BACKENDS]
 
 
 def test_the_marker_is_what_the_plugin_takes() -> None:

@@ -205,9 +205,9 @@ def test_stacks_of_a_hung_file_name_the_place(main_run: Run) -> None:
 def test_a_card_with_memory_left_is_quarantined(card_run: Run) -> None:
     for path, expected in EXPECTED_WITH_A_DRIVER.items():
         assert_expected(card_run, path, expected)
-    [card] = card_run.summary["quarantined"]
-    assert card["gpu_id"] == CARD
-    assert card["reason"].startswith("20.0 GB above its baseline, held by no process")
+    [gpu] = card_run.summary["quarantined"]
+    assert gpu["gpu_id"] == CARD
+    assert gpu["reason"].startswith("20.0 GB above its baseline, held by no process")
     assert card_run.exit_code == 13
 
 

@@ -212,8 +212,8 @@ def _rule(glob: str, entry: Any, where: str) -> NeedRule:
         raise UsageError(f"{where} matches nothing", legal="a pattern as in .gitignore, without '!' and '#'")
     given = entry if isinstance(entry, dict) else {"gpus": entry}
     checked = _checked(NeedEntry, given, where)
-    of_cards = checked.memory_gb or checked.model or checked.min_capability
-    if of_cards and not checked.gpus:
+    of_gpus = checked.memory_gb or checked.model or checked.min_capability
+    if of_gpus and not checked.gpus:
         raise UsageError(
             f"{where} asks for a kind of card, and for none of them",
             legal="gpus = 1 or more where memory-gb, model or min-capability is given",

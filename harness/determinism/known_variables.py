@@ -54,7 +54,7 @@ WORKSPACES = (":4096:8", ":16:8")
 """What torch accepts for deterministic cuBLAS (torch.use_deterministic_algorithms)."""
 
 
-def judge_hash_seed(environ: Mapping[str, str]) -> Finding:
+def check_hash_seed(environ: Mapping[str, str]) -> Finding:
     """Whether two processes give their sets and strings the same order."""
     seed = environ.get("PYTHONHASHSEED")
     if seed and seed != "random":
@@ -67,7 +67,7 @@ def judge_hash_seed(environ: Mapping[str, str]) -> Finding:
     )
 
 
-def judge_bit_variables(environ: Mapping[str, str]) -> list[Finding]:
+def check_bit_variables(environ: Mapping[str, str]) -> list[Finding]:
     """What is set of all that moves bits: a finding for each value that costs something, and one for the others."""
     findings = [*_lowered(environ), *_workspace(environ), *_threads(environ)]
     told = {finding.check for finding in findings}

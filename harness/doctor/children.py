@@ -18,7 +18,7 @@ from harness.doctor.host import Answer, Host
 from harness.process.child_env import child_env
 from harness.process.run_directory import new_run_id
 from harness.process.scratch import hold, make_scratch_root, remove_tree
-from harness.process.supervisor_client import ProcessSpec, Supervisors, Tiers, find_py_spy, probe_tiers
+from harness.process.supervisor_client import ContainmentBackends, ProcessSpec, Supervisors, find_py_spy, probe_backends
 
 GRACE_S = 0.5
 UNKILLABLE_AFTER_S = 2.0
@@ -31,24 +31,24 @@ def host_of(invocation: Invocation) -> Iterator[Host]:
     host = Host(invocation.environ, invocation.cwd, _Nobody(""))
     with ExitStack() as stack:
         try:
-            tiers = probe_tiers()
-            host = replace(host, tier=tiers.chosen, refused=tiers.refused)
-            children = _Children(*stack.enter_context(supervised_scratch(tiers, invocation)), invocation)
+            backends = probe_backends()
+            host = replace(host, backend=backends.chosen, refused=backends.refused)
+            children = _Children(*stack.enter_context(supervised_scratch(backends, invocation)), invocation)
         except (HarnessError, OSError) as error:  # too few files or processes are allowed: the other findings say so
             why = error.what if isinstance(error, HarnessError) else str(error)
-            yield replace(host, ask=_Nobody(why), refused=host.refused if host.tier else {"tried": why})
+            yield replace(host, ask=_Nobody(why), refused=host.refused if host.backend else {"tried": why})
             return
         yield replace(host, ask=children)
 
 
 @contextmanager
-def supervised_scratch(tiers: Tiers, invocation: Invocation) -> Iterator[tuple[Supervisors, Path]]:
+def supervised_scratch(backends: ContainmentBackends, invocation: Invocation) -> Iterator[tuple[Supervisors, Path]]:
     """What child processes need here: the means to end them, and a place for their files."""
     # not in the user's TMPDIR: a directory made on a file system that hangs would hang this process for good
     scratch, _ = make_scratch_root({})
     held = hold(scratch)
     try:
-        with closing(Supervisors(tiers.chosen, new_run_id(SystemClock().wall()), find_py_spy())) as supervisors:
+        with closing(Supervisors(backends.chosen, new_run_id(SystemClock().wall()), find_py_spy())) as supervisors:
             yield supervisors, Path(scratch)
     finally:
         os.close(held)

@@ -20,50 +20,50 @@ HOLDS = {
 }
 
 
-async def look_at_containment(host: Host) -> Sequence[Finding]:
+async def inspect_containment(host: Host) -> Sequence[Finding]:
     """The strongest means of ending a process tree."""
-    return [judge_containment(host.tier, host.refused, in_container=os.path.exists("/.dockerenv"))]
+    return [check_containment(host.backend, host.refused, in_container=os.path.exists("/.dockerenv"))]
 
 
-async def look_at_group_limits(host: Host) -> Sequence[Finding]:
+async def inspect_group_limits(host: Host) -> Sequence[Finding]:
     """Memory, processor time and processes."""
     limits = await in_daemon_thread(read_group_limits, limit_s=READ_S)
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     num_cores = len(os.sched_getaffinity(0))
-    return judge_group_limits(limits, memory_bytes=memory_bytes, num_cores=num_cores, environ=host.environ)
+    return check_group_limits(limits, memory_bytes=memory_bytes, num_cores=num_cores, environ=host.environ)
 
 
-def judge_containment(tier: str, refused: Mapping[str, str], *, in_container: bool) -> Finding:
-    """`tier` is the strongest that works, empty for none; `refused` says why each stronger one does not."""
+def check_containment(backend: str, refused: Mapping[str, str], *, in_container: bool) -> Finding:
+    """`backend` is the strongest that works, empty for none; `refused` says why each stronger one does not."""
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
-    if tier in ("cgroup", "pidns"):
-        measured = HOLDS[tier]
+    if backend in ("cgroup", "pidns"):
+        measured = HOLDS[backend]
         return Finding("containment", Severity.FINE, f"{measured} ({reasons})" if reasons else measured)
     if in_container:
         remedy = "docker run --cap-add SYS_ADMIN --security-opt apparmor=unconfined, which allows PID namespaces"
     else:
         remedy = "systemd-run --user --scope --property=Delegate=yes rlharness run"
-    if tier:
+    if backend:
         breaks = "what forks faster than it can be stopped, or runs as another user, can outlive its test file"
-        return Finding("containment", Severity.WARNING, f"{HOLDS[tier]} ({reasons})", breaks, remedy)
+        return Finding("containment", Severity.WARNING, f"{HOLDS[backend]} ({reasons})", breaks, remedy)
     breaks = "rlharness run refuses to start: it could not end what it starts"
     return Finding(
         "containment", Severity.BROKEN, f"no means of ending a process tree works: {reasons}", breaks, remedy
     )
 
 
-def judge_group_limits(
+def check_group_limits(
     limits: GroupLimits, *, memory_bytes: int, num_cores: int, environ: Mapping[str, str]
 ) -> list[Finding]:
     """`limits` beside what the machine itself has."""
     return [
-        _judge_memory(limits, memory_bytes),
-        _judge_cpus(limits.num_cpus, num_cores, environ),
-        _judge_processes(limits),
+        _check_memory(limits, memory_bytes),
+        _check_cpus(limits.num_cpus, num_cores, environ),
+        _check_processes(limits),
     ]
 
 
-def _judge_memory(limits: GroupLimits, memory_bytes: int) -> Finding:
+def _check_memory(limits: GroupLimits, memory_bytes: int) -> Finding:
     limit, used = limits.memory_bytes, limits.used_memory_bytes
     if limit is None or limit >= memory_bytes:
         return Finding("memory limit", Severity.FINE, f"none below the machine's {memory_bytes / 1e9:.1f} GB")
@@ -79,7 +79,7 @@ def _judge_memory(limits: GroupLimits, memory_bytes: int) -> Finding:
     )
 
 
-def _judge_cpus(num_cpus: float | None, num_cores: int, environ: Mapping[str, str]) -> Finding:
+def _check_cpus(num_cpus: float | None, num_cores: int, environ: Mapping[str, str]) -> Finding:
     if num_cpus is None or num_cpus >= num_cores:
         return Finding("CPU limit", Severity.FINE, f"none below the {num_cores} cores this process may use")
     whole = max(1, math.floor(num_cpus))
@@ -96,7 +96,7 @@ def _judge_cpus(num_cpus: float | None, num_cores: int, environ: Mapping[str, st
     )
 
 
-def _judge_processes(limits: GroupLimits) -> Finding:
+def _check_processes(limits: GroupLimits) -> Finding:
     limit, live = limits.num_processes, limits.num_live_processes or 0
     if limit is None:
         return Finding("process limit", Severity.FINE, "none")

@@ -14,9 +14,9 @@ from harness.doctor.bootstrap import Bootstrap, find_layer
 from harness.doctor.checks import CHECKS, NUMERICS
 from harness.doctor.children import MAX_ANSWER_BYTES, host_of, supervised_scratch
 from harness.doctor.examination import Check, examine, in_order
-from harness.doctor.gpus import check_cards_for
+from harness.doctor.gpus import check_gpus_for
 from harness.machine.network.among_hosts import WAIT_S, join_hosts, listen_for_hosts
-from harness.process.supervisor_client import probe_tiers
+from harness.process.supervisor_client import probe_backends
 
 MIN_FILES = 128
 MIN_FILE_BYTES = MAX_ANSWER_BYTES
@@ -113,8 +113,8 @@ async def diagnose(options: DoctorOptions, invocation: Invocation) -> tuple[Find
 async def _walk_layers(invocation: Invocation, num_ranks: int, backend: str) -> tuple[Finding, ...]:
     """The layers of a bootstrap of `num_ranks` ranks, in their own order; InventoryError for NCCL on too few cards."""
     if backend == "nccl":
-        await check_cards_for(num_ranks, invocation.environ)
-    with supervised_scratch(probe_tiers(), invocation) as (supervisors, scratch):
+        await check_gpus_for(num_ranks, invocation.environ)
+    with supervised_scratch(probe_backends(), invocation) as (supervisors, scratch):
         bootstrap = Bootstrap(
             num_ranks, backend, invocation.environ, supervisors, scratch, invocation.cwd, invocation.note
         )

@@ -72,7 +72,7 @@ class Limit:
     """inf for none."""
 
 
-async def look_at_tmpdir(host: Host) -> Sequence[Finding]:
+async def inspect_tmpdir(host: Host) -> Sequence[Finding]:
     """The directory that Python, Ray and torch take for their temporary files, and a trial of it."""
     path = host.environ.get("TMPDIR") or DEFAULT_TMPDIR
     directory = await _survey(path)
@@ -84,27 +84,27 @@ async def look_at_tmpdir(host: Host) -> Sequence[Finding]:
         trial = read_trial(await host.ask(argv, limit_s=TRIAL_S))
     others = [other for other in [await _survey(p) for p in FALLBACKS if p != path] if other is not None]
     better = next((other.path for other in others if not why_unfit(_candidate(other))), "")
-    return [judge_tmpdir(directory, trial, is_set=bool(host.environ.get("TMPDIR")), better=better)]
+    return [check_tmpdir(directory, trial, is_set=bool(host.environ.get("TMPDIR")), better=better)]
 
 
-async def look_at_socket_paths(host: Host) -> Sequence[Finding]:
+async def inspect_socket_paths(host: Host) -> Sequence[Finding]:
     """Whether Ray's sockets fit below the directory it would take."""
-    return [judge_socket_paths(host.environ)]
+    return [check_socket_paths(host.environ)]
 
 
-async def look_at_shared_memory(host: Host) -> Sequence[Finding]:
+async def inspect_shared_memory(host: Host) -> Sequence[Finding]:
     """The size of /dev/shm."""
     directory = await _survey(SHM)
-    return [unanswering(SHM, SHM) if directory is None else judge_shared_memory(directory)]
+    return [unanswering(SHM, SHM) if directory is None else check_shared_memory(directory)]
 
 
-async def look_at_limits(host: Host) -> Sequence[Finding]:
+async def inspect_limits(host: Host) -> Sequence[Finding]:
     """What `ulimit` says."""
     has_rdma = os.path.isdir("/dev/infiniband")
     names = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "memlock": resource.RLIMIT_MEMLOCK}
     limits = {name: _limit(number) for name, number in names.items()}
     limits |= {"as": _limit(resource.RLIMIT_AS), "fsize": _limit(resource.RLIMIT_FSIZE)}
-    return judge_limits(limits, has_rdma=has_rdma, is_root=os.geteuid() == 0)
+    return check_resource_limits(limits, has_rdma=has_rdma, is_root=os.geteuid() == 0)
 
 
 def read_trial(answer: Answer) -> Trial:
@@ -131,7 +131,7 @@ def unanswering(check: str, path: str) -> Finding:
     )
 
 
-def judge_tmpdir(directory: Directory, trial: Trial | None, *, is_set: bool, better: str = "") -> Finding:
+def check_tmpdir(directory: Directory, trial: Trial | None, *, is_set: bool, better: str = "") -> Finding:
     """TMPDIR as it was found; `trial` is None where it cannot be written to, `better` a directory that will do."""
     where = directory.path if is_set else f"{directory.path} (TMPDIR is not set)"
     kind = f"{directory.fs_type or 'unknown file system'}, {_gb(directory.free_bytes)} free"
@@ -173,7 +173,7 @@ def _failure(trial: Trial) -> str:
     return next((f"{step}: {error}" for step, error in trial.errors.items()), "")
 
 
-def judge_socket_paths(environ: Mapping[str, str]) -> Finding:
+def check_socket_paths(environ: Mapping[str, str]) -> Finding:
     """Whether a Unix socket of Ray fits below RAY_TMPDIR, else TMPDIR, else /tmp, as Ray chooses."""
     name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if environ.get(name)), "")
     path = environ.get(name, "") or DEFAULT_TMPDIR
@@ -193,7 +193,7 @@ def judge_socket_paths(environ: Mapping[str, str]) -> Finding:
     )
 
 
-def judge_shared_memory(directory: Directory) -> Finding:
+def check_shared_memory(directory: Directory) -> Finding:
     """/dev/shm: what NCCL, data loaders and Ray's object store put their buffers in."""
     size = f"{_gb(directory.total_bytes)}, {_gb(directory.free_bytes)} free"
     remedy = "mount -o remount,size=16G /dev/shm; of a container: docker run --shm-size=16g, or --ipc=host"
@@ -212,7 +212,7 @@ def judge_shared_memory(directory: Directory) -> Finding:
     return Finding(SHM, Severity.FINE, size)
 
 
-def judge_limits(limits: Mapping[str, Limit], *, has_rdma: bool, is_root: bool) -> list[Finding]:
+def check_resource_limits(limits: Mapping[str, Limit], *, has_rdma: bool, is_root: bool) -> list[Finding]:
     """`limits` by their names in limits.conf(5): nofile, nproc; in bytes memlock, as, fsize."""
     findings = []
     nofile, nproc = limits["nofile"], limits["nproc"]

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from harness.core.fan_out import fan_out
 from harness.core.findings import Finding, Severity
 from harness.core.redaction import redact_fields, redact_text
-from harness.determinism.known_variables import judge_bit_variables, judge_hash_seed
+from harness.determinism.known_variables import check_bit_variables, check_hash_seed
 from harness.doctor.host import Host
 from harness.process.daemon_thread import in_daemon_thread
 
@@ -21,7 +21,7 @@ CURRENT_CLUSTER = "ray/ray_current_cluster"
 """Below RAY_TMPDIR, TMPDIR or /tmp: where `ray start` notes the address that ray.init then joins."""
 
 
-async def look_at_ray(host: Host) -> Sequence[Finding]:
+async def inspect_ray(host: Host) -> Sequence[Finding]:
     """Every address that Ray would take from the environment or from its file, tried; then its other variables."""
     values = {name: host.environ[name] for name in ADDRESSES if name in host.environ}
     path = _current_cluster_file(host.environ)
@@ -31,19 +31,19 @@ async def look_at_ray(host: Host) -> Sequence[Finding]:
     endpoints = {name: found for name, value in values.items() if (found := endpoint(value))}
     answers = await fan_out(_try, endpoints.values(), limit=len(endpoints)) if endpoints else []
     dead = {name: answer for name, answer in zip(endpoints, answers, strict=True) if answer}
-    findings = [judge_address(name, value, dead.get(name, "")) for name, value in values.items()]
+    findings = [classify_address(name, value, dead.get(name, "")) for name, value in values.items()]
     if host.environ.get("RAY_ADDRESS") == "auto" and not noted:
         measured = f"RAY_ADDRESS=auto, and no cluster is noted in {path}"
         breaks = "ray.init finds no cluster to join, and fails"
         findings[0] = Finding(
             "RAY_ADDRESS", Severity.BROKEN, measured, breaks, "unset RAY_ADDRESS", unsets=("RAY_ADDRESS",)
         )
-    return [*findings, judge_ray_variables(host.environ)]
+    return [*findings, check_ray_variables(host.environ)]
 
 
-async def look_at_bits(host: Host) -> Sequence[Finding]:
+async def inspect_bits(host: Host) -> Sequence[Finding]:
     """The hash seed, and every variable that moves bits."""
-    return [judge_hash_seed(host.environ), *judge_bit_variables(host.environ)]
+    return [check_hash_seed(host.environ), *check_bit_variables(host.environ)]
 
 
 def endpoint(address: str) -> tuple[str, int] | None:
@@ -58,7 +58,7 @@ def endpoint(address: str) -> tuple[str, int] | None:
     return (parts.hostname, port) if parts.hostname and port else None
 
 
-def judge_address(name: str, value: str, dead: str) -> Finding:
+def classify_address(name: str, value: str, dead: str) -> Finding:
     """One address by the variable, or the file, that names it; `dead` says why nobody answers there."""
     is_file = name.startswith("/")
     label = "ray_current_cluster" if is_file else name
@@ -80,7 +80,7 @@ def judge_address(name: str, value: str, dead: str) -> Finding:
     return Finding(label, Severity.WARNING, f"{said}: it answers", breaks, remedy, unsets=unsets)
 
 
-def judge_ray_variables(environ: Mapping[str, str]) -> Finding:
+def check_ray_variables(environ: Mapping[str, str]) -> Finding:
     """Ray's other variables, which a Ray that is started here takes over."""
     others = sorted(name for name in environ if name.startswith("RAY_") and name not in ADDRESSES)
     shown = redact_fields({name: environ[name] for name in others})

@@ -12,7 +12,7 @@ from typing import Any
 from harness.core.errors import InventoryError
 from harness.core.findings import Finding, Severity
 from harness.doctor.host import Answer, Host, module_command
-from harness.machine.gpu_health import CardHealth, MachineHealth, read_card_health
+from harness.machine.gpu_health import GpuHealth, MachineHealth, read_gpu_health
 from harness.machine.gpus import read_inventory
 from harness.machine.inventory import Inventory, LeftOut
 from harness.process.daemon_thread import in_daemon_thread
@@ -42,11 +42,11 @@ class Torch:
     """Why there is no whole answer; empty where there is one."""
 
 
-async def look_at_cards(host: Host) -> Sequence[Finding]:
+async def inspect_gpus(host: Host) -> Sequence[Finding]:
     """The driver and the cards; torch is asked to use them where there are any."""
 
     def read() -> tuple[MachineHealth, Inventory]:
-        return read_card_health(), read_inventory("auto", host.environ)
+        return read_gpu_health(), read_inventory("auto", host.environ)
 
     try:
         health, inventory = await in_daemon_thread(read, limit_s=READ_S)
@@ -56,12 +56,12 @@ async def look_at_cards(host: Host) -> Sequence[Finding]:
     argv = module_command("harness.doctor.torch_facts", *words)
     torch = read_torch(await host.ask(argv, limit_s=IMPORT_S))
     has_device_file = os.path.exists(DEVICE_FILE)
-    findings = judge_driver(health, has_device_file=has_device_file)
-    findings += judge_cards(health, inventory) + judge_links(health.cards)
-    return [*findings, *judge_torch(torch, health, num_usable=len(inventory.gpus))]
+    findings = check_driver(health, has_device_file=has_device_file)
+    findings += check_gpus(health, inventory) + check_links(health.gpus)
+    return [*findings, *check_torch(torch, health, num_usable=len(inventory.gpus))]
 
 
-async def check_cards_for(num_ranks: int, environ: Mapping[str, str]) -> None:
+async def check_gpus_for(num_ranks: int, environ: Mapping[str, str]) -> None:
     """InventoryError where `environ` does not leave a card to each of `num_ranks` ranks of NCCL; one in use counts."""
     try:
         inventory = await in_daemon_thread(lambda: read_inventory("auto", environ), limit_s=READ_S)
@@ -71,15 +71,15 @@ async def check_cards_for(num_ranks: int, environ: Mapping[str, str]) -> None:
             legal="cards whose driver answers",
             remedy="rlharness doctor looks at the driver; --backend gloo walks the layers that need no card",
         ) from None
-    gpu_ids = [gpu.gpu_id for gpu in inventory.gpus] + [card.gpu_id for card in inventory.left_out]
+    gpu_ids = [gpu.gpu_id for gpu in inventory.gpus] + [gpu.gpu_id for gpu in inventory.left_out]
     whole = [gpu_id for gpu_id in gpu_ids if not gpu_id.startswith(MIG)]
-    num_cards = len(whole) or min(1, len(gpu_ids))  # of MIG instances CUDA shows a process no second
-    if num_cards < num_ranks:
+    num_gpus = len(whole) or min(1, len(gpu_ids))  # of MIG instances CUDA shows a process no second
+    if num_gpus < num_ranks:
         told = [inventory.note] if inventory.note else []
         told += ["of MIG instances a process sees one"] if len(whole) < len(gpu_ids) else []
         why = f" ({'; '.join(told)})" if told else ""
         raise InventoryError(
-            f"--distributed {num_ranks} --backend nccl: {num_cards} of {num_ranks} cards are visible{why}",
+            f"--distributed {num_ranks} --backend nccl: {num_gpus} of {num_ranks} cards are visible{why}",
             legal="a card for each rank",
             remedy="--backend gloo walks the layers that need no card",
         )
@@ -104,7 +104,7 @@ def read_torch(answer: Answer) -> Torch:
     )
 
 
-def judge_driver(health: MachineHealth, *, has_device_file: bool) -> list[Finding]:
+def check_driver(health: MachineHealth, *, has_device_file: bool) -> list[Finding]:
     """Whether NVML speaks; `has_device_file` says that the kernel's part of a driver is there."""
     if not health.problem:
         cuda = f", serves CUDA up to {_version(health.cuda)}" if health.cuda else ""
@@ -119,21 +119,21 @@ def judge_driver(health: MachineHealth, *, has_device_file: bool) -> list[Findin
     return [Finding("driver", Severity.BROKEN, health.problem, "no card can be used", remedy)]
 
 
-def judge_cards(health: MachineHealth, inventory: Inventory) -> list[Finding]:
+def check_gpus(health: MachineHealth, inventory: Inventory) -> list[Finding]:
     """Each card that is not free and well; one finding for the others. Nothing where there are no cards."""
-    findings = [_left_out(card) for card in inventory.left_out]
-    for card in health.cards:
-        if card.slowdowns:
+    findings = [_left_out(gpu) for gpu in inventory.left_out]
+    for gpu in health.gpus:
+        if gpu.slowdowns:
             findings.append(
                 Finding(
-                    f"card {card.number}",
+                    f"card {gpu.number}",
                     Severity.WARNING,
-                    f"{card.model}: its clocks are lowered ({', '.join(card.slowdowns)})",
+                    f"{gpu.model}: its clocks are lowered ({', '.join(gpu.slowdowns)})",
                     breaks="tests on it take longer than their history says, and may time out",
-                    remedy=f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {card.number}",
+                    remedy=f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {gpu.number}",
                 )
             )
-    if inventory.note and health.cards:
+    if inventory.note and health.gpus:
         hidden = not inventory.gpus and not inventory.left_out
         breaks = (
             "rlharness run --gpus auto finds no card" if hidden else "a test may get another card than it was meant"
@@ -145,30 +145,30 @@ def judge_cards(health: MachineHealth, inventory: Inventory) -> list[Finding]:
     return findings
 
 
-def judge_links(cards: Sequence[CardHealth]) -> list[Finding]:
+def check_links(gpus: Sequence[GpuHealth]) -> list[Finding]:
     """NVLinks that are down on some of the cards of one model: all of them down is a machine without bridges."""
     findings = []
-    linked = [card for card in cards if card.num_links]
-    for card in linked:
-        most = max(other.num_active_links for other in linked if other.model == card.model)
-        if card.num_active_links < most:
+    linked = [gpu for gpu in gpus if gpu.num_links]
+    for gpu in linked:
+        most = max(other.num_active_links for other in linked if other.model == gpu.model)
+        if gpu.num_active_links < most:
             findings.append(
                 Finding(
-                    f"NVLink of card {card.number}",
+                    f"NVLink of card {gpu.number}",
                     Severity.WARNING,
-                    f"{card.num_active_links} of {card.num_links} links are active; others of its model have {most}",
+                    f"{gpu.num_active_links} of {gpu.num_links} links are active; others of its model have {most}",
                     breaks="transfers to and from it are slower, or go over PCIe: collectives wait for it",
-                    remedy=f"nvidia-smi nvlink -s -i {card.number}; reseat its bridge, or reset the card",
+                    remedy=f"nvidia-smi nvlink -s -i {gpu.number}; reseat its bridge, or reset the card",
                 )
             )
-    counts = Counter(card.num_active_links for card in linked)
+    counts = Counter(gpu.num_active_links for gpu in linked)
     if findings or not linked:
         return findings
     told = ", ".join(f"{number} x {active} links" for active, number in counts.items() if active)
     return [Finding("NVLink", Severity.FINE, f"{told} active" if told else "not in use: cards talk over PCIe")]
 
 
-def judge_torch(torch: Torch, health: MachineHealth, *, num_usable: int) -> list[Finding]:
+def check_torch(torch: Torch, health: MachineHealth, *, num_usable: int) -> list[Finding]:
     """Whether this environment's torch can use the cards."""
     if torch.problem and not torch.version:
         return [_torch_fails(torch.problem)]
@@ -189,7 +189,7 @@ def judge_torch(torch: Torch, health: MachineHealth, *, num_usable: int) -> list
         breaks = "torch finds no card: every test that wants one"
         remedy = f"update the driver, or install a torch built for CUDA {_version(health.cuda)} or older"
         return [Finding("torch", Severity.BROKEN, f"{measured}; {served}", breaks, remedy)]
-    lacking = sorted({card.capability for card in health.cards if not _has_kernels(torch.archs, card.capability)})
+    lacking = sorted({gpu.capability for gpu in health.gpus if not _has_kernels(torch.archs, gpu.capability)})
     if lacking:
         kinds = ", ".join(f"{major}.{minor}" for major, minor in lacking)
         measured = f"{measured}; it has kernels for {' '.join(torch.archs)}, and none for compute capability {kinds}"
@@ -218,13 +218,13 @@ def _has_kernels(archs: Sequence[str], capability: tuple[int, int]) -> bool:
     return False
 
 
-def _left_out(card: LeftOut) -> Finding:
-    is_lost = any(words in card.reason for words in ("cannot be read", "compute mode", "no instance"))
-    named = card.gpu_id or str(card.index)
+def _left_out(gpu: LeftOut) -> Finding:
+    is_lost = any(words in gpu.reason for words in ("cannot be read", "compute mode", "no instance"))
+    named = gpu.gpu_id or str(gpu.index)
     return Finding(
-        f"card {card.index}",
+        f"card {gpu.index}",
         Severity.BROKEN if is_lost else Severity.WARNING,
-        f"{card.model}: {card.reason}" if card.model else card.reason,
+        f"{gpu.model}: {gpu.reason}" if gpu.model else gpu.reason,
         breaks="rlharness run leaves it out; what takes it by its number fails or runs out of memory",
         remedy=f"nvidia-smi -q -i {named}" if is_lost else f"end what holds it: nvidia-smi -i {named} names it",
     )

@@ -37,7 +37,7 @@ class Host:
     cwd: Path
     ask: AskChild
     clock: Clock = field(default_factory=SystemClock)
-    tier: str = ""
+    backend: str = ""
     """The strongest means of ending a process tree that works here; empty where none does."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Why each stronger one does not work."""

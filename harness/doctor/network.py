@@ -7,6 +7,6 @@ from harness.doctor.host import Host
 from harness.machine.network.preflight import preflight
 
 
-async def look_at_network(host: Host) -> Sequence[Finding]:
+async def inspect_network(host: Host) -> Sequence[Finding]:
     """What a distributed program would meet here; about 1.5 s at most."""
     return (await preflight(host.environ, host.clock)).findings

@@ -20,7 +20,7 @@ class Survey:
 
     dtype: str
     device: str = "cpu"
-    recipe: str = ""
+    strategy: str = ""
     """Empty where none holds."""
     length: int = 0
     """The most keys attention was looked at with."""
@@ -29,12 +29,12 @@ class Survey:
     problem: str = ""
 
 
-async def look_at_numerics(host: Host) -> Sequence[Finding]:
+async def inspect_numerics(host: Host) -> Sequence[Finding]:
     """A recipe for each type, or why there is none."""
-    return [judge_numerics(await host.ask(module_command(SURVEY), limit_s=SURVEY_S))]
+    return [check_numerics(await host.ask(module_command(SURVEY), limit_s=SURVEY_S))]
 
 
-def judge_numerics(answer: Answer) -> Finding:
+def check_numerics(answer: Answer) -> Finding:
     """What the lines of the child come to."""
     lines = [json.loads(line) for line in answer.output.splitlines() if line.startswith("{")]
     missing = [line["missing"] for line in lines if "missing" in line]
@@ -45,7 +45,7 @@ def judge_numerics(answer: Answer) -> Finding:
     ]
     if answer.problem or answer.exit_code != 0 or not surveys:
         return _no_answer(answer)
-    lacking = [survey for survey in surveys if not survey.recipe]
+    lacking = [survey for survey in surveys if not survey.strategy]
     if lacking:
         return Finding(
             "numerics",
@@ -54,7 +54,7 @@ def judge_numerics(answer: Answer) -> Finding:
             breaks="training at level invariant, which refuses to start",
             remedy="determinism: deterministic, in the scenario; or another build of torch",
         )
-    held = ", ".join(f"{survey.recipe} holds for {survey.dtype}" for survey in surveys)
+    held = ", ".join(f"{survey.strategy} holds for {survey.dtype}" for survey in surveys)
     length, device = min(survey.length for survey in surveys), surveys[0].device
     took_s = sum(survey.duration_s for survey in surveys)
     return Finding(

@@ -54,26 +54,26 @@ class Installed:
     requires: tuple[str, ...] = ()
 
 
-async def look_at_versions(host: Host) -> Sequence[Finding]:
+async def inspect_versions(host: Host) -> Sequence[Finding]:
     """What the installed packages say of each other."""
-    return judge_versions(await in_daemon_thread(read_installed, limit_s=READ_S))
+    return check_versions(await in_daemon_thread(read_installed, limit_s=READ_S))
 
 
-async def look_at_declared(host: Host) -> Sequence[Finding]:
+async def inspect_declared(host: Host) -> Sequence[Finding]:
     """What the project's files ask for."""
 
     def read() -> list[Finding]:
         root = project_root(host.cwd)
-        return [] if root is None else judge_declared(clashes(read_declared(root)))
+        return [] if root is None else check_declared(clashes(read_declared(root)))
 
     return await in_daemon_thread(read, limit_s=READ_S)
 
 
-async def look_at_pip(host: Host) -> Sequence[Finding]:
+async def inspect_pip(host: Host) -> Sequence[Finding]:
     """What `pip check` says."""
     # without a cache, whose owner pip would complain of before anything else
     argv = (sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "--no-cache-dir", "check")
-    return [judge_pip(await host.ask(argv, limit_s=PIP_S))]
+    return [check_pip(await host.ask(argv, limit_s=PIP_S))]
 
 
 def read_installed() -> list[Installed]:
@@ -87,7 +87,7 @@ def read_installed() -> list[Installed]:
     return list(found.values())
 
 
-def judge_versions(installed: Iterable[Installed]) -> list[Finding]:
+def check_versions(installed: Iterable[Installed]) -> list[Finding]:
     """Misfits between packages of which one is in STACK, and builds that do not belong together."""
     by_name = {each.name: each for each in installed}
     findings = [
@@ -154,7 +154,7 @@ def _label(version: str) -> str:
         return ""
 
 
-def judge_declared(found: Sequence[Clash]) -> list[Finding]:
+def check_declared(found: Sequence[Clash]) -> list[Finding]:
     """One finding for each dependency that the project's files ask for in different ways."""
     findings = []
     for clash in found:
@@ -173,7 +173,7 @@ def judge_declared(found: Sequence[Clash]) -> list[Finding]:
     return findings or [Finding("declared ranges", Severity.FINE, "no dependency is declared with two ranges")]
 
 
-def judge_pip(answer: Answer) -> Finding:
+def check_pip(answer: Answer) -> Finding:
     """What pip said: it exits with 1 where something is missing or does not fit."""
     lines = [line.strip() for line in answer.output.splitlines() if line.strip()]
     if answer.problem:

@@ -19,21 +19,21 @@ BELOW = (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("LOCAL_RAN
 MAX_PORT = 65535
 
 
-async def look_at_ranks(host: Host) -> Sequence[Finding]:
+async def inspect_ranks(host: Host) -> Sequence[Finding]:
     """Whether this process takes itself for one rank of many, and whether that could be."""
     name = host.environ.get("MASTER_ADDR", "")
     resolved: Mapping[str, Sequence[str]] = {}
     if name and not is_numeric(name):
         resolved = (await read_network((name,), limit_s=NAME_S)).resolved
     return [
-        *judge_numbers(host.environ),
-        *judge_port(host.environ),
-        *judge_address(host.environ, resolved),
-        judge_ranks(host.environ),
+        *check_numbers(host.environ),
+        *classify_port(host.environ),
+        *classify_address(host.environ, resolved),
+        check_ranks(host.environ),
     ]
 
 
-def judge_ranks(environ: Mapping[str, str]) -> Finding:
+def check_ranks(environ: Mapping[str, str]) -> Finding:
     """Ranks as torchrun or a scheduler sets them: init_process_group waits for all the others."""
     found = [f"{name}={environ[name]}" for name in RANKS if name in environ]
     if (_number(environ, "WORLD_SIZE") or 0) <= 1 or "RANK" not in environ:
@@ -48,7 +48,7 @@ def judge_ranks(environ: Mapping[str, str]) -> Finding:
     )
 
 
-def judge_numbers(environ: Mapping[str, str]) -> list[Finding]:
+def check_numbers(environ: Mapping[str, str]) -> list[Finding]:
     """Ranks and their counts that are no numbers, or do not fit each other; a finding a variable at most."""
     odd = [name for name in LEAST if name in environ and _number(environ, name) is None]
     broken = {name: _no_number(name, environ[name]) for name in odd}
@@ -57,7 +57,7 @@ def judge_numbers(environ: Mapping[str, str]) -> list[Finding]:
     return list(broken.values())
 
 
-def judge_port(environ: Mapping[str, str]) -> list[Finding]:
+def classify_port(environ: Mapping[str, str]) -> list[Finding]:
     """MASTER_PORT that is none; set to nothing it is not set, to torch."""
     value = environ.get("MASTER_PORT", "")
     port = _int(value)
@@ -67,7 +67,7 @@ def judge_port(environ: Mapping[str, str]) -> list[Finding]:
     return [_impossible("MASTER_PORT", measured, ("MASTER_PORT",))]
 
 
-def judge_address(environ: Mapping[str, str], resolved: Mapping[str, Sequence[str]]) -> list[Finding]:
+def classify_address(environ: Mapping[str, str], resolved: Mapping[str, Sequence[str]]) -> list[Finding]:
     """MASTER_ADDR that has no address; `resolved` lacks a name for which the resolver did not answer in time."""
     name = environ.get("MASTER_ADDR", "")
     if not name or is_numeric(name) or resolved.get(name):

@@ -16,7 +16,7 @@ _SLOWDOWNS = {  # nvml.h, nvmlClocksEventReasons: those that no load explains
 
 
 @dataclass(frozen=True, slots=True)
-class CardHealth:
+class GpuHealth:
     """One whole card."""
 
     number: int
@@ -42,13 +42,13 @@ class MachineHealth:
     """Its version, "570.86.15"; empty where there is none, or it does not say."""
     cuda: tuple[int, int] | None = None
     """The newest CUDA the driver serves; None where it does not say."""
-    cards: tuple[CardHealth, ...] = ()
+    gpus: tuple[GpuHealth, ...] = ()
     problem: str = ""
     """Why NVML did not start; empty where it did."""
     has_driver: bool = True
 
 
-def read_card_health() -> MachineHealth:
+def read_gpu_health() -> MachineHealth:
     """Asks the driver; blocks for as long as it does."""
     try:
         with nvml_opened() as nvml:
@@ -61,19 +61,19 @@ def _read(nvml: Any) -> MachineHealth:
     try:
         driver = str(ask(nvml, nvml.nvmlSystemGetDriverVersion) or "")
         version = ask(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
-        cards = tuple(_card(nvml, number) for number in range(nvml.nvmlDeviceGetCount()))
+        gpus = tuple(_gpu(nvml, number) for number in range(nvml.nvmlDeviceGetCount()))
     except nvml.NVMLError as error:
         return MachineHealth(problem=f"the NVIDIA driver does not answer ({str(error).rstrip('.')})")
-    return MachineHealth(driver, (version // 1000, version % 1000 // 10) if version else None, cards)
+    return MachineHealth(driver, (version // 1000, version % 1000 // 10) if version else None, gpus)
 
 
-def _card(nvml: Any, number: int) -> CardHealth:
+def _gpu(nvml: Any, number: int) -> GpuHealth:
     uuid = model = ""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(number)
         uuid, model = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
         links: Mapping[int, bool] = link_states(nvml, handle)
-        return CardHealth(
+        return GpuHealth(
             number,
             uuid,
             model,
@@ -83,7 +83,7 @@ def _card(nvml: Any, number: int) -> CardHealth:
             num_active_links=sum(links.values()),
         )
     except nvml.NVMLError as error:
-        return CardHealth(number, uuid, model, problem=unreadable(error))
+        return GpuHealth(number, uuid, model, problem=unreadable(error))
 
 
 def _slowdowns(nvml: Any, handle: Any) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class CardWatch:
+class GpuWatch:
     """Asks `meter` about the cards of a lease, before an attempt and after it."""
 
     meter: MemoryMeter

@@ -35,13 +35,13 @@ _MAX_NAMED_PROCESSES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Card:
+class _GpuHandle:
     """A device as NVML lists it."""
 
     device: Device
     handle: Any
     """NVML's handle of the card or instance; None where there is none."""
-    card_handle: Any
+    gpu_handle: Any
     """NVML's handle of the whole card."""
     problem: str = ""
     """Why it cannot be used; empty where nothing is known against it."""
@@ -107,10 +107,10 @@ class NvmlMeter:
 
 
 def _take(nvml: Any, asked: Auto | Count | Named, environ: Mapping[str, str], claims: Claims | None) -> Inventory:
-    cards = _list_cards(nvml)
-    devices = [card.device for card in cards]
+    gpus = _list_gpus(nvml)
+    devices = [gpu.device for gpu in gpus]
     visible = visible_devices(devices, environ)
-    mine = [cards[devices.index(device)] for device in visible.devices]
+    mine = [gpus[devices.index(device)] for device in visible.devices]
     wanted = find_named(asked, visible.devices) if isinstance(asked, Named) else range(len(mine))
     num_wanted = asked.num_gpus if isinstance(asked, Count) else len(mine)
     taken: list[Gpu] = []
@@ -149,7 +149,7 @@ def _notes(
 
 
 def _too_few(asked: Count | Named, num_taken: int, num_visible: int, left_out: Sequence[LeftOut]) -> InventoryError:
-    reasons = "; ".join(f"card {card.index} ({card.model}): {card.reason}" for card in left_out)
+    reasons = "; ".join(f"card {gpu.index} ({gpu.model}): {gpu.reason}" for gpu in left_out)
     if isinstance(asked, Named):
         what = f"--gpus {','.join(asked.names)}: {reasons}"
     else:
@@ -160,19 +160,19 @@ def _too_few(asked: Count | Named, num_taken: int, num_visible: int, left_out: S
     )
 
 
-def _examine(nvml: Any, card: _Card, index: int) -> Gpu | LeftOut:
+def _examine(nvml: Any, gpu: _GpuHandle, index: int) -> Gpu | LeftOut:
     """The card as it may be leased, or why it cannot be now."""
-    device = card.device
+    device = gpu.device
     try:
-        if reason := card.problem or _why_busy(nvml, card):
+        if reason := gpu.problem or _why_busy(nvml, gpu):
             return LeftOut(device.uuid, index, device.model, reason)
-        memory = memory_of(nvml, card.handle)
+        memory = memory_of(nvml, gpu.handle)
         return Gpu(
             gpu_id=device.uuid,
             index=index,
-            model=nvml.nvmlDeviceGetName(card.handle),
+            model=nvml.nvmlDeviceGetName(gpu.handle),
             memory_gb=memory[0] / 1e9 if memory else 0.0,
-            capability=ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, card.card_handle) or (0, 0),
+            capability=ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, gpu.gpu_handle) or (0, 0),
             is_mig=bool(device.old_mig_name),
             number=None if device.old_mig_name else device.ordinal,
         )
@@ -180,19 +180,19 @@ def _examine(nvml: Any, card: _Card, index: int) -> Gpu | LeftOut:
         return LeftOut(device.uuid, index, device.model, unreadable(error))
 
 
-def _why_busy(nvml: Any, card: _Card) -> str:
+def _why_busy(nvml: Any, gpu: _GpuHandle) -> str:
     """What keeps a readable card from being leased, or nothing; an NVMLError is the caller's."""
-    if ask(nvml, nvml.nvmlDeviceGetComputeMode, card.card_handle) == nvml.NVML_COMPUTEMODE_PROHIBITED:
+    if ask(nvml, nvml.nvmlDeviceGetComputeMode, gpu.gpu_handle) == nvml.NVML_COMPUTEMODE_PROHIBITED:
         return "its compute mode is Prohibited (nvidia-smi -c 0 resets it)"
-    memory = memory_of(nvml, card.handle)
+    memory = memory_of(nvml, gpu.handle)
     used_bytes = memory[1] if memory else 0
-    processes = compute_processes(nvml, card.handle)
+    processes = compute_processes(nvml, gpu.handle)
     if processes:
         named = ", ".join(str(process) for process in processes[:_MAX_NAMED_PROCESSES])
         if len(processes) > _MAX_NAMED_PROCESSES:
             named += f" and {len(processes) - _MAX_NAMED_PROCESSES} more"
         return f"busy: {used_bytes / 1e9:.1f} GB held by {named}"
-    if used_bytes - display_bytes(nvml, card.handle) > IDLE_MEMORY_BYTES:
+    if used_bytes - display_bytes(nvml, gpu.handle) > IDLE_MEMORY_BYTES:
         return f"busy: {used_bytes / 1e9:.1f} GB in use, by no process that NVML lists (another container?)"
     return ""
 
@@ -214,27 +214,27 @@ def _claim_name(gpu_id: str) -> str:
 # ---- reading ----
 
 
-def _list_cards(nvml: Any) -> list[_Card]:
+def _list_gpus(nvml: Any) -> list[_GpuHandle]:
     """Every card of the machine in NVML's order, a card in MIG mode as its instances."""
-    cards: list[_Card] = []
+    gpus: list[_GpuHandle] = []
     try:
-        num_cards = nvml.nvmlDeviceGetCount()
+        num_gpus = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
         raise NoDriverError(no_answer(error)) from error
-    for ordinal in range(num_cards):
+    for ordinal in range(num_gpus):
         device = Device(ordinal, "", "", "")
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(ordinal)
             uuid = nvml.nvmlDeviceGetUUID(handle)
             device = Device(ordinal, uuid, uuid, nvml.nvmlDeviceGetName(handle))
-            cards += _instances(nvml, device, handle) or [_Card(device, handle, handle)]
+            gpus += _instances(nvml, device, handle) or [_GpuHandle(device, handle, handle)]
         except nvml.NVMLError as error:
-            cards.append(_Card(device, None, None, unreadable(error)))
-    return cards
+            gpus.append(_GpuHandle(device, None, None, unreadable(error)))
+    return gpus
 
 
-def _instances(nvml: Any, card: Device, handle: Any) -> list[_Card]:
-    """The MIG instances of `card`; empty where it is not in MIG mode."""
+def _instances(nvml: Any, gpu: Device, handle: Any) -> list[_GpuHandle]:
+    """The MIG instances of `gpu`; empty where it is not in MIG mode."""
     mode = ask(nvml, nvml.nvmlDeviceGetMigMode, handle)
     if not mode or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
         return []
@@ -244,9 +244,9 @@ def _instances(nvml: Any, card: Device, handle: Any) -> list[_Card]:
             instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
             gi, ci = nvml.nvmlDeviceGetGpuInstanceId(instance), nvml.nvmlDeviceGetComputeInstanceId(instance)
             uuid = nvml.nvmlDeviceGetUUID(instance)
-            device = Device(card.ordinal, card.card_uuid, uuid, card.model, f"MIG-{card.card_uuid}/{gi}/{ci}")
-            instances.append(_Card(device, instance, handle))
-    return instances or [_Card(card, handle, handle, "its MIG mode is on and it has no instance")]
+            device = Device(gpu.ordinal, gpu.gpu_uuid, uuid, gpu.model, f"MIG-{gpu.gpu_uuid}/{gi}/{ci}")
+            instances.append(_GpuHandle(device, instance, handle))
+    return instances or [_GpuHandle(gpu, handle, handle, "its MIG mode is on and it has no instance")]
 
 
 def _num_links(nvml: Any, gpus: Iterable[Gpu]) -> dict[frozenset[str], int]:

@@ -29,7 +29,7 @@ class Device:
 
     ordinal: int
     """The card's place in NVML's order, which all its MIG instances share."""
-    card_uuid: str
+    gpu_uuid: str
     """The card's UUID ("GPU-8f2…"); empty where NVML cannot tell."""
     uuid: str
     """What names this device: the card's UUID, or the instance's ("MIG-…")."""
@@ -103,11 +103,11 @@ def matching(devices: Sequence[Device], name: str) -> list[tuple[Device, ...]]:
         return [(exact[0],)]
     if name.startswith("MIG-"):
         return [(device,) for device in devices if device.uuid.startswith(name)]
-    cards: dict[int, list[Device]] = {}
+    gpus: dict[int, list[Device]] = {}
     for device in devices:
-        if device.card_uuid.startswith(name):
-            cards.setdefault(device.ordinal, []).append(device)
-    return [tuple(instances) for instances in cards.values()]
+        if device.gpu_uuid.startswith(name):
+            gpus.setdefault(device.ordinal, []).append(device)
+    return [tuple(instances) for instances in gpus.values()]
 
 
 def _uuids(value: str) -> list[str]:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from harness.core.errors import HarnessError
 from harness.process.supervisor import process_tree, rescue, syscalls
-from harness.process.supervisor.containment import TIERS, cgroup_home
+from harness.process.supervisor.containment import BACKENDS, cgroup_home
 from harness.process.supervisor.fork_server import ForkServer, start_python
 
 PROBE_S = 30.0
@@ -83,7 +83,7 @@ class Supervisor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Tiers:
+class ContainmentBackends:
     """What the probe found: the strongest tier this machine allows, and why the stronger ones are refused."""
 
     chosen: str
@@ -103,10 +103,10 @@ class Supervisors:
     by having become children of this process.
     """
 
-    def __init__(self, tier: str, run_id: str, py_spy: str = "") -> None:
+    def __init__(self, backend: str, run_id: str, py_spy: str = "") -> None:
         syscalls.become_subreaper()  # orphans of a killed supervisor come to us
-        self._tier = tier
-        self._cgroup_prefix = f"{cgroup_home()}/rlharness-{run_id}" if tier == "cgroup" else ""
+        self._tier = backend
+        self._cgroup_prefix = f"{cgroup_home()}/rlharness-{run_id}" if backend == "cgroup" else ""
         self._py_spy = py_spy
         self._live: dict[str, _Attempt] = {}
         self._staying: set[_Attempt] = set()
@@ -163,7 +163,7 @@ class Supervisors:
 class _Means:
     """With what a supervisor holds its tree and looks at it."""
 
-    tier: str
+    backend: str
     cgroup: str
     """The control group's directory, which the supervisor makes; empty in other tiers."""
     py_spy: str
@@ -211,7 +211,7 @@ class _Attempt:
             "unkillable_after_s": spec.unkillable_after_s,
             "stdin": spec.stdin,
             "pid_file": spec.pid_file,
-            "tier": self._means.tier,
+            "tier": self._means.backend,
             "cgroup": self._means.cgroup,
             "py_spy": self._means.py_spy,
         }
@@ -303,7 +303,7 @@ class _Attempt:
                 os.unlink(log)
 
 
-def probe_tiers(wanted: str = "auto") -> Tiers:
+def probe_backends(wanted: str = "auto") -> ContainmentBackends:
     """Try each tier on this machine, for real; `wanted` other than "auto" must be one that works.
 
     Raises HarnessError when the wanted tier, or every tier, is refused.
@@ -311,17 +311,17 @@ def probe_tiers(wanted: str = "auto") -> Tiers:
     null = subprocess.DEVNULL
     with start_python("--probe", stdin=null, stdout=subprocess.PIPE, stderr=null) as process:
         out, _ = process.communicate(timeout=PROBE_S)
-    refused = dict.fromkeys(TIERS, "its probe gave no answer")
+    refused = dict.fromkeys(BACKENDS, "its probe gave no answer")
     for line in out.splitlines():
         answer = json.loads(line)
         refused[answer["tier"]] = answer["error"]
-    refused = {tier: error for tier, error in refused.items() if error}
-    allowed = [tier for tier in TIERS if tier not in refused]
+    refused = {backend: error for backend, error in refused.items() if error}
+    allowed = [backend for backend in BACKENDS if backend not in refused]
     if wanted == "auto" and allowed:
-        stronger = TIERS[: TIERS.index(allowed[0])]
-        return Tiers(allowed[0], {tier: refused[tier] for tier in stronger})
+        stronger = BACKENDS[: BACKENDS.index(allowed[0])]
+        return ContainmentBackends(allowed[0], {backend: refused[backend] for backend in stronger})
     if wanted in allowed:
-        return Tiers(wanted, {})
+        return ContainmentBackends(wanted, {})
     raise HarnessError(
         f"this machine does not allow containment {wanted!r}: {refused.get(wanted, '; '.join(refused.values()))}",
         legal=", ".join(["auto", *allowed]),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.recording.automatic import AutomaticRecorder
-from harness.recording.callbacks import make_watchers
+from harness.recording.callbacks import make_callbacks
 from harness.recording.determinism_flags import switch_on
 from harness.recording.metrics import PrintedMetrics
 from harness.recording.op_mode import OpMode
@@ -48,17 +48,17 @@ def open_recorder() -> Recorder | NullRecorder:
         _active.foreign = None
     orders = log.orders
 
-    log.watchers = watchers = make_watchers(orders.watchers)
+    log.callbacks = callbacks = make_callbacks(orders.callbacks)
 
     def operations(step: int) -> OpMode | None:
         if step != orders.op_step:
             return None
         mode = begun or log.operations(step)
-        mode.watchers = watchers
+        mode.callbacks = callbacks
         return mode
 
     keeps = frozenset(orders.keep).__contains__
-    log.recorder = Recorder(log, keeps=keeps, operations=operations, last_step=orders.last_step, watchers=watchers)
+    log.recorder = Recorder(log, keeps=keeps, operations=operations, last_step=orders.last_step, callbacks=callbacks)
     return log.recorder
 
 

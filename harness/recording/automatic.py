@@ -18,7 +18,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
-from harness.recording.callbacks import make_watchers
+from harness.recording.callbacks import make_callbacks
 from harness.recording.closures import Arguments, HookedClosure, closure_of, replace_closure
 from harness.recording.compiled import NOT_RECORDED, CompiledSteps
 from harness.recording.digest_cache import DigestCache
@@ -27,7 +27,7 @@ from harness.recording.names import ParameterNames
 from harness.recording.op_mode import OpMode
 from harness.recording.process import ProcessLog
 from harness.recording.random_states import RandomStates
-from harness.recording.recorder import Recorder, Seen, as_float, look
+from harness.recording.recorder import Observation, Recorder, as_float, look
 from harness.recording.tensors import Digested
 from harness.trace.chain import Scope
 
@@ -43,14 +43,14 @@ class AutomaticRecorder:
         self._log = log
         orders = log.orders
         if not orders.has_entry:
-            log.watchers = make_watchers(orders.watchers)
-        self._recorder = Recorder(log, keeps=frozenset(orders.keep).__contains__, watchers=log.watchers)
+            log.callbacks = make_callbacks(orders.callbacks)
+        self._recorder = Recorder(log, keeps=frozenset(orders.keep).__contains__, callbacks=log.callbacks)
         log.recorder = self._recorder
         self._names = ParameterNames()
         self._random = RandomStates()
         self._weights: dict[str, Digested] = {}
         """By name, as they were when they were seen last."""
-        self._gradients: dict[str, list[Seen]] = {}
+        self._gradients: dict[str, list[Observation]] = {}
         """By name, after each backward since the last step of their optimizer; copies where tensors are kept."""
         self._unchanged, self._made_gradients = DigestCache(), DigestCache()
         self._optimizers: list[weakref.ref[Optimizer]] = []
@@ -168,7 +168,7 @@ class AutomaticRecorder:
         self._awaits_closure = has_closure
         first = self._begin()
         if not has_closure:
-            self._record_bystanders()
+            self._record_untracked()
         if not any(each() is optimizer for each in self._optimizers):
             self.see_optimizer(optimizer)
         parameters = self._parameters([optimizer])
@@ -260,7 +260,7 @@ class AutomaticRecorder:
             return False
         self._recorder.begin_step(self._step)
         for name, state in self._random.changed().items():
-            self._recorder.record_seen("rollout", Seen(name, Digested("state", (), *state), Scope.CONTEXT))
+            self._recorder.record_seen("rollout", Observation(name, Digested("state", (), *state), Scope.CONTEXT))
         if self._step == self._log.orders.op_step:
             self._operations = self._log.operations(self._step)
             self._operations.start()
@@ -270,11 +270,11 @@ class AutomaticRecorder:
         """Those that nobody has seen yet, or that somebody else than their optimizer has changed."""
         self._record_changed(self._unchanged.look(parameters))
 
-    def _record_bystanders(self) -> None:
+    def _record_untracked(self) -> None:
         """Buffers, frozen weights, averaged and target networks, where they are not as they were."""
-        self._record_changed(self._unchanged.look(self._names.bystanders()))
+        self._record_changed(self._unchanged.look(self._names.untracked()))
 
-    def _record_changed(self, values: Sequence[Seen]) -> None:
+    def _record_changed(self, values: Sequence[Observation]) -> None:
         changed = [each for each in values if self._weights.get(each.name) != each.digested]
         self._weights |= {each.name: each.digested for each in changed}
         self._record("forward", changed)
@@ -282,7 +282,7 @@ class AutomaticRecorder:
     def _record_of_closure(self, optimizer: Optimizer) -> None:
         """What one call of a closure has left; the optimizer's settings with the first call of a step."""
         is_first_call, self._awaits_closure = self._awaits_closure, False
-        self._record_bystanders()
+        self._record_untracked()
         parameters = self._parameters([optimizer])
         self._record_gradients(parameters)
         names = {name for name, _ in parameters}  # the closure may end with zero_grad
@@ -302,7 +302,7 @@ class AutomaticRecorder:
         for of_one_backward in zip_longest(*made):
             self._record("backward", [each for each in of_one_backward if each is not None])
 
-    def _record(self, phase: str, values: Sequence[Seen]) -> None:
+    def _record(self, phase: str, values: Sequence[Observation]) -> None:
         for each in values:
             self._recorder.record_seen(phase, each)
 

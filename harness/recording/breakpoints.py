@@ -18,7 +18,7 @@ from harness.recording.conditions import DIVERGENCE, INF, NAN, Stop, parse_condi
 from harness.recording.process import rank_and_world_size
 from harness.recording.recording_config import RunEnded
 from harness.recording.tensors import NOT_OF_DTYPE
-from harness.trace.chain import CHAINED, Key, Leaf, Scope
+from harness.trace.chain import CHAINED, Key, RecordedValue, Scope
 from harness.trace.reader import read_trace
 from harness.trace.values import Float, shown
 
@@ -44,7 +44,7 @@ class Breakpoints(RecorderCallback):
         self._step = 0
         self._has_reference = False
         """Whether the other trace has this step."""
-        self._expected: dict[Key, Leaf] = {}
+        self._expected: dict[Key, RecordedValue] = {}
         """What the other trace has of this step, and this run has not recorded yet."""
         self._known: set[str] = set()
         self._stop: Stop | None = None
@@ -60,22 +60,26 @@ class Breakpoints(RecorderCallback):
         logs = self._reference.logs(step) if self._reference is not None and DIVERGENCE in self._words else {}
         self._has_reference, self._expected = self._rank in logs, {}
         if self._has_reference:
-            leaves = logs[self._rank].columns(step).leaves()
-            self._expected = {leaf.key: leaf for leaf in leaves if leaf.scope in CHAINED}
+            recorded_values = logs[self._rank].columns(step).values()
+            self._expected = {
+                recorded_value.key: recorded_value
+                for recorded_value in recorded_values
+                if recorded_value.scope in CHAINED
+            }
 
-    def on_leaf(self, leaf: Leaf, tensor: torch.Tensor | None) -> None:
+    def on_value(self, recorded_value: RecordedValue, tensor: torch.Tensor | None) -> None:
         """End the run at a value that is not finite, or not the other trace's."""
-        if leaf.scope is Scope.CONTEXT:
+        if recorded_value.scope is Scope.CONTEXT:
             return
         for word in sorted(self._words & OF_TENSORS.keys()):
             if tensor is not None and (element := _first(word, tensor.detach())) is not None:
-                self._end(Stop(word, self._step, self._rank, *leaf.key, element, str(tensor[element].item())))
-        if self._has_reference and leaf.scope in CHAINED:
-            expected = self._expected.pop(leaf.key, None)
+                self._end(Stop(word, self._step, self._rank, *recorded_value.key, element, str(tensor[element].item())))
+        if self._has_reference and recorded_value.scope in CHAINED:
+            expected = self._expected.pop(recorded_value.key, None)
             if expected is None:
-                self._end(Stop(DIVERGENCE, self._step, self._rank, *leaf.key, value="the other run has none"))
-            elif _differs(expected, leaf):
-                self._end(Stop(DIVERGENCE, self._step, self._rank, *leaf.key))
+                self._end(Stop(DIVERGENCE, self._step, self._rank, *recorded_value.key, value="the other run has none"))
+            elif _differs(expected, recorded_value):
+                self._end(Stop(DIVERGENCE, self._step, self._rank, *recorded_value.key))
 
     def on_end_step(self, step: int, values: Mapping[str, Float]) -> None:
         """End the run where a value of the curve says so, or the other trace has more of this step."""
@@ -137,7 +141,7 @@ def _first(word: str, tensor: torch.Tensor) -> tuple[int, ...] | None:
     return tuple(where.nonzero()[0].tolist()) if where.any() else None
 
 
-def _differs(a: Leaf, b: Leaf) -> bool:
+def _differs(a: RecordedValue, b: RecordedValue) -> bool:
     """Whether two leaves of one key are of other values, as far as that is known."""
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return True

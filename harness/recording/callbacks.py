@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from harness.trace.chain import Leaf
+from harness.trace.chain import RecordedValue
 from harness.trace.values import Float
 
 
@@ -26,7 +26,7 @@ class RecorderCallback:
     def on_record(self, phase: str, name: str, occurrence: int, value: Any) -> None:
         """The program hands over a value, which was not looked at yet; not called for what hooks in torch have seen."""
 
-    def on_leaf(self, leaf: Leaf, tensor: torch.Tensor | None) -> None:
+    def on_value(self, recorded_value: RecordedValue, tensor: torch.Tensor | None) -> None:
         """A value was digested; `tensor` is the value itself where it is a whole tensor."""
 
     def on_operation(self, index: int, name: str, results: Sequence[torch.Tensor]) -> None:
@@ -42,7 +42,7 @@ class RecorderCallback:
         """The program has gone no further than the middle of this step: because of `error`, or in order."""
 
 
-def make_watchers(told: Mapping[str, Mapping[str, Any]]) -> list[RecorderCallback]:
+def make_callbacks(told: Mapping[str, Mapping[str, Any]]) -> list[RecorderCallback]:
     """Those that the orders of a process name: "module:class" -> the keyword arguments, plain values, of its making."""
     return [_class_of(name)(**fields) for name, fields in told.items()]
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from harness.recording.recorder import Seen, look
+from harness.recording.recorder import Observation, look
 from harness.recording.tensors import Digested
 from harness.trace.chain import Scope
 
@@ -34,7 +34,7 @@ class DigestCache:
     def __init__(self) -> None:
         self._marks: dict[str, tuple[_Mark, Digested]] = {}
 
-    def remember(self, seen: Seen) -> None:
+    def remember(self, seen: Observation) -> None:
         """A value that has just been digested."""
         mark = None if seen.tensor is None else _mark(seen.tensor)
         if mark is None:
@@ -42,17 +42,17 @@ class DigestCache:
         else:
             self._marks[seen.name] = mark, seen.digested
 
-    def look(self, values: Sequence[tuple[str, torch.Tensor]], scope: Scope = Scope.LOGICAL) -> list[Seen]:
+    def look(self, values: Sequence[tuple[str, torch.Tensor]], scope: Scope = Scope.LOGICAL) -> list[Observation]:
         """The same as `recorder.look`; of what is as it was, the digest is used again. Remembers all of them."""
         known = {name: digest for name, tensor in values if (digest := self._known(name, tensor)) is not None}
         fresh = look([(name, tensor) for name, tensor in values if name not in known], scope)
         for seen in fresh:
             self.remember(seen)
         left = fresh[::-1]
-        found: list[Seen] = []
+        found: list[Observation] = []
         for name, tensor in values:
             if name in known:
-                found.append(Seen(name, known[name], scope, tensor))
+                found.append(Observation(name, known[name], scope, tensor))
             while left and left[-1].name.partition(" ")[0] == name.partition(" ")[0] and name not in known:
                 found.append(left.pop())  # a sparse tensor gives two
         return found

@@ -25,7 +25,7 @@ class ParameterNames:
     def __init__(self) -> None:
         self._names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
         """By id, which is one parameter's for as long as that lives."""
-        self._bystanders: list[tuple[weakref.ref[torch.Tensor], str]] = []
+        self._untracked: list[tuple[weakref.ref[torch.Tensor], str]] = []
         self._taken: set[str] = set()
 
     def name(self, parameter: torch.Tensor) -> str | None:
@@ -43,25 +43,25 @@ class ParameterNames:
             owner = owners.get(id(parameter))
             dotted, prefix = (f"parameter{index}", "") if owner is None else owner
             self._names[id(parameter)] = weakref.ref(parameter), self._free(dotted, prefix)
-        self._meet_bystanders()
+        self._observe_untracked()
 
-    def bystanders(self) -> Named:
+    def untracked(self) -> Named:
         """(name, tensor) of what modules hold beside that: buffers, frozen weights, averaged and target networks.
 
         Those that lived when a parameter was assigned last, and live still.
         """
-        alive = [(name, tensor) for reference, name in self._bystanders if (tensor := reference()) is not None]
+        alive = [(name, tensor) for reference, name in self._untracked if (tensor := reference()) is not None]
         return [(name, tensor) for name, tensor in alive if self.name(tensor) is None]
 
-    def _meet_bystanders(self) -> None:
+    def _observe_untracked(self) -> None:
         """Name what has no name yet, in an order that depends on names, shapes and values only."""
-        known = {id(tensor) for reference, _ in self._bystanders if (tensor := reference()) is not None}
+        known = {id(tensor) for reference, _ in self._untracked if (tensor := reference()) is not None}
         held = [(_class_name(root), _held(root)) for root in outermost(living_modules())]
         for prefix, tensors in sorted(held, key=lambda each: (not self._is_trained(each[1]), _told(each))):
             for dotted, tensor in tensors:
                 if id(tensor) not in known and self.name(tensor) is None:
                     known.add(id(tensor))
-                    self._bystanders.append((weakref.ref(tensor), self._free(dotted, prefix)))
+                    self._untracked.append((weakref.ref(tensor), self._free(dotted, prefix)))
 
     def _is_trained(self, tensors: Named) -> bool:
         return any(self.name(tensor) is not None for _, tensor in tensors)

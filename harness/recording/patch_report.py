@@ -51,9 +51,9 @@ class Transplanted:
         return json.dumps(asdict(self)) + "\n"
 
 
-def is_taken(key: Key, phases: Collection[str], leaves: Collection[tuple[str, str] | Key]) -> bool:
+def is_taken(key: Key, phases: Collection[str], values: Collection[tuple[str, str] | Key]) -> bool:
     """Whether a leaf is of one of these phases, or one of these leaves: by phase and name, or its occurrence too."""
-    return key[0] in phases or key in leaves or key[:2] in leaves
+    return key[0] in phases or key in values or key[:2] in values
 
 
 def read_report(directory: Path) -> Sequence[Transplanted]:

@@ -18,7 +18,7 @@ from harness.recording.patch_report import Fate, Transplanted, is_taken
 from harness.recording.recorder import look
 from harness.recording.recording_config import RunEnded
 from harness.recording.tensors import dtype_name, tensor_bytes
-from harness.trace.chain import Key, Leaf, Scope
+from harness.trace.chain import Key, RecordedValue, Scope
 from harness.trace.reader import read_trace
 from harness.trace.tensor_file import read_tensor, write_tensors
 
@@ -29,39 +29,50 @@ OPERATION = "operation"
 class Transplant(RecorderCallback):
     """Puts leaves of a donor's trace into this run, in the steps `first` to `last`.
 
-    All of these phases, and `leaves`, each [phase, name] or [phase, name, occurrence]. What cannot be put as a whole
+    All of these phases, and `recorded_values`, each [phase, name] or [phase, name, occurrence]. What cannot be put as a whole
     ends the run: half of a transplant would show nothing.
     """
 
     def __init__(
-        self, donor: str, report: str, *, first: int, last: int, phases: Sequence[str], leaves: Sequence[Sequence[Any]]
+        self,
+        donor: str,
+        report: str,
+        *,
+        first: int,
+        last: int,
+        phases: Sequence[str],
+        recorded_values: Sequence[Sequence[Any]],
     ) -> None:
         self._donor = read_trace(Path(donor))
         self._report = Path(report)
         self._steps = range(first, last + 1)
         self._phases = frozenset(phases)
-        self._leaves = frozenset(map(tuple, leaves))
+        self._recorded_values = frozenset(map(tuple, recorded_values))
         self._step = -1
-        self._waiting: dict[Key, Leaf] = {}
+        self._waiting: dict[Key, RecordedValue] = {}
 
     def on_begin_step(self, step: int) -> None:
         """Which leaves are to be put in this step."""
         self._step = step
         self._waiting = {}
         if step in self._steps:
-            leaves = self._donor.columns(step, 0).leaves()
-            self._waiting = {leaf.key: leaf for leaf in leaves if leaf.scope is Scope.LOGICAL and self._takes(leaf.key)}
+            recorded_values = self._donor.columns(step, 0).values()
+            self._waiting = {
+                recorded_value.key: recorded_value
+                for recorded_value in recorded_values
+                if recorded_value.scope is Scope.LOGICAL and self._takes(recorded_value.key)
+            }
 
     def on_record(self, phase: str, name: str, occurrence: int, value: Any) -> None:
         """Put the donor's bits into a value, if they are wanted; RunEnded where that cannot be done."""
         key = phase, name, occurrence
         if self._step not in self._steps or not self._takes(key):
             return
-        leaf = self._waiting.pop(key, None)
-        if leaf is None:
+        recorded_value = self._waiting.pop(key, None)
+        if recorded_value is None:
             self._tell(key, Fate.UNLIKE, "only A has it")
         else:
-            self._tell(key, *self._put(leaf, value))
+            self._tell(key, *self._put(recorded_value, value))
 
     def on_end_step(self, step: int, values: object) -> None:
         """Whatever the donor has of this step was to be put; RunEnded where something was not there to be put into."""
@@ -69,15 +80,20 @@ class Transplant(RecorderCallback):
             self._tell(key, Fate.UNLIKE, "only B has it")
 
     def _takes(self, key: Key) -> bool:
-        return is_taken(key, self._phases, self._leaves)
+        return is_taken(key, self._phases, self._recorded_values)
 
-    def _put(self, leaf: Leaf, value: Any) -> tuple[Fate, str]:
-        (seen, *_) = look([(leaf.name, value)])
-        if seen.digested == (leaf.dtype, leaf.shape, leaf.algorithm, leaf.digest):
+    def _put(self, recorded_value: RecordedValue, value: Any) -> tuple[Fate, str]:
+        (seen, *_) = look([(recorded_value.name, value)])
+        if seen.digested == (
+            recorded_value.dtype,
+            recorded_value.shape,
+            recorded_value.algorithm,
+            recorded_value.digest,
+        ):
             return Fate.EQUAL, ""
         if not isinstance(value, torch.Tensor):
             return Fate.NO_MEMORY, f"it is of type {type(value).__name__}"
-        return put(value, leaf, self._donor.tensor(self._step, 0, leaf))
+        return put(value, recorded_value, self._donor.tensor(self._step, 0, recorded_value))
 
     def _tell(self, key: Key, fate: Fate, why: str = "") -> None:
         with self._report.open("a", encoding="utf-8") as file:
@@ -96,7 +112,10 @@ class OperationDonor(RecorderCallback):
     def on_operation(self, index: int, name: str, results: Sequence[torch.Tensor]) -> None:
         """Write the results down, if it is the one."""
         if index == self._index:
-            write_tensors(self._path, [(leaf, bytes(tensor_bytes(each))) for leaf, each in _named(name, results)])
+            write_tensors(
+                self._path,
+                [(recorded_value, bytes(tensor_bytes(each))) for recorded_value, each in _named(name, results)],
+            )
 
 
 class OperationTransplant(RecorderCallback):
@@ -112,24 +131,28 @@ class OperationTransplant(RecorderCallback):
         """Put them, if it is the one; RunEnded where the donor's is another operation, or gives other shapes."""
         if index != self._index:
             return
-        for leaf, value in _named(name, results):
-            data = read_tensor(self._path, leaf)
+        for recorded_value, value in _named(name, results):
+            data = read_tensor(self._path, recorded_value)
             if data is None:
                 fate, why = Fate.UNLIKE, f"operation {index} is {name} in A, and in B another one"
             elif data == tensor_bytes(value):
                 fate, why = Fate.EQUAL, ""
             else:
-                fate, why = put(value, leaf, data)
+                fate, why = put(value, recorded_value, data)
             with self._report.open("a", encoding="utf-8") as file:
-                file.write(Transplanted(self._step, OPERATION, leaf.name, leaf.occurrence, fate, why).to_line())
+                file.write(
+                    Transplanted(
+                        self._step, OPERATION, recorded_value.name, recorded_value.occurrence, fate, why
+                    ).to_line()
+                )
             if fate is Fate.UNLIKE:
                 raise RunEnded
 
 
-def put(value: torch.Tensor, leaf: Leaf, data: bytes | None) -> tuple[Fate, str]:
+def put(value: torch.Tensor, recorded_value: RecordedValue, data: bytes | None) -> tuple[Fate, str]:
     """Write a leaf's bits into the memory of a value of the same dtype and shape: what became of it, and why."""
-    if (dtype_name(value.dtype), tuple(value.shape)) != (leaf.dtype, leaf.shape):
-        shapes = [f"{dtype} {list(shape)}" for dtype, shape in _kinds(value, leaf)]
+    if (dtype_name(value.dtype), tuple(value.shape)) != (recorded_value.dtype, recorded_value.shape):
+        shapes = [f"{dtype} {list(shape)}" for dtype, shape in _kinds(value, recorded_value)]
         return Fate.UNLIKE, f"it is {shapes[0]} in A, {shapes[1]} in B"
     if data is None or len(data) != value.numel() * value.element_size():
         return Fate.UNLIKE, "B's value was not kept"
@@ -141,13 +164,13 @@ def put(value: torch.Tensor, leaf: Leaf, data: bytes | None) -> tuple[Fate, str]
     return Fate.PUT, ""
 
 
-def _kinds(value: torch.Tensor, leaf: Leaf) -> list[tuple[str, tuple[int, ...]]]:
-    return [(dtype_name(value.dtype), tuple(value.shape)), (leaf.dtype, leaf.shape)]
+def _kinds(value: torch.Tensor, recorded_value: RecordedValue) -> list[tuple[str, tuple[int, ...]]]:
+    return [(dtype_name(value.dtype), tuple(value.shape)), (recorded_value.dtype, recorded_value.shape)]
 
 
-def _named(name: str, results: Sequence[torch.Tensor]) -> list[tuple[Leaf, torch.Tensor]]:
+def _named(name: str, results: Sequence[torch.Tensor]) -> list[tuple[RecordedValue, torch.Tensor]]:
     """Each result with a leaf that says which one it is; its digest is of no matter here."""
     return [
-        (Leaf(OPERATION, name, at, dtype_name(each.dtype), tuple(each.shape), "none", b""), each)
+        (RecordedValue(OPERATION, name, at, dtype_name(each.dtype), tuple(each.shape), "none", b""), each)
         for at, each in enumerate(results)
     ]

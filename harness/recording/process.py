@@ -19,7 +19,7 @@ from harness.recording.op_log import OpLog
 from harness.recording.op_mode import OpMode
 from harness.recording.recorder import Kept, Recorder, Step
 from harness.recording.recording_config import PROCESSES, RecordingConfig, Report
-from harness.trace.chain import Leaf
+from harness.trace.chain import RecordedValue
 from harness.trace.fingerprint import fingerprint
 from harness.trace.layout import UNFINISHED, log_name
 from harness.trace.manifest import Fingerprint, Manifest
@@ -46,7 +46,7 @@ class ProcessLog:
         self._report = first_report(orders)
         self._pid = os.getpid()
         self._is_forked = False
-        self.watchers: Sequence[RecorderCallback] = ()
+        self.callbacks: Sequence[RecorderCallback] = ()
         """Told of the values of the curve."""
         self.recorder: Recorder | None = None
         """Whose steps these are: asked at the end whether it is in the middle of one."""
@@ -66,7 +66,7 @@ class ProcessLog:
         """Whether there is still something to be recorded for."""
         return not self._report.problem and not self._report.is_closed
 
-    def append(self, step: int, leaves: Sequence[Leaf], tensors: Sequence[Kept] = ()) -> None:
+    def append(self, step: int, recorded_values: Sequence[RecordedValue], tensors: Sequence[Kept] = ()) -> None:
         """One step; opens the log with the first."""
         if not self.is_recording:
             return
@@ -77,7 +77,7 @@ class ProcessLog:
                 self.give_up(error.what)
                 return
             self._writer.log_values(self._early)
-        self._writer.append(step, leaves, tensors=tensors)
+        self._writer.append(step, recorded_values, tensors=tensors)
         if self._writer.ended_by:  # reported at once: nobody knows how this process will end
             self._report = replace(self._report, problem=self._writer.ended_by)
             self.save_report()
@@ -90,8 +90,8 @@ class ProcessLog:
             self._early |= values
         elif values:
             self._writer.log_values(values)
-        for watcher in self.watchers:
-            watcher.on_values(values)
+        for callback in self.callbacks:
+            callback.on_values(values)
 
     def keep_unfinished(self, step: Step) -> None:
         """Write what was recorded of a step in whose middle the program has ended: a trace below this one."""
@@ -102,7 +102,7 @@ class ProcessLog:
             assert self._manifest is not None
             rank = self._report.rank or 0
             with TraceWriter(self._directory / UNFINISHED, self._manifest, rank=rank, say=_say) as writer:
-                writer.append(step.number, step.leaves, tensors=step.tensors)
+                writer.append(step.number, step.values, tensors=step.tensors)
         except TraceError as error:
             _say(f"what was recorded of step {step.number} is lost: {error.what}")
 

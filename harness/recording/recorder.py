@@ -15,9 +15,9 @@ import torch
 from harness.core.errors import TraceError
 from harness.recording.callbacks import RecorderCallback
 from harness.recording.recording_config import RunEnded
-from harness.recording.sharded_digest import Placed, digest_placed, place
+from harness.recording.sharded_digest import PlacedShard, digest_placed, place
 from harness.recording.tensors import Digested, digest_tensor, is_plain, strided_parts, tensor_bytes
-from harness.trace.chain import Leaf, Scope
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.digests import digest
 from harness.trace.values import FLOATS, Float
 
@@ -25,10 +25,10 @@ KEPT_PHASES = frozenset(("rollout", "reward", "advantage"))
 MAX_KEPT_BYTES = 2**16
 """Of a value in one of KEPT_PHASES that is kept in every step: so that flipped tokens can be named afterwards."""
 
-Kept = tuple[Leaf, bytes]
+Kept = tuple[RecordedValue, bytes]
 
 
-class Seen(NamedTuple):
+class Observation(NamedTuple):
     """A value that has been looked at, and not yet recorded."""
 
     name: str
@@ -42,14 +42,14 @@ class Step(NamedTuple):
     """What was recorded of one step."""
 
     number: int
-    leaves: Sequence[Leaf]
+    values: Sequence[RecordedValue]
     tensors: Sequence[Kept]
 
 
 class Sink(Protocol):
     """Where whole steps go: the log of one process."""
 
-    def append(self, step: int, leaves: Sequence[Leaf], tensors: Sequence[Kept]) -> None:
+    def append(self, step: int, recorded_values: Sequence[RecordedValue], tensors: Sequence[Kept]) -> None:
         """One step, the leaves in the order in which they came about."""
 
     def log_values(self, values: Mapping[str, Float]) -> None:
@@ -70,7 +70,7 @@ class Recorder:
     """Records the steps of one process into a sink.
 
     `keeps` tells for a step whether all of its tensors are kept, not only their digests; `operations` gives what
-    records the operations of a step, or None. After `last_step` the program is ended. `watchers` look on. One thread at
+    records the operations of a step, or None. After `last_step` the program is ended. `callbacks` look on. One thread at
     a time.
     """
 
@@ -81,16 +81,16 @@ class Recorder:
         keeps: Callable[[int], bool] = lambda step: False,
         operations: Callable[[int], Operations | None] = lambda step: None,
         last_step: int | None = None,
-        watchers: Sequence[RecorderCallback] = (),
+        callbacks: Sequence[RecorderCallback] = (),
     ) -> None:
         self._sink = sink
-        self._watchers = watchers
+        self._callbacks = callbacks
         self._keeps = keeps
         self._operations_of = operations
         self._last_step = last_step
         self._operations: Operations | None = None
         self._step: int | None = None
-        self._leaves: list[Leaf] = []
+        self._recorded_values: list[RecordedValue] = []
         self._tensors: list[Kept] = []
         self._counts: dict[tuple[Scope, str, str], int] = {}
 
@@ -102,7 +102,11 @@ class Recorder:
     @property
     def unfinished_step(self) -> int | None:
         """The step that has begun, once more of it is recorded than what it begins with; None between steps."""
-        return self._step if any(leaf.scope is not Scope.CONTEXT for leaf in self._leaves) else None
+        return (
+            self._step
+            if any(recorded_value.scope is not Scope.CONTEXT for recorded_value in self._recorded_values)
+            else None
+        )
 
     @property
     def keeps_tensors(self) -> bool:
@@ -113,12 +117,12 @@ class Recorder:
         """Begin a step; what was recorded of one that was not ended is dropped."""
         self._stop_operations()
         self._step = step
-        self._leaves, self._tensors, self._counts = [], [], {}
+        self._recorded_values, self._tensors, self._counts = [], [], {}
         if (operations := self._operations_of(step)) is not None:
             self._operations = operations
             operations.start()
-        for watcher in self._watchers:
-            watcher.on_begin_step(step)
+        for callback in self._callbacks:
+            callback.on_begin_step(step)
 
     def record(self, phase: str, name: str, value: Any, *, scope: Scope = Scope.LOGICAL) -> None:
         """Record one value: a tensor, a NumPy array, a number, text, bytes, or a list of numbers.
@@ -126,23 +130,23 @@ class Recorder:
         The second value of a phase and name is its second occurrence. Small ones of KEPT_PHASES are kept beside their
         digests. TraceError outside a step, and for other values.
         """
-        for watcher in self._watchers:
-            watcher.on_record(phase, name, self._counts.get((scope, phase, name), 0), value)
+        for callback in self._callbacks:
+            callback.on_record(phase, name, self._counts.get((scope, phase, name), 0), value)
         for seen in look([(name, value)], scope):
             self.record_seen(phase, seen, is_kept=phase in KEPT_PHASES and _is_small(seen.tensor))
 
-    def record_seen(self, phase: str, seen: Seen, *, is_kept: bool = False) -> None:
+    def record_seen(self, phase: str, seen: Observation, *, is_kept: bool = False) -> None:
         """Record a value that `look` has digested; it is kept if `is_kept`, or if all of this step's are."""
         if self._step is None:
             raise TraceError(f"{phase} {seen.name} outside a step", remedy="call begin_step(step) first")
         count = self._counts.get((seen.scope, phase, seen.name), 0)
         self._counts[seen.scope, phase, seen.name] = count + 1
-        leaf = Leaf(phase, seen.name, count, *seen.digested, seen.scope)
-        self._leaves.append(leaf)
+        recorded_value = RecordedValue(phase, seen.name, count, *seen.digested, seen.scope)
+        self._recorded_values.append(recorded_value)
         if seen.tensor is not None and (is_kept or self.keeps_tensors):
-            self._tensors.append((leaf, bytes(tensor_bytes(seen.tensor))))
-        for watcher in self._watchers:
-            watcher.on_leaf(leaf, seen.tensor)
+            self._tensors.append((recorded_value, bytes(tensor_bytes(seen.tensor))))
+        for callback in self._callbacks:
+            callback.on_value(recorded_value, seen.tensor)
 
     def end_step(self, **values: Any) -> None:
         """End the step: it is on its way to the disk when this returns. `values` are those of the curve.
@@ -152,13 +156,13 @@ class Recorder:
         if self._step is None:
             raise TraceError("a step ended that had not begun", remedy="call begin_step(step) first")
         self._stop_operations()
-        step, leaves, tensors = self._step, self._leaves, self._tensors
-        self._step, self._leaves, self._tensors, self._counts = None, [], [], {}
-        self._sink.append(step, leaves, tensors)
+        step, recorded_values, tensors = self._step, self._recorded_values, self._tensors
+        self._step, self._recorded_values, self._tensors, self._counts = None, [], [], {}
+        self._sink.append(step, recorded_values, tensors)
         told = {name: as_float(value) for name, value in values.items() if value is not None}
         self._sink.log_values(told)
-        for watcher in self._watchers:
-            watcher.on_end_step(step, told)
+        for callback in self._callbacks:
+            callback.on_end_step(step, told)
         if step == self._last_step:
             raise RunEnded
 
@@ -169,11 +173,11 @@ class Recorder:
         """
         self._stop_operations()
         if self._step is not None:
-            for watcher in self._watchers:
-                watcher.on_break_off(self._step, error)
-        step, leaves, tensors = self._step, self._leaves, self._tensors
-        self._step, self._leaves, self._tensors, self._counts = None, [], [], {}
-        return None if step is None else Step(step, leaves, tensors)
+            for callback in self._callbacks:
+                callback.on_break_off(self._step, error)
+        step, recorded_values, tensors = self._step, self._recorded_values, self._tensors
+        self._step, self._recorded_values, self._tensors, self._counts = None, [], [], {}
+        return None if step is None else Step(step, recorded_values, tensors)
 
     def _stop_operations(self) -> None:
         operations, self._operations = self._operations, None
@@ -194,17 +198,17 @@ class NullRecorder:
         """Nothing."""
 
 
-def look(values: Sequence[tuple[str, Any]], scope: Scope = Scope.LOGICAL) -> list[Seen]:
+def look(values: Sequence[tuple[str, Any]], scope: Scope = Scope.LOGICAL) -> list[Observation]:
     """Digest these named values, all at once; a sparse tensor gives two. TraceError for what cannot be recorded."""
-    found: list[Seen | None] = []
-    placed: list[tuple[int, str, Placed]] = []
+    found: list[Observation | None] = []
+    placed: list[tuple[int, str, PlacedShard]] = []
     for name, value in values:
         if is_plain(value):
-            found.append(Seen(name, digest_tensor(value), scope, value))
+            found.append(Observation(name, digest_tensor(value), scope, value))
             continue
         tensor = as_tensor(value)
         if tensor is None:
-            found.append(Seen(name, _digest_of_text(name, value), scope))
+            found.append(Observation(name, _digest_of_text(name, value), scope))
             continue
         for suffix, part in strided_parts(tensor):
             placed.append((len(found), name + suffix, place(part, scope)))
@@ -212,7 +216,7 @@ def look(values: Sequence[tuple[str, Any]], scope: Scope = Scope.LOGICAL) -> lis
     digests = digest_placed([each.value for _, _, each in placed])
     for (index, name, each), digested in zip(placed, digests, strict=True):
         whole = each.value if isinstance(each.value, torch.Tensor) else None
-        found[index] = Seen(name, digested, each.scope, whole)
+        found[index] = Observation(name, digested, each.scope, whole)
     return [each for each in found if each is not None]
 
 

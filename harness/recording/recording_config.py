@@ -47,7 +47,7 @@ class RecordingConfig:
     """Whether it is the entry of a scenario, which says its curve itself: nothing is taken from what it logs."""
     last_step: int | None = None
     """The step after which the run of an entry is ended in order; None: where the entry ends it."""
-    watchers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What looks on in the process: "module:class" of a `watching.RecorderCallback` -> what it is made with."""
 
     def to_text(self) -> str:

@@ -18,28 +18,28 @@ from harness.trace.chain import DIGEST_BYTES, Scope
 from harness.trace.digests import RAW, SHARDSUM_128
 
 
-class Placed(NamedTuple):
+class PlacedShard(NamedTuple):
     """A value, and the scope that its placement leaves it."""
 
     value: torch.Tensor | Shard
     scope: Scope
 
 
-def place(tensor: torch.Tensor, scope: Scope) -> Placed:
+def place(tensor: torch.Tensor, scope: Scope) -> PlacedShard:
     """A plain tensor as it is; of a DTensor what this rank holds of it.
 
     A part that another rank holds too, and a sum that is not finished, say nothing of the whole: they are physical.
     """
     distributed = sys.modules.get("torch.distributed.tensor")
     if distributed is None or not isinstance(tensor, distributed.DTensor):
-        return Placed(tensor, scope)
+        return PlacedShard(tensor, scope)
     if all(placement.is_replicate() for placement in tensor.placements):
-        return Placed(tensor.to_local(), scope)
+        return PlacedShard(tensor.to_local(), scope)
     try:
         shard = shard_of(tensor)
     except TraceError:
-        return Placed(tensor.to_local(), Scope.PHYSICAL)
-    return Placed(shard, Scope.SHARD if scope is Scope.LOGICAL and shard.is_counted else Scope.PHYSICAL)
+        return PlacedShard(tensor.to_local(), Scope.PHYSICAL)
+    return PlacedShard(shard, Scope.SHARD if scope is Scope.LOGICAL and shard.is_counted else Scope.PHYSICAL)
 
 
 def digest_placed(values: Sequence[torch.Tensor | Shard]) -> list[Digested]:

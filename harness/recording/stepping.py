@@ -20,10 +20,10 @@ import torch
 
 from harness.recording.callbacks import RecorderCallback
 from harness.recording.recording_config import RunEnded
-from harness.recording.stepping_messages import BEGIN, END, LEAF, PAUSE, PHASE, plain_leaf
+from harness.recording.stepping_messages import BEGIN, END, LEAF, PAUSE, PHASE, plain_value
 from harness.recording.tensors import digest_tensor, tensor_bytes
 from harness.recording.value_text import elements_text, value_range
-from harness.trace.chain import Leaf
+from harness.trace.chain import RecordedValue
 from harness.trace.tensor_file import write_tensors
 
 MAX_COPIED_BYTES = 2**30
@@ -38,7 +38,7 @@ class Until:
     """Wherever a phase begins."""
     phases: tuple[str, ...] = ()
     """Where one of these begins."""
-    leaves: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
     """Behind a leaf of one of these names."""
     position: int | None = None
     """Before the leaf of that number."""
@@ -53,7 +53,7 @@ class Until:
 class Held:
     """A recorded value that can be asked for."""
 
-    leaf: Leaf
+    value: RecordedValue
     value: Any
     """A tensor of our own, or the program's where `is_copy` is not so; else whatever was recorded."""
     is_copy: bool
@@ -61,7 +61,7 @@ class Held:
     @property
     def is_as_recorded(self) -> bool:
         """Whether it still is what was recorded."""
-        return self.is_copy or digest_tensor(self.value).digest == self.leaf.digest
+        return self.is_copy or digest_tensor(self.value).digest == self.value.digest
 
 
 class Stepping(RecorderCallback):
@@ -102,13 +102,15 @@ class Stepping(RecorderCallback):
         elif is_new and not is_first and (until.boundaries or phase in until.phases):
             self._stop(PHASE, phase)
 
-    def on_leaf(self, leaf: Leaf, tensor: torch.Tensor | None) -> None:
+    def on_value(self, recorded_value: RecordedValue, tensor: torch.Tensor | None) -> None:
         """Hold a value, and stop behind it if it was asked for."""
         if not self._is_there:
             return
-        self._held.append(self._hold(leaf, tensor))
-        self._answer({"e": "leaf", "leaf": plain_leaf(leaf)})  # at once: nobody knows whether there will be a stop
-        if {leaf.name, f"{leaf.phase}/{leaf.name}"} & set(self._until.leaves):
+        self._held.append(self._hold(recorded_value, tensor))
+        self._answer(
+            {"e": "leaf", "leaf": plain_value(recorded_value)}
+        )  # at once: nobody knows whether there will be a stop
+        if {recorded_value.name, f"{recorded_value.phase}/{recorded_value.name}"} & set(self._until.values):
             self._stop(LEAF, "")
 
     def on_end_step(self, step: int, values: object) -> None:
@@ -119,14 +121,14 @@ class Stepping(RecorderCallback):
         else:
             self._answer({"e": "passed", "step": step})
 
-    def _hold(self, leaf: Leaf, tensor: torch.Tensor | None) -> Held:
+    def _hold(self, recorded_value: RecordedValue, tensor: torch.Tensor | None) -> Held:
         if tensor is None:
-            return Held(leaf, self._given, is_copy=True)
+            return Held(recorded_value, self._given, is_copy=True)
         num_bytes = tensor.numel() * tensor.element_size()
         if self._num_copied_bytes + num_bytes > self._max_copied_bytes:
-            return Held(leaf, tensor.detach(), is_copy=False)
+            return Held(recorded_value, tensor.detach(), is_copy=False)
         self._num_copied_bytes += num_bytes
-        return Held(leaf, _copied(tensor), is_copy=True)
+        return Held(recorded_value, _copied(tensor), is_copy=True)
 
     def _stop(self, why: str, phase: str) -> None:
         """Tell where the run stands, and answer until it may go on."""
@@ -140,7 +142,7 @@ class Stepping(RecorderCallback):
 
     def _save(self, held: Held, path: Path) -> dict[str, Any]:
         if isinstance(held.value, torch.Tensor):
-            write_tensors(path, [(held.leaf, bytes(tensor_bytes(held.value)))])
+            write_tensors(path, [(held.value, bytes(tensor_bytes(held.value)))])
         return {"e": "saved", "is_as_recorded": held.is_as_recorded}
 
     def _was_paused(self) -> bool:
@@ -181,7 +183,7 @@ def described(held: Held, indices: Sequence[Sequence[int]]) -> dict[str, Any]:
         return told | {"range": {}, "text": _cut(repr(held.value))}
     ranges = [range(*each) for each in indices]
     part = held.value.detach()[tuple(slice(*each) for each in indices)]
-    return told | {"range": value_range(part), "text": _cut(elements_text(held.leaf.dtype, part, ranges))}
+    return told | {"range": value_range(part), "text": _cut(elements_text(held.value.dtype, part, ranges))}
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

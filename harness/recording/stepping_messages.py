@@ -15,7 +15,7 @@ The standard library only: both sides read this.
 from dataclasses import dataclass
 from typing import Any
 
-from harness.trace.chain import Leaf, Scope
+from harness.trace.chain import RecordedValue, Scope
 
 ORDERS, ANSWERS = "orders.pipe", "answers.pipe"
 BEGIN, PHASE, LEAF, PAUSE, END = "begin", "phase", "leaf", "pause", "end"
@@ -31,12 +31,12 @@ class Stop:
     """Of the leaf that comes next; empty where that is not known yet."""
 
 
-def plain_leaf(leaf: Leaf) -> list[Any]:
+def plain_value(value: RecordedValue) -> list[Any]:
     """A leaf as it stands in a line."""
-    return [*leaf.key, leaf.dtype, list(leaf.shape), leaf.algorithm, leaf.digest.hex(), int(leaf.scope)]
+    return [*value.key, value.dtype, list(value.shape), value.algorithm, value.digest.hex(), int(value.scope)]
 
 
-def leaf_of(fields: list[Any]) -> Leaf:
+def recorded_value_of(fields: list[Any]) -> RecordedValue:
     """The inverse of plain_leaf."""
     phase, name, occurrence, dtype, shape, algorithm, digest, scope = fields
-    return Leaf(phase, name, occurrence, dtype, tuple(shape), algorithm, bytes.fromhex(digest), Scope(scope))
+    return RecordedValue(phase, name, occurrence, dtype, tuple(shape), algorithm, bytes.fromhex(digest), Scope(scope))

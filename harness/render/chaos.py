@@ -107,15 +107,15 @@ def effect(outcome: Outcome) -> str:
     if outcome.sign is Sign.BROKE:
         return f"ends the run before step {outcome.step} is done: {one_line(outcome.problem)}"
     assert outcome.verdict is not None and outcome.verdict.first is not None
-    return f"moves {_leaf(outcome.verdict.first)} at step {outcome.step}"
+    return f"moves {_value(outcome.verdict.first)} at step {outcome.step}"
 
 
-def _leaf(place: Divergence) -> str:
-    leaf = place.a or place.b
-    if leaf is None:
+def _value(place: Divergence) -> str:
+    value = place.a or place.b
+    if value is None:
         return "the whole step"
-    name = one_line(leaf.name)
-    return f"the {name}" if name in (leaf.phase, f"{leaf.phase}s") else NOUNS.get(leaf.phase, "{}").format(name)
+    name = one_line(value.name)
+    return f"the {name}" if name in (value.phase, f"{value.phase}s") else NOUNS.get(value.phase, "{}").format(name)
 
 
 def _often(tally: Tally) -> str:

@@ -141,8 +141,8 @@ def _facts(plan: Plan, paths: Sequence[str]) -> list[str]:
         sequential_s = sum(p.end_s - p.start_s for p in plan.placements)
         lines[0] += f", {sequential_s / plan.makespan_s:.1f}x faster than one file at a time"
         if plan.gpus:
-            card_s = sum(len(p.gpu_ids) * (p.end_s - p.start_s) for p in plan.placements)
-            lines[0] += f"; cards {card_s / (len(plan.gpus) * plan.makespan_s):.0%} leased"
+            gpu_s = sum(len(p.gpu_ids) * (p.end_s - p.start_s) for p in plan.placements)
+            lines[0] += f"; cards {gpu_s / (len(plan.gpus) * plan.makespan_s):.0%} leased"
         lines += _bound_facts(plan, paths)
     if plan.never:
         lines.append(f"cannot run   {count(len(plan.never), 'file')}")

@@ -8,7 +8,7 @@ from typing import Any
 from harness.core.text import count, one_line, ranges
 from harness.render.curve_picture import curve_picture
 from harness.render.operations import operations_json, operations_text
-from harness.trace.chain import Leaf, Scope
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.element_diff import ValueDifference, coordinates
 from harness.trace.manifest import PARTS
 from harness.trace.values import Float, plain
@@ -23,9 +23,9 @@ from harness.trace.verdict import (
     CurveDifference,
     Difference,
     Divergence,
+    Element,
     FieldDifference,
     Kind,
-    Place,
     Verdict,
 )
 
@@ -94,21 +94,21 @@ def _where(place: Divergence, num_ranks: int) -> str:
     if place.what in STEP_ONLY:
         whose = "" if place.rank is None else f", rank {place.rank}"
         return f"step {place.step}, which only {STEP_ONLY[place.what]} has{whose}"
-    leaf = place.a or place.b
-    assert leaf is not None
+    recorded_value = place.a or place.b
+    assert recorded_value is not None
     rank = f", rank {place.rank}" if place.rank is not None and (place.rank or place.ranks != (0,)) else ""
-    return f"step {place.step}, {_name(leaf, num_ranks, place.num_microbatches)}{rank}"
+    return f"step {place.step}, {_name(recorded_value, num_ranks, place.num_microbatches)}{rank}"
 
 
-def _name(leaf: Leaf, num_ranks: int, num_microbatches: int = 1) -> str:
+def _name(recorded_value: RecordedValue, num_ranks: int, num_microbatches: int = 1) -> str:
     """backward layers.3.weight; with its occurrence, where it is not the first, and whose it is, where it is a part."""
-    name = f"{one_line(leaf.phase, MAX_CHARS)} {one_line(leaf.name)}"
-    if leaf.scope is Scope.PHYSICAL:
-        if leaf.occurrence or num_microbatches > 1:
-            name += f" in {'batch' if leaf.phase == 'rollout' else 'micro-batch'} {leaf.occurrence}"
+    name = f"{one_line(recorded_value.phase, MAX_CHARS)} {one_line(recorded_value.name)}"
+    if recorded_value.scope is Scope.PHYSICAL:
+        if recorded_value.occurrence or num_microbatches > 1:
+            name += f" in {'batch' if recorded_value.phase == 'rollout' else 'micro-batch'} {recorded_value.occurrence}"
         return name + (" (this rank's part)" if num_ranks > 1 else "")
-    name += f" #{leaf.occurrence}" if leaf.occurrence else ""
-    return name + (" (this rank's shard)" if leaf.scope is Scope.SHARD and num_ranks > 1 else "")
+    name += f" #{recorded_value.occurrence}" if recorded_value.occurrence else ""
+    return name + (" (this rank's shard)" if recorded_value.scope is Scope.SHARD and num_ranks > 1 else "")
 
 
 def _place(verdict: Verdict) -> Iterator[str]:
@@ -116,12 +116,12 @@ def _place(verdict: Verdict) -> Iterator[str]:
     if place is None:
         return
     if place.what not in STEP_ONLY:
-        for side, leaf in (("A", place.a), ("B", place.b)):
-            yield f"  {side}  {_leaf(leaf, place.value, side)}"
+        for side, recorded_value in (("A", place.a), ("B", place.b)):
+            yield f"  {side}  {_recorded_value(recorded_value, place.value, side)}"
         if place.value is not None:
             yield from _distance(place.value)
         yield f"  equal before it: {_before(place, verdict.num_ranks)}"
-        yield f"  different in this step: {place.num_different:,} of {count(place.num_leaves, 'leaf', 'leaves')}"
+        yield f"  different in this step: {place.num_different:,} of {count(place.num_values, 'leaf', 'leaves')}"
     if len(place.ranks) > 1 or (place.rank and place.what not in STEP_ONLY):
         yield f"  ranks that differ: {ranges(map(str, place.ranks))}"
     yield f"  different steps: {verdict.num_steps_different:,} of {verdict.num_steps:,}"
@@ -135,15 +135,17 @@ def _before(place: Divergence, num_ranks: int) -> str:
     return f"{count(place.num_before, 'leaf', 'leaves')}{phases}; the last: {_name(place.last_equal, num_ranks)}"
 
 
-def _leaf(leaf: Leaf | None, value: ValueDifference | None, side: str) -> str:
-    if leaf is None:
+def _recorded_value(recorded_value: RecordedValue | None, value: ValueDifference | None, side: str) -> str:
+    if recorded_value is None:
         return "has no such leaf"
-    kind = f"{one_line(leaf.dtype, MAX_CHARS)} [{', '.join(map(str, leaf.shape))}]"
+    kind = f"{one_line(recorded_value.dtype, MAX_CHARS)} [{', '.join(map(str, recorded_value.shape))}]"
     if value is not None:
-        shape = leaf.shape if prod(leaf.shape) == value.num_elements else ()  # else it is a part of that whole
+        shape = (
+            recorded_value.shape if prod(recorded_value.shape) == value.num_elements else ()
+        )  # else it is a part of that whole
         at = f" at {_element(value.first, shape)}" if value.num_elements > 1 else ""
         return f"{kind}  {value.a if side == 'A' else value.b}{at}"
-    return f"{kind}  {one_line(leaf.algorithm, MAX_CHARS)} {leaf.digest.hex()}"
+    return f"{kind}  {one_line(recorded_value.algorithm, MAX_CHARS)} {recorded_value.digest.hex()}"
 
 
 def _element(index: int, shape: Sequence[int]) -> str:
@@ -229,7 +231,7 @@ def _changed(kind: str, changed: Count, num_ranks: int) -> str:
     return f"{COUNTED[kind]}: {' and '.join(how_many)}; first {where}"
 
 
-def _element_of(kind: str, place: Place) -> str:
+def _element_of(kind: str, place: Element) -> str:
     """sequence 2, position 17."""
     if place.element is None:
         return one_line(place.name, MAX_CHARS)
@@ -313,13 +315,13 @@ def _divergence_json(place: Divergence | None) -> dict[str, Any] | None:
         "what": place.what.value,
         "rank": place.rank,
         "ranks": list(place.ranks),
-        "a": _leaf_json(place.a),
-        "b": _leaf_json(place.b),
-        "last_equal": _leaf_json(place.last_equal),
+        "a": _value_json(place.a),
+        "b": _value_json(place.b),
+        "last_equal": _value_json(place.last_equal),
         "phases_before": list(place.phases_before),
         "num_before": place.num_before,
         "num_microbatches": place.num_microbatches,
-        "num_leaves": place.num_leaves,
+        "num_leaves": place.num_values,
         "num_different": place.num_different,
         "value": value
         and {**asdict(value), "max_abs": _finite(value.max_abs), "is_nan_payload_only": value.is_nan_payload_only},
@@ -338,18 +340,18 @@ def _attribution_json(verdict: Verdict) -> dict[str, Any] | None:
     return {"is_floats_only": _is_floats_only(verdict), **counts}
 
 
-def _leaf_json(leaf: Leaf | None) -> dict[str, Any] | None:
-    if leaf is None:
+def _value_json(recorded_value: RecordedValue | None) -> dict[str, Any] | None:
+    if recorded_value is None:
         return None
     return {
-        "phase": leaf.phase,
-        "name": leaf.name,
-        "occurrence": leaf.occurrence,
-        "scope": leaf.scope.name.lower(),
-        "dtype": leaf.dtype,
-        "shape": list(leaf.shape),
-        "algorithm": leaf.algorithm,
-        "digest": leaf.digest.hex(),
+        "phase": recorded_value.phase,
+        "name": recorded_value.name,
+        "occurrence": recorded_value.occurrence,
+        "scope": recorded_value.scope.name.lower(),
+        "dtype": recorded_value.dtype,
+        "shape": list(recorded_value.shape),
+        "algorithm": recorded_value.algorithm,
+        "digest": recorded_value.digest.hex(),
     }
 
 

@@ -6,9 +6,9 @@ from math import prod
 from typing import Any
 
 from harness.core.text import count, one_line
-from harness.lab.reproduce.debugger.answers import Answer, Compared, Listed, Marked, Shown, Stood, Told
-from harness.lab.reproduce.debugger.walk import Mark, Visit, Walk
-from harness.trace.chain import Leaf
+from harness.lab.reproduce.debugger.answers import Answer, Compared, Listed, Marked, Message, Paused, Shown
+from harness.lab.reproduce.debugger.walk import Mark, StepProgress, Visit
+from harness.trace.chain import RecordedValue
 from harness.trace.element_diff import ValueDifference, coordinates
 
 MAX_LISTED = 40
@@ -16,12 +16,12 @@ MAX_LISTED = 40
 BAD, GOOD = "1;31", "32"
 
 
-def prompt_text(walk: Walk) -> str:
+def prompt_text(walk: StepProgress) -> str:
     """Where somebody stands: (step 7, before reward) ."""
-    return f"(step {walk.step}, {_where(walk.why, walk.phase, walk.leaves[-1] if walk.leaves else None)}) "
+    return f"(step {walk.step}, {_where(walk.why, walk.phase, walk.recorded_values[-1] if walk.recorded_values else None)}) "
 
 
-def _where(why: str, phase: str, last: Leaf | None) -> str:
+def _where(why: str, phase: str, last: RecordedValue | None) -> str:
     match why:
         case "":
             return "ended"
@@ -37,7 +37,7 @@ def _where(why: str, phase: str, last: Leaf | None) -> str:
 def answer_text(answer: Answer, *, colour: bool) -> str:
     """What a person reads."""
     match answer:
-        case Stood():
+        case Paused():
             lines = _stood(answer, colour)
         case Listed():
             lines = _listed(answer, colour)
@@ -45,14 +45,14 @@ def answer_text(answer: Answer, *, colour: bool) -> str:
             lines = _shown(answer)
         case Compared():
             lines = _compared(answer)
-        case Told():
+        case Message():
             lines = iter(answer.lines)
     return "\n".join(lines)
 
 
-def _stood(stood: Stood, colour: bool) -> Iterator[str]:
-    for visit, leaves in stood.visits:
-        yield f"  {_visit_name(visit):<13} {_summary(leaves, colour)}"
+def _stood(stood: Paused, colour: bool) -> Iterator[str]:
+    for visit, recorded_values in stood.visits:
+        yield f"  {_visit_name(visit):<13} {_summary(recorded_values, colour)}"
     match stood.why:
         case "":
             pass  # the notes say how it has ended
@@ -69,17 +69,17 @@ def _visit_name(visit: Visit) -> str:
     return f"{visit.phase} #{visit.number}" if visit.number else visit.phase
 
 
-def _summary(leaves: Sequence[Marked], colour: bool) -> str:
+def _summary(recorded_values: Sequence[Marked], colour: bool) -> str:
     """5 values, as recorded; of 2 the first that differs: rewards."""
-    told = [_agreement([each.mark for each in leaves], leaves, "as recorded", colour)]
-    others = [each.other for each in leaves if each.other is not None]
+    told = [_agreement([each.mark for each in recorded_values], recorded_values, "as recorded", colour)]
+    others = [each.other for each in recorded_values if each.other is not None]
     if others:
-        told.append(_agreement(others, leaves, "as in the other run", colour))
-    return f"{count(len(leaves), 'value')}: {'; '.join(told)}"
+        told.append(_agreement(others, recorded_values, "as in the other run", colour))
+    return f"{count(len(recorded_values), 'value')}: {'; '.join(told)}"
 
 
-def _agreement(marks: Sequence[Mark], leaves: Sequence[Marked], phrase: str, colour: bool) -> str:
-    unlike = [each.leaf for each, mark in zip(leaves, marks, strict=True) if mark is Mark.DIFFERENT]
+def _agreement(marks: Sequence[Mark], recorded_values: Sequence[Marked], phrase: str, colour: bool) -> str:
+    unlike = [each.value for each, mark in zip(recorded_values, marks, strict=True) if mark is Mark.DIFFERENT]
     if unlike:
         text = f"{len(unlike):,} NOT {phrase}, first {one_line(unlike[0].name)}"
         return f"\x1b[{BAD}m{text}\x1b[0m" if colour else text
@@ -96,38 +96,41 @@ def _listed(listed: Listed, colour: bool) -> Iterator[str]:
         return
     head = "= as recorded, ! not, ? not there"
     yield f"{head}; second mark: as in {one_line(listed.other)}" if listed.other else head
-    for visit, leaves in listed.visits:
+    for visit, recorded_values in listed.visits:
         yield _visit_name(visit)
-        shown = [*(each for each in leaves if not _is_alike(each)), *(each for each in leaves if _is_alike(each))]
+        shown = [
+            *(each for each in recorded_values if not _is_alike(each)),
+            *(each for each in recorded_values if _is_alike(each)),
+        ]
         kept = shown[:MAX_LISTED]
-        width = max(len(_name(each.leaf)) for each in kept)
-        yield from (_listed_leaf(each, colour, width) for each in leaves if each in kept)
-        if len(leaves) > MAX_LISTED:
-            yield f"  and {count(len(leaves) - MAX_LISTED, 'value')} more"
+        width = max(len(_name(each.value)) for each in kept)
+        yield from (_listed_value(each, colour, width) for each in recorded_values if each in kept)
+        if len(recorded_values) > MAX_LISTED:
+            yield f"  and {count(len(recorded_values) - MAX_LISTED, 'value')} more"
 
 
 def _is_alike(marked: Marked) -> bool:
     return marked.mark is Mark.EQUAL and marked.other in (None, Mark.EQUAL)
 
 
-def _listed_leaf(marked: Marked, colour: bool, width: int) -> str:
+def _listed_value(marked: Marked, colour: bool, width: int) -> str:
     marks = marked.mark.value + (f" {marked.other.value}" if marked.other is not None else "")
     if colour and not _is_alike(marked):
         marks = f"\x1b[{BAD}m{marks}\x1b[0m"
-    return f"  {marks}  {_name(marked.leaf):<{width}}  {_kind(marked.leaf)}"
+    return f"  {marks}  {_name(marked.leaf):<{width}}  {_kind(marked.recorded_value)}"
 
 
-def _name(leaf: Leaf) -> str:
-    return one_line(leaf.name) + (f"#{leaf.occurrence}" if leaf.occurrence else "")
+def _name(recorded_value: RecordedValue) -> str:
+    return one_line(recorded_value.name) + (f"#{recorded_value.occurrence}" if recorded_value.occurrence else "")
 
 
-def _kind(leaf: Leaf) -> str:
-    return f"{one_line(leaf.dtype)} [{', '.join(map(str, leaf.shape))}]"
+def _kind(recorded_value: RecordedValue) -> str:
+    return f"{one_line(recorded_value.dtype)} [{', '.join(map(str, recorded_value.shape))}]"
 
 
 def _shown(shown: Shown) -> Iterator[str]:
     part = f" [{', '.join(map(str, shown.shape))}]" if shown.part and shown.shape is not None else ""
-    yield f"{shown.leaf.phase} {_name(shown.leaf)}  {_kind(shown.leaf)}{_part(shown.part)}{part}"
+    yield f"{shown.recorded_value.phase} {_name(shown.recorded_value)}  {_kind(shown.recorded_value)}{_part(shown.part)}{part}"
     if shown.range:
         told = [f"{name} {shown.range[name]:.9g}" for name in ("min", "max", "mean") if name in shown.range]
         told += [f"{count(shown.range[name], word, word)}" for name, word in (("nan", "NaN"), ("inf", "infinite"))]
@@ -138,14 +141,14 @@ def _shown(shown: Shown) -> Iterator[str]:
 
 
 def _compared(compared: Compared) -> Iterator[str]:
-    leaf, other = compared.leaf, compared.other
-    yield f"{leaf.phase} {_name(leaf)}  {_kind(leaf)}{_part(compared.part)}, beside that of {one_line(compared.whose)}"
+    recorded_value, other = compared.value, compared.other
+    yield f"{recorded_value.phase} {_name(recorded_value)}  {_kind(recorded_value)}{_part(compared.part)}, beside that of {one_line(compared.whose)}"
     if compared.is_equal:
         yield "  equal, every bit"
     elif other is None:
         yield "  it has no such value"
-    elif (leaf.dtype, leaf.shape) != (other.dtype, other.shape):
-        yield f"  here {_kind(leaf)}, there {_kind(other)}"
+    elif (recorded_value.dtype, recorded_value.shape) != (other.dtype, other.shape):
+        yield f"  here {_kind(recorded_value)}, there {_kind(other)}"
     elif compared.value is not None:
         yield from _difference(compared.value, compared)
     else:
@@ -176,38 +179,38 @@ def answer_json(answer: Answer) -> dict[str, Any]:
     """The same in plain values only."""
     told: dict[str, Any] = {"answer": type(answer).__name__.lower()}
     match answer:
-        case Stood():
-            phases = [_visit_json(visit, leaves) for visit, leaves in answer.visits]
+        case Paused():
+            phases = [_visit_json(visit, recorded_values) for visit, recorded_values in answer.visits]
             place = {"step": answer.step, "at": answer.why or "ended", "phase": answer.phase}
             return told | place | {"visits": phases, "notes": list(answer.notes)}
         case Listed():
-            return told | {"visits": [_visit_json(visit, leaves) for visit, leaves in answer.visits]}
+            return told | {"visits": [_visit_json(visit, recorded_values) for visit, recorded_values in answer.visits]}
         case Shown():
             fields: dict[str, Any] = {"part": answer.part, "range": answer.range, "text": answer.text}
             shape = None if answer.shape is None else list(answer.shape)
-            return told | _leaf_json(answer.leaf) | fields | {"shape": shape, "is_as_recorded": answer.is_as_recorded}
+            return told | _value_json(answer.value) | fields | {"shape": shape, "is_as_recorded": answer.is_as_recorded}
         case Compared():
             value = answer.value and {**asdict(answer.value), "max_abs": str(answer.value.max_abs)}
             fields = {"whose": answer.whose, "part": answer.part, "is_equal": answer.is_equal, "value": value}
-            return told | _leaf_json(answer.leaf) | fields | {"why_unknown": answer.why_unknown}
-        case Told():
+            return told | _value_json(answer.value) | fields | {"why_unknown": answer.why_unknown}
+        case Message():
             return told | {"lines": list(answer.lines), "is_refused": answer.is_refused}
 
 
-def _visit_json(visit: Visit, leaves: Sequence[Marked]) -> dict[str, Any]:
+def _visit_json(visit: Visit, recorded_values: Sequence[Marked]) -> dict[str, Any]:
     marks = [
-        {**_leaf_json(each.leaf), "recorded": each.mark.name.lower(), "other": each.other and each.other.name.lower()}
-        for each in leaves
+        {**_value_json(each.value), "recorded": each.mark.name.lower(), "other": each.other and each.other.name.lower()}
+        for each in recorded_values
     ]
     return {"phase": visit.phase, "number": visit.number, "leaves": marks}
 
 
-def _leaf_json(leaf: Leaf) -> dict[str, Any]:
+def _value_json(recorded_value: RecordedValue) -> dict[str, Any]:
     return {
-        "phase": leaf.phase,
-        "name": leaf.name,
-        "occurrence": leaf.occurrence,
-        "dtype": leaf.dtype,
-        "shape": list(leaf.shape),
-        "digest": leaf.digest.hex(),
+        "phase": recorded_value.phase,
+        "name": recorded_value.name,
+        "occurrence": recorded_value.occurrence,
+        "dtype": recorded_value.dtype,
+        "shape": list(recorded_value.shape),
+        "digest": recorded_value.digest.hex(),
     }

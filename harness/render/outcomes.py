@@ -35,19 +35,19 @@ def facts(result: UnitResult, state: RunState) -> list[str]:
     """How long a unit ran, where, and what became of its tests; nothing of one that was never started."""
     if not result.directory:
         return []
-    return [f"{result.duration_s:.1f} s", cards(result.gpu_ids, state), tally(result.tests)]
+    return [f"{result.duration_s:.1f} s", gpus(result.gpu_ids, state), tally(result.tests)]
 
 
-def cards(gpu_ids: Iterable[str], state: RunState) -> str:
+def gpus(gpu_ids: Iterable[str], state: RunState) -> str:
     """The cards of a lease by their positions among the run's: "gpu 0", "gpus 0-3,6"; "cpu" for none."""
-    names = card_names(state.gpus)
+    names = gpu_names(state.gpus)
     shown = [names.get(gpu_id, gpu_id) for gpu_id in gpu_ids]
     if not shown:
         return "cpu"
     return f"gpu{'' if len(shown) == 1 else 's'} {ranges(shown)}"
 
 
-def card_names(gpus: Iterable[str]) -> dict[str, str]:
+def gpu_names(gpus: Iterable[str]) -> dict[str, str]:
     """The index of each card by its id, from the lines of RunStarted ("0 NVIDIA H200 143 GB GPU-...")."""
     words = [line.split() for line in gpus]
     return {line[-1]: line[0] for line in words if line}

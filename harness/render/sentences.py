@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from harness.core.text import count, one_line
-from harness.render.outcomes import cards, facts, label
+from harness.render.outcomes import facts, gpus, label
 from harness.runner.events import (
     AttemptSlow,
     AttemptTerminating,
@@ -64,7 +64,7 @@ def sentences(event: Event, state: RunState) -> list[Sentence]:
         case AttemptTerminating():
             return [Sentence(Tone.WARNING, "terminating", f"{one_line(event.path)}: {words(event.reason)}")]
         case GpuQuarantined():
-            text = f"{cards([event.gpu_id], state)} after {one_line(event.path)}: {one_line(event.reason)}"
+            text = f"{gpus([event.gpu_id], state)} after {one_line(event.path)}: {one_line(event.reason)}"
             return [Sentence(Tone.BAD, "QUARANTINED", text)]
         case CancelRequested():
             return [Sentence(Tone.WARNING, "cancelled", f"{one_line(event.reason)}: {_doing(event, state)}")]
@@ -89,7 +89,7 @@ def alive(state: RunState) -> str:
 
 def running_line(attempt: Running, now_t: float, state: RunState) -> str:
     """One attempt that runs: its file, since when, where, and the test it is in."""
-    parts = [one_line(attempt.path), f"{now_t - attempt.started_t:.1f} s", cards(attempt.gpu_ids, state)]
+    parts = [one_line(attempt.path), f"{now_t - attempt.started_t:.1f} s", gpus(attempt.gpu_ids, state)]
     if attempt.test:
         parts.append(f"in {one_line(bare_test(attempt))} for {now_t - attempt.test_started_t:.1f} s")
     if attempt.terminating:

@@ -73,8 +73,8 @@ def _span(plan: StepPlan) -> str:
 
 def _reproduced(repeated: Repeated, *, colour: bool) -> str:
     label = f"\x1b[{GREEN}mREPRODUCED\x1b[0m" if colour else "REPRODUCED"
-    leaves = count(repeated.num_leaves, "leaf", "leaves")
-    return f"{label}  step {repeated.plan.step}: {ENDINGS[repeated.ending]}: {leaves}, every bit"
+    values = count(repeated.num_values, "leaf", "leaves")
+    return f"{label}  step {repeated.plan.step}: {ENDINGS[repeated.ending]}: {values}, every bit"
 
 
 def _how(repeated: Repeated) -> str:
@@ -157,7 +157,7 @@ def repeated_json(repeated: Repeated) -> dict[str, Any]:
         "is_from_checkpoint": plan.is_from_checkpoint,
         "is_reproduced": repeated.is_reproduced,
         "ending": repeated.ending.value,
-        "num_leaves": repeated.num_leaves,
+        "num_leaves": repeated.num_values,
         "root": repeated.root.hex(),
         "comparisons": [verdict_json(each, exit_code=EXIT_CODES[each.kind]) for each in repeated.verdicts],
         "operations": [_operations_json(each) for each in repeated.operations],

@@ -62,8 +62,8 @@ def where(stop: Stop) -> str:
     occurrence = f" #{stop.occurrence}" if stop.occurrence else ""
     element = f", element {list(stop.element)}" if stop.element else ""
     value = f": {one_line(stop.value, MAX_CHARS)}" if stop.value else ""
-    leaf = f"{one_line(stop.phase, MAX_CHARS)} {one_line(stop.name, MAX_CHARS)}{occurrence}"
-    return f"{stop.condition} at step {stop.step}{rank}, {leaf}{element}{value}"
+    recorded_value = f"{one_line(stop.phase, MAX_CHARS)} {one_line(stop.name, MAX_CHARS)}{occurrence}"
+    return f"{stop.condition} at step {stop.step}{rank}, {recorded_value}{element}{value}"
 
 
 def _label(text: str, tone: str, colour: bool) -> str:

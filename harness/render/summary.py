@@ -10,7 +10,7 @@ from harness.core.program_output import MAX_SHOWN_BYTES, OutputFilter, show_file
 from harness.core.regular_file import open_regular
 from harness.core.test_outcomes import TestCounts
 from harness.core.text import count, one_line, put
-from harness.render.outcomes import cards, facts, label, tally
+from harness.render.outcomes import facts, gpus, label, tally
 from harness.runner.events import Event, RunFinished
 from harness.runner.stats import RunState
 from harness.runner.units import NeedSource, Outcome, UnitResult
@@ -162,7 +162,7 @@ def _sections(event: RunFinished, state: RunState) -> Iterator[tuple[str, str, l
     yield "left processes behind, now killed", YELLOW, [_left(r) for r in results if r.left_behind]
     yield "needs other than planned", YELLOW, [_need(r) for r in results if r.need_disagrees]
     held = state.quarantined.values()
-    quarantined = [f"{cards([e.gpu_id], state)} after {one_line(e.path)}: {one_line(e.reason)}" for e in held]
+    quarantined = [f"{gpus([e.gpu_id], state)} after {one_line(e.path)}: {one_line(e.reason)}" for e in held]
     yield "GPUs in quarantine, not leased again", RED, quarantined
     yield "notes", YELLOW, [one_line(note, 1000) for note in event.notes]
 

@@ -61,8 +61,8 @@ def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
 
 def _row(outcome: Outcome) -> tuple[str, ...]:
     """What was put, what follows, how many leaves behind it are B's, and how far the curve has moved at least."""
-    leaves = f"{outcome.num_reached:,} of {outcome.num_apart:,}" if outcome.num_apart else ""
-    told = one_line(outcome.graft.title), _effect(outcome), leaves
+    values = f"{outcome.num_reached:,} of {outcome.num_apart:,}" if outcome.num_apart else ""
+    told = one_line(outcome.patch.title), _effect(outcome), values
     if (distance := outcome.distance) is None:
         return *told, "", "", "", ""
     return *told, one_line(distance.name), _number(distance.to_a), _number(distance.to_b), _share(distance)
@@ -102,7 +102,7 @@ def _where(where: Where | None) -> str:
 def _problems(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """What a row has no room for."""
     for outcome in outcomes:
-        title = one_line(outcome.graft.title)
+        title = one_line(outcome.patch.title)
         if outcome.effect is Effect.NOTHING:
             yield f"  {title}: A in every bit still; what is recorded there is a copy, or nobody reads it"
         if outcome.problem:
@@ -124,7 +124,7 @@ def _conclusion(findings: Findings, colour: bool) -> Iterator[str]:
         yield f"{painted}  from nothing that was put in does B follow"
         return
     last = findings.pair.last
-    title = one_line(cause.graft.title)
+    title = one_line(cause.patch.title)
     if cause.effect is Effect.BECOMES_B:
         yield f"{painted}  {title}: with B's, A becomes B in every bit behind it, up to step {last}"
     elif cause.distance is not None:
@@ -134,19 +134,19 @@ def _conclusion(findings: Findings, colour: bool) -> Iterator[str]:
     if cause.before:
         yield f"  differs before it, and is A's still: {_names(cause.before)}"
     at = findings.outcomes.index(cause)
-    if refused := [each.graft.take.text for each in findings.outcomes[:at] if each.effect is Effect.DOES_NOT_FIT]:
+    if refused := [each.patch.take.text for each in findings.outcomes[:at] if each.effect is Effect.DOES_NOT_FIT]:
         yield f"  could not be put in, and may be why: {_names(refused)}"
     once = next(
-        (each for each in findings.outcomes if each.graft.is_once and each.graft.take == cause.graft.take), None
+        (each for each in findings.outcomes if each.patch.is_once and each.patch.take == cause.patch.take), None
     )
     if once is not None and once is not cause:
         is_enough = once.effect is Effect.BECOMES_B
         told = "is enough: what differs later follows from it" if is_enough else "is not enough: it acts again later"
-        yield f"  once, at step {once.graft.first}, {told}"
+        yield f"  once, at step {once.patch.first}, {told}"
     on_the_way = [
-        one_line(each.graft.take.text)
+        one_line(each.patch.take.text)
         for each in findings.outcomes
-        if each.effect is Effect.BECOMES_B and each.graft.take != cause.graft.take
+        if each.effect is Effect.BECOMES_B and each.patch.take != cause.patch.take
     ]
     if on_the_way:
         told = "on the way from it to B" if cause.effect is Effect.BECOMES_B else "to the bit"
@@ -159,7 +159,7 @@ def look_closer(findings: Findings) -> str:
     a, b = path_text(pair.a.directory), path_text(pair.b.directory)
     if cause is None:
         return shlex.join(["rlharness", "diff", a, b])
-    return shlex.join(["rlharness", "reproduce", a, "--step", str(cause.graft.first), "--trace-ops", "--against", b])
+    return shlex.join(["rlharness", "reproduce", a, "--step", str(cause.patch.first), "--trace-ops", "--against", b])
 
 
 def _names(names: Sequence[str], limit: int = 4) -> str:
@@ -181,7 +181,7 @@ def transplant_json(findings: Findings) -> dict[str, Any]:
         "last_step": pair.last,
         "identity_differences": [asdict(each) for each in pair.identity_differences],
         "directory": str(findings.directory),
-        "cause": cause and cause.graft.take.text,
+        "cause": cause and cause.patch.take.text,
         "look_closer": look_closer(findings),
         "transplants": [_outcome_json(each) for each in findings.outcomes],
         "notes": list(findings.notes),
@@ -189,11 +189,11 @@ def transplant_json(findings: Findings) -> dict[str, Any]:
 
 
 def _outcome_json(outcome: Outcome) -> dict[str, Any]:
-    graft = outcome.graft
+    patch = outcome.patch
     return {
-        "take": graft.take.text,
-        "first_step": graft.first,
-        "last_step": graft.last,
+        "take": patch.take.text,
+        "first_step": patch.first,
+        "last_step": patch.last,
         "directory": outcome.directory,
         "effect": outcome.effect.value,
         "num_put": outcome.num_put,

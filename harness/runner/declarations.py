@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from harness.plugin import NOTHING, NeedJson
-from harness.runner.marker_values import CannotTell
+from harness.runner.marker_values import UnknownValue
 
 Params = tuple[NeedJson | None, ...]
 NO_PARAMS: Params = (None,)
@@ -115,7 +115,7 @@ def _of_test(
     if is_test_case is not False:  # unittest's own rule; and it knows no parameters
         verdicts.add(name.startswith("test"))
         if test.params != NO_PARAMS:
-            raise CannotTell(f"{name}: parameters in a class that may be a TestCase")
+            raise UnknownValue(f"{name}: parameters in a class that may be a TestCase")
     if not test.is_function and _matches(name, patterns.classes):
         verdicts.add(True)
     if True in verdicts:
@@ -157,5 +157,5 @@ def _lineage(space: Namespace) -> list[Namespace]:
 def _own_of(lineage: list[Namespace]) -> NeedJson | None:
     marked = [each.own for each in lineage if each.own is not None]
     if any(need != marked[0] for need in marked):  # which is closest differs between versions of pytest
-        raise CannotTell("a class and its base class ask for different things")
+        raise UnknownValue("a class and its base class ask for different things")
     return marked[0] if marked else None

@@ -13,7 +13,6 @@ from harness.runner.declarations import NO_PARAMS, DeclaredClass, DeclaredTest, 
 from harness.runner.marker_values import (
     ATTRIBUTES,
     MODULES,
-    CannotTell,
     Evaluator,
     GpusMark,
     Items,
@@ -21,6 +20,7 @@ from harness.runner.marker_values import (
     Literal,
     Parametrized,
     Scope,
+    UnknownValue,
     Value,
     added,
     carries_marker,
@@ -52,9 +52,9 @@ def declared_needs(tree: ast.Module, patterns: Patterns) -> tuple[NeedJson, dict
         possible = merge_needs(each.need for each in found)
         certain = merge_needs(each.need for each in found if each.certain)
     except MarkError as error:
-        raise CannotTell(f"the file {error}") from None
+        raise UnknownValue(f"the file {error}") from None
     if certain != possible:
-        raise CannotTell("only importing it shows which of its tests there are")
+        raise UnknownValue("only importing it shows which of its tests there are")
     by_test: dict[str, NeedJson] = {}
     for each in found:
         if not each.test.endswith("::"):
@@ -99,7 +99,7 @@ class _Reader:
             for name in rebound & scope.keys():
                 scope[name] = Kind.OTHER
         if marked := rebound & (self.marked | self.evaluator.aliases | {"pytestmark"}):
-            raise CannotTell(f"{min(marked)} is bound more than once, or under a condition", body[0])
+            raise UnknownValue(f"{min(marked)} is bound more than once, or under a condition", body[0])
 
     def _import(self, statement: ast.Import | ast.ImportFrom, into: Namespace, scope: Scope) -> None:
         for alias in statement.names:
@@ -118,13 +118,13 @@ class _Reader:
 
     def _assign(self, target: ast.expr, node: ast.expr, into: Namespace, scope: Scope) -> None:
         if isinstance(target, ast.Attribute) and target.attr in ("__test__", "pytestmark"):
-            raise CannotTell(f"{target.attr} is set from outside", target)
+            raise UnknownValue(f"{target.attr} is set from outside", target)
         if not isinstance(target, ast.Name):
             into.members.update(dict.fromkeys(_bound(target), DeclaredTest(certain=False, is_function=False)))
             return
         name = target.id
         if name == "__test__":
-            raise CannotTell("__test__ is set", target)
+            raise UnknownValue("__test__ is set", target)
         value = self.evaluator.value(node, scope)
         if name == "pytestmark":
             into.own = _of_pytestmark(value, node)
@@ -157,7 +157,7 @@ class _Reader:
             into.own = _of_pytestmark(value, statement)
             self._bind(name, value, into, scope)
         else:
-            raise CannotTell(f"{name} is changed in place", statement)
+            raise UnknownValue(f"{name} is changed in place", statement)
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> DeclaredTest | None:
         own: NeedJson | None = None
@@ -172,7 +172,7 @@ class _Reader:
                     own = own if own is not None else closest(value, decorator)
                 case Parametrized(sets):
                     if params != NO_PARAMS:
-                        raise CannotTell("two parametrize decorators, both with gpus markers", decorator)
+                        raise UnknownValue("two parametrize decorators, both with gpus markers", decorator)
                     params = sets
                 case Kind.OTHER:
                     last = _names(decorator)[-1]
@@ -182,7 +182,7 @@ class _Reader:
                 case Kind.OTHER_MARK:
                     pass
                 case _:
-                    raise CannotTell(f"the decorator {ast.unparse(decorator)}", decorator)
+                    raise UnknownValue(f"the decorator {ast.unparse(decorator)}", decorator)
         if own is not None or params != NO_PARAMS:
             self.marked.add(node.name)
         return DeclaredTest(own, params, certain=not may_be_fixture, is_abstract=is_abstract)
@@ -193,7 +193,7 @@ class _Reader:
 
     def _check_keeps(self, decorator: ast.expr, marked: bool) -> None:
         if marked and not self._keeps(decorator):
-            raise CannotTell(f"{ast.unparse(decorator)} may drop the gpus marker below it", decorator)
+            raise UnknownValue(f"{ast.unparse(decorator)} may drop the gpus marker below it", decorator)
 
     def _class(self, node: ast.ClassDef, around: Namespace, scope: Scope) -> DeclaredClass:
         declared = DeclaredClass(certain=not node.keywords)
@@ -211,7 +211,7 @@ class _Reader:
                 case Kind.OTHER_MARK:
                     pass
                 case _:
-                    raise CannotTell(f"the decorator {ast.unparse(decorator)} of a class", decorator)
+                    raise UnknownValue(f"the decorator {ast.unparse(decorator)} of a class", decorator)
         if declared.own is not None or len(self.marked) > num_marked:
             self.marked.add(node.name)
         return declared
@@ -237,23 +237,23 @@ class _Reader:
         try:
             declared.shape = type(node.name, tuple(base.shape for base in declared.bases), {})
         except TypeError:
-            raise CannotTell(f"the bases of {node.name} cannot be ordered", node) from None
+            raise UnknownValue(f"the bases of {node.name} cannot be ordered", node) from None
 
     def check_leftovers(self, tree: ast.Module) -> None:
         """Raise CannotTell for a use of the marker, of an alias, or of a marked test that has not been understood."""
         evaluator = self.evaluator
         for node in mentions(tree, evaluator.aliases, evaluator.class_aliases):
             if id(node) not in evaluator.understood:
-                raise CannotTell(f"only running {ast.unparse(node)} would show what it marks", node)
+                raise UnknownValue(f"only running {ast.unparse(node)} would show what it marks", node)
         for node in when_imported(tree):
             match node:
                 case ast.Name(name, ast.Load()) if name in self.marked and id(node) not in evaluator.understood:
-                    raise CannotTell(f"{name} carries a gpus marker and is used again", node)
+                    raise UnknownValue(f"{name} carries a gpus marker and is used again", node)
 
 
 def _of_pytestmark(value: Value, node: ast.AST) -> NeedJson | None:
     if isinstance(value, Items) and not value.is_list:
-        raise CannotTell("pytestmark is a tuple, which pytest refuses", node)
+        raise UnknownValue("pytestmark is a tuple, which pytest refuses", node)
     return closest(value, node)
 
 

@@ -25,7 +25,7 @@ class _Options:
     chosen: dict[int, int] = field(default_factory=dict)
 
 
-class CardChoice:
+class GpuChoice:
     """The cards of a run, as sets from which leases are cut.
 
     A *pool* of a need is a set of adequate cards any `need.gpus` of which may be leased together: the cards of one
@@ -35,7 +35,7 @@ class CardChoice:
     def __init__(self, inventory: Inventory, mix_models: bool = False) -> None:
         self.gpus: tuple[Gpu, ...] = tuple(sorted(inventory.gpus, key=lambda gpu: gpu.index))
         self.mix_models = mix_models
-        self.all_cards = (1 << len(self.gpus)) - 1
+        self.all_gpus = (1 << len(self.gpus)) - 1
         self._bit_of = {gpu.gpu_id: 1 << place for place, gpu in enumerate(self.gpus)}
         self._links = [
             [inventory.num_links.get(frozenset((a.gpu_id, b.gpu_id)), 0) for b in self.gpus] for a in self.gpus
@@ -59,10 +59,10 @@ class CardChoice:
         options = self._options_of(need)
         return options.mixed_pool | _union(options.pools)
 
-    def is_interchangeable(self, need: Need, cards: int) -> bool:
-        """Whether any `need.gpus` of `cards` will do, so that counting free cards is enough."""
+    def is_interchangeable(self, need: Need, gpus: int) -> bool:
+        """Whether any `need.gpus` of `gpus` will do, so that counting free cards is enough."""
         options = self._options_of(need)
-        return cards in options.pools or cards == options.mixed_pool
+        return gpus in options.pools or gpus == options.mixed_pool
 
     def choose(self, need: Need, free: int) -> int:
         """The best `need.gpus` (at least 1) of the `free` cards, or 0 where no lease can be cut from them.
@@ -81,26 +81,26 @@ class CardChoice:
         """The field of `need` that no lease from the `usable` cards can meet, with the inventory; "" if one can."""
         if self.choose(need, usable):
             return ""
-        cards = self.gpus_in(usable)
-        have = f"this run has {Inventory(gpus=cards).describe()}"
-        if usable != self.all_cards:
-            have += f" ({len(self.gpus) - len(cards)} quarantined)"
-        reason = "" if len(cards) < need.gpus else f"; {self._failing_field(need, cards)}"
+        gpus = self.gpus_in(usable)
+        have = f"this run has {Inventory(gpus=gpus).describe()}"
+        if usable != self.all_gpus:
+            have += f" ({len(self.gpus) - len(gpus)} quarantined)"
+        reason = "" if len(gpus) < need.gpus else f"; {self._failing_field(need, gpus)}"
         return f"needs {need}{reason}; {have}"
 
-    def _failing_field(self, need: Need, cards: tuple[Gpu, ...]) -> str:
+    def _failing_field(self, need: Need, gpus: tuple[Gpu, ...]) -> str:
         for name, adequate in (
             (f"model: {{}} have {need.model!r} in their name", _has_model),
             (f"memory: {{}} have {need.memory_gb:g} GB", _has_memory),
             (f"capability: {{}} have {_dotted(need.min_capability)}", _has_capability),
         ):
-            kept = tuple(gpu for gpu in cards if adequate(gpu, need))
+            kept = tuple(gpu for gpu in gpus if adequate(gpu, need))
             if len(kept) < need.gpus:
-                return name.format(f"{len(kept)} of {len(cards)}")
-            cards = kept
-        num_whole = sum(not gpu.is_mig for gpu in cards)
-        if num_whole < need.gpus:
-            return f"MIG instances cannot be combined, and {num_whole} of these cards are whole"
+                return name.format(f"{len(kept)} of {len(gpus)}")
+            gpus = kept
+        num_global = sum(not gpu.is_mig for gpu in gpus)
+        if num_global < need.gpus:
+            return f"MIG instances cannot be combined, and {num_global} of these cards are whole"
         return f"mixed models are not allowed in one lease, and no single model has {need.gpus}"
 
     def _options_of(self, need: Need) -> _Options:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from harness.core.need import Need
 from harness.machine.inventory import Gpu, Inventory
-from harness.runner.gpu_choice import CardChoice
+from harness.runner.gpu_choice import GpuChoice
 
 MAX_NAMED = 3
 """Tests that keep their file from running which are named; the others are counted."""
@@ -41,12 +41,12 @@ class LeaseTable:
     """The in-memory truth of which cards are free, leased and quarantined."""
 
     def __init__(self, inventory: Inventory, cpu_units: int, mix_models: bool = False) -> None:
-        self.choice = CardChoice(inventory, mix_models)
+        self.choice = GpuChoice(inventory, mix_models)
         self.cpu_units = cpu_units
         self._reset()
 
     def _reset(self) -> None:
-        self._free = self.choice.all_cards
+        self._free = self.choice.all_gpus
         self._quarantined = 0
         self._num_cpu_free = self.cpu_units
         self._out: dict[int, tuple[Lease, int]] = {}  # by slot, with the mask of its cards
@@ -67,18 +67,18 @@ class LeaseTable:
                 return None
             self._num_cpu_free -= 1
             return self._hand_out(need, 0)
-        cards = self.choice.choose(need, self._free)
-        if not cards:
+        gpus = self.choice.choose(need, self._free)
+        if not gpus:
             return None
-        self._free &= ~cards
-        return self._hand_out(need, cards)
+        self._free &= ~gpus
+        return self._hand_out(need, gpus)
 
-    def _hand_out(self, need: Need, cards: int) -> Lease:
+    def _hand_out(self, need: Need, gpus: int) -> Lease:
         slot = 0
         while slot in self._out:
             slot += 1
-        lease = Lease(self.choice.gpus_in(cards), slot, need.exclusive, is_cpu=need.gpus == 0)
-        self._out[slot] = (lease, cards)
+        lease = Lease(self.choice.gpus_in(gpus), slot, need.exclusive, is_cpu=need.gpus == 0)
+        self._out[slot] = (lease, gpus)
         self._has_exclusive = need.exclusive
         return lease
 
@@ -87,13 +87,13 @@ class LeaseTable:
 
         Giving back what is not out is a bug of ours: AssertionError.
         """
-        out, cards = self._out.get(lease.slot, (None, 0))
+        out, gpus = self._out.get(lease.slot, (None, 0))
         assert out is lease, f"given back, but not out: {lease}"
         del self._out[lease.slot]
         self._has_exclusive = False  # an exclusive lease was the only one out
         if lease.is_cpu:
             self._num_cpu_free += 1
-        self._free |= cards & ~self._quarantined
+        self._free |= gpus & ~self._quarantined
 
     def quarantine(self, gpu_id: str) -> None:
         """Never lease this card again, be it free or out now. A lease that holds it is still to be given back."""
@@ -104,7 +104,7 @@ class LeaseTable:
     def why_never(self, need: Need) -> str:
         """Why no lease for `need` can ever be given by the cards not quarantined; "" where one could be."""
         if need.gpus > 0:
-            return self.choice.why_never(need, self.choice.all_cards & ~self._quarantined)
+            return self.choice.why_never(need, self.choice.all_gpus & ~self._quarantined)
         return "" if self.cpu_units > 0 else f"needs {need}, so a CPU place; this run has none (cpu_units is 0)"
 
     def who_keeps_it(self, asks: Mapping[str, Need]) -> str:

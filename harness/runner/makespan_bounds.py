@@ -74,16 +74,16 @@ def lower_bound(jobs: Sequence[Job], table: LeaseTable, enough_s: float = inf) -
     shared = [(job, table.choice.eligible(job.need)) for job in jobs if not job.need.exclusive]
     exclusive_s = sum((job.expected_s for job in jobs if job.need.exclusive), 0.0)
     bounds = []
-    for cards in _card_sets(eligible for _, eligible in shared):
-        members = [job for job, eligible in shared if eligible == cards or (eligible and not eligible & ~cards)]
+    for gpus in _gpu_sets(eligible for _, eligible in shared):
+        members = [job for job, eligible in shared if eligible == gpus or (eligible and not eligible & ~gpus)]
         bound = places_bound(
             [job.expected_s for job in members],
             [job.need.gpus or 1 for job in members],
-            cards.bit_count() if cards else table.cpu_units,
+            gpus.bit_count() if gpus else table.cpu_units,
             enough_s - exclusive_s,
         )
         unit = None if bound.unit is None else members[bound.unit].index
-        bounds.append(replace(bound, unit=unit, is_cpu=cards == 0))
+        bounds.append(replace(bound, unit=unit, is_cpu=gpus == 0))
     return with_exclusives(bounds, exclusive_s)
 
 
@@ -215,7 +215,7 @@ def dual_feasible_functions(num_places: int) -> tuple[tuple[float, ...], ...]:
     return tuple(tables)
 
 
-def _card_sets(eligible: Iterable[int]) -> list[int]:
+def _gpu_sets(eligible: Iterable[int]) -> list[int]:
     """Each distinct set of cards some unit is confined to (0: the CPU places), and all of these cards together."""
     masks = set(eligible)
     everything = 0

@@ -24,7 +24,7 @@ OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
-class CannotTell(Exception):
+class UnknownValue(Exception):
     """The source does not say what a file needs: why, and on which line where it is one line."""
 
     def __init__(self, reason: str, node: ast.AST | None = None) -> None:
@@ -118,9 +118,9 @@ def closest(value: Value, node: ast.AST) -> NeedJson | None:
     """
     match value:
         case Kind.GPUS:
-            raise CannotTell("a gpus marker without a number", node)
+            raise UnknownValue("a gpus marker without a number", node)
         case Parametrized() | Param():
-            raise CannotTell("parameter sets that are not those of one test function", node)
+            raise UnknownValue("parameter sets that are not those of one test function", node)
         case GpusMark(need):
             return need
         case Items(values):
@@ -194,7 +194,7 @@ class Evaluator:
             case Kind.GPUS:
                 return GpusMark(self._need(node, scope))
             case GpusMark():
-                raise CannotTell("a gpus marker that is called again", node)
+                raise UnknownValue("a gpus marker that is called again", node)
             case Kind.PARAM:
                 marks = next((word.value for word in node.keywords if word.arg == "marks"), None)
                 return Param(closest(self.value(marks, scope), node) if marks is not None else None)
@@ -210,7 +210,7 @@ class Evaluator:
         try:
             return need_of_mark(args, kwargs)
         except MarkError as error:
-            raise CannotTell(f"gpus marker: {error}", node) from None
+            raise UnknownValue(f"gpus marker: {error}", node) from None
 
     def _plain(self, node: ast.expr, scope: Scope) -> Any:
         match self.value(node, scope):
@@ -218,7 +218,7 @@ class Evaluator:
                 return plain
             case Items(values) if all(isinstance(element, Literal) for element in values):
                 return [element.value for element in values if isinstance(element, Literal)]
-        raise CannotTell(f"the gpus marker's argument {ast.unparse(node)} is not literal", node)
+        raise UnknownValue(f"the gpus marker's argument {ast.unparse(node)} is not literal", node)
 
     def _parametrize(self, node: ast.Call, scope: Scope) -> Value:
         values = node.args[1] if len(node.args) > 1 else None
@@ -228,7 +228,7 @@ class Evaluator:
         if not isinstance(sets, Items) or not carries_marker(sets):
             return Kind.OTHER_MARK
         if Kind.REST in sets.values:
-            raise CannotTell("parameter sets of which some cannot be read and some carry a gpus marker", node)
+            raise UnknownValue("parameter sets of which some cannot be read and some carry a gpus marker", node)
         return Parametrized(tuple(each.need if isinstance(each, Param) else None for each in sets.values))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from harness.core.need import Need
 from harness.machine.inventory import Gpu
 from harness.runner.first_fit import Job, Queue, Schedule, Table, makespan_s, simulate
-from harness.runner.gpu_choice import CardChoice
+from harness.runner.gpu_choice import GpuChoice
 from harness.runner.leases import LeaseTable
 from harness.runner.makespan_bounds import Bound, lower_bound, run_alone, with_exclusives
 from harness.runner.order_search import FreeCount, OrderSearch
@@ -94,8 +94,8 @@ def plan(jobs: Sequence[Job], table: LeaseTable, *, num_simulations: int = NUM_S
     able = [job for job in jobs if job.index not in barred]
     exclusive = sorted((job for job in able if job.need.exclusive), key=lambda job: -job.expected_s)
     pools = [
-        _open_pool(members, cards, table, min(num_simulations, MAX_SIMULATED_UNITS // len(members)), seed)
-        for cards, members in _split([job for job in able if not job.need.exclusive], table.choice)
+        _open_pool(members, gpus, table, min(num_simulations, MAX_SIMULATED_UNITS // len(members)), seed)
+        for gpus, members in _split([job for job in able if not job.need.exclusive], table.choice)
     ]
     bound = with_exclusives((pool.bound for pool in pools), sum((job.expected_s for job in exclusive), 0.0))
     for pool in pools:
@@ -121,29 +121,29 @@ def plan(jobs: Sequence[Job], table: LeaseTable, *, num_simulations: int = NUM_S
     )
 
 
-def _split(jobs: Sequence[Job], choice: CardChoice) -> list[tuple[int, list[Job]]]:
+def _split(jobs: Sequence[Job], choice: GpuChoice) -> list[tuple[int, list[Job]]]:
     """The pools: units whose cards overlap, directly or through others, with all these cards; 0 for the CPU places."""
     pools: list[tuple[int, list[Job]]] = []
     for job in jobs:
-        cards = choice.eligible(job.need)
+        gpus = choice.eligible(job.need)
         members = [job]
         apart = []
-        for other_cards, others in pools:
-            if other_cards & cards or other_cards == cards:
-                cards |= other_cards
+        for other_gpus, others in pools:
+            if other_gpus & gpus or other_gpus == gpus:
+                gpus |= other_gpus
                 members = others + members
             else:
-                apart.append((other_cards, others))
-        pools = [*apart, (cards, members)]
+                apart.append((other_gpus, others))
+        pools = [*apart, (gpus, members)]
     return sorted(pools, key=lambda pool: (pool[0] == 0, pool[0]))
 
 
-def _open_pool(jobs: list[Job], cards: int, table: LeaseTable, num_simulations: int, seed: int) -> _Pool:
+def _open_pool(jobs: list[Job], gpus: int, table: LeaseTable, num_simulations: int, seed: int) -> _Pool:
     """Order a pool by rule, and bound it."""
     alone: tuple[Job, ...] = ()
     make_table: Callable[[], Table[Any]] = table.fresh
-    if all(cards == 0 or table.choice.is_interchangeable(job.need, cards) for job in jobs):
-        num_places = cards.bit_count() if cards else table.cpu_units
+    if all(gpus == 0 or table.choice.is_interchangeable(job.need, gpus) for job in jobs):
+        num_places = gpus.bit_count() if gpus else table.cpu_units
         alone = tuple(jobs[i] for i in run_alone([job.need.gpus or 1 for job in jobs], num_places))
         make_table = partial(FreeCount, num_places)
     apart = {job.index for job in alone}

@@ -64,7 +64,7 @@ async def collect_and_plan(
 
 def new_table(context: RunContext) -> LeaseTable:
     """A table of this run's cards and CPU places, everything free."""
-    return LeaseTable(context.cards.inventory, context.options.cpu_units, context.options.mix_models)
+    return LeaseTable(context.gpus.inventory, context.options.cpu_units, context.options.mix_models)
 
 
 def _collection_spec(

@@ -13,7 +13,7 @@ from pathlib import Path
 from harness.core.clock import Clock, SystemClock
 from harness.core.errors import HarnessError
 from harness.core.exit_codes import ExitCode
-from harness.machine.gpu_watch import CardWatch
+from harness.machine.gpu_watch import GpuWatch
 from harness.machine.network.preflight import Preflight
 from harness.process.claims import Claims
 from harness.process.interruption import Interruption
@@ -28,7 +28,7 @@ from harness.runner.network_pins import network_pins
 from harness.runner.options import RunOptions, runs_parts_of_files
 from harness.runner.planning import Planned, collect_and_plan, new_table
 from harness.runner.reporter import Guarded
-from harness.runner.run_context import RunContext, open_run_context, read_cards
+from harness.runner.run_context import RunContext, open_run_context, read_run_gpus
 from harness.runner.stats import RunState, closing_figures, exit_code
 from harness.runner.unit_run import UnitRunner
 from harness.runner.units import UnitResult
@@ -54,10 +54,10 @@ async def run_tests(options: RunOptions, make_reporters: MakeReporters) -> Ended
     """
     clock = SystemClock()
     with Interruption() as interruption, Claims() as claims:
-        cards = await interruption.unless_interrupted(read_cards(options, claims))
-        if cards is None:
+        gpus = await interruption.unless_interrupted(read_run_gpus(options, claims))
+        if gpus is None:
             return interruption.by
-        async with open_run_context(options, clock, cards, claims, is_run=True) as context:
+        async with open_run_context(options, clock, gpus, claims, is_run=True) as context:
             directory = make_run_directory(options.root, context.run_id)
             return await _Run(context, directory, interruption, make_reporters(directory, clock)).carry_out()
 
@@ -65,10 +65,10 @@ async def run_tests(options: RunOptions, make_reporters: MakeReporters) -> Ended
 async def plan_tests(options: RunOptions) -> tuple[Planned, tuple[str, ...]] | str:
     """Collect and pack what `options` name: the plan and notes on it, or the name of the signal that ended it."""
     with Interruption() as interruption, Claims() as claims:
-        cards = await interruption.unless_interrupted(read_cards(options, claims))
-        if cards is None:
+        gpus = await interruption.unless_interrupted(read_run_gpus(options, claims))
+        if gpus is None:
             return interruption.by
-        async with open_run_context(options, SystemClock(), cards, claims, is_run=False) as context:
+        async with open_run_context(options, SystemClock(), gpus, claims, is_run=False) as context:
             planned = await interruption.unless_interrupted(
                 collect_and_plan(context, lambda num_done, num_total: None, finds_node_ids=True)
             )
@@ -156,7 +156,7 @@ class _Run:
             options=self.options,
             collected=collected,
             attempts=context.supervisors,
-            watch=CardWatch(context.cards.meter, context.clock),
+            watch=GpuWatch(context.gpus.meter, context.clock),
             ports=context.ports,
             run_id=context.run_id,
             run_directory=self.directory,
@@ -172,8 +172,8 @@ class _Run:
         return replace(finished, exit_code=int(code), notes=(*finished.notes, *(each.loss for each in lost)))
 
     def _started(self) -> events.RunStarted:
-        context, inventory = self.context, self.context.cards.inventory
-        refused = [f"containment {tier} is refused here: {why}" for tier, why in context.tiers.refused.items()]
+        context, inventory = self.context, self.context.gpus.inventory
+        refused = [f"containment {backend} is refused here: {why}" for backend, why in context.backends.refused.items()]
         return events.RunStarted(
             t=self.recorder.t(),
             run_id=context.run_id,
@@ -181,7 +181,7 @@ class _Run:
             gpus=tuple(str(gpu) for gpu in inventory.gpus),
             left_out=tuple(f"{out.index} {out.model} {out.gpu_id}: {out.reason}" for out in inventory.left_out),
             notes=(*context.notes, *refused),
-            containment=context.tiers.chosen,
+            containment=context.backends.chosen,
             cpu_units=self.options.cpu_units,
         )
 

@@ -16,7 +16,7 @@ from harness.process.daemon_thread import in_daemon_thread
 from harness.process.ports import PortBlocks, read_ephemeral_range
 from harness.process.run_directory import new_run_id
 from harness.process.scratch import hold, let_go, make_scratch_root, remove_abandoned, remove_tree
-from harness.process.supervisor_client import Supervisors, Tiers, find_py_spy, probe_tiers
+from harness.process.supervisor_client import ContainmentBackends, Supervisors, find_py_spy, probe_backends
 from harness.runner.history import History
 from harness.runner.options import RunOptions
 
@@ -27,7 +27,7 @@ INVENTORY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cards:
+class RunGpus:
     """The cards of a run, and what reads them."""
 
     inventory: Inventory
@@ -44,8 +44,8 @@ class RunContext:
     run_id: str
     scratch: Path
     """Short and local; for TMPDIRs and what need not be kept."""
-    tiers: Tiers
-    cards: Cards
+    backends: ContainmentBackends
+    gpus: RunGpus
     supervisors: Supervisors
     ports: PortBlocks
     history: History
@@ -53,13 +53,13 @@ class RunContext:
     """What a person should know once about how the machine was read."""
 
 
-async def read_cards(options: RunOptions, claims: Claims) -> Cards:
+async def read_run_gpus(options: RunOptions, claims: Claims) -> RunGpus:
     """The cards that `options` ask for, each claimed; InventoryError where they cannot be had or read."""
 
-    def read() -> Cards:
+    def read() -> RunGpus:
         inventory = read_inventory(options.gpus, options.invocation.environ, claims)
         has_driver = inventory.gpus and not inventory.pretended
-        return Cards(inventory, NvmlMeter() if has_driver else NoMeter())
+        return RunGpus(inventory, NvmlMeter() if has_driver else NoMeter())
 
     try:
         return await in_daemon_thread(read, limit_s=INVENTORY_S)
@@ -73,11 +73,11 @@ async def read_cards(options: RunOptions, claims: Claims) -> Cards:
 
 @asynccontextmanager
 async def open_run_context(
-    options: RunOptions, clock: Clock, cards: Cards, claims: Claims, *, is_run: bool
+    options: RunOptions, clock: Clock, gpus: RunGpus, claims: Claims, *, is_run: bool
 ) -> AsyncIterator[RunContext]:
     """Find the means and make the places; everything is given back in the end. A plan leaves nothing behind."""
     with ExitStack() as stack:
-        tiers = probe_tiers(options.containment)
+        backends = probe_backends(options.containment)
         scratch, held, scratch_notes = await _make_scratch(options.invocation.environ)
         stack.callback(os.close, held)
         stack.callback(_clear_scratch, Path(scratch), options.invocation.note, keep_tmp=options.keep_tmp)
@@ -90,12 +90,12 @@ async def open_run_context(
             clock=clock,
             run_id=run_id,
             scratch=Path(scratch),
-            tiers=tiers,
-            cards=cards,
-            supervisors=stack.enter_context(closing(Supervisors(tiers.chosen, run_id, find_py_spy()))),
+            backends=backends,
+            gpus=gpus,
+            supervisors=stack.enter_context(closing(Supervisors(backends.chosen, run_id, find_py_spy()))),
             ports=PortBlocks(claims, read_ephemeral_range()),
             history=history,
-            notes=tuple(note for note in (cards.inventory.note, *scratch_notes, *history.notes) if note),
+            notes=tuple(note for note in (gpus.inventory.note, *scratch_notes, *history.notes) if note),
         )
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from harness.plugin import NOTHING, NeedJson
 from harness.runner.declarations import Patterns
 from harness.runner.declared_tests import declared_needs, when_imported
-from harness.runner.marker_values import CannotTell, mentions
+from harness.runner.marker_values import UnknownValue, mentions
 
 TEXT = b"gpus"
 UNREADABLE = (OSError, SyntaxError, ValueError, RecursionError, MemoryError)
@@ -53,7 +53,7 @@ class StaticNeeds:
             tree = _parsed(source)
             need, by_test = declared_needs(tree, self._patterns) if TEXT in source else (NOTHING, {})
             self._check_imports(tree, path)
-        except CannotTell as error:
+        except UnknownValue as error:
             return StaticNeed(None, str(error))
         except UNREADABLE as error:
             return StaticNeed(None, f"it cannot be read: {error}")
@@ -75,7 +75,7 @@ class StaticNeeds:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 for origin in self._imported(node, path, base):
                     if self.uses_marker(origin):
-                        raise CannotTell(f"it imports {Path(origin).name}, which uses the gpus marker", node)
+                        raise UnknownValue(f"it imports {Path(origin).name}, which uses the gpus marker", node)
 
     def _imported(self, node: ast.Import | ast.ImportFrom, path: Path, base: str) -> Iterator[str]:
         """Files of the modules that `node` imports; neither the standard library's nor compiled ones."""

@@ -128,7 +128,7 @@ class RunState:
         self.expected_total_s = 0.0
         self.expected_done_s = 0.0
         self.finished: RunFinished | None = None
-        self._returned_card_s = 0.0
+        self._returned_gpu_s = 0.0
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -145,15 +145,15 @@ class RunState:
         return max(0.0, self.last_end_t - self.first_start_t) if self.first_start_t is not None else 0.0
 
     @property
-    def leased_card_s(self) -> float:
+    def leased_gpu_s(self) -> float:
         """Card-seconds on lease so far; a card that has not come back counts up to the last end."""
-        return self._returned_card_s + sum(max(0.0, self.last_end_t - since) for _, since in self.leases.values())
+        return self._returned_gpu_s + sum(max(0.0, self.last_end_t - since) for _, since in self.leases.values())
 
     @property
     def utilisation(self) -> float:
         """Leased card-seconds over cards x makespan, from 0 to 1; 0 without cards."""
-        card_s = len(self.gpus) * self.makespan_s
-        return self.leased_card_s / card_s if card_s > 0 else 0.0
+        gpu_s = len(self.gpus) * self.makespan_s
+        return self.leased_gpu_s / gpu_s if gpu_s > 0 else 0.0
 
     def with_outcome(self, *outcomes: Outcome) -> list[UnitResult]:
         """The finished units that ended in one of `outcomes`, by path."""
@@ -250,7 +250,7 @@ class RunState:
         for gpu_id in gpu_ids:
             holder, since = self.leases.pop(gpu_id, ("nobody", t))
             _hold(holder == path, f"{path} gave {gpu_id} back, which {holder} holds")
-            self._returned_card_s += t - since
+            self._returned_gpu_s += t - since
             self.last_end_t = max(self.last_end_t, t)
 
     def _unit_finished(self, result: UnitResult, t: float) -> None:

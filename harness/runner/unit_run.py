@@ -21,7 +21,7 @@ from harness.core.errors import HarnessError, ReportError
 from harness.core.regular_file import NOTHING
 from harness.core.report_file import ReportTail, TestReport
 from harness.core.test_outcomes import TestOutcome
-from harness.machine.gpu_watch import CardWatch
+from harness.machine.gpu_watch import GpuWatch
 from harness.process.child_env import child_env
 from harness.process.ports import PortBlocks
 from harness.process.scratch import remove_tree
@@ -59,7 +59,7 @@ class UnitRunner:
     options: RunOptions
     collected: Collected
     attempts: Attempts
-    watch: CardWatch
+    watch: GpuWatch
     ports: PortBlocks
     run_id: str
     run_directory: Path
@@ -115,7 +115,7 @@ class UnitRunner:
         finally:
             tail.close()
         await asyncio.to_thread(self._clean_up, number, result)
-        await self._return_cards(number, unit.path, unkillable, gpu_ids, baseline)
+        await self._return_gpus(number, unit.path, unkillable, gpu_ids, baseline)
         self.post(events.UnitFinished(self.t(), result))
 
     async def _attempt(self, number: int, unit: Unit, lease: Lease, tail: ReportTail) -> tuple[ProcessEnd, float]:
@@ -204,7 +204,7 @@ class UnitRunner:
         relative = os.path.relpath(self.collected.rootdir / file, self.options.invocation.cwd)
         return ("./" if relative.startswith("-") else "") + relative + colons + rest
 
-    async def _return_cards(
+    async def _return_gpus(
         self, number: int, path: str, unkillable: tuple[str, ...], gpu_ids: tuple[str, ...], baseline: dict[str, int]
     ) -> None:
         """Wait until the cards' memory is back; a card on which it does not come back is quarantined."""

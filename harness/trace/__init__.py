@@ -6,7 +6,7 @@ tensor_file.py  values that are kept beside the log          fingerprint.py   wh
 diff.py         the verdict on two traces                    ops.py           the operations of a step
 """
 
-from harness.trace.chain import Leaf, Scope
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.digests import add_shards, digest, shardsum
 from harness.trace.manifest import Fingerprint, Manifest
 from harness.trace.reader import Trace, read_trace, verify
@@ -16,7 +16,7 @@ from harness.trace.writer import TraceWriter, close_log, write_manifest
 __all__ = [
     "Fingerprint",
     "Float",
-    "Leaf",
+    "RecordedValue",
     "Manifest",
     "Scope",
     "Trace",

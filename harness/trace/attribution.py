@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, prod
 
-from harness.trace.chain import DIGEST_BYTES, Key, Leaf, Scope
+from harness.trace.chain import DIGEST_BYTES, Key, RecordedValue, Scope
 from harness.trace.element_diff import compare, numbers
 from harness.trace.format import Columns
 from harness.trace.reader import Trace
 from harness.trace.values import ELEMENT_BYTES, FLOATS
-from harness.trace.verdict import ADVANTAGE_SIGNS, BATCHES, INTEGERS, REWARDS, TOKENS, Count, Place
+from harness.trace.verdict import ADVANTAGE_SIGNS, BATCHES, INTEGERS, REWARDS, TOKENS, Count, Element
 
 NO_TOKENS = ("mask", "position")
 """Integers of a rollout are tokens, [sequences, positions], but for batches and leaves with such a word in the name."""
@@ -54,7 +54,7 @@ class _Found:
     rank: int
     columns: Columns
     index: int
-    template: Leaf
+    template: RecordedValue
     """The leaf, of another step perhaps: all but its digest."""
 
     @property
@@ -62,9 +62,9 @@ class _Found:
         return self.columns.digests[self.index * DIGEST_BYTES : (self.index + 1) * DIGEST_BYTES]
 
     @property
-    def leaf(self) -> Leaf:
+    def value(self) -> RecordedValue:
         each = self.template
-        return Leaf(*each.key, each.dtype, each.shape, each.algorithm, self.digest, each.scope)
+        return RecordedValue(*each.key, each.dtype, each.shape, each.algorithm, self.digest, each.scope)
 
 
 class _Finder:
@@ -73,7 +73,7 @@ class _Finder:
     def __init__(self) -> None:
         self._last: dict[int, Columns] = {}
         """By rank: of the step before, or of the other trace."""
-        self._found: dict[int, list[tuple[str, int, Leaf]]] = {}
+        self._found: dict[int, list[tuple[str, int, RecordedValue]]] = {}
 
     def all_of(self, trace: Trace, step: int, counterpart: Trace | None) -> dict[tuple[int, Scope, Key], _Found]:
         """By rank, scope and key, of ranks that have the step in both.
@@ -85,45 +85,47 @@ class _Finder:
         ranks = trace.logs(step) if counterpart is None else trace.logs(step).keys() & counterpart.logs(step).keys()
         for rank in sorted(ranks):
             columns = trace.columns(step, rank)
-            for kind, index, leaf in self._chosen(rank, columns):
-                if counterpart is not None or leaf.scope is Scope.LOGICAL:
-                    each = _Found(kind, rank, columns, index, leaf)
-                    lowest = found.setdefault((0 if counterpart is None else rank, leaf.scope, leaf.key), each)
+            for kind, index, value in self._chosen(rank, columns):
+                if counterpart is not None or value.scope is Scope.LOGICAL:
+                    each = _Found(kind, rank, columns, index, value)
+                    lowest = found.setdefault((0 if counterpart is None else rank, value.scope, value.key), each)
                     if not _is_alike(lowest, each):
-                        found[rank, leaf.scope, leaf.key] = each
+                        found[rank, value.scope, value.key] = each
         return found
 
-    def _chosen(self, rank: int, columns: Columns) -> list[tuple[str, int, Leaf]]:
+    def _chosen(self, rank: int, columns: Columns) -> list[tuple[str, int, RecordedValue]]:
         last = self._last.get(rank)
-        if last is None or not columns.has_leaves_of(last):
-            found = list(_leaves_that_count(columns))
-            wholes = {kind for kind, _, leaf in found if leaf.scope is Scope.LOGICAL}
-            self._found[rank] = [each for each in found if each[2].scope is Scope.LOGICAL or each[0] not in wholes]
+        if last is None or not columns.has_values_of(last):
+            found = list(_counted_values(columns))
+            global_values_ = {kind for kind, _, value in found if value.scope is Scope.LOGICAL}
+            self._found[rank] = [
+                each for each in found if each[2].scope is Scope.LOGICAL or each[0] not in global_values_
+            ]
         self._last[rank] = columns
         return self._found[rank]
 
 
-def _leaves_that_count(columns: Columns) -> Iterator[tuple[str, int, Leaf]]:
+def _counted_values(columns: Columns) -> Iterator[tuple[str, int, RecordedValue]]:
     """(kind, index, leaf); shards are left out, whose elements have no place that people know."""
-    for index, leaf in columns.of_phases(PHASES):
-        if leaf.scope in (Scope.LOGICAL, Scope.PHYSICAL) and (kind := kind_of(leaf)):
-            yield kind, index, leaf
+    for index, value in columns.of_phases(PHASES):
+        if value.scope in (Scope.LOGICAL, Scope.PHYSICAL) and (kind := kind_of(value)):
+            yield kind, index, value
 
 
-def kind_of(leaf: Leaf) -> str:
+def kind_of(value: RecordedValue) -> str:
     """Which kind a leaf of PHASES counts as; empty for none."""
-    if leaf.phase == "rollout":
-        is_integer = leaf.dtype in ELEMENT_BYTES and leaf.dtype not in FLOATS and leaf.dtype != "bool"
-        if leaf.name == BATCH or leaf.name.startswith(f"{BATCH}."):
-            return BATCHES if is_integer or leaf.dtype in TEXTS else ""
-        if leaf.dtype in TEXTS or (is_integer and len(leaf.shape) < 2):
-            return "" if DIGEST in leaf.name.lower() else INTEGERS
-        return TOKENS if is_integer and not any(word in leaf.name.lower() for word in NO_TOKENS) else ""
-    return REWARDS if leaf.phase == "reward" else ADVANTAGE_SIGNS
+    if value.phase == "rollout":
+        is_integer = value.dtype in ELEMENT_BYTES and value.dtype not in FLOATS and value.dtype != "bool"
+        if value.name == BATCH or value.name.startswith(f"{BATCH}."):
+            return BATCHES if is_integer or value.dtype in TEXTS else ""
+        if value.dtype in TEXTS or (is_integer and len(value.shape) < 2):
+            return "" if DIGEST in value.name.lower() else INTEGERS
+        return TOKENS if is_integer and not any(word in value.name.lower() for word in NO_TOKENS) else ""
+    return REWARDS if value.phase == "reward" else ADVANTAGE_SIGNS
 
 
 def _is_alike(one: _Found | None, other: _Found | None) -> bool:
-    return one is not None and other is not None and one.leaf == other.leaf
+    return one is not None and other is not None and one.value == other.value
 
 
 def _count(counts: dict[str, Count], step: int, a: tuple[Trace, _Found | None], b: tuple[Trace, _Found | None]) -> None:
@@ -131,27 +133,27 @@ def _count(counts: dict[str, Count], step: int, a: tuple[Trace, _Found | None], 
     either = one or other
     assert either is not None
     count = counts.setdefault(either.kind, Count())
-    leaf = either.template
-    num_elements = 0 if leaf.dtype in TEXTS else prod(leaf.shape)
+    value = either.template
+    num_elements = 0 if value.dtype in TEXTS else prod(value.shape)
     element = None
     if _is_alike(one, other):
         count.num_compared += num_elements
         return
-    if one is None or other is None or (leaf.dtype, leaf.shape) != (other.template.dtype, other.template.shape):
+    if one is None or other is None or (value.dtype, value.shape) != (other.template.dtype, other.template.shape):
         count.num_unknown += 1
     else:
-        x = trace_a.tensor(step, one.rank, one.leaf)
-        y = trace_b.tensor(step, other.rank, other.leaf)
-        if x is None or y is None or len(x) != len(y) or leaf.dtype not in ELEMENT_BYTES:
+        x = trace_a.tensor(step, one.rank, one.value)
+        y = trace_b.tensor(step, other.rank, other.value)
+        if x is None or y is None or len(x) != len(y) or value.dtype not in ELEMENT_BYTES:
             count.num_unknown += 1
         else:
             count.num_compared += num_elements
-            num_different, element = _changed(either.kind, leaf.dtype, x, y)
+            num_different, element = _changed(either.kind, value.dtype, x, y)
             count.num_different += num_different
             if not num_different:
                 return
     if count.first is None:
-        count.first = Place(step, either.rank, leaf.name, leaf.shape, element)
+        count.first = Element(step, either.rank, value.name, value.shape, element)
 
 
 def _changed(kind: str, dtype: str, a: bytes, b: bytes) -> tuple[int, int | None]:

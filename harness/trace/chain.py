@@ -46,7 +46,7 @@ CHAINED = (Scope.LOGICAL, Scope.SHARD)
 """What decides: a step's root is that of these leaves, and no two of them have one key."""
 
 
-class Leaf(NamedTuple):
+class RecordedValue(NamedTuple):
     """The digest of one value of one step. A tuple, since a step has thousands of them."""
 
     phase: str
@@ -82,9 +82,9 @@ def enc(*fields: str) -> bytes:
     return b"".join([struct.pack("<I", len(part)) + part for part in parts])
 
 
-def encoded(leaf: Leaf) -> tuple[bytes, bytes]:
+def encoded(value: RecordedValue) -> tuple[bytes, bytes]:
     """(key, description) of a leaf: enc of what it is sorted by, and of everything but its digest."""
-    return _encoded(leaf[:-2])  # all but digest and scope
+    return _encoded(value[:-2])  # all but digest and scope
 
 
 @lru_cache(maxsize=2**16)  # without their digests, the leaves of a step are mostly those of the step before
@@ -94,35 +94,35 @@ def _encoded(described: tuple[str, str, int, str, tuple[int, ...], str]) -> tupl
     return sorted_by, sorted_by + enc(dtype, ",".join(map(str, shape)), algorithm)
 
 
-def leaf_hash(leaf: Leaf) -> bytes:
+def leaf_hash(value: RecordedValue) -> bytes:
     """The leaf as the step's root takes it, 16 bytes."""
-    return _hash(encoded(leaf)[1], leaf.digest)
+    return _hash(encoded(value)[1], value.digest)
 
 
 def _hash(description: bytes, digest: bytes) -> bytes:
     return xxh3_128_digest(description + _HEX_LENGTH + hexlify(digest))
 
 
-def step_root(step: int, leaves: Iterable[Leaf]) -> bytes:
+def step_root(step: int, values: Iterable[RecordedValue]) -> bytes:
     """S_k over the leaves of chained scope, in whatever order they come; 16 bytes.
 
     TraceError for a key that comes twice.
     """
     by_key: dict[bytes, bytes] = {}
-    for leaf in leaves:
-        if leaf.scope not in CHAINED:
+    for value in values:
+        if value.scope not in CHAINED:
             continue
-        key, description = encoded(leaf)
+        key, description = encoded(value)
         if key in by_key:
-            raise repeated(leaf, step)
-        by_key[key] = _hash(description, leaf.digest)
+            raise repeated(value, step)
+        by_key[key] = _hash(description, value.digest)
     return xxh3_128_digest(b"rlh1/step" + struct.pack("<Q", step) + b"".join([by_key[key] for key in sorted(by_key)]))
 
 
-def repeated(leaf: Leaf, step: int) -> TraceError:
+def repeated(value: RecordedValue, step: int) -> TraceError:
     """The error of two leaves with one key."""
     return TraceError(
-        f"step {step} has two leaves {leaf.phase} {leaf.name} {leaf.occurrence}",
+        f"step {step} has two leaves {value.phase} {value.name} {value.occurrence}",
         legal="one leaf of a scope for each phase, name and occurrence; whole or in shards, not both",
         remedy="count the occurrences of a name within the step",
     )

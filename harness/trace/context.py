@@ -1,6 +1,6 @@
 """What steps began with, in two traces: the first step at which the state of a random-number generator differs."""
 
-from harness.trace.chain import Leaf, Scope
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.format import Columns
 from harness.trace.reader import Trace
 from harness.trace.verdict import Context
@@ -31,15 +31,15 @@ def _states(trace: Trace, step: int, rank: int) -> States:
     if not trace.ranks[rank].heads[step].num_contexts:
         return {}
     return {
-        (leaf.name, leaf.occurrence): (leaf.dtype, leaf.algorithm, leaf.digest)
-        for leaf in _contexts(trace.columns(step, rank))
+        (value.name, value.occurrence): (value.dtype, value.algorithm, value.digest)
+        for value in _contexts(trace.columns(step, rank))
     }
 
 
-def _contexts(columns: Columns) -> list[Leaf]:
+def _contexts(columns: Columns) -> list[RecordedValue]:
     """The few leaves of this scope, without decoding the others."""
     found, at = [], columns.scopes.find(Scope.CONTEXT)
     while at >= 0:
-        found.append(columns.leaf(at))
+        found.append(columns.value(at))
         at = columns.scopes.find(Scope.CONTEXT, at + 1)
     return found

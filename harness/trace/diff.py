@@ -19,13 +19,13 @@ from harness.trace.context import compare_contexts
 from harness.trace.curve_diff import compare_curves, curves_to_show, uncompared
 from harness.trace.excerpt import common_ranks
 from harness.trace.first_difference import earliest, missing_frame, missing_step, only_in_one
-from harness.trace.global_values import facing_wholes, shard_sums
+from harness.trace.global_values import paired_global_values, shard_sums
 from harness.trace.manifest import PARTS, Fingerprint
 from harness.trace.matching import match_processes
 from harness.trace.ops import ops_of_divergence, ops_of_other_steps
 from harness.trace.reader import Trace, chain_breaks
 from harness.trace.renames import ENTRY, current_entry, current_identity, current_settings
-from harness.trace.value_diff import StepDifference, compare_columns, compare_leaves
+from harness.trace.value_diff import StepDifference, compare_columns, compare_values
 from harness.trace.verdict import Divergence, FieldDifference, Kind, Verdict
 
 MAX_NAMES = 5
@@ -186,13 +186,13 @@ def _open(a: Trace, b: Trace, step: int, scopes: Iterable[Scope]) -> ByRank:
 
 def _open_merged(a: Trace, b: Trace, step: int, found: _Found) -> ByRank:
     """How the wholes of a step differ, under None."""
-    wholes = facing_wholes(a, b, step)
+    global_values_ = paired_global_values(a, b, step)
     if not found.notes:
         found.notes += [
-            f"rank {rank} of {name} has {leaf.phase} {leaf.name} of step {step} otherwise than a lower rank"
-            for name, rank, leaf in wholes.apart
+            f"rank {rank} of {name} has {value.phase} {value.name} of step {step} otherwise than a lower rank"
+            for name, rank, value in global_values_.apart
         ]
-    return {None: compare_leaves(wholes.a, wholes.b)}
+    return {None: compare_values(global_values_.a, global_values_.b)}
 
 
 def _first_part(a: Trace, b: Trace, first: Divergence | None) -> Divergence | None:

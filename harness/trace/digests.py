@@ -28,7 +28,7 @@ from math import prod
 from xxhash import xxh3_128_digest
 
 from harness.core.errors import TraceError
-from harness.trace.chain import DIGEST_BYTES, Leaf
+from harness.trace.chain import DIGEST_BYTES, RecordedValue
 from harness.trace.values import ELEMENT_BYTES as BYTES_OF_DTYPES
 
 RAW = "raw"
@@ -54,10 +54,10 @@ def digest(data: bytes | bytearray | memoryview) -> tuple[str, bytes]:
     return XXH3_128, xxh3_128_digest(view)
 
 
-def raw_value(leaf: Leaf) -> bytes:
+def raw_value(value: RecordedValue) -> bytes:
     """The bytes of a value whose digest is `raw`; all 16 of them where the size of its elements is not known."""
-    size = BYTES_OF_DTYPES.get(leaf.dtype)
-    return leaf.digest if size is None else leaf.digest[: prod(leaf.shape) * size]
+    size = BYTES_OF_DTYPES.get(value.dtype)
+    return value.digest if size is None else value.digest[: prod(value.shape) * size]
 
 
 def shardsum(data: bytes | bytearray | memoryview, element_bytes: int, first_index: int = 0) -> bytes:

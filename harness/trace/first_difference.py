@@ -2,11 +2,11 @@
 
 from collections.abc import Collection, Iterator, Mapping
 
-from harness.trace.chain import Leaf, Scope, enc
+from harness.trace.chain import RecordedValue, Scope, enc
 from harness.trace.element_diff import ValueDifference, compare
 from harness.trace.format import Columns
 from harness.trace.reader import Trace
-from harness.trace.value_diff import LeafDifference, StepDifference
+from harness.trace.value_diff import RecordedDifference, StepDifference
 from harness.trace.verdict import Difference, Divergence
 
 OnlyInOne = Mapping[int, Difference]
@@ -35,7 +35,7 @@ def earliest(a: Trace, b: Trace, step: int, opened: Mapping[int | None, StepDiff
         num_before=shown.num_before,
         phases_before=() if columns is None or shown.num_incomparable else columns.phases(int(first.position + 0.5)),
         num_microbatches=1 if columns is None else _num_like(columns, first.a or first.b),
-        num_leaves=shown.num_leaves,
+        num_values=shown.num_values,
         num_different=shown.num_different,
         value=first.value() or _kept_difference(a, b, step, rank, first),
     )
@@ -74,26 +74,28 @@ def missing_frame(step: int, alone: OnlyInOne, different: Collection[int]) -> Di
     return Divergence(step, what, rank, tuple(sorted({*alone, *different})))
 
 
-def _num_like(columns: Columns, leaf: Leaf | None) -> int:
+def _num_like(columns: Columns, value: RecordedValue | None) -> int:
     """How many parts of this phase and name there are."""
-    if leaf is None or leaf.scope is not Scope.PHYSICAL:
+    if value is None or value.scope is not Scope.PHYSICAL:
         return 1
-    prefix = enc(leaf.phase, leaf.name)
+    prefix = enc(value.phase, value.name)
     like = [each.startswith(prefix) for each in columns.all_descriptions()]
     return sum(is_like and scope == Scope.PHYSICAL for is_like, scope in zip(like, columns.scopes, strict=True))
 
 
-def _kept_difference(a: Trace, b: Trace, step: int, rank: int | None, first: LeafDifference) -> ValueDifference | None:
+def _kept_difference(
+    a: Trace, b: Trace, step: int, rank: int | None, first: RecordedDifference
+) -> ValueDifference | None:
     """How the values differ, where both traces have kept them."""
     if first.what is not Difference.VALUE or first.a is None or first.b is None:
         return None
-    one, other = (next(_kept(trace, step, rank, leaf), None) for trace, leaf in ((a, first.a), (b, first.b)))
+    one, other = (next(_kept(trace, step, rank, value), None) for trace, value in ((a, first.a), (b, first.b)))
     if one is None or other is None or len(one) != len(other):
         return None
     return compare(first.a.dtype, one, other)
 
 
-def _kept(trace: Trace, step: int, rank: int | None, leaf: Leaf) -> Iterator[bytes]:
+def _kept(trace: Trace, step: int, rank: int | None, value: RecordedValue) -> Iterator[bytes]:
     for each in trace.logs(step) if rank is None else [rank]:
-        if (data := trace.tensor(step, each, leaf)) is not None:
+        if (data := trace.tensor(step, each, value)) is not None:
             yield data

@@ -22,7 +22,7 @@ from typing import BinaryIO
 from xxhash import xxh3_64, xxh3_64_digest
 
 from harness.core.errors import TraceError
-from harness.trace.chain import CHAINED, DIGEST_BYTES, PHASES, Leaf, Scope, encoded, repeated
+from harness.trace.chain import CHAINED, DIGEST_BYTES, PHASES, RecordedValue, Scope, encoded, repeated
 
 FORMAT = 1
 """The format written here, and the newest that is read."""
@@ -49,7 +49,7 @@ def frame(payload: bytes) -> bytes:
     return _LENGTH.pack(len(payload)) + payload + xxh3_64_digest(payload)
 
 
-def step_payload(step: int, root: bytes, chain: bytes, leaves: Sequence[Leaf]) -> bytes:
+def step_payload(step: int, root: bytes, chain: bytes, values: Sequence[RecordedValue]) -> bytes:
     """The payload of one step.
 
     TraceError for a digest that has not 16 bytes, or a key that comes twice in a scope that is not chained; of the
@@ -57,21 +57,21 @@ def step_payload(step: int, root: bytes, chain: bytes, leaves: Sequence[Leaf]) -
     """
     descriptions = []
     unchained = set()
-    for leaf in leaves:
-        if len(leaf.digest) != DIGEST_BYTES:
-            raise TraceError(f"a digest of {len(leaf.digest)} bytes for {leaf.name}", legal=f"{DIGEST_BYTES} bytes")
-        key, description = encoded(leaf)
-        if leaf.scope not in CHAINED:
-            if (leaf.scope, key) in unchained:
-                raise repeated(leaf, step)
-            unchained.add((leaf.scope, key))
+    for value in values:
+        if len(value.digest) != DIGEST_BYTES:
+            raise TraceError(f"a digest of {len(value.digest)} bytes for {value.name}", legal=f"{DIGEST_BYTES} bytes")
+        key, description = encoded(value)
+        if value.scope not in CHAINED:
+            if (value.scope, key) in unchained:
+                raise repeated(value, step)
+            unchained.add((value.scope, key))
         descriptions.append(description)
     return b"".join(
         [
-            _STEP_HEAD.pack(STEP, step, root, chain, len(leaves)),
-            bytes([leaf.scope for leaf in leaves]),
-            *[leaf.digest for leaf in leaves],
-            struct.pack(f"<{len(leaves)}I", *map(len, descriptions)),
+            _STEP_HEAD.pack(STEP, step, root, chain, len(values)),
+            bytes([value.scope for value in values]),
+            *[value.digest for value in values],
+            struct.pack(f"<{len(values)}I", *map(len, descriptions)),
             *descriptions,
         ]
     )
@@ -83,7 +83,7 @@ def done_payload(num_steps: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FramePosition:
     """Where a whole payload lies in its file, in bytes."""
 
     start: int
@@ -95,7 +95,7 @@ class Place:
         return self.start + self.length + _CHECKSUM_BYTES
 
 
-def whole_frames(file: BinaryIO, size_bytes: int) -> Iterator[Place]:
+def whole_frames(file: BinaryIO, size_bytes: int) -> Iterator[FramePosition]:
     """Each frame from the file's position on, up to the first that is cut or does not agree with its checksum.
 
     The file may be read elsewhere in between.
@@ -104,7 +104,7 @@ def whole_frames(file: BinaryIO, size_bytes: int) -> Iterator[Place]:
     while at + _LENGTH.size + _CHECKSUM_BYTES <= size_bytes:
         file.seek(at)
         (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-        place = Place(at + _LENGTH.size, length)
+        place = FramePosition(at + _LENGTH.size, length)
         if place.frame_end > size_bytes:  # also a length that is no length: nothing is read for it
             return
         if _checksum(file, length) != file.read(_CHECKSUM_BYTES):
@@ -129,7 +129,7 @@ class StepHead:
     step: int
     root: bytes
     chain: bytes
-    num_leaves: int
+    num_values: int
     num_logical: int
     num_shards: int
     num_parts: int
@@ -137,26 +137,26 @@ class StepHead:
     num_contexts: int
 
 
-def read_kind(file: BinaryIO, place: Place) -> bytes:
+def read_kind(file: BinaryIO, place: FramePosition) -> bytes:
     """What a payload begins with: STEP, DONE, or something that is neither."""
     file.seek(place.start)
     return file.read(min(len(STEP), place.length))
 
 
-def read_step_head(file: BinaryIO, place: Place) -> StepHead:
+def read_step_head(file: BinaryIO, place: FramePosition) -> StepHead:
     """The head of a step; TraceError where it is not as the format says."""
     if place.length < _STEP_HEAD.size:
         raise malformed("its head is cut")
     file.seek(place.start)
-    _, step, root, chain, num_leaves = _STEP_HEAD.unpack(file.read(_STEP_HEAD.size))
-    if place.length < _STEP_HEAD.size + num_leaves * (1 + DIGEST_BYTES + _LENGTH.size):
-        raise malformed(f"{num_leaves:,} leaves do not fit into {place.length:,} bytes")
-    scopes = file.read(num_leaves)
+    _, step, root, chain, num_values = _STEP_HEAD.unpack(file.read(_STEP_HEAD.size))
+    if place.length < _STEP_HEAD.size + num_values * (1 + DIGEST_BYTES + _LENGTH.size):
+        raise malformed(f"{num_values:,} leaves do not fit into {place.length:,} bytes")
+    scopes = file.read(num_values)
     counts = [scopes.count(scope) for scope in (Scope.LOGICAL, Scope.SHARD, Scope.PHYSICAL, Scope.CONTEXT)]
-    return StepHead(step, root, chain, num_leaves, *counts)
+    return StepHead(step, root, chain, num_values, *counts)
 
 
-def read_num_steps(file: BinaryIO, place: Place) -> int:
+def read_num_steps(file: BinaryIO, place: FramePosition) -> int:
     """How many steps a DONE payload says there are; TraceError where it is not as the format says."""
     if place.length != _DONE.size:
         raise malformed(f"{place.length} bytes of DONE")
@@ -178,7 +178,7 @@ class Columns:
     descriptions: bytes
     """One after the other."""
 
-    def has_leaves_of(self, other: "Columns") -> bool:
+    def has_values_of(self, other: "Columns") -> bool:
         """Whether both have the same leaves in the same order, digests apart."""
         mine = (self.scopes, self.lengths, self.descriptions)
         return mine == (other.scopes, other.lengths, other.descriptions)
@@ -202,15 +202,17 @@ class Columns:
     def phases(self, end: int) -> tuple[str, ...]:
         """The phases of the leaves before the one of index `end`, contexts apart, in the order of recording."""
         firsts = (next(self._indices(phase, end), None) for phase in PHASES)
-        return tuple(self.leaf(first).phase for first in sorted(first for first in firsts if first is not None))
+        return tuple(self.value(first).phase for first in sorted(first for first in firsts if first is not None))
 
-    def of_phases(self, phases: Iterable[str]) -> list[tuple[int, Leaf]]:
+    def of_phases(self, phases: Iterable[str]) -> list[tuple[int, RecordedValue]]:
         """(index, leaf) of the leaves of these phases, contexts apart, by phase; the others are not decoded."""
         wanted = set(phases)
         indices = [index for phase in phases for index in self._indices(phase, len(self.scopes))]
         starts = list(self._starts()) if indices else []
-        leaves = [(at, self.leaf(at, self.descriptions[starts[at] : starts[at + 1]])) for at in indices]
-        return [(at, leaf) for at, leaf in leaves if leaf.phase in wanted]  # else it is a phase of another writer's own
+        values = [(at, self.value(at, self.descriptions[starts[at] : starts[at + 1]])) for at in indices]
+        return [
+            (at, value) for at, value in values if value.phase in wanted
+        ]  # else it is a phase of another writer's own
 
     def _indices(self, phase: str, end: int) -> Iterator[int]:
         """Of the leaves of a phase, contexts apart, before `end`."""
@@ -230,7 +232,7 @@ class Columns:
         except IndexError:
             raise malformed("the descriptions of its leaves are not as long as their lengths say") from None
 
-    def leaf(self, index: int, description: bytes | None = None) -> Leaf:
+    def value(self, index: int, description: bytes | None = None) -> RecordedValue:
         """One leaf, decoded; TraceError where it is not as the format says."""
         fields = fields_of(self.description(index) if description is None else description)
         try:
@@ -238,13 +240,13 @@ class Columns:
             sizes = tuple(int(size) for size in shape.split(",")) if shape else ()
             scope = Scope(self.scopes[index])
             digest = self.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
-            return Leaf(phase, name, int(occurrence), dtype, sizes, algorithm, digest, scope)
+            return RecordedValue(phase, name, int(occurrence), dtype, sizes, algorithm, digest, scope)
         except ValueError:
             raise malformed(f"leaf {index} is {fields!r}") from None
 
-    def leaves(self) -> list[Leaf]:
+    def values(self) -> list[RecordedValue]:
         """Every leaf, in the order in which they were recorded; TraceError where one is not as the format says."""
-        return [self.leaf(index, description) for index, description in enumerate(self.all_descriptions())]
+        return [self.value(index, description) for index, description in enumerate(self.all_descriptions())]
 
     def _starts(self) -> Iterator[int]:
         """Where each description begins, and where the last one ends."""
@@ -257,15 +259,15 @@ class Columns:
         return lengths
 
 
-def read_columns(file: BinaryIO, place: Place, num_leaves: int) -> Columns:
+def read_columns(file: BinaryIO, place: FramePosition, num_values: int) -> Columns:
     """The columns of a step whose payload lies at `place`; TraceError where the file is shorter by now."""
     start, end = place.start + _STEP_HEAD.size, place.start + place.length
     file.seek(start)
     found = Columns(
-        scopes=file.read(num_leaves),
-        digests=file.read(num_leaves * DIGEST_BYTES),
-        lengths=file.read(num_leaves * _LENGTH.size),
-        descriptions=file.read(end - start - num_leaves * (1 + DIGEST_BYTES + _LENGTH.size)),
+        scopes=file.read(num_values),
+        digests=file.read(num_values * DIGEST_BYTES),
+        lengths=file.read(num_values * _LENGTH.size),
+        descriptions=file.read(end - start - num_values * (1 + DIGEST_BYTES + _LENGTH.size)),
     )
     if file.tell() != end:
         raise TraceError("a log has become shorter while it was read", remedy="compare it when nobody changes it")

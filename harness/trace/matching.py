@@ -104,7 +104,7 @@ def _likeness(a: Trace, b: Trace, number: int, other: int) -> Likeness:
     if len(steps) < 2 or steps[0] != steps[1]:
         return num_equal, 0
     opened = compare_columns(a.columns(steps[0], number), b.columns(steps[0], other), tuple(Scope))
-    return num_equal, opened.num_leaves - opened.num_different
+    return num_equal, opened.num_values - opened.num_different
 
 
 def _renumbered(trace: Trace, numbers: Mapping[int, int]) -> Trace:

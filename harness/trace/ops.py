@@ -240,8 +240,8 @@ def is_faithful(root_with: bytes, root_without: bytes) -> bool:
 def compare_ops(a: OpRecord, b: OpRecord, rank: int, step: int) -> OpVerdict:
     """The first operation that differs between two records of one step."""
     first = made = last_equal = None
-    num_whole = min([len(each.operations) for each in (a, b) if each.problem], default=None)
-    pairs = list(zip_longest(a.operations, b.operations))[:num_whole]
+    num_global = min([len(each.operations) for each in (a, b) if each.problem], default=None)
+    pairs = list(zip_longest(a.operations, b.operations))[:num_global]
     for left, right in pairs:
         found = _compare(left, right)
         if found is None:

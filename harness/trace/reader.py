@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.core.errors import TraceError
 from harness.core.regular_file import open_regular, read_regular
-from harness.trace.chain import Leaf, chain_start, next_chain, step_root
+from harness.trace.chain import RecordedValue, chain_start, next_chain, step_root
 from harness.trace.curve import CurvePoint, bad_line, parse_curve
 from harness.trace.digests import RAW, raw_value
 from harness.trace.format import (
@@ -20,7 +20,7 @@ from harness.trace.format import (
     MAGIC,
     STEP,
     Columns,
-    Place,
+    FramePosition,
     StepHead,
     malformed,
     read_columns,
@@ -46,7 +46,7 @@ class RankLog:
     path: Path
     heads: Mapping[int, StepHead]
     """By step, in the order in which they were written, which is that of the steps."""
-    places: Mapping[int, Place] = field(repr=False)
+    places: Mapping[int, FramePosition] = field(repr=False)
     is_closed: bool
     """Whether it ends as a log that was closed in order, and has as many steps as it says."""
     num_skipped_bytes: int
@@ -67,7 +67,7 @@ class RankLog:
         place = self.places[step]
         try:
             with open_regular(self.path, follows_links=True) as file:
-                return read_columns(file, place, self.heads[step].num_leaves)
+                return read_columns(file, place, self.heads[step].num_values)
         except OSError as error:
             raise TraceError(f"{self.path} cannot be read: {error.strerror}") from None
 
@@ -137,19 +137,21 @@ class Trace:
         found = {step for log in self.ranks.values() for step in log.heads}
         return tuple(sorted(step for step in found if end is None or step <= end))
 
-    def tensor(self, step: int, rank: int, leaf: Leaf) -> bytes | None:
+    def tensor(self, step: int, rank: int, recorded_value: RecordedValue) -> bytes | None:
         """The value of a leaf, where the trace has it: kept in a file, or in the digest itself; None elsewhere.
 
         What is damaged is none either, and `damages` tells of it. TraceError where its file cannot be read.
         """
-        if leaf.algorithm == RAW:
-            return raw_value(leaf)
+        if recorded_value.algorithm == RAW:
+            return raw_value(recorded_value)
         number = self.ranks[rank].number if rank in self.ranks else rank
         path = self.directory / TENSORS / tensors_name(number, step)
         try:
-            return read_digested(path, leaf)
+            return read_digested(path, recorded_value)
         except DamagedTensor:
-            if leaf in self.columns(step, rank).leaves():  # else it is another rank's, and this one has it otherwise
+            if (
+                recorded_value in self.columns(step, rank).values()
+            ):  # else it is another rank's, and this one has it otherwise
                 self.damaged.add((step, rank))
             return None
         except OSError as error:
@@ -206,7 +208,7 @@ def _no_trace(path: Path) -> TraceError:
 def read_log(path: Path) -> RankLog:
     """One rank's log; TraceError for another file, a newer format, or frames that are whole and wrong."""
     heads: dict[int, StepHead] = {}
-    places: dict[int, Place] = {}
+    places: dict[int, FramePosition] = {}
     num_done: int | None = None
     with open_regular(path, follows_links=True) as file:
         size_bytes = os.fstat(file.fileno()).st_size
@@ -241,7 +243,7 @@ def verify(trace: Trace) -> list[str]:
         wrong += [f"{log_name(rank)}: {text}" for text in chain_breaks(log, start)]
         for step in log.heads:
             try:
-                root = step_root(step, trace.columns(step, rank).leaves())
+                root = step_root(step, trace.columns(step, rank).values())
             except TraceError as error:
                 wrong.append(f"{log_name(rank)}: step {step} cannot be opened: {error.what}")
                 continue

@@ -20,11 +20,11 @@ from xxhash import xxh3_128_digest
 
 from harness.core.errors import TraceError
 from harness.core.regular_file import open_regular
-from harness.trace.chain import Leaf
+from harness.trace.chain import RecordedValue
 from harness.trace.digests import XXH3_128
 
 Buffer = bytes | bytearray | memoryview
-Kept = tuple[Leaf, Buffer]
+Kept = tuple[RecordedValue, Buffer]
 """A leaf, and the bytes of its value: elements little-endian, in C order."""
 
 DTYPES = {
@@ -58,9 +58,9 @@ class DamagedTensor(TraceError):
     """A kept tensor that is not what was digested, or whose file is cut or none of the format."""
 
 
-def tensor_key(leaf: Leaf) -> str:
+def tensor_key(value: RecordedValue) -> str:
     """The name of a leaf's tensor in its file: "logical/backward/0/layers.3.weight"."""
-    return f"{leaf.scope.name.lower()}/{leaf.phase}/{leaf.occurrence}/{leaf.name}"
+    return f"{value.scope.name.lower()}/{value.phase}/{value.occurrence}/{value.name}"
 
 
 def write_tensors(path: Path, tensors: Iterable[Kept]) -> None:
@@ -86,52 +86,52 @@ def write_tensors(path: Path, tensors: Iterable[Kept]) -> None:
 def _header(tensors: Sequence[Kept]) -> bytes:
     fields: dict[str, object] = {}
     at = 0
-    for leaf, data in tensors:
-        key, num_bytes = tensor_key(leaf), memoryview(data).nbytes
+    for value, data in tensors:
+        key, num_bytes = tensor_key(value), memoryview(data).nbytes
         if key in fields:
             raise TraceError(f"two tensors {key}", legal="one for each leaf")
-        word, element_bytes = _kind(leaf)
+        word, element_bytes = _kind(value)
         if num_bytes % element_bytes:
-            raise TraceError(f"{num_bytes} bytes of {key}", legal=f"elements of {element_bytes} bytes, {leaf.dtype}")
+            raise TraceError(f"{num_bytes} bytes of {key}", legal=f"elements of {element_bytes} bytes, {value.dtype}")
         num_elements = num_bytes // element_bytes
-        shape = leaf.shape if prod(leaf.shape) == num_elements else (num_elements,)  # of a rank's part of a whole
+        shape = value.shape if prod(value.shape) == num_elements else (num_elements,)  # of a rank's part of a whole
         fields[key] = {"dtype": word, "shape": shape, "data_offsets": (at, at + num_bytes)}
         at += num_bytes
     header = json.dumps(fields, separators=(",", ":")).encode()
     return header + b" " * (-len(header) % _ALIGNMENT)
 
 
-def _kind(leaf: Leaf) -> tuple[str, int]:
-    return DTYPES.get(leaf.dtype, _BYTES)
+def _kind(value: RecordedValue) -> tuple[str, int]:
+    return DTYPES.get(value.dtype, _BYTES)
 
 
-def read_tensor(path: Path, leaf: Leaf) -> bytes | None:
+def read_tensor(path: Path, value: RecordedValue) -> bytes | None:
     """The bytes of one leaf's tensor, whatever its digest; None where it was not kept, or the file is damaged.
 
     OSError where the file is there and cannot be read. Of a large file only this tensor is read.
     """
     try:
-        return _found(path, leaf)
+        return _found(path, value)
     except DamagedTensor:
         return None
 
 
-def read_digested(path: Path, leaf: Leaf) -> bytes | None:
+def read_digested(path: Path, value: RecordedValue) -> bytes | None:
     """The bytes of one leaf's tensor, which have its digest; None where it was not kept.
 
     Only digests of XXH3_128 are checked: a shard's cannot be without its place in the whole. DamagedTensor where the
     file is damaged, or has other bytes; OSError where it cannot be read.
     """
-    data = _found(path, leaf)
-    if data is not None and leaf.algorithm == XXH3_128 and xxh3_128_digest(data) != leaf.digest:
-        raise DamagedTensor(f"{tensor_key(leaf)} in {path} is not what was digested")
+    data = _found(path, value)
+    if data is not None and value.algorithm == XXH3_128 and xxh3_128_digest(data) != value.digest:
+        raise DamagedTensor(f"{tensor_key(value)} in {path} is not what was digested")
     return data
 
 
-def _found(path: Path, leaf: Leaf) -> bytes | None:
+def _found(path: Path, value: RecordedValue) -> bytes | None:
     try:
         with open_regular(path, follows_links=True) as file:
-            return _tensor(file, os.fstat(file.fileno()).st_size, tensor_key(leaf))
+            return _tensor(file, os.fstat(file.fileno()).st_size, tensor_key(value))
     except FileNotFoundError:
         return None
     except (struct.error, ValueError, KeyError, TypeError, RecursionError):

@@ -10,7 +10,7 @@ from math import inf
 from operator import ne
 from struct import iter_unpack
 
-from harness.trace.chain import DIGEST_BYTES, Leaf, Scope
+from harness.trace.chain import DIGEST_BYTES, RecordedValue, Scope
 from harness.trace.digests import RAW, raw_value
 from harness.trace.element_diff import ValueDifference, compare
 from harness.trace.format import Columns
@@ -20,20 +20,20 @@ _CHUNK = 4096 * DIGEST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class LeafDifference:
+class RecordedDifference:
     """Two leaves of one key that are not alike."""
 
     position: float
     """Among A's leaves; half a step after the leaf it follows where only B has it."""
     what: Difference
-    a: Leaf | None
-    b: Leaf | None
+    a: RecordedValue | None
+    b: RecordedValue | None
 
     @property
     def scope(self) -> Scope:
-        leaf = self.a or self.b
-        assert leaf is not None
-        return leaf.scope
+        recorded_value = self.a or self.b
+        assert recorded_value is not None
+        return recorded_value.scope
 
     def value(self) -> ValueDifference | None:
         """How the values differ, where the leaves hold them."""
@@ -46,12 +46,12 @@ class LeafDifference:
 class StepDifference:
     """How two lists of leaves differ."""
 
-    first: LeafDifference | None
+    first: RecordedDifference | None
     """None where the leaves that can be compared are alike."""
-    last_equal: Leaf | None
+    last_equal: RecordedValue | None
     num_before: int
     """Leaves of A that stand before the first difference, alike in both."""
-    num_leaves: int
+    num_values: int
     """Of A, and those that only B has."""
     num_different: int
     num_incomparable: int
@@ -67,33 +67,35 @@ class StepDifference:
 def compare_columns(a: Columns, b: Columns, scopes: Iterable[Scope] = Scope) -> StepDifference:
     """Compare the leaves of one step of one rank, those of `scopes` only."""
     wanted = set(scopes)
-    if not a.has_leaves_of(b):
+    if not a.has_values_of(b):
         return _compare_unlike_columns(a, b, wanted)
     different = list(_different(a.digests, b.digests))
     if len(wanted) < len(Scope):
         different = [index for index in different if a.scopes[index] in wanted]
-    num_leaves = sum(a.scopes.count(scope) for scope in wanted)
+    num_values = sum(a.scopes.count(scope) for scope in wanted)
     if not different:
-        return StepDifference(None, None, 0, num_leaves, 0, 0, False)
+        return StepDifference(None, None, 0, num_values, 0, 0, False)
     before = next((index for index in range(different[0] - 1, -1, -1) if a.scopes[index] in wanted), None)
     scopes_before = a.scopes[: different[0]]
     (first,) = _pairs(a, b, different[:1])
     return StepDifference(
         first=first,
-        last_equal=None if before is None else a.leaf(before),
+        last_equal=None if before is None else a.value(before),
         num_before=sum(scopes_before.count(scope) for scope in wanted),
-        num_leaves=num_leaves,
+        num_values=num_values,
         num_different=len(different),
         num_incomparable=0,
         is_nan_payload_only=_all_nan([first]) and _all_nan(_pairs(a, b, different)),
     )
 
 
-def compare_leaves(a: Sequence[Leaf], b: Sequence[Leaf], scopes: Iterable[Scope] = Scope) -> StepDifference:
+def compare_values(
+    a: Sequence[RecordedValue], b: Sequence[RecordedValue], scopes: Iterable[Scope] = Scope
+) -> StepDifference:
     """Compare leaves that need not be the same ones, nor in the same order."""
     wanted = set(scopes)
-    left = {index: leaf for index, leaf in enumerate(a) if leaf.scope in wanted}
-    right = {index: leaf for index, leaf in enumerate(b) if leaf.scope in wanted}
+    left = {index: recorded_value for index, recorded_value in enumerate(a) if recorded_value.scope in wanted}
+    right = {index: recorded_value for index, recorded_value in enumerate(b) if recorded_value.scope in wanted}
     return _compare_unlike(left, right, lambda index: a[index], lambda index: b[index])
 
 
@@ -114,53 +116,60 @@ def _compare_unlike_columns(a: Columns, b: Columns, wanted: set[Scope]) -> StepD
     return _compare_unlike(
         left,
         right,
-        lambda index: a.leaf(index, descriptions_a[index]),
-        lambda index: b.leaf(index, descriptions_b[index]),
+        lambda index: a.value(index, descriptions_a[index]),
+        lambda index: b.value(index, descriptions_b[index]),
     )
 
 
 def _compare_unlike(
     left: Mapping[int, Hashable],
     right: Mapping[int, Hashable],
-    leaf_a: Callable[[int], Leaf],
-    leaf_b: Callable[[int], Leaf],
+    value_a: Callable[[int], RecordedValue],
+    value_b: Callable[[int], RecordedValue],
 ) -> StepDifference:
     """`left` and `right` are the leaves by index, in any form that is equal where the leaves are."""
     index_of = {whole: index for index, whole in left.items()}
     alike = {index: index_of.pop(whole) for index, whole in right.items() if whole in index_of}
-    unlike = {(leaf.scope, leaf.key): (index, leaf) for index in sorted(index_of.values()) for leaf in [leaf_a(index)]}
-    found: list[LeafDifference] = []
+    unlike = {
+        (recorded_value.scope, recorded_value.key): (index, recorded_value)
+        for index in sorted(index_of.values())
+        for recorded_value in [value_a(index)]
+    }
+    found: list[RecordedDifference] = []
     num_incomparable = 0
     after = -1.0
     for index in right:
         if index in alike:
             after = alike[index]
             continue
-        other = leaf_b(index)
-        position, leaf = unlike.pop((other.scope, other.key), (None, None))
-        if position is None or leaf is None:
-            found.append(LeafDifference(after + 0.5, Difference.LEAF_ONLY_IN_B, None, other))
+        other = value_b(index)
+        position, recorded_value = unlike.pop((other.scope, other.key), (None, None))
+        if position is None or recorded_value is None:
+            found.append(RecordedDifference(after + 0.5, Difference.VALUE_ONLY_IN_B, None, other))
             continue
         after = position
-        if (what := _difference(leaf, other)) is not None:
-            found.append(LeafDifference(position, what, leaf, other))
+        if (what := _difference(recorded_value, other)) is not None:
+            found.append(RecordedDifference(position, what, recorded_value, other))
         else:
             num_incomparable += 1
-    found += [LeafDifference(position, Difference.LEAF_ONLY_IN_A, leaf, None) for position, leaf in unlike.values()]
+    found += [
+        RecordedDifference(position, Difference.VALUE_ONLY_IN_A, recorded_value, None)
+        for position, recorded_value in unlike.values()
+    ]
     found.sort(key=lambda difference: difference.position)
     before = [index for index in alike.values() if found and index < found[0].position]
     return StepDifference(
         first=found[0] if found else None,
-        last_equal=leaf_a(max(before)) if before else None,
+        last_equal=value_a(max(before)) if before else None,
         num_before=len(before),
-        num_leaves=len(left) + sum(each.what is Difference.LEAF_ONLY_IN_B for each in found),
+        num_values=len(left) + sum(each.what is Difference.VALUE_ONLY_IN_B for each in found),
         num_different=len(found),
         num_incomparable=num_incomparable,
         is_nan_payload_only=bool(found) and _all_nan(found),
     )
 
 
-def _difference(a: Leaf, b: Leaf) -> Difference | None:
+def _difference(a: RecordedValue, b: RecordedValue) -> Difference | None:
     if a.dtype != b.dtype:
         return Difference.DTYPE
     if a.shape != b.shape:
@@ -177,7 +186,7 @@ def _different(a: bytes, b: bytes) -> Iterator[int]:
             yield from compress(count(start // DIGEST_BYTES), is_other)
 
 
-def _pairs(a: Columns, b: Columns, different: Sequence[int]) -> Iterator[LeafDifference]:
+def _pairs(a: Columns, b: Columns, different: Sequence[int]) -> Iterator[RecordedDifference]:
     """The leaves of these indices, which grow; their descriptions are alike."""
     if len(different) == 1:
         descriptions = iter([a.description(different[0])])
@@ -185,8 +194,8 @@ def _pairs(a: Columns, b: Columns, different: Sequence[int]) -> Iterator[LeafDif
         chosen = set(different)
         descriptions = (text for at, text in enumerate(a.all_descriptions()) if at in chosen)
     for at, description in zip(different, descriptions, strict=True):
-        yield LeafDifference(at, Difference.VALUE, a.leaf(at, description), b.leaf(at, description))
+        yield RecordedDifference(at, Difference.VALUE, a.value(at, description), b.value(at, description))
 
 
-def _all_nan(differences: Iterable[LeafDifference]) -> bool:
+def _all_nan(differences: Iterable[RecordedDifference]) -> bool:
     return all((value := difference.value()) and value.is_nan_payload_only for difference in differences)

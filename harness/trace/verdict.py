@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from harness.core.exit_codes import ExitCode
-from harness.trace.chain import Leaf
+from harness.trace.chain import RecordedValue
 from harness.trace.element_diff import ValueDifference
 from harness.trace.ops import OpVerdict
 from harness.trace.values import Float
@@ -52,8 +52,8 @@ class Difference(Enum):
     """Digests of one algorithm differ."""
     DTYPE = "dtype"
     SHAPE = "shape"
-    LEAF_ONLY_IN_A = "leaf_only_in_a"
-    LEAF_ONLY_IN_B = "leaf_only_in_b"
+    VALUE_ONLY_IN_A = "leaf_only_in_a"
+    VALUE_ONLY_IN_B = "leaf_only_in_b"
     STEP_ONLY_IN_A = "step_only_in_a"
     STEP_ONLY_IN_B = "step_only_in_b"
 
@@ -68,10 +68,10 @@ class Divergence:
     """Whose log shows it first; None where leaves were compared over all ranks together, or no rank has the step."""
     ranks: tuple[int, ...] = ()
     """Every rank whose log shows a difference in this step."""
-    a: Leaf | None = None
+    a: RecordedValue | None = None
     """The leaf in A; None where A has none."""
-    b: Leaf | None = None
-    last_equal: Leaf | None = None
+    b: RecordedValue | None = None
+    last_equal: RecordedValue | None = None
     """The leaf recorded before it that both have alike; None where it is the first of the step."""
     phases_before: tuple[str, ...] = ()
     """Those of A's leaves that were recorded before it in this step, all of which both have alike."""
@@ -79,7 +79,7 @@ class Divergence:
     """How many leaves these are."""
     num_microbatches: int = 1
     """Of a leaf that is a part: how many of its phase and name this rank has in A."""
-    num_leaves: int = 0
+    num_values: int = 0
     """Of this step, in the log that shows it first, in A or in B."""
     num_different: int = 0
     """Of these."""
@@ -100,7 +100,7 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Element:
     """One element of one leaf."""
 
     step: int
@@ -119,7 +119,7 @@ class Count:
     num_different: int = 0
     num_unknown: int = 0
     """Leaves that differ while their values are not known, or of other shapes."""
-    first: Place | None = None
+    first: Element | None = None
 
     @property
     def is_equal(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Self
 
 from harness.core.errors import TraceError
 from harness.core.regular_file import open_for_writing
-from harness.trace.chain import PHASES, Leaf, Scope, chain_start, next_chain, step_root
+from harness.trace.chain import PHASES, RecordedValue, Scope, chain_start, next_chain, step_root
 from harness.trace.curve import TAKEN, CurvePoint, curve_line
 from harness.trace.digests import SHARDSUM_128
 from harness.trace.format import HEADER, done_payload, frame, step_payload
@@ -84,7 +84,7 @@ class TraceWriter:
     def append(
         self,
         step: int,
-        leaves: Sequence[Leaf],
+        recorded_values: Sequence[RecordedValue],
         values: Mapping[str, Float] | None = None,
         tensors: Sequence[Kept] = (),
     ) -> bytes | None:
@@ -97,10 +97,10 @@ class TraceWriter:
         if self.ended_by:
             return None
         try:
-            self._check(step, leaves)
-            root = step_root(step, leaves)
+            self._check(step, recorded_values)
+            root = step_root(step, recorded_values)
             chain = next_chain(self._chain, root)
-            payload = frame(step_payload(step, root, chain, leaves))
+            payload = frame(step_payload(step, root, chain, recorded_values))
             if tensors:
                 (self.directory / TENSORS).mkdir(exist_ok=True)
                 write_tensors(self.directory / TENSORS / tensors_name(self.rank, step), tensors)
@@ -155,14 +155,16 @@ class TraceWriter:
     ) -> None:
         self.close(complete=kind is None)
 
-    def _check(self, step: int, leaves: Sequence[Leaf]) -> None:
+    def _check(self, step: int, recorded_values: Sequence[RecordedValue]) -> None:
         if step <= self._last_step:
             raise TraceError(f"step {step} after step {self._last_step}", legal="steps that grow")
-        if unknown := {leaf.phase for leaf in leaves} - set(PHASES):
+        if unknown := {recorded_value.phase for recorded_value in recorded_values} - set(PHASES):
             raise TraceError(f"the phase {min(unknown)!r}", legal=", ".join(PHASES))
-        for leaf in leaves:
-            if leaf.scope is Scope.SHARD and leaf.algorithm != SHARDSUM_128:
-                raise TraceError(f"a shard of {leaf.name} with a digest {leaf.algorithm}", legal=SHARDSUM_128)
+        for recorded_value in recorded_values:
+            if recorded_value.scope is Scope.SHARD and recorded_value.algorithm != SHARDSUM_128:
+                raise TraceError(
+                    f"a shard of {recorded_value.name} with a digest {recorded_value.algorithm}", legal=SHARDSUM_128
+                )
 
     def _end(self, error: OSError | TraceError) -> None:
         self.ended_by = (error.strerror if isinstance(error, OSError) else str(error)) or "unknown"

@@ -172,12 +172,12 @@ def _prune(directory: Path, keep: int, written: Path) -> None:
 
     Damaged ones among these stay, to be looked at.
     """
-    num_whole = 0
+    num_global = 0
     try:
         _remove(written.with_name(written.name + REPLACED))
         for path in _newest_first(directory):
-            if num_whole < keep:
-                num_whole += _is_whole(path)
+            if num_global < keep:
+                num_global += _is_whole(path)
             elif path != written:
                 _remove(path)
     except OSError as error:

@@ -22,7 +22,7 @@ from rlcore.types import SampleRequest, SamplingParams, StopReason, Tokenizer
 from rlcore.weights.digests import weights_digest
 from rlcore.weights.receipts import Receipt
 
-_JUDGED = ("rewards", "included")
+_CLASSIFIED = ("rewards", "included")
 _BY_TOKEN = {"tokens": "tokens", "loss_mask": "loss masks", "policy_versions": "policy versions"}
 """Entries of a batch that are those of its trajectories, with their names in messages."""
 
@@ -171,7 +171,9 @@ def check_batch(batch: TensorDict, trajectories: Sequence[Trajectory], scores: S
             legal="a group for each prompt, of all its completions",
             phases=("rollout", "advantage"),
         )
-    told = [reward if counts else None for reward, counts in zip(*(batch[n].tolist() for n in _JUDGED), strict=True)]
+    told = [
+        reward if counts else None for reward, counts in zip(*(batch[n].tolist() for n in _CLASSIFIED), strict=True)
+    ]
     if told != scores.rewards:
         sample = next(at for at, (one, other) in enumerate(zip(told, scores.rewards, strict=True)) if one != other)
         raise StepError(

@@ -35,7 +35,7 @@ class HeadNorms(Protocol):
         """Weight of the keys' norm."""
 
 
-class WholeLayer(Protocol):
+class FusedLayer(Protocol):
     """A layer with all its weights."""
 
     @property
@@ -50,7 +50,7 @@ class WholeLayer(Protocol):
 class AttentionBackend(Protocol):
     """One call of the decoder: what its layers share, and how they attend."""
 
-    def layer(self, x: Tensor, layer: WholeLayer) -> Tensor | None:
+    def layer(self, x: Tensor, layer: FusedLayer) -> Tensor | None:
         """Return the stream [batch, length, width] after a layer; None if the backend computes no whole layers."""
 
     def attend(self, heads: Tensor, layer: HeadNorms) -> Tensor:
@@ -70,7 +70,7 @@ class TorchBackend:
         if at and not at.is_fresh:
             self.mask = visible(at.starts, at.positions.shape[1], at.num_keys)
 
-    def layer(self, x: Tensor, layer: WholeLayer) -> Tensor | None:
+    def layer(self, x: Tensor, layer: FusedLayer) -> Tensor | None:
         """As `AttentionBackend.layer`; always None."""
         return None
 

@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from rlcore.models.attention_backend import HeadNorms, WholeLayer
+from rlcore.models.attention_backend import FusedLayer, HeadNorms
 from rlcore.models.cache import CachePositions, KeyValueCache
 from rlcore.models.config import DecoderConfig
 from rlcore.numerics.compiled.differentiable import Cached, Meeting, Turned, attend, attend_cached, layer_cached
-from rlcore.numerics.compiled.differentiable import layer as whole_layer
-from rlcore.numerics.compiled.registration import are_watched
+from rlcore.numerics.compiled.differentiable import layer as fused_layer
+from rlcore.numerics.compiled.registration import have_callbacks
 
 
 class CompiledBackend:
@@ -27,11 +27,11 @@ class CompiledBackend:
             return attend(heads, by, self.config.num_kv_heads).flatten(2)
         return attend_cached(heads, by, self.starts, *self.layers[layer.number]).flatten(2)
 
-    def layer(self, x: Tensor, layer: WholeLayer) -> Tensor | None:
+    def layer(self, x: Tensor, layer: FusedLayer) -> Tensor | None:
         """As `AttentionBackend.layer`; None while operations are recorded one by one, which has the same bits."""
-        if are_watched():
+        if have_callbacks():
             return None
         by = Meeting(self.table, self.config.num_heads, self.config.num_kv_heads, self.config.norm_eps)
         if self.starts is None:
-            return whole_layer(x, layer.weights, by)
+            return fused_layer(x, layer.weights, by)
         return layer_cached(x, layer.weights, by, Cached(self.starts, *self.layers[layer.number]))

@@ -23,11 +23,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Te
             legal="[batch, heads, queries, width] over [batch, kv_heads, keys, width], heads a multiple of kv_heads,"
             " and as many queries as keys unless told what they see",
         )
-    recipe = active()
-    if recipe is None:
+    strategy = active()
+    if strategy is None:
         return plain_attention(q, k, v, seen)
     check_length(k.shape[2])
-    return recipe.attention(q, k, v, seen)
+    return strategy.attention(q, k, v, seen)
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from rlcore.errors import LevelError
 
 
-class Recipe(Protocol):
+class KernelStrategy(Protocol):
     """How the two operations are done whose bits depend on the shape of the batch when they are left to torch."""
 
     @property
@@ -31,12 +31,12 @@ class Recipe(Protocol):
         """Causal attention, as `rlcore.numerics.attention` describes it; differentiable."""
 
 
-_active: ContextVar[Recipe | None] = ContextVar("rlcore_recipe", default=None)
+_active: ContextVar[KernelStrategy | None] = ContextVar("rlcore_recipe", default=None)
 _compiled: ContextVar[bool] = ContextVar("rlcore_compiled", default=False)
 _longest: ContextVar[int | None] = ContextVar("rlcore_longest", default=None)
 
 
-def active() -> Recipe | None:
+def active() -> KernelStrategy | None:
     """The recipe at work in this context; None at level off."""
     return _active.get()
 
@@ -62,7 +62,7 @@ def computing(kernels: str) -> Iterator[None]:
 
 
 @contextmanager
-def following(recipe: Recipe | None, *, longest: int | None = None) -> Iterator[None]:
+def following(strategy: KernelStrategy | None, *, longest: int | None = None) -> Iterator[None]:
     """Follow a recipe, or none, without looking whether it holds here: for the probe, and for what is measured.
 
     Attention over more than `longest` keys, where one is given, is refused. fp32 products are products of fp32 numbers
@@ -71,7 +71,7 @@ def following(recipe: Recipe | None, *, longest: int | None = None) -> Iterator[
     """
     precision = torch.get_float32_matmul_precision()
     fills = torch._C._get_deterministic_fill_uninitialized_memory()
-    tokens = _active.set(recipe), _longest.set(longest)
+    tokens = _active.set(strategy), _longest.set(longest)
     try:
         torch.set_float32_matmul_precision("highest")
         torch._C._set_deterministic_fill_uninitialized_memory(False)

@@ -22,11 +22,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         from rlcore.numerics.compiled import differentiable as compiled
 
         return compiled.linear(x, weight, bias)
-    recipe, rows = active(), x.reshape(-1, x.shape[-1])
-    if recipe is None:
+    strategy, rows = active(), x.reshape(-1, x.shape[-1])
+    if strategy is None:
         y = product(rows, weight).view(*x.shape[:-1], weight.shape[0])
         return y if bias is None else y + bias
-    y = recipe.linear(rows, weight).view(*x.shape[:-1], weight.shape[0])
+    y = strategy.linear(rows, weight).view(*x.shape[:-1], weight.shape[0])
     return y if bias is None else shift(y, bias)
 
 

@@ -14,14 +14,14 @@ import torch
 
 from rlcore.errors import LevelError
 from rlcore.numerics.cases import Case, Draw, of_attention, of_products, of_rows
-from rlcore.numerics.certificate import Certificate, Measurement, machine
 from rlcore.numerics.exact import Exact
-from rlcore.numerics.level import Recipe, check_arithmetic, following, is_compiled
+from rlcore.numerics.invariance_report import InvarianceReport, Measurement, machine
+from rlcore.numerics.level import KernelStrategy, check_arithmetic, following, is_compiled
 from rlcore.numerics.padding import Padding
 from rlcore.numerics.product import be_strict
 from rlcore.numerics.tiles import Tiles
 
-RECIPES: tuple[Recipe, ...] = (Padding(), Padding(keys=512, name="pad16_keys512"), Tiles(), Exact())
+STRATEGIES: tuple[KernelStrategy, ...] = (Padding(), Padding(keys=512, name="pad16_keys512"), Tiles(), Exact())
 """From cheap to dear. Torch's own operation is not among them, even where it seems to hold."""
 SHAPES = ((64, 64), (64, 192), (128, 344), (384, 384), (100, 37))
 """(inputs, outputs) that are looked at where the model's own are not given."""
@@ -56,9 +56,9 @@ def certify(
     heads: Sequence[tuple[int, int, int]] = HEADS,
     layers: Sequence[tuple[int, int]] = LAYERS,
     length: int = LENGTH,
-    recipes: Sequence[Recipe] = RECIPES,
+    strategies: Sequence[KernelStrategy] = STRATEGIES,
     clock: Callable[[], float] = time.perf_counter,
-) -> Certificate:
+) -> InvarianceReport:
     """The first of the recipes that holds for these products and heads.
 
     `shapes` are (inputs, outputs), `heads` (heads, kv_heads, width), `length` the most keys there will be. Raises
@@ -69,27 +69,27 @@ def certify(
     be_strict(os.environ)
     check_arithmetic()
     length = max(MIN_LENGTH, length + -length % KEYS_AT_ONCE)
-    plain = _Look(None, THREADS, clock)
+    plain = _Inspection(None, THREADS, clock)
     found = [
         plain("linear", of_products(Draw.seeded(dtype, device), shapes[:1])),
         plain("attention", of_attention(Draw.seeded(dtype, device), heads[:1], length)),
     ]
-    for recipe in recipes:
-        own = _Look(recipe, THREADS, clock).at_all(dtype, device, _Sizes(shapes, heads, layers, length))
+    for strategy in strategies:
+        own = _Inspection(strategy, THREADS, clock).at_all(dtype, device, _Sizes(shapes, heads, layers, length))
         found += own
         if all(measurement.held for measurement in own):
             kernels = "compiled" if is_compiled() else "torch"
-            return Certificate(recipe, dtype, device, length, tuple(found), machine(), kernels)
+            return InvarianceReport(strategy, dtype, device, length, tuple(found), machine(), kernels)
     told = "; ".join(str(measurement) for measurement in found if not measurement.held)
     raise LevelError(
         f"no recipe keeps the bits of a row here ({machine()}): {told}",
-        legal=", ".join(recipe.name for recipe in recipes),
+        legal=", ".join(strategy.name for strategy in strategies),
         remedy="determinism: deterministic, or another build of torch",
     )
 
 
 def check_threads(
-    certificate: Certificate,
+    invariance_report: InvarianceReport,
     count: int,
     *,
     shapes: Sequence[tuple[int, int]] = SHAPES,
@@ -100,9 +100,9 @@ def check_threads(
 
     No other recipe is tried: it would give other bits, and how many threads there are must not matter.
     """
-    look = _Look(certificate.recipe, (count,), time.perf_counter)
-    sizes = _Sizes(shapes, heads, layers, certificate.length)
-    found = look.at_all(certificate.dtype, certificate.device, sizes)
+    look = _Inspection(invariance_report.strategy, (count,), time.perf_counter)
+    sizes = _Sizes(shapes, heads, layers, invariance_report.length)
+    found = look.at_all(invariance_report.dtype, invariance_report.device, sizes)
     if different := [measurement for measurement in found if not measurement.held]:
         raise LevelError(
             f"{count} threads give other bits than one ({machine()}): {'; '.join(map(str, different))}",
@@ -122,10 +122,10 @@ class _Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Inspection:
     """Each case with these numbers of threads, against what one thread gave for the whole batch."""
 
-    recipe: Recipe | None
+    strategy: KernelStrategy | None
     threads: tuple[int, ...]
     clock: Callable[[], float]
 
@@ -151,7 +151,7 @@ class _Look:
     def __call__(self, operation: str, cases: Iterable[Case]) -> Measurement:
         """At one operation; its cases are drawn here."""
         began_s = self.clock()
-        with following(self.recipe):
+        with following(self.strategy):
             with num_threads(1):
                 given = list(cases)
             different = []
@@ -161,5 +161,5 @@ class _Look:
                         if not all(torch.equal(a, b) for a, b in zip(case.compute(), case.expected, strict=True)):
                             different.append(f"{case.what}, threads {count}")
         num_cases = len(given) * len(self.threads)
-        name = self.recipe.name if self.recipe else "off"
+        name = self.strategy.name if self.strategy else "off"
         return Measurement(operation, name, num_cases, len(different), "".join(different[:1]), self.clock() - began_s)

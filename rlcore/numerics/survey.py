@@ -24,7 +24,7 @@ def told() -> Iterator[dict[str, Any]]:
         return
     import torch
 
-    from rlcore.numerics.certificate import machine
+    from rlcore.numerics.invariance_report import machine
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for dtype in (torch.float32, torch.bfloat16):
@@ -54,7 +54,7 @@ def _certified(dtype: Any, device: str) -> dict[str, Any]:
     from rlcore.numerics.probe import certify
 
     try:
-        certificate = certify(dtype, device)
+        invariance_report = certify(dtype, device)
     except LevelError as error:
         return {"problem": error.what}
     naive = [
@@ -64,13 +64,13 @@ def _certified(dtype: Any, device: str) -> dict[str, Any]:
             "num_different": each.num_different,
             "first": each.first,
         }
-        for each in certificate.measurements
-        if each.recipe == "off"
+        for each in invariance_report.measurements
+        if each.strategy == "off"
     ]
     return {
-        "recipe": certificate.recipe.name,
-        "length": certificate.length,
-        "duration_s": certificate.duration_s,
+        "recipe": invariance_report.strategy.name,
+        "length": invariance_report.length,
+        "duration_s": invariance_report.duration_s,
         "naive": naive,
     }
 

@@ -11,27 +11,27 @@ from torch import Tensor
 
 from rlcore.errors import InvalidValueError
 
-Place = tuple[int, int]
+NodePosition = tuple[int, int]
 """(level, index) in the tree; level 0 holds the leaves."""
 
 
 class TreeSum:
-    """The sum of up to `num_leaves` tensors of one shape; leaves in order need log2(num_leaves) + 1 at a time."""
+    """The sum of up to `num_values` tensors of one shape; leaves in order need log2(num_leaves) + 1 at a time."""
 
-    def __init__(self, num_leaves: int) -> None:
-        if num_leaves < 1:
-            raise InvalidValueError(f"a sum over {num_leaves} leaves", legal="1 or more")
-        self.num_leaves = num_leaves
+    def __init__(self, num_values: int) -> None:
+        if num_values < 1:
+            raise InvalidValueError(f"a sum over {num_values} leaves", legal="1 or more")
+        self.num_values = num_values
         self._seen: set[int] = set()
-        self._nodes: dict[Place, Tensor] = {}
+        self._nodes: dict[NodePosition, Tensor] = {}
 
     def add(self, leaf: int, value: Tensor) -> None:
         """Put in one leaf's tensor, which is the tree's from now on: sums are written into it.
 
         Raises InvalidValueError for a leaf that does not exist or came before.
         """
-        if not 0 <= leaf < self.num_leaves:
-            raise InvalidValueError(f"leaf {leaf}", legal=f"0 to {self.num_leaves - 1}")
+        if not 0 <= leaf < self.num_values:
+            raise InvalidValueError(f"leaf {leaf}", legal=f"0 to {self.num_values - 1}")
         if leaf in self._seen:
             raise InvalidValueError(f"leaf {leaf} was added before", remedy="add each leaf once")
         self._seen.add(leaf)
@@ -39,9 +39,9 @@ class TreeSum:
 
     def absorb(self, other: "TreeSum") -> None:
         """Put in what another part of the same tree holds, which is used no more; each leaf has one part."""
-        if other.num_leaves != self.num_leaves:
+        if other.num_values != self.num_values:
             raise InvalidValueError(
-                f"a tree of {other.num_leaves} leaves", legal=f"{self.num_leaves} leaves, as this one"
+                f"a tree of {other.num_values} leaves", legal=f"{self.num_values} leaves, as this one"
             )
         if twice := self._seen & other._seen:
             raise InvalidValueError(f"leaves {sorted(twice)} are in both parts", remedy="give each leaf to one part")
@@ -49,14 +49,14 @@ class TreeSum:
         for place, value in other.nodes():
             self._put(place, value)
 
-    def nodes(self) -> Iterator[tuple[Place, Tensor]]:
+    def nodes(self) -> Iterator[tuple[NodePosition, Tensor]]:
         """The sums so far that wait for a neighbour, in the order of their leaves."""
         yield from sorted(self._nodes.items(), key=lambda node: node[0][1] << node[0][0])
 
     def total(self) -> Tensor | None:
         """The sum of the leaves that came, or None where none did; the others are skipped."""
         nodes = dict(self._nodes)
-        top = (self.num_leaves - 1).bit_length()
+        top = (self.num_values - 1).bit_length()
         for level in range(top):
             for index in sorted(index for at, index in nodes if at == level):
                 value = nodes.pop((level, index))
@@ -64,7 +64,7 @@ class TreeSum:
                 nodes[above] = nodes[above] + value if above in nodes else value
         return nodes.get((top, 0))
 
-    def _put(self, place: Place, value: Tensor) -> None:
+    def _put(self, place: NodePosition, value: Tensor) -> None:
         """Add upwards for as long as the neighbour is there."""
         level, index = place
         while (neighbour := self._nodes.pop((level, index ^ 1), None)) is not None:

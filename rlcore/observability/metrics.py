@@ -78,13 +78,13 @@ def of_completions(
         "completion_length_max": max(num_tokens),
         "truncated": mean(is_truncated),
         "unjudged": len(rewards) - len(judged),
-        "reward_mean": _mean_of_judged(rewards),
+        "reward_mean": _mean_of_compared(rewards),
         "reward_std": statistics.pstdev(judged) if judged and all(map(math.isfinite, judged)) else math.nan,
-        **{f"rewards/{name}": _mean_of_judged(values) for name, values in by_function.items()},
+        **{f"rewards/{name}": _mean_of_compared(values) for name, values in by_function.items()},
     }
 
 
-def _mean_of_judged(rewards: Sequence[float | None]) -> float:
+def _mean_of_compared(rewards: Sequence[float | None]) -> float:
     judged = [reward for reward in rewards if reward is not None]
     return mean(judged) if judged else math.nan
 

@@ -26,8 +26,8 @@ class StepMetrics:
             batch["loss_mask"].sum(-1).tolist(),
             [each.stop_reason is StopReason.LENGTH for each in trajectories],
             [
-                reward if is_judged else None
-                for reward, is_judged in zip(batch["rewards"].tolist(), batch["included"].tolist(), strict=True)
+                reward if is_classified else None
+                for reward, is_classified in zip(batch["rewards"].tolist(), batch["included"].tolist(), strict=True)
             ],
             scores.by_function if len(scores.by_function) > 1 else {},
         )

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from rlcore.errors import EngineError, RewardError
+from rlcore.errors import RewardError, RlcoreError
 from rlcore.rewards.reward import Reward, TrainerState
 
 GIVEN = ("prompts", "completions", "completion_ids", "stop_reasons")
@@ -167,7 +167,7 @@ def _failure(reward: Reward, arguments: Arguments, error: BaseException) -> Rewa
         )
     told = f"reward function {reward.name} raised {type(error).__name__}: {error}"
     legal, remedy = "", "let it return None for what it cannot judge"
-    if isinstance(error, EngineError):  # of an adapter
+    if isinstance(error, RlcoreError):  # of an adapter
         told, legal, remedy = f"reward function {reward.name}: {error.what}", error.legal, error.remedy
     if (index := _first_failing(reward, arguments)) is None:
         return RewardError(f"{told} (for the whole batch, and for no sample alone)", legal=legal, remedy=remedy)

@@ -24,7 +24,7 @@ from rlcore.samplers.base import Progress
 from rlcore.samplers.drawing import Plan, draw
 from rlcore.samplers.gumbel import GumbelNoise
 from rlcore.samplers.requests import named
-from rlcore.samplers.rows import Draft, Rows
+from rlcore.samplers.rows import Rows, RunningSequence
 from rlcore.samplers.stopping import StopText, reason
 from rlcore.types import SampleRequest, StopReason, Tokenizer
 
@@ -38,7 +38,7 @@ TOKENS_AHEAD = 32
 class Finished:
     """A draft that is done, and why."""
 
-    draft: Draft
+    running: RunningSequence
     reason: StopReason
 
 
@@ -57,7 +57,7 @@ class ContinuousBatch:
         self._decoder, self._tokenizer, self._preempt_every = decoder, tokenizer, preempt_every
         distinct = {request.params: request.params for request in requests}
         self._waiting = deque(
-            Draft(number, request, distinct[request.params], self._text(request))
+            RunningSequence(number, request, distinct[request.params], self._text(request))
             for number, request in enumerate(requests)
         )
         vocab_size, device = decoder.config.vocab_size, decoder.embedding.device
@@ -97,12 +97,12 @@ class ContinuousBatch:
 
     def _admit(self) -> None:
         """Read the prompts of as many as there are rows for, and draw a token for each."""
-        drafts = [self._waiting.popleft() for _ in range(min(self._rows.num_free, len(self._waiting)))]
+        running_sequences = [self._waiting.popleft() for _ in range(min(self._rows.num_free, len(self._waiting)))]
         first = len(self._rows)
-        logits = self._prefill([draft.so_far for draft in drafts], first)
-        self._rows.admit(drafts, self._tokenizer.eos_id)
+        logits = self._prefill([running.so_far for running in running_sequences], first)
+        self._rows.admit(running_sequences, self._tokenizer.eos_id)
         self._plan = self._only_plan
-        self._draw(logits, self._only_plan or self._plan_of(drafts), first)
+        self._draw(logits, self._only_plan or self._plan_of(running_sequences), first)
 
     def _prefill(self, sequences: Sequence[tuple[int, ...]], first: int) -> Tensor:
         """Read sequences into the slots from `first` on -> what comes next, logits [sequences, vocabulary].
@@ -141,7 +141,7 @@ class ContinuousBatch:
         hidden = self._decoder.read(rows.last.unsqueeze(1), self._cache, at)
         rows.read()
         if self._plan is None:
-            self._plan = self._plan_of(rows.drafts)
+            self._plan = self._plan_of(rows.running_sequences)
         self._draw(self._decoder.logits(hidden[:, 0]), self._plan, 0)
 
     def _draw(self, logits: Tensor, plan: Plan, first: int) -> None:
@@ -157,44 +157,44 @@ class ContinuousBatch:
         """Rows from `first` on in which the last token completes a stop string."""
         if not self._looks_at_text:
             return set()
-        drafts, last = self._rows.drafts, self._rows.last.tolist()
-        texts = [(row, drafts[row].text) for row in range(first, len(drafts))]
+        running_sequences, last = self._rows.running_sequences, self._rows.last.tolist()
+        texts = [(row, running_sequences[row].text) for row in range(first, len(running_sequences))]
         return {row for row, text in texts if text is not None and text.put(last[row])}
 
     def _finish(self, rows: Sequence[int]) -> None:
-        for draft in self._remove(rows):
-            _check_finite(draft)
-            by_text = draft.text is not None and draft.text.is_found
-            why = reason(draft.tokens, draft.params, self._tokenizer.eos_id, by_text=by_text)
-            self._finished[draft.number] = Finished(draft, why)
+        for running in self._remove(rows):
+            _check_finite(running)
+            by_text = running.text is not None and running.text.is_found
+            why = reason(running.tokens, running.params, self._tokenizer.eos_id, by_text=by_text)
+            self._finished[running.number] = Finished(running, why)
             self._num_done += 1
 
     def _preempt(self) -> None:
         """The youngest has to begin again, behind all that wait."""
         self._waiting.extend(self._remove([self._rows.youngest()]))
 
-    def _remove(self, rows: Sequence[int]) -> list[Draft]:
-        drafts, sources, targets = self._rows.remove(rows)
+    def _remove(self, rows: Sequence[int]) -> list[RunningSequence]:
+        running_sequences, sources, targets = self._rows.remove(rows)
         if sources:
             self._cache.move(sources, targets)
         self._plan = self._only_plan
-        return drafts
+        return running_sequences
 
     def _make_room(self, num_positions: int) -> None:
         if num_positions > self._cache.capacity:
             self._cache = self._cache.grown(min(self._most_positions, max(num_positions, 2 * self._cache.capacity)))
 
-    def _plan_of(self, drafts: Sequence[Draft]) -> Plan:
+    def _plan_of(self, running_sequences: Sequence[RunningSequence]) -> Plan:
         vocab_size = self._decoder.config.vocab_size
-        return Plan.of([draft.params for draft in drafts], vocab_size, self._noise.ids.device)
+        return Plan.of([running.params for running in running_sequences], vocab_size, self._noise.ids.device)
 
 
-def _check_finite(draft: Draft) -> None:
-    if math.isfinite(sum(draft.logprobs)):
+def _check_finite(running: RunningSequence) -> None:
+    if math.isfinite(sum(running.logprobs)):
         return
-    position = next(position for position, value in enumerate(draft.logprobs) if not math.isfinite(value))
+    position = next(position for position, value in enumerate(running.logprobs) if not math.isfinite(value))
     raise NonFiniteError(
-        f"token {position} of {named(draft.request)} has log-probability {draft.logprobs[position]}",
+        f"token {position} of {named(running.request)} has log-probability {running.logprobs[position]}",
         remedy="look at the weights that the sampler was given: logits are NaN or infinite",
         phases=("rollout",),
     )

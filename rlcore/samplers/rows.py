@@ -18,7 +18,7 @@ NO_TOKEN = -1
 
 
 @dataclass(slots=True, eq=False)
-class Draft:
+class RunningSequence:
     """A completion on its way; its tokens are here while it waits, and in a row while it is decoded."""
 
     number: int
@@ -38,10 +38,10 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Slot:
     """A draft in its row."""
 
-    draft: Draft
+    running: RunningSequence
     arrival: int
     """How many were admitted before it."""
     ends_at: int
@@ -56,7 +56,7 @@ class Rows:
     def __init__(self, num_rows: int, max_tokens: int, num_stops: int, device: torch.device) -> None:
         self.clock = 0
         """Tokens that were read after admission, by whoever was there all the time."""
-        self._places: list[_Place] = []
+        self._slots: list[_Slot] = []
         self._num_admitted = 0
         self._next_end = 0
         self._most_lead = 0
@@ -71,7 +71,7 @@ class Rows:
         self._logprobs = torch.zeros((num_rows, max_tokens), dtype=torch.float32, device=device)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._slots)
 
     @property
     def num_free(self) -> int:
@@ -79,9 +79,9 @@ class Rows:
         return self._columns.shape[1] - len(self)
 
     @property
-    def drafts(self) -> list[Draft]:
+    def running_sequences(self) -> list[RunningSequence]:
         """Row by row."""
-        return [place.draft for place in self._places]
+        return [place.running for place in self._slots]
 
     @property
     def lengths(self) -> Tensor:
@@ -103,25 +103,27 @@ class Rows:
         """The most positions that the cache holds of one."""
         return self._most_lead + self.clock
 
-    def admit(self, drafts: Sequence[Draft], eos_id: int) -> None:
+    def admit(self, running_sequences: Sequence[RunningSequence], eos_id: int) -> None:
         """Put drafts into the next rows; all they say so far has been read."""
         first, num_stops = len(self), self._stops.shape[0]
         columns = []
-        for draft in drafts:
-            num_drawn, length = len(draft.tokens), len(draft.so_far)
-            stops = (eos_id, *draft.params.stop_ids)
+        for running in running_sequences:
+            num_drawn, length = len(running.tokens), len(running.so_far)
+            stops = (eos_id, *running.params.stop_ids)
             stops += (NO_TOKEN,) * (num_stops - len(stops))
             columns.append((num_drawn, length, NO_TOKEN, *stops))
-            ends_at = self.clock + draft.params.max_tokens - num_drawn - 1
-            self._places.append(_Place(draft, self._num_admitted, ends_at, length - self.clock))
+            ends_at = self.clock + running.params.max_tokens - num_drawn - 1
+            self._slots.append(_Slot(running, self._num_admitted, ends_at, length - self.clock))
             self._num_admitted += 1
         self._columns[:, first : len(self)] = torch.tensor(columns).t()
-        keys = torch.tensor([[signed(draft.request.key)] for draft in drafts], device=self._states.device)
+        keys = torch.tensor(
+            [[signed(running.request.key)] for running in running_sequences], device=self._states.device
+        )
         self._states[first : len(self)] = states(keys, self._positions)
-        for row, draft in enumerate(drafts, first):
-            if draft.tokens:
-                self._tokens[row, : len(draft.tokens)] = torch.tensor(draft.tokens)
-                self._logprobs[row, : len(draft.tokens)] = torch.tensor(draft.logprobs)
+        for row, running in enumerate(running_sequences, first):
+            if running.tokens:
+                self._tokens[row, : len(running.tokens)] = torch.tensor(running.tokens)
+                self._logprobs[row, : len(running.tokens)] = torch.tensor(running.logprobs)
         self._look_ahead()
 
     def read(self) -> None:
@@ -145,20 +147,22 @@ class Rows:
         found = stopped.any(0).nonzero().flatten().tolist() if bool(stopped.any()) else []
         rows = {first + row for row in found}
         if self.clock >= self._next_end:
-            rows |= {row for row in range(first, len(self)) if self._places[row].ends_at <= self.clock}
+            rows |= {row for row in range(first, len(self)) if self._slots[row].ends_at <= self.clock}
         return sorted(rows)
 
     def youngest(self) -> int:
         """The row that was admitted last."""
-        return max(range(len(self)), key=lambda row: self._places[row].arrival)
+        return max(range(len(self)), key=lambda row: self._slots[row].arrival)
 
-    def remove(self, rows: Sequence[int]) -> tuple[list[Draft], list[int], list[int]]:
+    def remove(self, rows: Sequence[int]) -> tuple[list[RunningSequence], list[int], list[int]]:
         """Take drafts out with what was drawn for them, and close the gaps -> (drafts, moved from, moved to)."""
         index = torch.tensor(rows, device=self._columns.device)
         told = (self._counts[index], self._tokens[index], self._logprobs[index])
-        drafts = [self._places[row].draft for row in rows]
-        for draft, count, tokens, logprobs in zip(drafts, *(values.tolist() for values in told), strict=True):
-            draft.tokens, draft.logprobs = tokens[:count], logprobs[:count]
+        running_sequences = [self._slots[row].running for row in rows]
+        for running, count, tokens, logprobs in zip(
+            running_sequences, *(values.tolist() for values in told), strict=True
+        ):
+            running.tokens, running.logprobs = tokens[:count], logprobs[:count]
         num_left, gone = len(self) - len(rows), set(rows)
         sources = [row for row in range(num_left, len(self)) if row not in gone]
         targets = [row for row in sorted(gone) if row < num_left]
@@ -167,11 +171,11 @@ class Rows:
             for held in (self._states, self._tokens, self._logprobs):
                 held[targets] = held[sources]
         for source, target in zip(sources, targets, strict=True):
-            self._places[target] = self._places[source]
-        del self._places[num_left:]
+            self._slots[target] = self._slots[source]
+        del self._slots[num_left:]
         self._look_ahead()
-        return drafts, sources, targets
+        return running_sequences, sources, targets
 
     def _look_ahead(self) -> None:
-        self._next_end = min((place.ends_at for place in self._places), default=0)
-        self._most_lead = max((place.lead for place in self._places), default=-self.clock)
+        self._next_end = min((place.ends_at for place in self._slots), default=0)
+        self._most_lead = max((place.lead for place in self._slots), default=-self.clock)

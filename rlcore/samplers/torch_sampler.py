@@ -78,12 +78,12 @@ class TorchSampler:
         )
 
     def _trajectory(self, finished: Finished) -> Trajectory:
-        draft = finished.draft
+        running = finished.running
         return build_single_turn(
-            draft.request,
-            draft.tokens,
-            draft.logprobs,
-            text=self._tokenizer.decode(draft.tokens),
+            running.request,
+            running.tokens,
+            running.logprobs,
+            text=self._tokenizer.decode(running.tokens),
             stop_reason=finished.reason,
             policy_version=self._target.policy_version,
             weights_digest=self._target.weights_digest,

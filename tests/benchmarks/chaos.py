@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.lab.experiments.scenario_files import all_scenarios
-from rlcore.numerics.certificate import machine
+from rlcore.numerics.invariance_report import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 

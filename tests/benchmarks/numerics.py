@@ -22,10 +22,10 @@ import torch
 from rlcore.models.cache import KeyValueCache
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.certificate import machine
-from rlcore.numerics.level import Recipe, following
+from rlcore.numerics.invariance_report import machine
+from rlcore.numerics.level import KernelStrategy, following
 from rlcore.numerics.log_softmax import token_logprobs
-from rlcore.numerics.probe import RECIPES, certify
+from rlcore.numerics.probe import STRATEGIES, certify
 
 LENGTH = 128
 LANE = 8
@@ -65,7 +65,7 @@ def decoding(decoder: Decoder) -> Callable[[], None]:
     return step
 
 
-def medians_s(step: Callable[[], None], levels: list[Recipe | None], num_rounds: int) -> list[float]:
+def medians_s(step: Callable[[], None], levels: list[KernelStrategy | None], num_rounds: int) -> list[float]:
     """Seconds of processor time of a step at each level."""
     seconds: list[list[float]] = [[] for _ in levels]
     for number in range(num_rounds + 2):
@@ -82,14 +82,14 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 128, 384], help="multiples of 32")
-    parser.add_argument("--recipes", nargs="+", default=[recipe.name for recipe in RECIPES])
+    parser.add_argument("--recipes", nargs="+", default=[strategy.name for strategy in STRATEGIES])
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     dtype = getattr(torch, args.dtype)
-    recipes = [recipe for recipe in RECIPES if recipe.name in args.recipes]
+    strategies = [strategy for strategy in STRATEGIES if strategy.name in args.strategies]
     print(
         f"{datetime.now(UTC):%Y-%m-%d}, {machine()}, load {os.getloadavg()[0]:.1f};"
         f" {args.dtype}, {args.threads} threads; training {LANE} x {LENGTH} tokens, decoding 1 token of {DECODED}"
@@ -102,15 +102,17 @@ def main() -> int:
         )
         num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
         print(
-            f"width {width}, {num_parameters / 1e3:.0f}k parameters; certified {found.recipe.name}"
+            f"width {width}, {num_parameters / 1e3:.0f}k parameters; certified {found.strategy.name}"
             f" in {found.duration_s:.1f} s"
         )
         for what, step in (("training", training(decoder)), ("decoding", decoding(decoder))):
-            off_s, *others_s = medians_s(step, [None, *recipes], args.rounds if what == "training" else args.rounds * 5)
+            off_s, *others_s = medians_s(
+                step, [None, *strategies], args.rounds if what == "training" else args.rounds * 5
+            )
             told = []
-            for recipe, taken_s in zip(recipes, others_s, strict=True):
-                told.append(f"{recipe.name} {taken_s * 1e3:.2f} ms, {taken_s / off_s:.2f} times")
-                is_good &= recipe.name != found.recipe.name or taken_s / off_s <= LIMITS[what]
+            for strategy, taken_s in zip(strategies, others_s, strict=True):
+                told.append(f"{strategy.name} {taken_s * 1e3:.2f} ms, {taken_s / off_s:.2f} times")
+                is_good &= strategy.name != found.strategy.name or taken_s / off_s <= LIMITS[what]
             print(f"  {what}: off {off_s * 1e3:.2f} ms; {'; '.join(told)}")
     print("PASS" if is_good else f"FAIL: the certified recipe is over {LIMITS}")
     return 0 if is_good else 1

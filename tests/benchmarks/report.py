@@ -25,7 +25,7 @@ from pathlib import Path
 
 from xxhash import xxh3_128_digest
 
-from harness.trace.chain import Leaf
+from harness.trace.chain import RecordedValue
 from harness.trace.manifest import Fingerprint, Manifest
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
@@ -45,17 +45,19 @@ def cases(num_steps: int) -> dict[str, IsOther]:
     }
 
 
-def write(directory: Path, num_steps: int, num_leaves: int, is_other: IsOther) -> None:
+def write(directory: Path, num_steps: int, num_values: int, is_other: IsOther) -> None:
     """A trace with a curve of six values."""
     names = [
         (phase, f"model.layers.{at // 36}.mlp.down_proj.{at % 36 // 4}.weight{suffix}")
-        for at in range(num_leaves)
+        for at in range(num_values)
         for phase, suffix in [PARTS[at % len(PARTS)]]
     ]
     with TraceWriter(directory, Manifest(Fingerprint(identity={"seed": "7"})), say=print) as writer:
         for step in range(num_steps):
             leaves = [
-                Leaf(*name, 0, "bf16", (4096, 11008), "xxh3_128", xxh3_128_digest(b"%d %d %d" % (step, at, other)))
+                RecordedValue(
+                    *name, 0, "bf16", (4096, 11008), "xxh3_128", xxh3_128_digest(b"%d %d %d" % (step, at, other))
+                )
                 for at, name in enumerate(names)
                 for other in [is_other(step, at)]
             ]

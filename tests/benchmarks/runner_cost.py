@@ -220,7 +220,7 @@ def bare(suite: Suite, environment: Mapping[str, str], files: list[Path]) -> Use
 def run_options(args: argparse.Namespace, junit: Path) -> list[str]:
     """The runner's arguments: cards that are pretended, every report on."""
     options = ["run", "--gpus", f"sim:{NUM_GPUS}", "--cpu-units", str(args.cpu_units), "--plain"]
-    return [*options, "--containment", args.tier, "--junit", str(junit)]
+    return [*options, "--containment", args.backend, "--junit", str(junit)]
 
 
 def figures(suite: Suite, args: argparse.Namespace) -> Iterator[str]:
@@ -300,7 +300,7 @@ def main() -> int:
         f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, pytest {version('pytest')},"
         f" {platform.system()} {platform.release()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f};"
         f" {args.units} units of {args.tests} tests,"
-        f" {NUM_GPUS} pretended cards, containment {args.tier}",
+        f" {NUM_GPUS} pretended cards, containment {args.backend}",
         flush=True,
     )
     with tempfile.TemporaryDirectory(prefix="rlh-cost-") as scratch:

@@ -27,8 +27,8 @@ from rlcore.keys import completion_key
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.tokenizer import CharacterTokenizer
-from rlcore.numerics.certificate import machine
-from rlcore.numerics.level import Recipe, computing, following
+from rlcore.numerics.invariance_report import machine
+from rlcore.numerics.level import KernelStrategy, computing, following
 from rlcore.numerics.linear import linear
 from rlcore.numerics.probe import certify
 from rlcore.samplers.torch_sampler import TorchSampler
@@ -49,10 +49,10 @@ class Way:
     """Of computing."""
 
     kernels: str
-    recipe: Recipe | None
+    strategy: KernelStrategy | None
 
     def __str__(self) -> str:
-        return f"{self.recipe.name if self.recipe else 'off'}, {self.kernels}"
+        return f"{self.strategy.name if self.strategy else 'off'}, {self.kernels}"
 
 
 def ways(config: DecoderConfig) -> list[Way]:
@@ -62,7 +62,7 @@ def ways(config: DecoderConfig) -> list[Way]:
         with computing(kernels):
             heads, layers = [config.head_shape], [config.layer_shape]
             held = certify(shapes=config.product_shapes, heads=heads, layers=layers, length=config.max_length)
-        found += [Way(kernels, None), Way(kernels, held.recipe)]
+        found += [Way(kernels, None), Way(kernels, held.strategy)]
     return found
 
 
@@ -105,7 +105,7 @@ def seconds(call: Callable[[], object], tried: list[Way], num_rounds: int) -> li
     times: list[list[float]] = [[] for _ in tried]
     for number in range(num_rounds + 2):
         for way, taken in zip(tried, times, strict=True):
-            with computing(way.kernels), following(way.recipe):
+            with computing(way.kernels), following(way.strategy):
                 began_s = time.process_time()
                 call()
                 if number >= 2:  # the first ones warm up

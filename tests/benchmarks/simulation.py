@@ -23,18 +23,18 @@ REPEATS = 7
 TARGET_S = 0.1
 
 
-def simulation_s(jobs: list[Job], cards: Inventory) -> float:
+def simulation_s(jobs: list[Job], gpus: Inventory) -> float:
     """Seconds of processor time of one simulation."""
     began_s = time.process_time()
-    simulate(jobs, LeaseTable(cards, 4))
+    simulate(jobs, LeaseTable(gpus, 4))
     return time.process_time() - began_s
 
 
 def main() -> int:
     """Measure and judge."""
-    cards = Inventory(tuple(Gpu(f"GPU-{i}", i, "pretended", 80.0) for i in range(8)))
+    gpus = Inventory(tuple(Gpu(f"GPU-{i}", i, "pretended", 80.0) for i in range(8)))
     jobs = [Job(i, Need(gpus=WIDTHS[i % len(WIDTHS)]), 1.0 + i * 7 % 101) for i in range(NUM_UNITS)]
-    best_s = min(simulation_s(jobs, cards) for _ in range(REPEATS))
+    best_s = min(simulation_s(jobs, gpus) for _ in range(REPEATS))
     machine = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
     print(f"{datetime.now(UTC):%Y-%m-%d}, {machine}; {NUM_UNITS:,} units, 8 cards, best of {REPEATS}")
     verdict = "PASS" if best_s <= TARGET_S else "FAIL"

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from xxhash import VERSION, xxh3_128_digest
 
-from harness.trace.chain import Leaf
+from harness.trace.chain import RecordedValue
 from harness.trace.element_diff import compare
 from harness.trace.manifest import Manifest
 from harness.trace.writer import TraceWriter
@@ -45,30 +45,32 @@ SALTS: dict[str, Callable[[bool, bool], bool]] = {
 }
 
 
-def leaves_of(num_leaves: int, step: int, is_other: Callable[[bool], bool]) -> Sequence[Leaf]:
+def recorded_values_of(num_values: int, step: int, is_other: Callable[[bool], bool]) -> Sequence[RecordedValue]:
     """Leaves as a recorder would name them; of those that are other, another digest."""
     return [
-        Leaf(
+        RecordedValue(
             phase="backward",
             name=f"model.layers.{number // 9}.mlp.down_proj.{number % 9}.weight",
             occurrence=0,
             dtype="bf16",
             shape=(4096, 11008),
             algorithm="xxh3_128",
-            digest=xxh3_128_digest(b"%d %d %d" % (step, number, is_other(number == num_leaves - 1))),
+            digest=xxh3_128_digest(b"%d %d %d" % (step, number, is_other(number == num_values - 1))),
         )
-        for number in range(num_leaves)
+        for number in range(num_values)
     ]
 
 
-def write(directory: Path, num_steps: int, num_leaves: int, salt: Callable[[bool, bool], bool]) -> float:
+def write(directory: Path, num_steps: int, num_values: int, salt: Callable[[bool, bool], bool]) -> float:
     """Write a trace; returns the seconds that the writer itself took."""
     took_s = 0.0
     with TraceWriter(directory, Manifest(), say=print) as writer:
         for step in range(num_steps):
-            leaves = leaves_of(num_leaves, step, lambda last, step=step: salt(step == num_steps - 1, last))  # type: ignore[misc]
+            recorded_values = recorded_values_of(
+                num_values, step, lambda last, step=step: salt(step == num_steps - 1, last)
+            )  # type: ignore[misc]
             began_s = time.monotonic()
-            writer.append(step, leaves)
+            writer.append(step, recorded_values)
             took_s += time.monotonic() - began_s
     return took_s
 
@@ -130,22 +132,22 @@ def main() -> int:
     args = parser.parse_args()
     print(
         f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, xxhash {VERSION}, {platform.machine()},"
-        f" {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {args.leaves:,} leaves a trace"
+        f" {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {args.recorded_values:,} leaves a trace"
     )
     is_good = True
     for num_steps in (1000, 1):
         with tempfile.TemporaryDirectory(prefix="rlh-diff-") as scratch:
             a = Path(scratch) / "a"
-            took_s = write(a, num_steps, args.leaves // num_steps, SALTS["equal"])
+            took_s = write(a, num_steps, args.values // num_steps, SALTS["equal"])
             size = (a / "rank-0.log").stat().st_size
             print(
-                f"{num_steps:,} steps of {args.leaves // num_steps:,} leaves: {size / 1e6:.0f} MB;"
-                f" writing took {took_s / args.leaves * 1e6:.1f} us a leaf",
+                f"{num_steps:,} steps of {args.recorded_values // num_steps:,} leaves: {size / 1e6:.0f} MB;"
+                f" writing took {took_s / args.recorded_values * 1e6:.1f} us a leaf",
                 flush=True,
             )
             for case, salt in SALTS.items():
                 b = Path(scratch) / case.replace(" ", "_")
-                write(b, num_steps, args.leaves // num_steps, salt)
+                write(b, num_steps, args.values // num_steps, salt)
                 seconds, processor_s, verdict = timed(a, b)
                 is_right = (verdict["verdict"], verdict["num_steps_different"]) == expected(case, num_steps)
                 is_good &= is_right and seconds < LIMIT_S

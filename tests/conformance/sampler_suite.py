@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rlcore.environments.trajectory import Trajectory
-from rlcore.errors import EngineError, InvalidValueError, WeightSyncError
+from rlcore.errors import InvalidValueError, RlcoreError, WeightSyncError
 from rlcore.keys import completion_key
 from rlcore.samplers.base import Sampler
 from rlcore.types import Prompt, SampleRequest, SamplingParams, StopReason
@@ -208,12 +208,12 @@ class SamplerConformance:
 
     def test_loading_while_it_samples_is_refused(self, make: MakeSampler) -> None:
         sampler = make(2)
-        refused: list[EngineError] = []
+        refused: list[RlcoreError] = []
 
         def begin(num_done: int, num_total: int) -> None:
             try:
                 sampler.weight_target.begin(1)
-            except EngineError as error:
+            except RlcoreError as error:
                 refused.append(error)
 
         completions = sampler.sample(all_wanted(), progress=begin)

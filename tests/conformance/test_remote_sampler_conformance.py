@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlcore.numerics.level import following
-from rlcore.numerics.probe import RECIPES
+from rlcore.numerics.probe import STRATEGIES
 from rlcore.samplers.base import Sampler
 from rlcore.samplers.torch_sampler import TorchSampler
 from tests.conformance.sampler_suite import MakeSampler, SamplerConformance, all_wanted, bits
@@ -28,7 +28,7 @@ class TestRemoteSampler(SamplerConformance):
         def made(concurrency: int) -> Sampler:
             return host.sampler(decoder, TOKENIZER, concurrency=concurrency)
 
-        with following(RECIPES[0]):
+        with following(STRATEGIES[0]):
             yield made
 
     def test_its_bits_are_those_of_a_sampler_in_this_process(self, make: MakeSampler) -> None:

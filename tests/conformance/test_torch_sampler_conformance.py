@@ -8,7 +8,7 @@ import pytest
 from rlcore.environments.trajectory import Trajectory
 from rlcore.models.config import FAMILIES
 from rlcore.numerics.level import following
-from rlcore.numerics.probe import RECIPES
+from rlcore.numerics.probe import STRATEGIES
 from rlcore.samplers.base import Progress
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import SampleRequest
@@ -20,7 +20,7 @@ class TestTorchSampler(SamplerConformance):
     @pytest.fixture(params=FAMILIES)
     def make(self, request: pytest.FixtureRequest) -> Iterator[MakeSampler]:
         decoder = decoder_of(request.param, spread=6.0)
-        with following(RECIPES[0]):
+        with following(STRATEGIES[0]):
             yield lambda concurrency: TorchSampler(decoder, TOKENIZER, concurrency=concurrency)
 
 
@@ -37,5 +37,5 @@ def test_the_suite_finds_noise_of_the_place() -> None:
     def make(concurrency: int) -> TorchSampler:
         return ByArrival(decoder_of(spread=6.0), TOKENIZER, concurrency=concurrency)
 
-    with following(RECIPES[0]), pytest.raises(AssertionError):
+    with following(STRATEGIES[0]), pytest.raises(AssertionError):
         SamplerConformance().test_completions_do_not_depend_on_order_or_company(make)

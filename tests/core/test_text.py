@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from harness.core.test_outcomes import TestCounts, TestOutcome
 from harness.core.text import count, one_line, path_text, put, ranges
-from harness.render.outcomes import card_names, cards, label, tally
+from harness.render.outcomes import gpu_names, gpus, label, tally
 from harness.runner.events import RunStarted
 from harness.runner.stats import RunState
 from harness.runner.units import Outcome
@@ -44,10 +44,10 @@ def test_ranges_of_cards() -> None:
 def test_cards_go_by_their_positions_in_this_run() -> None:
     state = RunState()
     state.apply(RunStarted(0.0, "r", "/d", ("0 NVIDIA H200 143 GB GPU-a", "3 A GPU-b"), (), (), "cgroup", 1))
-    assert card_names(state.gpus) == {"GPU-a": "0", "GPU-b": "3"}
-    assert cards(["GPU-b"], state) == "gpu 3"
-    assert cards(["GPU-b", "GPU-a", "GPU-z"], state) == "gpus 0,3,GPU-z"
-    assert cards([], state) == "cpu"
+    assert gpu_names(state.gpus) == {"GPU-a": "0", "GPU-b": "3"}
+    assert gpus(["GPU-b"], state) == "gpu 3"
+    assert gpus(["GPU-b", "GPU-a", "GPU-z"], state) == "gpus 0,3,GPU-z"
+    assert gpus([], state) == "cpu"
 
 
 def test_counts_and_labels() -> None:

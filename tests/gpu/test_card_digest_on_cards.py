@@ -92,8 +92,8 @@ def test_half_of_the_memorys_bandwidth(name: str) -> None:
     shard = gpu_digest.shard_of(tensor)
     reached = GIB / seconds_of(lambda: gpu_digest.shardsum_lanes(shard)) / 1e9
     by_torch = GIB / seconds_of(lambda: gpu_digest.lanes_by_torch(tensor.view(torch.int32), [0], GIB // 4), 2) / 1e9
-    card = torch.cuda.get_device_name()
-    print(f"{card}, {name}: digest {reached:,.0f} GB/s of {bandwidth:,.0f} GB/s; by torch {by_torch:,.0f} GB/s")
+    gpu = torch.cuda.get_device_name()
+    print(f"{gpu}, {name}: digest {reached:,.0f} GB/s of {bandwidth:,.0f} GB/s; by torch {by_torch:,.0f} GB/s")
     assert reached >= bandwidth / 2
 
 

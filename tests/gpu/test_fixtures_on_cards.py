@@ -34,7 +34,7 @@ def test_one_rank_reduces_by_nccl(distributed: StartRanks, gpu_ids: tuple[str, .
 def test_every_rank_reduces_on_a_card_of_its_own(distributed: StartRanks, gpu_ids: tuple[str, ...]) -> None:
     results: Any = distributed(2, env={"CUDA_VISIBLE_DEVICES": ",".join(gpu_ids)}).run(summed_on_the_card)
     assert [total for total, _ in results] == [3, 3]
-    assert len({card for _, card in results}) == 2
+    assert len({gpu for _, gpu in results}) == 2
 
 
 @pytest.mark.gpus(1)

@@ -32,8 +32,8 @@ def test_two_runs_are_equal_and_recording_changes_no_bit(tmp_path: Path) -> None
 
 def test_large_values_are_digested_on_the_card(tmp_path: Path) -> None:
     record(tmp_path / "a", program("on_card"))
-    leaves = read_trace(tmp_path / "a").ranks[0].columns(1).leaves()
-    by_name = {(leaf.phase, leaf.name): leaf for leaf in leaves}
+    recorded_values = read_trace(tmp_path / "a").ranks[0].columns(1).values()
+    by_name = {(recorded_value.phase, recorded_value.name): recorded_value for recorded_value in recorded_values}
     assert by_name["backward", "0.weight"].algorithm == "shardsum_128"
     assert by_name["optimizer", "0.weight exp_avg"].algorithm == "shardsum_128"
     assert by_name["loss", "loss"].algorithm == "raw"

@@ -123,7 +123,7 @@ def test_two_units_run_on_two_halves_of_a_lease(tmp_path: Path) -> None:
     need_cards(2)
     code, summary = run_inside(tmp_path, {"test_a.py": WRITES_ITS_CARD, "test_b.py": WRITES_ITS_CARD}, "--gpus", "2")
     assert code == 0, summary
-    cards = {path.read_text() for path in tmp_path.glob("*.card")}
-    assert len(cards) == 2
+    gpus = {path.read_text() for path in tmp_path.glob("*.card")}
+    assert len(gpus) == 2
     inherited = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    assert all(card in inherited for card in cards) or not inherited
+    assert all(gpu in inherited for gpu in gpus) or not inherited

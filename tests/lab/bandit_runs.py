@@ -15,7 +15,7 @@ from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.run import Run
 from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario_spec import spec_of_call
-from harness.recording.callbacks import make_watchers
+from harness.recording.callbacks import make_callbacks
 from harness.recording.op_log import OpLog
 from harness.recording.op_mode import OpMode
 from harness.recording.recorder import Recorder
@@ -45,13 +45,13 @@ class InProcess:
         assert call is not None
         call.write(directory)
         sign_call(directory, call, os.environ)
-        watchers = make_watchers(run_spec.watchers)
+        callbacks = make_callbacks(run_spec.callbacks)
 
         def operations(step: int) -> OpMode | None:
             if step != run_spec.op_step:
                 return None
             mode = OpMode(OpLog(directory, rank=0, step=step, say=print))
-            mode.watchers = watchers
+            mode.callbacks = callbacks
             return mode
 
         recorder = Recorder(
@@ -59,7 +59,7 @@ class InProcess:
             keeps=frozenset(run_spec.keep).__contains__,
             operations=operations,
             last_step=run_spec.last_step,
-            watchers=watchers,
+            callbacks=callbacks,
         )
         try:
             with suppress(RunEnded):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.lab.experiments.entry_call import Refusal
+from harness.lab.experiments.entry_call import Rejection
 from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.run import OUTPUT, Run
 from harness.lab.experiments.run_spec import RunSpec
@@ -44,7 +44,7 @@ class PlayedSession:
     broken: str = HEAD
     """The side whose runs do not come to their end, for this reason, with these words as their last."""
     problem: str = ""
-    refusal: Refusal | None = None
+    refusal: Rejection | None = None
     printed: str = ""
     interrupted_by: str = ""
     interrupted_at: int = 10**9

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.lab.experiments.entry_call import CALL, EntryCall, Refusal, read_refusal, take_call
+from harness.lab.experiments.entry_call import CALL, EntryCall, Rejection, read_rejection, take_call
 
 KEY = "sk-0123456789abcdef0123"
 CONFIG = {
@@ -32,10 +32,10 @@ def test_a_call_arrives_whole_and_stays_without_secrets(tmp_path: Path) -> None:
 
 
 def test_a_refusal_arrives(tmp_path: Path) -> None:
-    assert read_refusal(tmp_path) is None
-    refusal = Refusal("seed is 'x'", "a number", "")
+    assert read_rejection(tmp_path) is None
+    refusal = Rejection("seed is 'x'", "a number", "")
     refusal.write(tmp_path)
-    assert read_refusal(tmp_path) == refusal
+    assert read_rejection(tmp_path) == refusal
 
 
 def test_a_call_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from harness.lab.reproduce.debugger.words import COMMANDS, parse_line
-from harness.lab.transplant.patches import parse_take
+from harness.lab.transplant.patches import parse_patch
 from tests.lab.inside_example import CAUSE, INSIDE, STAND, TRANSPLANT, TYPED, marks, picture
 from tests.support.manual import between, section
 
@@ -36,7 +36,7 @@ def test_everything_that_is_told_to_be_taken_can_be() -> None:
     words = [word for row in rows for word in re.findall(r"`([^`]+)`", row) if word != "--take"]
     assert {"advantages", "weights", "rewards+advantages"} <= set(words)
     for word in words:
-        assert parse_take(word.replace("PHASE", "loss").replace("op:N", "op:1")).text
+        assert parse_patch(word.replace("PHASE", "loss").replace("op:N", "op:1")).text
 
 
 def test_the_picture_is_one() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from harness.core.clock import SystemClock
 from harness.core.errors import UsageError
-from harness.lab.experiments.entry_call import EntryCall, Refusal
+from harness.lab.experiments.entry_call import EntryCall, Rejection
 from harness.lab.experiments.launcher import LaunchContext, open_launcher, refuse
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.recording_result import Recording
@@ -59,7 +59,7 @@ def test_of_a_run_that_was_refused_nothing_is_left_but_earlier_ones(tmp_path: Pa
 
     if has_earlier_run:
         (directory / "run-1").mkdir()
-    Refusal("the seed is 'x'", "a number", "say so").write(directory / "run-2")
+    Rejection("the seed is 'x'", "a number", "say so").write(directory / "run-2")
     with pytest.raises(UsageError, match=r"the seed is 'x'\n  legal:  a number\n  remedy: say so"):
         refuse(run, out)
     assert [path.name for path in tmp_path.rglob("run-*")] == ["run-1"] * has_earlier_run

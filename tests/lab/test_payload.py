@@ -13,8 +13,8 @@ from harness.lab.experiments.flat_config import flattened, keys_with_dots, meant
 
 SEEDED = settings(derandomize=True, max_examples=100)
 names = st.sampled_from("abcd")
-leaves = st.none() | st.booleans() | st.integers(-3, 3) | st.floats(-1, 1) | st.text("ab", max_size=2)
-values = leaves | st.lists(leaves, max_size=2)
+recorded_values = st.none() | st.booleans() | st.integers(-3, 3) | st.floats(-1, 1) | st.text("ab", max_size=2)
+values = recorded_values | st.lists(recorded_values, max_size=2)
 payloads = st.dictionaries(
     names, st.recursive(values, lambda inner: st.dictionaries(names, inner, max_size=3)), max_size=4
 )

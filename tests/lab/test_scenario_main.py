@@ -7,8 +7,8 @@ import pytest
 
 from harness.core.errors import TraceError, UsageError
 from harness.lab.experiments import scenario_main
-from harness.lab.experiments.entry_call import INTERRUPTED, EntryCall, Refusal, read_refusal
-from harness.lab.experiments.scenario_main import as_refusal, call_entry, load_entry
+from harness.lab.experiments.entry_call import INTERRUPTED, EntryCall, Rejection, read_rejection
+from harness.lab.experiments.scenario_main import as_rejection, call_entry, load_entry
 from harness.recording.recorder import NullRecorder
 from tests.lab.tiny_entry import MendableError, run
 
@@ -41,10 +41,10 @@ def test_an_entry_that_is_not_there_is_told(
 
 
 def test_errors_that_say_what_is_legal_are_the_users_and_others_are_bugs() -> None:
-    assert as_refusal(MendableError("a", "b", "c")) == Refusal("a", "b", "c")
-    assert as_refusal(UsageError("a")) == Refusal("a", "", "")
-    assert as_refusal(ValueError("a")) is None
-    assert as_refusal(TraceError("outside a step")) is None, "the entry calls the recorder wrongly"
+    assert as_rejection(MendableError("a", "b", "c")) == Rejection("a", "b", "c")
+    assert as_rejection(UsageError("a")) == Rejection("a", "", "")
+    assert as_rejection(ValueError("a")) is None
+    assert as_rejection(TraceError("outside a step")) is None, "the entry calls the recorder wrongly"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_exit_codes_of_its_process(
 ) -> None:
     assert call_tiny(tmp_path, ends, has_begun=ends != "refused") == code
     assert capsys.readouterr().err == said
-    assert (read_refusal(tmp_path) is not None) == (ends == "refused")
+    assert (read_rejection(tmp_path) is not None) == (ends == "refused")
 
 
 def test_an_interruption_is_told_in_a_line_whenever_it_comes(
@@ -86,7 +86,7 @@ def test_a_bug_of_an_entry_shows_its_traceback(tmp_path: Path) -> None:
 
 def test_before_its_first_step_an_error_that_can_be_mended_is_a_refusal(tmp_path: Path) -> None:
     assert call_tiny(tmp_path, "failed", has_begun=False) == 4
-    assert read_refusal(tmp_path) == Refusal("step 2 is not finite", "finite numbers", "lower the learning rate")
+    assert read_rejection(tmp_path) == Rejection("step 2 is not finite", "finite numbers", "lower the learning rate")
 
 
 @pytest.mark.parametrize("has_begun", [True, False])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.machine.gpu_health import read_card_health
+from harness.machine.gpu_health import read_gpu_health
 from tests.support.nvml_stub.build import Card, machine_of
 from tests.support.nvml_stub.driver import Driver
 
@@ -11,13 +11,13 @@ SW_POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x4, 0x8, 0x20,
 
 
 def test_the_driver_and_its_cards(driver: Driver) -> None:
-    health = driver.read_card_health(machine_of(Card(model="NVIDIA H200", capability=(9, 0)), Card()))
+    health = driver.read_gpu_health(machine_of(Card(model="NVIDIA H200", capability=(9, 0)), Card()))
     assert (health.driver, health.cuda, health.problem, health.has_driver) == ("570.86.15", (12, 8), "", True)
-    assert [(card.number, card.uuid, card.model) for card in health.cards] == [
+    assert [(gpu.number, gpu.uuid, gpu.model) for gpu in health.gpus] == [
         (0, "GPU-a", "NVIDIA H200"),
         (1, "GPU-b", "NVIDIA Stub"),
     ]
-    assert health.cards[0].capability == (9, 0)
+    assert health.gpus[0].capability == (9, 0)
 
 
 @pytest.mark.parametrize(
@@ -31,35 +31,35 @@ def test_the_driver_and_its_cards(driver: Driver) -> None:
     ],
 )
 def test_lowered_clocks_are_told_but_not_the_power_cap(driver: Driver, bits: int, words: tuple[str, ...]) -> None:
-    (card,) = driver.read_card_health(machine_of(Card(slow=bits))).cards
-    assert card.slowdowns == words
+    (gpu,) = driver.read_gpu_health(machine_of(Card(slow=bits))).gpus
+    assert gpu.slowdowns == words
 
 
 def test_links_active_and_not(driver: Driver) -> None:
     linked = Card(links=["00000000:02:00.0"] * 3, idle_links=1)
-    health = driver.read_card_health(machine_of(linked, Card()))
-    assert [(card.num_active_links, card.num_links) for card in health.cards] == [(3, 4), (0, 0)]
+    health = driver.read_gpu_health(machine_of(linked, Card()))
+    assert [(gpu.num_active_links, gpu.num_links) for gpu in health.gpus] == [(3, 4), (0, 0)]
 
 
 def test_a_lost_card_is_one_that_cannot_be_read(driver: Driver) -> None:
     failures = [("nvmlDeviceGetUUID", 1, GPU_IS_LOST)]
-    health = driver.read_card_health(machine_of(Card(), Card(), Card(), failures=failures))
-    assert [card.problem for card in health.cards] == ["", "cannot be read: GPU is lost", ""]
+    health = driver.read_gpu_health(machine_of(Card(), Card(), Card(), failures=failures))
+    assert [gpu.problem for gpu in health.gpus] == ["", "cannot be read: GPU is lost", ""]
 
 
 def test_what_an_old_driver_does_not_offer_is_unknown(driver: Driver) -> None:
     functions = ["nvmlDeviceGetCurrentClocksEventReasons", "nvmlSystemGetCudaDriverVersion_v2"]
     failures = [(function, -1, FUNCTION_NOT_FOUND) for function in functions]
-    health = driver.read_card_health(machine_of(Card(slow=HW_SLOWDOWN), failures=failures))
-    assert (health.cuda, health.cards[0].slowdowns, health.cards[0].problem) == (None, (), "")
+    health = driver.read_gpu_health(machine_of(Card(slow=HW_SLOWDOWN), failures=failures))
+    assert (health.cuda, health.gpus[0].slowdowns, health.gpus[0].problem) == (None, (), "")
 
 
 def test_a_driver_that_does_not_count(driver: Driver) -> None:
-    health = driver.read_card_health(machine_of(Card(), failures=[("nvmlDeviceGetCount_v2", -1, UNKNOWN)]))
+    health = driver.read_gpu_health(machine_of(Card(), failures=[("nvmlDeviceGetCount_v2", -1, UNKNOWN)]))
     assert health.problem == "the NVIDIA driver does not answer (Unknown Error)"
     assert health.has_driver
 
 
 def test_no_driver_is_no_error() -> None:
-    health = read_card_health()
+    health = read_gpu_health()
     assert health.has_driver or health.problem

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
-from harness.machine.gpu_watch import HURRIED_WAIT_S, CardWatch
+from harness.machine.gpu_watch import HURRIED_WAIT_S, GpuWatch
 from harness.machine.meter import GpuProcess, NoMeter
 from tests.support.fake_clock import FakeClock
 from tests.support.fake_meter import FakeMeter
@@ -25,8 +25,8 @@ class Story(FakeMeter):
         return dict.fromkeys(gpu_ids, self.left.pop(0) if len(self.left) > 1 else self.left[0])
 
 
-def watch(meter: FakeMeter | NoMeter, clock: FakeClock | None = None, **limits: float) -> CardWatch:
-    return CardWatch(meter, clock or FakeClock(), **{"poll_s": 0.0, **limits})
+def watch(meter: FakeMeter | NoMeter, clock: FakeClock | None = None, **limits: float) -> GpuWatch:
+    return GpuWatch(meter, clock or FakeClock(), **{"poll_s": 0.0, **limits})
 
 
 def test_a_baseline_leaves_out_what_cannot_be_read_and_what_does_not_answer() -> None:

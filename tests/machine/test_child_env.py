@@ -56,8 +56,8 @@ def test_a_unit_of_no_gpus_sees_none_and_a_child_without_a_lease_sees_what_the_p
 
 
 def test_numbers_in_place_of_uuids_where_every_card_has_one() -> None:
-    cards = (Gpu("GPU-b", 0, "A", 80.0, number=5), Gpu("GPU-a", 1, "A", 80.0, number=3))
-    child = child_env({}, gpus=cards, tmpdir="/t", marker="m", master_port=1, by_number=True)
+    gpus = (Gpu("GPU-b", 0, "A", 80.0, number=5), Gpu("GPU-a", 1, "A", 80.0, number=3))
+    child = child_env({}, gpus=gpus, tmpdir="/t", marker="m", master_port=1, by_number=True)
     assert (child["CUDA_VISIBLE_DEVICES"], child["CUDA_DEVICE_ORDER"]) == ("5,3", "PCI_BUS_ID")
     mig = (Gpu("MIG-b", 0, "A", 80.0, is_mig=True),)
     child = child_env({}, gpus=mig, tmpdir="/t", marker="m", master_port=1, by_number=True)

@@ -69,9 +69,9 @@ def test_pretended_cards() -> None:
 @SEEDED
 @given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["A", "H100", "NVIDIA H200"])), min_size=1, max_size=5))
 def test_pretended_cards_are_as_many_as_asked_for(kinds: list[tuple[int, str]]) -> None:
-    cards = pretended("sim:" + ",".join(f"{count}x{model}" for count, model in kinds))
-    assert [model for _, model, _ in cards] == [model for count, model in kinds for _ in range(count)]
-    assert len({gpu_id for gpu_id, _, _ in cards}) == len(cards)
+    gpus = pretended("sim:" + ",".join(f"{count}x{model}" for count, model in kinds))
+    assert [model for _, model, _ in gpus] == [model for count, model in kinds for _ in range(count)]
+    assert len({gpu_id for gpu_id, _, _ in gpus}) == len(gpus)
 
 
 def test_named_cards_are_found_in_the_order_they_were_named() -> None:

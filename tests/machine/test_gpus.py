@@ -176,9 +176,9 @@ def test_a_lost_card_is_left_out_in_nvmls_words(driver: Driver, function: str, c
         (Card(mig_mode=1), "no instance"),
     ],
 )
-def test_a_named_card_that_cannot_be_had_is_an_error(driver: Driver, card: Card, words: str) -> None:
+def test_a_named_card_that_cannot_be_had_is_an_error(driver: Driver, gpu: Card, words: str) -> None:
     with pytest.raises(InventoryError, match=words):
-        driver.read_inventory(machine_of(Card(), card), "0,GPU-b")
+        driver.read_inventory(machine_of(Card(), gpu), "0,GPU-b")
 
 
 # ---- claims ----
@@ -351,12 +351,12 @@ FAILURES = st.tuples(
 @settings(derandomize=True, max_examples=60)
 @given(st.lists(CARDS, max_size=4), st.lists(FAILURES, max_size=2), st.lists(st.integers(0, 3), unique=True))
 def test_each_visible_card_is_taken_or_left_out(
-    driver: Driver, cards: list[Card], failures: list[tuple[str, int, int]], numbers: list[int]
+    driver: Driver, gpus: list[Card], failures: list[tuple[str, int, int]], numbers: list[int]
 ) -> None:
-    machine = machine_of(*cards, failures=failures)
+    machine = machine_of(*gpus, failures=failures)
     visible = []
     for number in numbers:
-        if number >= len(cards):
+        if number >= len(gpus):
             break
         visible.append(number)
     environ = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, numbers))}
@@ -364,9 +364,9 @@ def test_each_visible_card_is_taken_or_left_out(
     taken = {gpu.index: gpu.gpu_id for gpu in inventory.gpus}
     assert sorted([*taken, *reasons(inventory)]) == list(range(len(visible)))
     for index, gpu_id in taken.items():
-        card = cards[visible[index]]
-        assert card.uuid == gpu_id
-        assert card.used_mb <= 64
-        assert not card.processes
-        assert card.compute_mode != 2
+        gpu = gpus[visible[index]]
+        assert gpu.uuid == gpu_id
+        assert gpu.used_mb <= 64
+        assert not gpu.processes
+        assert gpu.compute_mode != 2
     assert all(reasons(inventory).values())

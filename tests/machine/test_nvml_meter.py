@@ -11,12 +11,12 @@ NO_SUCH_PID = 2**31
 
 
 def test_memory_can_be_watched_as_it_changes(driver: Driver) -> None:
-    card = Card(used_mb=10)
-    machine = machine_of(card, Card(used_mb=20))
+    gpu = Card(used_mb=10)
+    machine = machine_of(gpu, Card(used_mb=20))
     driver.show(machine)
     assert driver.used_memory_bytes(["GPU-a", "GPU-b"]) == {"GPU-a": 10 * 10**6, "GPU-b": 20 * 10**6}
-    card.used_mb = 4000
-    card.processes.append(Process(os.getpid(), used_mb=3990))
+    gpu.used_mb = 4000
+    gpu.processes.append(Process(os.getpid(), used_mb=3990))
     driver.show(machine)
     assert driver.used_memory_bytes(["GPU-a"]) == {"GPU-a": 4000 * 10**6}
     (process,) = driver.processes_on("GPU-a")

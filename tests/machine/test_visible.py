@@ -11,16 +11,16 @@ from harness.machine.visible import ORDER_NOTE, Device, matching, visible_device
 SEEDED = settings(derandomize=True, max_examples=300)
 
 
-def card(ordinal: int, uuid: str, model: str = "A") -> Device:
+def gpu(ordinal: int, uuid: str, model: str = "A") -> Device:
     return Device(ordinal, uuid, uuid, model)
 
 
-CARDS = (card(0, "GPU-aa0"), card(1, "GPU-aa1"), card(2, "GPU-b2"), card(3, "GPU-c3"))
+CARDS = (gpu(0, "GPU-aa0"), gpu(1, "GPU-aa1"), gpu(2, "GPU-b2"), gpu(3, "GPU-c3"))
 MIG_CARD = (
     Device(0, "GPU-m", "MIG-10", "M", "MIG-GPU-m/1/0"),
     Device(0, "GPU-m", "MIG-11", "M", "MIG-GPU-m/1/1"),
     Device(0, "GPU-m", "MIG-2", "M", "MIG-GPU-m/10/0"),
-    card(1, "GPU-n", "M"),
+    gpu(1, "GPU-n", "M"),
 )
 
 
@@ -91,7 +91,7 @@ def test_a_clean_list_needs_no_note() -> None:
     assert visible_devices(CARDS, {"CUDA_VISIBLE_DEVICES": "3,1"}).notes == ()
 
 
-MIXED = (card(0, "GPU-a", "A100"), card(1, "GPU-h", "H100"))
+MIXED = (gpu(0, "GPU-a", "A100"), gpu(1, "GPU-h", "H100"))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_numbers_among_mixed_models_are_noted(environ: dict[str, str], is_noted:
 
 
 def test_a_card_that_cannot_be_read_is_no_other_model() -> None:
-    assert not visible_devices((CARDS[0], card(1, "", "")), {"CUDA_VISIBLE_DEVICES": "0"}).notes
+    assert not visible_devices((CARDS[0], gpu(1, "", "")), {"CUDA_VISIBLE_DEVICES": "0"}).notes
 
 
 def test_a_card_in_mig_mode_is_one_match_whatever_stands_between_its_instances() -> None:
@@ -139,16 +139,16 @@ def test_nothing_outside_the_list_is_ever_visible(value: str, devices: list[Devi
 
 @SEEDED
 @given(VALUES, st.integers(0, len(CARDS)))
-def test_torch_reads_the_list_alike(value: str, num_cards: int) -> None:
+def test_torch_reads_the_list_alike(value: str, num_gpus: int) -> None:
     cuda = pytest.importorskip("torch.cuda", reason="torch is the oracle here")
-    devices = CARDS[:num_cards]
+    devices = CARDS[:num_gpus]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", value)
         parsed = cuda._parse_visible_devices()
     if parsed and isinstance(parsed[0], str):
         ordinals = cuda._transform_uuid_to_ordinals(parsed, [device.uuid for device in devices])
     else:
-        within = [number < num_cards for number in parsed]
+        within = [number < num_gpus for number in parsed]
         ordinals = parsed[: within.index(False)] if False in within else parsed
     seen = visible_devices(devices, {"CUDA_VISIBLE_DEVICES": value}).devices
     assert [device.ordinal for device in seen] == ordinals

@@ -121,7 +121,7 @@ def test_a_program_that_names_its_own_steps(is_recorded: bool, tmp_path: Path) -
     record(tmp_path / "trace", program("plain_loop"), "--trace-ops", "0")
     trace = read_trace(tmp_path / "trace")
     assert (trace.gaps, trace.steps) == ((), (0, 1, 2, 3, 4))
-    assert [(leaf.phase, leaf.name) for leaf in trace.ranks[0].columns(4).leaves()] == [
+    assert [(recorded_value.phase, recorded_value.name) for recorded_value in trace.ranks[0].columns(4).values()] == [
         ("rollout", "actions"),
         ("reward", "rewards"),
         ("advantage", "advantages"),

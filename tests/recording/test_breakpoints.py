@@ -10,7 +10,7 @@ from harness.recording.breakpoints import OF_TENSORS, Breakpoints
 from harness.recording.conditions import Stop, read_stop
 from harness.recording.recorder import Kept, Recorder
 from harness.recording.recording_config import RunEnded
-from harness.trace.chain import Leaf, Scope
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
 from tests.support.traces import manifest_of
@@ -24,8 +24,8 @@ class ToTrace:
     def __init__(self, directory: Path) -> None:
         self.writer = TraceWriter(directory, manifest_of(), say=print)
 
-    def append(self, step: int, leaves: Sequence[Leaf], tensors: Sequence[Kept]) -> None:
-        self.writer.append(step, leaves)
+    def append(self, step: int, recorded_values: Sequence[RecordedValue], tensors: Sequence[Kept]) -> None:
+        self.writer.append(step, recorded_values)
 
     def log_values(self, values: Mapping[str, Float]) -> None:
         pass
@@ -51,8 +51,8 @@ def stop_of(
     losses: Mapping[int, float] | None = None,
 ) -> Stop | None:
     """Where the program ended, if it did not go to its end."""
-    watcher = Breakpoints(conditions, str(tmp_path / "stop.json"), against)
-    recorder = Recorder(ToTrace(tmp_path / "trace"), watchers=[watcher])
+    callback = Breakpoints(conditions, str(tmp_path / "stop.json"), against)
+    recorder = Recorder(ToTrace(tmp_path / "trace"), callbacks=[callback])
     try:
         program(recorder, weights or {}, losses or {})
     except RunEnded:
@@ -127,17 +127,17 @@ def test_the_first_leaf_that_another_trace_has_otherwise_ends_the_run(tmp_path: 
 def test_a_leaf_that_only_one_has_is_a_divergence(
     tmp_path: Path, change: Callable[[list[str]], list[str]], where: str, why: str
 ) -> None:
-    def record(directory: Path, names: list[str], watchers: list[Breakpoints]) -> None:
-        recorder = Recorder(ToTrace(directory), watchers=watchers)
+    def record(directory: Path, names: list[str], callbacks: list[Breakpoints]) -> None:
+        recorder = Recorder(ToTrace(directory), callbacks=callbacks)
         recorder.begin_step(0)
         for name in names:
             recorder.record("forward", name, torch.ones(9))
         recorder.end_step()
 
     record(tmp_path / "a", ["a", "b"], [])
-    watcher = Breakpoints(["divergence"], str(tmp_path / "stop.json"), str(tmp_path / "a"))
+    callback = Breakpoints(["divergence"], str(tmp_path / "stop.json"), str(tmp_path / "a"))
     with pytest.raises(RunEnded):
-        record(tmp_path / "b", change(["a", "b"]), [watcher])
+        record(tmp_path / "b", change(["a", "b"]), [callback])
     assert read_stop(tmp_path / "stop.json") == Stop("divergence", 0, 0, "forward", where, 0, value=why)
 
 
@@ -149,22 +149,22 @@ class NonFiniteError(ValueError):
 def test_the_programs_own_error_at_such_a_value_counts(
     tmp_path: Path, error: Exception | None, *, is_met: bool
 ) -> None:
-    recorder = Recorder(ToTrace(tmp_path / "t"), watchers=[Breakpoints(["nan"], str(tmp_path / "stop.json"))])
+    recorder = Recorder(ToTrace(tmp_path / "t"), callbacks=[Breakpoints(["nan"], str(tmp_path / "stop.json"))])
     recorder.begin_step(4)
     recorder.record("forward", "x", torch.ones(9))
     step = recorder.break_off(error)
     assert step is not None
-    assert (step.number, [leaf.name for leaf in step.leaves]) == (4, ["x"])
+    assert (step.number, [recorded_value.name for recorded_value in step.values]) == (4, ["x"])
     assert read_stop(tmp_path / "stop.json") == (Stop("nan", 4, value="the gradient is nan") if is_met else None)
     assert recorder.break_off() is None
 
 
 def test_a_value_that_is_told_late_ends_the_run_with_its_next_step(tmp_path: Path) -> None:
-    watcher = Breakpoints(["loss<0.5"], str(tmp_path / "stop.json"))
-    recorder = Recorder(ToTrace(tmp_path / "t"), watchers=[watcher])
+    callback = Breakpoints(["loss<0.5"], str(tmp_path / "stop.json"))
+    recorder = Recorder(ToTrace(tmp_path / "t"), callbacks=[callback])
     recorder.begin_step(0)
     recorder.end_step()
-    watcher.on_values({"loss": Float.of(0.25)})
+    callback.on_values({"loss": Float.of(0.25)})
     with pytest.raises(RunEnded):
         recorder.begin_step(1)
     assert read_stop(tmp_path / "stop.json") == Stop("loss<0.5", 0, name="loss", value="0.25")

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from harness.trace import read_trace, verify
-from harness.trace.chain import Leaf, Scope
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.ops import read_ops
 from tests.support.recorded_programs import ROOT, compared, place, program, record, run
 
 PARAMETERS = [f"{index}.{name}" for index in (0, 2, 3, 4) for name in ("weight", "bias")]
 
 
-def leaves_of(directory: Path, step: int) -> list[Leaf]:
-    return read_trace(directory).ranks[0].columns(step).leaves()
+def recorded_values_of(directory: Path, step: int) -> list[RecordedValue]:
+    return read_trace(directory).ranks[0].columns(step).values()
 
 
 @pytest.mark.parametrize(("kind", "num_calls"), [("adamw", 1), ("lbfgs", 3), ("lightning", 1)])
@@ -33,9 +33,13 @@ def test_gradients_of_a_closure_stand_in_their_step(kind: str, num_calls: int, t
     trace = read_trace(tmp_path / "a")
     assert (trace.gaps, verify(trace), trace.steps) == ((), [], (0, 1, 2, 3))
     for step in trace.steps:
-        gradients = [leaf for leaf in leaves_of(tmp_path / "a", step) if leaf.phase == "backward"]
-        made = [leaf.name for leaf in gradients if leaf.scope is Scope.PHYSICAL]
-        received = [leaf.name for leaf in gradients if leaf.scope is Scope.LOGICAL]
+        gradients = [
+            recorded_value
+            for recorded_value in recorded_values_of(tmp_path / "a", step)
+            if recorded_value.phase == "backward"
+        ]
+        made = [recorded_value.name for recorded_value in gradients if recorded_value.scope is Scope.PHYSICAL]
+        received = [recorded_value.name for recorded_value in gradients if recorded_value.scope is Scope.LOGICAL]
         assert made == received == PARAMETERS * num_calls
 
 
@@ -62,7 +66,7 @@ def test_a_gradient_that_is_changed_after_backward_is_named_exactly(tmp_path: Pa
     first_different = next(
         (step, a.phase, a.name, a.scope)
         for step in range(4)
-        for a, b in zip(leaves_of(tmp_path / "a", step), leaves_of(tmp_path / "b", step), strict=True)
+        for a, b in zip(recorded_values_of(tmp_path / "a", step), recorded_values_of(tmp_path / "b", step), strict=True)
         if a != b
     )
     # Clipping changes every gradient; the first one is the first to differ.
@@ -127,7 +131,12 @@ def test_a_closure_is_called_as_without_a_recording(tmp_path: Path) -> None:
     trace = read_trace(tmp_path / "a")
     assert trace.steps == (0, 1, 2, 3)
     scopes = [
-        [leaf.scope for leaf in leaves_of(tmp_path / "a", step) if leaf.phase == "backward"] for step in trace.steps
+        [
+            recorded_value.scope
+            for recorded_value in recorded_values_of(tmp_path / "a", step)
+            if recorded_value.phase == "backward"
+        ]
+        for step in trace.steps
     ]
     made, received = Scope.PHYSICAL, Scope.LOGICAL
     # The step that a closure ended with an exception is part of the next; zero_grad leaves no gradient to receive.

@@ -44,10 +44,14 @@ def test_a_compiled_step_of_adamw_is_recorded_and_no_bit_of_it_changed(kind: str
     trace = read_trace(tmp_path / "a")
     assert (trace.gaps, verify(trace), len(trace.steps)) == ((), [], NUM_STEPS)
     for step in trace.steps:
-        leaves = trace.ranks[0].columns(step).leaves()
-        received = {leaf.name for leaf in leaves if leaf.phase == "backward" and leaf.scope is Scope.LOGICAL}
+        recorded_values = trace.ranks[0].columns(step).values()
+        received = {
+            recorded_value.name
+            for recorded_value in recorded_values
+            if recorded_value.phase == "backward" and recorded_value.scope is Scope.LOGICAL
+        }
         assert received == {"0.weight", "0.bias"}
-        made = {leaf.name for leaf in leaves if leaf.phase == "optimizer"}
+        made = {recorded_value.name for recorded_value in recorded_values if recorded_value.phase == "optimizer"}
         assert made >= {"0.weight", "0.weight exp_avg", "0.bias exp_avg_sq", "group0.lr"}
 
 

@@ -120,14 +120,14 @@ class Normed(nn.Module):
 def test_bystanders_are_what_modules_hold_beside_the_parameters() -> None:
     names, model, average = ParameterNames(), Normed(), Normed()
     names.assign(list(model.parameters()))
-    found = {name for name, tensor in names.bystanders() if any(tensor is t for t in tensors_of(model, average))}
+    found = {name for name, tensor in names.untracked() if any(tensor is t for t in tensors_of(model, average))}
     assert found == {
         *("norm.running_mean", "norm.running_var", "norm.num_batches_tracked"),
         *(f"Normed.norm.{name}" for name, _ in [*model.norm.named_parameters(), *model.norm.named_buffers()]),
     }
     del average
     gc.collect()
-    assert not [name for name, _ in names.bystanders() if name.startswith("Normed.norm")]
+    assert not [name for name, _ in names.untracked() if name.startswith("Normed.norm")]
 
 
 def tensors_of(*modules: nn.Module) -> list[torch.Tensor]:

@@ -83,11 +83,11 @@ def test_recomputed_operations_have_their_own_lines_and_belong_to_backward() -> 
 
 
 def test_what_the_engine_does_by_itself_is_the_engines() -> None:
-    leaf = torch.randn(3, requires_grad=True)
+    recorded_value = torch.randn(3, requires_grad=True)
 
     def program(mode: OpMode) -> None:
         for _ in range(2):
-            (leaf * 2).sum().backward()  # type: ignore[no-untyped-call]
+            (recorded_value * 2).sum().backward()  # type: ignore[no-untyped-call]
 
     (stored,) = [each for each in record(program).operations if each.name.startswith("aten.add")]
     assert (stored.at, stored.via) == ("engine", "torch::autograd::AccumulateGrad")
@@ -121,10 +121,10 @@ class HiddenDoubled(Doubled):
 
 
 def test_a_function_that_hides_itself_is_told_by_its_caller_and_in_backward_by_the_forward() -> None:
-    leaf = torch.randn(3, requires_grad=True)
+    recorded_value = torch.randn(3, requires_grad=True)
 
     def program(mode: OpMode) -> None:
-        hidden: torch.Tensor = HiddenDoubled.apply(leaf)  # type: ignore[no-untyped-call]
+        hidden: torch.Tensor = HiddenDoubled.apply(recorded_value)  # type: ignore[no-untyped-call]
         wrapped(hidden).sum().backward()  # type: ignore[no-untyped-call]
 
     found = record(program)

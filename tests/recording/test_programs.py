@@ -65,8 +65,8 @@ def test_two_runs_are_equal_and_recording_changes_no_bit(
 
     trace = read_trace(tmp_path / "trace1")
     assert (trace.gaps, verify(trace), len(trace.steps)) == ((), [], num_steps)
-    leaves = trace.ranks[0].columns(num_steps - 1).leaves()
-    assert {(leaf.phase, leaf.name) for leaf in leaves} >= some_leaves
+    recorded_values = trace.ranks[0].columns(num_steps - 1).values()
+    assert {(recorded_value.phase, recorded_value.name) for recorded_value in recorded_values} >= some_leaves
     verdict = compared(tmp_path / "trace1", tmp_path / "trace2")
     # The commands differ in where they save, and their identities with them; their bits do not.
     assert (verdict["num_steps"], verdict["num_steps_different"], verdict["first"]) == (num_steps, 0, None)
@@ -104,8 +104,10 @@ def test_a_grpo_trainer_is_recorded_with_its_rollouts_and_no_bit_of_it_changed(t
     assert all(torch.equal(plain[key], other[key]) for other in others for key in plain)
     trace = read_trace(trainings.directory / "a")
     assert (trace.gaps, verify(trace), len(trace.steps)) == ((), [], 4)
-    leaves = {(leaf.phase, leaf.name) for leaf in trace.ranks[0].columns(3).leaves()}
-    assert leaves >= {("rollout", "completion_ids"), ("reward", "rewards"), ("advantage", "advantages")}
+    recorded_values = {
+        (recorded_value.phase, recorded_value.name) for recorded_value in trace.ranks[0].columns(3).values()
+    }
+    assert recorded_values >= {("rollout", "completion_ids"), ("reward", "rewards"), ("advantage", "advantages")}
     verdict = compared(trainings.directory / "a", trainings.directory / "b")
     assert (verdict["num_steps"], verdict["num_steps_different"], verdict["first"]) == (4, 0, None)
 
@@ -236,7 +238,11 @@ def test_ranks_of_torchrun_have_a_log_each(tmp_path: Path) -> None:
     assert pair(tmp_path, command, a={}, b={})["verdict"] == "equal"
     trace = read_trace(tmp_path / "a")
     assert (sorted(trace.ranks), trace.gaps) == ([0, 1], ())
-    names = {leaf.name for leaf in trace.ranks[1].columns(0).leaves() if leaf.phase == "backward"}
+    names = {
+        recorded_value.name
+        for recorded_value in trace.ranks[1].columns(0).values()
+        if recorded_value.phase == "backward"
+    }
     assert names == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 
@@ -256,8 +262,12 @@ def test_parts_of_sharded_weights_add_up_whatever_the_number_of_ranks(tmp_path: 
         envs = {n: {"PET_NPROC_PER_NODE": str(n), "OMP_NUM_THREADS": "1"} for n in (1, 2, 3)}
         list(pool.map(lambda n: record(tmp_path / f"{n}", command, env=envs[n]), envs))
     assert sorted(read_trace(tmp_path / "2").ranks) == [0, 1]
-    leaves = read_trace(tmp_path / "2").ranks[1].columns(1).leaves()
-    assert [leaf.scope for leaf in leaves if leaf.name == "0.weight"] == [Scope.PHYSICAL, Scope.SHARD, Scope.SHARD]
+    recorded_values = read_trace(tmp_path / "2").ranks[1].columns(1).values()
+    assert [recorded_value.scope for recorded_value in recorded_values if recorded_value.name == "0.weight"] == [
+        Scope.PHYSICAL,
+        Scope.SHARD,
+        Scope.SHARD,
+    ]
     assert compared(tmp_path / "1", tmp_path / "2")["verdict"] == "equal"
     verdict = compared(tmp_path / "1", tmp_path / "3")
     assert (verdict["verdict"], place(verdict)[:2]) == ("diverged", (0, "backward"))

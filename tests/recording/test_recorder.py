@@ -16,7 +16,7 @@ from harness.recording.op_log import OpLog
 from harness.recording.op_mode import OpMode
 from harness.recording.recorder import MAX_KEPT_BYTES, Kept, NullRecorder, Recorder, as_float
 from harness.recording.recording_config import RunEnded
-from harness.trace.chain import Leaf, Scope
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.digests import digest
 from harness.trace.ops import read_ops
 from harness.trace.values import Float
@@ -26,24 +26,24 @@ class Steps:
     """A sink that holds what it was given."""
 
     def __init__(self) -> None:
-        self.steps: list[tuple[int, list[Leaf], list[Kept]]] = []
+        self.steps: list[tuple[int, list[RecordedValue], list[Kept]]] = []
         self.values: dict[str, Float] = {}
 
-    def append(self, step: int, leaves: Sequence[Leaf], tensors: Sequence[Kept]) -> None:
-        self.steps.append((step, list(leaves), list(tensors)))
+    def append(self, step: int, recorded_values: Sequence[RecordedValue], tensors: Sequence[Kept]) -> None:
+        self.steps.append((step, list(recorded_values), list(tensors)))
 
     def log_values(self, values: Mapping[str, Float]) -> None:
         self.values |= values
 
 
-def recorded(phase: str, name: str, value: Any, **options: Any) -> tuple[Leaf, list[Kept]]:
+def recorded(phase: str, name: str, value: Any, **options: Any) -> tuple[RecordedValue, list[Kept]]:
     sink = Steps()
     recorder = Recorder(sink)
     recorder.begin_step(0)
     recorder.record(phase, name, value, **options)
     recorder.end_step()
-    ((_, (leaf,), kept),) = sink.steps
-    return leaf, kept
+    ((_, (recorded_value,), kept),) = sink.steps
+    return recorded_value, kept
 
 
 def test_a_step_holds_what_was_recorded_in_its_order() -> None:
@@ -55,9 +55,9 @@ def test_a_step_holds_what_was_recorded_in_its_order() -> None:
         recorder.record("loss", "loss", torch.tensor(0.5), scope=Scope.PHYSICAL)
         recorder.record("loss", "loss", torch.tensor(0.25), scope=Scope.PHYSICAL)
         recorder.end_step(loss=0.25, kl=None)
-    assert [(step, [leaf.key for leaf in leaves]) for step, leaves, _ in sink.steps] == [
-        (step, [("rollout", "tokens", 0), ("loss", "loss", 0), ("loss", "loss", 1)]) for step in (3, 5)
-    ]
+    assert [
+        (step, [recorded_value.key for recorded_value in recorded_values]) for step, recorded_values, _ in sink.steps
+    ] == [(step, [("rollout", "tokens", 0), ("loss", "loss", 0), ("loss", "loss", 1)]) for step in (3, 5)]
     assert sink.values == {"loss": Float.of(0.25)}
 
 
@@ -110,7 +110,7 @@ def test_a_step_that_was_begun_again_is_dropped() -> None:
     recorder.begin_step(1)
     assert recorder.step == 1
     recorder.end_step()
-    assert [(step, leaves) for step, leaves, _ in sink.steps] == [(1, [])]
+    assert [(step, recorded_values) for step, recorded_values, _ in sink.steps] == [(1, [])]
 
 
 @pytest.mark.parametrize("call", [lambda r: r.record("loss", "loss", 1.0), lambda r: r.end_step()])
@@ -137,8 +137,8 @@ def test_outside_a_step_nothing_can_be_recorded(call: Any) -> None:
     ],
 )
 def test_kinds_of_values(value: Any, dtype: str, shape: tuple[int, ...]) -> None:
-    leaf, _ = recorded("rollout", "x", value)
-    assert (leaf.dtype, leaf.shape) == (dtype, shape)
+    recorded_value, _ = recorded("rollout", "x", value)
+    assert (recorded_value.dtype, recorded_value.shape) == (dtype, shape)
 
 
 @pytest.mark.parametrize("value", [None, {"a": 1}, object(), [object()]])
@@ -178,8 +178,8 @@ def test_an_array_of_objects_is_refused() -> None:
 )
 def test_small_values_of_some_phases_are_kept(phase: str, num_bytes: int, is_kept: bool) -> None:
     value = torch.arange(num_bytes, dtype=torch.uint8)
-    leaf, kept = recorded(phase, "x", value)
-    assert kept == ([(leaf, bytes(value.tolist()))] if is_kept else [])
+    recorded_value, kept = recorded(phase, "x", value)
+    assert kept == ([(recorded_value, bytes(value.tolist()))] if is_kept else [])
 
 
 def test_all_tensors_of_a_chosen_step_are_kept() -> None:
@@ -216,10 +216,12 @@ def test_the_null_recorder_takes_the_same_calls() -> None:
 def test_recording_draws_no_random_number_and_changes_no_value() -> None:
     value = torch.randn(100, 3).t()
     before, state = value.clone(), torch.get_rng_state()
-    leaf, _ = recorded("rollout", "x", value)
+    recorded_value, _ = recorded("rollout", "x", value)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(value, before)
-    assert (leaf.algorithm, leaf.digest) == digest(bytes(before.contiguous().view(torch.uint8).flatten().tolist()))
+    assert (recorded_value.algorithm, recorded_value.digest) == digest(
+        bytes(before.contiguous().view(torch.uint8).flatten().tolist())
+    )
 
 
 def test_after_the_last_step_that_is_wanted_the_run_is_ended() -> None:

@@ -11,9 +11,9 @@ import torch
 
 from harness.recording.recorder import Recorder
 from harness.recording.stepping import Held, Stepping, described
-from harness.recording.stepping_messages import ANSWERS, ORDERS, leaf_of, plain_leaf
+from harness.recording.stepping_messages import ANSWERS, ORDERS, plain_value, recorded_value_of
 from harness.recording.tensors import digest_tensor
-from harness.trace.chain import Leaf, Scope
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.reader import Trace
 from harness.trace.tensor_file import read_tensor
 from tests.support.recorded_steps import record
@@ -81,8 +81,8 @@ def test_it_stops_wherever_a_phase_begins_and_at_both_ends(tmp_path: Path) -> No
     ]
     assert answers[0] == {"e": "passed", "step": 0}
     assert answers[-1] == {"e": "passed", "step": 2}
-    told = [leaf_of(answer["leaf"]) for answer in answers if answer["e"] == "leaf"]
-    assert told == made.columns(1, 0).leaves()
+    told = [recorded_value_of(answer["leaf"]) for answer in answers if answer["e"] == "leaf"]
+    assert told == made.columns(1, 0).values()
 
 
 @pytest.mark.parametrize(
@@ -116,11 +116,11 @@ def test_values_are_those_that_were_recorded_whatever_the_program_does_to_them_l
     made, answers = stepped(tmp_path, TO_THE_END, show, save, TO_THE_END)
     shown, saved = answers[-3:-1]
     assert shown["is_as_recorded"] and saved == {"e": "saved", "is_as_recorded": True}
-    leaf = made.columns(1, 0).leaves()[3]
-    data = read_tensor(tmp_path / "saved", leaf)
+    recorded_value = made.columns(1, 0).values()[3]
+    data = read_tensor(tmp_path / "saved", recorded_value)
     assert data is not None
     value = torch.frombuffer(bytearray(data), dtype=torch.float32)
-    assert digest_tensor(value).digest == leaf.digest
+    assert digest_tensor(value).digest == recorded_value.digest
     assert shown["range"]["max"] == float(value.max())
 
 
@@ -152,8 +152,8 @@ def test_nobody_to_ask_ends_the_run(tmp_path: Path) -> None:
 
 def held(value: Any) -> Held:
     if not isinstance(value, torch.Tensor):
-        return Held(Leaf("rollout", "names", 0, "texts", (4,), "raw", bytes(16)), value, is_copy=True)
-    return Held(Leaf("loss", "loss", 0, *digest_tensor(value)), value, is_copy=True)
+        return Held(RecordedValue("rollout", "names", 0, "texts", (4,), "raw", bytes(16)), value, is_copy=True)
+    return Held(RecordedValue("loss", "loss", 0, *digest_tensor(value)), value, is_copy=True)
 
 
 def test_a_part_is_described_alone() -> None:
@@ -168,5 +168,5 @@ def test_texts_are_described_too() -> None:
 
 
 def test_a_leaf_arrives_whole() -> None:
-    leaf = Leaf("loss", "a.b", 2, "f32", (3, 4), "xxh3_128", bytes(range(16)), Scope.SHARD)
-    assert leaf_of(json.loads(json.dumps(plain_leaf(leaf)))) == leaf
+    recorded_value = RecordedValue("loss", "a.b", 2, "f32", (3, 4), "xxh3_128", bytes(range(16)), Scope.SHARD)
+    assert recorded_value_of(json.loads(json.dumps(plain_value(recorded_value)))) == recorded_value

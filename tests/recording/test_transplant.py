@@ -16,7 +16,7 @@ from harness.recording.patches import OperationDonor, OperationTransplant, Trans
 from harness.recording.recorder import Recorder
 from harness.recording.recording_config import RunEnded
 from harness.recording.tensors import digest_tensor, dtype_name, tensor_bytes
-from harness.trace.chain import Leaf
+from harness.trace.chain import RecordedValue
 from harness.trace.reader import Trace
 from tests.support.recorded_steps import record
 from tests.support.traces import SEEDED
@@ -46,16 +46,18 @@ def donor_of(directory: Path, **changed: Any) -> Trace:
     return record(directory / "donor", run)
 
 
-def transplant(tmp_path: Path, *phases: str, steps: tuple[int, int] = (1, 2), leaves: Any = ()) -> Transplant:
+def transplant(tmp_path: Path, *phases: str, steps: tuple[int, int] = (1, 2), recorded_values: Any = ()) -> Transplant:
     first, last = steps
     report = str(tmp_path / REPORT)
-    return Transplant(str(tmp_path / "donor"), report, first=first, last=last, phases=phases, leaves=leaves)
+    return Transplant(
+        str(tmp_path / "donor"), report, first=first, last=last, phases=phases, recorded_values=recorded_values
+    )
 
 
-def operated(tmp_path: Path, watcher: Transplant) -> tuple[Trace, list[Tensor]]:
+def operated(tmp_path: Path, callback: Transplant) -> tuple[Trace, list[Tensor]]:
     """The trace of the program with something put into it, and the weights that it went on with."""
     weights: list[Tensor] = []
-    made = record(tmp_path / "made", lambda recorder: weights.extend(program(recorder)), watcher)
+    made = record(tmp_path / "made", lambda recorder: weights.extend(program(recorder)), callback)
     return made, weights
 
 
@@ -66,24 +68,24 @@ def test_the_program_goes_on_with_what_was_put_and_records_it(tmp_path: Path) ->
 
     base = torch.tensor([-1.5, -0.5, 0.5, 1.5])
     assert [weight.tolist() for weight in weights] == [(base * factor).tolist() for factor in (1, 3, 5)]
-    leaf = donor.columns(1, 0).leaves()[2]
-    assert leaf.name == "advantages"
-    assert leaf in made.columns(1, 0).leaves()
-    assert leaf not in made.columns(0, 0).leaves(), "not before its time"
+    recorded_value = donor.columns(1, 0).values()[2]
+    assert recorded_value.name == "advantages"
+    assert recorded_value in made.columns(1, 0).values()
+    assert recorded_value not in made.columns(0, 0).values(), "not before its time"
     assert read_report(tmp_path) == tuple(Transplanted(step, "advantage", "advantages", 0, Fate.PUT) for step in (1, 2))
 
 
 @pytest.mark.parametrize("leaves", [[["advantage", "advantages"]], [["advantage", "advantages", 0]]])
-def test_one_leaf_is_taken_by_its_name(tmp_path: Path, leaves: Any) -> None:
+def test_one_leaf_is_taken_by_its_name(tmp_path: Path, recorded_values: Any) -> None:
     donor_of(tmp_path, factor=2.0)
-    _, weights = operated(tmp_path, transplant(tmp_path, steps=(2, 2), leaves=leaves))
+    _, weights = operated(tmp_path, transplant(tmp_path, steps=(2, 2), recorded_values=recorded_values))
     assert weights[2][0].item() == -6.0
     assert len(read_report(tmp_path)) == 1
 
 
 def test_another_occurrence_is_another_leaf(tmp_path: Path) -> None:
     donor_of(tmp_path, factor=2.0)
-    _, weights = operated(tmp_path, transplant(tmp_path, leaves=[["advantage", "advantages", 1]]))
+    _, weights = operated(tmp_path, transplant(tmp_path, recorded_values=[["advantage", "advantages", 1]]))
     assert weights[2][0].item() == -4.5
     assert read_report(tmp_path) == ()
 
@@ -133,8 +135,8 @@ def test_a_report_that_is_not_there_or_cut_says_what_it_has(tmp_path: Path) -> N
 # -------------------------------------------------------------------------------------------------------------- put
 
 
-def leaf_of(tensor: Tensor) -> Leaf:
-    return Leaf("loss", "loss", 0, *digest_tensor(tensor))
+def recorded_value_of(tensor: Tensor) -> RecordedValue:
+    return RecordedValue("loss", "loss", 0, *digest_tensor(tensor))
 
 
 @given(
@@ -145,20 +147,20 @@ def leaf_of(tensor: Tensor) -> Leaf:
 def test_every_bit_arrives_nan_payloads_too(dtype: torch.dtype, data: bytes) -> None:
     wanted = torch.frombuffer(bytearray(data), dtype=dtype)
     value = torch.zeros(2 * len(wanted), dtype=dtype)[::2]
-    assert put(value, leaf_of(wanted), data) == (Fate.PUT, "")
+    assert put(value, recorded_value_of(wanted), data) == (Fate.PUT, "")
     assert bytes(tensor_bytes(value)) == data
-    assert dtype_name(value.dtype) == leaf_of(wanted).dtype
+    assert dtype_name(value.dtype) == recorded_value_of(wanted).dtype
 
 
 def test_memory_that_is_shared_by_elements_cannot_be_written_to() -> None:
     shared = torch.zeros(1).expand(4)
-    fate, why = put(shared, leaf_of(torch.ones(4)), bytes(tensor_bytes(torch.ones(4))))
+    fate, why = put(shared, recorded_value_of(torch.ones(4)), bytes(tensor_bytes(torch.ones(4))))
     assert fate is Fate.UNLIKE
     assert why.startswith("its memory cannot be written to: ")
 
 
 def test_a_value_that_was_not_kept_is_told() -> None:
-    assert put(torch.zeros(3), leaf_of(torch.ones(3)), None) == (Fate.UNLIKE, "B's value was not kept")
+    assert put(torch.zeros(3), recorded_value_of(torch.ones(3)), None) == (Fate.UNLIKE, "B's value was not kept")
 
 
 def test_backward_goes_on_with_what_was_put() -> None:
@@ -166,7 +168,7 @@ def test_backward_goes_on_with_what_was_put() -> None:
     weight = torch.ones(3, requires_grad=True)
     saved = torch.full((3,), 2.0)
     loss = (weight * saved).sum()
-    put(saved, leaf_of(torch.full((3,), 5.0)), bytes(tensor_bytes(torch.full((3,), 5.0))))
+    put(saved, recorded_value_of(torch.full((3,), 5.0)), bytes(tensor_bytes(torch.full((3,), 5.0))))
     loss.backward()  # type: ignore[no-untyped-call]
     assert weight.grad is not None
     assert weight.grad.tolist() == [5.0, 5.0, 5.0]
@@ -175,10 +177,10 @@ def test_backward_goes_on_with_what_was_put() -> None:
 # ------------------------------------------------------------------------------------------------------- operations
 
 
-def doubled(directory: Path, watcher: Any, factor: float) -> Tensor:
+def doubled(directory: Path, callback: Any, factor: float) -> Tensor:
     """A few operations, recorded: the second one multiplies."""
     mode = OpMode(OpLog(directory, rank=0, step=1, say=print))
-    mode.watchers = [watcher]
+    mode.callbacks = [callback]
     with mode:
         total = torch.ones(3) + 1
         total = total * factor

@@ -12,7 +12,7 @@ from harness.trace.manifest import Manifest
 from harness.trace.tensor_file import Kept
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
-from tests.support.traces import leaf, manifest_of, scalar, value
+from tests.support.traces import manifest_of, recorded_value, scalar, value
 
 NUM_STEPS = 12
 HOSTILE = "<script>alert(1)</script>"
@@ -36,13 +36,13 @@ def write_run(
         for step in range(NUM_STEPS):
             is_other = step >= parts_at
             kept = rollout((5, 6, 7 if step <= parts_at else 4))
-            leaves = [each for each, _ in kept] + [
-                leaf("forward", "logprobs", step),
+            recorded_values = [each for each, _ in kept] + [
+                recorded_value("forward", "logprobs", step),
                 scalar("loss", "loss", 0x3F800000 + step),
-                leaf("backward", name, (step, is_other)),
-                *[leaf("optimizer", f"layers.{at}.weight", (step, at, is_other)) for at in range(50)],
+                recorded_value("backward", name, (step, is_other)),
+                *[recorded_value("optimizer", f"layers.{at}.weight", (step, at, is_other)) for at in range(50)],
             ]
-            writer.append(step, leaves, curve(step, is_other), tensors=kept)
+            writer.append(step, recorded_values, curve(step, is_other), tensors=kept)
     return directory
 
 

@@ -9,7 +9,7 @@ import pytest
 from xxhash import xxh3_128_digest
 
 from harness.render.divergence import percent, verdict_json, verdict_text
-from harness.trace.chain import Leaf, Scope
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
 from harness.trace.manifest import Fingerprint, Manifest
 from harness.trace.reader import read_trace
@@ -19,8 +19,8 @@ from harness.trace.verdict import Difference, Divergence, Kind, Verdict
 from tests.support.manual import goldens
 from tests.support.traces import (
     flip_bit,
-    leaf,
     manifest_of,
+    recorded_value,
     scalar,
     steps_of,
     trace,
@@ -55,9 +55,9 @@ def diverged(directory: Path) -> Verdict:
             steps = [
                 [
                     scalar("loss", "loss", loss_bits(step, is_sick=side == "b")) if each.name == "loss" else each
-                    for each in leaves
+                    for each in recorded_values
                 ]
-                for step, leaves in enumerate(steps_of(40, change))
+                for step, recorded_values in enumerate(steps_of(40, change))
             ]
             write(directory / side, steps, manifest, rank=rank)
         traces.append(read_trace(directory / side))
@@ -104,8 +104,8 @@ def tokens(directory: Path) -> Verdict:
 
     def state(name: str, content: object) -> Kept:
         data = repr(content).encode().ljust(20)
-        leaf, _ = value("rollout", name, "state", (), data)
-        return leaf._replace(scope=Scope.CONTEXT), data
+        recorded_value, _ = value("rollout", name, "state", (), data)
+        return recorded_value._replace(scope=Scope.CONTEXT), data
 
     a = trace_of_values(directory / "a", [step(number, 99) for number in range(6)])
     b = trace_of_values(directory / "b", [step(number, 4) for number in range(6)])
@@ -190,8 +190,8 @@ def test_a_step_that_one_rank_has_more(tmp_path: Path) -> None:
 
 
 def test_leaves_that_only_b_has_are_leaves_of_the_step(tmp_path: Path) -> None:
-    a = trace(tmp_path / "a", [[leaf("loss", "loss", 1)]])
-    b = trace(tmp_path / "b", [[leaf("forward", f"w{number}", 1) for number in range(3)]])
+    a = trace(tmp_path / "a", [[recorded_value("loss", "loss", 1)]])
+    b = trace(tmp_path / "b", [[recorded_value("forward", f"w{number}", 1) for number in range(3)]])
     assert "  different in this step: 4 of 4 leaves" in verdict_text(diff(a, b), colour=False).splitlines()
 
 
@@ -213,10 +213,13 @@ def test_floats_only_is_said_of_leaves_and_not_of_steps_that_are_missing(tmp_pat
 def test_payloads_zeros_and_many_elements(tmp_path: Path) -> None:
     def told(a: bytes, b: bytes) -> list[str]:
         shape = (len(a) // 4,)
-        leaves = [Leaf("loss", "loss", 0, "f32", shape, "raw", each.ljust(16, b"\0")) for each in (a, b)]
+        recorded_values = [
+            RecordedValue("loss", "loss", 0, "f32", shape, "raw", each.ljust(16, b"\0")) for each in (a, b)
+        ]
         number = len(list(tmp_path.iterdir()))
         a_trace, b_trace = (
-            trace(tmp_path / f"{number}{side}", [[leaf]]) for side, leaf in zip("ab", leaves, strict=True)
+            trace(tmp_path / f"{number}{side}", [[recorded_value]])
+            for side, recorded_value in zip("ab", recorded_values, strict=True)
         )
         return verdict_text(diff(a_trace, b_trace), colour=False).splitlines()
 
@@ -234,9 +237,9 @@ def test_payloads_zeros_and_many_elements(tmp_path: Path) -> None:
 
 
 def test_a_leaf_that_one_has_more_and_ranks_parts(tmp_path: Path) -> None:
-    part = leaf("forward", "hidden", 1, scope=Scope.PHYSICAL)
-    a = trace(tmp_path / "a", [[part, leaf("loss", "loss", 1)]])
-    b = trace(tmp_path / "b", [[part._replace(digest=bytes(16)), leaf("loss", "loss", 1)]])
+    part = recorded_value("forward", "hidden", 1, scope=Scope.PHYSICAL)
+    a = trace(tmp_path / "a", [[part, recorded_value("loss", "loss", 1)]])
+    b = trace(tmp_path / "b", [[part._replace(digest=bytes(16)), recorded_value("loss", "loss", 1)]])
     assert verdict_text(diff(a, b), colour=False).splitlines() == [
         "EQUAL  1 step, every bit",
         "  of micro-batches, which do not count, the first difference: step 0, forward hidden",
@@ -256,10 +259,12 @@ def test_a_micro_batch_and_a_batch_are_called_by_their_names(tmp_path: Path) -> 
         traces = []
         for side in "ab":
             parts = [
-                leaf(phase, "x", (number, side == "b" and number >= sick), scope=Scope.PHYSICAL, occurrence=number)
+                recorded_value(
+                    phase, "x", (number, side == "b" and number >= sick), scope=Scope.PHYSICAL, occurrence=number
+                )
                 for number in range(3)
             ]
-            whole = [[*parts, leaf("sync", "w", side)]]
+            whole = [[*parts, recorded_value("sync", "w", side)]]
             traces.append(trace_of_ranks(directory / side, [whole] * num_ranks))
         return verdict_text(diff(*traces), colour=False).splitlines()[0].partition("step 0, ")[2]
 
@@ -272,7 +277,7 @@ def test_a_micro_batch_and_a_batch_are_called_by_their_names(tmp_path: Path) -> 
 def test_an_element_of_a_shard_has_no_place_in_the_whole(tmp_path: Path) -> None:
     def kept(last: float) -> Kept:
         data = struct.pack("<6f", 1, 2, 3, 4, 5, last)
-        part = Leaf("backward", "w", 0, "f32", (4, 3), "shardsum_128", xxh3_128_digest(data), Scope.SHARD)
+        part = RecordedValue("backward", "w", 0, "f32", (4, 3), "shardsum_128", xxh3_128_digest(data), Scope.SHARD)
         return part, data
 
     a, b = (trace_of_values(tmp_path / str(last), [[kept(last)]]) for last in (6, 7))
@@ -285,8 +290,8 @@ def test_an_element_of_a_shard_has_no_place_in_the_whole(tmp_path: Path) -> None
 
 def test_names_from_elsewhere_cannot_move_the_cursor(tmp_path: Path) -> None:
     name = "w\x1b[2J\nx\u202e"
-    a = trace(tmp_path / "a", [[leaf("backward", name, 1)]], manifest_of(subject={name: "1"}))
-    b = trace(tmp_path / "b", [[leaf("backward", name, 2)]], manifest_of(subject={name: name}))
+    a = trace(tmp_path / "a", [[recorded_value("backward", name, 1)]], manifest_of(subject={name: "1"}))
+    b = trace(tmp_path / "b", [[recorded_value("backward", name, 2)]], manifest_of(subject={name: name}))
     text = verdict_text(diff(a, b), colour=False)
     assert "\x1b" not in text
     assert "\u202e" not in text

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 
 from harness.core.findings import Finding, Severity
-from harness.determinism.known_variables import judge_bit_variables, judge_hash_seed
+from harness.determinism.known_variables import check_bit_variables, check_hash_seed
 from harness.doctor import containers, directories, environment, gpus, packages, rank_variables
 from harness.doctor.cgroup_limits import GroupLimits
 from harness.doctor.declared_ranges import Clash, Declared
@@ -19,7 +19,7 @@ from harness.doctor.directories import Directory, Limit, Trial
 from harness.doctor.examination import in_order
 from harness.doctor.host import Answer
 from harness.doctor.packages import Installed
-from harness.machine.gpu_health import CardHealth, MachineHealth
+from harness.machine.gpu_health import GpuHealth, MachineHealth
 from harness.machine.inventory import Gpu, Inventory, LeftOut
 from harness.render.findings import findings_json, findings_text, fix_lines
 from tests.support.finding_checks import sound
@@ -38,41 +38,41 @@ NETWORK = Finding(
 
 def healthy() -> tuple[Finding, ...]:
     """Every room, on a machine of two cards with nothing wrong."""
-    both = [CardHealth(n, f"GPU-{n}", H200, (9, 0), num_links=18, num_active_links=18) for n in range(2)]
+    both = [GpuHealth(n, f"GPU-{n}", H200, (9, 0), num_links=18, num_active_links=18) for n in range(2)]
     health = MachineHealth("570.86.15", (12, 8), tuple(both))
     inventory = Inventory(tuple(Gpu(f"GPU-{n}", n, H200, 141.0, (9, 0)) for n in range(2)))
     torch = gpus.Torch("2.11.0+cu128", "12.8", is_available=True, archs=("sm_90",))
     limits = {"nofile": Limit(1024, 1_048_576), "nproc": Limit(515_000, 515_000), "memlock": Limit(INF, INF)}
     return (
-        *gpus.judge_driver(health, has_device_file=True),
-        *gpus.judge_cards(health, inventory),
-        *gpus.judge_links(both),
-        *gpus.judge_torch(torch, health, num_usable=2),
+        *gpus.check_driver(health, has_device_file=True),
+        *gpus.check_gpus(health, inventory),
+        *gpus.check_links(both),
+        *gpus.check_torch(torch, health, num_usable=2),
         NETWORK,
-        directories.judge_tmpdir(
+        directories.check_tmpdir(
             Directory("/tmp", True, "ext4", 81 * GB, 100 * GB), QUICK, is_set=False, better="/var/tmp"
         ),
-        directories.judge_socket_paths({}),
-        directories.judge_shared_memory(Directory("/dev/shm", True, "tmpfs", 63 * GB, 64 * GB)),
-        *directories.judge_limits(
+        directories.check_socket_paths({}),
+        directories.check_shared_memory(Directory("/dev/shm", True, "tmpfs", 63 * GB, 64 * GB)),
+        *directories.check_resource_limits(
             limits | {"as": Limit(INF, INF), "fsize": Limit(INF, INF)}, has_rdma=True, is_root=False
         ),
-        containers.judge_containment("pidns", {"cgroup": "no cgroup v2 hierarchy is mounted"}, in_container=False),
-        *containers.judge_group_limits(GroupLimits(), memory_bytes=128 * GB, num_cores=16, environ={}),
-        environment.judge_ray_variables({}),
-        rank_variables.judge_ranks({}),
-        judge_hash_seed({"PYTHONHASHSEED": "0"}),
-        *judge_bit_variables({"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "8"}),
-        *packages.judge_versions([Installed("torch", "2.11.0+cu128"), Installed("transformers", "5.17.0")]),
-        *packages.judge_declared([]),
-        packages.judge_pip(Answer("No broken requirements found.\n")),
+        containers.check_containment("pidns", {"cgroup": "no cgroup v2 hierarchy is mounted"}, in_container=False),
+        *containers.check_group_limits(GroupLimits(), memory_bytes=128 * GB, num_cores=16, environ={}),
+        environment.check_ray_variables({}),
+        rank_variables.check_ranks({}),
+        check_hash_seed({"PYTHONHASHSEED": "0"}),
+        *check_bit_variables({"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "8"}),
+        *packages.check_versions([Installed("torch", "2.11.0+cu128"), Installed("transformers", "5.17.0")]),
+        *packages.check_declared([]),
+        packages.check_pip(Answer("No broken requirements found.\n")),
     )
 
 
 def sick() -> tuple[Finding, ...]:
     """Every room, on a machine with much wrong."""
-    slow = CardHealth(0, "GPU-0", H200, (9, 0), slowdowns=("too hot",), num_links=18, num_active_links=18)
-    lame = CardHealth(1, "GPU-1", H200, (9, 0), num_links=18, num_active_links=12)
+    slow = GpuHealth(0, "GPU-0", H200, (9, 0), slowdowns=("too hot",), num_links=18, num_active_links=18)
+    lame = GpuHealth(1, "GPU-1", H200, (9, 0), num_links=18, num_active_links=12)
     health = MachineHealth("535.54.03", (12, 2), (slow, lame))
     busy = LeftOut("GPU-1", 1, H200, "busy: 12.3 GB held by pid 4711 (python train.py)")
     torch = gpus.Torch("2.13.0+cu130", "13.0", is_available=False)
@@ -82,28 +82,28 @@ def sick() -> tuple[Finding, ...]:
     places_of_it = {"setup.py install_requires": "<=0.10,>=0.8", "requirements.txt:7": "==0.11.0"}
     declared = tuple(Declared("tensordict", SpecifierSet(text), where) for where, text in places_of_it.items())
     return (
-        *gpus.judge_driver(health, has_device_file=True),
-        *gpus.judge_cards(health, Inventory((Gpu("GPU-0", 0, H200, 141.0, (9, 0)),), (busy,))),
-        *gpus.judge_links([slow, lame]),
-        *gpus.judge_torch(torch, health, num_usable=1),
-        directories.judge_tmpdir(Directory("/net/tmp", True, "nfs4", GB, GB), stuck, is_set=True, better="/tmp"),
-        directories.judge_socket_paths(environ),
-        directories.judge_shared_memory(Directory("/dev/shm", True, "tmpfs", 64 << 20, 64 << 20)),
-        *directories.judge_limits(
+        *gpus.check_driver(health, has_device_file=True),
+        *gpus.check_gpus(health, Inventory((Gpu("GPU-0", 0, H200, 141.0, (9, 0)),), (busy,))),
+        *gpus.check_links([slow, lame]),
+        *gpus.check_torch(torch, health, num_usable=1),
+        directories.check_tmpdir(Directory("/net/tmp", True, "nfs4", GB, GB), stuck, is_set=True, better="/tmp"),
+        directories.check_socket_paths(environ),
+        directories.check_shared_memory(Directory("/dev/shm", True, "tmpfs", 64 << 20, 64 << 20)),
+        *directories.check_resource_limits(
             limits | {"as": Limit(8 * GB, INF), "fsize": Limit(INF, INF)}, has_rdma=True, is_root=False
         ),
-        containers.judge_containment("subreaper", {"cgroup": "read-only", "pidns": "not allowed"}, in_container=True),
-        *containers.judge_group_limits(
+        containers.check_containment("subreaper", {"cgroup": "read-only", "pidns": "not allowed"}, in_container=True),
+        *containers.check_group_limits(
             GroupLimits(8 * GB, 7_900_000_000, 2.0, 512, 100), memory_bytes=64 * GB, num_cores=16, environ={}
         ),
-        environment.judge_address("RAY_ADDRESS", "10.0.0.9:6379", "no answer within 1 s"),
-        environment.judge_ray_variables(environ),
-        rank_variables.judge_ranks({"RANK": "3", "WORLD_SIZE": "8"}),
-        judge_hash_seed({}),
-        *judge_bit_variables(environ),
-        *packages.judge_versions([Installed("vllm", "0.25.1", ("torch==2.11.0",)), Installed("torch", "2.13.0+cu130")]),
-        *packages.judge_declared([Clash("tensordict", declared, is_impossible=True)]),
-        packages.judge_pip(Answer("trl 1.0 requires accelerate, which is not installed.", 1)),
+        environment.classify_address("RAY_ADDRESS", "10.0.0.9:6379", "no answer within 1 s"),
+        environment.check_ray_variables(environ),
+        rank_variables.check_ranks({"RANK": "3", "WORLD_SIZE": "8"}),
+        check_hash_seed({}),
+        *check_bit_variables(environ),
+        *packages.check_versions([Installed("vllm", "0.25.1", ("torch==2.11.0",)), Installed("torch", "2.13.0+cu130")]),
+        *packages.check_declared([Clash("tensordict", declared, is_impossible=True)]),
+        packages.check_pip(Answer("trl 1.0 requires accelerate, which is not installed.", 1)),
     )
 
 
@@ -116,24 +116,24 @@ def container() -> tuple[Finding, ...]:
     health = MachineHealth(problem="no NVIDIA driver here", has_driver=False)
     tmpdir = Directory("/tmp", True, "overlay", 81 * GB, 100 * GB)
     return (
-        *gpus.judge_driver(health, has_device_file=False),
-        *gpus.judge_torch(gpus.Torch("2.13.0+cpu"), health, num_usable=0),
+        *gpus.check_driver(health, has_device_file=False),
+        *gpus.check_torch(gpus.Torch("2.13.0+cpu"), health, num_usable=0),
         network,
-        directories.judge_tmpdir(tmpdir, QUICK, is_set=False, better="/var/tmp"),
-        directories.judge_socket_paths({}),
-        directories.judge_shared_memory(Directory("/dev/shm", True, "tmpfs", 64 << 20, 64 << 20)),
-        *directories.judge_limits(
+        directories.check_tmpdir(tmpdir, QUICK, is_set=False, better="/var/tmp"),
+        directories.check_socket_paths({}),
+        directories.check_shared_memory(Directory("/dev/shm", True, "tmpfs", 64 << 20, 64 << 20)),
+        *directories.check_resource_limits(
             limits | {"as": Limit(INF, INF), "fsize": Limit(INF, INF)}, has_rdma=False, is_root=True
         ),
-        containers.judge_containment("subreaper", refused, in_container=True),
-        *containers.judge_group_limits(group, memory_bytes=128 * GB, num_cores=16, environ={}),
-        environment.judge_ray_variables({}),
-        rank_variables.judge_ranks({}),
-        judge_hash_seed({}),
-        *judge_bit_variables({}),
-        *packages.judge_versions([Installed("torch", "2.13.0+cpu"), Installed("ray", "2.60.0")]),
-        *packages.judge_declared([]),
-        packages.judge_pip(Answer("No broken requirements found.\n")),
+        containers.check_containment("subreaper", refused, in_container=True),
+        *containers.check_group_limits(group, memory_bytes=128 * GB, num_cores=16, environ={}),
+        environment.check_ray_variables({}),
+        rank_variables.check_ranks({}),
+        check_hash_seed({}),
+        *check_bit_variables({}),
+        *packages.check_versions([Installed("torch", "2.13.0+cpu"), Installed("ray", "2.60.0")]),
+        *packages.check_declared([]),
+        packages.check_pip(Answer("No broken requirements found.\n")),
     )
 
 

@@ -16,7 +16,7 @@ from harness.lab.gate.rounding import Rounding
 from harness.render.gate import cost_line, gate_json, gate_text, rounding_lines
 from harness.render.github import summary
 from harness.trace.diff import diff
-from harness.trace.verdict import REWARDS, TOKENS, Count, Place
+from harness.trace.verdict import REWARDS, TOKENS, Count, Element
 from tests.render.gates import NOISY, SLOWER, STEADY, gate_of, scenario_of
 from tests.support.traces import flip_bit, steps_of, trace
 
@@ -57,7 +57,7 @@ def test_every_change_has_a_label_and_json(change: Change) -> None:
 def test_what_is_counted_is_said_once_and_the_next_command_with_it(tmp_path: Path) -> None:
     a = trace(tmp_path / "a", steps_of(3))
     b = trace(tmp_path / "b", steps_of(3, flip_bit(1, "rollout", "tokens")))
-    counts = {TOKENS: Count(64, 5, 0, Place(2, 0, "tokens", (8, 8), 9)), REWARDS: Count(8)}
+    counts = {TOKENS: Count(64, 5, 0, Element(2, 0, "tokens", (8, 8), 9)), REWARDS: Count(8)}
     finding = judge(replace(diff(a, b), attribution=counts), None)
     scenario = replace(scenario_of("a b", Change.BEHAVIOUR, costs=()), finding=finding)
     assert gate_text(gate_of(scenario), colour=False).splitlines()[1:5] == [

@@ -3,14 +3,14 @@
 import json
 from dataclasses import replace
 
-from harness.lab.reproduce.debugger.answers import Answer, Compared, Listed, Marked, Shown, Stood, Told
-from harness.lab.reproduce.debugger.walk import Mark, Visit, Walk
+from harness.lab.reproduce.debugger.answers import Answer, Compared, Listed, Marked, Message, Paused, Shown
+from harness.lab.reproduce.debugger.walk import Mark, StepProgress, Visit
 from harness.recording.stepping_messages import BEGIN, END, LEAF, PHASE, Stop
 from harness.render.interactive import MAX_LISTED, answer_json, answer_text, prompt_text
 from harness.trace.element_diff import compare
-from tests.support.traces import leaf
+from tests.support.traces import recorded_value
 
-HEAD, REWARDS = leaf("backward", "head", 1), leaf("reward", "rewards", 2)
+HEAD, REWARDS = recorded_value("backward", "head", 1), recorded_value("reward", "rewards", 2)
 
 
 def said(answer: Answer, *, colour: bool = False) -> list[str]:
@@ -19,22 +19,22 @@ def said(answer: Answer, *, colour: bool = False) -> list[str]:
 
 
 def visit(*marks: Mark, other: Mark | None = None, number: int = 0) -> tuple[Visit, tuple[Marked, ...]]:
-    leaves = tuple(HEAD._replace(name=f"w{at}") for at in range(len(marks)))
-    marked = tuple(Marked(each, mark, other) for each, mark in zip(leaves, marks, strict=True))
-    return Visit("backward", number, 0, leaves), marked
+    recorded_values = tuple(HEAD._replace(name=f"w{at}") for at in range(len(marks)))
+    marked = tuple(Marked(each, mark, other) for each, mark in zip(recorded_values, marks, strict=True))
+    return Visit("backward", number, 0, recorded_values), marked
 
 
 def test_the_prompt_says_where_somebody_stands() -> None:
-    walk = Walk(7, {})
+    walk = StepProgress(7, {})
     told = []
-    for leaves, stop in (
+    for recorded_values, stop in (
         ((), Stop(BEGIN, "")),
         ((REWARDS,), Stop(PHASE, "advantage")),
         ((HEAD,), Stop(LEAF, "")),
         ((), Stop(END, "")),
         ((), None),
     ):
-        walk.take(leaves, stop)
+        walk.take(recorded_values, stop)
         told.append(prompt_text(walk))
     places = ("beginning", "before advantage", "behind backward head", "end", "ended")
     assert told == [f"(step 7, {place}) " for place in places]
@@ -44,7 +44,7 @@ def test_a_stop_sums_up_what_was_recorded_on_the_way() -> None:
     alike = visit(Mark.EQUAL, Mark.EQUAL, other=Mark.EQUAL)
     unlike = visit(Mark.EQUAL, Mark.DIFFERENT, number=2)
     unknown, some = visit(Mark.ABSENT), visit(Mark.ABSENT, Mark.EQUAL)
-    stood = Stood(7, PHASE, "optimizer", HEAD, (alike, unlike, unknown, some), ("a note",))
+    stood = Paused(7, PHASE, "optimizer", HEAD, (alike, unlike, unknown, some), ("a note",))
     assert said(stood) == [
         "  backward      2 values: as recorded; as in the other run",
         "  backward #2   2 values: 1 NOT as recorded, first w1",
@@ -54,9 +54,9 @@ def test_a_stop_sums_up_what_was_recorded_on_the_way() -> None:
         "  a note",
     ]
     assert "\x1b[1;31m1 NOT as recorded, first w1\x1b[0m" in said(stood, colour=True)[1]
-    assert said(Stood(7, END, "", HEAD, ())) == ["step 7 has come to its end"]
-    assert said(Stood(7, BEGIN, "", None, ())) == ["at the beginning of step 7"]
-    assert said(Stood(7, "", "", HEAD, (), ("it has ended",))) == ["  it has ended"]
+    assert said(Paused(7, END, "", HEAD, ())) == ["step 7 has come to its end"]
+    assert said(Paused(7, BEGIN, "", None, ())) == ["at the beginning of step 7"]
+    assert said(Paused(7, "", "", HEAD, (), ("it has ended",))) == ["  it has ended"]
 
 
 def test_a_list_marks_each_value() -> None:
@@ -116,4 +116,4 @@ def test_two_values_are_told_apart_by_element() -> None:
 
 
 def test_lines_are_told_as_they_are() -> None:
-    assert said(Told(("one", "two"), is_refused=True)) == ["one", "two"]
+    assert said(Message(("one", "two"), is_refused=True)) == ["one", "two"]

@@ -15,16 +15,16 @@ from harness.render.report import grid as grids
 from harness.render.report import grid_data as grid_data_module
 from harness.render.report.grid import Grid, difference_grid
 from harness.render.report.grid_data import KINDS, NO_RANK, grid_data
-from harness.trace.chain import Leaf, Scope
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
 from harness.trace.digests import SHARDSUM_128, shardsum
 from harness.trace.reader import Trace
 from harness.trace.verdict import Difference, Kind
 from tests.support.traces import (
-    LEAVES,
     SEEDED,
+    VALUES,
     flip_bit,
-    leaf,
+    recorded_value,
     scalar,
     steps_of,
     trace,
@@ -51,9 +51,9 @@ def different_steps(grid: Grid, name: str, phase: str) -> list[int]:
 
 def test_equal_traces_have_a_full_grid_without_a_difference(tmp_path: Path) -> None:
     found = difference_grid(trace(tmp_path / "a", steps_of(4)), trace(tmp_path / "b", steps_of(4)))
-    assert rows_of(found) == [(phase, (name,)) for phase, name in LEAVES]
+    assert rows_of(found) == [(phase, (name,)) for phase, name in VALUES]
     assert found.columns == ((0,), (1,), (2,), (3,))
-    assert sum(found.num_pairs.values()) == 4 * len(LEAVES) == len(found.num_pairs)
+    assert sum(found.num_pairs.values()) == 4 * len(VALUES) == len(found.num_pairs)
     assert (sum(found.num_different.values()), found.firsts) == (0, {})
 
 
@@ -70,7 +70,7 @@ def test_a_leaf_differs_where_it_does_and_nowhere_else(tmp_path: Path) -> None:
 
 
 def test_it_begins_where_the_verdict_says(tmp_path: Path) -> None:
-    def change(step: int, each: Leaf) -> Leaf:
+    def change(step: int, each: RecordedValue) -> RecordedValue:
         return flip_bit(2, "optimizer", "layers.0.weight")(step, flip_bit(2, "loss", "loss")(step, each))
 
     a, b = trace(tmp_path / "a", steps_of(5)), trace(tmp_path / "b", steps_of(5, change))
@@ -83,13 +83,13 @@ def test_it_begins_where_the_verdict_says(tmp_path: Path) -> None:
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 200), st.integers(0, 39), st.integers(0, 11))
 @SEEDED
 def test_nothing_is_lost_where_neighbours_share_a_cell(
-    num_steps: int, num_leaves: int, max_cells: int, at_step: int, at_leaf: int
+    num_steps: int, num_values: int, max_cells: int, at_step: int, at_leaf: int
 ) -> None:
-    def steps(is_other: bool) -> Sequence[Sequence[Leaf]]:
+    def steps(is_other: bool) -> Sequence[Sequence[RecordedValue]]:
         return [
             [
-                leaf("backward", f"w{name}", (step, name, is_other and step >= at_step and name == at_leaf))
-                for name in range(num_leaves)
+                recorded_value("backward", f"w{name}", (step, name, is_other and step >= at_step and name == at_leaf))
+                for name in range(num_values)
             ]
             for step in range(num_steps)
         ]
@@ -99,12 +99,12 @@ def test_nothing_is_lost_where_neighbours_share_a_cell(
         with tempfile.TemporaryDirectory() as scratch:
             a, b = (trace(Path(scratch, str(other)), steps(other)) for other in (False, True))
             found = difference_grid(a, b, max_cells)
-    assert sum(found.num_pairs.values()) == num_steps * num_leaves
-    num_different = max(0, num_steps - at_step) if at_leaf < num_leaves else 0
+    assert sum(found.num_pairs.values()) == num_steps * num_values
+    num_different = max(0, num_steps - at_step) if at_leaf < num_values else 0
     assert sum(found.num_different.values()) == num_different
     assert set(found.firsts) == {cell for cell, num in found.num_different.items() if num}
     assert [step for steps in found.columns for step in steps] == list(range(num_steps))
-    assert [name for row in found.rows for name in row.names] == [f"w{at}" for at in range(num_leaves)]
+    assert [name for row in found.rows for name in row.names] == [f"w{at}" for at in range(num_values)]
     assert len(found.rows) <= 5
     assert len(found.rows) * len(found.columns) <= max(max_cells, len(found.rows))
     if num_different:
@@ -118,7 +118,10 @@ def test_of_a_shared_cell_the_earliest_difference_is_told(tmp_path: Path, monkey
     a, b = (
         trace(
             tmp_path / str(other),
-            [[leaf("backward", name, (step, other and step >= at)) for name, at in since.items()] for step in range(4)],
+            [
+                [recorded_value("backward", name, (step, other and step >= at)) for name, at in since.items()]
+                for step in range(4)
+            ],
         )
         for other in (False, True)
     )
@@ -129,8 +132,11 @@ def test_of_a_shared_cell_the_earliest_difference_is_told(tmp_path: Path, monkey
 
 
 def test_leaves_that_no_step_has_together_are_kept_within_bounds(tmp_path: Path) -> None:
-    steps = [[leaf("backward", f"w{step}", step)] for step in range(40)]
-    a, b = trace(tmp_path / "a", steps), trace(tmp_path / "b", [*steps[:-1], [leaf("backward", "w39", "other")]])
+    steps = [[recorded_value("backward", f"w{step}", step)] for step in range(40)]
+    a, b = (
+        trace(tmp_path / "a", steps),
+        trace(tmp_path / "b", [*steps[:-1], [recorded_value("backward", "w39", "other")]]),
+    )
     found = difference_grid(a, b, 100)
     assert (len(found.rows), len(found.columns)) == (40, 2)
     assert sum(found.num_pairs.values()) == 40
@@ -139,17 +145,17 @@ def test_leaves_that_no_step_has_together_are_kept_within_bounds(tmp_path: Path)
 
 
 def test_leaves_that_one_has_and_steps_that_one_has(tmp_path: Path) -> None:
-    def without_loss(step: int, each: Leaf) -> Leaf | None:
+    def without_loss(step: int, each: RecordedValue) -> RecordedValue | None:
         return None if step >= 1 and each.name == "loss" else each
 
     a, b = trace(tmp_path / "a", steps_of(5)), trace(tmp_path / "b", steps_of(3, without_loss))
     found = difference_grid(a, b)
     assert (found.only_in_a, found.only_in_b) == ((3, 4), ())
     assert different_steps(found, "loss", "loss") == [1, 2]
-    assert {first.what for first in found.firsts.values()} == {Difference.LEAF_ONLY_IN_A}
+    assert {first.what for first in found.firsts.values()} == {Difference.VALUE_ONLY_IN_A}
     assert all(first.digest_a and not first.digest_b for first in found.firsts.values())
     other_way = difference_grid(b, a)
-    assert {first.what for first in other_way.firsts.values()} == {Difference.LEAF_ONLY_IN_B}
+    assert {first.what for first in other_way.firsts.values()} == {Difference.VALUE_ONLY_IN_B}
     assert (other_way.only_in_a, other_way.only_in_b) == ((), (3, 4))
 
 
@@ -164,7 +170,7 @@ def test_leaves_that_one_has_and_steps_that_one_has(tmp_path: Path) -> None:
 def test_dtype_and_shape_differ_and_other_algorithms_cannot_be_compared(
     tmp_path: Path, change: dict[str, Any], what: Difference | None
 ) -> None:
-    def other(step: int, each: Leaf) -> Leaf:
+    def other(step: int, each: RecordedValue) -> RecordedValue:
         return each._replace(**change) if each.name == "tokens" else each
 
     found = difference_grid(trace(tmp_path / "a", steps_of(2)), trace(tmp_path / "b", steps_of(2, other)))
@@ -172,13 +178,13 @@ def test_dtype_and_shape_differ_and_other_algorithms_cannot_be_compared(
 
 
 def test_parts_have_rows_and_random_states_have_none(tmp_path: Path) -> None:
-    def steps(seed: int) -> list[list[Leaf]]:
+    def steps(seed: int) -> list[list[RecordedValue]]:
         return [
             [
-                leaf("forward", "random.torch", seed, scope=Scope.CONTEXT),
-                leaf("backward", "w", seed, scope=Scope.PHYSICAL),
-                leaf("backward", "w", seed, scope=Scope.PHYSICAL, occurrence=1),
-                leaf("backward", "w", 0),
+                recorded_value("forward", "random.torch", seed, scope=Scope.CONTEXT),
+                recorded_value("backward", "w", seed, scope=Scope.PHYSICAL),
+                recorded_value("backward", "w", seed, scope=Scope.PHYSICAL, occurrence=1),
+                recorded_value("backward", "w", 0),
             ]
         ]
 
@@ -187,12 +193,12 @@ def test_parts_have_rows_and_random_states_have_none(tmp_path: Path) -> None:
     assert (dict(found.num_pairs), dict(found.num_different)) == ({0: 1, 1: 2}, {1: 2})
 
 
-def shards(cuts: Sequence[int], bit: int = 0) -> list[list[list[Leaf]]]:
+def shards(cuts: Sequence[int], bit: int = 0) -> list[list[list[RecordedValue]]]:
     """One step of a whole of 8 words, cut over so many ranks; of each rank its steps."""
     data, found, start = bytes([bit, *range(1, 32)]), [], 0
     for end in cuts:
         digest = shardsum(data[4 * start : 4 * end], 4, start)
-        found.append([[Leaf("backward", "w", 0, "f32", (8,), SHARDSUM_128, digest, Scope.SHARD)]])
+        found.append([[RecordedValue("backward", "w", 0, "f32", (8,), SHARDSUM_128, digest, Scope.SHARD)]])
         start = end
     return found
 
@@ -210,7 +216,7 @@ def test_a_whole_that_is_cut_otherwise_does_not_differ(tmp_path: Path) -> None:
 
 
 def test_beside_a_whole_that_is_cut_otherwise_one_that_differs_is_seen(tmp_path: Path) -> None:
-    def two(cuts: Sequence[int], bit: int) -> list[list[list[Leaf]]]:
+    def two(cuts: Sequence[int], bit: int) -> list[list[list[RecordedValue]]]:
         both = zip(shards(cuts), shards(cuts, bit), strict=True)
         return [[[*one, *(each._replace(name="v") for each in other)]] for ((one,), (other,)) in both]
 
@@ -226,7 +232,7 @@ def test_of_several_ranks_each_is_counted(tmp_path: Path) -> None:
     found = difference_grid(a, b)
     (first,) = found.firsts.values()
     assert (first.step, first.rank, sum(found.num_different.values())) == (1, 1, 1)
-    assert sum(found.num_pairs.values()) == 2 * 2 * len(LEAVES)
+    assert sum(found.num_pairs.values()) == 2 * 2 * len(VALUES)
     of_one_rank = difference_grid(trace(tmp_path / "c", steps_of(2)), b)
     assert different_steps(of_one_rank, "layers.0.weight", "backward") == [1], "rank 1 contradicts rank 0"
 
@@ -244,8 +250,8 @@ def test_the_script_is_given_the_same_numbers(tmp_path: Path) -> None:
     b = trace(tmp_path / "b", steps_of(6, flip_bit(3, "backward", "layers.1.weight")))
     found = difference_grid(a, b)
     data = grid_data(found, a, b)
-    assert [row["names"] for row in data["rows"]] == [[name] for _, name in LEAVES]
-    assert [data["phases"][row["phase"]] for row in data["rows"]] == [phase for phase, _ in LEAVES]
+    assert [row["names"] for row in data["rows"]] == [[name] for _, name in VALUES]
+    assert [data["phases"][row["phase"]] for row in data["rows"]] == [phase for phase, _ in VALUES]
     assert unpacked(data, "pairs") == (1,) * 36
     assert unpacked(data, "different") == tuple(int(cell // 6 == 4 and cell % 6 >= 3) for cell in range(36))
     records = [RECORD.unpack(each) for each in chunks(b64decode(data["firsts"]), RECORD.size)]

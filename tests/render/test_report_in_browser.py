@@ -11,13 +11,13 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 from harness.render.report import curves
-from harness.trace.chain import Leaf, Scope
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.reader import read_trace
 from harness.trace.values import Float
 from tests.render import report_pages
 from tests.render.report_pages import NUM_STEPS, page_of, write_pair, write_run
 from tests.support.browser import NARROW, Browser, browser, missing
-from tests.support.traces import leaf, write
+from tests.support.traces import recorded_value, write
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=f"not on this machine: {', '.join(missing())}")
 
@@ -208,16 +208,18 @@ def test_the_grid_tells_a_cell(tab: Browser, diverged: Path) -> None:
     assert "step 8 · backward w<script>" in told and told.splitlines()[1] == "differs"
     assert "rank" not in told, "there is one"
     for run in ("a", "b"):
-        leaves = read_trace(diverged.parent / run).columns(8, 0).leaves()
-        (digest,) = [each.digest.hex() for each in leaves if each.phase == "backward"]
+        recorded_values = read_trace(diverged.parent / run).columns(8, 0).values()
+        (digest,) = [each.digest.hex() for each in recorded_values if each.phase == "backward"]
         assert f"{run.upper()}  xxh3_128 {digest}" in told.splitlines()
     assert point(tab, start + 2.5 * width, row).splitlines()[1] == "equal"
     assert "step 6 · rollout" in point(tab, start + 6.5 * width, 11)
 
 
 def test_a_whole_and_its_parts_are_told_apart(tab: Browser, tmp_path: Path) -> None:
-    def steps(number: int) -> list[list[Leaf]]:
-        return [[leaf("backward", "w", number), leaf("backward", "w", number, scope=Scope.PHYSICAL)]]
+    def steps(number: int) -> list[list[RecordedValue]]:
+        return [
+            [recorded_value("backward", "w", number), recorded_value("backward", "w", number, scope=Scope.PHYSICAL)]
+        ]
 
     path = tmp_path / "parts.html"
     path.write_text(page_of(tmp_path, write(tmp_path / "a", steps(0)), write(tmp_path / "b", steps(1))), "utf-8")

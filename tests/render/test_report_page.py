@@ -16,10 +16,10 @@ import pytest
 from harness.core.errors import UsageError
 from harness.lab.report.subjects import Report, Subject
 from harness.render.report.page import page, require_jinja
-from harness.trace.chain import Leaf, Scope
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.reader import read_trace
 from tests.render.report_pages import HOSTILE, NUM_STEPS, page_of, write_pair, write_run
-from tests.support.traces import flip_bit, leaf, manifest_of, steps_of, write
+from tests.support.traces import flip_bit, manifest_of, recorded_value, steps_of, write
 
 UPLOT = {
     "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
@@ -239,14 +239,14 @@ def test_gaps_of_a_run_stand_beside_it(tmp_path: Path) -> None:
 
 
 def test_a_leaf_is_named_with_its_occurrence_and_whose_part_it_is(tmp_path: Path) -> None:
-    def steps(is_other: bool) -> list[list[Leaf]]:
+    def steps(is_other: bool) -> list[list[RecordedValue]]:
         number = int(is_other)
         return [
             [
-                leaf("loss", "policy", 0),
-                leaf("loss", "policy", number, occurrence=1),
-                leaf("backward", "w", number),
-                leaf("backward", "w", number, scope=Scope.PHYSICAL),
+                recorded_value("loss", "policy", 0),
+                recorded_value("loss", "policy", number, occurrence=1),
+                recorded_value("backward", "w", number),
+                recorded_value("backward", "w", number, scope=Scope.PHYSICAL),
             ]
         ]
 

@@ -7,18 +7,18 @@ from typing import Any
 from harness.core.exit_codes import ExitCode
 from harness.lab.transplant.comparison import Distance, Effect, Outcome, Where
 from harness.lab.transplant.findings import Findings, Pair
-from harness.lab.transplant.patches import Graft, parse_take
+from harness.lab.transplant.patches import Patch, parse_patch
 from harness.render.transplant import transplant_json, transplant_text
 from tests.support.recorded_runs import recorded
 
 
 def outcome(take: str, effect: Effect, *, is_once: bool = False, share: float = 1.0, problem: str = "") -> Outcome:
-    graft = Graft(parse_take(take), 2, 2 if is_once else 5, is_once)
+    patch = Patch(parse_patch(take), 2, 2 if is_once else 5, is_once)
     is_b = effect is Effect.BECOMES_B
     distances = () if problem else (Distance("reward_mean", 1.0, 0.5, 0.5 * share, 0.5 * (1 - share)),)
     where = None if is_b else Where(3, "backward", "policy.head", 1)
     return Outcome(
-        graft,
+        patch,
         "out",
         effect,
         num_put=1,

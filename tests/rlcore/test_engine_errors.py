@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rlcore import errors
-from rlcore.errors import EngineError, InvalidValueError
+from rlcore.errors import InvalidValueError, RlcoreError
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
 
@@ -15,14 +15,14 @@ KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
 def test_a_refusal_reads_in_three_lines() -> None:
     refusal = InvalidValueError("eps is -1", legal="at least 0", remedy="leave it out")
     assert str(refusal) == "eps is -1\n  legal:  at least 0\n  remedy: leave it out"
-    assert str(EngineError("it broke")) == "it broke"
+    assert str(RlcoreError("it broke")) == "it broke"
     assert refusal.args == ("eps is -1",)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_is_in_the_family_and_in_its_table(kind: type[EngineError]) -> None:
-    assert issubclass(kind, EngineError)
-    assert kind is EngineError or issubclass(kind, (ValueError, RuntimeError))
+def test_each_is_in_the_family_and_in_its_table(kind: type[RlcoreError]) -> None:
+    assert issubclass(kind, RlcoreError)
+    assert kind is RlcoreError or issubclass(kind, (ValueError, RuntimeError))
     assert kind.__name__ in (errors.__doc__ or "")
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from harness.core.errors import HarnessError
 from harness.process.supervisor import process_tree
-from harness.process.supervisor.containment import TIERS, cgroup_home
+from harness.process.supervisor.containment import BACKENDS, cgroup_home
 from harness.process.supervisor.process_tree import Process
-from harness.process.supervisor_client import ProcessSpec, Supervisors, probe_tiers
+from harness.process.supervisor_client import ProcessSpec, Supervisors, probe_backends
 
 INTERPRETER = (sys.executable, "-I", "-S", "-c")
 GIVE_UP_ROOT = "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)"
@@ -34,17 +34,17 @@ def _remembers_elsewhere(own_cache: Path) -> None:
 def refusals() -> dict[str, str]:
     """Why this machine refuses a tier, "" where it does not."""
     answers: dict[str, str] = {}
-    for tier in TIERS:
+    for backend in BACKENDS:
         try:
-            probe_tiers(tier)
-            answers[tier] = ""
+            probe_backends(backend)
+            answers[backend] = ""
         except HarnessError as error:
-            answers[tier] = error.what
+            answers[backend] = error.what
     return answers
 
 
-@pytest.fixture(scope="module", params=TIERS)
-def tier(request: pytest.FixtureRequest, refusals: dict[str, str]) -> str:
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request: pytest.FixtureRequest, refusals: dict[str, str]) -> str:
     """Each tier that this machine allows."""
     name = str(request.param)
     if refusals[name]:
@@ -67,11 +67,11 @@ def run_id() -> str:
 
 
 @pytest.fixture(scope="module")
-def supervisors(tier: str, run_id: str) -> Iterator[Supervisors]:
+def supervisors(backend: str, run_id: str) -> Iterator[Supervisors]:
     """Supervisors of the tier; at the end it has left no control group behind."""
-    with contextlib.closing(Supervisors(tier, run_id)) as supervisors:
+    with contextlib.closing(Supervisors(backend, run_id)) as supervisors:
         yield supervisors
-    if tier == "cgroup":
+    if backend == "cgroup":
         assert [name for name in os.listdir(cgroup_home()) if run_id in name] == []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.core.invocation import Invocation
 from harness.core.need import Need
-from harness.machine.gpu_watch import CardWatch
+from harness.machine.gpu_watch import GpuWatch
 from harness.machine.inventory import Gpu, Inventory
 from harness.machine.meter import MemoryMeter
 from harness.process.claims import Claims
@@ -103,7 +103,7 @@ class ScriptedRun:
                 options=RunOptions(invocation, self.directory, cpu_units=self.cpu_units, **self.options),
                 collected=Collected(self.units, self.rootdir or self.directory, self.pytest_args),
                 attempts=self.attempts,
-                watch=CardWatch(self.meter, self.clock, **self.card_limits),
+                watch=GpuWatch(self.meter, self.clock, **self.card_limits),
                 ports=PortBlocks(claims, self.ephemeral),
                 run_id="run",
                 run_directory=self.directory / "run",

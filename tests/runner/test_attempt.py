@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.process.supervisor.containment import TIERS
+from harness.process.supervisor.containment import BACKENDS
 from harness.process.supervisor.process_tree import Process
-from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisors, probe_tiers
+from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisors, probe_backends
 
 MakeSpec = Callable[..., ProcessSpec]
 Living = Callable[..., list[Process]]
@@ -234,8 +234,10 @@ def test_nothing_leaks(supervisors: Supervisors, spec: MakeSpec, new_children: C
 
 
 def test_the_probe_takes_the_strongest(refusals: dict[str, str]) -> None:
-    allowed = [tier for tier in TIERS if not refusals[tier]]
-    tiers = probe_tiers()
-    assert tiers.chosen == allowed[0]
-    assert set(tiers.refused) == set(TIERS[: TIERS.index(allowed[0])]), "the stronger ones, each with its reason"
-    assert all(tiers.refused.values())
+    allowed = [backend for backend in BACKENDS if not refusals[backend]]
+    backends = probe_backends()
+    assert backends.chosen == allowed[0]
+    assert set(backends.refused) == set(BACKENDS[: BACKENDS.index(allowed[0])]), (
+        "the stronger ones, each with its reason"
+    )
+    assert all(backends.refused.values())

@@ -140,7 +140,7 @@ def test_the_loss_of_one_supervisor_touches_nobody_else(
 @pytest.mark.usefixtures("supervisors")
 def test_a_killed_runner_leaves_nobody(
     *,
-    tier: str,
+    backend: str,
     spec: MakeSpec,
     living: Living,
     eventually: Eventually,
@@ -148,7 +148,7 @@ def test_a_killed_runner_leaves_nobody(
     new_children: Callable[[], list[Process]],
 ) -> None:
     one = spec(TREE)
-    given = json.dumps([tier, f"child-{one.marker}", dataclasses.asdict(one)])
+    given = json.dumps([backend, f"child-{one.marker}", dataclasses.asdict(one)])
 
     async def scenario() -> None:
         command, env = [sys.executable, "-c", RUNNER], {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from harness.core.config import NeedRule
 from harness.core.errors import CollectionError, UsageError
 from harness.core.need import Need
-from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisors, probe_tiers
+from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisors, probe_backends
 from harness.runner.collect import Collected, CollectOptions, Selection, collect, selected, split_selections
 from harness.runner.units import NeedSource, Unit
 
@@ -322,9 +322,9 @@ def test_node_ids_are_kept_as_selections(suite: Suite) -> None:
 def test_a_whole_file_beats_a_part_of_it(paths: Sequence[str]) -> None:
     cwd = Path("/suite")
     selections = split_selections(paths, cwd)
-    for file, wholes in (("a.py", {"a.py"}), ("d/b.py", {"d", "d/b.py"})):
+    for file, global_values_ in (("a.py", {"a.py"}), ("d/b.py", {"d", "d/b.py"})):
         asked = {path for path in paths if path.startswith(f"{file}::")}
-        wanted = set() if wholes & set(paths) else asked
+        wanted = set() if global_values_ & set(paths) else asked
         assert set(selected(selections, cwd / file, file)) == wanted
 
 
@@ -393,7 +393,7 @@ def test_with_the_supervisors_of_a_run(suite: Suite) -> None:
         {"test_a.py": marked("1"), "test_b.py": COMPUTED, "test_c.py": f"{COMPUTED}\nimport time\ntime.sleep(3600)"}
     )
     options = suite.options(timeout_s=10.0)
-    with closing(Supervisors(probe_tiers().chosen, "collect-test")) as supervisors:
+    with closing(Supervisors(probe_backends().chosen, "collect-test")) as supervisors:
         units = {unit.path: unit for unit in asyncio.run(collect([], options, supervisors, suite.spec)).units}
     assert [unit.need.gpus for unit in units.values()] == [1, 2, 0]
     assert units["test_c.py"].collect_timed_out

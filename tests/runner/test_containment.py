@@ -14,7 +14,7 @@ import pytest
 
 import harness
 from harness.process.supervisor import containment, process_tree
-from harness.process.supervisor.containment import TIERS, cgroup_home
+from harness.process.supervisor.containment import BACKENDS, cgroup_home
 from harness.process.supervisor.process_tree import Process
 from harness.process.supervisor_client import ProcessSpec, Supervisors
 
@@ -110,11 +110,11 @@ while time.monotonic() < until_s:  # a process is never there for long, its chil
 """
 
 
-def test_a_chain_of_forks_is_cut(tier: str, supervisors: Supervisors, spec: MakeSpec) -> None:
+def test_a_chain_of_forks_is_cut(backend: str, supervisors: Supervisors, spec: MakeSpec) -> None:
     end = asyncio.run(supervisors.run(spec(ENDLESS_CHAIN)))
     assert (end.exit_code, end.reason, end.unkillable) == (0, "", ())
     assert end.left_behind, "named, although nobody is there for long"
-    assert end.duration_s < 4 or tier == "subreaper", "signalling one after the other, it catches up by luck"
+    assert end.duration_s < 4 or backend == "subreaper", "signalling one after the other, it catches up by luck"
 
 
 @pytest.mark.parametrize("tier", ["cgroup"], indirect=True)
@@ -156,7 +156,7 @@ time.sleep(60)
 
 @pytest.mark.parametrize(("tier", "num_survivors"), [("pidns", 0), ("subreaper", 1)], indirect=["tier"])
 def test_only_a_namespace_outlasts_the_loss_of_runner_and_supervisor(
-    num_survivors: int, tier: str, spec: MakeSpec, living: Living, eventually: Eventually
+    num_survivors: int, backend: str, spec: MakeSpec, living: Living, eventually: Eventually
 ) -> None:
     runner_program = """
 import asyncio, json, sys
@@ -171,7 +171,7 @@ asyncio.run(Supervisors(tier, "lost").run(ProcessSpec(**fields)))
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         with subprocess.Popen([sys.executable, "-c", runner_program], stdin=subprocess.PIPE, env=env) as runner:
             assert runner.stdin is not None
-            runner.stdin.write(json.dumps([tier, fields]).encode())
+            runner.stdin.write(json.dumps([backend, fields]).encode())
             runner.stdin.close()
             await eventually(lambda: len(living(one.marker)) == 2, "leader and daemon run")
             [_, supervisor] = sorted(process_tree.children(runner.pid), key=lambda p: (p.start_ticks, p.pid))
@@ -199,7 +199,7 @@ def probed(home: str, before: str = "") -> dict[str, str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, check=True)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert sorted(answer["tier"] for answer in answers) == sorted(TIERS)
+    assert sorted(answer["tier"] for answer in answers) == sorted(BACKENDS)
     return {answer["tier"]: answer["error"] for answer in answers}
 
 

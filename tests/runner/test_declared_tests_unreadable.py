@@ -8,7 +8,7 @@ import pytest
 
 from harness.runner.declarations import Patterns
 from harness.runner.declared_tests import declared_needs
-from harness.runner.marker_values import CannotTell
+from harness.runner.marker_values import UnknownValue
 
 UNREADABLE = {
     "computed argument": (
@@ -227,5 +227,5 @@ UNREADABLE = {
 
 @pytest.mark.parametrize(("reason", "source"), UNREADABLE.values(), ids=UNREADABLE.keys())
 def test_what_cannot_be_read_is_told_with_its_reason(reason: str, source: str) -> None:
-    with pytest.raises(CannotTell, match=re.escape(reason)):
+    with pytest.raises(UnknownValue, match=re.escape(reason)):
         declared_needs(ast.parse(textwrap.dedent(source)), Patterns())

@@ -52,8 +52,8 @@ def first_fit_by_hand(jobs: Sequence[Job], table: LeaseTable) -> list[tuple[int,
 
 @THOROUGH
 @given(jobs_of(NEEDS, seconds=st.integers(0, 9).map(float)), INVENTORIES, st.integers(0, 3), st.booleans())
-def test_the_queue_is_first_fit(jobs: list[Job], cards: Inventory, cpu_units: int, mix_models: bool) -> None:
-    table = LeaseTable(cards, cpu_units, mix_models)
+def test_the_queue_is_first_fit(jobs: list[Job], gpus: Inventory, cpu_units: int, mix_models: bool) -> None:
+    table = LeaseTable(gpus, cpu_units, mix_models)
     schedule = simulate(jobs, table.fresh())
     # Leases that end at one moment come back in no promised order, and slots with them; cards do not depend on it.
     assert [(s.job.index, s.start_s, s.lease.gpu_ids) for s in schedule.starts] == first_fit_by_hand(jobs, table)
@@ -63,8 +63,8 @@ def test_the_queue_is_first_fit(jobs: list[Job], cards: Inventory, cpu_units: in
 
 @THOROUGH
 @given(jobs_of(NEEDS), INVENTORIES, st.integers(0, 3), st.booleans())
-def test_every_unit_once_and_no_card_twice(jobs: list[Job], cards: Inventory, cpu_units: int, mix_models: bool) -> None:
-    schedule = simulate(jobs, LeaseTable(cards, cpu_units, mix_models))
+def test_every_unit_once_and_no_card_twice(jobs: list[Job], gpus: Inventory, cpu_units: int, mix_models: bool) -> None:
+    schedule = simulate(jobs, LeaseTable(gpus, cpu_units, mix_models))
     placed = [start.job.index for start in schedule.starts]
     assert sorted([*placed, *(job.index for job in schedule.unplaced)]) == sorted(job.index for job in jobs)
     for start in schedule.starts:
@@ -73,25 +73,25 @@ def test_every_unit_once_and_no_card_twice(jobs: list[Job], cards: Inventory, cp
         assert start.end_s == start.start_s + start.job.expected_s
         beside = [s for s in schedule.starts if s is not start and s.start_s <= start.start_s < s.end_s]
         assert not beside or not any(s.job.need.exclusive for s in [start, *beside])
-        assert not {card for s in beside for card in s.lease.gpu_ids} & set(start.lease.gpu_ids)
+        assert not {gpu for s in beside for gpu in s.lease.gpu_ids} & set(start.lease.gpu_ids)
         assert not start.lease.is_cpu or sum(s.lease.is_cpu for s in beside) < cpu_units
 
 
 @THOROUGH
 @given(jobs_of(SHARED_NEEDS), INVENTORIES, st.integers(1, 3))
-def test_no_card_idles_while_a_queued_unit_fits(jobs: list[Job], cards: Inventory, cpu_units: int) -> None:
+def test_no_card_idles_while_a_queued_unit_fits(jobs: list[Job], gpus: Inventory, cpu_units: int) -> None:
     """At every event, whoever has not started would not have fitted on what was free, counted anew."""
-    schedule = simulate(jobs, LeaseTable(cards, cpu_units))
+    schedule = simulate(jobs, LeaseTable(gpus, cpu_units))
     for now_s in {moment for s in schedule.starts for moment in (s.start_s, s.end_s)}:
         running = [s for s in schedule.starts if s.start_s <= now_s < s.end_s]
-        busy = {card for s in running for card in s.lease.gpu_ids}
+        busy = {gpu for s in running for gpu in s.lease.gpu_ids}
         for waiting in (s.job.need for s in schedule.starts if s.start_s > now_s):
             if waiting.gpus == 0:
                 assert sum(s.lease.is_cpu for s in running) == cpu_units
                 continue
             free = [
                 gpu.model
-                for gpu in cards.gpus
+                for gpu in gpus.gpus
                 if gpu.gpu_id not in busy
                 and gpu.memory_gb >= waiting.memory_gb
                 and (waiting.model or "").lower() in gpu.model.lower()
@@ -120,9 +120,9 @@ def test_units_without_gpus_never_keep_one_with_gpus_waiting(jobs: list[Job], cp
 
 @QUICK
 @given(jobs_of(NEEDS), INVENTORIES)
-def test_the_real_queue_does_what_was_simulated(jobs: list[Job], cards: Inventory) -> None:
+def test_the_real_queue_does_what_was_simulated(jobs: list[Job], gpus: Inventory) -> None:
     """A dispatcher in small: it asks the queue whenever something ended, on a clock that moves to the next end."""
-    table, clock, queue = LeaseTable(cards, 2), FakeClock(), Queue(jobs)
+    table, clock, queue = LeaseTable(gpus, 2), FakeClock(), Queue(jobs)
     running: list[tuple[float, int, Lease]] = []
     started = []
     while True:

@@ -120,7 +120,7 @@ def test_it_goes_quietly_when_nobody_waits_for_its_answer(capfd: pytest.CaptureF
 
 
 def test_attempts_do_not_notice_its_loss(
-    tier: str,
+    backend: str,
     run_id: str,
     spec: Callable[..., ProcessSpec],
     eventually: Eventually,
@@ -138,6 +138,6 @@ def test_attempts_do_not_notice_its_loss(
         Path(running.directory, "go").touch()
         return [await first, second]
 
-    with closing(Supervisors(tier, run_id)) as supervisors:
+    with closing(Supervisors(backend, run_id)) as supervisors:
         ends = asyncio.run(scenario(supervisors))
     assert [(e.exit_code, e.reason) for e in ends] == [(6, ""), (7, "")]

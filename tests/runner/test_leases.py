@@ -116,16 +116,16 @@ def test_a_fresh_table_shares_no_state() -> None:
 @THOROUGH
 @given(INVENTORIES, st.integers(0, 3), st.booleans(), st.lists(st.tuples(st.integers(0, 9), NEEDS), max_size=40))
 def test_no_card_is_leased_twice_and_none_is_lost(
-    cards: Inventory, cpu_units: int, mix_models: bool, steps: list[tuple[int, Need]]
+    gpus: Inventory, cpu_units: int, mix_models: bool, steps: list[tuple[int, Need]]
 ) -> None:
     """A walk of leases, returns and quarantines, with a ledger kept beside the table."""
-    table = LeaseTable(cards, cpu_units, mix_models)
+    table = LeaseTable(gpus, cpu_units, mix_models)
     out: list[Lease] = []
     quarantined: set[str] = set()
     for deed, need in steps:
-        if deed == 0 and cards.gpus:
-            quarantined.add(cards.gpus[need.gpus % len(cards.gpus)].gpu_id)
-            table.quarantine(cards.gpus[need.gpus % len(cards.gpus)].gpu_id)
+        if deed == 0 and gpus.gpus:
+            quarantined.add(gpus.gpus[need.gpus % len(gpus.gpus)].gpu_id)
+            table.quarantine(gpus.gpus[need.gpus % len(gpus.gpus)].gpu_id)
         elif deed < 4 and out:
             table.give_back(out.pop(deed % len(out)))
         else:
@@ -142,7 +142,7 @@ def test_no_card_is_leased_twice_and_none_is_lost(
         held = [gpu_id for lease in out for gpu_id in lease.gpu_ids]
         assert len(held) == len(set(held))
         free = {gpu.gpu_id for gpu in table.free_gpus}
-        assert free == {gpu.gpu_id for gpu in cards.gpus} - set(held) - quarantined
+        assert free == {gpu.gpu_id for gpu in gpus.gpus} - set(held) - quarantined
         assert table.num_cpu_free == cpu_units - sum(lease.is_cpu for lease in out)
         assert sorted(lease.slot for lease in out) == [lease.slot for lease in table.leases]
         assert len({lease.slot for lease in out}) == len(out)

@@ -34,8 +34,8 @@ def bound_of(*units: tuple[float, int], num_places: int = 8) -> Bound:
 
 @THOROUGH
 @given(jobs_of(NEEDS, max_size=4), TINY, st.integers(1, 2), st.booleans())
-def test_no_schedule_beats_the_bound(jobs: list[Job], cards: Inventory, cpu_units: int, mix_models: bool) -> None:
-    table = LeaseTable(cards, cpu_units, mix_models)
+def test_no_schedule_beats_the_bound(jobs: list[Job], gpus: Inventory, cpu_units: int, mix_models: bool) -> None:
+    table = LeaseTable(gpus, cpu_units, mix_models)
     jobs = [job for job in jobs if not table.why_never(job.need)]
     optimum = optimum_s(jobs, table)
     bound = lower_bound(jobs, table)
@@ -132,13 +132,13 @@ def test_exclusive_units_add_to_everything() -> None:
 
 
 def test_units_confined_to_some_cards_are_bounded_by_those() -> None:
-    cards = inventory((4, "A100", 80.0), (4, "H200", 143.0))
+    gpus = inventory((4, "A100", 80.0), (4, "H200", 143.0))
     confined = [Job(i, Need(gpus=1, model="H200"), 10.0) for i in range(40)]
     free = [Job(40 + i, Need(gpus=1), 10.0) for i in range(20)]
-    assert lower_bound([*free, *confined], LeaseTable(cards, 1)).value_s == 100.0
-    assert lower_bound([*free, *confined], LeaseTable(cards, 1)).num_places == 4
-    assert lower_bound([*free, *confined[:10]], LeaseTable(cards, 1)).value_s == 40.0
-    assert lower_bound([*free, *confined[:10]], LeaseTable(cards, 1)).num_places == 8
+    assert lower_bound([*free, *confined], LeaseTable(gpus, 1)).value_s == 100.0
+    assert lower_bound([*free, *confined], LeaseTable(gpus, 1)).num_places == 4
+    assert lower_bound([*free, *confined[:10]], LeaseTable(gpus, 1)).value_s == 40.0
+    assert lower_bound([*free, *confined[:10]], LeaseTable(gpus, 1)).num_places == 8
 
 
 def test_the_unit_is_named_by_its_own_index() -> None:
@@ -187,9 +187,9 @@ def test_a_shared_price_stands_for_units_that_can_run_side_by_side() -> None:
 
 @THOROUGH
 @given(PIECES, st.lists(st.integers(0, 23), max_size=8))
-def test_every_fitting_set_bounds_the_bound_from_above(units: list[tuple[float, int]], picks: Sequence[int]) -> None:
+def test_every_fitting_set_bounds_the_bound_from_above(units: list[tuple[float, int]], rules: Sequence[int]) -> None:
     """Weak duality from the other side: a preemptive schedule made of any sets is no shorter than the bound."""
-    together = sorted({pick for pick in picks if pick < len(units)})
+    together = sorted({pick for pick in rules if pick < len(units)})
     assume(together and sum(units[i][1] for i in together) <= 8)
     shared_s = min(units[i][0] for i in together)
     schedule_s = sum(p for p, _ in units) - shared_s * (len(together) - 1)

@@ -102,7 +102,7 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def specs(module_spec: Callable[..., ProcessSpec], tier: str) -> dict[str, ProcessSpec]:
+def specs(module_spec: Callable[..., ProcessSpec], backend: str) -> dict[str, ProcessSpec]:
     """An attempt for each case."""
     return {name: module_spec(case.program, **case.limits) for name, case in CASES.items()}
 

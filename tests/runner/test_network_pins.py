@@ -56,7 +56,7 @@ def test_looked_at_once_and_only_where_needed(tmp_path: Path) -> None:
     assert asyncio.run(network_pins([plain, parallel], tmp_path, nested, clock)) is None
     found = asyncio.run(network_pins([plain, parallel], tmp_path, here, clock))
     assert found is not None
-    assert found.picks
+    assert found.rules
 
 
 def test_a_run_that_has_looked_says_so_to_every_file(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ FEW = 150  # simulations: enough for every rule and a few trials
 @QUICK
 @given(jobs_of(NEEDS), INVENTORIES, st.integers(0, 3), st.booleans())
 def test_a_plan_is_what_first_fit_makes_of_its_order(
-    jobs: list[Job], cards: Inventory, cpu_units: int, mix_models: bool
+    jobs: list[Job], gpus: Inventory, cpu_units: int, mix_models: bool
 ) -> None:
-    table = LeaseTable(cards, cpu_units, mix_models)
+    table = LeaseTable(gpus, cpu_units, mix_models)
     made = plan(jobs, table, num_simulations=FEW)
     assert sorted(made.order, key=lambda job: job.index) == sorted(jobs, key=lambda job: job.index)
     schedule = simulate(made.order, table.fresh())
@@ -31,7 +31,7 @@ def test_a_plan_is_what_first_fit_makes_of_its_order(
     ]
     assert made.makespan_s == schedule.makespan_s
     assert made.bound.value_s <= made.makespan_s * (1 + 1e-9)
-    assert made.gpus == cards.gpus
+    assert made.gpus == gpus.gpus
     reasons = {job.index: table.why_never(job.need) for job in jobs}
     assert dict(made.never) == {index: why for index, why in reasons.items() if why}
     assert [job.index for job, _ in Queue(made.order).drop(table.why_never)] == [index for index, _ in made.never]
@@ -46,8 +46,8 @@ def test_the_makespan_is_within_the_proven_factor_of_the_bound(jobs: list[Job]) 
 
 @QUICK
 @given(jobs_of(NEEDS), INVENTORIES)
-def test_the_order_of_the_jobs_and_the_state_of_the_table_change_nothing(jobs: list[Job], cards: Inventory) -> None:
-    table = LeaseTable(cards, 2)
+def test_the_order_of_the_jobs_and_the_state_of_the_table_change_nothing(jobs: list[Job], gpus: Inventory) -> None:
+    table = LeaseTable(gpus, 2)
     made = plan(jobs, table, num_simulations=FEW)
     table.lease(Need(gpus=2))
     table.lease(Need())
@@ -56,8 +56,8 @@ def test_the_order_of_the_jobs_and_the_state_of_the_table_change_nothing(jobs: l
 
 @QUICK
 @given(jobs_of(NEEDS), INVENTORIES)
-def test_exclusive_units_come_first_and_cost_their_own_length_alone(jobs: list[Job], cards: Inventory) -> None:
-    table = LeaseTable(cards, 2)
+def test_exclusive_units_come_first_and_cost_their_own_length_alone(jobs: list[Job], gpus: Inventory) -> None:
+    table = LeaseTable(gpus, 2)
     made = plan(jobs, table, num_simulations=FEW)
     exclusive = [p for p in made.placements if p.exclusive]
     exclusive_s = sum(p.end_s - p.start_s for p in exclusive)
@@ -115,14 +115,14 @@ def test_no_pool_is_made_shorter_than_another_has_to_be() -> None:
 
 
 def test_pools_of_different_models_are_ordered_apart() -> None:
-    cards = inventory((4, "A100", 80.0), (4, "H200", 143.0))
+    gpus = inventory((4, "A100", 80.0), (4, "H200", 143.0))
     rng = random.Random(2)
     halves = [
         [Job(i * 2 + half, Need(gpus=rng.choice((1, 2, 4)), model=model), rng.lognormvariate(4, 1)) for i in range(20)]
         for half, model in enumerate(("A100", "H200"))
     ]
-    apart = [plan(half, LeaseTable(cards, 1)) for half in halves]
-    made = plan(halves[0] + halves[1], LeaseTable(cards, 1))
+    apart = [plan(half, LeaseTable(gpus, 1)) for half in halves]
+    made = plan(halves[0] + halves[1], LeaseTable(gpus, 1))
     assert len(made.origins) == 2
     assert made.makespan_s <= max(p.makespan_s for p in apart) * 1.001
     assert made.bound.value_s == max(p.bound.value_s for p in apart)
@@ -144,13 +144,13 @@ def mean_ratio(made: list[Plan]) -> float:
 
 
 def test_mixed_inventories_are_packed_well_too() -> None:
-    cards = inventory((4, "A100", 80.0), (4, "H200", 143.0))
+    gpus = inventory((4, "A100", 80.0), (4, "H200", 143.0))
     made = []
     for seed in range(8):
         rng = random.Random(seed)
         needs = [Need(gpus=rng.choice((1, 2, 4)), model=rng.choice((None, None, "A100", "H200"))) for _ in range(60)]
         jobs = [Job(i, need, rng.lognormvariate(4, 1)) for i, need in enumerate(needs)]
-        made.append(plan(jobs, LeaseTable(cards, 1), num_simulations=300))
+        made.append(plan(jobs, LeaseTable(gpus, 1), num_simulations=300))
     assert mean_ratio(made) < 1.03
 
 

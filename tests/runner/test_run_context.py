@@ -14,7 +14,7 @@ from harness.machine.meter import NoMeter
 from harness.process.claims import Claims
 from harness.process.supervisor import process_tree
 from harness.runner.options import RunOptions
-from harness.runner.run_context import open_run_context, read_cards
+from harness.runner.run_context import open_run_context, read_run_gpus
 from tests.support.fake_clock import FakeClock
 from tests.support.nvml_stub.build import compiler, stub_env
 from tests.support.suite_runs import QUICK, environment, write_suite
@@ -35,10 +35,10 @@ def histories(root: Path) -> list[Path]:
 async def on_stage(given: RunOptions, *, is_run: bool, failed: tuple[str, ...] = ()) -> Path:
     """Set the stage and clear it; its scratch root, in which these units and a good one have had directories."""
     with Claims() as claims:
-        cards = await read_cards(given, claims)
-        assert [gpu.gpu_id for gpu in cards.inventory.gpus] == ["SIM-0", "SIM-1"]
-        assert isinstance(cards.meter, NoMeter)
-        async with open_run_context(given, FakeClock(), cards, claims, is_run=is_run) as context:
+        gpus = await read_run_gpus(given, claims)
+        assert [gpu.gpu_id for gpu in gpus.inventory.gpus] == ["SIM-0", "SIM-1"]
+        assert isinstance(gpus.meter, NoMeter)
+        async with open_run_context(given, FakeClock(), gpus, claims, is_run=is_run) as context:
             assert context.run_id.startswith("20260101-000000-")
             for name in ("c", "collection", *failed):
                 (context.scratch / name / "x").mkdir(parents=True)
@@ -74,7 +74,7 @@ def test_directories_of_failed_units_stay_on_request(tmp_path: Path) -> None:
 def test_a_text_of_gpus_that_means_nothing_is_refused(tmp_path: Path) -> None:
     async def ask() -> None:
         with Claims() as claims:
-            await read_cards(RunOptions(Invocation(tmp_path, {}), tmp_path, gpus="many"), claims)
+            await read_run_gpus(RunOptions(Invocation(tmp_path, {}), tmp_path, gpus="many"), claims)
 
     with pytest.raises(UsageError, match="many"):
         asyncio.run(ask())

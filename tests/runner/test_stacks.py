@@ -72,11 +72,11 @@ def script(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
-def test_stacks_of_a_hung_tree_are_python_stacks(tier: str, run_id: str, spec: Callable[..., ProcessSpec]) -> None:
+def test_stacks_of_a_hung_tree_are_python_stacks(backend: str, run_id: str, spec: Callable[..., ProcessSpec]) -> None:
     if not PY_SPY.exists():
         pytest.skip(f"no {PY_SPY}")
     one = spec(HANGS, timeout_s=0.6)
-    with closing(Supervisors(tier, run_id, str(PY_SPY))) as supervisors:
+    with closing(Supervisors(backend, run_id, str(PY_SPY))) as supervisors:
         end = asyncio.run(supervisors.run(one))
     text = Path(one.directory, "stacks.txt").read_text()
     if "Permission Denied" in text or "Operation not permitted" in text:

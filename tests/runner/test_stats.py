@@ -75,7 +75,7 @@ def test_an_attempt_is_followed_from_start_to_outcome() -> None:
     assert state.leases == {}
     assert state.with_outcome(Outcome.TIMED_OUT) == [result]
     assert state.tests[TestOutcome.PASSED] == 1
-    assert state.leased_card_s == 10.0
+    assert state.leased_gpu_s == 10.0
     assert state.makespan_s == 5.0
     assert state.utilisation == 10.0 / (4 * 5.0)
 
@@ -100,7 +100,7 @@ def test_a_quarantined_card_stops_counting_and_cannot_come_back() -> None:
     state.apply(UnitFinished(4.0, UnitResult(unit("a.py", 2), Outcome.PASSED, duration_s=2.0)))
     state.apply(LeaseReturned(5.0, "a.py", GPUS[:1]))
     state.apply(GpuQuarantined(6.0, "a.py", GPUS[1], "29 GB still held"))
-    assert state.leased_card_s == 3.0 + 4.0
+    assert state.leased_gpu_s == 3.0 + 4.0
     assert list(state.quarantined) == [GPUS[1]]
     with pytest.raises(AssertionError, match="SIM-1"):
         state.apply(LeaseReturned(7.0, "a.py", GPUS[1:2]))
@@ -218,7 +218,7 @@ class RandomRun:
     t: float = 1.0
     events: list[Event] = field(default_factory=list)
     free: list[str] = field(default_factory=lambda: list(GPUS))
-    card_s: float = 0.0
+    gpu_s: float = 0.0
     longest_s: float = 0.0
     running: dict[str, tuple[Unit, tuple[str, ...], float]] = field(default_factory=dict)
 
@@ -254,22 +254,22 @@ class RandomRun:
             else:
                 self.emit(UnitFinished(self.t, UnitResult(one, Outcome.NOT_RUN, for_want_of_gpus=True)))
             return
-        cards = tuple(self.free.pop() for _ in range(one.need.gpus))
-        self.running[one.path] = (one, cards, self.t)
-        self.emit(AttemptStarted(self.t, one.path, cards, 0, "/d"))
+        gpus = tuple(self.free.pop() for _ in range(one.need.gpus))
+        self.running[one.path] = (one, gpus, self.t)
+        self.emit(AttemptStarted(self.t, one.path, gpus, 0, "/d"))
 
     def end(self, path: str) -> None:
-        one, cards, since = self.running.pop(path)
+        one, gpus, since = self.running.pop(path)
         outcome = self.rng.choice([o for o in Outcome if o is not Outcome.NOT_RUN])
         tests = TestCounts({TestOutcome.PASSED: self.rng.randrange(5)})
         self.emit(UnitFinished(self.t, UnitResult(one, outcome, duration_s=self.t - since, tests=tests)))
-        for card in cards:
-            self.card_s += self.t - since
+        for gpu in gpus:
+            self.gpu_s += self.t - since
             if self.rng.random() < 0.1:
-                self.emit(GpuQuarantined(self.t, path, card, "held"))
+                self.emit(GpuQuarantined(self.t, path, gpu, "held"))
             else:
-                self.free.append(card)
-                self.emit(LeaseReturned(self.t, path, (card,)))
+                self.free.append(gpu)
+                self.emit(LeaseReturned(self.t, path, (gpu,)))
 
 
 @given(seed=st.integers(0, 2**32))
@@ -280,7 +280,7 @@ def test_any_sound_run_adds_up(seed: int) -> None:
     units = state.units
     assert sum(state.outcomes.values()) == len(units) == len(state.results)
     assert state.num_queued == 0
-    assert state.leased_card_s == pytest.approx(run.card_s)
+    assert state.leased_gpu_s == pytest.approx(run.gpu_s)
     assert 0.0 <= state.utilisation <= 1.0 + 1e-9
     assert state.sequential_s == pytest.approx(sum(r.duration_s for r in state.results.values()))
     assert sum(state.tests.values()) == sum(r.tests.total for r in state.results.values())

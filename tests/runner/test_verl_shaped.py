@@ -59,22 +59,22 @@ def right_run(files: tuple[ShapedFile, ...]) -> tuple[list[dict[str, Any]], list
     notes: list[dict[str, Any]] = []
     for i, file in enumerate(files):
         runs = file.outcome is not Outcome.NOT_RUN
-        cards = [f"SIM-{card}" for card in range(file.gpus)] if runs else []
+        gpus = [f"SIM-{gpu}" for gpu in range(file.gpus)] if runs else []
         if runs:
-            events.append({"event": "attempt_started", "path": file.path, "gpu_ids": cards})
+            events.append({"event": "attempt_started", "path": file.path, "gpu_ids": gpus})
         if file.is_collected and file.deed is not Deed.HAS_NO_TESTS:
-            notes.append({"k": "begin", "file": file.path, "cards": cards, "at_s": i})
+            notes.append({"k": "begin", "file": file.path, "cards": gpus, "at_s": i})
             notes.append({"k": "end", "file": file.path, "at_s": i + 0.5})
         result = {
             "unit": {"path": file.path, "need": {"gpus": file.gpus}},
             "outcome": file.outcome.value,
             "reason": "",
-            "gpu_ids": cards,
+            "gpu_ids": gpus,
             "tests": {"counts": dict(file.counts)},
             "left_behind": ["7 sleep"] if file.deed is Deed.LEAVES_CHILD else [],
             "collected_need": {"gpus": file.gpus} if file.is_collected else None,
         }
-        events.append({"event": "lease_returned", "path": file.path, "gpu_ids": cards})
+        events.append({"event": "lease_returned", "path": file.path, "gpu_ids": gpus})
         events.append({"event": "unit_finished", "result": result})
     return events, notes
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.recording.recording_config import ORDERS_VARIABLE, PROCESSES, RecordingConfig, Report
-from harness.trace import Fingerprint, Float, Leaf, Manifest, TraceWriter, digest
+from harness.trace import Fingerprint, Float, Manifest, RecordedValue, TraceWriter, digest
 
 TEXT = "the order of sets and dictionaries of text follows from this"
 
@@ -36,7 +36,7 @@ def main() -> None:
         time.sleep(told.slow)
         print(f"step {step}", flush=True)
         for writer in writers:
-            writer.append(step, leaves_of(step, told.other), {"loss": Float("f32", 0x3F800000 + step)})
+            writer.append(step, recorded_values_of(step, told.other), {"loss": Float("f32", 0x3F800000 + step)})
         if orders and step == 0:
             replace_files(Path(orders.directory), told)
     for writer in writers[: {"leave": 1, "lost": 1, "skip": 0, "kill": 0}.get(told.end, len(writers))]:
@@ -109,14 +109,14 @@ def close_report(directory: Path) -> None:
     save(directory, replace(report, is_closed=True))
 
 
-def leaves_of(step: int, other: int) -> list[Leaf]:
+def recorded_values_of(step: int, other: int) -> list[RecordedValue]:
     """A loss and a gradient."""
     is_other = 0 <= other <= step
     loss = struct.pack("<f", 1 / (step + 1))
     gradient = struct.pack("<16f", *range(step, step + 16)) + (os.urandom(8) if is_other else b"the same")
     return [
-        Leaf("loss", "loss", 0, "f32", (), *digest(loss)),
-        Leaf("backward", "layer.weight", 0, "f32", (18,), *digest(gradient)),
+        RecordedValue("loss", "loss", 0, "f32", (), *digest(loss)),
+        RecordedValue("backward", "layer.weight", 0, "f32", (18,), *digest(gradient)),
     ]
 
 

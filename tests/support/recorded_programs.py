@@ -62,5 +62,5 @@ def told(a: Path, b: Path) -> str:
 def place(verdict: dict[str, Any]) -> tuple[int, str, str]:
     """(step, phase, name) of the first divergence."""
     first = verdict["first"]
-    leaf = first["a"] or first["b"]
-    return first["step"], leaf["phase"], leaf["name"]
+    recorded_value = first["a"] or first["b"]
+    return first["step"], recorded_value["phase"], recorded_value["name"]

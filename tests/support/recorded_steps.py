@@ -7,7 +7,7 @@ from pathlib import Path
 from harness.recording.callbacks import RecorderCallback
 from harness.recording.recorder import Kept, Recorder
 from harness.recording.recording_config import RunEnded
-from harness.trace.chain import Leaf
+from harness.trace.chain import RecordedValue
 from harness.trace.reader import Trace, read_trace
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
@@ -20,8 +20,8 @@ class TraceSink:
     def __init__(self, directory: Path) -> None:
         self.writer = TraceWriter(directory, manifest_of(), say=print)
 
-    def append(self, step: int, leaves: Sequence[Leaf], tensors: Sequence[Kept]) -> None:
-        self.writer.append(step, leaves, tensors=tensors)
+    def append(self, step: int, recorded_values: Sequence[RecordedValue], tensors: Sequence[Kept]) -> None:
+        self.writer.append(step, recorded_values, tensors=tensors)
 
     def log_values(self, values: Mapping[str, Float]) -> None:
         if values:
@@ -29,11 +29,11 @@ class TraceSink:
 
 
 def record(
-    directory: Path, program: Callable[[Recorder], None], *watchers: RecorderCallback, keep: Sequence[int] = range(100)
+    directory: Path, program: Callable[[Recorder], None], *callbacks: RecorderCallback, keep: Sequence[int] = range(100)
 ) -> Trace:
     """The trace of a program that is given a recorder; one that a watcher ends has its whole steps."""
     sink = TraceSink(directory)
     with suppress(RunEnded):
-        program(Recorder(sink, keeps=frozenset(keep).__contains__, watchers=watchers))
+        program(Recorder(sink, keeps=frozenset(keep).__contains__, callbacks=callbacks))
     sink.writer.close()
     return read_trace(directory)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from rlcore.environments.trajectory import Trajectory
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.level import Recipe, active, following
+from rlcore.numerics.level import KernelStrategy, active, following
 from rlcore.samplers.base import Progress
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import SampleRequest, Tokenizer
@@ -41,7 +41,7 @@ class _Call:
     """Which object it is a method of; a new one if `method` is empty."""
     method: str
     given: tuple[Any, ...]
-    recipe: Recipe | None
+    strategy: KernelStrategy | None
     """What the caller follows: it belongs to a thread, and not to a process."""
 
 
@@ -215,7 +215,7 @@ def _serve(work: Connection, control: Connection) -> None:
 def _answer_all(connection: Connection, objects: dict[int, Any]) -> None:
     while (call := _receive(connection)) is not None:
         try:
-            with following(call.recipe):
+            with following(call.strategy):
                 reply = _Reply(_done(connection, call, objects))
         except Exception as error:  # the caller raises it
             reply = _Reply(error, is_error=True)

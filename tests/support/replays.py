@@ -31,7 +31,7 @@ def plan_of(directory: Path, *, num_runs: int = 2, op_step: int | None = None, l
 def run_of(
     directory: Path,
     number: int,
-    change: Change = lambda step, leaf: leaf,
+    change: Change = lambda step, recorded_value: recorded_value,
     *,
     output: str = "",
     problem: str = "",

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from xxhash import xxh3_128_digest
 
-from harness.trace.chain import CHAINED, PHASES, Leaf, Scope
+from harness.trace.chain import CHAINED, PHASES, RecordedValue, Scope
 from harness.trace.digests import RAW, XXH3_128, digest
 from harness.trace.manifest import Fingerprint, Manifest
 from harness.trace.ops import OPS, Operation, OpValue, ops_name
@@ -20,7 +20,7 @@ from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
 
 SEEDED = settings(derandomize=True)
-LEAVES = (
+VALUES = (
     ("rollout", "tokens"),
     ("forward", "logprobs"),
     ("loss", "loss"),
@@ -28,39 +28,45 @@ LEAVES = (
     ("backward", "layers.1.weight"),
     ("optimizer", "layers.0.weight"),
 )
-Steps = Sequence[Sequence[Leaf]]
-Change = Callable[[int, Leaf], Leaf | None]
+Steps = Sequence[Sequence[RecordedValue]]
+Change = Callable[[int, RecordedValue], RecordedValue | None]
 
 
-def leaf(phase: str, name: str, content: object, *, scope: Scope = Scope.LOGICAL, occurrence: int = 0) -> Leaf:
+def recorded_value(
+    phase: str, name: str, content: object, *, scope: Scope = Scope.LOGICAL, occurrence: int = 0
+) -> RecordedValue:
     """A leaf of a large tensor whose digest is that of `content`."""
-    return Leaf(phase, name, occurrence, "f32", (64, 32), XXH3_128, xxh3_128_digest(repr(content).encode()), scope)
+    return RecordedValue(
+        phase, name, occurrence, "f32", (64, 32), XXH3_128, xxh3_128_digest(repr(content).encode()), scope
+    )
 
 
-def scalar(phase: str, name: str, bits: int) -> Leaf:
+def scalar(phase: str, name: str, bits: int) -> RecordedValue:
     """A leaf of one float32, whose value the trace knows."""
-    return Leaf(phase, name, 0, "f32", (), RAW, struct.pack("<I", bits).ljust(16, b"\0"))
+    return RecordedValue(phase, name, 0, "f32", (), RAW, struct.pack("<I", bits).ljust(16, b"\0"))
 
 
-def steps_of(num_steps: int, change: Change = lambda step, leaf: leaf) -> Steps:
+def steps_of(num_steps: int, change: Change = lambda step, recorded_value: recorded_value) -> Steps:
     """Steps of LEAVES, the loss a known float; `change` may give each another leaf, or none."""
     made = []
     for step in range(num_steps):
-        leaves = [
-            scalar(phase, name, 0x3F800000 + step) if name == "loss" else leaf(phase, name, (step, phase, name))
-            for phase, name in LEAVES
+        recorded_values = [
+            scalar(phase, name, 0x3F800000 + step)
+            if name == "loss"
+            else recorded_value(phase, name, (step, phase, name))
+            for phase, name in VALUES
         ]
-        made.append([changed for each in leaves if (changed := change(step, each)) is not None])
+        made.append([changed for each in recorded_values if (changed := change(step, each)) is not None])
     return made
 
 
-def flip_bit(at_step: int, phase: str, name: str) -> Callable[[int, Leaf], Leaf]:
+def flip_bit(at_step: int, phase: str, name: str) -> Callable[[int, RecordedValue], RecordedValue]:
     """A change that flips one bit of one digest, of every step from `at_step` on."""
 
-    def change(step: int, leaf: Leaf) -> Leaf:
-        if step < at_step or (leaf.phase, leaf.name) != (phase, name):
-            return leaf
-        return leaf._replace(digest=bytes([leaf.digest[0] ^ 1]) + leaf.digest[1:])
+    def change(step: int, recorded_value: RecordedValue) -> RecordedValue:
+        if step < at_step or (recorded_value.phase, recorded_value.name) != (phase, name):
+            return recorded_value
+        return recorded_value._replace(digest=bytes([recorded_value.digest[0] ^ 1]) + recorded_value.digest[1:])
 
     return change
 
@@ -75,10 +81,10 @@ def write(
     """A trace of one rank, with a curve; returns its directory. Fails where the recording ends early."""
     said: list[str] = []
     writer = TraceWriter(directory, manifest or manifest_of(), rank=rank, say=said.append)
-    for number, leaves in enumerate(steps):
-        losses = [each.digest for each in leaves if each.name == "loss"]
+    for number, recorded_values in enumerate(steps):
+        losses = [each.digest for each in recorded_values if each.name == "loss"]
         values = {"loss": Float("f32", int.from_bytes(losses[0][:4], "little"))} if losses else {}
-        writer.append(number, leaves, values)
+        writer.append(number, recorded_values, values)
     writer.close(complete=complete)
     assert said == []
     return directory
@@ -92,14 +98,14 @@ def trace(directory: Path, steps: Steps, manifest: Manifest | None = None, *, co
 def value(phase: str, name: str, dtype: str, shape: tuple[int, ...], data: bytes, *, occurrence: int = 0) -> Kept:
     """A leaf of this value, and the value."""
     algorithm, digested = digest(data)
-    return Leaf(phase, name, occurrence, dtype, shape, algorithm, digested), data
+    return RecordedValue(phase, name, occurrence, dtype, shape, algorithm, digested), data
 
 
 def trace_of_values(directory: Path, steps: Sequence[Sequence[Kept]], *, keeps: bool = True) -> Trace:
     """A trace of one rank that has kept its values, or not."""
     with TraceWriter(directory, manifest_of(), say=print) as writer:
         for number, values in enumerate(steps):
-            writer.append(number, [leaf for leaf, _ in values], tensors=values if keeps else ())
+            writer.append(number, [recorded_value for recorded_value, _ in values], tensors=values if keeps else ())
     return read_trace(directory)
 
 
@@ -112,7 +118,7 @@ def trace_of_ranks(directory: Path, of_rank: Sequence[Steps]) -> Trace:
 
 names = st.text(st.characters(codec="utf-8"), max_size=8)
 any_leaf = st.builds(
-    Leaf,
+    RecordedValue,
     phase=st.sampled_from(PHASES),
     name=names,
     occurrence=st.integers(0, 3),

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.trace.attribution import attribute
-from harness.trace.chain import Leaf, Scope
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.tensor_file import Kept
-from harness.trace.verdict import ADVANTAGE_SIGNS, BATCHES, INTEGERS, REWARDS, TOKENS, Count, Place
+from harness.trace.verdict import ADVANTAGE_SIGNS, BATCHES, INTEGERS, REWARDS, TOKENS, Count, Element
 from tests.support.traces import SEEDED, trace, trace_of_ranks, trace_of_values, value
 
 SEQUENCES, POSITIONS = 4, 6
@@ -60,9 +60,9 @@ def test_what_flipped_where_first_and_how_many(tmp_path: Path) -> None:
     sick = [step(), step({17: 99, 3: 98}), step({0: 7}), step(rewards=(1, 0, 0, 1, 1), sign=-1)]
     counts = attribute(a, trace_of_values(tmp_path / "b", sick))
     shape = (SEQUENCES, POSITIONS)
-    assert counts[TOKENS] == Count(96, 3, 0, Place(1, 0, "completions.tokens", shape, 3))
-    assert counts[REWARDS] == Count(20, 2, 0, Place(3, 0, "reward", (5,), 2))
-    assert counts[ADVANTAGE_SIGNS] == Count(20, 1, 0, Place(3, 0, "advantage", (5,), 3))
+    assert counts[TOKENS] == Count(96, 3, 0, Element(1, 0, "completions.tokens", shape, 3))
+    assert counts[REWARDS] == Count(20, 2, 0, Element(3, 0, "reward", (5,), 2))
+    assert counts[ADVANTAGE_SIGNS] == Count(20, 1, 0, Element(3, 0, "advantage", (5,), 3))
 
 
 @settings(SEEDED, max_examples=25)
@@ -81,7 +81,7 @@ def test_what_was_not_kept_is_not_known_and_never_called_equal(tmp_path: Path) -
     a = trace_of_values(tmp_path / "a", [step()])
     b = trace_of_values(tmp_path / "b", [step({17: 99}, rewards=(1, 0, 0, 1, 1))], keeps=False)
     counts = attribute(a, b)
-    assert counts[TOKENS] == Count(0, 0, 1, Place(0, 0, "completions.tokens", (4, 6), None))
+    assert counts[TOKENS] == Count(0, 0, 1, Element(0, 0, "completions.tokens", (4, 6), None))
     assert not counts[TOKENS].is_equal
     assert counts[REWARDS].num_unknown == 1
     assert counts[ADVANTAGE_SIGNS] == Count(5)
@@ -90,7 +90,7 @@ def test_what_was_not_kept_is_not_known_and_never_called_equal(tmp_path: Path) -
 def test_completions_of_another_length_are_a_change(tmp_path: Path) -> None:
     a = trace_of_values(tmp_path / "a", [[tokens(*range(24))]])
     b = trace_of_values(tmp_path / "b", [[tokens(*range(28), shape=(4, 7))]])
-    assert attribute(a, b)[TOKENS] == Count(0, 0, 1, Place(0, 0, "completions.tokens", (4, 6), None))
+    assert attribute(a, b)[TOKENS] == Count(0, 0, 1, Element(0, 0, "completions.tokens", (4, 6), None))
     nothing = trace_of_values(tmp_path / "c", [[floats("loss", 1.0)]])
     for one, other in ((a, nothing), (nothing, a)):
         assert attribute(one, other)[TOKENS].num_unknown == 1
@@ -105,7 +105,7 @@ def test_what_was_read_is_a_batch_and_no_tokens(tmp_path: Path, name: str) -> No
     a = trace_of_values(tmp_path / "a", [batch(4)])
     assert attribute(a, trace_of_values(tmp_path / "b", [batch(4)])) == {BATCHES: Count(4)}
     assert attribute(a, trace_of_values(tmp_path / "c", [batch(5)])) == {
-        BATCHES: Count(4, 1, 0, Place(0, 0, name, (2, 2), 3))
+        BATCHES: Count(4, 1, 0, Element(0, 0, name, (2, 2), 3))
     }
 
 
@@ -125,13 +125,13 @@ def test_labels_and_texts_are_no_tokens_and_yet_no_floats(tmp_path: Path) -> Non
 
     a = trace_of_values(tmp_path / "a", [labels(3, b"yes")])
     assert attribute(a, trace_of_values(tmp_path / "b", [labels(4, b"yes")])) == {
-        INTEGERS: Count(3, 1, 0, Place(0, 0, "labels", (3,), 2))
+        INTEGERS: Count(3, 1, 0, Element(0, 0, "labels", (3,), 2))
     }
     assert attribute(a, trace_of_values(tmp_path / "c", [labels(3, b"no!")]))[INTEGERS].num_unknown == 1
 
 
 def test_parts_count_where_there_is_no_whole(tmp_path: Path) -> None:
-    def parts(*digests: bytes) -> list[Leaf]:
+    def parts(*digests: bytes) -> list[RecordedValue]:
         whole, _ = tokens(*range(24))
         return [
             whole._replace(digest=digest, occurrence=number, scope=Scope.PHYSICAL)
@@ -154,7 +154,7 @@ def test_ranks_have_parts_of_their_own_and_wholes_in_common(tmp_path: Path) -> N
     b = trace_of_ranks(tmp_path / "b", [[[whole, part]], [[whole, sick]]])
     counts = attribute(a, b)
     assert counts[REWARDS] == Count(5)
-    assert counts[TOKENS] == Count(24, 0, 1, Place(0, 1, "completions.tokens", (4, 6), None))
+    assert counts[TOKENS] == Count(24, 0, 1, Element(0, 1, "completions.tokens", (4, 6), None))
     alone = trace(tmp_path / "c", [[whole, part]])
     assert attribute(alone, b) == {REWARDS: Count(5)}
     drifted = trace_of_ranks(tmp_path / "d", [[[whole]], [[whole._replace(digest=bytes(16))]]])
@@ -167,5 +167,5 @@ def test_tokens_that_ranks_of_one_trace_have_otherwise_are_unknown(tmp_path: Pat
     alone = trace(tmp_path / "a", [[ids]])
     apart, alike = (trace_of_ranks(tmp_path / name, [[[ids]], [[of_1]]]) for name, of_1 in (("b", others), ("c", ids)))
     for a, b in ((alone, apart), (apart, alone)):
-        assert attribute(a, b)[TOKENS] == Count(24, 0, 1, Place(0, 1, ids.name, ids.shape, None))
+        assert attribute(a, b)[TOKENS] == Count(24, 0, 1, Element(0, 1, ids.name, ids.shape, None))
     assert attribute(alone, alike)[TOKENS] == Count(24)

@@ -14,16 +14,16 @@ from xxhash import xxh3_64_digest, xxh3_128_digest
 import harness.trace
 from harness.core.errors import TraceError
 from harness.trace import chain, digests, format
-from harness.trace.chain import Leaf, Scope
-from tests.support.traces import SEEDED, any_leaf, any_leaves, leaf, names
+from harness.trace.chain import RecordedValue, Scope
+from tests.support.traces import SEEDED, any_leaf, any_leaves, names, recorded_value
 
 HERE = Path(harness.trace.__file__).parent
 VECTORS = json.loads((HERE / "vectors.json").read_text("utf-8"))
 
 
-def leaf_of(fields: dict[str, Any]) -> Leaf:
+def recorded_value_of(fields: dict[str, Any]) -> RecordedValue:
     changed = {"shape": tuple(fields["shape"]), "digest": bytes.fromhex(fields["digest"])}
-    return Leaf(**{**fields, **changed, "scope": Scope(fields["scope"])})
+    return RecordedValue(**{**fields, **changed, "scope": Scope(fields["scope"])})
 
 
 # ------------------------------------------------------------------------------------------------------- the vectors
@@ -48,11 +48,11 @@ def test_the_chain_agrees_with_the_vectors() -> None:
     assert link.hex() == VECTORS["init"]
     log = format.HEADER
     for step in VECTORS["steps"]:
-        leaves = [leaf_of(fields) for fields in step["leaves"]]
-        assert [chain.leaf_hash(each).hex() for each in leaves] == step["leaf_hashes"]
-        root = chain.step_root(step["step"], leaves)
+        recorded_values = [recorded_value_of(fields) for fields in step["leaves"]]
+        assert [chain.leaf_hash(each).hex() for each in recorded_values] == step["leaf_hashes"]
+        root = chain.step_root(step["step"], recorded_values)
         link = chain.next_chain(link, root)
-        frame = format.frame(format.step_payload(step["step"], root, link, leaves))
+        frame = format.frame(format.step_payload(step["step"], root, link, recorded_values))
         assert (root.hex(), link.hex(), frame.hex()) == (step["root"], step["chain"], step["frame"])
         log += frame
     log += format.frame(format.done_payload(len(VECTORS["steps"])))
@@ -73,8 +73,8 @@ def test_the_vectors_are_what_the_prose_says() -> None:
             described = (*key, each["dtype"], ",".join(map(str, each["shape"])), each["algorithm"])
             if each["scope"] in (0, 2):
                 hashes[enc(*key)] = xxh3_128_digest(enc(*described, each["digest"]))
-        leaves = b"".join(hashes[key] for key in sorted(hashes))
-        root = xxh3_128_digest(b"rlh1/step" + struct.pack("<Q", step["step"]) + leaves)
+        recorded_values = b"".join(hashes[key] for key in sorted(hashes))
+        root = xxh3_128_digest(b"rlh1/step" + struct.pack("<Q", step["step"]) + recorded_values)
         link = xxh3_128_digest(b"rlh1/chain" + link + root)
         payload = bytes.fromhex(step["frame"])[4:-8]
         assert (root.hex(), link.hex()) == (step["root"], step["chain"])
@@ -109,14 +109,14 @@ def test_the_shardable_sums_are_what_the_prose_says(vector: Any) -> None:
 
 @SEEDED
 @given(any_leaves, st.randoms(use_true_random=False), st.integers(0, 2**64 - 1))
-def test_a_root_does_not_depend_on_the_order(leaves: list[Leaf], random: Any, step: int) -> None:
-    shuffled = random.sample(leaves, len(leaves))
-    assert chain.step_root(step, shuffled) == chain.step_root(step, leaves)
+def test_a_root_does_not_depend_on_the_order(recorded_values: list[RecordedValue], random: Any, step: int) -> None:
+    shuffled = random.sample(recorded_values, len(recorded_values))
+    assert chain.step_root(step, shuffled) == chain.step_root(step, recorded_values)
 
 
 @SEEDED
 @given(any_leaf, any_leaf, st.sampled_from(["phase", "name", "occurrence", "dtype", "shape", "algorithm", "digest"]))
-def test_a_root_depends_on_every_field(one: Leaf, other: Leaf, field: str) -> None:
+def test_a_root_depends_on_every_field(one: RecordedValue, other: RecordedValue, field: str) -> None:
     one = one._replace(scope=Scope.LOGICAL)
     changed = one._replace(**{field: getattr(other, field)})
     assert (chain.step_root(0, [one]) == chain.step_root(0, [changed])) == (one == changed)
@@ -125,10 +125,10 @@ def test_a_root_depends_on_every_field(one: Leaf, other: Leaf, field: str) -> No
 
 @SEEDED
 @given(any_leaves)
-def test_only_what_decides_is_in_a_root(leaves: list[Leaf]) -> None:
-    deciding = [each for each in leaves if each.scope in (Scope.LOGICAL, Scope.SHARD)]
-    assert chain.step_root(3, leaves) == chain.step_root(3, deciding)
-    assert (chain.step_root(3, []) == chain.step_root(3, leaves)) == (not deciding)
+def test_only_what_decides_is_in_a_root(recorded_values: list[RecordedValue]) -> None:
+    deciding = [each for each in recorded_values if each.scope in (Scope.LOGICAL, Scope.SHARD)]
+    assert chain.step_root(3, recorded_values) == chain.step_root(3, deciding)
+    assert (chain.step_root(3, []) == chain.step_root(3, recorded_values)) == (not deciding)
 
 
 @SEEDED
@@ -145,7 +145,7 @@ def test_a_chain_begins_with_the_identity(one: dict[str, str], other: dict[str, 
 
 
 def test_a_repeated_key_is_an_error() -> None:
-    twice = [leaf("loss", "loss", 1), leaf("loss", "loss", 2)._replace(dtype="f64")]
+    twice = [recorded_value("loss", "loss", 1), recorded_value("loss", "loss", 2)._replace(dtype="f64")]
     for other in (twice[1], twice[1]._replace(scope=Scope.SHARD)):
         with pytest.raises(TraceError, match=re.escape("step 4 has two leaves loss loss 0")):
             chain.step_root(4, [twice[0], other])
@@ -155,4 +155,4 @@ def test_a_repeated_key_is_an_error() -> None:
 
 def test_a_name_that_is_no_text_is_an_error() -> None:
     with pytest.raises(TraceError, match="no text"):
-        chain.step_root(0, [leaf("loss", "\ud800", 1)])
+        chain.step_root(0, [recorded_value("loss", "\ud800", 1)])

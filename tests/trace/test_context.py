@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from harness.trace.chain import Leaf, Scope
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
 from harness.trace.verdict import Context, Kind
-from tests.support.traces import Steps, leaf, trace, trace_of_ranks
+from tests.support.traces import Steps, recorded_value, trace, trace_of_ranks
 
 
-def state(name: str, content: object) -> Leaf:
-    return leaf("rollout", name, content, scope=Scope.CONTEXT)
+def state(name: str, content: object) -> RecordedValue:
+    return recorded_value("rollout", name, content, scope=Scope.CONTEXT)
 
 
 def steps(first_other: int, sick_from: int = 99) -> Steps:
@@ -18,7 +18,7 @@ def steps(first_other: int, sick_from: int = 99) -> Steps:
         [
             state("random.torch", step),
             state("random.python", (step, step >= first_other)),
-            leaf("optimizer", "w", (step, step >= sick_from)),
+            recorded_value("optimizer", "w", (step, step >= sick_from)),
         ]
         for step in range(6)
     ]
@@ -48,28 +48,28 @@ def test_a_context_is_never_the_first_place(tmp_path: Path) -> None:
         return [
             [
                 state("random.torch", content),
-                leaf("loss", "loss", content, scope=Scope.PHYSICAL),
-                leaf("sync", "w", content),
+                recorded_value("loss", "loss", content, scope=Scope.PHYSICAL),
+                recorded_value("sync", "w", content),
             ]
         ]
 
     first = diff(trace(tmp_path / "a", step(1)), trace(tmp_path / "b", step(2))).first
     assert first is not None
     assert first.a is not None
-    assert (first.a.name, first.num_before, first.last_equal, first.num_leaves) == ("loss", 0, None, 2)
+    assert (first.a.name, first.num_before, first.last_equal, first.num_values) == ("loss", 0, None, 2)
 
 
 def test_a_generator_that_only_one_has_used_is_a_difference(tmp_path: Path) -> None:
     fewer = [
-        [each for each in leaves if (number, each.name) != (3, "random.torch")]
-        for number, leaves in enumerate(steps(9))
+        [each for each in recorded_values if (number, each.name) != (3, "random.torch")]
+        for number, recorded_values in enumerate(steps(9))
     ]
     a, b = trace(tmp_path / "a", steps(9)), trace(tmp_path / "b", fewer)
     assert diff(a, b).context == diff(b, a).context == Context(("random.torch",), 3, 0)
 
 
 def test_without_contexts_nothing_is_told(tmp_path: Path) -> None:
-    bare = [[leaf("optimizer", "w", step)] for step in range(3)]
+    bare = [[recorded_value("optimizer", "w", step)] for step in range(3)]
     assert diff(trace(tmp_path / "a", bare), trace(tmp_path / "b", bare)).context is None
 
 

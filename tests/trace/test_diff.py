@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.trace.chain import Leaf
+from harness.trace.chain import RecordedValue
 from harness.trace.diff import diff
 from harness.trace.digests import SHARDSUM_128
 from harness.trace.format import HEADER, done_payload, frame, step_payload
 from harness.trace.manifest import Fingerprint, Manifest
 from harness.trace.reader import read_trace
-from harness.trace.value_diff import StepDifference, compare_leaves
+from harness.trace.value_diff import StepDifference, compare_values
 from harness.trace.verdict import Difference, Kind
 from tests.support.traces import (
-    LEAVES,
     SEEDED,
+    VALUES,
     any_leaves,
     flip_bit,
     manifest_of,
@@ -37,12 +37,12 @@ def test_a_trace_is_equal_to_one_of_the_same_bits(tmp_path: Path) -> None:
 
 
 @settings(SEEDED, max_examples=25)
-@given(st.integers(0, 9), st.integers(0, len(LEAVES) - 1), st.booleans())
+@given(st.integers(0, 9), st.integers(0, len(VALUES) - 1), st.booleans())
 def test_a_single_bit_is_named_wherever_it_is(
     tmp_path_factory: pytest.TempPathFactory, step: int, index: int, is_swapped: bool
 ) -> None:
     directory = tmp_path_factory.mktemp("diff")
-    phase, name = LEAVES[index]
+    phase, name = VALUES[index]
     a = trace(directory / "a", steps_of(10))
     b = trace(directory / "b", steps_of(10, flip_bit(step, phase, name)))
     verdict = diff(b, a) if is_swapped else diff(a, b)
@@ -51,14 +51,14 @@ def test_a_single_bit_is_named_wherever_it_is(
     assert first is not None
     assert first.a is not None
     assert (first.step, first.what, first.rank) == (step, Difference.VALUE, 0)
-    assert (first.a.phase, first.a.name, first.num_different, first.num_leaves) == (phase, name, 1, len(LEAVES))
+    assert (first.a.phase, first.a.name, first.num_different, first.num_values) == (phase, name, 1, len(VALUES))
     before = (first.last_equal.phase, first.last_equal.name) if first.last_equal else None
-    assert before == (LEAVES[index - 1] if index else None)
+    assert before == (VALUES[index - 1] if index else None)
     assert verdict.num_steps_different == 10 - step
 
 
 def test_of_several_the_one_recorded_first_is_named(tmp_path: Path) -> None:
-    def change(step: int, each: Leaf) -> Leaf:
+    def change(step: int, each: RecordedValue) -> RecordedValue:
         for name in ("logprobs", "layers.1.weight"):
             each = flip_bit(1, each.phase, name)(step, each)
         return each
@@ -70,7 +70,7 @@ def test_of_several_the_one_recorded_first_is_named(tmp_path: Path) -> None:
 
 
 def test_the_order_of_recording_does_not_count(tmp_path: Path) -> None:
-    backwards = [list(reversed(leaves)) for leaves in steps_of(3)]
+    backwards = [list(reversed(recorded_values)) for recorded_values in steps_of(3)]
     assert diff(trace(tmp_path / "a", steps_of(3)), trace(tmp_path / "b", backwards)).kind is Kind.EQUAL
 
 
@@ -112,11 +112,13 @@ def test_the_sign_of_zero_counts(tmp_path: Path) -> None:
     [
         (lambda each: each._replace(dtype="bf16"), Difference.DTYPE),
         (lambda each: each._replace(shape=(32, 64)), Difference.SHAPE),
-        (lambda each: None, Difference.LEAF_ONLY_IN_A),
+        (lambda each: None, Difference.VALUE_ONLY_IN_A),
     ],
 )
-def test_other_leaves_are_divergences(tmp_path: Path, change: Callable[[Leaf], Leaf | None], what: Difference) -> None:
-    def at_step_1(step: int, each: Leaf) -> Leaf | None:
+def test_other_leaves_are_divergences(
+    tmp_path: Path, change: Callable[[RecordedValue], RecordedValue | None], what: Difference
+) -> None:
+    def at_step_1(step: int, each: RecordedValue) -> RecordedValue | None:
         return change(each) if (step, each.name) == (1, "layers.1.weight") else each
 
     a, b = trace(tmp_path / "a", steps_of(3)), trace(tmp_path / "b", steps_of(3, at_step_1))
@@ -129,7 +131,10 @@ def test_other_leaves_are_divergences(tmp_path: Path, change: Callable[[Leaf], L
 
 
 def mirrored(what: Difference) -> Difference:
-    pairs = {Difference.LEAF_ONLY_IN_A: Difference.LEAF_ONLY_IN_B, Difference.STEP_ONLY_IN_A: Difference.STEP_ONLY_IN_B}
+    pairs = {
+        Difference.VALUE_ONLY_IN_A: Difference.VALUE_ONLY_IN_B,
+        Difference.STEP_ONLY_IN_A: Difference.STEP_ONLY_IN_B,
+    }
     return pairs.get(what, what)
 
 
@@ -142,9 +147,9 @@ def test_a_step_more_is_a_divergence_where_both_are_complete(tmp_path: Path) -> 
 
 @SEEDED
 @given(any_leaves, any_leaves)
-def test_leaves_are_alike_exactly_if_nothing_differs(a: list[Leaf], b: list[Leaf]) -> None:
-    found, back = compare_leaves(a, b), compare_leaves(b, a)
-    assert compare_leaves(a, a) == StepDifference(None, None, 0, len(a), 0, 0, False)
+def test_leaves_are_alike_exactly_if_nothing_differs(a: list[RecordedValue], b: list[RecordedValue]) -> None:
+    found, back = compare_values(a, b), compare_values(b, a)
+    assert compare_values(a, a) == StepDifference(None, None, 0, len(a), 0, 0, False)
     counted = (found.num_different, found.num_incomparable)
     assert counted == (back.num_different, back.num_incomparable)
     same = {(each.scope, each.key): each for each in a} == {(each.scope, each.key): each for each in b}
@@ -201,7 +206,7 @@ def test_other_code_and_other_threads_are_no_excuse(tmp_path: Path, part: str) -
 
 
 def test_digests_of_different_algorithms_are_never_compared(tmp_path: Path) -> None:
-    def other_algorithm(step: int, each: Leaf) -> Leaf:
+    def other_algorithm(step: int, each: RecordedValue) -> RecordedValue:
         each = each._replace(algorithm=SHARDSUM_128, digest=bytes(16)) if each.phase == "backward" else each
         return flip_bit(1, "optimizer", "layers.0.weight")(step, each) if flips and step == 1 else each
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.trace.chain import Leaf, Scope
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
 from harness.trace.reader import Trace, read_trace
 from harness.trace.verdict import Difference, Divergence, Kind
@@ -14,8 +14,8 @@ from tests.support.traces import (
     Change,
     Steps,
     flip_bit,
-    leaf,
     manifest_of,
+    recorded_value,
     steps_of,
     trace,
     trace_of_ranks,
@@ -23,8 +23,8 @@ from tests.support.traces import (
 )
 
 
-def part(name: str, content: object) -> Leaf:
-    return leaf("forward", name, content, scope=Scope.PHYSICAL)
+def part(name: str, content: object) -> RecordedValue:
+    return recorded_value("forward", name, content, scope=Scope.PHYSICAL)
 
 
 def test_the_rank_that_differs_first_is_named(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_the_rank_that_differs_first_is_named(tmp_path: Path) -> None:
         for step in range(3):
             sick = is_sick and step >= 1
             parts = [part(f"hidden.{n}", (rank, step, n, sick and (rank, n) >= (1, 1))) for n in range(3)]
-            made.append([*parts, leaf("backward", "w", (step, sick))])
+            made.append([*parts, recorded_value("backward", "w", (step, sick))])
         return made
 
     a = trace_of_ranks(tmp_path / "a", [of_rank(0, False), of_rank(1, False)])
@@ -43,19 +43,19 @@ def test_the_rank_that_differs_first_is_named(tmp_path: Path) -> None:
     assert first.a is not None
     assert (first.step, first.rank, first.ranks, first.a.name) == (1, 1, (0, 1), "hidden.1")
     assert first.last_equal is not None
-    assert (first.last_equal.name, first.num_different, first.num_leaves) == ("hidden.0", 3, 4)
+    assert (first.last_equal.name, first.num_different, first.num_values) == ("hidden.0", 3, 4)
 
 
 def test_ranks_parts_do_not_count_and_are_told(tmp_path: Path) -> None:
     def steps(content: int) -> Steps:
-        return [[leaf("loss", "loss", step), part("hidden", content if step else 0)] for step in range(2)]
+        return [[recorded_value("loss", "loss", step), part("hidden", content if step else 0)] for step in range(2)]
 
     a, b = trace(tmp_path / "a", steps(1)), trace(tmp_path / "b", steps(2))
     verdict = diff(a, b)
     assert (verdict.kind, verdict.first) == (Kind.EQUAL, None)
     assert verdict.part is not None
     assert verdict.part.a is not None
-    assert (verdict.part.step, verdict.part.a.name, verdict.part.num_leaves) == (1, "hidden", 1)
+    assert (verdict.part.step, verdict.part.a.name, verdict.part.num_values) == (1, "hidden", 1)
     assert diff(a, a).part is None
 
 
@@ -65,7 +65,10 @@ def test_runs_of_other_world_sizes_can_be_equal(tmp_path: Path) -> None:
     shared = trace_of_ranks(
         tmp_path / "b",
         [
-            [[each for n, each in enumerate(leaves) if n % 2 == rank] + [part("hidden", rank)] for leaves in logical]
+            [
+                [each for n, each in enumerate(recorded_values) if n % 2 == rank] + [part("hidden", rank)]
+                for recorded_values in logical
+            ]
             for rank in range(2)
         ],
     )
@@ -80,7 +83,10 @@ def test_runs_of_other_world_sizes_diverge_where_their_logical_leaves_do(tmp_pat
     sick = steps_of(3, flip_bit(1, "backward", "layers.1.weight"))
     shared = trace_of_ranks(
         tmp_path / "b",
-        [[[each for n, each in enumerate(leaves) if n % 2 == rank] for leaves in sick] for rank in range(2)],
+        [
+            [[each for n, each in enumerate(recorded_values) if n % 2 == rank] for recorded_values in sick]
+            for rank in range(2)
+        ],
     )
     verdict = diff(alone, shared)
     first = verdict.first
@@ -95,8 +101,8 @@ def two_ranks(directory: Path, *changes: Change) -> Trace:
     return trace_of_ranks(directory, [steps_of(2, change) for change in changes])
 
 
-def as_it_is(step: int, leaf: Leaf) -> Leaf:
-    return leaf
+def as_it_is(step: int, recorded_value: RecordedValue) -> RecordedValue:
+    return recorded_value
 
 
 SICK = flip_bit(1, "backward", "layers.1.weight")

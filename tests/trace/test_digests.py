@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.core.errors import TraceError
-from harness.trace.chain import DIGEST_BYTES, Leaf
+from harness.trace.chain import DIGEST_BYTES, RecordedValue
 from harness.trace.digests import ELEMENT_BYTES, RAW, XXH3_128, add_shards, digest, mix, raw_value, shardsum, word_key
 from tests.support.traces import SEEDED
 
@@ -173,5 +173,5 @@ def test_elements_of_other_sizes_are_refused(data: bytes, size: int) -> None:
 
 def test_of_a_raw_value_nothing_is_lost() -> None:
     data = bytes(range(1, 17))
-    assert raw_value(Leaf("loss", "x", 0, "f32", (3,), RAW, data)) == data[:12]
-    assert raw_value(Leaf("loss", "x", 0, "complex64", (2,), RAW, data)) == data
+    assert raw_value(RecordedValue("loss", "x", 0, "f32", (3,), RAW, data)) == data[:12]
+    assert raw_value(RecordedValue("loss", "x", 0, "complex64", (2,), RAW, data)) == data

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.errors import TraceError
-from harness.trace.chain import CHAINED, PHASES, Leaf, Scope, enc
+from harness.trace.chain import CHAINED, PHASES, RecordedValue, Scope, enc
 from harness.trace.format import (
     Columns,
-    Place,
+    FramePosition,
     StepHead,
     done_payload,
     fields_of,
@@ -23,18 +23,18 @@ from harness.trace.format import (
     step_payload,
     whole_frames,
 )
-from tests.support.traces import SEEDED, any_leaves, leaf, names
+from tests.support.traces import SEEDED, any_leaves, names, recorded_value
 
 ROOT, CHAIN = bytes(range(16)), bytes(range(16, 32))
 HEAD_BYTES = 48
 
 
 def columns_of(payload: bytes) -> Columns:
-    return read_columns(io.BytesIO(payload), Place(0, len(payload)), head_of(payload).num_leaves)
+    return read_columns(io.BytesIO(payload), FramePosition(0, len(payload)), head_of(payload).num_values)
 
 
 def head_of(payload: bytes) -> StepHead:
-    return read_step_head(io.BytesIO(payload), Place(0, len(payload)))
+    return read_step_head(io.BytesIO(payload), FramePosition(0, len(payload)))
 
 
 def frames_of(data: bytes) -> list[bytes]:
@@ -42,31 +42,31 @@ def frames_of(data: bytes) -> list[bytes]:
 
 
 def num_steps_of(payload: bytes) -> int:
-    return read_num_steps(io.BytesIO(payload), Place(0, len(payload)))
+    return read_num_steps(io.BytesIO(payload), FramePosition(0, len(payload)))
 
 
 @SEEDED
 @given(any_leaves, st.integers(0, 2**64 - 1))
-def test_a_step_is_read_as_it_was_written(leaves: list[Leaf], step: int) -> None:
-    payload = step_payload(step, ROOT, CHAIN, leaves)
+def test_a_step_is_read_as_it_was_written(recorded_values: list[RecordedValue], step: int) -> None:
+    payload = step_payload(step, ROOT, CHAIN, recorded_values)
     head = head_of(payload)
-    counts = [sum(each.scope is scope for each in leaves) for scope in Scope]
+    counts = [sum(each.scope is scope for each in recorded_values) for scope in Scope]
     assert (head.step, head.root, head.chain) == (step, ROOT, CHAIN)
     assert [head.num_logical, head.num_parts, head.num_shards, head.num_contexts] == counts
-    assert head.num_leaves == len(leaves)
+    assert head.num_values == len(recorded_values)
     found = columns_of(payload)
-    assert found.leaves() == leaves
-    assert [found.leaf(index) for index in range(len(leaves))] == leaves
+    assert found.values() == recorded_values
+    assert [found.value(index) for index in range(len(recorded_values))] == recorded_values
 
 
 @SEEDED
 @given(any_leaves, st.data())
-def test_phases_are_found_without_decoding(leaves: list[Leaf], data: st.DataObject) -> None:
-    renamed = [each._replace(name=data.draw(st.sampled_from([each.name, *PHASES]))) for each in leaves]
-    leaves = list({(each.scope not in CHAINED and each.scope, each.key): each for each in renamed}.values())
-    found = columns_of(step_payload(0, ROOT, CHAIN, leaves))
-    values = [(index, each) for index, each in enumerate(leaves) if each.scope is not Scope.CONTEXT]
-    for end in range(len(leaves) + 1):
+def test_phases_are_found_without_decoding(recorded_values: list[RecordedValue], data: st.DataObject) -> None:
+    renamed = [each._replace(name=data.draw(st.sampled_from([each.name, *PHASES]))) for each in recorded_values]
+    recorded_values = list({(each.scope not in CHAINED and each.scope, each.key): each for each in renamed}.values())
+    found = columns_of(step_payload(0, ROOT, CHAIN, recorded_values))
+    values = [(index, each) for index, each in enumerate(recorded_values) if each.scope is not Scope.CONTEXT]
+    for end in range(len(recorded_values) + 1):
         assert found.phases(end) == tuple(dict.fromkeys(each.phase for index, each in values if index < end))
     wanted = data.draw(st.lists(st.sampled_from(PHASES), unique=True))
     assert sorted(found.of_phases(wanted)) == [(index, each) for index, each in values if each.phase in wanted]
@@ -84,8 +84,8 @@ def test_of_a_cut_file_every_whole_frame_is_read(payloads: list[bytes], data: st
     frames = [frame(payload) for payload in payloads]
     whole = b"".join(frames)
     cut = data.draw(st.integers(0, len(whole)))
-    num_whole = sum(len(b"".join(frames[: n + 1])) <= cut for n in range(len(frames)))
-    assert frames_of(whole[:cut]) == payloads[:num_whole]
+    num_global = sum(len(b"".join(frames[: n + 1])) <= cut for n in range(len(frames)))
+    assert frames_of(whole[:cut]) == payloads[:num_global]
 
 
 @SEEDED
@@ -116,10 +116,10 @@ def test_done_says_how_many_steps() -> None:
 
 
 def test_what_cannot_be_written_is_said() -> None:
-    short = Leaf("loss", "loss", 0, "f32", (), "raw", b"1234")
+    short = RecordedValue("loss", "loss", 0, "f32", (), "raw", b"1234")
     with pytest.raises(TraceError, match="4 bytes for loss"):
         step_payload(0, ROOT, CHAIN, [short])
-    parts = [leaf("loss", "loss", 1, scope=scope) for scope in (Scope.PHYSICAL, Scope.CONTEXT)]
+    parts = [recorded_value("loss", "loss", 1, scope=scope) for scope in (Scope.PHYSICAL, Scope.CONTEXT)]
     step_payload(0, ROOT, CHAIN, parts)
     for part in parts:
         with pytest.raises(TraceError, match="two leaves"):
@@ -153,7 +153,7 @@ GOOD = enc("loss", "loss", "0", "f32", "", "raw")
 )
 def test_whole_and_wrong_is_named(payload: bytes) -> None:
     with pytest.raises(TraceError, match="not as the format says"):
-        columns_of(payload).leaves()
+        columns_of(payload).values()
 
 
 def test_phases_of_what_is_whole_and_wrong() -> None:
@@ -168,4 +168,4 @@ def test_a_head_that_is_too_short_is_named() -> None:
     for payload in (b"STEP", wrong([len(GOOD)], GOOD)[: HEAD_BYTES + 16]):
         with pytest.raises(TraceError, match="not as the format says"):
             head_of(payload)
-    assert columns_of(wrong([len(GOOD)], GOOD)).leaves()[0].name == "loss"
+    assert columns_of(wrong([len(GOOD)], GOOD)).values()[0].name == "loss"

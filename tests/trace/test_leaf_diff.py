@@ -8,46 +8,57 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.trace.chain import Leaf, Scope
-from harness.trace.format import Columns, Place, read_columns, step_payload
-from harness.trace.value_diff import StepDifference, compare_columns, compare_leaves
+from harness.trace.chain import RecordedValue, Scope
+from harness.trace.format import Columns, FramePosition, read_columns, step_payload
+from harness.trace.value_diff import StepDifference, compare_columns, compare_values
 from harness.trace.verdict import Difference
-from tests.support.traces import SEEDED, any_leaves, leaf
+from tests.support.traces import SEEDED, any_leaves, recorded_value
 
 ALL_SCOPES = st.sampled_from([tuple(Scope), (Scope.LOGICAL,), (Scope.PHYSICAL,)])
 
 
-def columns(leaves: list[Leaf]) -> Columns:
-    payload = step_payload(0, bytes(16), bytes(16), leaves)
-    return read_columns(io.BytesIO(payload), Place(0, len(payload)), len(leaves))
+def columns(recorded_values: list[RecordedValue]) -> Columns:
+    payload = step_payload(0, bytes(16), bytes(16), recorded_values)
+    return read_columns(io.BytesIO(payload), FramePosition(0, len(payload)), len(recorded_values))
 
 
 @SEEDED
 @given(any_leaves, st.data(), ALL_SCOPES)
-def test_columns_are_compared_as_leaves_are(leaves: list[Leaf], data: st.DataObject, scopes: Collection[Scope]) -> None:
-    digests = [data.draw(st.sampled_from([each.digest, bytes(16)])) for each in leaves]
-    others = [each._replace(digest=digest) for each, digest in zip(leaves, digests, strict=True)]
-    same(compare_columns(columns(leaves), columns(others), scopes), compare_leaves(leaves, others, scopes))
+def test_columns_are_compared_as_leaves_are(
+    recorded_values: list[RecordedValue], data: st.DataObject, scopes: Collection[Scope]
+) -> None:
+    digests = [data.draw(st.sampled_from([each.digest, bytes(16)])) for each in recorded_values]
+    others = [each._replace(digest=digest) for each, digest in zip(recorded_values, digests, strict=True)]
+    same(
+        compare_columns(columns(recorded_values), columns(others), scopes),
+        compare_values(recorded_values, others, scopes),
+    )
 
 
 @SEEDED
 @given(any_leaves, any_leaves, st.randoms(use_true_random=False), ALL_SCOPES)
 def test_columns_of_other_leaves_are_too(
-    leaves: list[Leaf], more: list[Leaf], order: random.Random, scopes: Collection[Scope]
+    recorded_values: list[RecordedValue], more: list[RecordedValue], order: random.Random, scopes: Collection[Scope]
 ) -> None:
     taken = {(each.scope, each.key) for each in more}
-    others = [*more, *(each for each in leaves if (each.scope, each.key) not in taken and order.random() < 0.8)]
+    others = [
+        *more,
+        *(each for each in recorded_values if (each.scope, each.key) not in taken and order.random() < 0.8),
+    ]
     order.shuffle(others)
-    same(compare_columns(columns(leaves), columns(others), scopes), compare_leaves(leaves, others, scopes))
-    kept = [each for each in leaves if each in others and each.scope in scopes]
-    num_unlike = sum(each.scope in scopes for each in leaves) - len(kept)
-    found = compare_leaves(leaves, others, scopes)
+    same(
+        compare_columns(columns(recorded_values), columns(others), scopes),
+        compare_values(recorded_values, others, scopes),
+    )
+    kept = [each for each in recorded_values if each in others and each.scope in scopes]
+    num_unlike = sum(each.scope in scopes for each in recorded_values) - len(kept)
+    found = compare_values(recorded_values, others, scopes)
     assert found.num_different + found.num_incomparable >= num_unlike
 
 
 def same(fast: StepDifference, slow: StepDifference) -> None:
     assert (fast.num_different, fast.num_incomparable) == (slow.num_different, slow.num_incomparable)
-    assert (fast.last_equal, fast.num_leaves) == (slow.last_equal, slow.num_leaves)
+    assert (fast.last_equal, fast.num_values) == (slow.last_equal, slow.num_values)
     assert fast.is_nan_payload_only == slow.is_nan_payload_only
     assert (fast.first is None) == (slow.first is None)
     if fast.first is not None and slow.first is not None:
@@ -56,23 +67,30 @@ def same(fast: StepDifference, slow: StepDifference) -> None:
 
 @pytest.mark.parametrize("index", [0, 1, 4095, 4096, 4500, 4999])
 def test_of_thousands_the_right_one_is_found(index: int) -> None:
-    leaves = [leaf("backward", str(number), number) for number in range(5000)]
-    others = [*leaves[:index], leaves[index]._replace(digest=bytes(16)), *leaves[index + 1 :]]
-    found = compare_columns(columns(leaves), columns(others))
+    recorded_values = [recorded_value("backward", str(number), number) for number in range(5000)]
+    others = [
+        *recorded_values[:index],
+        recorded_values[index]._replace(digest=bytes(16)),
+        *recorded_values[index + 1 :],
+    ]
+    found = compare_columns(columns(recorded_values), columns(others))
     assert found.first is not None
-    assert (found.first.position, found.first.a, found.num_different) == (index, leaves[index], 1)
-    assert found.last_equal == (leaves[index - 1] if index else None)
+    assert (found.first.position, found.first.a, found.num_different) == (index, recorded_values[index], 1)
+    assert found.last_equal == (recorded_values[index - 1] if index else None)
 
 
 def test_what_is_missing_first_comes_first() -> None:
-    leaves = [leaf("backward", str(number), number) for number in range(4)]
-    other = leaves[2]._replace(digest=bytes(16))
-    found = compare_leaves(leaves, [leaves[1], other, leaves[3]])
+    recorded_values = [recorded_value("backward", str(number), number) for number in range(4)]
+    other = recorded_values[2]._replace(digest=bytes(16))
+    found = compare_values(recorded_values, [recorded_values[1], other, recorded_values[3]])
     assert found.first is not None
-    assert (found.first.what, found.first.a, found.num_different) == (Difference.LEAF_ONLY_IN_A, leaves[0], 2)
-    back = compare_leaves([leaves[1], other, leaves[3]], leaves)
+    assert (found.first.what, found.first.a, found.num_different) == (Difference.VALUE_ONLY_IN_A, recorded_values[0], 2)
+    back = compare_values([recorded_values[1], other, recorded_values[3]], recorded_values)
     assert back.first is not None
-    assert (back.first.what, back.first.b, back.last_equal) == (Difference.LEAF_ONLY_IN_B, leaves[0], None)
-    later = compare_leaves(leaves, [leaves[0], leaves[1], leaves[3], leaf("backward", "new", 1)])
+    assert (back.first.what, back.first.b, back.last_equal) == (Difference.VALUE_ONLY_IN_B, recorded_values[0], None)
+    later = compare_values(
+        recorded_values,
+        [recorded_values[0], recorded_values[1], recorded_values[3], recorded_value("backward", "new", 1)],
+    )
     assert later.first is not None
-    assert (later.first.what, later.last_equal) == (Difference.LEAF_ONLY_IN_A, leaves[1])
+    assert (later.first.what, later.last_equal) == (Difference.VALUE_ONLY_IN_A, recorded_values[1])

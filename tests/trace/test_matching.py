@@ -8,20 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.trace.chain import Leaf
+from harness.trace.chain import RecordedValue
 from harness.trace.diff import diff
 from harness.trace.matching import match_processes
 from harness.trace.reader import Trace, read_trace
 from harness.trace.verdict import Kind
 from harness.trace.writer import TraceWriter
-from tests.support.traces import LEAVES, SEEDED, Steps, flip_bit, manifest_of, steps_of, value, write
+from tests.support.traces import SEEDED, VALUES, Steps, flip_bit, manifest_of, steps_of, value, write
 
 
 def steps_of_process(process: int, num_steps: int = 3) -> Steps:
     """Steps that no other process has."""
 
-    def change(step: int, leaf: Leaf) -> Leaf:
-        return leaf._replace(digest=bytes([leaf.digest[0], leaf.digest[1] ^ process, *leaf.digest[2:]]))
+    def change(step: int, recorded_value: RecordedValue) -> RecordedValue:
+        return recorded_value._replace(
+            digest=bytes([recorded_value.digest[0], recorded_value.digest[1] ^ process, *recorded_value.digest[2:]])
+        )
 
     return steps_of(num_steps, change)
 
@@ -50,16 +52,22 @@ def test_another_order_of_arrival_is_equal(
 
 
 @settings(SEEDED, max_examples=25)
-@given(st.data(), st.integers(1, 4), st.sampled_from(LEAVES), st.integers(0, 2))
+@given(st.data(), st.integers(1, 4), st.sampled_from(VALUES), st.integers(0, 2))
 def test_a_difference_is_found_in_any_order_of_arrival(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, num_processes: int, leaf: tuple[str, str], step: int
+    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject,
+    num_processes: int,
+    recorded_value: tuple[str, str],
+    step: int,
 ) -> None:
     directory = tmp_path_factory.mktemp("matching")
     logs = [steps_of_process(process) for process in range(num_processes)]
-    flip = flip_bit(step, *leaf)
+    flip = flip_bit(step, *recorded_value)
     changed = data.draw(st.integers(0, num_processes - 1))
     other = [
-        [[flip(at, each) for each in leaves] for at, leaves in enumerate(steps)] if process == changed else steps
+        [[flip(at, each) for each in recorded_values] for at, recorded_values in enumerate(steps)]
+        if process == changed
+        else steps
         for process, steps in enumerate(logs)
     ]
     a = trace_of_processes(directory / "a", logs)
@@ -70,7 +78,7 @@ def test_a_difference_is_found_in_any_order_of_arrival(
     assert first is not None
     assert first.a is not None
     # One log is left in each: which process differed, and where, is known.
-    assert (first.step, first.rank, first.a.phase, first.a.name) == (step, changed, *leaf)
+    assert (first.step, first.rank, first.a.phase, first.a.name) == (step, changed, *recorded_value)
     assert not any("guess" in note for note in verdict.notes)
 
 
@@ -100,7 +108,9 @@ def test_logs_belong_together_that_are_equal_for_the_longest_time(tmp_path: Path
     """Both processes differ in step 2, and arrived in another order."""
     logs = [steps_of_process(0), steps_of_process(1)]
     flip = flip_bit(2, "loss", "loss")
-    other = [[[flip(at, each) for each in leaves] for at, leaves in enumerate(steps)] for steps in logs]
+    other = [
+        [[flip(at, each) for each in recorded_values] for at, recorded_values in enumerate(steps)] for steps in logs
+    ]
     a = trace_of_processes(tmp_path / "a", logs)
     b = trace_of_processes(tmp_path / "b", other[::-1])
     match = match_processes(a, b)

@@ -11,7 +11,7 @@ from harness.trace.diff import diff
 from harness.trace.reader import read_trace
 from harness.trace.tensor_file import Kept, write_tensors
 from harness.trace.verdict import Divergence
-from tests.support.traces import Steps, leaf, steps_of, trace, trace_of_ranks, trace_of_values, value
+from tests.support.traces import Steps, recorded_value, steps_of, trace, trace_of_ranks, trace_of_values, value
 
 
 def first_of(a: Steps, b: Steps, tmp_path: Path) -> Divergence:
@@ -94,11 +94,13 @@ def test_what_a_rank_has_otherwise_than_the_lowest_is_not_damaged(tmp_path: Path
 
 @pytest.mark.parametrize("sick", [0, 1, 2])
 def test_the_micro_batch_is_named(tmp_path: Path, sick: int) -> None:
-    losses = [leaf("loss", "loss", number, scope=Scope.PHYSICAL, occurrence=number) for number in range(3)]
+    losses = [recorded_value("loss", "loss", number, scope=Scope.PHYSICAL, occurrence=number) for number in range(3)]
     other = [each._replace(digest=bytes(16)) if each.occurrence >= sick else each for each in losses]
-    alike = [leaf("loss", "loss of another", 1, scope=Scope.PHYSICAL), leaf("loss", "loss", 1)]
+    alike = [recorded_value("loss", "loss of another", 1, scope=Scope.PHYSICAL), recorded_value("loss", "loss", 1)]
     first = first_of(
-        [[*losses, *alike, leaf("backward", "w", 1)]], [[*other, *alike, leaf("backward", "w", 2)]], tmp_path
+        [[*losses, *alike, recorded_value("backward", "w", 1)]],
+        [[*other, *alike, recorded_value("backward", "w", 2)]],
+        tmp_path,
     )
     assert first.a is not None
     assert (first.a.scope, first.a.occurrence, first.num_microbatches) == (Scope.PHYSICAL, sick, 3)
@@ -106,12 +108,14 @@ def test_the_micro_batch_is_named(tmp_path: Path, sick: int) -> None:
 
 
 def test_what_stands_before_it_is_told(tmp_path: Path) -> None:
-    context = leaf("reference", "random.torch", 1, scope=Scope.CONTEXT)
+    context = recorded_value("reference", "random.torch", 1, scope=Scope.CONTEXT)
     steps = steps_of(1)[0]
     sick = [*steps[:4], steps[4]._replace(digest=bytes(16)), steps[5]]
     first = first_of([[context, *steps]], [[context, *sick]], tmp_path)
     assert (first.num_before, first.phases_before) == (4, ("rollout", "forward", "loss", "backward"))
-    more = first_of([[context, *steps]], [[context, *steps[:2], leaf("loss", "new", 1), *steps[2:]]], tmp_path / "more")
+    more = first_of(
+        [[context, *steps]], [[context, *steps[:2], recorded_value("loss", "new", 1), *steps[2:]]], tmp_path / "more"
+    )
     assert (more.num_before, more.phases_before) == (2, ("rollout", "forward"))
 
 

@@ -15,21 +15,21 @@ from hypothesis import strategies as st
 import harness.trace
 from harness import __version__
 from harness.core.errors import TraceError
-from harness.trace.chain import Leaf, next_chain
+from harness.trace.chain import RecordedValue, next_chain
 from harness.trace.diff import diff
 from harness.trace.digests import digest
 from harness.trace.excerpt import excerpt
 from harness.trace.format import HEADER, done_payload, frame, step_payload
-from harness.trace.global_values import whole_leaves
+from harness.trace.global_values import global_values
 from harness.trace.manifest import Fingerprint, Manifest, manifest_text, parse_manifest
 from harness.trace.reader import read_trace, verify
 from harness.trace.verdict import Kind
 from tests.support.manual import section
 from tests.support.traces import (
     SEEDED,
-    leaf,
     manifest_of,
     names,
+    recorded_value,
     steps_of,
     trace,
     trace_of_values,
@@ -57,9 +57,9 @@ def test_a_trace_is_read_up_to_wherever_a_file_is_cut(tmp_path: Path, name: str)
         found = read_trace(cut_trace)
         if name.endswith(".log"):
             log = found.ranks[int(name[5])]
-            num_whole = sum(place.frame_end <= size for place in complete.ranks[0].places.values())
-            assert list(log.heads) == list(range(num_whole))
-            assert found.steps == tuple(range(num_whole))
+            num_global = sum(place.frame_end <= size for place in complete.ranks[0].places.values())
+            assert list(log.heads) == list(range(num_global))
+            assert found.steps == tuple(range(num_global))
             assert not log.is_closed
             ends = [0, len(HEADER), *(place.frame_end for place in complete.ranks[0].places.values())]
             assert log.num_skipped_bytes == size - max(end for end in ends if end <= size)
@@ -150,7 +150,7 @@ def test_the_example_of_the_manual_is_read(tmp_path: Path, monkeypatch: pytest.M
     exec(compile(code, "TRACES.md", "exec"), {})
     found = read_trace(tmp_path / "out")
     assert (found.steps, found.gaps, verify(found)) == ((0, 1, 2), (), [])
-    assert found.ranks[0].columns(1).leaves()[0].digest == bytes.fromhex("0000003f").ljust(16, b"\0")
+    assert found.ranks[0].columns(1).values()[0].digest == bytes.fromhex("0000003f").ljust(16, b"\0")
 
 
 def test_a_newer_manifest_is_refused_with_what_can_read_it(tmp_path: Path) -> None:
@@ -199,8 +199,8 @@ def test_a_manifest_of_an_unknown_level_is_refused() -> None:
         Manifest(world_size=0)
 
 
-def shape_of(leaf: Leaf) -> str:
-    return ",".join(map(str, leaf.shape))
+def shape_of(recorded_value: RecordedValue) -> str:
+    return ",".join(map(str, recorded_value.shape))
 
 
 def test_the_writer_of_the_documentation_writes_what_ours_does(tmp_path: Path) -> None:
@@ -210,7 +210,8 @@ def test_the_writer_of_the_documentation_writes_what_ours_does(tmp_path: Path) -
     exec(compile(code, "FORMAT.md", "exec"), theirs)
     steps = [*steps_of(3), []]
     plain = [
-        [(*each.key, each.dtype, shape_of(each), each.algorithm, each.digest) for each in leaves] for leaves in steps
+        [(*each.key, each.dtype, shape_of(each), each.algorithm, each.digest) for each in recorded_values]
+        for recorded_values in steps
     ]
     identity = {"seed": "7", "größe": "ß", "data": "9f"}
     theirs["write_trace"](tmp_path / "theirs", identity, plain)
@@ -274,7 +275,7 @@ def test_a_file_of_a_trace_and_a_directory_of_traces_are_no_traces(tmp_path: Pat
 def test_a_log_that_changes_while_it_is_compared_is_said(tmp_path: Path) -> None:
     log = read_trace(write(tmp_path / "a", steps_of(2))).ranks[0]
     log.path.write_bytes(log.path.read_bytes()[: log.places[1].start + 60])
-    assert log.columns(0).leaves() == list(steps_of(1)[0])
+    assert log.columns(0).values() == list(steps_of(1)[0])
     with pytest.raises(TraceError, match="has become shorter"):
         log.columns(1)
     log.path.unlink()
@@ -313,8 +314,10 @@ def test_frames_that_are_whole_and_wrong_name_their_file(tmp_path: Path, payload
 def test_a_root_over_other_leaves_is_found(tmp_path: Path) -> None:
     root = bytes(16)
     chain = next_chain(bytes(16), root)
-    leaves = [Leaf("loss", "loss", 0, "f32", (), *digest(b"1234"))]
-    directory = written(tmp_path, step_payload(0, root, chain, leaves), step_payload(1, root, chain, leaves * 2))
+    recorded_values = [RecordedValue("loss", "loss", 0, "f32", (), *digest(b"1234"))]
+    directory = written(
+        tmp_path, step_payload(0, root, chain, recorded_values), step_payload(1, root, chain, recorded_values * 2)
+    )
     (directory / "manifest.json").write_text('{"format": 1, "complete": true, "fingerprint": {}}', "utf-8")
     assert verify(read_trace(directory)) == [
         "rank-0.log: the chain of step 0 does not follow from the one before",
@@ -326,11 +329,11 @@ def test_a_root_over_other_leaves_is_found(tmp_path: Path) -> None:
 
 def test_ranks_that_disagree_are_told(tmp_path: Path) -> None:
     for rank in range(2):
-        leaves = [leaf("loss", "loss", rank), leaf("backward", "w", 1)]
-        write(tmp_path / "a", [leaves], Manifest(world_size=2), rank=rank)
-    merged, apart = whole_leaves(read_trace(tmp_path / "a"), 0)
-    assert merged == [leaf("loss", "loss", 0), leaf("backward", "w", 1)]
-    assert apart == [(1, leaf("loss", "loss", 1))]
+        recorded_values = [recorded_value("loss", "loss", rank), recorded_value("backward", "w", 1)]
+        write(tmp_path / "a", [recorded_values], Manifest(world_size=2), rank=rank)
+    merged, apart = global_values(read_trace(tmp_path / "a"), 0)
+    assert merged == [recorded_value("loss", "loss", 0), recorded_value("backward", "w", 1)]
+    assert apart == [(1, recorded_value("loss", "loss", 1))]
 
 
 @settings(SEEDED, max_examples=30)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.trace.chain import Leaf, Scope
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
 from harness.trace.digests import SHARDSUM_128, add_shards, shardsum
 from harness.trace.reader import Trace, read_trace, verify
 from harness.trace.verdict import Kind
-from tests.support.traces import leaf, trace, trace_of_ranks
+from tests.support.traces import recorded_value, trace, trace_of_ranks
 
 ROWS, COLUMNS = 6, 4
 Cut = Callable[[int], int]
@@ -34,19 +34,19 @@ def weights(step: int, name: str, sick: tuple[int, str] | None) -> bytes:
     return bytes(data)
 
 
-def shard(step: int, name: str, data: bytes, holds: Callable[[int], bool]) -> Leaf:
+def shard(step: int, name: str, data: bytes, holds: Callable[[int], bool]) -> RecordedValue:
     digest = add_shards(shardsum(data[4 * at : 4 * at + 4], 4, at) for at in range(ROWS * COLUMNS) if holds(at))
-    return Leaf("optimizer", name, 0, "f32", (ROWS, COLUMNS), SHARDSUM_128, digest, Scope.SHARD)
+    return RecordedValue("optimizer", name, 0, "f32", (ROWS, COLUMNS), SHARDSUM_128, digest, Scope.SHARD)
 
 
 def sharded(directory: Path, num_ranks: int, cut: Cut, sick: tuple[int, str] | None = None) -> Trace:
     """Three steps of two weights, a part of each on every rank, and a loss that all of them have."""
-    made: list[Sequence[Sequence[Leaf]]] = []
+    made: list[Sequence[Sequence[RecordedValue]]] = []
     for rank in range(num_ranks):
         made.append(
             [
                 [
-                    leaf("loss", "loss", step),
+                    recorded_value("loss", "loss", step),
                     *[shard(step, name, weights(step, name, sick), lambda at: cut(at) == rank) for name in NAMES],  # noqa: B023
                 ]
                 for step in range(3)
@@ -85,9 +85,9 @@ def test_a_whole_is_compared_with_its_shards(tmp_path: Path) -> None:
     def whole(directory: Path, algorithm: str, sick: tuple[int, str] | None = None) -> Trace:
         steps = []
         for step in range(3):
-            leaves = [shard(step, name, weights(step, name, sick), lambda at: True) for name in NAMES]
-            wholes = [each._replace(scope=Scope.LOGICAL, algorithm=algorithm) for each in leaves]
-            steps.append([leaf("loss", "loss", step), *wholes])
+            recorded_values = [shard(step, name, weights(step, name, sick), lambda at: True) for name in NAMES]
+            global_values_ = [each._replace(scope=Scope.LOGICAL, algorithm=algorithm) for each in recorded_values]
+            steps.append([recorded_value("loss", "loss", step), *global_values_])
         return trace(directory, steps)
 
     assert diff(shards, whole(tmp_path / "a", SHARDSUM_128)).kind is Kind.EQUAL
@@ -120,7 +120,7 @@ def test_of_wholes_that_may_be_cut_otherwise_nothing_is_known_without_every_log(
 def test_a_part_that_two_ranks_have_counts_twice(tmp_path: Path) -> None:
     """Equal roots of ranks are no proof where the cut is another."""
     part = shard(0, "w", weights(0, "w", None), lambda at: True)
-    step = [leaf("loss", "loss", 0), part]
+    step = [recorded_value("loss", "loss", 0), part]
     alone = trace(tmp_path / "a", [step])
     twice = trace_of_ranks(tmp_path / "b", [[step], [step]])
     assert {log.heads[0].root for log in (*alone.ranks.values(), *twice.ranks.values())} == {
@@ -146,7 +146,7 @@ def test_ranks_whose_wholes_differ_alike_are_equal_over_any_cut(tmp_path: Path) 
         data = weights(0, "w", None)
         parts = [shard(0, "w", data, lambda at: cut(at) == 0), shard(0, "w", data, lambda at: cut(at) == 1)]
         return trace_of_ranks(
-            directory, [[[part, leaf("rollout", "batch", rank * own)]] for rank, part in enumerate(parts)]
+            directory, [[[part, recorded_value("rollout", "batch", rank * own)]] for rank, part in enumerate(parts)]
         )
 
     rows, columns = by_rows(2), by_columns(2)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from safetensors import deserialize
 
 from harness.core.errors import TraceError
-from harness.trace.chain import Leaf, Scope
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.tensor_file import DTYPES, DamagedTensor, Kept, read_digested, read_tensor, tensor_key, write_tensors
 from tests.support.traces import SEEDED, names
 
 
-def tensor(name: str, dtype: str, shape: tuple[int, ...], scope: Scope = Scope.LOGICAL) -> Leaf:
-    return Leaf("backward", name, 0, dtype, shape, "xxh3_128", bytes(16), scope)
+def tensor(name: str, dtype: str, shape: tuple[int, ...], scope: Scope = Scope.LOGICAL) -> RecordedValue:
+    return RecordedValue("backward", name, 0, dtype, shape, "xxh3_128", bytes(16), scope)
 
 
 def read_by_the_library(path: Path) -> dict[str, Any]:
@@ -40,11 +40,11 @@ def test_the_library_of_the_format_reads_them(tmp_path_factory: pytest.TempPathF
     path = tmp_path_factory.mktemp("kept") / "rank-0-step-7.safetensors"
     write_tensors(path, tensors)
     found = read_by_the_library(path)
-    assert found.keys() == {tensor_key(leaf) for leaf, _ in tensors}
-    for leaf, data in tensors:
-        fields = found[tensor_key(leaf)]
-        assert (fields["dtype"], tuple(fields["shape"])) == (DTYPES[leaf.dtype][0], leaf.shape)
-        assert bytes(fields["data"]) == bytes(data) == read_tensor(path, leaf)
+    assert found.keys() == {tensor_key(recorded_value) for recorded_value, _ in tensors}
+    for recorded_value, data in tensors:
+        fields = found[tensor_key(recorded_value)]
+        assert (fields["dtype"], tuple(fields["shape"])) == (DTYPES[recorded_value.dtype][0], recorded_value.shape)
+        assert bytes(fields["data"]) == bytes(data) == read_tensor(path, recorded_value)
 
 
 def test_elements_are_aligned(tmp_path: Path) -> None:
@@ -83,20 +83,20 @@ def test_what_is_wrong_leaves_nothing(tmp_path: Path, tensors: list[Kept]) -> No
 
 
 def test_a_file_cut_anywhere_holds_nothing_wrong(tmp_path: Path) -> None:
-    leaf, data = tensor("w", "f32", (3,)), bytes(range(1, 13))
-    write_tensors(tmp_path / "kept", [(leaf, data)])
+    recorded_value, data = tensor("w", "f32", (3,)), bytes(range(1, 13))
+    write_tensors(tmp_path / "kept", [(recorded_value, data)])
     whole = (tmp_path / "kept").read_bytes()
     for end in range(len(whole)):
         (tmp_path / "cut").write_bytes(whole[:end])
-        assert read_tensor(tmp_path / "cut", leaf) is None
+        assert read_tensor(tmp_path / "cut", recorded_value) is None
 
 
 def test_a_header_nested_too_deep_is_damaged_and_a_digest_of_another_algorithm_is_not_judged(tmp_path: Path) -> None:
-    leaf, data = tensor("w", "f32", (8,)), bytes(range(32))
-    write_tensors(tmp_path / "kept", [(leaf, data)])
-    assert read_digested(tmp_path / "kept", leaf._replace(algorithm="shardsum_128")) == data
+    recorded_value, data = tensor("w", "f32", (8,)), bytes(range(32))
+    write_tensors(tmp_path / "kept", [(recorded_value, data)])
+    assert read_digested(tmp_path / "kept", recorded_value._replace(algorithm="shardsum_128")) == data
     with pytest.raises(DamagedTensor, match=r"logical/backward/0/w in .*kept is not what was digested"):
-        read_digested(tmp_path / "kept", leaf)
+        read_digested(tmp_path / "kept", recorded_value)
     (tmp_path / "kept").write_bytes(struct.pack("<Q", 10**5) + b"[" * 10**5)
     with pytest.raises(DamagedTensor, match="kept is cut, or no file of safetensors"):
-        read_digested(tmp_path / "kept", leaf)
+        read_digested(tmp_path / "kept", recorded_value)

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import TraceError
-from harness.trace.chain import Leaf, Scope
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.digests import SHARDSUM_128
 from harness.trace.manifest import Fingerprint, Manifest
 from harness.trace.reader import read_trace, verify
 from harness.trace.tensor_file import read_tensor
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter, close_log, write_manifest
-from tests.support.traces import leaf, manifest_of, steps_of, trace, write
+from tests.support.traces import manifest_of, recorded_value, steps_of, trace, write
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +42,9 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     found = trace(tmp_path / "a", steps)
     assert found.gaps == ()
     assert found.steps == (0, 1, 2)
-    assert [found.ranks[0].columns(step).leaves() for step in found.steps] == [list(leaves) for leaves in steps]
+    assert [found.ranks[0].columns(step).values() for step in found.steps] == [
+        list(recorded_values) for recorded_values in steps
+    ]
     assert [point.chain for point in found.curve] == [found.ranks[0].heads[step].chain.hex() for step in found.steps]
     assert [point.values["loss"].value() for point in found.curve] == pytest.approx([1.0, 1.0, 1.0])
     assert verify(found) == []
@@ -63,15 +65,15 @@ def test_a_full_disk_ends_the_recording_and_not_the_program(tmp_path: Path) -> N
     writer = TraceWriter(tmp_path / "a", manifest_of(), say=said.append)
     steps = steps_of(50)
     with largest_file(4000):
-        chains = [writer.append(step, leaves) for step, leaves in enumerate(steps)]
-    num_whole = sum(chain is not None for chain in chains)
-    assert 0 < num_whole < 50
-    assert chains[num_whole:] == [None] * (50 - num_whole)
+        chains = [writer.append(step, recorded_values) for step, recorded_values in enumerate(steps)]
+    num_global = sum(chain is not None for chain in chains)
+    assert 0 < num_global < 50
+    assert chains[num_global:] == [None] * (50 - num_global)
     assert len(said) == 1
-    assert f"ended after {num_whole} step{'s' * (num_whole != 1)}, the program goes on: File too large" in said[0]
+    assert f"ended after {num_global} step{'s' * (num_global != 1)}, the program goes on: File too large" in said[0]
     writer.close()
     found = read_trace(tmp_path / "a")
-    assert found.steps == tuple(range(num_whole))
+    assert found.steps == tuple(range(num_global))
     assert found.gaps == ("its program did not end in order", "rank-0.log was not closed")
     assert len(said) == 1
 
@@ -103,19 +105,19 @@ def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("leaves", "reason"),
     [
-        ([leaf("loss", "loss", 1), leaf("loss", "loss", 2)], "two leaves loss loss 0"),
-        ([leaf("forwards", "x", 1)], "the phase 'forwards'"),
-        ([Leaf("loss", "loss", 0, "f32", (), "raw", b"")], "a digest of 0 bytes"),
-        ([leaf("loss", "\ud800", 1)], "no text"),
+        ([recorded_value("loss", "loss", 1), recorded_value("loss", "loss", 2)], "two leaves loss loss 0"),
+        ([recorded_value("forwards", "x", 1)], "the phase 'forwards'"),
+        ([RecordedValue("loss", "loss", 0, "f32", (), "raw", b"")], "a digest of 0 bytes"),
+        ([recorded_value("loss", "\ud800", 1)], "no text"),
     ],
 )
 def test_a_recorders_mistake_ends_the_recording_and_not_the_program(
-    tmp_path: Path, leaves: list[Leaf], reason: str
+    tmp_path: Path, recorded_values: list[RecordedValue], reason: str
 ) -> None:
     said: list[str] = []
     with TraceWriter(tmp_path / "a", manifest_of(), say=said.append) as writer:
         assert writer.append(0, steps_of(1)[0]) is not None
-        assert writer.append(1, leaves) is None
+        assert writer.append(1, recorded_values) is None
         assert writer.append(2, steps_of(1)[0]) is None
     assert len(said) == 1
     assert reason in said[0]
@@ -178,12 +180,15 @@ def test_every_step_that_was_appended_survives_sigkill(tmp_path: Path) -> None:
 
 def test_ranks_write_side_by_side(tmp_path: Path) -> None:
     manifest = Manifest(Fingerprint(), world_size=2)
-    parts = [[leaf("forward", "hidden", (rank, step), scope=Scope.PHYSICAL) for step in range(3)] for rank in range(2)]
+    parts = [
+        [recorded_value("forward", "hidden", (rank, step), scope=Scope.PHYSICAL) for step in range(3)]
+        for rank in range(2)
+    ]
     for rank in (1, 0):
         write(tmp_path / "a", [[part] for part in parts[rank]], manifest, rank=rank)
     found = read_trace(tmp_path / "a")
     assert (found.gaps, found.steps) == ((), (0, 1, 2))
-    assert [found.ranks[rank].columns(2).leaves() for rank in (0, 1)] == [[parts[0][2]], [parts[1][2]]]
+    assert [found.ranks[rank].columns(2).values() for rank in (0, 1)] == [[parts[0][2]], [parts[1][2]]]
 
 
 def curve_of(directory: Path) -> list[dict[str, float]]:
@@ -258,7 +263,7 @@ def test_kept_tensors_are_there_before_their_step(tmp_path: Path) -> None:
 def test_shards_have_a_digest_that_can_be_added(tmp_path: Path) -> None:
     said: list[str] = []
     writer = TraceWriter(tmp_path / "a", manifest_of(), say=said.append)
-    shard = leaf("backward", "w", 1, scope=Scope.SHARD)
+    shard = recorded_value("backward", "w", 1, scope=Scope.SHARD)
     assert writer.append(0, [shard._replace(algorithm=SHARDSUM_128)]) is not None
     assert writer.append(1, [shard]) is None
     assert "legal:  shardsum_128" in said[0]

@@ -16,9 +16,9 @@ from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation, wants_colour
 from harness.core.user_cache import cache_path
 from harness.lab.experiments.launcher import LaunchContext, open_launcher
-from harness.lab.reproduce.debugger.answers import Answer, Told
-from harness.lab.reproduce.debugger.console import Console, Inside
-from harness.lab.reproduce.debugger.inside import make_inside
+from harness.lab.reproduce.debugger.answers import Answer, Message
+from harness.lab.reproduce.debugger.console import Console, StepDebugger
+from harness.lab.reproduce.debugger.inside import open_debugger
 from harness.lab.reproduce.debugger.lines import Lines, open_lines
 from harness.lab.reproduce.debugger.words import COMMANDS, parse_line
 from harness.lab.reproduce.options import ReproduceOptions
@@ -35,7 +35,7 @@ HISTORY = "interactive-history"
 def run_interactive(invocation: Invocation, options: ReproduceOptions, *, color: str, is_json: bool) -> ExitCode:
     """Carry out a session of the step debugger; HarnessError for what the user can mend."""
     program, run_id = check_machine(invocation), new_run_id(SystemClock().wall())
-    inside = make_inside(invocation, options, run_id)
+    inside = open_debugger(invocation, options, run_id)
     place = LaunchContext(program, invocation.cwd, invocation.environ, run_id)
     colour = wants_colour(color, invocation)
     commands = invocation.cwd / options.commands if options.commands else None
@@ -54,7 +54,7 @@ def run_interactive(invocation: Invocation, options: ReproduceOptions, *, color:
 
 
 async def _converse(
-    inside: Inside, place: LaunchContext, tell: Callable[[Answer], None], open_for: Callable[[Console], Lines]
+    inside: StepDebugger, place: LaunchContext, tell: Callable[[Answer], None], open_for: Callable[[Console], Lines]
 ) -> ExitCode:
     """Answer one line after another."""
     with open_launcher(place, SilentRuns()) as session:
@@ -99,7 +99,7 @@ async def _talk(console: Console, tell: Callable[[Answer], None], lines: Lines) 
         try:
             command = parse_line(line)
         except UsageError as error:
-            tell(Told(tuple(str(error).splitlines()), is_refused=True))
+            tell(Message(tuple(str(error).splitlines()), is_refused=True))
             continue
         if command is None:
             continue
@@ -118,5 +118,5 @@ def _history(invocation: Invocation) -> Path | None:
 
 def _words(console: Console) -> set[str]:
     """What may be completed: commands, phases, and the names of what was recorded."""
-    leaves = console.walk.leaves or console.walk.recorded.values()
-    return {*COMMANDS, *PHASES, *(leaf.name for leaf in leaves)}
+    recorded_values = console.walk.values or console.walk.recorded.values()
+    return {*COMMANDS, *PHASES, *(recorded_value.name for recorded_value in recorded_values)}

@@ -22,7 +22,7 @@ from harness.lab.experiments.launcher import LaunchContext
 from harness.lab.experiments.out_directory import out_directory, place_of
 from harness.lab.experiments.recorded_kind import RecordedKind, recorded_kind
 from harness.lab.reproduce.bundled_run import UNPACKED, notes_on, trusted_bundle, unpacked
-from harness.lab.reproduce.comparison import judge_trace
+from harness.lab.reproduce.comparison import check_trace
 from harness.lab.reproduce.execution import reproduce
 from harness.lab.reproduce.options import ReproduceOptions, check_options
 from harness.lab.reproduce.plan import REPRODUCTIONS, check_machine, named_run, plan_step, plan_stop
@@ -87,7 +87,7 @@ def _of_run(invocation: Invocation, options: ReproduceOptions) -> Reproduction:
     found = asyncio.run(reproduce(plan, other_plan, out, place, RunLines()))
     found = replace(found, notes=tuple(f"a damaged checkpoint is passed over: {each}" for each in plan.passed_over))
     if other_trace is not None and not found.interrupted_by:
-        found = replace(found, other_trace=judge_trace(found.repeated, other_trace))
+        found = replace(found, other_trace=check_trace(found.repeated, other_trace))
     if bundle is not None and found.repeated.runs and not found.interrupted_by:
         found = with_bundle(found, bundle, refers_to_checkpoint=options.refers_to_checkpoint)
     return found

@@ -37,7 +37,7 @@ def run_transplant(invocation: Invocation, arguments: Mapping[str, Any]) -> Exit
     lines = RunLines()
 
     async def search(launcher: Launcher) -> Findings:
-        return await TransplantExecutor(plan.pair, launcher, directory, lines).search(plan.grafts)
+        return await TransplantExecutor(plan.pair, launcher, directory, lines).search(plan.patches)
 
     found, _ = run_experiment(place, lines, search)
     return show_result(

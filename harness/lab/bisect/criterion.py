@@ -18,7 +18,7 @@ REWARD_MEAN = "reward_mean"
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Classified:
     """What a probe is."""
 
     outcome: Outcome
@@ -37,7 +37,7 @@ class Criterion:
     tolerance: float = 0.0
     """Of REWARD: how far it may move."""
 
-    def judge(self, good: Trace, probe: Trace) -> Judged:
+    def judge(self, good: Trace, probe: Trace) -> Classified:
         """What a probe is, beside the run that is known to be good."""
         if self.text == BITS:
             return _by_bits(good, probe)
@@ -56,26 +56,26 @@ class Criterion:
                 remedy=f"{OPTION} {BITS} looks at everything that is recorded",
             )
 
-    def _by_reward(self, good: Trace, probe: Trace) -> Judged:
+    def _by_reward(self, good: Trace, probe: Trace) -> Classified:
         x, y = (dict(_values(trace, REWARD_MEAN)) for trace in (good, probe))
         if not x.keys() & y.keys():
-            return Judged(Outcome.SKIP, f"no step has a {REWARD_MEAN} in both")
+            return Classified(Outcome.SKIP, f"no step has a {REWARD_MEAN} in both")
         for step in sorted(x.keys() | y.keys()):
             if step not in x or step not in y:
-                return Judged(Outcome.BAD, f"step {step} is in one of them only")
+                return Classified(Outcome.BAD, f"step {step} is in one of them only")
             moved = abs(x[step] - y[step])
             if moved > self.tolerance or isnan(x[step]) != isnan(y[step]):
-                return Judged(Outcome.BAD, f"the reward of step {step} is {y[step]:.6g}, not {x[step]:.6g}")
-        return Judged(Outcome.GOOD, "the same reward")
+                return Classified(Outcome.BAD, f"the reward of step {step} is {y[step]:.6g}, not {x[step]:.6g}")
+        return Classified(Outcome.GOOD, "the same reward")
 
-    def _by_condition(self, condition: Condition, probe: Trace) -> Judged:
+    def _by_condition(self, condition: Condition, probe: Trace) -> Classified:
         values = list(_values(probe, condition.name_among(_names(probe))))
         if not values:
-            return Judged(Outcome.SKIP, f"its curve has no {condition.name}")
+            return Classified(Outcome.SKIP, f"its curve has no {condition.name}")
         for step, value in values:
             if isnan(value) or OPERATORS[condition.relation](value, condition.number):
-                return Judged(Outcome.BAD, f"{condition.name} of step {step} is {value:.6g}")
-        return Judged(Outcome.GOOD, f"no step has {condition}")
+                return Classified(Outcome.BAD, f"{condition.name} of step {step} is {value:.6g}")
+        return Classified(Outcome.GOOD, f"no step has {condition}")
 
 
 def parse_criterion(text: str, tolerance: float | None) -> Criterion:
@@ -95,16 +95,16 @@ def parse_criterion(text: str, tolerance: float | None) -> Criterion:
     )
 
 
-def _by_bits(good: Trace, probe: Trace) -> Judged:
+def _by_bits(good: Trace, probe: Trace) -> Classified:
     verdict = diff(good, probe)
     first = verdict.first
     if first is None:
         if verdict.kind is Kind.EQUAL:
-            return Judged(Outcome.GOOD, "every bit is the same")
-        return Judged(Outcome.SKIP, "; ".join(verdict.reasons))
-    leaf = first.a or first.b
-    return Judged(
-        Outcome.BAD, f"other bits from step {first.step} on" + (f", {leaf.phase} {leaf.name}" if leaf else "")
+            return Classified(Outcome.GOOD, "every bit is the same")
+        return Classified(Outcome.SKIP, "; ".join(verdict.reasons))
+    value = first.a or first.b
+    return Classified(
+        Outcome.BAD, f"other bits from step {first.step} on" + (f", {value.phase} {value.name}" if value else "")
     )
 
 

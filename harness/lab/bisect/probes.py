@@ -13,7 +13,7 @@ from harness.lab.bisect.candidates import Candidates, UnavailableError, refuse_i
 from harness.lab.bisect.criterion import Criterion
 from harness.lab.bisect.result import Bisection, Probe
 from harness.lab.bisect.search import Outcome, Search
-from harness.lab.experiments.entry_call import read_refusal
+from harness.lab.experiments.entry_call import read_rejection
 from harness.lab.experiments.launcher import Executor
 from harness.lab.experiments.run import OUTPUT, TitledDisplay
 from harness.lab.experiments.run_spec import RunSpec
@@ -146,7 +146,7 @@ class RevisionSearch:
         run = await self._session.record(run_spec, place, environ=side.environ, cwd=side.cwd)
         self._lines.ended(run)
         directory = run.recording.directory
-        if refusal := read_refusal(directory):
+        if refusal := read_rejection(directory):
             return Probe(name, told, Outcome.SKIP, f"its entry refuses to begin: {refusal.what}", directory)
         if not run.recording.is_whole or not run.recording.num_steps:
             problem = run.recording.problems[0].what if run.recording.problems else "no step was recorded"

@@ -42,7 +42,7 @@ def payload_values(perturbation: Perturbation) -> dict[str, Any]:
     return {name: value for name, value in perturbation.items() if name not in OUTSIDE}
 
 
-def watchers_of(perturbation: Perturbation, latency: Sequence[str]) -> dict[str, dict[str, Any]]:
+def callbacks_of(perturbation: Perturbation, latency: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What looks on in its process: what delays the calls of these functions, where they are delayed."""
     if LATENCY not in perturbation:
         return {}
@@ -51,8 +51,8 @@ def watchers_of(perturbation: Perturbation, latency: Sequence[str]) -> dict[str,
 
 def marking(run_spec: RunSpec, mark: Path) -> RunSpec:
     """The run spec with delays, where it has some, that make a file when the first call is delayed."""
-    marked = {name: {**fields, "mark": str(mark)} for name, fields in run_spec.watchers.items() if name == DELAYS}
-    return replace(run_spec, watchers={**run_spec.watchers, **marked})
+    marked = {name: {**fields, "mark": str(mark)} for name, fields in run_spec.callbacks.items() if name == DELAYS}
+    return replace(run_spec, callbacks={**run_spec.callbacks, **marked})
 
 
 def environ_of(perturbation: Perturbation, environ: Mapping[str, str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from harness.core.errors import UsageError
 from harness.lab.chaos.comparison import Outcome, Sign, compare, compare_crashed, has_died, why_alive
 from harness.lab.chaos.conditions import busy_argv, crashing, environ_of, going_on, launched, marking
 from harness.lab.chaos.plan import ChaosPlan
-from harness.lab.experiments.entry_call import Refusal, read_refusal
+from harness.lab.experiments.entry_call import Rejection, read_rejection
 from harness.lab.experiments.perturbation_factors import CRASH, LATENCY, Perturbation, told
 from harness.lab.experiments.recorded_run import checkpoint_steps_in
 from harness.lab.experiments.run import Run
@@ -156,12 +156,12 @@ class ChaosExecutor:
             self.num_runs,
             environ=environ,
         )
-        if is_first and (refusal := read_refusal(run.recording.directory)):
+        if is_first and (refusal := read_rejection(run.recording.directory)):
             _refuse(run, perturbation, refusal)
         return run
 
 
-def _refuse(run: Run, perturbation: Perturbation, refusal: Refusal) -> NoReturn:
+def _refuse(run: Run, perturbation: Perturbation, refusal: Rejection) -> NoReturn:
     """UsageError, as the entry has said it before it began; of its run nothing is left."""
     remove_tree(str(run.recording.directory))
     cause = f" with {told(perturbation)}" if perturbation else ""

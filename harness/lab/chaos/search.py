@@ -286,5 +286,5 @@ def with_moments(factors: Sequence[Factor], baseline: Trace, *, is_cut: bool = F
 def _moments(baseline: Trace) -> Iterator[str]:
     for step in baseline.steps[1:]:
         rank = next(iter(baseline.logs(step)))
-        phases = dict.fromkeys(leaf.phase for leaf in baseline.columns(step, rank).leaves())
+        phases = dict.fromkeys(value.phase for value in baseline.columns(step, rank).values())
         yield from (moment(step, phase) for phase in (*phases, END))

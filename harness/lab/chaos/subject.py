@@ -6,7 +6,7 @@ from typing import Any
 
 from harness.core.errors import UsageError
 from harness.core.invocation import Invocation, num_cores
-from harness.lab.chaos.conditions import payload_values, watchers_of
+from harness.lab.chaos.conditions import callbacks_of, payload_values
 from harness.lab.chaos.options import ChaosOptions
 from harness.lab.experiments.command_spec import make_command_spec, refuse_scenario_options
 from harness.lab.experiments.flat_config import Payload
@@ -49,7 +49,7 @@ class Subject:
         """That of a run under a perturbation, as far as it is a matter of what is called and of steps."""
         settings = self.crash_settings if CRASH in perturbation else None
         run_spec = self.spec_of({**(settings or {}), **payload_values(perturbation)})
-        return replace(run_spec, last_step=last_step, watchers=watchers_of(perturbation, self.latency))
+        return replace(run_spec, last_step=last_step, callbacks=callbacks_of(perturbation, self.latency))
 
 
 def make_subject(invocation: Invocation, asked_for: ChaosOptions) -> Subject:

@@ -67,7 +67,7 @@ def watched(run_spec: RunSpec, conditions: Sequence[Condition], report: Path, ag
     `against` is the directory of the trace that the condition of a divergence means.
     """
     told = {"conditions": [*map(str, conditions)], "report": str(report), "against": str(against or "")}
-    return replace(run_spec, watchers={**run_spec.watchers, BREAKPOINTS: told}) if conditions else run_spec
+    return replace(run_spec, callbacks={**run_spec.callbacks, BREAKPOINTS: told}) if conditions else run_spec
 
 
 def read_report(report: Path) -> Stop | None:

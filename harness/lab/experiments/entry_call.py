@@ -16,7 +16,7 @@ from harness.core.regular_file import read_regular
 from harness.trace.renames import current_call
 
 CALL = "call.json"
-REFUSAL = "refusal.json"
+REJECTION = "refusal.json"
 FUNCTION = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 """module:function, of letters that every reader of a pattern takes for the same."""
 MAX_DEPTH = 100
@@ -98,7 +98,7 @@ def _depth(value: Any) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Rejection:
     """Why an entry did not begin: an error that the user can mend."""
 
     what: str
@@ -112,12 +112,12 @@ class Refusal:
     def write(self, directory: Path) -> None:
         """Into the directory of a trace, for the launcher; OSError where that cannot be done."""
         fields = {name: redact_text(text) for name, text in asdict(self).items()}
-        (directory / REFUSAL).write_text(json.dumps(fields) + "\n", "utf-8")
+        (directory / REJECTION).write_text(json.dumps(fields) + "\n", "utf-8")
 
 
-def read_refusal(directory: Path) -> Refusal | None:
+def read_rejection(directory: Path) -> Rejection | None:
     """The refusal in a directory; None where there is none, not all of it, or something else."""
     try:
-        return Refusal(**json.loads(read_regular(directory / REFUSAL)))
+        return Rejection(**json.loads(read_regular(directory / REJECTION)))
     except (OSError, ValueError, TypeError, RecursionError):
         return None

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from harness.core.clock import Clock, SystemClock
 from harness.core.regular_file import UNLIMITED, GrowingFile, read_regular
-from harness.lab.experiments.entry_call import read_refusal
+from harness.lab.experiments.entry_call import read_rejection
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.recording_result import Problem, finish
 from harness.lab.experiments.run import Display, Run
@@ -28,7 +28,7 @@ from harness.lab.experiments.run_spec import RunSpec, notes_on, prepare
 from harness.process.child_env import ATTEMPT_MARKER
 from harness.process.interruption import Interruption
 from harness.process.scratch import remove_tree
-from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisors, find_py_spy, probe_tiers
+from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisors, find_py_spy, probe_backends
 from harness.trace.layout import CURVE
 
 GRACE_S = 10.0
@@ -210,7 +210,7 @@ def open_launcher(context: LaunchContext, display: Display) -> Iterator[Launcher
     """Hear signals and hold what ends processes, until no more runs are wanted; inside a running event loop."""
     with (
         Interruption() as interruption,
-        closing(Supervisors(probe_tiers().chosen, context.run_id, find_py_spy())) as supervisors,
+        closing(Supervisors(probe_backends().chosen, context.run_id, find_py_spy())) as supervisors,
     ):
         yield Launcher(supervisors, context, display, SystemClock(), interruption)
 
@@ -220,7 +220,7 @@ def refuse(run: Run, out: OutDirectory) -> None:
 
     Nor in `out`, which holds the runs of a command, unless there was one before it.
     """
-    refusal = read_refusal(run.recording.directory)
+    refusal = read_rejection(run.recording.directory)
     if refusal is None:
         return
     remove_tree(str(run.recording.directory))

@@ -13,7 +13,7 @@ from harness.core.errors import HarnessError
 from harness.core.redaction import redact_argv, redact_text
 from harness.determinism.level_environment import OFF, level_variables
 from harness.lab.experiments.call_signature import SIGNATURE, sign_call
-from harness.lab.experiments.entry_call import CALL, REFUSAL, EntryCall
+from harness.lab.experiments.entry_call import CALL, REJECTION, EntryCall
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.recorded_env import recorded_env
 from harness.process.scratch import remove_tree
@@ -40,7 +40,7 @@ class RunSpec:
     """The step whose operations are recorded."""
     last_step: int | None = None
     """The step after which the run of an entry is ended in order; None: where the entry ends it."""
-    watchers: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    callbacks: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     """What looks on in the process of an entry: "module:class" of a `RecorderCallback` -> what it is made with."""
     call: EntryCall | None = None
     """Of the entry of a scenario; None of a foreign program."""
@@ -90,7 +90,7 @@ def prepare(run_spec: RunSpec, directory: Path, environ: Mapping[str, str], mark
         keep=run_spec.keep,
         op_step=run_spec.op_step,
         last_step=run_spec.last_step,
-        watchers=dict(run_spec.watchers),
+        callbacks=dict(run_spec.callbacks),
         level=run_spec.level,
         level_env=level_env,
         perturbation=dict(run_spec.perturbation),
@@ -121,7 +121,7 @@ def abandon(prepared: Prepared) -> None:
 
     What an entry has written itself stays, and so does a directory that was there before.
     """
-    for name in (ORDERS, CALL, SIGNATURE, REFUSAL):
+    for name in (ORDERS, CALL, SIGNATURE, REJECTION):
         (prepared.directory / name).unlink(missing_ok=True)
     remove_tree(str(prepared.directory / PROCESSES))
     prepared.out.remove_if_empty()

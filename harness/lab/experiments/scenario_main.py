@@ -17,7 +17,7 @@ from typing import Any
 
 from harness.core.errors import TraceError, UsageError
 from harness.core.exit_codes import ExitCode
-from harness.lab.experiments.entry_call import INTERRUPTED, Refusal, take_call
+from harness.lab.experiments.entry_call import INTERRUPTED, Rejection, take_call
 from harness.recording import open_recorder
 from harness.recording.recording_config import RunEnded
 
@@ -70,7 +70,7 @@ def _refuse(error: UsageError) -> int:
 
     log = active_log()
     assert log is not None, "watchers are made where something is recorded"
-    Refusal(error.what, error.legal, error.remedy).write(Path(log.orders.directory))
+    Rejection(error.what, error.legal, error.remedy).write(Path(log.orders.directory))
     return ExitCode.USAGE_ERROR
 
 
@@ -92,7 +92,7 @@ def call_entry(
     except RunEnded:
         return ExitCode.OK
     except Exception as error:  # whatever an entry raises: by its attributes it is told from a bug
-        if (refusal := as_refusal(error)) is None:
+        if (refusal := as_rejection(error)) is None:
             raise
         if not has_begun():
             refusal.write(directory)
@@ -124,12 +124,12 @@ def load_entry(name: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def as_refusal(error: Exception) -> Refusal | None:
+def as_rejection(error: Exception) -> Rejection | None:
     """What an error says that is the user's to mend; None for a bug, and for a recorder that was called wrongly."""
     told = [getattr(error, name, None) for name in ("what", "legal", "remedy")]
     if isinstance(error, TraceError) or not all(isinstance(text, str) for text in told):
         return None
-    return Refusal(*map(str, told))
+    return Rejection(*map(str, told))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from harness.core.clock import SystemClock
 from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.break_conditions import STOP, exit_code_of, read_report, watched
-from harness.lab.experiments.entry_call import INTERRUPTED, read_refusal
+from harness.lab.experiments.entry_call import INTERRUPTED, read_rejection
 from harness.lab.experiments.hints import NextCommand, next_command
 from harness.lab.experiments.recording_result import Recording, await_recorders, finish
 from harness.lab.experiments.run_spec import RunSpec, abandon, notes_on, prepare
@@ -67,7 +67,7 @@ def run_here(
     except UsageError:
         abandon(prepared)
         raise
-    if refusal := read_refusal(prepared.directory):
+    if refusal := read_rejection(prepared.directory):
         abandon(prepared)
         raise refusal.error()
     with suppress(KeyboardInterrupt):  # somebody does not want to wait

@@ -30,7 +30,7 @@ MAX_SHOWN = 40
 MAX_TEXT = 160
 """Characters of a key or a value that are shown."""
 
-Place = tuple[str | None, ...]
+KeyPath = tuple[str | None, ...]
 """The keys that lead to a value from the top of a configuration; None for any position in a list."""
 
 
@@ -56,14 +56,19 @@ def unnamed_in(call: EntryCall, scenarios: Iterable[Scenario]) -> list[Unnamed]:
     """
     own = [each for each in scenarios if current_entry(each.entry) == call.entry]
     payloads = [each.payload(size, {}) for each in own for size in ("", *each.sizes)]
-    allowed = [leaf for payload in payloads for each in (payload, redact_values(payload)) for leaf in _leaves(each)]
+    allowed = [
+        recorded_value
+        for payload in payloads
+        for each in (payload, redact_values(payload))
+        for recorded_value in _recorded_values(each)
+    ]
     texts = {(place, value) for place, value in allowed if isinstance(value, str)}
     keys = {(), *(_key(place[:end]) for place, _ in allowed for end in range(1, len(place) + 1))}
     found = [] if own else [Unnamed("entry", call.entry)]
     resumptions = [each.resume.model_dump() for each in own if each.resume]
     if own and call.resume is not None and dict(call.resume) not in resumptions:
         found.append(Unnamed("resume", dict(call.resume)))
-    for place, value in _leaves(call.config):
+    for place, value in _recorded_values(call.config):
         is_text = isinstance(value, str) and value != REDACTED
         if (place, value) not in texts if is_text else own and _key(place) not in keys:
             found.append(Unnamed(".".join(name or "[]" for name in _key(place)), value))
@@ -121,18 +126,18 @@ def _brought_by(run: RecordedRun, cwd: Path) -> Iterator[Unnamed]:
             yield Unnamed("file", path.relative_to(run.directory).as_posix())
 
 
-def _leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+def _recorded_values(value: Any, place: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     """Every value that holds no others, and its place."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
-            yield from _leaves(inner, (*place, key))
+            yield from _recorded_values(inner, (*place, key))
     elif isinstance(value, list) and value:
         for inner in value:
-            yield from _leaves(inner, (*place, None))
+            yield from _recorded_values(inner, (*place, None))
     else:
         yield place, value
 
 
-def _key(place: Place) -> Place:
+def _key(place: KeyPath) -> KeyPath:
     """The place of the key that holds a value, by itself or in a list."""
     return _key(place[:-1]) if place and place[-1] is None else place

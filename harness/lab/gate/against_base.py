@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from harness.core.errors import UsageError
 from harness.lab.experiments.worktrees import Checkout, Commit, Side, Worktrees, check_origin
 from harness.lab.gate.change import MAX_NAMES, Change, Finding
-from harness.lab.gate.plan import GateOptions, Scene, base_scene
+from harness.lab.gate.plan import GateContext, GateOptions, base_scene
 from harness.lab.gate.result import GateScenario
 from harness.lab.gate.sides import Recorder, compare_sides
 from harness.trace.renames import current_identity
@@ -49,7 +49,7 @@ class AgainstBase:
             self.commit = commit
         return self._side
 
-    async def compare(self, recorder: Recorder, head: Scene) -> GateScenario:
+    async def compare(self, recorder: Recorder, head: GateContext) -> GateScenario:
         """A scenario of the head, and the same at the base. Interrupted, BrokenRun."""
         side = self.side()
         if side is None or self.commit is None:

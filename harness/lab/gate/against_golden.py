@@ -19,7 +19,7 @@ from harness.lab.gate.golden import (
     read_goldens,
     write_golden,
 )
-from harness.lab.gate.plan import GateOptions, Scene
+from harness.lab.gate.plan import GateContext, GateOptions
 from harness.lab.gate.result import GateScenario
 from harness.lab.gate.sides import HEAD, Recorder, disagreement
 
@@ -39,7 +39,7 @@ class AgainstGolden:
         self._read: dict[str, dict[str, Golden]] = {}
         self.notes: list[str] = []
 
-    def read(self, scenes: Iterable[Scene]) -> None:
+    def read(self, scenes: Iterable[GateContext]) -> None:
         """Read the goldens of these; GoldenError for one that cannot be read, UsageError for no such directory."""
         if not self._options.accepts and not self._directory.is_dir():
             raise UsageError(
@@ -49,7 +49,7 @@ class AgainstGolden:
             )
         self._read = {scene.name: read_goldens(self._place(scene)) for scene in scenes}
 
-    async def compare(self, recorder: Recorder, scene: Scene) -> GateScenario:
+    async def compare(self, recorder: Recorder, scene: GateContext) -> GateScenario:
         """A scenario and its golden; NOT_COMPARABLE where there is none for it here. Interrupted, BrokenRun."""
         place, goldens = self._place(scene), dict(self._read[scene.name])
         if not goldens and not self._options.accepts:
@@ -76,7 +76,7 @@ class AgainstGolden:
             )
         return GateScenario(scene.name, acceptance_finding(before, now), against=against, golden=golden)
 
-    def _place(self, scene: Scene) -> Path:
+    def _place(self, scene: GateContext) -> Path:
         return golden_directory(self._directory, scene.name, scene.size)
 
     def _acceptance(self) -> Acceptance:

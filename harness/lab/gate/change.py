@@ -111,8 +111,8 @@ def equal_but_for(verdict: Verdict, alone: Alone) -> Finding:
 WHAT = {
     Difference.DTYPE: "a value has another dtype",
     Difference.SHAPE: "a value has another shape",
-    Difference.LEAF_ONLY_IN_A: "a value is recorded at the base alone",
-    Difference.LEAF_ONLY_IN_B: "a value is recorded at the head alone",
+    Difference.VALUE_ONLY_IN_A: "a value is recorded at the base alone",
+    Difference.VALUE_ONLY_IN_B: "a value is recorded at the head alone",
     Difference.STEP_ONLY_IN_A: "the base has a step that the head has not",
     Difference.STEP_ONLY_IN_B: "the head has a step that the base has not",
 }

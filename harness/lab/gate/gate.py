@@ -16,7 +16,7 @@ from harness.lab.experiments.worktrees import Checkout, Commit, Side, check_orig
 from harness.lab.gate.against_base import AgainstBase
 from harness.lab.gate.against_golden import AgainstGolden
 from harness.lab.gate.change import Change, Finding
-from harness.lab.gate.plan import GateOptions, Scene, head_scene, nothing_to_gate, scenario_names
+from harness.lab.gate.plan import GateContext, GateOptions, head_scene, nothing_to_gate, scenario_names
 from harness.lab.gate.result import Gate, GateScenario
 from harness.lab.gate.sides import HEAD, BrokenRun, Interrupted, Recorder
 
@@ -69,7 +69,7 @@ async def run_gate(
         )
 
 
-def removed_scenarios(options: GateOptions, scenes: list[Scene], base: Side | None) -> list[str]:
+def removed_scenarios(options: GateOptions, scenes: list[GateContext], base: Side | None) -> list[str]:
     """Those that only the base has; none where there is no base."""
     known = {scene.name for scene in scenes}
     return [] if base is None else [name for name in scenario_names(base, options) if name not in known]
@@ -87,7 +87,7 @@ class _Scenarios:
     lines: TitledDisplay
     directory: Path
 
-    async def compare(self, scene: Scene) -> GateScenario:
+    async def compare(self, scene: GateContext) -> GateScenario:
         """One scenario, from its runs to the finding. Interrupted."""
         notes = tuple(filter(None, [check_origin(scene.side, scene.run_spec.call, self.root)]))
         recorder = Recorder(self.session, self.lines, self.directory / directory_name(scene.name))

@@ -22,7 +22,7 @@ from harness.lab.gate.change import DECIDING, Change, Finding
 from harness.lab.gate.rounding import HALF_OF_THE_DIGITS
 from harness.trace.attribution import PHASES as COUNTED_PHASES
 from harness.trace.attribution import kind_of
-from harness.trace.chain import CHAINED, PHASES, Leaf
+from harness.trace.chain import CHAINED, PHASES, RecordedValue
 from harness.trace.curve import NAMES, CurvePoint, curve_line, parse_curve
 from harness.trace.curve_diff import is_cost
 from harness.trace.digests import digest
@@ -112,28 +112,35 @@ def _roots_of_step(trace: Trace, step: int) -> dict[str, str | None]:
     unknown: set[str] = set()
     for rank, log in sorted(trace.logs(step).items()):
         parts[STEP].append(log.heads[step].root)
-        for leaf in trace.columns(step, rank).leaves():
-            if leaf.scope in CHAINED:
-                parts.setdefault(leaf.phase, []).append(_told(rank, leaf, leaf.digest))
-            kind = kind_of(leaf) if leaf.phase in COUNTED_PHASES and leaf.scope in CHAINED else ""
+        for recorded_value in trace.columns(step, rank).values():
+            if recorded_value.scope in CHAINED:
+                parts.setdefault(recorded_value.phase, []).append(_told(rank, recorded_value, recorded_value.digest))
+            kind = (
+                kind_of(recorded_value)
+                if recorded_value.phase in COUNTED_PHASES and recorded_value.scope in CHAINED
+                else ""
+            )
             if kind == ADVANTAGE_SIGNS:
-                signs = _signs(leaf, trace.tensor(step, rank, leaf))
+                signs = _signs(recorded_value, trace.tensor(step, rank, recorded_value))
                 unknown |= {kind} if signs is None else set()
-                parts.setdefault(kind, []).append(_told(rank, leaf, signs or b""))
+                parts.setdefault(kind, []).append(_told(rank, recorded_value, signs or b""))
             elif kind:
-                parts.setdefault(kind, []).append(_told(rank, leaf, leaf.digest))
+                parts.setdefault(kind, []).append(_told(rank, recorded_value, recorded_value.digest))
     return {name: None if name in unknown else digest(b"".join(each))[1].hex() for name, each in parts.items()}
 
 
-def _told(rank: int, leaf: Leaf, value: bytes) -> bytes:
-    return f"{rank} {leaf.phase} {leaf.name} {leaf.occurrence} {leaf.dtype} {leaf.shape} ".encode() + value
+def _told(rank: int, recorded_value: RecordedValue, value: bytes) -> bytes:
+    return (
+        f"{rank} {recorded_value.phase} {recorded_value.name} {recorded_value.occurrence} {recorded_value.dtype} {recorded_value.shape} ".encode()
+        + value
+    )
 
 
-def _signs(leaf: Leaf, data: bytes | None) -> bytes | None:
+def _signs(recorded_value: RecordedValue, data: bytes | None) -> bytes | None:
     """A byte for each element; None where the values are not known."""
-    if data is None or leaf.dtype not in FLOATS:
+    if data is None or recorded_value.dtype not in FLOATS:
         return None
-    return bytes(2 if isnan(x) else (x > 0) - (x < 0) + 1 for x in numbers(leaf.dtype, data))
+    return bytes(2 if isnan(x) else (x > 0) - (x < 0) + 1 for x in numbers(recorded_value.dtype, data))
 
 
 # ------------------------------------------------------------------------------------------------------------ verdict

@@ -46,7 +46,7 @@ class GateOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class GateContext:
     """A scenario on one side, ready to be run."""
 
     name: str
@@ -78,7 +78,7 @@ def nothing_to_gate(cwd: Path) -> UsageError:
     )
 
 
-def head_scene(name: str, head: Side, options: GateOptions) -> Scene:
+def head_scene(name: str, head: Side, options: GateOptions) -> GateContext:
     """A scenario of the working tree; UsageError where it cannot be run here as it was asked for."""
     asked = asked_of(name, find_scenario(name, head.cwd).read(), options.given, SMOKE)
     say_misspelt(asked, options.invocation.note)
@@ -86,7 +86,7 @@ def head_scene(name: str, head: Side, options: GateOptions) -> Scene:
     return _scene(name, asked.size, head, make_scenario_spec(asked, options.given.recording))
 
 
-def base_scene(scene: Scene, head: Side, base: Side, options: GateOptions) -> Scene | None:
+def base_scene(scene: GateContext, head: Side, base: Side, options: GateOptions) -> GateContext | None:
     """The same scenario at the base, from its own file; None where it has none.
 
     A scenario that is no file of the checkout, of an installed package, say, is the same on both sides. UsageError
@@ -104,5 +104,5 @@ def base_scene(scene: Scene, head: Side, base: Side, options: GateOptions) -> Sc
     return _scene(scene.name, asked.size, base, make_scenario_spec(asked, options.given.recording))
 
 
-def _scene(name: str, size: str, side: Side, run_spec: RunSpec) -> Scene:
-    return Scene(name, size, side, replace(run_spec, argv=CHILD))
+def _scene(name: str, size: str, side: Side, run_spec: RunSpec) -> GateContext:
+    return GateContext(name, size, side, replace(run_spec, argv=CHILD))

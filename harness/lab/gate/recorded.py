@@ -22,7 +22,7 @@ def recorded_alone(a: Trace, b: Trace) -> Alone | None:
     alone: tuple[dict[str, None], dict[str, None]] = ({}, {})
     for step in a.steps:
         for rank in a.logs(step):
-            x, y = (_leaves(trace, step, rank) for trace in (a, b))
+            x, y = (_values(trace, step, rank) for trace in (a, b))
             if any(x[key] != y[key] for key in x.keys() & y.keys()):
                 return None
             for names, mine, other in ((alone[0], x, y), (alone[1], y, x)):
@@ -30,7 +30,11 @@ def recorded_alone(a: Trace, b: Trace) -> Alone | None:
     return Alone(*map(tuple, alone))
 
 
-def _leaves(trace: Trace, step: int, rank: int) -> dict[Key, tuple[str, tuple[int, ...], str, bytes]]:
+def _values(trace: Trace, step: int, rank: int) -> dict[Key, tuple[str, tuple[int, ...], str, bytes]]:
     """What counts of a step, by key."""
-    leaves = trace.columns(step, rank).leaves()
-    return {leaf.key: (leaf.dtype, leaf.shape, leaf.algorithm, leaf.digest) for leaf in leaves if leaf.scope in CHAINED}
+    values = trace.columns(step, rank).values()
+    return {
+        value.key: (value.dtype, value.shape, value.algorithm, value.digest)
+        for value in values
+        if value.scope in CHAINED
+    }

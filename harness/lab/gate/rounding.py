@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite, prod
 
-from harness.trace.chain import CHAINED, PHASES, Leaf, Scope
+from harness.trace.chain import CHAINED, PHASES, RecordedValue, Scope
 from harness.trace.element_diff import compare, numbers
 from harness.trace.reader import Trace
 from harness.trace.values import ELEMENT_BYTES, FLOATS
@@ -62,21 +62,21 @@ def measure_rounding(a: Trace, b: Trace, step: int, first_phase: str) -> Roundin
 
     TraceError where a file of kept tensors cannot be read.
     """
-    judged = phases_judged(first_phase)
+    judged = phases_compared(first_phase)
     by_phase: dict[tuple[str, str], _Phase] = {}
     num_compared = num_different = first_ulp = max_ulp = num_nan = 0
     first = name = ""
-    for leaf, x, y in _pairs(a, b, step):
+    for value, x, y in _pairs(a, b, step):
         num_compared += 1
-        is_judged = leaf.phase in judged and prod(leaf.shape) > 1
-        phase = by_phase.setdefault((leaf.phase, leaf.dtype), _Phase()) if is_judged else _Phase()
-        phase.largest = max(phase.largest, _largest(leaf.dtype, x)) if is_judged else 0.0
-        if (found := compare(leaf.dtype, x, y)) is None:
+        is_classified = value.phase in judged and prod(value.shape) > 1
+        phase = by_phase.setdefault((value.phase, value.dtype), _Phase()) if is_classified else _Phase()
+        phase.largest = max(phase.largest, _largest(value.dtype, x)) if is_classified else 0.0
+        if (found := compare(value.dtype, x, y)) is None:
             continue
         num_different += 1
         phase.distance = max(phase.distance, found.max_abs or 0.0)
         num_nan += found.num_nan_only_a + found.num_nan_only_b
-        ulp, told = found.max_ulp or 0, f"{leaf.phase} {leaf.name}"
+        ulp, told = found.max_ulp or 0, f"{value.phase} {value.name}"
         if not first:
             first, first_ulp = told, ulp
         if ulp > max_ulp:
@@ -107,12 +107,14 @@ def earliest_phase(a: Trace, b: Trace, step: int) -> str:
     """
     found: set[str] = set()
     for rank in a.logs(step).keys() & b.logs(step).keys():
-        of_a, of_b = ({(leaf.scope, leaf.key): leaf for leaf in each.columns(step, rank).leaves()} for each in (a, b))
+        of_a, of_b = (
+            {(value.scope, value.key): value for value in each.columns(step, rank).values()} for each in (a, b)
+        )
         found |= {key[0] for scope, key in of_a if scope in CHAINED and of_b.get((scope, key)) != of_a[scope, key]}
     return min(found, key=lambda phase: PHASES.index(phase) if phase in PHASES else len(PHASES), default="")
 
 
-def phases_judged(first: str) -> tuple[str, ...]:
+def phases_compared(first: str) -> tuple[str, ...]:
     """From the phase in which the runs part to the gradients; that phase alone where it comes after them."""
     if first not in PHASES:
         return (first,)
@@ -122,23 +124,23 @@ def phases_judged(first: str) -> tuple[str, ...]:
 
 def step_bytes(trace: Trace, step: int) -> int:
     """How much it would take to keep the tensors of a step."""
-    leaves = (leaf for rank in trace.logs(step) for leaf in trace.columns(step, rank).leaves())
-    return sum(prod(leaf.shape) * ELEMENT_BYTES.get(leaf.dtype, 1) for leaf in leaves)
+    values = (value for rank in trace.logs(step) for value in trace.columns(step, rank).values())
+    return sum(prod(value.shape) * ELEMENT_BYTES.get(value.dtype, 1) for value in values)
 
 
-def _pairs(a: Trace, b: Trace, step: int) -> Iterator[tuple[Leaf, bytes, bytes]]:
+def _pairs(a: Trace, b: Trace, step: int) -> Iterator[tuple[RecordedValue, bytes, bytes]]:
     """Floats that both have kept, of one dtype and shape: the leaf in A, and both values."""
     for rank in sorted(a.logs(step).keys() & b.logs(step).keys()):
-        of_b = {(leaf.scope, leaf.key): leaf for leaf in b.columns(step, rank).leaves()}
-        for leaf in a.columns(step, rank).leaves():
-            other = of_b.get((leaf.scope, leaf.key))
-            if other is None or leaf.dtype not in FLOATS or leaf.scope is Scope.CONTEXT:
+        of_b = {(value.scope, value.key): value for value in b.columns(step, rank).values()}
+        for value in a.columns(step, rank).values():
+            other = of_b.get((value.scope, value.key))
+            if other is None or value.dtype not in FLOATS or value.scope is Scope.CONTEXT:
                 continue
-            if (leaf.dtype, leaf.shape) != (other.dtype, other.shape):
+            if (value.dtype, value.shape) != (other.dtype, other.shape):
                 continue
-            x, y = a.tensor(step, rank, leaf), b.tensor(step, rank, other)
+            x, y = a.tensor(step, rank, value), b.tensor(step, rank, other)
             if x is not None and y is not None and len(x) == len(y):
-                yield leaf, x, y
+                yield value, x, y
 
 
 def _largest(dtype: str, data: bytes) -> float:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.regular_file import read_text
-from harness.lab.experiments.entry_call import read_refusal
+from harness.lab.experiments.entry_call import read_rejection
 from harness.lab.experiments.launcher import Executor
 from harness.lab.experiments.recording_result import Problem
 from harness.lab.experiments.run import Run, TitledDisplay
 from harness.lab.gate.change import Change, Finding, equal_but_for, judge
 from harness.lab.gate.costs import CostChange, Limits, RunCosts, compare_costs, costs_of_run
-from harness.lab.gate.plan import Scene
+from harness.lab.gate.plan import GateContext
 from harness.lab.gate.recorded import recorded_alone
 from harness.lab.gate.rounding import MAX_BYTES, Rounding, earliest_phase, measure_rounding, step_bytes
 from harness.trace.diff import diff
@@ -32,7 +32,7 @@ METRICS = "metrics.jsonl"
 """In the directory of a run, where its entry tells what its steps cost."""
 NUM_CONFIRMING = 4
 BASE, HEAD = "base", "head"
-ALONE = (Difference.LEAF_ONLY_IN_A, Difference.LEAF_ONLY_IN_B)
+ALONE = (Difference.VALUE_ONLY_IN_A, Difference.VALUE_ONLY_IN_B)
 
 
 class Interrupted(Exception):
@@ -50,7 +50,7 @@ class BrokenRun(Exception):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why, in the words of its entry where that has refused to begin."""
-        if refusal := read_refusal(self.run.recording.directory):
+        if refusal := read_rejection(self.run.recording.directory):
             remedies = ("legal", refusal.legal), ("remedy", refusal.remedy)
             return (f"{self.side}: {refusal.what}", *(f"{name}: {text}" for name, text in remedies if text))
         problems = self.run.recording.problems or (Problem("it recorded no step"),)
@@ -76,7 +76,7 @@ class Recorder:
         self.runs: dict[str, list[Run]] = {BASE: [], HEAD: []}
         self.kept: dict[str, Run] = {}
 
-    async def record(self, side: str, scene: Scene) -> Run:
+    async def record(self, side: str, scene: GateContext) -> Run:
         """One more run of a side. Interrupted, BrokenRun."""
         number = len(self.runs[side]) + 1
         run = await self._run(side, f"{side}, run {number}", scene, number)
@@ -87,14 +87,14 @@ class Recorder:
         """Show a line between two runs."""
         self._lines.end(line)
 
-    async def keep(self, side: str, scene: Scene, step: int) -> Run:
+    async def keep(self, side: str, scene: GateContext, step: int) -> Run:
         """A run up to this step, whose tensors it keeps."""
         run_spec = replace(scene.run_spec, keep=(step,), last_step=step)
         title = f"{side} up to step {step}, whose tensors are kept"
         self.kept[side] = await self._run(f"{side}-kept", title, replace(scene, run_spec=run_spec), 1)
         return self.kept[side]
 
-    async def _run(self, place: str, title: str, scene: Scene, number: int) -> Run:
+    async def _run(self, place: str, title: str, scene: GateContext, number: int) -> Run:
         if self._session.interrupted_by:
             raise Interrupted
         self._lines.title = f"{scene.name}: {title}"
@@ -117,7 +117,9 @@ class Recorder:
         return [costs_of_run(run.duration_s, read_metrics(run.recording.directory)) for run in self.runs[side]]
 
 
-async def compare_sides(recorder: Recorder, base: Scene, head: Scene, *, num_runs: int, limits: Limits) -> Measured:
+async def compare_sides(
+    recorder: Recorder, base: GateContext, head: GateContext, *, num_runs: int, limits: Limits
+) -> Measured:
     """Run both sides in turns, and say what the change has done. Interrupted, BrokenRun."""
     for number in range(num_runs):
         for side, scene in ((BASE, base), (HEAD, head)):
@@ -134,7 +136,7 @@ async def compare_sides(recorder: Recorder, base: Scene, head: Scene, *, num_run
     return Measured(finding, costs)
 
 
-async def _changed(recorder: Recorder, base: Scene, head: Scene) -> Finding:
+async def _changed(recorder: Recorder, base: GateContext, head: GateContext) -> Finding:
     if unlike := disagreement(recorder):
         return unlike
     traces = recorder.traces(BASE)[0], recorder.traces(HEAD)[0]

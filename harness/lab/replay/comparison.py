@@ -192,8 +192,8 @@ def _begins_before_backward(verdict: Verdict) -> bool:
     """Whether the first difference is in what goes into a step: another order of texts shows there."""
     if verdict.first is None:
         return False
-    leaf = verdict.first.a or verdict.first.b
-    return leaf is None or leaf.phase not in ("backward", "optimizer")
+    value = verdict.first.a or verdict.first.b
+    return value is None or value.phase not in ("backward", "optimizer")
 
 
 def _hash_seeds(plan: ReplayPlan, runs: Sequence[Run], *, may_be_why: bool) -> Iterator[str]:

@@ -52,7 +52,7 @@ class Repeated:
     """Without operations, and with them where that was asked for."""
     verdicts: tuple[Verdict, ...]
     """On the recorded steps (A) and those that were run again (B): of steps that ended, of the one that did not."""
-    num_leaves: int = 0
+    num_values: int = 0
     """Of the recorded step."""
     root: bytes = b""
     """Of the recorded step, rank 0."""
@@ -96,7 +96,7 @@ class OtherTrace:
     """On the run that was run again (A) and the trace (B)."""
 
 
-def judge_step(plan: StepPlan, runs: Sequence[Run]) -> Repeated:
+def compare_step(plan: StepPlan, runs: Sequence[Run]) -> Repeated:
     """What a step is to the recorded one, from the runs that have repeated it: without operations, then with them."""
     recorded, again = plan.run.trace, _trace(runs[0]) if runs else None
     if again is None:
@@ -106,14 +106,14 @@ def judge_step(plan: StepPlan, runs: Sequence[Run]) -> Repeated:
         plan=plan,
         runs=tuple(runs),
         verdicts=tuple(_verdicts(plan, recorded, again)),
-        num_leaves=_num_leaves(a, plan.step),
+        num_values=_num_values(a, plan.step),
         root=root_of(a, 0) or b"",
         ending=_ending(recorded, a, b, plan.step),
         operations=tuple(_operations(plan, b, runs[1:])),
     )
 
 
-def judge_other(repeated: Repeated, other: Repeated) -> OtherRun:
+def classify_other(repeated: Repeated, other: Repeated) -> OtherRun:
     """What the same step is to the one of another run."""
     a, b = (_trace_of_step(each) for each in (repeated, other))
     verdict = None if a is None or b is None else diff(a, b)
@@ -126,7 +126,7 @@ def judge_other(repeated: Repeated, other: Repeated) -> OtherRun:
     return OtherRun(other, verdict, tuple(found))
 
 
-def judge_trace(repeated: Repeated, other: Trace) -> OtherTrace | None:
+def check_trace(repeated: Repeated, other: Trace) -> OtherTrace | None:
     """What a run that was run again is to a trace, in all steps; None where nothing was recorded."""
     again = _trace(repeated.runs[0]) if repeated.runs else None
     return None if again is None else OtherTrace(other.directory, diff(again, other))
@@ -150,9 +150,11 @@ def _begins_as(trace: Trace, beginning: Trace, step: int) -> bool:
     if trace.ranks.keys() != beginning.ranks.keys():
         return False
     for rank in beginning.ranks:
-        leaves = list(beginning.columns(step, rank).leaves())
-        of_trace = list(trace.columns(step, rank).leaves())[: len(leaves)]
-        if [leaf for leaf in of_trace if leaf.scope in CHAINED] != [leaf for leaf in leaves if leaf.scope in CHAINED]:
+        values = list(beginning.columns(step, rank).values())
+        of_trace = list(trace.columns(step, rank).values())[: len(values)]
+        if [value for value in of_trace if value.scope in CHAINED] != [
+            value for value in values if value.scope in CHAINED
+        ]:
             return False
     return True
 
@@ -160,12 +162,12 @@ def _begins_as(trace: Trace, beginning: Trace, step: int) -> bool:
 def _ending(recorded: Trace, a: Trace | None, b: Trace | None, step: int) -> Ending:
     if not is_unfinished(recorded, step):
         return Ending.WHOLE
-    return Ending.SAME_MIDDLE if _num_leaves(a, step) == _num_leaves(b, step) else Ending.GOES_ON
+    return Ending.SAME_MIDDLE if _num_values(a, step) == _num_values(b, step) else Ending.GOES_ON
 
 
-def _num_leaves(trace: Trace | None, step: int) -> int:
+def _num_values(trace: Trace | None, step: int) -> int:
     """Over all ranks."""
-    return sum(log.heads[step].num_leaves for log in trace.ranks.values() if step in log.heads) if trace else 0
+    return sum(log.heads[step].num_values for log in trace.ranks.values() if step in log.heads) if trace else 0
 
 
 def _operations(plan: StepPlan, of_step: Trace | None, runs: Sequence[Run]) -> Iterator[StepOperations]:

@@ -8,7 +8,7 @@ from harness.lab.experiments.driver import Variant, record_variants
 from harness.lab.experiments.launcher import LaunchContext, Launcher, open_launcher
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.run import Run, TitledDisplay
-from harness.lab.reproduce.comparison import judge_other, judge_step
+from harness.lab.reproduce.comparison import classify_other, compare_step
 from harness.lab.reproduce.plan import StepPlan
 from harness.lab.reproduce.result import Reproduction
 
@@ -25,8 +25,8 @@ async def reproduce(
         is_set_against = other is not None and not launcher.interrupted_by and bool(runs[0].recording.ranks)
         others = await _record(other, launcher, out, 2, display) if other and is_set_against else []
         interrupted_by = launcher.interrupted_by
-    repeated = judge_step(plan, runs)
-    against = None if other is None or not others else judge_other(repeated, judge_step(other, others))
+    repeated = compare_step(plan, runs)
+    against = None if other is None or not others else classify_other(repeated, compare_step(other, others))
     return Reproduction(repeated, out.path, against, interrupted_by=interrupted_by)
 
 

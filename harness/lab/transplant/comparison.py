@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite
 
-from harness.lab.transplant.patches import Graft, logical_leaves
+from harness.lab.transplant.patches import Patch, logical_values
 from harness.recording.patch_report import Fate, Transplanted
-from harness.trace.chain import Key, Leaf
+from harness.trace.chain import Key, RecordedValue
 from harness.trace.curve import NAMES
 from harness.trace.curve_diff import common_points, is_cost
 from harness.trace.element_diff import compare, numbers
@@ -84,7 +84,7 @@ class Distance:
 class Outcome:
     """A transplant, and what came of it."""
 
-    graft: Graft
+    patch: Patch
     directory: str
     effect: Effect
     num_put: int = 0
@@ -123,32 +123,32 @@ class Outcome:
 
 
 def judge(
-    graft: Graft, made: Trace, a: Trace, b: Trace, *, report: Sequence[Transplanted], problem: str = ""
+    patch: Patch, made: Trace, a: Trace, b: Trace, *, report: Sequence[Transplanted], problem: str = ""
 ) -> Outcome:
     """What came of a transplant whose run has left a trace; `problem` says how it ended, if not in order."""
     directory = str(made.directory)
     num_put = sum(each.fate is Fate.PUT for each in report)
     kept = [each for each in report if each.fate is Fate.NO_MEMORY]
     if unlike := [each for each in report if each.fate is Fate.UNLIKE]:
-        return Outcome(graft, directory, Effect.DOES_NOT_FIT, problem=_told(unlike[0]))
+        return Outcome(patch, directory, Effect.DOES_NOT_FIT, problem=_told(unlike[0]))
     if problem:
-        return Outcome(graft, directory, Effect.FAILED, num_put, problem=problem)
+        return Outcome(patch, directory, Effect.FAILED, num_put, problem=problem)
     if not report:
-        return Outcome(graft, directory, Effect.DOES_NOT_FIT, problem="A did not come to such a place")
+        return Outcome(patch, directory, Effect.DOES_NOT_FIT, problem="A did not come to such a place")
     if not num_put and kept:
-        return Outcome(graft, directory, Effect.DOES_NOT_FIT, num_kept=len(kept), problem=_told(kept[0]))
+        return Outcome(patch, directory, Effect.DOES_NOT_FIT, num_kept=len(kept), problem=_told(kept[0]))
     if not num_put:
-        return Outcome(graft, directory, Effect.SAME_ALREADY)
-    steps = [step for step in made.steps if step >= graft.first and step in a.steps and step in b.steps]
+        return Outcome(patch, directory, Effect.SAME_ALREADY)
+    steps = [step for step in made.steps if step >= patch.first and step in a.steps and step in b.steps]
     put_by_step: dict[int, set[Key]] = {}
     for each in report:
         put_by_step.setdefault(each.step, set()).add(each.key)
-    before = _before(graft, made, b, put_by_step)
+    before = _before(patch, made, b, put_by_step)
     not_a = list(_different(steps, made, a, put_by_step))
     not_b = [where for where in _different(steps, made, b, put_by_step) if where.key not in before]
     apart = [where for where in _different(steps, a, b, put_by_step) if where.key not in before]
     return Outcome(
-        graft,
+        patch,
         directory,
         Effect.NOTHING if not not_a else Effect.MOVES if not_b else Effect.BECOMES_B,
         num_put,
@@ -156,7 +156,7 @@ def judge(
         from_b=next(iter(not_b), None),
         from_a=next(iter(not_a), None),
         before=tuple(dict.fromkeys(f"{phase} {name}" for phase, name, _ in before)),
-        distances=(*_distances(steps[graft.take.is_weights :], made, a, b), *_of_weights(steps[-1], made, a, b)),
+        distances=(*_distances(steps[patch.take.is_weights :], made, a, b), *_of_weights(steps[-1], made, a, b)),
         num_reached=len(set(apart) - set(not_b)),
         num_apart=len(apart),
     )
@@ -166,16 +166,20 @@ def _told(each: Transplanted) -> str:
     return f"{each.phase} {each.name} at step {each.step}: {each.why}"
 
 
-def _before(graft: Graft, made: Trace, b: Trace, put: Mapping[int, set[Key]]) -> list[Key]:
+def _before(patch: Patch, made: Trace, b: Trace, put: Mapping[int, set[Key]]) -> list[Key]:
     """What differs from B at the first step before the place, in the order of recording."""
-    leaves = logical_leaves(made, graft.first)
-    of_b = {leaf.key: leaf for leaf in logical_leaves(b, graft.first)}
-    return [leaf.key for leaf in leaves[: _place(leaves, put.get(graft.first, set()))] if of_b.get(leaf.key) != leaf]
+    recorded_values = logical_values(made, patch.first)
+    of_b = {recorded_value.key: recorded_value for recorded_value in logical_values(b, patch.first)}
+    return [
+        recorded_value.key
+        for recorded_value in recorded_values[: _place(recorded_values, put.get(patch.first, set()))]
+        if of_b.get(recorded_value.key) != recorded_value
+    ]
 
 
-def _place(leaves: Sequence[Leaf], put: set[Key]) -> int:
+def _place(recorded_values: Sequence[RecordedValue], put: set[Key]) -> int:
     """The position of the last leaf that was put; 0 where none was, as of operations."""
-    return max((at for at, leaf in enumerate(leaves) if leaf.key in put), default=0)
+    return max((at for at, recorded_value in enumerate(recorded_values) if recorded_value.key in put), default=0)
 
 
 def _different(steps: Sequence[int], made: Trace, other: Trace, put: Mapping[int, set[Key]]) -> Iterator[Where]:
@@ -183,12 +187,15 @@ def _different(steps: Sequence[int], made: Trace, other: Trace, put: Mapping[int
     for step in steps:
         if made.ranks[0].heads[step].root == other.ranks[0].heads[step].root:
             continue
-        leaves, of_other = logical_leaves(made, step), {leaf.key: leaf for leaf in logical_leaves(other, step)}
+        recorded_values, of_other = (
+            logical_values(made, step),
+            {recorded_value.key: recorded_value for recorded_value in logical_values(other, step)},
+        )
         own = put.get(step, set())
-        for leaf in leaves:
-            if leaf.key not in own and of_other.pop(leaf.key, None) != leaf:
-                yield Where(step, *leaf.key)
-        mine = {leaf.key for leaf in leaves}
+        for recorded_value in recorded_values:
+            if recorded_value.key not in own and of_other.pop(recorded_value.key, None) != recorded_value:
+                yield Where(step, *recorded_value.key)
+        mine = {recorded_value.key for recorded_value in recorded_values}
         yield from (Where(step, *key) for key in of_other if key not in mine)
 
 
@@ -223,13 +230,15 @@ def _of_weights(step: int, made: Trace, a: Trace, b: Trace) -> Iterator[Distance
     A curve may follow from what was put, as rewards do, while the run stays where it was; weights are where it is.
     """
     to_a = to_b = apart = size = 0.0
-    leaves = [{leaf.key: leaf for leaf in logical_leaves(trace, step)} for trace in (made, a, b)]
-    for key, leaf in leaves[0].items():
-        found = [own.get(key) for own in leaves]
+    recorded_values = [
+        {recorded_value.key: recorded_value for recorded_value in logical_values(trace, step)} for trace in (made, a, b)
+    ]
+    for key, recorded_value in recorded_values[0].items():
+        found = [own.get(key) for own in recorded_values]
         if (
             key[0] != "optimizer"
-            or leaf.dtype not in FLOATS
-            or any(each is None or _kind(each) != _kind(leaf) for each in found)
+            or recorded_value.dtype not in FLOATS
+            or any(each is None or _kind(each) != _kind(recorded_value) for each in found)
         ):
             continue
         values = [
@@ -239,20 +248,20 @@ def _of_weights(step: int, made: Trace, a: Trace, b: Trace) -> Iterator[Distance
             return
         own, of_a, of_b = (each or b"" for each in values)
         to_a, to_b, apart = (
-            max(to_a, _apart(leaf, own, of_a)),
-            max(to_b, _apart(leaf, own, of_b)),
-            max(apart, _apart(leaf, of_a, of_b)),
+            max(to_a, _apart(recorded_value, own, of_a)),
+            max(to_b, _apart(recorded_value, own, of_b)),
+            max(apart, _apart(recorded_value, of_a, of_b)),
         )
-        size = max(size, *(max(map(abs, numbers(leaf.dtype, each)), default=0.0) for each in (of_a, of_b)))
+        size = max(size, *(max(map(abs, numbers(recorded_value.dtype, each)), default=0.0) for each in (of_a, of_b)))
     if apart and isfinite(apart + to_a + to_b):
         yield Distance(WEIGHTS, size, apart, to_a, to_b)
 
 
-def _kind(leaf: Leaf) -> tuple[object, ...]:
-    return leaf.dtype, leaf.shape
+def _kind(recorded_value: RecordedValue) -> tuple[object, ...]:
+    return recorded_value.dtype, recorded_value.shape
 
 
-def _apart(leaf: Leaf, x: bytes, y: bytes) -> float:
+def _apart(recorded_value: RecordedValue, x: bytes, y: bytes) -> float:
     """The largest absolute distance of two elements."""
-    found = compare(leaf.dtype, x, y)
+    found = compare(recorded_value.dtype, x, y)
     return 0.0 if found is None else found.max_abs or 0.0

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from harness.core.program_output import output_tail
-from harness.lab.experiments.entry_call import read_refusal
+from harness.lab.experiments.entry_call import read_rejection
 from harness.lab.experiments.run import Run, TitledDisplay
 from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.transplant.comparison import Effect, Outcome, judge
 from harness.lab.transplant.findings import Findings, Pair
-from harness.lab.transplant.patches import Graft, logical_leaves
+from harness.lab.transplant.patches import Patch, logical_values
 from harness.recording.patch_report import REPORT, read_report
 from harness.trace.attribution import TEXTS
 from harness.trace.reader import Trace, read_trace
 
 DONOR = "donor"
-LEAVES = "harness.recording.patches:Transplant"
+VALUES = "harness.recording.patches:Transplant"
 OPERATION = "harness.recording.patches:OperationTransplant"
 OPERATION_DONOR = "harness.recording.patches:OperationDonor"
 RESULTS = "operation.safetensors"
@@ -49,31 +49,31 @@ class TransplantExecutor:
         self._lines = lines
         self._notes: list[str] = []
 
-    async def search(self, grafts: Sequence[Graft]) -> Findings:
+    async def search(self, patches: Sequence[Patch]) -> Findings:
         """Every transplant; of the first from which B follows, also whether once is enough."""
         outcomes: list[Outcome] = []
-        a, b = await self._repeat(grafts)
-        waiting = deque(grafts)
+        a, b = await self._repeat(patches)
+        waiting = deque(patches)
         while waiting and a is not None and b is not None and not self._session.interrupted_by:
-            graft = waiting.popleft()
-            outcome = await self._carry_out(graft, a, b)
+            patch = waiting.popleft()
+            outcome = await self._carry_out(patch, a, b)
             if self._session.interrupted_by:  # it did not come to its end
                 break
             is_first = all(each.effect is not Effect.BECOMES_B for each in outcomes)
             outcomes.append(outcome)
-            if outcome.effect is Effect.BECOMES_B and is_first and graft.last > graft.first:
-                waiting.appendleft(replace(graft, last=graft.first, is_once=True))
+            if outcome.effect is Effect.BECOMES_B and is_first and patch.last > patch.first:
+                waiting.appendleft(replace(patch, last=patch.first, is_once=True))
         interrupted_by = self._session.interrupted_by
         return Findings(self._pair, self._directory, tuple(outcomes), tuple(self._notes), interrupted_by)
 
-    async def _repeat(self, grafts: Sequence[Graft]) -> tuple[Trace | None, Trace | None]:
+    async def _repeat(self, patches: Sequence[Patch]) -> tuple[Trace | None, Trace | None]:
         """A and B once more, as they were: what is proven is proven with them. None for one that recorded nothing.
 
         Of B, whatever is taken is kept; of both, the last step, so that distances of weights are known.
         """
         pair = self._pair
-        first, last = min(graft.first for graft in grafts), pair.last
-        is_known = all(graft.take.operation is not None or has_kept(pair.b.trace, graft) for graft in grafts)
+        first, last = min(patch.first for patch in patches), pair.last
+        is_known = all(patch.take.operation is not None or has_kept(pair.b.trace, patch) for patch in patches)
         kept = (last,) if is_known else tuple(range(first, last + 1))
         a = replace(pair.a.spec_to(first), last_step=last, keep=(last,))
         b = replace(pair.b.spec_to(first), last_step=last, keep=kept)
@@ -82,44 +82,44 @@ class TransplantExecutor:
             return made_of_a, None
         return made_of_a, self._checked(await self._record(b, "B again", "donor"), pair.b.trace, "B")
 
-    async def _carry_out(self, graft: Graft, a: Trace, b: Trace) -> Outcome:
+    async def _carry_out(self, patch: Patch, a: Trace, b: Trace) -> Outcome:
         """One transplant: its run, and what came of it."""
         donor = b.directory
-        if (operation := graft.take.operation) is not None:
-            donor = await self._record_operation(operation, graft.first)
+        if (operation := patch.take.operation) is not None:
+            donor = await self._record_operation(operation, patch.first)
             if not (donor / RESULTS).is_file():
-                missing = f"step {graft.first} of B has no operation {operation}"
-                return Outcome(graft, "", Effect.DOES_NOT_FIT, problem=missing)
-        name = graft.title.replace(" ", "-").replace("/", "-").replace(",", "")
+                missing = f"step {patch.first} of B has no operation {operation}"
+                return Outcome(patch, "", Effect.DOES_NOT_FIT, problem=missing)
+        name = patch.title.replace(" ", "-").replace("/", "-").replace(",", "")
         report = self._directory / name / REPORT
         report.parent.mkdir()
         run_spec = replace(
-            self._pair.a.spec_to(graft.first),
+            self._pair.a.spec_to(patch.first),
             last_step=self._pair.last,
             keep=(self._pair.last,),
-            watchers=self._watchers(graft, donor, report),
-            op_step=None if operation is None else graft.first,
+            callbacks=self._callbacks(patch, donor, report),
+            op_step=None if operation is None else patch.first,
         )
-        made = await self._record(run_spec, f"A with B's {graft.title}", name)
+        made = await self._record(run_spec, f"A with B's {patch.title}", name)
         problem = "" if made.recording.is_whole else _why(made)
         if not made.recording.ranks:
-            return Outcome(graft, str(made.recording.directory), Effect.FAILED, problem=problem)
+            return Outcome(patch, str(made.recording.directory), Effect.FAILED, problem=problem)
         told = read_report(report.parent)
-        return judge(graft, read_trace(made.recording.directory), a, b, report=told, problem=problem)
+        return judge(patch, read_trace(made.recording.directory), a, b, report=told, problem=problem)
 
-    def _watchers(self, graft: Graft, donor: Path, report: Path) -> Mapping[str, dict[str, Any]]:
-        take = graft.take
+    def _callbacks(self, patch: Patch, donor: Path, report: Path) -> Mapping[str, dict[str, Any]]:
+        take = patch.take
         if take.operation is not None:
             results = str(donor / RESULTS)
-            return {OPERATION: {"index": take.operation, "path": results, "report": str(report), "step": graft.first}}
-        fields = {"first": graft.first, "last": graft.last, "phases": take.phases, "leaves": take.leaves}
-        return {LEAVES: {"donor": str(donor), "report": str(report), **fields}}
+            return {OPERATION: {"index": take.operation, "path": results, "report": str(report), "step": patch.first}}
+        fields = {"first": patch.first, "last": patch.last, "phases": take.phases, "leaves": take.values}
+        return {VALUES: {"donor": str(donor), "report": str(report), **fields}}
 
     async def _record_operation(self, index: int, step: int) -> Path:
         parent = self._directory / f"{DONOR}-operation-{index}"
         parent.mkdir()
-        watchers = {OPERATION_DONOR: {"index": index, "path": str(parent / RESULTS)}}
-        run_spec = replace(self._pair.b.spec_to(step), op_step=step, watchers=watchers)
+        callbacks = {OPERATION_DONOR: {"index": index, "path": str(parent / RESULTS)}}
+        run_spec = replace(self._pair.b.spec_to(step), op_step=step, callbacks=callbacks)
         made = await self._record(run_spec, f"B again, operation {index} of step {step} kept", parent.name)
         self._checked(made, self._pair.b.trace, "B")
         return parent
@@ -127,7 +127,7 @@ class TransplantExecutor:
     async def _record(self, run_spec: RunSpec, title: str, name: str) -> Run:
         self._lines.title = title
         run = await self._session.record(run_spec, self._directory / name)
-        if refusal := read_refusal(run.recording.directory):
+        if refusal := read_rejection(run.recording.directory):
             raise refusal.error()
         self._lines.ended(run)
         return run
@@ -149,11 +149,11 @@ def _why(run: Run) -> str:
     return ": ".join([run.recording.problems[0].what, *output_tail(run.output)[-1:]])
 
 
-def has_kept(trace: Trace, graft: Graft) -> bool:
+def has_kept(trace: Trace, patch: Patch) -> bool:
     """Whether a trace has the values of everything that is taken from it."""
-    for step in range(graft.first, graft.last + 1):
-        for leaf in logical_leaves(trace, step):
-            if graft.take.takes(leaf.key) and leaf.dtype not in TEXTS and trace.tensor(step, 0, leaf) is None:
+    for step in range(patch.first, patch.last + 1):
+        for value in logical_values(trace, step):
+            if patch.take.takes(value.key) and value.dtype not in TEXTS and trace.tensor(step, 0, value) is None:
                 return False
     return True
 

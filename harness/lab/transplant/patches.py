@@ -16,7 +16,7 @@ from harness.core.errors import UsageError
 from harness.core.text import path_text
 from harness.recording.patch_report import is_taken
 from harness.trace.attribution import TEXTS
-from harness.trace.chain import PHASES, Key, Leaf, Scope
+from harness.trace.chain import PHASES, Key, RecordedValue, Scope
 from harness.trace.reader import Trace
 
 ALIASES = {"advantages": "advantage", "rewards": "reward", "tokens": "rollout", "gradients": "backward"}
@@ -32,30 +32,30 @@ Named = tuple[str, str] | Key
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
+class PatchSource:
     """What is taken, as it was asked for."""
 
     text: str
     phases: tuple[str, ...] = ()
     """All of whose leaves are taken."""
-    leaves: tuple[Named, ...] = ()
+    values: tuple[Named, ...] = ()
     operation: int | None = None
     is_weights: bool = False
 
     def takes(self, key: Key) -> bool:
         """Whether a leaf is among them."""
-        return is_taken(key, self.phases, self.leaves)
+        return is_taken(key, self.phases, self.values)
 
-    def at(self, leaves: Iterable[Leaf]) -> "Take":
+    def at(self, values: Iterable[RecordedValue]) -> "PatchSource":
         """The same among the leaves of a step: of weights, which of them these are."""
-        return replace(self, leaves=weights_of(leaves)) if self.is_weights else self
+        return replace(self, values=weights_of(values)) if self.is_weights else self
 
 
 @dataclass(frozen=True, slots=True)
-class Graft:
+class Patch:
     """One transplant that can be carried out."""
 
-    take: Take
+    take: PatchSource
     first: int
     """The first step in which something is put."""
     last: int
@@ -71,15 +71,15 @@ class Graft:
         return f"{self.take.text}, {f'at step {self.first} only' if self.is_once else f'from step {self.first} on'}"
 
 
-def parse_take(text: str) -> Take:
+def parse_patch(text: str) -> PatchSource:
     """What a --take asks for; UsageError for anything else."""
     words = text.split("+")
     if match := _OPERATION.fullmatch(text):
-        return Take(text, operation=int(match[1]))
+        return PatchSource(text, operation=int(match[1]))
     if text == WEIGHTS:
-        return Take(text, is_weights=True)
+        return PatchSource(text, is_weights=True)
     phases: list[str] = []
-    leaves: list[Named] = []
+    values: list[Named] = []
     for word in words:
         phase, slash, name = word.partition("/")
         phase = ALIASES.get(phase, phase)
@@ -89,37 +89,37 @@ def parse_take(text: str) -> Take:
         if not slash:
             phases.append(phase)
         elif match := _OCCURRENCE.fullmatch(name):
-            leaves.append((phase, match[1], int(match[2])))
+            values.append((phase, match[1], int(match[2])))
         else:
-            leaves.append((phase, name))
-    return Take(text, tuple(phases), tuple(leaves))
+            values.append((phase, name))
+    return PatchSource(text, tuple(phases), tuple(values))
 
 
-def weights_of(leaves: Iterable[Leaf]) -> tuple[Named, ...]:
+def weights_of(values: Iterable[RecordedValue]) -> tuple[Named, ...]:
     """Of the leaves of a step the parameters: what the optimizer has made that is named as a gradient is."""
-    named = {(leaf.phase, leaf.name) for leaf in leaves}
+    named = {(value.phase, value.name) for value in values}
     return tuple(
         ("optimizer", name) for phase, name in sorted(named) if phase == "backward" and ("optimizer", name) in named
     )
 
 
-def graft_of(take: Take, a: Trace, b: Trace, step: int, last: int, *, is_once: bool = False) -> Graft:
+def patch_of(take: PatchSource, a: Trace, b: Trace, step: int, last: int, *, is_once: bool = False) -> Patch:
     """How something is taken from B into A from a step on; UsageError for weights that no step has made."""
     first = first_put(take, a, b, step)
     if take.is_weights:
-        found = take.at(logical_leaves(a, first))
-        if not found.leaves:
+        found = take.at(logical_values(a, first))
+        if not found.values:
             raise UsageError(
                 f"no weights are recorded in step {first} of {path_text(a.directory)}",
                 legal="leaves of the optimizer that are named as gradients are",
                 remedy="take what it records: --take PHASE/NAME",
             )
-        return Graft(found, first, first, is_once=True)
+        return Patch(found, first, first, is_once=True)
     is_once = is_once or take.operation is not None
-    return Graft(take, first, first if is_once else last, is_once)
+    return Patch(take, first, first if is_once else last, is_once)
 
 
-def first_put(take: Take, a: Trace, b: Trace, step: int) -> int:
+def first_put(take: PatchSource, a: Trace, b: Trace, step: int) -> int:
     """In which step something is put that is asked for from `step` on: weights where they are made.
 
     UsageError for weights that no step of both has made.
@@ -134,12 +134,12 @@ def first_put(take: Take, a: Trace, b: Trace, step: int) -> int:
     return first
 
 
-def check_known(take: Take, trace: Trace, step: int) -> None:
+def check_known(take: PatchSource, trace: Trace, step: int) -> None:
     """UsageError where one of the phases or leaves is none of this step's."""
-    keys = [leaf.key for leaf in logical_leaves(trace, step)]
+    keys = [value.key for value in logical_values(trace, step)]
     known = {key[:2] for key in keys}
     absent = [phase for phase in take.phases if phase not in {key[0] for key in keys}]
-    absent += ["/".join(map(str, named[:2])) for named in take.leaves if named[:2] not in known]
+    absent += ["/".join(map(str, named[:2])) for named in take.values if named[:2] not in known]
     if absent:
         names = [f"{phase}/{name}" for phase, name in known]
         near = difflib.get_close_matches(absent[0], names, n=1)
@@ -150,17 +150,17 @@ def check_known(take: Take, trace: Trace, step: int) -> None:
         )
 
 
-def candidates(a: Trace, b: Trace, step: int) -> tuple[Take, ...]:
+def candidates(a: Trace, b: Trace, step: int) -> tuple[PatchSource, ...]:
     """What is tried where nobody says what: each phase that differs in a step, in the order in which it is recorded.
 
     Phases of which texts alone differ are left out: nothing can be put into them. Where rollouts and rewards both
     differ, also both together: rewards are judged before either is recorded.
     """
     of_a, of_b = values_of(a, step), values_of(b, step)
-    phases = tuple(dict.fromkeys(key[0] for key, leaf in of_a.items() if of_b.get(key) not in (None, leaf)))
-    takes = [Take(_word_of(phase), (phase,)) for phase in phases]
+    phases = tuple(dict.fromkeys(key[0] for key, value in of_a.items() if of_b.get(key) not in (None, value)))
+    takes = [PatchSource(_word_of(phase), (phase,)) for phase in phases]
     if {"rollout", "reward"} <= set(phases):
-        takes.insert(phases.index("reward") + 1, Take("rollout+rewards", ("rollout", "reward")))
+        takes.insert(phases.index("reward") + 1, PatchSource("rollout+rewards", ("rollout", "reward")))
     return tuple(takes)
 
 
@@ -169,14 +169,14 @@ def common_steps(a: Trace, b: Trace) -> Sequence[int]:
     return sorted(set(a.steps) & set(b.steps))
 
 
-def values_of(trace: Trace, step: int) -> dict[Key, Leaf]:
+def values_of(trace: Trace, step: int) -> dict[Key, RecordedValue]:
     """The logical leaves of a step that can be put into another run, in the order of recording: all but texts."""
-    return {leaf.key: leaf for leaf in logical_leaves(trace, step) if leaf.dtype not in TEXTS}
+    return {value.key: value for value in logical_values(trace, step) if value.dtype not in TEXTS}
 
 
-def logical_leaves(trace: Trace, step: int) -> Sequence[Leaf]:
+def logical_values(trace: Trace, step: int) -> Sequence[RecordedValue]:
     """Those of a step that are free of ranks, as rank 0 has them, in the order of recording."""
-    return [leaf for leaf in trace.columns(step, 0).leaves() if leaf.scope is Scope.LOGICAL]
+    return [value for value in trace.columns(step, 0).values() if value.scope is Scope.LOGICAL]
 
 
 def _word_of(phase: str) -> str:

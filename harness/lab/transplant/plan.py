@@ -13,20 +13,20 @@ from harness.lab.experiments.recorded_run import RecordedRun
 from harness.lab.transplant.findings import Pair
 from harness.lab.transplant.patches import (
     OPERATION,
-    Graft,
-    Take,
+    Patch,
+    PatchSource,
     candidates,
     check_known,
     common_steps,
     first_put,
-    graft_of,
-    logical_leaves,
-    parse_take,
+    logical_values,
+    parse_patch,
+    patch_of,
     values_of,
 )
 from harness.trace.ops import read_ops
 from harness.trace.reader import Trace
-from harness.trace.value_diff import compare_leaves
+from harness.trace.value_diff import compare_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class TransplantPlan:
     """Transplants that can be carried out."""
 
     pair: Pair
-    grafts: tuple[Graft, ...]
+    patches: tuple[Patch, ...]
     """At least one, in the order in which they are tried."""
 
 
@@ -66,7 +66,7 @@ def make_plan(
             legal="two runs that differ: there is nothing to explain",
             remedy="name another run; rlharness diff says whether one of them goes on for longer",
         )
-    takes = [parse_take(text) for text in dict.fromkeys(texts)] or candidates(
+    takes = [parse_patch(text) for text in dict.fromkeys(texts)] or candidates(
         a.trace, b.trace, parts if step is None else step
     )
     if not takes:
@@ -78,11 +78,11 @@ def make_plan(
         )
     begins = [_begin(take, a.trace, b.trace, parts, step, is_once=is_once) for take in takes]
     last = common[-1] if num_steps is None else min(common[-1], max(begins) + num_steps - 1)
-    grafts = tuple(
-        graft_of(take, a.trace, b.trace, begin, last, is_once=is_once)
+    patches = tuple(
+        patch_of(take, a.trace, b.trace, begin, last, is_once=is_once)
         for take, begin in zip(takes, begins, strict=True)
     )
-    return TransplantPlan(Pair(a, b, parts, min(begins), last), grafts)
+    return TransplantPlan(Pair(a, b, parts, min(begins), last), patches)
 
 
 def first_difference(a: Trace, b: Trace) -> int | None:
@@ -90,7 +90,7 @@ def first_difference(a: Trace, b: Trace) -> int | None:
     return next(_unlike_steps(a, b, common_steps(a, b)), None)
 
 
-def first_to_put(take: Take, a: Trace, b: Trace, steps: Iterable[int]) -> int | None:
+def first_to_put(take: PatchSource, a: Trace, b: Trace, steps: Iterable[int]) -> int | None:
     """The first of these steps in which B has other values of what is taken; None where it has none.
 
     Of weights it is the step that makes them.
@@ -105,7 +105,7 @@ def first_to_put(take: Take, a: Trace, b: Trace, steps: Iterable[int]) -> int | 
 
 def _unlike_steps(a: Trace, b: Trace, steps: Iterable[int]) -> Iterator[int]:
     for step in steps:
-        if compare_leaves(logical_leaves(a, step), logical_leaves(b, step)).first is not None:
+        if compare_values(logical_values(a, step), logical_values(b, step)).first is not None:
             yield step
 
 
@@ -123,7 +123,7 @@ def _check_operation(index: int, directories: tuple[Path, Path], step: int) -> N
             )
 
 
-def _begin(take: Take, a: Trace, b: Trace, parts: int, step: int | None, *, is_once: bool) -> int:
+def _begin(take: PatchSource, a: Trace, b: Trace, parts: int, step: int | None, *, is_once: bool) -> int:
     """With which step a transplant begins: the one that is asked for, else the first with something to put."""
     begin = parts if step is None else step
     if take.operation is not None:  # what operations give is not recorded: only a run shows it

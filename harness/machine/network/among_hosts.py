@@ -6,7 +6,7 @@ from harness.core.errors import UsageError
 from harness.core.findings import Finding
 from harness.machine.network.classification import NAMES_S
 from harness.machine.network.host_matching import hosts_findings
-from harness.machine.network.interface_rules import make_picks
+from harness.machine.network.interface_rules import make_rules
 from harness.machine.network.interfaces import read_nccl_settings, read_network
 from harness.machine.network.rendezvous import join, listen
 
@@ -20,7 +20,7 @@ async def listen_for_hosts(
     """Wait for the other hosts at `port`, and say what this one should use. NetworkError where they do not come."""
     network = await read_network(limit_s=NAMES_S)
     hosts, own = await listen(network, port, num_hosts=num_hosts, wait_s=wait_s, say=say)
-    return hosts_findings(hosts, own, make_picks(network, read_nccl_settings(environ)))
+    return hosts_findings(hosts, own, make_rules(network, read_nccl_settings(environ)))
 
 
 async def join_hosts(environ: Mapping[str, str], peer: str, *, wait_s: float) -> tuple[Finding, ...]:
@@ -30,7 +30,7 @@ async def join_hosts(environ: Mapping[str, str], peer: str, *, wait_s: float) ->
     """
     network = await read_network(limit_s=NAMES_S)
     hosts, own = await join(network, parse_peer(peer), wait_s=wait_s)
-    return hosts_findings(hosts, own, make_picks(network, read_nccl_settings(environ)))
+    return hosts_findings(hosts, own, make_rules(network, read_nccl_settings(environ)))
 
 
 def parse_peer(text: str) -> tuple[str, int]:

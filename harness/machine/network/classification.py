@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from harness.core.findings import Finding, Severity
-from harness.machine.network.interface_rules import RAY_VARIABLE, Pick, export_line, in_words, make_picks
+from harness.machine.network.interface_rules import RAY_VARIABLE, Pick, export_line, in_words, make_rules
 from harness.machine.network.interfaces import HostNetwork, is_loopback
 from harness.machine.network.reach import Reach
 
@@ -19,12 +19,12 @@ MEET = "rlharness doctor --listen 29400 here, rlharness doctor --peer HOST:29400
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Classification:
     """What follows from what was seen."""
 
     pins: Mapping[str, str]
     findings: tuple[Finding, ...]
-    picks: tuple[Pick, ...]
+    rules: tuple[Pick, ...]
 
 
 def judge(
@@ -34,23 +34,23 @@ def judge(
     *,
     several_nodes: str = "",
     from_files: AbstractSet[str] = frozenset(),
-) -> Judgement:
+) -> Classification:
     """Pure: pins and findings from the network, the settings and what was `reached`.
 
     `several_nodes` says why several nodes take part; empty where this host is alone. `from_files` are those of the
     `settings` that no variable holds.
     """
-    picks = make_picks(network, settings)
-    pins = {} if several_nodes else _make_pins(network, picks, reached)
+    rules = make_rules(network, settings)
+    pins = {} if several_nodes else _make_pins(network, rules, reached)
     findings = [
         *_of_the_host(network, reached),
-        *_of_choices(network, picks, reached, pins, several_nodes),
+        *_of_choices(network, rules, reached, pins, several_nodes),
         *_of_settings(network, settings, reached, several_nodes, from_files),
-        *_of_idle_addresses(network, picks, reached),
+        *_of_idle_addresses(network, rules, reached),
     ]
     if not findings:  # nothing to complain of
-        findings = [_all_is_well(network, picks)]
-    return Judgement(pins, tuple(findings), picks)
+        findings = [_all_is_well(network, rules)]
+    return Classification(pins, tuple(findings), rules)
 
 
 def is_unreachable(pick: Pick, reached: Mapping[str, Reach]) -> bool:
@@ -58,12 +58,12 @@ def is_unreachable(pick: Pick, reached: Mapping[str, Reach]) -> bool:
     return pick.address in reached and not reached[pick.address].is_reached
 
 
-def _make_pins(network: HostNetwork, picks: Sequence[Pick], reached: Mapping[str, Reach]) -> dict[str, str]:
+def _make_pins(network: HostNetwork, rules: Sequence[Pick], reached: Mapping[str, Reach]) -> dict[str, str]:
     """All three where one library's own choice does not answer: they shall not meet on different interfaces."""
-    stuck = any(is_unreachable(pick, reached) for pick in picks if pick.setting is None)
+    stuck = any(is_unreachable(pick, reached) for pick in rules if pick.setting is None)
     if not stuck or not _answers_at_loopback(network, reached):
         return {}
-    return {pick.variable: _loopback_value(pick.variable, network) for pick in picks if pick.setting is None}
+    return {pick.variable: _loopback_value(pick.variable, network) for pick in rules if pick.setting is None}
 
 
 def _loopback_value(variable: str, network: HostNetwork) -> str:
@@ -116,14 +116,14 @@ def _of_the_host(network: HostNetwork, reached: Mapping[str, Reach]) -> Iterable
 
 def _of_choices(
     network: HostNetwork,
-    picks: Iterable[Pick],
+    rules: Iterable[Pick],
     reached: Mapping[str, Reach],
     pins: Mapping[str, str],
     several_nodes: str,
 ) -> Iterable[Finding]:
     """What the libraries would choose by themselves, by address: one cause, one finding. Loopback is one of its own."""
     stuck: dict[str, list[Pick]] = {}
-    for pick in picks:
+    for pick in rules:
         if pick.setting is None and is_unreachable(pick, reached) and not is_loopback(pick.address):
             stuck.setdefault(pick.address, []).append(pick)
     for address, those in stuck.items():
@@ -153,8 +153,8 @@ def _of_settings(
     from_files: AbstractSet[str],
 ) -> Iterable[Finding]:
     """What the user set, where it cannot work. It is never changed."""
-    without = {pick.variable: _without(pick, network, settings) for pick in make_picks(network, settings)}
-    for pick in make_picks(network, settings):
+    without = {pick.variable: _without(pick, network, settings) for pick in make_rules(network, settings)}
+    for pick in make_rules(network, settings):
         if pick.setting is None or not (pick.problem or is_unreachable(pick, reached)):
             continue
         breaks = f"{pick.library} will " + ("refuse to start" if pick.problem else "start there and hang")
@@ -180,12 +180,12 @@ def _of_settings(
 def _without(pick: Pick, network: HostNetwork, settings: Mapping[str, str]) -> Pick:
     """What the library of `pick` would pick by its own rules."""
     own = {name: value for name, value in settings.items() if name != pick.variable}
-    return next(other for other in make_picks(network, own) if other.library == pick.library)
+    return next(other for other in make_rules(network, own) if other.library == pick.library)
 
 
-def _of_idle_addresses(network: HostNetwork, picks: Iterable[Pick], reached: Mapping[str, Reach]) -> Iterable[Finding]:
+def _of_idle_addresses(network: HostNetwork, rules: Iterable[Pick], reached: Mapping[str, Reach]) -> Iterable[Finding]:
     """Addresses that do not answer, and that nothing picks now."""
-    picked = {pick.address for pick in picks}
+    picked = {pick.address for pick in rules}
     running = {one.name for one in network.interfaces if one.is_up and not one.is_loopback}
     silent = [
         text
@@ -203,15 +203,15 @@ def _of_idle_addresses(network: HostNetwork, picks: Iterable[Pick], reached: Map
         )
 
 
-def _all_is_well(network: HostNetwork, picks: Iterable[Pick]) -> Finding:
+def _all_is_well(network: HostNetwork, rules: Iterable[Pick]) -> Finding:
     answering = ", ".join(i.name for i in network.interfaces if i.is_up and i.addresses)
-    chosen = ", ".join(f"{pick.library} {pick.interface or 'nothing'} {pick.address}".strip() for pick in picks)
+    chosen = ", ".join(f"{pick.library} {pick.interface or 'nothing'} {pick.address}".strip() for pick in rules)
     return Finding(CHECK, Severity.FINE, f"this host reaches itself on {answering}; picked: {chosen}")
 
 
-def unreachable(picks: Iterable[Pick], reached: Mapping[str, Reach]) -> list[str]:
+def unreachable(rules: Iterable[Pick], reached: Mapping[str, Reach]) -> list[str]:
     """The addresses, with their interfaces, that libraries would choose by themselves and that do not answer."""
-    stuck = {pick.address: pick for pick in picks if pick.setting is None and is_unreachable(pick, reached)}
+    stuck = {pick.address: pick for pick in rules if pick.setting is None and is_unreachable(pick, reached)}
     return [f"{address} ({pick.interface})" for address, pick in stuck.items()]
 
 

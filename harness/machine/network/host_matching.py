@@ -134,8 +134,8 @@ def _named(host: PeerHost, address: str) -> str:
     return f"{address} ({interface})"
 
 
-def hosts_findings(hosts: Hosts, own: int, picks: Sequence[Pick]) -> tuple[Finding, ...]:
-    """What host number `own` should be told; `picks` are what its libraries would pick there."""
+def hosts_findings(hosts: Hosts, own: int, rules: Sequence[Pick]) -> tuple[Finding, ...]:
+    """What host number `own` should be told; `rules` are what its libraries would pick there."""
     try:
         chosen = choose(hosts)
     except NetworkError as error:
@@ -152,10 +152,10 @@ def hosts_findings(hosts: Hosts, own: int, picks: Sequence[Pick]) -> tuple[Findi
     )
     wrong: dict[tuple[str, str | None], list[Pick]] = {}
     reachable = {offer.address for offer in hosts.usable(own, chosen[own].family)}
-    for pick in picks:
+    for pick in rules:
         if pick.address not in reachable:
             wrong.setdefault((pick.address, pick.setting), []).append(pick)
-    return (fine, *(_of_picks(those, hosts, own, chosen[own]) for those in wrong.values()))
+    return (fine, *(_of_rules(those, hosts, own, chosen[own]) for those in wrong.values()))
 
 
 def _exports(variables: Iterable[str], chosen: Offer, host: PeerHost) -> tuple[tuple[str, str], ...]:
@@ -167,17 +167,17 @@ def _exports(variables: Iterable[str], chosen: Offer, host: PeerHost) -> tuple[t
     return tuple((variable, values[variable]) for variable in variables if variable in values)
 
 
-def _of_picks(picks: Sequence[Pick], hosts: Hosts, own: int, chosen: Offer) -> Finding:
+def _of_rules(rules: Sequence[Pick], hosts: Hosts, own: int, chosen: Offer) -> Finding:
     """What is wrong with the one address that these libraries would use here."""
-    first = picks[0]
-    libraries = in_words([pick.library for pick in picks])
+    first = rules[0]
+    libraries = in_words([pick.library for pick in rules])
     problems = hosts.problems(own, first.address)
     told = "; ".join(f"{hosts.hosts[t.caller].name}: {t.problem}" for t in problems) or "no other host can reach it"
     what = f"{first.address} ({first.interface})" if first.address else f"no address ({first.problem or first.why})"
-    why = "; ".join(f"{pick.library}: {pick.why}" for pick in picks)
-    exports = _exports([pick.variable for pick in picks], chosen, hosts.hosts[own])
+    why = "; ".join(f"{pick.library}: {pick.why}" for pick in rules)
+    exports = _exports([pick.variable for pick in rules], chosen, hosts.hosts[own])
     remedies = [export_line(exports)] if exports else []
-    remedies += [f"ray start --node-ip-address={chosen.address}" for pick in picks if pick.library == "Ray"]
+    remedies += [f"ray start --node-ip-address={chosen.address}" for pick in rules if pick.library == "Ray"]
     return Finding(
         CHECK,
         Severity.BROKEN,

@@ -48,7 +48,7 @@ class Pick:
     """Why it cannot start at all with that setting; empty where it can."""
 
 
-def make_picks(network: HostNetwork, settings: Mapping[str, str]) -> tuple[Pick, Pick, Pick]:
+def make_rules(network: HostNetwork, settings: Mapping[str, str]) -> tuple[Pick, Pick, Pick]:
     """What NCCL, Gloo and Ray would pick on `network` under `settings` (the environment, over NCCL's files)."""
     return nccl_pick(network, settings), gloo_pick(network, settings), ray_pick(network, settings)
 

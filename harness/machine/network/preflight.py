@@ -29,7 +29,7 @@ class Preflight:
     pins: Mapping[str, str] = field(default_factory=dict)
     """Environment variables for work on this host alone; empty where nothing is wrong, or cannot be mended so."""
     findings: tuple[Finding, ...] = ()
-    picks: tuple[Pick, ...] = ()
+    rules: tuple[Pick, ...] = ()
     interfaces: tuple[Interface, ...] = ()
     reached: Mapping[str, Reach] = field(default_factory=dict)
     """What came of connecting to each own address."""
@@ -47,7 +47,7 @@ class Preflight:
         if not self.pins:
             return tuple(unmended)
         settings = " ".join(f"{name}={value}" for name, value in mended)
-        where = in_words(unreachable(self.picks, self.reached))
+        where = in_words(unreachable(self.rules, self.reached))
         return (f"this host cannot reach its own address {where}: every file is given {settings}", *unmended)
 
 
@@ -67,7 +67,7 @@ async def preflight(environ: Mapping[str, str], clock: Clock) -> Preflight:
     return Preflight(
         pins=judged.pins,
         findings=judged.findings,
-        picks=judged.picks,
+        rules=judged.rules,
         interfaces=network.interfaces,
         reached=reached,
         took_s=clock.monotonic_s() - begun_s,

@@ -18,7 +18,7 @@ from typing import NoReturn, Protocol
 from harness.process.supervisor import process_tree, syscalls
 from harness.process.supervisor.process_tree import Process
 
-TIERS = ("cgroup", "pidns", "subreaper")
+BACKENDS = ("cgroup", "pidns", "subreaper")
 KILL_FILE = "cgroup.kill"
 MAX_STOP_ROUNDS = 50  # a process that may not be stopped (another user's) could fork for ever
 
@@ -323,8 +323,8 @@ def cgroup_home() -> str:
     raise OSError(errno.ENOENT, "no cgroup v2 hierarchy is mounted")
 
 
-def make_containment(tier: str, cgroup_directory: str) -> Containment:
-    """The containment named `tier`; OSError where this machine does not allow it."""
-    if tier == "cgroup":
+def make_containment(backend: str, cgroup_directory: str) -> Containment:
+    """The containment named `backend`; OSError where this machine does not allow it."""
+    if backend == "cgroup":
         return ControlGroup(cgroup_directory)
-    return PidNamespace() if tier == "pidns" else Subreaper()
+    return PidNamespace() if backend == "pidns" else Subreaper()

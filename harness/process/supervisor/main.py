@@ -23,7 +23,7 @@ from harness.core.clock import Clock, SystemClock
 from harness.core.regular_file import UNLIMITED, GrowingFile, GrowingLines
 from harness.process.supervisor import process_tree, stacks
 from harness.process.supervisor.containment import (
-    TIERS,
+    BACKENDS,
     Containment,
     cgroup_home,
     make_containment,
@@ -254,28 +254,28 @@ def say(message: dict[str, Any]) -> None:
 
 def probe(home: Callable[[], str] = cgroup_home) -> None:
     """Say of each tier why this machine refuses it, "" if not, by holding and killing a real process with it."""
-    for tier in TIERS:
+    for backend in BACKENDS:
         pid = os.fork()  # each in a process of its own: a containment is for one tree
         if pid == 0:
             code = 1
             try:
-                probe_tier(tier, f"{home()}/rlharness-probe-{os.getpid()}" if tier == "cgroup" else "")
+                probe_backend(backend, f"{home()}/rlharness-probe-{os.getpid()}" if backend == "cgroup" else "")
                 code = 0
             except OSError as error:
-                say({"tier": tier, "error": str(error)})
+                say({"tier": backend, "error": str(error)})
             finally:
                 os._exit(code)
         _, status = os.waitpid(pid, 0)
         code = os.waitstatus_to_exitcode(status)
         if code != 1:
-            say({"tier": tier, "error": f"its probe ended with {code}" if code else ""})
+            say({"tier": backend, "error": f"its probe ended with {code}" if code else ""})
 
 
-def probe_tier(tier: str, cgroup_directory: str) -> None:
+def probe_backend(backend: str, cgroup_directory: str) -> None:
     """Hold a process with one tier and end it; OSError where that cannot be done."""
     clock = SystemClock()
     until_s = clock.monotonic_s() + PROBE_S
-    containment = make_containment(tier, cgroup_directory)
+    containment = make_containment(backend, cgroup_directory)
     try:
         containment.spawn(sleep_for_ever)
         while not containment.is_gone:

@@ -6,12 +6,12 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from harness.core.text import count, one_line, ranges
-from harness.render.outcomes import card_names, label
+from harness.render.outcomes import gpu_names, label
 from harness.render.sentences import bare_test, words
 from harness.runner.stats import Progress, Running
 from harness.runner.units import Outcome
 
-CARDS_WIDTH, DONE_WIDTH, SINCE_WIDTH, GAP = 10, 5, 7, 2
+GPUS_WIDTH, DONE_WIDTH, SINCE_WIDTH, GAP = 10, 5, 7, 2
 MIN_TEST_WIDTH = 16
 TIMES_WIDTH = 21
 SLOW_FACTOR = 3.0
@@ -53,7 +53,7 @@ def frame(picture: Picture, now_t: float, style: FrameStyle) -> list[Text]:
     columns = _Columns.for_width(space, "..." if style.ascii_only else "…")
     room = max(1, style.height - 6)
     attempts = sorted(progress.running, key=lambda attempt: (attempt.slot, attempt.started_t))
-    names = card_names(picture.gpus)
+    names = gpu_names(picture.gpus)
     rows = [_row(attempt, now_t, names, columns) for attempt in attempts[:room]]
     if len(attempts) > room:
         rows[-1] = Text(f" and {len(attempts) - room + 1} more", style="dim")
@@ -78,12 +78,12 @@ class _Columns:
 
     @classmethod
     def for_width(cls, space: int, ellipsis: str) -> "_Columns":
-        rest = space - 1 - CARDS_WIDTH - DONE_WIDTH - SINCE_WIDTH - 4 * GAP
+        rest = space - 1 - GPUS_WIDTH - DONE_WIDTH - SINCE_WIDTH - 4 * GAP
         test = rest * 2 // 5
         if test >= MIN_TEST_WIDTH:
-            return cls((CARDS_WIDTH, rest - test, test, DONE_WIDTH, SINCE_WIDTH), ellipsis)
-        rest = space - 1 - CARDS_WIDTH - SINCE_WIDTH - 2 * GAP
-        return cls((CARDS_WIDTH, max(1, rest), 0, 0, SINCE_WIDTH), ellipsis)
+            return cls((GPUS_WIDTH, rest - test, test, DONE_WIDTH, SINCE_WIDTH), ellipsis)
+        rest = space - 1 - GPUS_WIDTH - SINCE_WIDTH - 2 * GAP
+        return cls((GPUS_WIDTH, max(1, rest), 0, 0, SINCE_WIDTH), ellipsis)
 
     def line(self, texts: tuple[str, str, str, str, str], styles: tuple[str, ...]) -> Text:
         """One line: numbers to the right, a long path cut on its left, anything else on its right."""
@@ -109,14 +109,14 @@ class _Columns:
 
 
 def _row(attempt: Running, now_t: float, names: dict[str, str], columns: _Columns) -> Text:
-    cards = ranges([names.get(gpu_id, gpu_id) for gpu_id in attempt.gpu_ids])
+    gpus = ranges([names.get(gpu_id, gpu_id) for gpu_id in attempt.gpu_ids])
     ran_s = now_t - attempt.started_t
     slow = ran_s > max(SLOW_AT_LEAST_S, SLOW_FACTOR * attempt.expected_s)
     ending = f"terminating: {words(attempt.terminating)}" if attempt.terminating else ""
     if len(ending) > columns.test_width:
         ending = "terminating"
     texts = (
-        f"gpu {cards}" if cards else "cpu",
+        f"gpu {gpus}" if gpus else "cpu",
         one_line(attempt.path),
         ending or one_line(_function(attempt)),
         str(attempt.num_tests_done or ""),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.trace.attribution import kind_of
-from harness.trace.chain import Leaf, Scope
+from harness.trace.chain import RecordedValue, Scope
 from harness.trace.element_diff import numbers
 from harness.trace.reader import Trace
 from harness.trace.values import ELEMENT_BYTES
@@ -64,11 +64,14 @@ def flipped_rollouts(a: Trace, b: Trace) -> list[Rollout]:
     for step in (step for step in a.steps if step in steps_b):
         for rank in sorted(a.logs(step).keys() & b.logs(step).keys()):
             one, other = (list(_tokens(trace, step, rank)) for trace in (a, b))
-            for leaf in one:
-                twin = next((each for each in other if each.key == leaf.key and each.scope == leaf.scope), None)
-                if twin is None or twin.digest == leaf.digest:
+            for recorded_value in one:
+                twin = next(
+                    (each for each in other if each.key == recorded_value.key and each.scope == recorded_value.scope),
+                    None,
+                )
+                if twin is None or twin.digest == recorded_value.digest:
                     continue
-                rollout = _rollout((a, b), (leaf, twin), step, rank)
+                rollout = _rollout((a, b), (recorded_value, twin), step, rank)
                 if rollout is not None and rollout.num_flipped:
                     found.append(rollout)
         if len(found) >= MAX_STEPS:
@@ -76,10 +79,10 @@ def flipped_rollouts(a: Trace, b: Trace) -> list[Rollout]:
     return found[:MAX_STEPS]
 
 
-def _tokens(trace: Trace, step: int, rank: int) -> Iterator[Leaf]:
-    for _, leaf in trace.columns(step, rank).of_phases(("rollout",)):
-        if leaf.scope in (Scope.LOGICAL, Scope.PHYSICAL) and kind_of(leaf) == TOKENS:
-            yield leaf
+def _tokens(trace: Trace, step: int, rank: int) -> Iterator[RecordedValue]:
+    for _, recorded_value in trace.columns(step, rank).of_phases(("rollout",)):
+        if recorded_value.scope in (Scope.LOGICAL, Scope.PHYSICAL) and kind_of(recorded_value) == TOKENS:
+            yield recorded_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +108,14 @@ class _Generated:
         return row[: min(end, MAX_TOKENS)]
 
 
-def _rollout(traces: tuple[Trace, Trace], leaves: tuple[Leaf, Leaf], step: int, rank: int) -> Rollout | None:
+def _rollout(
+    traces: tuple[Trace, Trace], recorded_values: tuple[RecordedValue, RecordedValue], step: int, rank: int
+) -> Rollout | None:
     """The sequences of a leaf in both runs; None where one has not kept them, or has another number of them."""
-    a, b = (_generated(trace, step, rank, leaf) for trace, leaf in zip(traces, leaves, strict=True))
+    a, b = (
+        _generated(trace, step, rank, recorded_value)
+        for trace, recorded_value in zip(traces, recorded_values, strict=True)
+    )
     if a is None or b is None or len(a.rows) != len(b.rows):
         return None
     made = [
@@ -115,10 +123,10 @@ def _rollout(traces: tuple[Trace, Trace], leaves: tuple[Leaf, Leaf], step: int, 
         for at in range(len(a.rows))
     ]
     flipped = [each for each in made if each.flipped]
-    return Rollout(step, rank, leaves[0].name, tuple(flipped[:MAX_SEQUENCES]), len(made), len(flipped))
+    return Rollout(step, rank, recorded_values[0].name, tuple(flipped[:MAX_SEQUENCES]), len(made), len(flipped))
 
 
-def _generated(trace: Trace, step: int, rank: int, tokens: Leaf) -> _Generated | None:
+def _generated(trace: Trace, step: int, rank: int, tokens: RecordedValue) -> _Generated | None:
     """None where the tokens were not kept."""
     rows = _rows(trace, step, rank, tokens)
     if rows is None:
@@ -126,29 +134,38 @@ def _generated(trace: Trace, step: int, rank: int, tokens: Leaf) -> _Generated |
     return _Generated(rows, _masks(trace, step, rank, tokens), _rewards(trace, step, rank, len(rows)))
 
 
-def _rows(trace: Trace, step: int, rank: int, leaf: Leaf) -> list[tuple[int, ...]] | None:
+def _rows(trace: Trace, step: int, rank: int, recorded_value: RecordedValue) -> list[tuple[int, ...]] | None:
     """A matrix of integers by its rows; None where it was not kept."""
-    data = trace.tensor(step, rank, leaf)
-    num_rows, width = leaf.shape
-    if data is None or len(data) != num_rows * width * ELEMENT_BYTES[leaf.dtype]:
+    data = trace.tensor(step, rank, recorded_value)
+    num_rows, width = recorded_value.shape
+    if data is None or len(data) != num_rows * width * ELEMENT_BYTES[recorded_value.dtype]:
         return None
-    flat = [int(value) for value in numbers(leaf.dtype, data)]
+    flat = [int(value) for value in numbers(recorded_value.dtype, data)]
     return [tuple(flat[start : start + width]) for start in range(0, num_rows * width, width)] if width else []
 
 
-def _masks(trace: Trace, step: int, rank: int, tokens: Leaf) -> list[tuple[int, ...]] | None:
+def _masks(trace: Trace, step: int, rank: int, tokens: RecordedValue) -> list[tuple[int, ...]] | None:
     """Which positions of these tokens were generated: a rollout's mask of the same shape; None where there is none."""
-    for _, leaf in trace.columns(step, rank).of_phases(("rollout",)):
-        if leaf.dtype == "bool" and leaf.shape == tokens.shape and "mask" in leaf.name.lower():
-            return _rows(trace, step, rank, leaf)
+    for _, recorded_value in trace.columns(step, rank).of_phases(("rollout",)):
+        if (
+            recorded_value.dtype == "bool"
+            and recorded_value.shape == tokens.shape
+            and "mask" in recorded_value.name.lower()
+        ):
+            return _rows(trace, step, rank, recorded_value)
     return None
 
 
 def _rewards(trace: Trace, step: int, rank: int, num: int) -> Mapping[int, float]:
     """By sequence; empty where no reward for each was kept."""
-    for _, leaf in trace.columns(step, rank).of_phases(("reward",)):
-        if kind_of(leaf) == REWARDS and leaf.shape == (num,) and leaf.dtype in ELEMENT_BYTES and leaf.dtype != "bool":
-            data = trace.tensor(step, rank, leaf)
+    for _, recorded_value in trace.columns(step, rank).of_phases(("reward",)):
+        if (
+            kind_of(recorded_value) == REWARDS
+            and recorded_value.shape == (num,)
+            and recorded_value.dtype in ELEMENT_BYTES
+            and recorded_value.dtype != "bool"
+        ):
+            data = trace.tensor(step, rank, recorded_value)
             if data is not None:
-                return dict(enumerate(numbers(leaf.dtype, data)))
+                return dict(enumerate(numbers(recorded_value.dtype, data)))
     return {}

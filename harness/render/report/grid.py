@@ -14,9 +14,9 @@ from math import ceil
 from operator import ne
 from struct import iter_unpack
 
-from harness.trace.chain import DIGEST_BYTES, PHASES, Key, Leaf, Scope
+from harness.trace.chain import DIGEST_BYTES, PHASES, Key, RecordedValue, Scope
 from harness.trace.format import Columns
-from harness.trace.global_values import facing_wholes, shard_sums
+from harness.trace.global_values import paired_global_values, shard_sums
 from harness.trace.reader import Trace
 from harness.trace.verdict import Difference
 
@@ -38,9 +38,9 @@ class First:
     rank: int | None
     """None where wholes were merged over ranks."""
     what: Difference
-    a: Leaf | None
+    a: RecordedValue | None
     """All but its digest; None where A has none."""
-    b: Leaf | None
+    b: RecordedValue | None
     digest_a: bytes
     """16 bytes; empty where A has none."""
     digest_b: bytes
@@ -73,7 +73,7 @@ class Grid:
     only_in_b: tuple[int, ...] = ()
 
     @property
-    def num_leaves(self) -> int:
+    def num_values(self) -> int:
         """Before neighbours were put together."""
         return sum(len(row.names) for row in self.rows)
 
@@ -82,7 +82,7 @@ def difference_grid(a: Trace, b: Trace, max_cells: int = MAX_CELLS, *, only: int
     """The grid of two traces, or of one step of them; TraceError where a log holds frames that are whole and wrong."""
     steps_a, steps_b = set(a.steps), set(b.steps)
     steps = sorted(steps_a | steps_b) if only is None else [only]
-    most = max((log.heads[step].num_leaves for log in a.ranks.values() for step in log.heads), default=1)
+    most = max((log.heads[step].num_values for log in a.ranks.values() for step in log.heads), default=1)
     columns = _bins(steps, max_cells // max(1, min(most, MAX_ROWS)))
     cells = _Cells(len(columns))
     for column, members in enumerate(columns):
@@ -104,7 +104,7 @@ class _Layout:
     """The leaves of a step by their index, digests apart, and the row of each; -1 for one that has none."""
 
     columns: Columns
-    leaves: tuple[Leaf, ...]
+    values: tuple[RecordedValue, ...]
     rows: tuple[int, ...]
 
 
@@ -122,20 +122,20 @@ class _Cells:
         """How many steps of a column had a layout, by the layout's id and the column."""
         self._kept: dict[int, _Layout] = {}
 
-    def row(self, leaf: Leaf) -> int:
+    def row(self, value: RecordedValue) -> int:
         """The row of a leaf; a new one for a new key, -1 for a scope that has none."""
-        if leaf.scope not in SHOWN:
+        if value.scope not in SHOWN:
             return -1
-        return self.row_of.setdefault((leaf.phase, leaf.name, leaf.scope is Scope.PHYSICAL), len(self.row_of))
+        return self.row_of.setdefault((value.phase, value.name, value.scope is Scope.PHYSICAL), len(self.row_of))
 
     def layout(self, columns: Columns) -> _Layout:
         """The leaves of a step; decoded only where they are not those of a step before."""
         for at, known in enumerate(self._layouts):
-            if columns.has_leaves_of(known.columns):
+            if columns.has_values_of(known.columns):
                 self._layouts.insert(0, self._layouts.pop(at))
                 return known
-        leaves = tuple(columns.leaves())
-        made = _Layout(columns, leaves, tuple(map(self.row, leaves)))
+        values = tuple(columns.values())
+        made = _Layout(columns, values, tuple(map(self.row, values)))
         self._layouts = [made, *self._layouts[: NUM_LAYOUTS - 1]]
         return made
 
@@ -163,9 +163,9 @@ class _Cells:
         self.num_different.update(touched)
         for index, cell in zip(indices, touched, strict=True):
             if cell not in self.firsts:
-                leaf, at = layout.leaves[index], index * DIGEST_BYTES
+                value, at = layout.values[index], index * DIGEST_BYTES
                 digests = [each.digests[at : at + DIGEST_BYTES] for each in both]
-                self.firsts[cell] = First(*place, Difference.VALUE, leaf, leaf, *digests)
+                self.firsts[cell] = First(*place, Difference.VALUE, value, value, *digests)
 
     def folded(
         self, columns: Sequence[tuple[int, ...]], max_cells: int, only_in_a: tuple[int, ...], only_in_b: tuple[int, ...]
@@ -217,21 +217,21 @@ def _grouped(keys: Sequence[RowKey]) -> tuple[list[Row], dict[int, int]]:
 
 def _add_step(cells: _Cells, column: int, a: Trace, b: Trace, step: int) -> None:
     if a.ranks.keys() != b.ranks.keys():
-        wholes = facing_wholes(a, b, step)
-        _add_unlike(cells, column, step, None, (_by_key(wholes.a), _by_key(wholes.b)))
+        global_values_ = paired_global_values(a, b, step)
+        _add_unlike(cells, column, step, None, (_by_key(global_values_.a), _by_key(global_values_.b)))
         return
     alike = _alike_sums(a, b, step)
     for rank in a.logs(step).keys() & b.logs(step).keys():
         one, other = a.columns(step, rank), b.columns(step, rank)
         layout = cells.layout(one)
-        if not other.has_leaves_of(layout.columns):
-            of_a, of_b = (_by_key(each.leaves(), alike) for each in (one, other))
+        if not other.has_values_of(layout.columns):
+            of_a, of_b = (_by_key(each.values(), alike) for each in (one, other))
             _add_unlike(cells, column, step, rank, (of_a, of_b))
             continue
         found = [index for index in _different(one.digests, other.digests) if layout.rows[index] >= 0]
         if alike:
-            leaves = layout.leaves
-            found = [at for at in found if leaves[at].scope is not Scope.SHARD or leaves[at].key not in alike]
+            values = layout.values
+            found = [at for at in found if values[at].scope is not Scope.SHARD or values[at].key not in alike]
         cells.add_alike(layout, column)
         cells.add_values(layout, column, found, (one, other), (step, rank))
 
@@ -244,9 +244,11 @@ def _alike_sums(a: Trace, b: Trace, step: int) -> set[Key]:
     return {key for key, (total, _) in sums_a.items() if key in sums_b and sums_b[key][0] == total}
 
 
-def _by_key(leaves: Sequence[Leaf], alike: Collection[Key] = ()) -> dict[tuple[Scope, Key], Leaf]:
-    shown = (leaf for leaf in leaves if leaf.scope in SHOWN)
-    return {(leaf.scope, leaf.key): leaf for leaf in shown if not (leaf.scope is Scope.SHARD and leaf.key in alike)}
+def _by_key(values: Sequence[RecordedValue], alike: Collection[Key] = ()) -> dict[tuple[Scope, Key], RecordedValue]:
+    shown = (value for value in values if value.scope in SHOWN)
+    return {
+        (value.scope, value.key): value for value in shown if not (value.scope is Scope.SHARD and value.key in alike)
+    }
 
 
 def _add_unlike(
@@ -254,10 +256,10 @@ def _add_unlike(
     column: int,
     step: int,
     rank: int | None,
-    leaves: tuple[dict[tuple[Scope, Key], Leaf], dict[tuple[Scope, Key], Leaf]],
+    values: tuple[dict[tuple[Scope, Key], RecordedValue], dict[tuple[Scope, Key], RecordedValue]],
 ) -> None:
     """A step whose leaves need not be the same ones."""
-    of_a, of_b = leaves
+    of_a, of_b = values
     for key in dict.fromkeys([*of_a, *of_b]):
         x, y = of_a.get(key), of_b.get(key)
         either = x or y
@@ -269,10 +271,10 @@ def _add_unlike(
             cells.add_difference(row, column, First(step, rank, what, x, y, *digests))
 
 
-def _difference(a: Leaf | None, b: Leaf | None) -> Difference | None:
+def _difference(a: RecordedValue | None, b: RecordedValue | None) -> Difference | None:
     """None also for digests of different algorithms, which tell nothing."""
     if a is None or b is None:
-        return Difference.LEAF_ONLY_IN_B if a is None else Difference.LEAF_ONLY_IN_A
+        return Difference.VALUE_ONLY_IN_B if a is None else Difference.VALUE_ONLY_IN_A
     if a.dtype != b.dtype:
         return Difference.DTYPE
     if a.shape != b.shape:

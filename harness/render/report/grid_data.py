@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.core.text import one_line
 from harness.render.report.grid import First, Grid
-from harness.trace.chain import DIGEST_BYTES, Leaf
+from harness.trace.chain import DIGEST_BYTES, RecordedValue
 from harness.trace.digests import RAW
 from harness.trace.element_diff import ValueDifference, compare
 from harness.trace.reader import Trace
@@ -32,7 +32,7 @@ def grid_data(grid: Grid, a: Trace, b: Trace) -> dict[str, Any]:
     """The grid in plain values; TraceError where a file of kept tensors cannot be read."""
     num_cells = len(grid.rows) * len(grid.columns)
     phases = list(dict.fromkeys(row.phase for row in grid.rows))
-    algorithms = sorted({leaf.algorithm for first in grid.firsts.values() if (leaf := first.a or first.b)})
+    algorithms = sorted({value.algorithm for first in grid.firsts.values() if (value := first.a or first.b)})
     return {
         "phases": [one_line(phase, 60) for phase in phases],
         "rows": [
@@ -61,16 +61,16 @@ _RECORD = struct.Struct(f"<HHHHBB{DIGEST_BYTES}s{DIGEST_BYTES}s")
 
 def _record(grid: Grid, cell: int, algorithms: list[str]) -> bytes:
     first = grid.firsts[cell]
-    leaf = first.a or first.b
-    assert leaf is not None
+    value = first.a or first.b
+    assert value is not None
     row, column = divmod(cell, len(grid.columns))
     return _RECORD.pack(
         min(first.step - grid.columns[column][0], NO_RANK),
         NO_RANK if first.rank is None else min(first.rank, NO_RANK - 1),
-        min(leaf.occurrence, NO_RANK),
-        grid.rows[row].names.index(leaf.name),
+        min(value.occurrence, NO_RANK),
+        grid.rows[row].names.index(value.name),
         KINDS.index(first.what),
-        min(algorithms.index(leaf.algorithm), 255),
+        min(algorithms.index(value.algorithm), 255),
         first.digest_a,
         first.digest_b,
     )
@@ -102,15 +102,15 @@ def first_value(first: First, a: Trace, b: Trace) -> ValueDifference | None:
     if first.what is not Difference.VALUE or first.a is None or first.b is None:
         return None
     sides = ((a, first.a, first.digest_a), (b, first.b, first.digest_b))
-    one, other = (next(_kept(trace, first, leaf._replace(digest=digest)), None) for trace, leaf, digest in sides)
+    one, other = (next(_kept(trace, first, value._replace(digest=digest)), None) for trace, value, digest in sides)
     if one is None or other is None or len(one) != len(other):
         return None
     return compare(first.a.dtype, one, other)
 
 
-def _kept(trace: Trace, first: First, leaf: Leaf) -> Iterator[bytes]:
+def _kept(trace: Trace, first: First, value: RecordedValue) -> Iterator[bytes]:
     for rank in trace.logs(first.step) if first.rank is None else [first.rank]:
-        if (data := trace.tensor(first.step, rank, leaf)) is not None:
+        if (data := trace.tensor(first.step, rank, value)) is not None:
             yield data
 
 

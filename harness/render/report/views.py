@@ -22,7 +22,7 @@ from harness.trace.chain import PHASES
 from harness.trace.verdict import TOKENS, Kind
 
 SIGNS = {Kind.EQUAL: "=", Kind.DIVERGED: "≠", Kind.NOT_COMPARABLE: "?", Kind.INCOMPLETE: "…"}
-MAX_LEAVES = 50
+MAX_VALUES = 50
 """Of the table of first differences."""
 MAX_SHOWN_CHARS = 20_000
 """Of a text that a run has shown."""
@@ -39,11 +39,11 @@ class PhaseState:
     state: str
     """EQUAL, DIFFERENT, FIRST (different, and the first to be) or ABSENT."""
     num_different: int
-    num_leaves: int
+    num_values: int
 
 
 @dataclass(frozen=True, slots=True)
-class LeafState:
+class ValueState:
     """A row of the table of first differences."""
 
     row: Row
@@ -55,8 +55,8 @@ class LeafState:
     @property
     def occurrence(self) -> int:
         """Of the leaf that differs first."""
-        leaf = self.first.a or self.first.b
-        return leaf.occurrence if leaf else 0
+        value = self.first.a or self.first.b
+        return value.occurrence if value else 0
 
 
 _JOINER = re.compile("(?<=[^\x00-\x7f\u200c\u200d])[\u200c\u200d](?=[^\x00-\x7f\u200c\u200d])")
@@ -111,7 +111,7 @@ def pair_view(pair: Pair, max_cells: int) -> dict[str, Any]:
         "phases": list(_phases(pair)),
         "commands": next_commands(pair),
         "grid": grid,
-        "leaves": list(_leaves(grid, pair)),
+        "leaves": list(_values(grid, pair)),
         "num_leaves_different": len({cell // max(1, len(grid.columns)) for cell in grid.firsts}),
         "grid_data": grid_data(grid, a, b),
         "fingerprints": side_by_side(a.manifest, b.manifest),
@@ -137,30 +137,30 @@ def _sentence(text: str) -> str:
 def _phases(pair: Pair) -> Iterator[PhaseState]:
     """The phases of the step in which two runs part, in their order; none where they do not, or a step is missing."""
     first = pair.verdict.first
-    if first is None or (leaf := first.a or first.b) is None:
+    if first is None or (value := first.a or first.b) is None:
         return
     grid = difference_grid(pair.a.trace, pair.b.trace, only=first.step)
-    leaves, different = Counter[str](), Counter[str]()
+    values, different = Counter[str](), Counter[str]()
     for row in range(len(grid.rows)):
-        leaves[grid.rows[row].phase] += grid.num_pairs[row]
+        values[grid.rows[row].phase] += grid.num_pairs[row]
         different[grid.rows[row].phase] += grid.num_different[row]
-    for phase in dict.fromkeys((*PHASES, *leaves)):
-        state = DIFFERENT if different[phase] else EQUAL if leaves[phase] else ABSENT
-        state = FIRST if phase == leaf.phase else state
-        yield PhaseState(phase, state, different[phase], leaves[phase])
+    for phase in dict.fromkeys((*PHASES, *values)):
+        state = DIFFERENT if different[phase] else EQUAL if values[phase] else ABSENT
+        state = FIRST if phase == value.phase else state
+        yield PhaseState(phase, state, different[phase], values[phase])
 
 
-def _leaves(grid: Grid, pair: Pair) -> Iterator[LeafState]:
+def _values(grid: Grid, pair: Pair) -> Iterator[ValueState]:
     """Each row that differs, those that differ first before the others."""
     width = max(1, len(grid.columns))
     earliest: dict[int, First] = {}
     for cell, first in sorted(grid.firsts.items()):
         earliest.setdefault(cell // width, first)
     rows = sorted(earliest, key=lambda row: (earliest[row].step, row))
-    for row in rows[:MAX_LEAVES]:
+    for row in rows[:MAX_VALUES]:
         first, cells = earliest[row], range(row * width, (row + 1) * width)
         value = first_value(first, pair.a.trace, pair.b.trace)
-        yield LeafState(
+        yield ValueState(
             grid.rows[row],
             first,
             sum(map(grid.num_different.__getitem__, cells)),

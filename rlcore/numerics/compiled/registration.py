@@ -29,7 +29,7 @@ def operation(schema: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         @functools.wraps(function)
         def called(*given: P.args, **named: P.kwargs) -> R:
             __tracebackhide__ = True  # whoever names source lines wants the caller's
-            if are_watched() or torch._C._autograd._profiler_enabled():
+            if have_callbacks() or torch._C._autograd._profiler_enabled():
                 return watched(*given, **named)
             return function(*given, **named)
 
@@ -38,7 +38,7 @@ def operation(schema: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return registered
 
 
-def are_watched() -> bool:
+def have_callbacks() -> bool:
     """Whether operations are being recorded here, one by one."""
     return torch._C._len_torch_dispatch_stack() > 0
 

@@ -225,4 +225,4 @@ def _difference(a: Path, b: Path, how: str) -> _Seen | None:
 def _told(first: Divergence) -> str:
     leaf = first.a or first.b
     place = "the step" if leaf is None else f"{leaf.phase} {leaf.name}"
-    return f"step {first.step}, {place}, {first.num_different} of {first.num_leaves} leaves"
+    return f"step {first.step}, {place}, {first.num_different} of {first.num_values} leaves"

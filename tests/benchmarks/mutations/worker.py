@@ -18,12 +18,12 @@ import torch
 
 from harness.lab.experiments.flat_config import flattened, parts
 from harness.recording.recorder import Kept, Recorder
-from harness.trace.chain import Leaf
+from harness.trace.chain import RecordedValue
 from harness.trace.manifest import Fingerprint, Manifest
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
 from rlcore.config import RUNTIME_SECTIONS
-from rlcore.errors import EngineError
+from rlcore.errors import RlcoreError
 from tests.benchmarks.mutations.entry import DEEDS, run
 from tests.benchmarks.mutations.settings import LEVEL
 
@@ -40,7 +40,7 @@ class TraceSink:
     def __init__(self, writer: TraceWriter, lost_after: int | None) -> None:
         self._writer, self._lost_after = writer, lost_after
 
-    def append(self, step: int, leaves: Sequence[Leaf], tensors: Sequence[Kept]) -> None:
+    def append(self, step: int, leaves: Sequence[RecordedValue], tensors: Sequence[Kept]) -> None:
         """As a recorder's sink."""
         self._writer.append(step, leaves, tensors=tensors)
         if self._writer.ended_by:
@@ -64,7 +64,7 @@ def recorded(payload: Mapping[str, Any], directory: Path, lost_after: int | None
         run(payload, level=LEVEL, directory=directory, recorder=Recorder(TraceSink(writer, lost_after)))
     except LostError:
         end["end"] = "lost"
-    except EngineError as error:
+    except RlcoreError as error:
         end |= {"end": "refused", "error": type(error).__name__, "what": error.what, "phases": error.phases}
     except Exception as error:  # whatever a fault breaks: it is told, and counted as an end nobody has designed
         end |= {"end": "broken", "error": type(error).__name__, "what": traceback.format_exc(limit=-4)}

@@ -127,9 +127,12 @@ def main() -> None:
     state = state_of(arguments, turns)
     config = state.decoder.config
     held = at_level(arguments.level, config, length=config.max_length, kernels=arguments.kernels)
-    with held as certificate:
+    with held as invariance_report:
         state.receipt = sync(state.decoder, state.sampler.weight_target, 0, None)
-        turns.say(versions=f"torch {torch.__version__}", recipe=certificate.recipe.name if certificate else "off")
+        turns.say(
+            versions=f"torch {torch.__version__}",
+            strategy=invariance_report.strategy.name if invariance_report else "off",
+        )
         step = 0
         while turns.begin():
             metrics = make_step(state, step)

@@ -14,7 +14,7 @@ import pytest
 from harness.core.errors import UsageError
 from harness.core.findings import Finding, Severity
 from harness.core.redaction import REDACTED
-from harness.doctor.environment import judge_address, judge_ray_variables
+from harness.doctor.environment import check_ray_variables, classify_address
 from harness.lab.experiments.run_spec import notes_on
 from harness.process.supervisor import process_tree
 from harness.render.findings import findings_json, findings_text
@@ -152,8 +152,8 @@ def test_the_doctor_shows_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dead", ["", "no answer within 1 s"])
 def test_what_the_doctor_prints_shows_none(dead: str) -> None:
-    found = [judge_address("RAY_ADDRESS", RAY["RAY_ADDRESS"], dead), judge_ray_variables(RAY)]
-    found.append(judge_address("RAY_ADDRESS", f"http://bob:{PLAIN}@", dead))
+    found = [classify_address("RAY_ADDRESS", RAY["RAY_ADDRESS"], dead), check_ray_variables(RAY)]
+    found.append(classify_address("RAY_ADDRESS", f"http://bob:{PLAIN}@", dead))
     assert PLAIN not in repr(found)
     text = findings_text(found, took_s=1.0, colour=False)
     assert PLAIN not in text + json.dumps(findings_json(found, exit_code=0, took_s=1.0))

@@ -139,7 +139,7 @@ def test_a_step_in_whose_middle_a_run_ended_is_taken_as_far_as_it_went(tmp_path:
     assert again.trace.steps == (4, 5)
     step = trace_of_step(again.trace, 6)
     assert step is not None
-    assert step.ranks[0].heads[6].num_leaves == 3
+    assert step.ranks[0].heads[6].num_values == 3
 
 
 def test_only_an_earlier_bundle_is_replaced(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from harness.lab.experiments.recording_result import finish
 from harness.lab.experiments.run import Run
 from harness.lab.experiments.run_spec import RunSpec, prepare
 from harness.lab.experiments.scenario_main import call_entry
-from harness.recording.callbacks import make_watchers
+from harness.recording.callbacks import make_callbacks
 from harness.recording.latency import found
 from harness.recording.process import ProcessLog
 from harness.recording.recorder import Recorder
@@ -44,7 +44,7 @@ class InProcess:
         prepared = prepare(run_spec, parent / f"run-{number}", {})
         log = ProcessLog(RecordingConfig.parse((prepared.directory / ORDERS).read_text("utf-8")))
         with _ended_with_the_run(run_spec):
-            recorder = Recorder(log, last_step=run_spec.last_step, watchers=make_watchers(run_spec.watchers))
+            recorder = Recorder(log, last_step=run_spec.last_step, callbacks=make_callbacks(run_spec.callbacks))
             code = call_entry(prepared.directory, run_spec.level, recorder, has_begun=lambda: log.rank is not None)
         if code == 0:
             log.note_return()
@@ -55,7 +55,7 @@ class InProcess:
 @contextmanager
 def _ended_with_the_run(run_spec: RunSpec) -> Iterator[None]:
     """Delays are for the life of a process: here for that of a run."""
-    functions = [name for fields in run_spec.watchers.values() for name in fields["functions"]]
+    functions = [name for fields in run_spec.callbacks.values() for name in fields["functions"]]
     honest = [(*found(name), name.partition(":")[2]) for name in functions]
     try:
         yield

@@ -14,7 +14,7 @@ from harness.lab.chaos.conditions import BUSY, CRASHING_ENTRY, DELAYS
 from harness.lab.chaos.executor import ChaosExecutor, OutOfTimeError
 from harness.lab.chaos.plan import ChaosPlan
 from harness.lab.chaos.subject import Subject
-from harness.lab.experiments.entry_call import EntryCall, Refusal
+from harness.lab.experiments.entry_call import EntryCall, Rejection
 from harness.lab.experiments.perturbation_factors import Perturbation, outside_factors
 from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.run import Run
@@ -34,7 +34,7 @@ class Played:
 
     happens: Happens = lambda number, played: (0, False)
     interrupted_by: str = ""
-    refusal: Refusal | None = None
+    refusal: Rejection | None = None
     asked: list[RunSpec] = field(default_factory=list)
     environs: list[Mapping[str, str]] = field(default_factory=list)
     beside_it: list[str] = field(default_factory=list)
@@ -163,7 +163,7 @@ def test_a_run_that_moved_has_moved_though_it_did_not_die(tmp_path: Path) -> Non
 def test_delays_that_nothing_had_are_not_applied(tmp_path: Path, *, is_called: bool) -> None:
     def happens(number: int, runs: Played) -> tuple[int, bool]:
         if number == 2 and is_called:
-            mark = Path(runs.asked[-1].watchers[DELAYS]["mark"])
+            mark = Path(runs.asked[-1].callbacks[DELAYS]["mark"])
             mark.parent.mkdir()
             mark.touch()
         return 0, False
@@ -204,7 +204,7 @@ def test_no_run_begins_when_time_is_up(tmp_path: Path) -> None:
 
 
 def test_what_an_entry_refuses_is_the_users_to_mend(tmp_path: Path) -> None:
-    found = made(tmp_path, Played(refusal=Refusal("nice 2 is not nice", "1", "be nice")))
+    found = made(tmp_path, Played(refusal=Rejection("nice 2 is not nice", "1", "be nice")))
     found.baseline()
     with pytest.raises(UsageError, match="the entry refuses to begin with nice=2: nice 2 is not nice") as refused:
         found.probe({"nice": 2})

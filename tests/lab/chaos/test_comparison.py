@@ -17,15 +17,15 @@ NUM_STEPS = 6
 
 def written(directory: Path, steps: Steps, first: int, *, complete: bool) -> None:
     writer = TraceWriter(directory, manifest_of(), say=print)
-    for number, leaves in enumerate(steps[first:], start=first):
-        writer.append(number, leaves)
+    for number, recorded_values in enumerate(steps[first:], start=first):
+        writer.append(number, recorded_values)
     writer.close(complete=complete)
 
 
 def run(
     directory: Path,
     number: int,
-    change: Change = lambda step, leaf: leaf,
+    change: Change = lambda step, recorded_value: recorded_value,
     *,
     first: int = 0,
     num_steps: int = NUM_STEPS,
@@ -89,8 +89,8 @@ def crashed(
     tmp_path: Path, baseline: Trace, *, before: Change | None = None, after: Change | None = None, first: int = 2
 ) -> Outcome:
     """Killed in step 3, gone on from `first`; with changes to either part."""
-    dead = run(tmp_path, 1, before or (lambda step, leaf: leaf), num_steps=3, exit_code=137)
-    gone_on = run(tmp_path, 2, after or (lambda step, leaf: leaf), first=first)
+    dead = run(tmp_path, 1, before or (lambda step, recorded_value: recorded_value), num_steps=3, exit_code=137)
+    gone_on = run(tmp_path, 2, after or (lambda step, recorded_value: recorded_value), first=first)
     return compare_crashed(baseline, dead, gone_on, NUM_STEPS)
 
 

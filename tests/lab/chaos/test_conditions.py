@@ -13,13 +13,13 @@ from harness.lab.chaos.conditions import (
     DELAYS,
     LAUNCH,
     busy_argv,
+    callbacks_of,
     crashing,
     environ_of,
     going_on,
     launched,
     marking,
     payload_values,
-    watchers_of,
 )
 from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.perturbation_factors import Factor, outside_factors
@@ -63,19 +63,19 @@ def test_what_is_not_changed_is_told_as_it_is() -> None:
 
 
 def test_delays_are_put_before_what_the_scenario_names() -> None:
-    assert watchers_of({"latency": 3, "nice": 1}, ["tools:ask"]) == {DELAYS: {"seed": 3, "functions": ["tools:ask"]}}
-    assert watchers_of({"nice": 1}, ["tools:ask"]) == {}
+    assert callbacks_of({"latency": 3, "nice": 1}, ["tools:ask"]) == {DELAYS: {"seed": 3, "functions": ["tools:ask"]}}
+    assert callbacks_of({"nice": 1}, ["tools:ask"]) == {}
     pytest.importorskip("torch")
-    from harness.recording.callbacks import make_watchers
+    from harness.recording.callbacks import make_callbacks
 
-    assert make_watchers({DELAYS: {"seed": 3, "functions": [], "mark": ""}})
+    assert make_callbacks({DELAYS: {"seed": 3, "functions": [], "mark": ""}})
 
 
 def test_a_run_with_delays_marks_that_it_had_one() -> None:
     fields = {"seed": 3, "functions": ["tools:ask"]}
-    found = marking(RunSpec(("python",), watchers={DELAYS: fields}), Path("run-2/delayed"))
-    assert found.watchers == {DELAYS: {**fields, "mark": "run-2/delayed"}}
-    assert marking(RunSpec(("python",)), Path("run-2/delayed")).watchers == {}
+    found = marking(RunSpec(("python",), callbacks={DELAYS: fields}), Path("run-2/delayed"))
+    assert found.callbacks == {DELAYS: {**fields, "mark": "run-2/delayed"}}
+    assert marking(RunSpec(("python",)), Path("run-2/delayed")).callbacks == {}
 
 
 def test_a_crash_wraps_the_entry_and_not_the_identity() -> None:

@@ -3,33 +3,33 @@
 import pytest
 
 from harness.core.errors import UsageError
-from harness.lab.reproduce.debugger.walk import Mark, Walk, by_key, first_other
+from harness.lab.reproduce.debugger.walk import Mark, StepProgress, by_key, first_other
 from harness.recording.stepping_messages import BEGIN, END, PHASE, Stop
-from tests.support.traces import leaf
+from tests.support.traces import recorded_value
 
 STEP = (
-    leaf("rollout", "tokens", 1),
-    leaf("reward", "rewards", 2),
-    leaf("forward", "logprobs", 3),
-    leaf("loss", "loss", 4),
-    leaf("forward", "logprobs", 5, occurrence=1),
-    leaf("loss", "loss", 6, occurrence=1),
-    leaf("optimizer", "head", 7),
+    recorded_value("rollout", "tokens", 1),
+    recorded_value("reward", "rewards", 2),
+    recorded_value("forward", "logprobs", 3),
+    recorded_value("loss", "loss", 4),
+    recorded_value("forward", "logprobs", 5, occurrence=1),
+    recorded_value("loss", "loss", 6, occurrence=1),
+    recorded_value("optimizer", "head", 7),
 )
 
 
 BEFORE_ANOTHER = Stop(PHASE, "x")
 
 
-def walked(num_leaves: int, stop: Stop | None = BEFORE_ANOTHER) -> Walk:
-    walk = Walk(7, by_key(STEP))
+def walked(num_values: int, stop: Stop | None = BEFORE_ANOTHER) -> StepProgress:
+    walk = StepProgress(7, by_key(STEP))
     walk.take((), Stop(BEGIN, ""))
-    walk.take(STEP[:num_leaves], stop)
+    walk.take(STEP[:num_values], stop)
     return walk
 
 
 def test_phases_that_come_again_are_visits_of_their_own() -> None:
-    assert [(visit.phase, visit.number, visit.begin, len(visit.leaves)) for visit in walked(7).visits()] == [
+    assert [(visit.phase, visit.number, visit.begin, len(visit.values)) for visit in walked(7).visits()] == [
         ("rollout", 0, 0, 1),
         ("reward", 0, 1, 1),
         ("forward", 0, 2, 1),
@@ -42,8 +42,8 @@ def test_phases_that_come_again_are_visits_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("num_leaves", "position"), [(0, 0), (1, 0), (2, 1), (4, 3), (7, 6)])
-def test_back_is_where_the_phase_of_the_last_value_began(num_leaves: int, position: int) -> None:
-    assert walked(num_leaves).position_back() == position
+def test_back_is_where_the_phase_of_the_last_value_began(num_values: int, position: int) -> None:
+    assert walked(num_values).position_back() == position
 
 
 def test_it_ends_with_its_step_or_its_process() -> None:
@@ -54,7 +54,7 @@ def test_it_ends_with_its_step_or_its_process() -> None:
 
 def test_a_value_is_marked_by_what_other_runs_have() -> None:
     other = [STEP[0]._replace(digest=bytes(16)), STEP[1]]
-    walk = Walk(7, by_key(STEP[:1]), by_key(other))
+    walk = StepProgress(7, by_key(STEP[:1]), by_key(other))
     assert [walk.mark(each) for each in STEP[:2]] == [Mark.EQUAL, Mark.ABSENT]
     assert [walk.mark_of_other(each) for each in STEP[:3]] == [Mark.DIFFERENT, Mark.EQUAL, Mark.ABSENT]
     assert walked(1).mark_of_other(STEP[0]) is None
@@ -74,7 +74,7 @@ def test_names_of_nothing_and_of_several_are_refused() -> None:
     with pytest.raises(UsageError, match="was recorded so far"):
         walked(2).find("head")
     walk = walked(7)
-    walk.leaves.append(leaf("backward", "head", 8))
+    walk.values.append(recorded_value("backward", "head", 8))
     with pytest.raises(UsageError, match="backward/head, optimizer/head"):
         walk.find("head")
 

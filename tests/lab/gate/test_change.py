@@ -18,8 +18,8 @@ from harness.trace.verdict import (
     TOKENS,
     Count,
     Difference,
+    Element,
     Kind,
-    Place,
     Verdict,
 )
 from tests.support.traces import flip_bit, manifest_of, steps_of, trace
@@ -57,7 +57,7 @@ def test_floats_further_apart_are_behaviour(moved: Verdict) -> None:
 
 @pytest.mark.parametrize("kind", [BATCHES, INTEGERS, TOKENS, REWARDS, ADVANTAGE_SIGNS])
 def test_whatever_is_decided_otherwise_is_behaviour(moved: Verdict, kind: str) -> None:
-    place = Place(2, 0, kind, (4, 4), 3)
+    place = Element(2, 0, kind, (4, 4), 3)
     found = judge(replace(moved, attribution={**SAME, kind: Count(64, 5, 0, place)}), FAR)
     assert found.change is Change.BEHAVIOUR
     assert found.reasons == (f"{COUNTED[kind]}: 5 of 64, first at step 2",), "floats follow from it"
@@ -96,5 +96,5 @@ def test_what_the_change_itself_imports_is_no_excuse(tmp_path: Path) -> None:
 
 def test_digests_that_cannot_be_compared_are_no_equality(tmp_path: Path) -> None:
     a = trace(tmp_path / "a", steps_of(3))
-    b = trace(tmp_path / "b", steps_of(3, lambda step, leaf: leaf._replace(algorithm="their own")))
+    b = trace(tmp_path / "b", steps_of(3, lambda step, recorded_value: recorded_value._replace(algorithm="their own")))
     assert judge(diff(a, b), None).change is Change.NOT_COMPARABLE

@@ -57,7 +57,7 @@ def golden(directory: Path, steps: Step, *, num_steps: int = 3, keeps: bool = Tr
         for step in range(num_steps):
             values = steps(step)
             told = {"gradient_norm": Float("f32", 0x40800000), "step_seconds": Float("f32", step)}
-            writer.append(step, [leaf for leaf, _ in values], told, tensors=values if keeps else ())
+            writer.append(step, [recorded_value for recorded_value, _ in values], told, tensors=values if keeps else ())
     return golden_of(read_trace(directory), "sums", "smoke")
 
 

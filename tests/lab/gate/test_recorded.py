@@ -3,15 +3,15 @@
 from pathlib import Path
 
 from harness.lab.gate.recorded import Alone, recorded_alone
-from harness.trace.chain import Leaf, Scope
-from tests.support.traces import flip_bit, leaf, steps_of, trace, trace_of_ranks
+from harness.trace.chain import RecordedValue, Scope
+from tests.support.traces import flip_bit, recorded_value, steps_of, trace, trace_of_ranks
 
-Steps = list[list[Leaf]]
+Steps = list[list[RecordedValue]]
 
 
 def with_more(steps: Steps, *names: str, from_step: int = 0) -> Steps:
     return [
-        [*step, *(leaf("loss", name, number) for name in names)] if number >= from_step else list(step)
+        [*step, *(recorded_value("loss", name, number) for name in names)] if number >= from_step else list(step)
         for number, step in enumerate(steps)
     ]
 
@@ -37,5 +37,5 @@ def test_whatever_differs_beside_it_is_no_such_thing(tmp_path: Path) -> None:
 
 def test_parts_do_not_count(tmp_path: Path) -> None:
     a = trace(tmp_path / "a", plain())
-    parts = [[*step, leaf("forward", "part", 1, scope=Scope.PHYSICAL)] for step in plain()]
+    parts = [[*step, recorded_value("forward", "part", 1, scope=Scope.PHYSICAL)] for step in plain()]
     assert recorded_alone(a, trace(tmp_path / "b", parts)) == Alone((), ())

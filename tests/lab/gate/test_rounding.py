@@ -13,7 +13,7 @@ from harness.lab.gate.rounding import (
     Rounding,
     earliest_phase,
     measure_rounding,
-    phases_judged,
+    phases_compared,
     step_bytes,
 )
 from harness.trace.chain import Scope
@@ -87,8 +87,10 @@ def test_what_is_all_zero_on_one_side_has_no_scale(tmp_path: Path) -> None:
 
 def test_states_of_generators_are_no_tensors_of_the_step(tmp_path: Path) -> None:
     weight = f32("backward", "w", 1.0, 2.0)
-    (leaf, data), (_, other) = f32("forward", "random", 1.0, 2.0), f32("forward", "random", 1.0, 9.0)
-    states = [(leaf._replace(scope=Scope.CONTEXT, digest=bytes(each).ljust(16)), each) for each in (data, other)]
+    (recorded_value, data), (_, other) = f32("forward", "random", 1.0, 2.0), f32("forward", "random", 1.0, 9.0)
+    states = [
+        (recorded_value._replace(scope=Scope.CONTEXT, digest=bytes(each).ljust(16)), each) for each in (data, other)
+    ]
     found = measured(tmp_path, [weight, states[0]], [weight, states[1]])
     assert found is not None
     assert (found.num_compared, found.num_different) == (1, 0)
@@ -127,11 +129,11 @@ def test_what_is_recorded_first_need_not_be_of_the_earliest_phase(tmp_path: Path
 
 
 def test_phases_that_are_judged() -> None:
-    assert phases_judged("loss") == ("loss", "backward")
-    assert phases_judged("backward") == ("backward",)
-    assert phases_judged("optimizer") == ("optimizer",)
-    assert phases_judged("rollout")[0] == "rollout"
-    assert phases_judged("their own") == ("their own",)
+    assert phases_compared("loss") == ("loss", "backward")
+    assert phases_compared("backward") == ("backward",)
+    assert phases_compared("optimizer") == ("optimizer",)
+    assert phases_compared("rollout")[0] == "rollout"
+    assert phases_compared("their own") == ("their own",)
 
 
 floats = st.floats(0.5, 2.0, width=32)

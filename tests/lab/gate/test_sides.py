@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.lab.experiments.entry_call import Refusal
+from harness.lab.experiments.entry_call import Rejection
 from harness.lab.experiments.recording_result import Problem
 from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.worktrees import Side
 from harness.lab.gate import sides
 from harness.lab.gate.change import Change
 from harness.lab.gate.costs import Limits
-from harness.lab.gate.plan import Scene
+from harness.lab.gate.plan import GateContext
 from harness.lab.gate.sides import (
     BASE,
     HEAD,
@@ -33,7 +33,7 @@ def compared(
     tmp_path: Path, session: PlayedSession, *, num_runs: int = 2, limits: Limits | None = None
 ) -> tuple[Measured, PlayedSession]:
     recorder = Recorder(session, RunLines(), tmp_path)
-    scenes = [Scene("sums", "smoke", Side(tmp_path, tmp_path, {}), RunSpec(("python",))) for _ in range(2)]
+    scenes = [GateContext("sums", "smoke", Side(tmp_path, tmp_path, {}), RunSpec(("python",))) for _ in range(2)]
     found = asyncio.run(compare_sides(recorder, *scenes, num_runs=num_runs, limits=limits or Limits()))
     return found, session
 
@@ -85,7 +85,7 @@ def test_runs_that_there_are_already_count(tmp_path: Path) -> None:
     """Of the head, which has run against its golden before."""
     session = PlayedSession({BASE: [steady], HEAD: [steady]})
     recorder = Recorder(session, RunLines(), tmp_path)
-    scene = Scene("sums", "smoke", Side(tmp_path, tmp_path, {}), RunSpec(("python",)))
+    scene = GateContext("sums", "smoke", Side(tmp_path, tmp_path, {}), RunSpec(("python",)))
     for _ in range(2):
         asyncio.run(recorder.record(HEAD, scene))
     asyncio.run(compare_sides(recorder, scene, scene, num_runs=2, limits=Limits()))
@@ -135,7 +135,7 @@ def test_what_does_not_run_says_why(tmp_path: Path) -> None:
         compared(tmp_path, PlayedSession({BASE: [steady], HEAD: [steady]}, problem="it ended with 1"))
     assert (broken.value.side, broken.value.reasons) == (HEAD, ("head: it ended with 1",))
     refusing = PlayedSession(
-        {BASE: [steady], HEAD: [steady]}, problem="x", refusal=Refusal("unknown key lrr", "lr", "")
+        {BASE: [steady], HEAD: [steady]}, problem="x", refusal=Rejection("unknown key lrr", "lr", "")
     )
     with pytest.raises(BrokenRun) as refused:
         compared(tmp_path / "refused", refusing)

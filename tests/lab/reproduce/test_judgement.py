@@ -12,10 +12,10 @@ from harness.lab.experiments.recorded_run import RecordedRun
 from harness.lab.experiments.recording_result import Recording
 from harness.lab.experiments.run import Run
 from harness.lab.experiments.run_spec import RunSpec
-from harness.lab.reproduce.comparison import Ending, Repeated, judge_other, judge_step
+from harness.lab.reproduce.comparison import Ending, Repeated, classify_other, compare_step
 from harness.lab.reproduce.plan import StepPlan
 from harness.recording.op_log import OpLog
-from harness.trace.chain import Leaf
+from harness.trace.chain import RecordedValue
 from harness.trace.layout import UNFINISHED
 from harness.trace.ops import OpDifference
 from harness.trace.reader import read_trace
@@ -28,18 +28,21 @@ LAST = 3
 
 
 def record(
-    directory: Path, first: int = 0, num_leaves: int | None = None, change: Change = lambda step, leaf: leaf
+    directory: Path,
+    first: int = 0,
+    num_values: int | None = None,
+    change: Change = lambda step, recorded_value: recorded_value,
 ) -> Path:
     """Steps `first` to LAST; the last one with so many leaves only, in `unfinished`, where that is given."""
     steps = steps_of(LAST + 1, change)
-    whole = range(first, LAST + (num_leaves is None))
+    whole = range(first, LAST + (num_values is None))
     _write(directory, whole, steps)
-    if num_leaves is not None:
-        _write(directory / UNFINISHED, [LAST], [*steps[:LAST], steps[LAST][:num_leaves]])
+    if num_values is not None:
+        _write(directory / UNFINISHED, [LAST], [*steps[:LAST], steps[LAST][:num_values]])
     return directory
 
 
-def _write(directory: Path, numbers: Sequence[int], steps: Sequence[Sequence[Leaf]]) -> None:
+def _write(directory: Path, numbers: Sequence[int], steps: Sequence[Sequence[RecordedValue]]) -> None:
     with TraceWriter(directory, manifest_of(), say=print) as writer:
         for number in numbers:
             writer.append(number, steps[number])
@@ -51,12 +54,12 @@ def run_in(directory: Path, *, is_with_operations: bool = False) -> Run:
 
 def judged(recorded: Path, *again: Path) -> Repeated:
     plan = StepPlan(RecordedRun(read_trace(recorded), EntryCall("a:b", {})), LAST, 2, RunSpec(("python",)))
-    return judge_step(plan, [run_in(each, is_with_operations=number > 0) for number, each in enumerate(again)])
+    return compare_step(plan, [run_in(each, is_with_operations=number > 0) for number, each in enumerate(again)])
 
 
 def test_a_step_that_is_the_same_is_reproduced_with_those_before_it(tmp_path: Path) -> None:
     found = judged(record(tmp_path / "a"), record(tmp_path / "b", 2))
-    assert (found.is_reproduced, found.ending, found.num_leaves, found.exit_code) == (
+    assert (found.is_reproduced, found.ending, found.num_values, found.exit_code) == (
         True,
         Ending.WHOLE,
         6,
@@ -77,8 +80,8 @@ def test_one_bit_of_any_step_that_was_run_again_is_a_divergence(tmp_path: Path, 
 
 
 def test_a_bit_of_a_step_before_the_checkpoint_does_not_count(tmp_path: Path) -> None:
-    def change(step: int, leaf: Leaf) -> Leaf | None:
-        return None if step < 2 and leaf.name == "loss" else leaf
+    def change(step: int, recorded_value: RecordedValue) -> RecordedValue | None:
+        return None if step < 2 and recorded_value.name == "loss" else recorded_value
 
     assert judged(record(tmp_path / "a", change=change), record(tmp_path / "b", 2)).is_reproduced
 
@@ -116,11 +119,11 @@ def test_nothing_recorded_is_no_proof(tmp_path: Path) -> None:
     plan = judged(record(tmp_path / "a"), record(tmp_path / "b", 2)).plan
     silent = replace(run_in(tmp_path), recording=Recording(tmp_path, 1, 0, (), 1))
     for runs in ([], [silent]):
-        found = judge_step(plan, runs)
+        found = compare_step(plan, runs)
         assert (found.is_reproduced, found.exit_code) == (False, ExitCode.INCOMPLETE_RECORDING)
 
 
-def with_operations(directory: Path, gives: str, change: Change = lambda step, leaf: leaf) -> Path:
+def with_operations(directory: Path, gives: str, change: Change = lambda step, recorded_value: recorded_value) -> Path:
     log = OpLog(record(directory, 2, change=change), rank=0, step=LAST, say=print)
     log.append({**OP, "in": ["f32 8 xxh3_128 aa"], "out": [f"f32 8 xxh3_128 {gives}"]})
     log.close()
@@ -137,7 +140,7 @@ def test_operations_count_where_the_step_came_out_the_same_with_them(tmp_path: P
     assert [each.is_faithful for each in other.operations] == [False]
     assert other.is_reproduced, "the run that decides is the one without"
 
-    against = judge_other(faithful, other)
+    against = classify_other(faithful, other)
     assert against.verdict is not None
     assert against.verdict.kind is Kind.EQUAL
     (first,) = [each.first for each in against.operations]

@@ -121,7 +121,7 @@ def test_without_a_step_all_steps_are_compared_with_the_other_trace_as_diff_comp
     with TraceWriter(tmp_path / "early", kept.manifest, say=print) as writer:
         for step in kept.steps:
             change = flip_bit(1 if step == 1 else 9, "backward", "weights")
-            writer.append(step, [change(step, leaf) for leaf in kept.columns(step, 0).leaves()])
+            writer.append(step, [change(step, recorded_value) for recorded_value in kept.columns(step, 0).values()])
     shutil.copy(kept.directory / "curve.jsonl", tmp_path / "early")
     done = reproduce(project, tmp_path, "whole", "--against", str(tmp_path / "early"), "--json")
     assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr

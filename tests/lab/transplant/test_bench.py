@@ -35,14 +35,14 @@ def searched(
         plan = make_plan(*runs, takes, step=step, num_steps=None, is_once=False)
         (tmp_path / "out").mkdir()
         return await TransplantExecutor(plan.pair, session or InProcess(), tmp_path / "out", RunLines()).search(
-            plan.grafts
+            plan.patches
         )
 
     return asyncio.run(search())
 
 
 def effects(findings: Findings) -> dict[str, Effect]:
-    return {each.graft.title: each.effect for each in findings.outcomes}
+    return {each.patch.title: each.effect for each in findings.outcomes}
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ def test_the_planted_difference_is_the_cause(
 ) -> None:
     found = searched(tmp_path, {}, planted)
     assert found.cause is not None
-    assert (found.cause.graft.take.text, found.cause.effect) == (cause, Effect.BECOMES_B)
+    assert (found.cause.patch.take.text, found.cause.effect) == (cause, Effect.BECOMES_B)
     assert (found.exit_code, found.notes) == (ExitCode.OK, ())
-    (once,) = (each for each in found.outcomes if each.graft.is_once)
+    (once,) = (each for each in found.outcomes if each.patch.is_once)
     assert (once.effect is Effect.BECOMES_B) is is_once_enough
     assert all(each.to_b == 0 for each in found.cause.distances if each.name != "reward_mean" or cause != "rewards")
 
@@ -80,7 +80,7 @@ def test_a_cause_is_told_from_noise_beside_it(tmp_path: Path) -> None:
     """Advantages explain the curve, the gradients' rounding is what is left."""
     found = searched(tmp_path, {}, {"normalises": True, "runtime": NOISE})
     assert found.cause is not None
-    assert (found.cause.graft.take.text, found.cause.effect) == ("advantages", Effect.MOVES)
+    assert (found.cause.patch.take.text, found.cause.effect) == ("advantages", Effect.MOVES)
     assert found.cause.from_b is not None
     assert (found.cause.from_b.step, found.cause.from_b.phase) == (0, "backward")
     assert effects(found)["gradients, from step 0 on"] is Effect.BECOMES_B
@@ -134,7 +134,7 @@ def test_a_run_that_does_not_come_out_again_makes_everything_unproven(tmp_path: 
         a = read_recorded_run(a.directory)
         plan = make_plan(a, b, ["advantages"], step=None, num_steps=None, is_once=False)
         (tmp_path / "out").mkdir()
-        return await TransplantExecutor(plan.pair, InProcess(), tmp_path / "out", RunLines()).search(plan.grafts)
+        return await TransplantExecutor(plan.pair, InProcess(), tmp_path / "out", RunLines()).search(plan.patches)
 
     found = asyncio.run(search())
     assert found.notes == ("A does not come out again as it was recorded: step 0 has other bits",)

@@ -9,23 +9,23 @@ from hypothesis import strategies as st
 from harness.core.errors import UsageError
 from harness.lab.transplant.patches import (
     ALIASES,
-    Take,
+    PatchSource,
     candidates,
     check_known,
-    graft_of,
-    parse_take,
+    parse_patch,
+    patch_of,
     weights_of,
 )
-from harness.trace.chain import PHASES, Leaf
+from harness.trace.chain import PHASES, RecordedValue
 from harness.trace.reader import Trace, read_trace
-from tests.support.traces import SEEDED, flip_bit, leaf, steps_of, write
+from tests.support.traces import SEEDED, flip_bit, recorded_value, steps_of, write
 
 
 def traces(tmp_path: Path, *flipped: tuple[int, str, str]) -> tuple[Trace, Trace]:
     """Two runs of six steps; in the second one bit of each of these leaves is flipped, from a step on."""
     changes = [flip_bit(*place) for place in flipped]
 
-    def change(step: int, own: Leaf) -> Leaf:
+    def change(step: int, own: RecordedValue) -> RecordedValue:
         for each in changes:
             own = each(step, own)
         return own
@@ -36,17 +36,17 @@ def traces(tmp_path: Path, *flipped: tuple[int, str, str]) -> tuple[Trace, Trace
 @pytest.mark.parametrize(
     ("text", "take"),
     [
-        ("advantages", Take("advantages", ("advantage",))),
-        ("forward", Take("forward", ("forward",))),
-        ("rewards+tokens", Take("rewards+tokens", ("reward", "rollout"))),
-        ("optimizer/policy.head", Take("optimizer/policy.head", (), (("optimizer", "policy.head"),))),
-        ("gradients/a/b#2", Take("gradients/a/b#2", (), (("backward", "a/b", 2),))),
-        ("op:17", Take("op:17", operation=17)),
-        ("weights", Take("weights", is_weights=True)),
+        ("advantages", PatchSource("advantages", ("advantage",))),
+        ("forward", PatchSource("forward", ("forward",))),
+        ("rewards+tokens", PatchSource("rewards+tokens", ("reward", "rollout"))),
+        ("optimizer/policy.head", PatchSource("optimizer/policy.head", (), (("optimizer", "policy.head"),))),
+        ("gradients/a/b#2", PatchSource("gradients/a/b#2", (), (("backward", "a/b", 2),))),
+        ("op:17", PatchSource("op:17", operation=17)),
+        ("weights", PatchSource("weights", is_weights=True)),
     ],
 )
-def test_what_is_typed_is_read(text: str, take: Take) -> None:
-    assert parse_take(text) == take
+def test_what_is_typed_is_read(text: str, take: PatchSource) -> None:
+    assert parse_patch(text) == take
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_what_is_typed_is_read(text: str, take: Take) -> None:
 )
 def test_what_cannot_be_taken_is_refused_and_the_nearest_named(text: str, remedy: str) -> None:
     with pytest.raises(UsageError) as refused:
-        parse_take(text)
+        parse_patch(text)
     assert refused.value.remedy == remedy
 
 
@@ -69,7 +69,7 @@ def test_what_cannot_be_taken_is_refused_and_the_nearest_named(text: str, remedy
 @SEEDED
 def test_whatever_is_typed_is_read_or_refused(text: str) -> None:
     try:
-        take = parse_take(text)
+        take = parse_patch(text)
     except UsageError:
         return
     assert take.text == text
@@ -77,7 +77,7 @@ def test_whatever_is_typed_is_read_or_refused(text: str) -> None:
 
 
 def test_a_take_knows_its_leaves() -> None:
-    take = parse_take("rewards+loss/loss#1")
+    take = parse_patch("rewards+loss/loss#1")
     assert take.takes(("reward", "x", 3))
     assert take.takes(("loss", "loss", 1))
     assert not take.takes(("loss", "loss", 0))
@@ -86,18 +86,18 @@ def test_a_take_knows_its_leaves() -> None:
 def test_each_phase_that_differs_is_tried_in_the_order_of_the_step(tmp_path: Path) -> None:
     a, b = traces(tmp_path, (2, "loss", "loss"), (2, "backward", "layers.1.weight"), (3, "rollout", "tokens"))
     assert [take.text for take in candidates(a, b, 2)] == ["loss", "gradients"]
-    assert [parse_take(take.text).phases for take in candidates(a, b, 3)] == [
+    assert [parse_patch(take.text).phases for take in candidates(a, b, 3)] == [
         take.phases for take in candidates(a, b, 3)
     ]
 
 
 def test_rollouts_and_rewards_are_also_tried_together_and_texts_never(tmp_path: Path) -> None:
     def with_rewards(number: int) -> Trace:
-        texts = Leaf("sync", "digest", 0, "text", (2,), "raw", bytes([number]) * 16)
+        texts = RecordedValue("sync", "digest", 0, "text", (2,), "raw", bytes([number]) * 16)
         step = [
-            leaf("rollout", "tokens", number),
-            leaf("reward", "rewards", number),
-            leaf("loss", "loss", number),
+            recorded_value("rollout", "tokens", number),
+            recorded_value("reward", "rewards", number),
+            recorded_value("loss", "loss", number),
             texts,
         ]
         return read_trace(write(tmp_path / str(number), [step]))
@@ -108,24 +108,24 @@ def test_rollouts_and_rewards_are_also_tried_together_and_texts_never(tmp_path: 
 
 def test_a_graft_is_put_from_a_step_on_or_once(tmp_path: Path) -> None:
     a, b = traces(tmp_path)
-    graft = graft_of(parse_take("loss"), a, b, 2, 5)
-    assert (graft.first, graft.last, graft.title) == (2, 5, "loss, from step 2 on")
-    once = graft_of(parse_take("loss"), a, b, 2, 5, is_once=True)
+    patch = patch_of(parse_patch("loss"), a, b, 2, 5)
+    assert (patch.first, patch.last, patch.title) == (2, 5, "loss, from step 2 on")
+    once = patch_of(parse_patch("loss"), a, b, 2, 5, is_once=True)
     assert (once.first, once.last, once.title) == (2, 2, "loss, at step 2 only")
-    assert graft_of(parse_take("op:3"), a, b, 2, 5).last == 2
+    assert patch_of(parse_patch("op:3"), a, b, 2, 5).last == 2
 
 
 def test_the_weights_of_a_step_are_what_the_step_before_has_made(tmp_path: Path) -> None:
     a, b = traces(tmp_path)
-    graft = graft_of(parse_take("weights"), a, b, 2, 5)
-    assert (graft.first, graft.last, graft.take.leaves) == (1, 1, (("optimizer", "layers.0.weight"),))
-    assert graft.title == "weights, with which step 2 begins"
+    patch = patch_of(parse_patch("weights"), a, b, 2, 5)
+    assert (patch.first, patch.last, patch.take.values) == (1, 1, (("optimizer", "layers.0.weight"),))
+    assert patch.title == "weights, with which step 2 begins"
     with pytest.raises(UsageError, match="step -1 made them"):
-        graft_of(parse_take("weights"), a, b, 0, 5)
+        patch_of(parse_patch("weights"), a, b, 0, 5)
 
 
 def test_moments_are_no_weights() -> None:
-    step = [leaf(*each, 1) for each in (("backward", "w"), ("optimizer", "w"), ("optimizer", "w.exp_avg"))]
+    step = [recorded_value(*each, 1) for each in (("backward", "w"), ("optimizer", "w"), ("optimizer", "w.exp_avg"))]
     assert weights_of(step) == (("optimizer", "w"),)
     assert weights_of(step[1:]) == ()
 
@@ -134,7 +134,7 @@ def test_moments_are_no_weights() -> None:
 def test_what_the_runs_do_not_record_is_refused(tmp_path: Path, text: str, remedy: str) -> None:
     a, _ = traces(tmp_path)
     with pytest.raises(UsageError, match="records no") as refused:
-        check_known(parse_take(text), a, 2)
+        check_known(parse_patch(text), a, 2)
     assert refused.value.remedy == remedy
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from harness.lab.transplant.comparison import WEIGHTS, Distance, Effect, Outcome, Where, judge
-from harness.lab.transplant.patches import Graft, parse_take
+from harness.lab.transplant.patches import Patch, parse_patch
 from harness.recording.patch_report import Fate, Transplanted
 from harness.trace.manifest import Manifest
 from harness.trace.reader import Trace, read_trace
 from harness.trace.tensor_file import Kept
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
-from tests.support.traces import leaf, manifest_of, trace_of_values, value
+from tests.support.traces import manifest_of, recorded_value, trace_of_values, value
 
 PHASES = ("rollout", "reward", "advantage", "backward", "optimizer")
 Whose = Callable[[int, str], str]
@@ -26,7 +26,7 @@ def trace(directory: Path, whose: Whose, rewards: Callable[[int], float] = float
     manifest: Manifest = manifest_of()
     with TraceWriter(directory, manifest, say=print) as writer:
         for step in range(4):
-            writer.append(step, [leaf(phase, "x", (whose(step, phase), step, phase)) for phase in PHASES])
+            writer.append(step, [recorded_value(phase, "x", (whose(step, phase), step, phase)) for phase in PHASES])
             writer.log_values(
                 {"reward_mean": Float.of(rewards(step)), "seconds": Float.of(step * 2.0 + ord(directory.name[0]))}
             )
@@ -60,8 +60,8 @@ def judged(tmp_path: Path) -> Callable[..., Outcome]:
         take: str = "advantages",
     ) -> Outcome:
         made = trace(tmp_path / "made", whose, rewards)
-        graft = Graft(parse_take(take), 1, max((each.step for each in report), default=1))
-        return judge(graft, made, a, b, report=report, problem=problem)
+        patch = Patch(parse_patch(take), 1, max((each.step for each in report), default=1))
+        return judge(patch, made, a, b, report=report, problem=problem)
 
     return judge_made
 
@@ -138,7 +138,7 @@ def test_the_way_of_weights_is_that_of_all_of_them_or_not_told(tmp_path: Path, k
         return trace_of_values(tmp_path / name, [values], keeps=keeps)
 
     made, a, b = written("made", 1.5, 4.0), written("a", 1.0, 2.0), written("b", 2.0, 6.0)
-    found = judge(Graft(parse_take("advantages"), 0, 0), made, a, b, report=put(0))
+    found = judge(Patch(parse_patch("advantages"), 0, 0), made, a, b, report=put(0))
     expected = [Distance(WEIGHTS, size=6.0, a_to_b=4.0, to_a=2.0, to_b=2.0)] if keeps else []
     assert list(found.distances) == expected
 
@@ -148,7 +148,7 @@ def f32(phase: str, name: str, *values: float) -> Kept:
 
 
 def outcome(*distances: Distance, effect: Effect = Effect.MOVES) -> Outcome:
-    return Outcome(Graft(parse_take("loss"), 1, 3), "", effect, distances=distances)
+    return Outcome(Patch(parse_patch("loss"), 1, 3), "", effect, distances=distances)
 
 
 def test_of_all_values_the_one_counts_that_came_least_of_the_way_but_not_one_of_rounding() -> None:

@@ -11,10 +11,10 @@ from harness.core.errors import UsageError
 from harness.lab.experiments.entry_call import EntryCall
 from harness.lab.experiments.recorded_run import RecordedRun
 from harness.lab.transplant.plan import TransplantPlan, first_difference, make_plan
-from harness.trace.chain import Leaf
+from harness.trace.chain import RecordedValue
 from harness.trace.reader import read_trace
 from tests.support.operations import operation
-from tests.support.traces import LEAVES, SEEDED, flip_bit, steps_of, write, write_ops
+from tests.support.traces import SEEDED, VALUES, flip_bit, steps_of, write, write_ops
 
 CALL = EntryCall("a:b", {})
 NUM_STEPS = 6
@@ -24,7 +24,7 @@ def run(directory: Path, *flipped: tuple[int, str, str]) -> RecordedRun:
     """A run of six steps; one bit of each of these leaves is flipped, from a step on."""
     changes = [flip_bit(*place) for place in flipped]
 
-    def change(step: int, own: Leaf) -> Leaf:
+    def change(step: int, own: RecordedValue) -> RecordedValue:
         for each in changes:
             own = each(step, own)
         return own
@@ -49,7 +49,7 @@ LATER = [(1, "loss", "loss"), (3, "backward", "layers.1.weight"), (3, "optimizer
 
 def test_what_is_taken_begins_where_it_differs(tmp_path: Path) -> None:
     plan = planned(tmp_path, LATER, "loss", "gradients", "weights", "op:3")
-    assert [graft.title for graft in plan.grafts] == [
+    assert [patch.title for patch in plan.patches] == [
         "loss, from step 1 on",
         "gradients, from step 3 on",
         "weights, with which step 4 begins",
@@ -59,7 +59,7 @@ def test_what_is_taken_begins_where_it_differs(tmp_path: Path) -> None:
 
 
 def test_what_is_asked_for_twice_is_tried_once(tmp_path: Path) -> None:
-    assert len(planned(tmp_path, LATER, "loss", "gradients", "loss").grafts) == 2
+    assert len(planned(tmp_path, LATER, "loss", "gradients", "loss").patches) == 2
 
 
 def test_what_begins_later_than_the_runs_part_says_so(tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_what_begins_later_than_the_runs_part_says_so(tmp_path: Path) -> None:
 
 def test_what_nobody_names_is_what_differs_first(tmp_path: Path) -> None:
     plan = planned(tmp_path, LATER)
-    assert [graft.title for graft in plan.grafts] == ["loss, from step 1 on"]
-    assert [graft.title for graft in planned(tmp_path / "again", LATER, step=3).grafts] == [
+    assert [patch.title for patch in plan.patches] == ["loss, from step 1 on"]
+    assert [patch.title for patch in planned(tmp_path / "again", LATER, step=3).patches] == [
         "loss, from step 3 on",
         "gradients, from step 3 on",
         "optimizer, from step 3 on",
@@ -79,7 +79,7 @@ def test_what_nobody_names_is_what_differs_first(tmp_path: Path) -> None:
 
 def test_a_step_that_is_asked_for_is_where_it_begins(tmp_path: Path) -> None:
     plan = planned(tmp_path, LATER, "gradients", step=2)
-    assert [(graft.first, graft.last) for graft in plan.grafts] == [(2, 5)]
+    assert [(patch.first, patch.last) for patch in plan.patches] == [(2, 5)]
     assert (plan.pair.parts, plan.pair.step) == (1, 2)
 
 
@@ -107,7 +107,7 @@ def test_what_is_not_there_to_put_is_refused_before_any_run(
 def test_an_operation_that_a_record_of_the_step_does_not_have_is_refused_before_any_run(tmp_path: Path) -> None:
     runs = run(tmp_path / "a"), run(tmp_path / "b", *LATER)
     write_ops(runs[1].directory, [operation(0), operation(1)], step=1)
-    (at_the_end,) = make_plan(*runs, ["op:1"], step=None, num_steps=None, is_once=False).grafts
+    (at_the_end,) = make_plan(*runs, ["op:1"], step=None, num_steps=None, is_once=False).patches
     assert at_the_end.title == "op:1, at step 1 only"
     with pytest.raises(UsageError) as refused:
         make_plan(*runs, ["op:1", "op:2"], step=None, num_steps=None, is_once=False)
@@ -115,17 +115,17 @@ def test_an_operation_that_a_record_of_the_step_does_not_have_is_refused_before_
     a, b = (each.directory for each in runs)
     remedy = f"rlharness reproduce {a} --step 1 --trace-ops --against {b} names one that differs"
     assert (refused.value.what, refused.value.legal, refused.value.remedy) == (what, legal, remedy)
-    (elsewhere,) = make_plan(*runs, ["op:2"], step=3, num_steps=None, is_once=False).grafts
+    (elsewhere,) = make_plan(*runs, ["op:2"], step=3, num_steps=None, is_once=False).patches
     assert elsewhere.first == 3, "nobody knows before a run"
     write_ops(runs[1].directory, [operation(0)], step=3, problem="its disk was full")
-    (torn,) = make_plan(*runs, ["op:2"], step=3, num_steps=None, is_once=False).grafts
+    (torn,) = make_plan(*runs, ["op:2"], step=3, num_steps=None, is_once=False).patches
     assert torn.first == 3, "the record is not whole"
 
 
 def test_the_weights_of_a_step_are_looked_at_where_they_were_made(tmp_path: Path) -> None:
     plan = planned(tmp_path, LATER, "weights", step=4, is_once=True)
-    assert [graft.title for graft in plan.grafts] == ["weights, with which step 4 begins"]
-    assert plan.grafts[0].first == 3
+    assert [patch.title for patch in plan.patches] == ["weights, with which step 4 begins"]
+    assert plan.patches[0].first == 3
 
 
 def test_texts_are_no_values(tmp_path: Path) -> None:
@@ -133,8 +133,8 @@ def test_texts_are_no_values(tmp_path: Path) -> None:
 
     def with_texts(name: str, number: int) -> RecordedRun:
         steps = [
-            [*leaves, Leaf("loss", "words", 0, "texts", (2,), "raw", bytes([number]) * 16)]
-            for leaves in steps_of(NUM_STEPS, flip_bit(3 if number else NUM_STEPS, "loss", "loss"))
+            [*recorded_values, RecordedValue("loss", "words", 0, "texts", (2,), "raw", bytes([number]) * 16)]
+            for recorded_values in steps_of(NUM_STEPS, flip_bit(3 if number else NUM_STEPS, "loss", "loss"))
         ]
         return RecordedRun(read_trace(write(tmp_path / name, steps)), CALL)
 
@@ -163,7 +163,7 @@ def test_two_equal_runs_have_nothing_to_explain(tmp_path: Path) -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, NUM_STEPS - 1), st.sampled_from(LEAVES)), min_size=1, max_size=4, unique=True),
+    st.lists(st.tuples(st.integers(0, NUM_STEPS - 1), st.sampled_from(VALUES)), min_size=1, max_size=4, unique=True),
     st.data(),
 )
 @SEEDED
@@ -171,12 +171,12 @@ def test_it_begins_where_something_that_is_taken_first_differs(
     tmp_path_factory: pytest.TempPathFactory, places: list[tuple[int, tuple[str, str]]], data: st.DataObject
 ) -> None:
     flipped: dict[tuple[str, str], int] = {}
-    for step, leaf in places:
-        flipped[leaf] = min(step, flipped.get(leaf, step))
+    for step, recorded_value in places:
+        flipped[recorded_value] = min(step, flipped.get(recorded_value, step))
     take = data.draw(st.sampled_from(sorted(flipped)))
-    first = min(step for leaf, step in flipped.items() if leaf[0] == take[0])
+    first = min(step for recorded_value, step in flipped.items() if recorded_value[0] == take[0])
     tmp_path = tmp_path_factory.mktemp("plan")
-    plan = planned(tmp_path, [(step, *leaf) for leaf, step in flipped.items()], take[0])
-    assert [graft.first for graft in plan.grafts] == [first]
+    plan = planned(tmp_path, [(step, *recorded_value) for recorded_value, step in flipped.items()], take[0])
+    assert [patch.first for patch in plan.patches] == [first]
     assert plan.pair.parts == min(flipped.values())
     assert first_difference(plan.pair.b.trace, plan.pair.a.trace) == plan.pair.parts

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 
 from harness.doctor.declared_ranges import Declared, clashes, project_root, read_declared
-from harness.doctor.packages import judge_declared
+from harness.doctor.packages import check_declared
 from tests.support.finding_checks import severities
 
 ROOT = Path(__file__).parents[3]
@@ -112,10 +112,10 @@ def test_ranges_are_impossible_together_where_every_version_is_outside(first: li
 
 def test_the_findings_say_where(tmp_path: Path) -> None:
     project(tmp_path, pyproject__toml='[project]\ndependencies = ["a>=2", "b>=1"]\n', requirements__txt="a==1\nb>=2\n")
-    findings = judge_declared(clashes(read_declared(tmp_path)))
+    findings = check_declared(clashes(read_declared(tmp_path)))
     assert severities(findings) == {"a": "broken", "b": "warning"}
     assert findings[0].measured == "declared 2 times: >=2 in pyproject.toml; ==1 in requirements.txt:1"
-    assert severities(judge_declared([])) == {"declared ranges": "fine"}
+    assert severities(check_declared([])) == {"declared ranges": "fine"}
 
 
 def test_the_project_is_the_nearest_above(tmp_path: Path) -> None:

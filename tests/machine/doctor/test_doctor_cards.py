@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from harness.core.findings import Finding, Severity
 from harness.doctor.gpus import (
     Torch,
-    judge_cards,
-    judge_driver,
-    judge_links,
-    judge_torch,
-    look_at_cards,
+    check_driver,
+    check_gpus,
+    check_links,
+    check_torch,
+    inspect_gpus,
     read_torch,
 )
 from harness.doctor.host import Answer, Host, module_command
-from harness.machine.gpu_health import CardHealth, MachineHealth
+from harness.machine.gpu_health import GpuHealth, MachineHealth
 from harness.machine.inventory import Gpu, Inventory, LeftOut
 from tests.support.finding_checks import severities, sound
 from tests.support.nvml_stub.build import Card, Instance, Machine, Process, machine_of, stub_env
@@ -32,12 +32,12 @@ ROOT = Path(__file__).parents[3]
 H200 = "NVIDIA H200"
 
 
-def health(*cards: CardHealth, cuda: tuple[int, int] | None = (12, 8)) -> MachineHealth:
-    return MachineHealth("570.86.15", cuda, cards)
+def health(*gpus: GpuHealth, cuda: tuple[int, int] | None = (12, 8)) -> MachineHealth:
+    return MachineHealth("570.86.15", cuda, gpus)
 
 
-def card(number: int = 0, **given: object) -> CardHealth:
-    return CardHealth(number, f"GPU-{number}", **{"model": H200, "capability": (9, 0), **given})  # type: ignore[arg-type]
+def gpu(number: int = 0, **given: object) -> GpuHealth:
+    return GpuHealth(number, f"GPU-{number}", **{"model": H200, "capability": (9, 0), **given})  # type: ignore[arg-type]
 
 
 def gpu(index: int = 0) -> Gpu:
@@ -48,14 +48,14 @@ def gpu(index: int = 0) -> Gpu:
 
 
 def test_a_driver_that_answers_is_fine() -> None:
-    (finding,) = sound(judge_driver(health(card()), has_device_file=True))
+    (finding,) = sound(check_driver(health(gpu()), has_device_file=True))
     assert finding.measured == "NVIDIA 570.86.15, serves CUDA up to 12.8"
 
 
 def test_no_driver_is_fine_where_there_is_none_and_broken_where_half_of_one_is() -> None:
     missing = MachineHealth(problem="no NVIDIA driver here", has_driver=False)
-    assert severities(judge_driver(missing, has_device_file=False)) == {"driver": "fine"}
-    (finding,) = sound(judge_driver(missing, has_device_file=True))
+    assert severities(check_driver(missing, has_device_file=False)) == {"driver": "fine"}
+    (finding,) = sound(check_driver(missing, has_device_file=True))
     assert finding.severity is Severity.BROKEN
     assert "NVIDIA_DRIVER_CAPABILITIES" in finding.remedy
 
@@ -63,16 +63,16 @@ def test_no_driver_is_fine_where_there_is_none_and_broken_where_half_of_one_is()
 def test_a_driver_that_does_not_answer_breaks() -> None:
     mismatch = "the NVIDIA driver does not answer (Driver/library version mismatch)"
     silent = MachineHealth(problem=mismatch, has_driver=False)
-    assert severities(judge_driver(silent, has_device_file=False)) == {"driver": "broken"}
+    assert severities(check_driver(silent, has_device_file=False)) == {"driver": "broken"}
 
 
 # ---- cards ----
 
 
 def test_free_cards_are_fine_and_no_cards_are_nothing() -> None:
-    (finding,) = sound(judge_cards(health(card(0), card(1)), Inventory((gpu(0), gpu(1)))))
+    (finding,) = sound(check_gpus(health(gpu(0), gpu(1)), Inventory((gpu(0), gpu(1)))))
     assert (finding.check, finding.measured) == ("cards", "2 x NVIDIA H200 141 GB, free")
-    assert judge_cards(health(), Inventory(note="no NVIDIA driver here: 0 GPUs")) == []
+    assert check_gpus(health(), Inventory(note="no NVIDIA driver here: 0 GPUs")) == []
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def test_free_cards_are_fine_and_no_cards_are_nothing() -> None:
 )
 def test_a_card_that_is_left_out(reason: str, severity: str) -> None:
     inventory = Inventory((gpu(0),), (LeftOut("GPU-1", 1, H200, reason),))
-    assert severities(judge_cards(health(card(0), card(1)), inventory)) == {"card 1": severity, "cards": "fine"}
+    assert severities(check_gpus(health(gpu(0), gpu(1)), inventory)) == {"card 1": severity, "cards": "fine"}
 
 
 def test_a_slow_card() -> None:
-    findings = sound(judge_cards(health(card(0, slowdowns=("too hot",))), Inventory((gpu(),))))
+    findings = sound(check_gpus(health(gpu(0, slowdowns=("too hot",))), Inventory((gpu(),))))
     assert [finding.measured for finding in findings] == [
         "NVIDIA H200: its clocks are lowered (too hot)",
         "1 x NVIDIA H200 141 GB, free",
@@ -100,28 +100,28 @@ def test_a_slow_card() -> None:
 
 def test_hidden_cards_are_said() -> None:
     note = "CUDA_VISIBLE_DEVICES='': no card is visible"
-    assert severities(judge_cards(health(card()), Inventory(note=note))) == {"CUDA_VISIBLE_DEVICES": "warning"}
+    assert severities(check_gpus(health(gpu()), Inventory(note=note))) == {"CUDA_VISIBLE_DEVICES": "warning"}
 
 
 # ---- links ----
 
 
 def test_links_that_are_up_or_absent_everywhere_are_fine() -> None:
-    up = [card(number, num_links=18, num_active_links=18) for number in range(8)]
-    (finding,) = sound(judge_links(up))
+    up = [gpu(number, num_links=18, num_active_links=18) for number in range(8)]
+    (finding,) = sound(check_links(up))
     assert finding.measured == "8 x 18 links active"
-    without_bridges = [card(number, num_links=12) for number in range(2)]
-    assert severities(judge_links(without_bridges)) == {"NVLink": "fine"}
-    assert judge_links([card()]) == []
+    without_bridges = [gpu(number, num_links=12) for number in range(2)]
+    assert severities(check_links(without_bridges)) == {"NVLink": "fine"}
+    assert check_links([gpu()]) == []
 
 
 def test_a_card_with_fewer_links_than_its_sisters() -> None:
-    cards = [card(number, num_links=18, num_active_links=18 - 6 * (number == 2)) for number in range(4)]
-    (finding,) = sound(judge_links(cards))
+    gpus = [gpu(number, num_links=18, num_active_links=18 - 6 * (number == 2)) for number in range(4)]
+    (finding,) = sound(check_links(gpus))
     assert finding.check == "NVLink of card 2"
     assert finding.measured == "12 of 18 links are active; others of its model have 18"
-    mixed = [card(0, num_links=18, num_active_links=18), card(1, num_links=4, num_active_links=4, model="NVIDIA A30")]
-    assert severities(judge_links(mixed)) == {"NVLink": "fine"}
+    mixed = [gpu(0, num_links=18, num_active_links=18), gpu(1, num_links=4, num_active_links=4, model="NVIDIA A30")]
+    assert severities(check_links(mixed)) == {"NVLink": "fine"}
 
 
 # ---- torch ----
@@ -130,7 +130,7 @@ CUDA_TORCH = Torch("2.11.0+cu128", "12.8", is_available=True, archs=("sm_80", "s
 
 
 def torch_findings(torch: Torch, capability: tuple[int, int] = (9, 0), num_usable: int = 1) -> list[Finding]:
-    return sound(judge_torch(torch, health(card(capability=capability)), num_usable=num_usable))
+    return sound(check_torch(torch, health(gpu(capability=capability)), num_usable=num_usable))
 
 
 def test_a_torch_that_finds_the_cards() -> None:
@@ -233,12 +233,12 @@ def test_a_machine_in_order(nvml_library: Path, tmp_path: Path) -> None:
 
 
 def test_a_machine_out_of_order(nvml_library: Path, tmp_path: Path) -> None:
-    cards = [
+    gpus = [
         Card(links=["0"] * 4, slow=0x40),
         Card(links=["0"] * 2, idle_links=2, used_mb=9000, processes=[Process(2**31)]),
         Card(),
     ]
-    machine = machine_of(*cards, failures=[("nvmlDeviceGetMemoryInfo_v2", 2, 15)])
+    machine = machine_of(*gpus, failures=[("nvmlDeviceGetMemoryInfo_v2", 2, 15)])
     found = doctor_of(machine, nvml_library, tmp_path)
     assert severities(found.values()) == {
         "driver": "fine",
@@ -261,7 +261,7 @@ def test_without_a_driver_torch_is_not_imported() -> None:
         asked.append(argv)
         return Answer('{"version": "2.13.0+cpu", "cuda": null, "hip": null}')
 
-    findings = sound(asyncio.run(look_at_cards(Host({"CUDA_VISIBLE_DEVICES": ""}, Path("/"), ask))))
+    findings = sound(asyncio.run(inspect_gpus(Host({"CUDA_VISIBLE_DEVICES": ""}, Path("/"), ask))))
     assert "torch" in {finding.check for finding in findings}
     assert "--use" not in asked[0]
 
@@ -281,9 +281,9 @@ def test_without_a_driver_torch_is_not_imported() -> None:
     ],
 )
 def test_nccl_wants_a_card_a_rank(
-    cards: list[Card], visible: str | None, said: str, nvml_library: Path, tmp_path: Path
+    gpus: list[Card], visible: str | None, said: str, nvml_library: Path, tmp_path: Path
 ) -> None:
-    machine_of(*cards).write(tmp_path / "machine")
+    machine_of(*gpus).write(tmp_path / "machine")
     code = (
         "import asyncio, os\nfrom harness.core.errors import InventoryError\n"
         "from harness.doctor.gpus import check_cards_for\n"

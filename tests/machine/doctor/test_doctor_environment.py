@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harness.core.findings import Finding, Severity
 from harness.doctor import environment
-from harness.doctor.environment import endpoint, judge_address, judge_ray_variables
+from harness.doctor.environment import check_ray_variables, classify_address, endpoint
 from harness.doctor.host import Answer, Host
 from tests.support.finding_checks import severities, sound
 
@@ -22,7 +22,7 @@ def look(environ: dict[str, str]) -> dict[str, Finding]:
 
     return {
         finding.check: finding
-        for finding in sound(asyncio.run(environment.look_at_ray(Host(environ, Path("/"), nobody))))
+        for finding in sound(asyncio.run(environment.inspect_ray(Host(environ, Path("/"), nobody))))
     }
 
 
@@ -78,7 +78,7 @@ def test_the_cluster_that_ray_start_noted_is_tried(tmp_path: Path) -> None:
     ("value", "severity"), [("", "warning"), ("auto", "fine"), ("local", "fine"), ("head", "broken"), ("a:b", "broken")]
 )
 def test_addresses_that_name_no_place(value: str, severity: str) -> None:
-    assert severities([judge_address("RAY_ADDRESS", value, "")]) == {"RAY_ADDRESS": severity}
+    assert severities([classify_address("RAY_ADDRESS", value, "")]) == {"RAY_ADDRESS": severity}
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ def test_endpoints(address: str, expected: tuple[str, int] | None) -> None:
 def test_no_text_is_too_odd_for_an_address(address: str) -> None:
     found = endpoint(address)
     assert found is None or (found[0] and 0 < found[1] < 65536)
-    sound([judge_address("RAY_ADDRESS", address, "")])
+    sound([classify_address("RAY_ADDRESS", address, "")])
 
 
 def test_other_variables_of_ray_are_told() -> None:
     environ = {"RAY_TMPDIR": "/r", "RAY_ADDRESS": "auto", "RAY_DEDUP_LOGS": "0", "HOME": "/"}
-    assert judge_ray_variables(environ).measured == "set: RAY_DEDUP_LOGS=0 RAY_TMPDIR=/r"
+    assert check_ray_variables(environ).measured == "set: RAY_DEDUP_LOGS=0 RAY_TMPDIR=/r"

@@ -13,7 +13,7 @@ import pytest
 
 from harness.core.findings import Finding, Severity
 from harness.doctor.host import Answer, Host
-from harness.doctor.numerics import SURVEY, judge_numerics, look_at_numerics
+from harness.doctor.numerics import SURVEY, check_numerics, inspect_numerics
 from tests.support.finding_checks import sound
 
 NAIVE = [
@@ -27,7 +27,7 @@ LACKING = {"dtype": "bfloat16", "device": "cpu", "machine": "torch 2.13.0", "pro
 
 
 def judged(*lines: dict[str, Any], **answer: Any) -> Finding:
-    (finding,) = sound([judge_numerics(Answer("\n".join(["a warning", *map(json.dumps, lines)]), **answer))])
+    (finding,) = sound([check_numerics(Answer("\n".join(["a warning", *map(json.dumps, lines)]), **answer))])
     return finding
 
 
@@ -92,7 +92,7 @@ def test_the_child_is_the_engines_own_program() -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         return Answer(done.stdout + done.stderr, done.returncode)
 
-    (finding,) = sound(asyncio.run(look_at_numerics(Host({}, Path("/"), ask))))
+    (finding,) = sound(asyncio.run(inspect_numerics(Host({}, Path("/"), ask))))
     assert finding.measured.startswith("not looked at: torch is not installed")
     assert asked[0][0] == sys.executable
     assert SURVEY in asked[0][-1]

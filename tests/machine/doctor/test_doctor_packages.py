@@ -15,11 +15,11 @@ from harness.core.findings import Severity
 from harness.doctor.host import Answer, Host
 from harness.doctor.packages import (
     Installed,
-    judge_pip,
-    judge_versions,
-    look_at_declared,
-    look_at_pip,
-    look_at_versions,
+    check_pip,
+    check_versions,
+    inspect_declared,
+    inspect_pip,
+    inspect_versions,
     read_installed,
 )
 from tests.support.finding_checks import severities, sound
@@ -31,14 +31,14 @@ async def nobody(argv: Sequence[str], *, limit_s: float) -> Answer:
 
 def test_what_fits_is_told_in_one_line() -> None:
     installed = [Installed("torch", "2.13.0+cpu"), Installed("vllm", "0.32.0", ("torch==2.13.0", "numpy"))]
-    (finding,) = sound(judge_versions(installed))
+    (finding,) = sound(check_versions(installed))
     assert finding.measured == "torch 2.13.0+cpu, vllm 0.32.0 fit each other"
-    assert judge_versions([Installed("click", "8")])[0].severity is Severity.FINE
+    assert check_versions([Installed("click", "8")])[0].severity is Severity.FINE
 
 
 def test_a_sampler_built_for_another_torch_breaks() -> None:
     installed = [Installed("vllm", "0.25.1", ("Torch ==2.11.0 ; python_version > '3'",)), Installed("torch", "2.13.0")]
-    (finding,) = sound(judge_versions(installed))
+    (finding,) = sound(check_versions(installed))
     assert (finding.check, finding.severity) == ("vllm", Severity.BROKEN)
     assert finding.measured == "vllm 0.25.1 requires torch==2.11.0, and 2.13.0 is installed"
     assert finding.remedy == "pip install 'torch==2.11.0', or another vllm"
@@ -57,7 +57,7 @@ def test_a_sampler_built_for_another_torch_breaks() -> None:
 )
 def test_what_does_not_apply_is_no_misfit(requirement: str) -> None:
     installed = [Installed("tensordict", "0.15", (requirement,)), Installed("torch", "2.13.0")]
-    assert severities(judge_versions(installed)) == {"versions": "fine"}
+    assert severities(check_versions(installed)) == {"versions": "fine"}
 
 
 def test_a_misfit_with_something_outside_the_stack_is_a_warning_and_one_elsewhere_pips() -> None:
@@ -66,15 +66,15 @@ def test_a_misfit_with_something_outside_the_stack_is_a_warning_and_one_elsewher
         Installed("numpy", "2.3", ("click>9",)),
         Installed("click", "8"),
     ]
-    assert severities(judge_versions(installed)) == {"transformers": "warning"}
+    assert severities(check_versions(installed)) == {"transformers": "warning"}
 
 
 def test_builds_for_different_machines_break() -> None:
     installed = [Installed("torch", "2.13.0+cpu"), Installed("torchvision", "0.28.0+cu130")]
-    (finding,) = sound(judge_versions(installed))
+    (finding,) = sound(check_versions(installed))
     assert (finding.check, finding.severity) == ("torch builds", Severity.BROKEN)
     alike = [Installed("torch", "2.13.0+cu130"), Installed("torchvision", "0.28.0+cu130"), Installed("torchaudio", "2")]
-    assert severities(judge_versions(alike)) == {"versions": "fine"}
+    assert severities(check_versions(alike)) == {"versions": "fine"}
 
 
 @given(st.sampled_from(["2.11.0", "2.13.0", "2.13.0+cpu", "2.14.0rc1"]), st.sampled_from(["==", ">=", "<", "!=", "~="]))
@@ -84,14 +84,14 @@ def test_a_misfit_is_what_packaging_says(version: str, operator: str) -> None:
     requirement = f"{operator}2.13.0"
     installed = [Installed("tensordict", "0.15", (f"torch{requirement}",)), Installed("torch", version)]
     fits = SpecifierSet(requirement).contains(version, prereleases=True)
-    assert (judge_versions(installed)[0].severity is Severity.FINE) is fits
+    assert (check_versions(installed)[0].severity is Severity.FINE) is fits
 
 
 def test_this_environment_is_read() -> None:
     found = {each.name: each for each in read_installed()}
     assert found["pytest"].version
     assert any(text.startswith("pluggy") for text in found["pytest"].requires)
-    assert sound(asyncio.run(look_at_versions(Host({}, Path("/"), nobody))))
+    assert sound(asyncio.run(inspect_versions(Host({}, Path("/"), nobody))))
 
 
 # ---- pip ----
@@ -104,7 +104,7 @@ def test_pips_complaints_are_counted_and_mended() -> None:
         "a 1 has requirement b<2; python_version > '3', but you have b 3.\n"
         "c 1 requires d, which is not installed.\n"
     )
-    (finding,) = sound([judge_pip(Answer(output, 1))])
+    (finding,) = sound([check_pip(Answer(output, 1))])
     assert finding.severity is Severity.WARNING
     assert finding.measured.count(";") >= 3
     assert finding.measured.endswith("; and 1 more")
@@ -121,7 +121,7 @@ def test_pips_complaints_are_counted_and_mended() -> None:
     ],
 )
 def test_pip_by_its_answer(answer: Answer, severity: str, said: str) -> None:
-    (finding,) = sound([judge_pip(answer)])
+    (finding,) = sound([check_pip(answer)])
     assert finding.severity.value == severity
     assert said in finding.measured
 
@@ -133,7 +133,7 @@ def test_pip_itself_understands_the_question() -> None:
         asked.append(argv)
         return Answer("")
 
-    asyncio.run(look_at_pip(Host({}, Path("/"), ask)))
+    asyncio.run(inspect_pip(Host({}, Path("/"), ask)))
     done = subprocess.run([*asked[0], "--help"], capture_output=True, text=True, check=False)
     assert asked[0][0] == sys.executable
     assert done.returncode == 0 or "No module named pip" in done.stderr
@@ -156,7 +156,7 @@ def test_pip_says_nothing_of_a_cache_that_is_not_ours(tmp_path: Path) -> None:
         answers.append(done.stdout)
         return Answer(done.stdout, done.returncode)
 
-    asyncio.run(look_at_pip(Host({}, Path("/"), ask)))
+    asyncio.run(inspect_pip(Host({}, Path("/"), ask)))
     (said,) = answers
     assert said
     assert "cache" not in said
@@ -165,5 +165,5 @@ def test_pip_says_nothing_of_a_cache_that_is_not_ours(tmp_path: Path) -> None:
 def test_a_directory_of_no_project_declares_nothing(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["a>=2"]\n')
     (tmp_path / "requirements-old.txt").write_text("a==1\n")
-    findings = asyncio.run(look_at_declared(Host({}, tmp_path, nobody)))
+    findings = asyncio.run(inspect_declared(Host({}, tmp_path, nobody)))
     assert severities(findings) == {"a": "broken"}

@@ -18,10 +18,10 @@ from harness.doctor.directories import (
     Directory,
     Limit,
     Trial,
-    judge_limits,
-    judge_shared_memory,
-    judge_socket_paths,
-    judge_tmpdir,
+    check_resource_limits,
+    check_shared_memory,
+    check_socket_paths,
+    check_tmpdir,
     read_trial,
     survey_directory,
 )
@@ -37,7 +37,7 @@ QUICK = Trial(dict.fromkeys(STEPS, 0.0004), {})
 
 
 def judged(directory: Directory = LOCAL, trial: Trial | None = QUICK, better: str = "/tmp") -> Finding:
-    (finding,) = sound([judge_tmpdir(directory, trial, is_set=True, better=better)])
+    (finding,) = sound([check_tmpdir(directory, trial, is_set=True, better=better)])
     return finding
 
 
@@ -50,7 +50,7 @@ def tried(took_s: dict[str, float] | None = None, errors: dict[str, str] | None 
 
 def test_a_local_tmpdir_is_fine() -> None:
     assert judged() == Finding("TMPDIR", Severity.FINE, "/scratch (ext4, 50.0 GB free): a lock took 0.4 ms")
-    unset = judge_tmpdir(Directory("/tmp", True, "overlay", 3 * GB, 4 * GB), QUICK, is_set=False)
+    unset = check_tmpdir(Directory("/tmp", True, "overlay", 3 * GB, 4 * GB), QUICK, is_set=False)
     assert unset.measured == "/tmp (TMPDIR is not set) (overlay, 3.0 GB free): a lock took 0.4 ms"
 
 
@@ -111,11 +111,11 @@ def test_the_whole_look_tries_the_directory_that_is_set(tmp_path: Path) -> None:
         asked.append(argv)
         return Answer("".join(json.dumps({"step": step, "took_s": 1e-5, "error": ""}) + "\n" for step in STEPS))
 
-    (finding,) = asyncio.run(directories.look_at_tmpdir(Host({"TMPDIR": str(tmp_path)}, tmp_path, ask)))
+    (finding,) = asyncio.run(directories.inspect_tmpdir(Host({"TMPDIR": str(tmp_path)}, tmp_path, ask)))
     assert asked[0][-1] == str(tmp_path)
     assert finding.measured.startswith(str(tmp_path))
     asked.clear()
-    (finding,) = sound(asyncio.run(directories.look_at_tmpdir(Host({"TMPDIR": str(tmp_path / "gone")}, tmp_path, ask))))
+    (finding,) = sound(asyncio.run(directories.inspect_tmpdir(Host({"TMPDIR": str(tmp_path / "gone")}, tmp_path, ask))))
     assert asked == [], "there is nowhere to try"
     assert finding.severity is Severity.BROKEN
 
@@ -141,11 +141,11 @@ def test_a_file_system_that_does_not_answer() -> None:
 @given(st.integers(1, 200), st.sampled_from(["TMPDIR", "RAY_TMPDIR"]))
 def test_a_tmpdir_is_too_long_from_the_byte_on_at_which_rays_sockets_do_not_fit(length: int, name: str) -> None:
     environ = {"TMPDIR": "/tmp"} | {name: "/" + "x" * (length - 1)}
-    (finding,) = sound([judge_socket_paths(environ)])
+    (finding,) = sound([check_socket_paths(environ)])
     assert (finding.severity is Severity.BROKEN) is (length > MAX_TMPDIR_BYTES)
     if finding.severity is Severity.BROKEN:
         mended = {key: value for key, value in environ.items() if key not in finding.unsets} | dict(finding.exports)
-        assert judge_socket_paths(mended).severity is Severity.FINE
+        assert check_socket_paths(mended).severity is Severity.FINE
 
 
 # ---- /dev/shm ----
@@ -162,11 +162,11 @@ def test_a_tmpdir_is_too_long_from_the_byte_on_at_which_rays_sockets_do_not_fit(
 )
 def test_shared_memory_by_its_size(total_bytes: int, free_bytes: int, severity: str) -> None:
     directory = Directory("/dev/shm", True, "tmpfs", free_bytes, total_bytes)
-    assert severities([judge_shared_memory(directory)]) == {"/dev/shm": severity}
+    assert severities([check_shared_memory(directory)]) == {"/dev/shm": severity}
 
 
 def test_shared_memory_that_is_not_there() -> None:
-    assert severities([judge_shared_memory(Directory("/dev/shm", False))]) == {"/dev/shm": "broken"}
+    assert severities([check_shared_memory(Directory("/dev/shm", False))]) == {"/dev/shm": "broken"}
 
 
 # ---- limits ----
@@ -182,10 +182,10 @@ HEALTHY = {
 
 
 def test_the_limits_of_a_usual_desktop_are_fine() -> None:
-    (finding,) = sound(judge_limits(HEALTHY, has_rdma=False, is_root=False))
+    (finding,) = sound(check_resource_limits(HEALTHY, has_rdma=False, is_root=False))
     assert finding.measured == "1,024 open files (up to 1,048,576), 96,000 processes"
     unlimited = HEALTHY | {"nproc": NONE}
-    assert judge_limits(unlimited, has_rdma=False, is_root=False)[0].measured.endswith("unlimited processes")
+    assert check_resource_limits(unlimited, has_rdma=False, is_root=False)[0].measured.endswith("unlimited processes")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,10 @@ def test_the_limits_of_a_usual_desktop_are_fine() -> None:
     ],
 )
 def test_limits_that_are_too_low(name: str, limit: Limit, expected: dict[str, str]) -> None:
-    assert severities(judge_limits(HEALTHY | {name: limit}, has_rdma=name == "memlock", is_root=False)) == expected
+    assert (
+        severities(check_resource_limits(HEALTHY | {name: limit}, has_rdma=name == "memlock", is_root=False))
+        == expected
+    )
 
 
 def test_a_limit_on_files_is_lifted_where_it_may_be() -> None:
@@ -208,15 +211,15 @@ def test_a_limit_on_files_is_lifted_where_it_may_be() -> None:
         (Limit(2_000_000, inf), "ulimit -f unlimited"),
         (Limit(2_000_000, 2_000_000), "docker run --ulimit fsize=-1:-1"),
     ):
-        (finding,) = judge_limits(HEALTHY | {"fsize": limit}, has_rdma=False, is_root=True)
+        (finding,) = check_resource_limits(HEALTHY | {"fsize": limit}, has_rdma=False, is_root=True)
         assert finding.measured == "a file may have 2 MB at most"
         assert finding.remedy.endswith(remedy)
 
 
 def test_locked_memory_matters_beside_infiniband_and_processes_not_to_root() -> None:
-    assert severities(judge_limits(HEALTHY, has_rdma=True, is_root=False)) == {"locked memory": "broken"}
+    assert severities(check_resource_limits(HEALTHY, has_rdma=True, is_root=False)) == {"locked memory": "broken"}
     few = HEALTHY | {"nproc": Limit(10, 10)}
-    assert severities(judge_limits(few, has_rdma=False, is_root=True)) == {"ulimits": "fine"}
+    assert severities(check_resource_limits(few, has_rdma=False, is_root=True)) == {"ulimits": "fine"}
 
 
 def test_this_machine_has_limits_and_shared_memory() -> None:
@@ -224,7 +227,7 @@ def test_this_machine_has_limits_and_shared_memory() -> None:
         raise AssertionError("no child is asked here")
 
     host = Host(dict(os.environ), Path("/"), nobody)
-    for look in (directories.look_at_limits, directories.look_at_shared_memory, directories.look_at_socket_paths):
+    for look in (directories.inspect_limits, directories.inspect_shared_memory, directories.inspect_socket_paths):
         assert sound(asyncio.run(look(host)))
 
 

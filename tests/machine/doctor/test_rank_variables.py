@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from harness.core.findings import Finding, Severity
 from harness.doctor import rank_variables
 from harness.doctor.host import Answer, Host
-from harness.doctor.rank_variables import judge_address, judge_numbers, judge_port, judge_ranks, look_at_ranks
+from harness.doctor.rank_variables import check_numbers, check_ranks, classify_address, classify_port, inspect_ranks
 from tests.support.finding_checks import severities, sound
 
 PLACE = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"}
@@ -22,7 +22,7 @@ def look(environ: Mapping[str, str]) -> list[Finding]:
     async def nobody(argv: Sequence[str], *, limit_s: float) -> Answer:
         raise AssertionError("no child is asked here")
 
-    return sound(asyncio.run(look_at_ranks(Host(environ, Path("/"), nobody))))
+    return sound(asyncio.run(inspect_ranks(Host(environ, Path("/"), nobody))))
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def look(environ: Mapping[str, str]) -> list[Finding]:
     ],
 )
 def test_inherited_ranks(environ: dict[str, str], severity: str) -> None:
-    assert severities([judge_ranks(environ)]) == {"ranks": severity}
+    assert severities([check_ranks(environ)]) == {"ranks": severity}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_inherited_ranks(environ: dict[str, str], severity: str) -> None:
     ],
 )
 def test_numbers_that_do_not_fit(given: dict[str, str], said: dict[str, str]) -> None:
-    found = sound(judge_numbers({**PLACE, **given}))
+    found = sound(check_numbers({**PLACE, **given}))
     assert {finding.check: finding.measured for finding in found} == said
     assert {finding.severity for finding in found} <= {Severity.BROKEN}
 
@@ -77,9 +77,9 @@ def test_numbers_that_do_not_fit(given: dict[str, str], said: dict[str, str]) ->
     + [(value, False) for value in ("0", "65536", "-1", "port", "29500.0", "localhost:29500")],
 )
 def test_ports(value: str, is_port: bool) -> None:
-    found = sound(judge_port({"MASTER_PORT": value}))
+    found = sound(classify_port({"MASTER_PORT": value}))
     assert [finding.unsets for finding in found] == ([] if is_port else [("MASTER_PORT",)])
-    assert judge_port({}) == []
+    assert classify_port({}) == []
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_ports(value: str, is_port: bool) -> None:
     ],
 )
 def test_addresses(address: str, resolved: dict[str, tuple[str, ...]], expected: dict[str, str]) -> None:
-    assert severities(judge_address({"MASTER_ADDR": address}, resolved)) == expected
+    assert severities(classify_address({"MASTER_ADDR": address}, resolved)) == expected
 
 
 def test_the_resolver_is_asked_for_a_name_and_for_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,12 +113,12 @@ def test_the_resolver_is_asked_for_a_name_and_for_nothing_else(monkeypatch: pyte
 
 @given(environ=st.dictionaries(st.sampled_from([*PLACE, "MASTER_PORT"]), TEXTS))
 def test_what_is_wrong_is_said_once_and_its_remedy_mends_it(environ: dict[str, str]) -> None:
-    found = sound([*judge_numbers(environ), *judge_port(environ)])
+    found = sound([*check_numbers(environ), *classify_port(environ)])
     assert len({finding.check for finding in found}) == len(found)
     gone = {name for finding in found for name in finding.unsets}
     mended = {name: value for name, value in environ.items() if name not in gone}
     assert gone <= environ.keys()
-    assert [*judge_numbers(mended), *judge_port(mended)] == []
+    assert [*check_numbers(mended), *classify_port(mended)] == []
 
 
 @given(st.data())
@@ -133,4 +133,4 @@ def test_a_place_that_can_be_is_left_alone(data: st.DataObject) -> None:
         "MASTER_PORT": data.draw(st.integers(1, 65535)),
     }
     environ = {name: str(value) for name, value in place.items()}
-    assert [*judge_numbers(environ), *judge_port(environ)] == []
+    assert [*check_numbers(environ), *classify_port(environ)] == []

@@ -154,7 +154,7 @@ def test_pins_mend_what_they_are_for(silent: set[str], setting: dict[str, str], 
     again = judge(host, setting | dict(judged.pins), answers)
     if judged.pins:
         assert again.pins == {}
-    stuck = [pick for pick in again.picks if pick.address in silent and pick.address != "127.0.0.1"]
+    stuck = [pick for pick in again.rules if pick.address in silent and pick.address != "127.0.0.1"]
     if "127.0.0.1" not in silent and not nodes:
         assert [pick for pick in stuck if pick.setting is None] == []
     assert len(judged.findings) == len({(f.measured, f.severity) for f in judged.findings})

@@ -114,12 +114,12 @@ def test_a_name_that_begins_another_is_made_exact_for_nccl() -> None:
 
 def test_what_the_libraries_would_pick_elsewhere_is_said_once() -> None:
     hosts = made(2, {MGMT: 1, DATA: 1}, {(1, 0, MGMT)})
-    picks = [
+    rules = [
         Pick("NCCL", "NCCL_SOCKET_IFNAME", MGMT, "10.0.0.0", "first"),
         Pick("Gloo", "GLOO_SOCKET_IFNAME", DATA, "10.1.0.0", "name"),
         Pick("Ray", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", MGMT, "10.0.0.0", "route"),
     ]
-    fine, wrong = hosts_findings(hosts, 0, picks)
+    fine, wrong = hosts_findings(hosts, 0, rules)
     assert (fine.severity, wrong.severity) == (Severity.FINE, Severity.BROKEN)
     assert fine.measured == "every pair of 2 hosts can talk: node0 data 10.1.0.0, node1 data 10.1.0.1"
     assert wrong.measured == "NCCL and Ray would use 10.0.0.0 (mgmt): node1: no answer within 2 s"

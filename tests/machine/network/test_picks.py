@@ -12,7 +12,7 @@ from harness.machine.network.interface_rules import (
     RAY_VARIABLE,
     in_words,
     is_set,
-    make_picks,
+    make_rules,
 )
 from harness.machine.network.interface_rules import gloo_pick as gloo
 from harness.machine.network.interface_rules import nccl_pick as nccl
@@ -169,7 +169,7 @@ def test_a_pick_is_an_address_of_its_interface_or_says_what_is_wrong(
     interfaces: list[Interface], setting: dict[str, str]
 ) -> None:
     host = network(*interfaces)
-    for pick in make_picks(host, setting):
+    for pick in make_rules(host, setting):
         assert pick.setting == (setting[pick.variable] if is_set(pick.variable, setting) else None)
         assert pick.why
         if pick.problem:

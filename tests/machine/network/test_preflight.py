@@ -18,14 +18,14 @@ def test_the_notes_of_a_run() -> None:
     host = network(interface("bond0", "10.0.0.1/24"), resolved={"node7": ("10.0.0.1",)}, outgoing=("10.0.0.1",))
     answers = reached(host, "10.0.0.1")
     judged = judge(host, {GLOO_VARIABLE: "eth7"}, answers)
-    pinned, unmended = Preflight(judged.pins, judged.findings, judged.picks, host.interfaces, answers).notes
+    pinned, unmended = Preflight(judged.pins, judged.findings, judged.rules, host.interfaces, answers).notes
     assert pinned == (
         "this host cannot reach its own address 10.0.0.1 (bond0): every file is given "
         "NCCL_SOCKET_IFNAME=lo RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0"
     )
     assert unmended.startswith("GLOO_SOCKET_IFNAME=eth7: there is no interface named 'eth7'")
     fine = judge(host, {}, reached(host))
-    assert Preflight(fine.pins, fine.findings, fine.picks).notes == ()
+    assert Preflight(fine.pins, fine.findings, fine.rules).notes == ()
 
 
 # ------------------------------------------------------------------------------------------------------ on this machine
@@ -34,7 +34,7 @@ def test_the_notes_of_a_run() -> None:
 def test_this_machine_is_looked_at_in_time() -> None:
     found = asyncio.run(preflight({}, SystemClock()))
     assert 0 < found.took_s < 1.5
-    assert {pick.library for pick in found.picks} == {"NCCL", "Gloo", "Ray"}
+    assert {pick.library for pick in found.rules} == {"NCCL", "Gloo", "Ray"}
     assert found.findings
 
 

@@ -1,4 +1,4 @@
-"""torch's real Gloo and a real Ray on pretended hosts: they pick what `picks` says, hang as it says; pins mend it."""
+"""torch's real Gloo and a real Ray on pretended hosts: they pick what `rules` says, hang as it says; pins mend it."""
 
 import json
 import sys

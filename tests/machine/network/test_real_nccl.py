@@ -1,4 +1,4 @@
-"""The real NCCL on pretended hosts: it picks what `picks` says, and where it listens nobody is heard, or everybody.
+"""The real NCCL on pretended hosts: it picks what `rules` says, and where it listens nobody is heard, or everybody.
 
 It needs no card: NCCL chooses its interface, and opens the port at which ranks meet, when it is asked for a unique id.
 The library comes with torch for CUDA, or alone: pip install --no-deps nvidia-nccl-cu12.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.environments.trajectory import NOT_SAMPLED, Role, Trajectory, Turn, build_single_turn
-from rlcore.errors import EngineError, InvalidValueError, NonFiniteError, ShapeError
+from rlcore.errors import InvalidValueError, NonFiniteError, RlcoreError, ShapeError
 from rlcore.types import StopReason
 from tests.rlcore.environments.trajectories import drawn_parts, drawn_tokens, request_of, trajectory_of
 from tests.support.traces import SEEDED
@@ -98,7 +98,7 @@ def test_a_single_completion_is_not_read_of_several_turns() -> None:
 
 
 NAN, INF = float("nan"), float("inf")
-WRONG: dict[str, tuple[dict[str, Any], type[EngineError], str]] = {
+WRONG: dict[str, tuple[dict[str, Any], type[RlcoreError], str]] = {
     "a short mask": (
         {"loss_mask": (False,)},
         ShapeError,
@@ -163,7 +163,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[EngineError], str]] = {
 
 @pytest.mark.parametrize(("change", "kind", "said"), WRONG.values(), ids=WRONG)
 def test_parts_that_do_not_belong_together_are_refused(
-    change: dict[str, Any], kind: type[EngineError], said: str
+    change: dict[str, Any], kind: type[RlcoreError], said: str
 ) -> None:
     with pytest.raises(kind, match=said) as refused:
         replace(TWO_TURNS, **change)
@@ -192,7 +192,7 @@ def test_an_assistant_turn_may_be_left_out_of_the_loss() -> None:
         ({"reward": NAN}, NonFiniteError, "reward nan for the turn of tokens 2 to 4"),
     ],
 )
-def test_a_turn_is_refused_by_itself(change: dict[str, Any], kind: type[EngineError], said: str) -> None:
+def test_a_turn_is_refused_by_itself(change: dict[str, Any], kind: type[RlcoreError], said: str) -> None:
     assert replace(FIRST, reward=0.5).reward == 0.5
     with pytest.raises(kind, match=said) as refused:
         replace(FIRST, **change)

@@ -18,7 +18,7 @@ from rlcore.models.decoder import Decoder
 from rlcore.numerics.compiled import layers, operations
 from rlcore.numerics.level import computing, following
 from rlcore.numerics.log_softmax import token_logprobs
-from rlcore.numerics.probe import RECIPES, num_threads
+from rlcore.numerics.probe import STRATEGIES, num_threads
 
 pytestmark = pytest.mark.needs_compiler
 
@@ -31,7 +31,7 @@ few = settings(max_examples=8)
 @pytest.fixture
 def invariant() -> Iterator[None]:
     """Products take rows one by one."""
-    with following(RECIPES[0]), computing("compiled"):
+    with following(STRATEGIES[0]), computing("compiled"):
         yield
 
 

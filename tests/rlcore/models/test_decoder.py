@@ -14,9 +14,9 @@ from rlcore.models.config import FAMILIES, DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.rotary import rotate, rotation_table
 from rlcore.models.value_head import Critic
-from rlcore.numerics.level import Recipe, following
+from rlcore.numerics.level import KernelStrategy, following
 from rlcore.numerics.log_softmax import token_logprobs
-from rlcore.numerics.probe import RECIPES, certify, num_threads
+from rlcore.numerics.probe import STRATEGIES, certify, num_threads
 from rlcore.numerics.tree_sum import tree_sum
 
 CONFIG = DecoderConfig("llama", 29, 32, 2, 4, 2, 8, 44, max_length=64)
@@ -24,8 +24,8 @@ LENGTH = 40
 few = settings(max_examples=8)
 
 
-@pytest.fixture(params=RECIPES, ids=lambda recipe: recipe.name)
-def recipe(request: pytest.FixtureRequest) -> Iterator[Recipe]:
+@pytest.fixture(params=STRATEGIES, ids=lambda strategy: strategy.name)
+def strategy(request: pytest.FixtureRequest) -> Iterator[KernelStrategy]:
     with following(request.param):
         yield request.param
 
@@ -65,7 +65,7 @@ def decoded(decoder: Decoder, order: list[int], lengths: list[int]) -> list[torc
     count=st.sampled_from([1, 2]),
 )
 def test_decoding_gives_the_bits_of_a_pass(
-    recipe: Recipe, data: st.DataObject, family: str, dtype: torch.dtype, count: int
+    strategy: KernelStrategy, data: st.DataObject, family: str, dtype: torch.dtype, count: int
 ) -> None:
     decoder = decoder_of(family, dtype)
     order = data.draw(st.permutations(range(5)))[: data.draw(st.integers(1, 5))]
@@ -78,7 +78,7 @@ def test_decoding_gives_the_bits_of_a_pass(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_pass_without_gradients_has_the_bits_of_one_with_them(recipe: Recipe, family: str) -> None:
+def test_a_pass_without_gradients_has_the_bits_of_one_with_them(strategy: KernelStrategy, family: str) -> None:
     """Operations take a shorter way where nobody asks for gradients."""
     decoder, generator = decoder_of(family), torch.Generator().manual_seed(7)
     with torch.no_grad():
@@ -100,7 +100,9 @@ def test_decoding_naively_gives_other_bits() -> None:
 
 @few
 @given(st.integers(1, LENGTH), st.integers(0, 20), st.sampled_from(FAMILIES))
-def test_what_follows_a_position_does_not_change_it(recipe: Recipe, length: int, padding: int, family: str) -> None:
+def test_what_follows_a_position_does_not_change_it(
+    strategy: KernelStrategy, length: int, padding: int, family: str
+) -> None:
     decoder = decoder_of(family)
     padded = torch.cat((TOKENS[:1, :length], torch.zeros(1, padding, dtype=torch.int64)), 1)
     with torch.no_grad():
@@ -115,7 +117,7 @@ def lane_gradients(decoder: Decoder, lane: list[int]) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(("family", "dtype"), [("qwen2", torch.float32), ("qwen3", torch.bfloat16)])
 def test_gradients_do_not_depend_on_threads_and_add_up_in_one_tree(
-    recipe: Recipe, family: str, dtype: torch.dtype
+    strategy: KernelStrategy, family: str, dtype: torch.dtype
 ) -> None:
     decoder = decoder_of(family, dtype)
     lanes = [[0, 1], [2, 3], [4, 4]]
@@ -128,7 +130,7 @@ def test_gradients_do_not_depend_on_threads_and_add_up_in_one_tree(
         assert a is not None and b is not None and torch.equal(a, b)
 
 
-def test_gradients_are_those_of_plain_torch(recipe: Recipe) -> None:
+def test_gradients_are_those_of_plain_torch(strategy: KernelStrategy) -> None:
     decoder = decoder_of("qwen3")
     found = lane_gradients(decoder, [0, 1])
     with following(None):
@@ -139,7 +141,7 @@ def test_gradients_are_those_of_plain_torch(recipe: Recipe) -> None:
 
 def test_a_slot_that_is_moved_goes_on() -> None:
     decoder = decoder_of("qwen3")
-    with torch.no_grad(), following(RECIPES[0]):
+    with torch.no_grad(), following(STRATEGIES[0]):
         cache = KeyValueCache.empty(CONFIG, 3, LENGTH, like=decoder.embedding)
         decoder.extend(TOKENS[:3, :10], cache, [0, 0, 0])
         cache.move([2], [0])
@@ -165,7 +167,7 @@ def test_a_models_own_shapes_are_certified() -> None:
     found = certify(shapes=config.product_shapes, heads=[config.head_shape])
     sizes = {tuple(parameter.shape[::-1]) for parameter in Decoder(config).parameters() if parameter.dim() == 2}
     assert sizes == set(config.product_shapes)
-    assert found.recipe in RECIPES
+    assert found.strategy in STRATEGIES
 
 
 def test_weights_follow_from_the_seed_alone() -> None:
@@ -227,7 +229,7 @@ def test_sizes_that_make_no_decoder_are_refused(change: dict[str, int], told: st
         replace(CONFIG, **change)  # type: ignore[arg-type]
 
 
-def test_values_take_rows_one_by_one_and_learn(recipe: Recipe) -> None:
+def test_values_take_rows_one_by_one_and_learn(strategy: KernelStrategy) -> None:
     critic = Critic(CONFIG)
     critic.decoder.initialise(9)
     assert float(critic(TOKENS).detach().abs().max()) == 0.0

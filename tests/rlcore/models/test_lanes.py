@@ -11,7 +11,7 @@ from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.level import following
 from rlcore.numerics.log_softmax import token_logprobs
-from rlcore.numerics.probe import RECIPES
+from rlcore.numerics.probe import STRATEGIES
 from rlcore.numerics.tree_sum import tree_sum
 
 CONFIG = DecoderConfig("llama", 29, 32, 2, 4, 2, 8, 44, max_length=64)
@@ -22,7 +22,7 @@ LANES = tuple(TOKENS[first : first + 2] for first in range(0, 8, 2))
 def gradients(tokens: Tensor, decoder: Decoder, *, padding: int = 0) -> list[Tensor]:
     """Of a lane, each padded by so many tokens that no loss is taken of."""
     padded = torch.nn.functional.pad(tokens, (0, padding))
-    with following(RECIPES[0]):
+    with following(STRATEGIES[0]):
         logits = decoder(padded)[:, : tokens.shape[1] - 1]
         return list(torch.autograd.grad(token_logprobs(logits, tokens[:, 1:]).sum(), list(decoder.parameters())))
 

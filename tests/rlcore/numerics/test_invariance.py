@@ -18,11 +18,11 @@ from rlcore.numerics.attention import attention, visible
 from rlcore.numerics.cases import with_gradients
 from rlcore.numerics.embedding import embedding
 from rlcore.numerics.exact import EXACT_BITS, bits_for, exact_product
-from rlcore.numerics.level import Recipe, following
+from rlcore.numerics.level import KernelStrategy, following
 from rlcore.numerics.linear import linear
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.norms import rms_norm
-from rlcore.numerics.probe import RECIPES, num_threads
+from rlcore.numerics.probe import STRATEGIES, num_threads
 from rlcore.numerics.row_sum import ROWS_AT_ONCE, row_sum
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -31,8 +31,8 @@ threads = st.sampled_from([1, 2])
 Of = Callable[..., Tensor]
 
 
-@pytest.fixture(params=RECIPES, ids=lambda recipe: recipe.name)
-def recipe(request: pytest.FixtureRequest) -> Iterator[Recipe]:
+@pytest.fixture(params=STRATEGIES, ids=lambda strategy: strategy.name)
+def strategy(request: pytest.FixtureRequest) -> Iterator[KernelStrategy]:
     with following(request.param):
         yield request.param
 
@@ -43,7 +43,9 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Ten
 
 @few
 @given(data=st.data(), dtype=st.sampled_from(DTYPES), count=threads)
-def test_linear_takes_rows_one_by_one(recipe: Recipe, data: st.DataObject, dtype: torch.dtype, count: int) -> None:
+def test_linear_takes_rows_one_by_one(
+    strategy: KernelStrategy, data: st.DataObject, dtype: torch.dtype, count: int
+) -> None:
     inputs, outputs = data.draw(st.sampled_from([(32, 48), (64, 64), (100, 37), (96, 260)]))
     x, weight = drawn(70, inputs, dtype=dtype), drawn(outputs, inputs, dtype=dtype, seed=1)
     bias, grad = drawn(outputs, dtype=dtype, seed=2), drawn(70, outputs, dtype=dtype, seed=3)
@@ -59,7 +61,7 @@ def test_linear_takes_rows_one_by_one(recipe: Recipe, data: st.DataObject, dtype
 @few
 @given(data=st.data(), dtype=st.sampled_from(DTYPES), count=threads)
 def test_attention_decodes_to_the_bits_of_a_pass(
-    recipe: Recipe, data: st.DataObject, dtype: torch.dtype, count: int
+    strategy: KernelStrategy, data: st.DataObject, dtype: torch.dtype, count: int
 ) -> None:
     heads, kv_heads, width = data.draw(st.sampled_from([(2, 2, 16), (4, 2, 8), (3, 1, 20)]))
     length, batch = data.draw(st.integers(2, 70)), 3
@@ -94,7 +96,7 @@ def test_the_other_operations_take_rows_one_by_one(rows: list[int], dtype: torch
             embedding(tokens[part], x),
         ]
 
-    with following(RECIPES[0]):
+    with following(STRATEGIES[0]):
         with num_threads(1):
             whole = computed(list(range(50)))
         with num_threads(count):
@@ -189,7 +191,7 @@ def test_swiglu_of_more_than_threads_leave_whole(num_rows: int, width: int, monk
             alone = [with_gradients(swiglu, grad[row : row + 1], x[row : row + 1]) for row in range(num_rows)]
         return not all(torch.equal(torch.cat([row[i] for row in alone]), whole[i]) for i in range(2))
 
-    with following(RECIPES[0]):
+    with following(STRATEGIES[0]):
         assert not differs()
         monkeypatch.setattr(activations, "ELEMENTS_AT_ONCE", 1 << 40)
         broken("silu of a tensor that threads divide", differs())
@@ -197,7 +199,7 @@ def test_swiglu_of_more_than_threads_leave_whole(num_rows: int, width: int, monk
 
 def test_one_norm_for_all_heads_has_the_bits_of_one_for_each() -> None:
     x, weight, grad = drawn(50, 3, 16), drawn(3, 16, seed=1), drawn(50, 3, 16, seed=2)
-    with following(RECIPES[0]):
+    with following(STRATEGIES[0]):
         together = with_gradients(lambda a, b: rms_norm(a, b, 1e-6), grad, x, weight)
         for head in range(3):
             inputs = grad[:, head], x[:, head], weight[head]
@@ -208,7 +210,7 @@ def test_one_norm_for_all_heads_has_the_bits_of_one_for_each() -> None:
 
 
 def test_new_memory_is_filled_again_however_a_recipe_ends() -> None:
-    with pytest.raises(KeyError), following(RECIPES[0]):
+    with pytest.raises(KeyError), following(STRATEGIES[0]):
         assert not torch._C._get_deterministic_fill_uninitialized_memory()
         raise KeyError
     assert torch._C._get_deterministic_fill_uninitialized_memory()
@@ -228,7 +230,7 @@ def test_gradients_of_an_index_are_not_those_of_an_embedding() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_values_and_gradients_are_those_of_torch(recipe: Recipe, dtype: torch.dtype) -> None:
+def test_values_and_gradients_are_those_of_torch(strategy: KernelStrategy, dtype: torch.dtype) -> None:
     q, grad = (drawn(2, 4, 70, 16, dtype=dtype, seed=seed) for seed in (0, 3))
     k, v = (drawn(2, 2, 70, 16, dtype=dtype, seed=seed) for seed in (1, 2))
     x, weight, bias, dy = drawn(21, 30), drawn(11, 30, seed=1), drawn(11, seed=2), drawn(21, 11, seed=3)

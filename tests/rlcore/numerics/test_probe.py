@@ -10,11 +10,11 @@ from torch.nn import functional as F
 from rlcore.errors import LevelError
 from rlcore.numerics.attention import attention, plain_attention
 from rlcore.numerics.cases import Draw
-from rlcore.numerics.certificate import Certificate, check_effect, invariant
 from rlcore.numerics.exact import Exact
-from rlcore.numerics.level import Recipe, active, is_invariant
+from rlcore.numerics.invariance_report import InvarianceReport, check_effect, invariant
+from rlcore.numerics.level import KernelStrategy, active, is_invariant
 from rlcore.numerics.padding import Padding
-from rlcore.numerics.probe import RECIPES, certify, check_threads, num_threads
+from rlcore.numerics.probe import STRATEGIES, certify, check_threads, num_threads
 
 SMALL = {"shapes": [(32, 48)], "heads": [(2, 1, 16)]}
 
@@ -58,25 +58,29 @@ class BrokenByThreads(Broken):
         return Exact().attention(q, k, v, seen)
 
 
-def certificate(recipe: Recipe) -> Certificate:
-    return Certificate(recipe, torch.float32, "cpu", 128, (), "this one")
+def invariance_report(strategy: KernelStrategy) -> InvarianceReport:
+    return InvarianceReport(strategy, torch.float32, "cpu", 128, (), "this one")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_recipe_holds_here(dtype: torch.dtype) -> None:
     found = certify(dtype, **SMALL)  # type: ignore[arg-type]
-    assert found.recipe in RECIPES
-    assert all(m.held for m in found.measurements if m.recipe == found.recipe.name)
-    assert {m.operation for m in found.measurements if m.recipe == found.recipe.name} == {"linear", "attention", "rows"}
-    assert found.lines()[0].startswith(found.recipe.name)
+    assert found.strategy in STRATEGIES
+    assert all(m.held for m in found.measurements if m.strategy == found.strategy.name)
+    assert {m.operation for m in found.measurements if m.strategy == found.strategy.name} == {
+        "linear",
+        "attention",
+        "rows",
+    }
+    assert found.lines()[0].startswith(found.strategy.name)
     with invariant(found):
-        assert active() is found.recipe
+        assert active() is found.strategy
 
 
 def test_what_does_not_hold_is_passed_over() -> None:
-    found = certify(recipes=[Broken(), BrokenAttention(), Exact()], **SMALL)  # type: ignore[arg-type]
-    assert found.recipe == Exact()
-    broken = {(m.recipe, m.operation): m for m in found.measurements if not m.held}
+    found = certify(strategies=[Broken(), BrokenAttention(), Exact()], **SMALL)  # type: ignore[arg-type]
+    assert found.strategy == Exact()
+    broken = {(m.strategy, m.operation): m for m in found.measurements if not m.held}
     assert {("broken", "linear"), ("broken attention", "attention")} <= set(broken)
     assert ("broken attention", "linear") not in broken
     assert broken["broken", "linear"].first.startswith("1 rows of 32 to 48")
@@ -85,13 +89,13 @@ def test_what_does_not_hold_is_passed_over() -> None:
 
 def test_nothing_that_holds_is_an_error_that_says_what_was_tried() -> None:
     with pytest.raises(LevelError, match=r"no recipe keeps .* linear broken: "):
-        certify(recipes=[Broken()], **SMALL)  # type: ignore[arg-type]
+        certify(strategies=[Broken()], **SMALL)  # type: ignore[arg-type]
     assert active() is None
 
 
 def test_the_number_of_threads_is_put_back() -> None:
     before = torch.get_num_threads()
-    certify(recipes=[Exact()], **SMALL)  # type: ignore[arg-type]
+    certify(strategies=[Exact()], **SMALL)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError), num_threads(before + 1):
         raise RuntimeError
     assert torch.get_num_threads() == before
@@ -108,15 +112,15 @@ def test_a_length_that_cuts_sums_otherwise_takes_another_recipe() -> None:
     short = certify(length=128, **SMALL)  # type: ignore[arg-type]
     long = certify(length=640, **SMALL)  # type: ignore[arg-type]
     assert (short.length, long.length) == (128, 640)
-    if short.recipe == long.recipe:
-        pytest.skip(f"{short.recipe.name} holds for long sequences too on this machine")
-    failed = [m for m in long.measurements if m.recipe == short.recipe.name and not m.held]
+    if short.strategy == long.strategy:
+        pytest.skip(f"{short.strategy.name} holds for long sequences too on this machine")
+    failed = [m for m in long.measurements if m.strategy == short.strategy.name and not m.held]
     assert [m.operation for m in failed] == ["attention"]
 
 
 def test_longer_sequences_than_certified_are_refused() -> None:
     q = torch.zeros(1, 1, 129, 8)
-    with pytest.raises(LevelError, match="attention over 129 keys"), invariant(certificate(Padding())):
+    with pytest.raises(LevelError, match="attention over 129 keys"), invariant(invariance_report(Padding())):
         attention(q, q, q)
 
 
@@ -126,10 +130,10 @@ def test_longer_sequences_than_certified_are_refused() -> None:
 def test_the_switch_is_off_again_however_it_ends() -> None:
     torch.set_float32_matmul_precision("high")
     try:
-        with pytest.raises(ZeroDivisionError), invariant(certificate(Padding())):
+        with pytest.raises(ZeroDivisionError), invariant(invariance_report(Padding())):
             assert is_invariant()
             assert torch.get_float32_matmul_precision() == "highest"
-            with invariant(certificate(Exact())):
+            with invariant(invariance_report(Exact())):
                 assert active() == Exact()
             assert active() == Padding()
             raise ZeroDivisionError
@@ -139,15 +143,15 @@ def test_the_switch_is_off_again_however_it_ends() -> None:
         torch.set_float32_matmul_precision("highest")
 
 
-@pytest.mark.parametrize("recipe", [Broken(), BrokenAttention()], ids=lambda recipe: recipe.name)
-def test_a_switch_without_effect_is_refused(recipe: Recipe) -> None:
-    with pytest.raises(LevelError, match="certify again"), invariant(certificate(recipe)):
+@pytest.mark.parametrize("recipe", [Broken(), BrokenAttention()], ids=lambda strategy: strategy.name)
+def test_a_switch_without_effect_is_refused(strategy: KernelStrategy) -> None:
+    with pytest.raises(LevelError, match="certify again"), invariant(invariance_report(strategy)):
         pytest.fail("entered")
     assert not is_invariant()
 
 
 def test_what_undoes_the_level_inside_is_seen_at_the_end() -> None:
-    with pytest.raises(LevelError, match="'medium' precision"), invariant(certificate(Padding())):
+    with pytest.raises(LevelError, match="'medium' precision"), invariant(invariance_report(Padding())):
         torch.set_float32_matmul_precision("medium")
     assert torch.get_float32_matmul_precision() == "highest"
 
@@ -164,12 +168,12 @@ def test_numbers_flushed_to_zero_are_refused() -> None:
 
 def test_autocast_is_refused() -> None:
     with torch.autocast("cpu"), pytest.raises(LevelError, match="autocast"):
-        check_effect(certificate(Padding()))
+        check_effect(invariance_report(Padding()))
 
 
 def test_numbers_of_threads_that_move_bits_are_refused() -> None:
-    found = certify(recipes=[BrokenByThreads()], **SMALL)  # type: ignore[arg-type]
+    found = certify(strategies=[BrokenByThreads()], **SMALL)  # type: ignore[arg-type]
     check_threads(found, 2, **SMALL)  # type: ignore[arg-type]
     with pytest.raises(LevelError, match=r"3 threads give other bits than one .*linear broken by threads.*threads 3"):
         check_threads(found, 3, **SMALL)  # type: ignore[arg-type]
-    check_threads(certificate(Exact()), 3, **SMALL)  # type: ignore[arg-type]
+    check_threads(invariance_report(Exact()), 3, **SMALL)  # type: ignore[arg-type]

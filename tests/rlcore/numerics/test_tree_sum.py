@@ -9,9 +9,9 @@ from rlcore.errors import InvalidValueError
 from rlcore.numerics.tree_sum import TreeSum, tree_sum
 
 
-def leaves(num_leaves: int, seed: int = 0) -> list[torch.Tensor]:
+def leaves(num_values: int, seed: int = 0) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(50, generator=generator) * 10.0 ** (leaf % 5) for leaf in range(num_leaves)]
+    return [torch.randn(50, generator=generator) * 10.0 ** (leaf % 5) for leaf in range(num_values)]
 
 
 def bits(x: torch.Tensor | None) -> list[int]:
@@ -21,14 +21,14 @@ def bits(x: torch.Tensor | None) -> list[int]:
 
 @settings(max_examples=40)
 @given(st.integers(1, 17), st.data())
-def test_owners_and_order_do_not_matter(num_leaves: int, data: st.DataObject) -> None:
-    given_leaves = leaves(num_leaves)
-    absent = data.draw(st.sets(st.integers(0, num_leaves - 1), max_size=num_leaves - 1))
+def test_owners_and_order_do_not_matter(num_values: int, data: st.DataObject) -> None:
+    given_leaves = leaves(num_values)
+    absent = data.draw(st.sets(st.integers(0, num_values - 1), max_size=num_values - 1))
     num_parts = data.draw(st.integers(1, 4))
-    parts = [TreeSum(num_leaves) for _ in range(num_parts)]
-    for leaf in data.draw(st.permutations([leaf for leaf in range(num_leaves) if leaf not in absent])):
+    parts = [TreeSum(num_values) for _ in range(num_parts)]
+    for leaf in data.draw(st.permutations([leaf for leaf in range(num_values) if leaf not in absent])):
         parts[data.draw(st.integers(0, num_parts - 1))].add(leaf, given_leaves[leaf].clone())
-    whole = TreeSum(num_leaves)
+    whole = TreeSum(num_values)
     for part in data.draw(st.permutations(parts)):
         whole.absorb(part)
     expected = tree_sum(None if leaf in absent else value for leaf, value in enumerate(given_leaves))

@@ -15,7 +15,7 @@ from rlcore.models.decoder import Decoder
 from rlcore.numerics.compiled import layers
 from rlcore.numerics.level import computing, following
 from rlcore.numerics.log_softmax import token_logprobs
-from rlcore.numerics.probe import RECIPES, num_threads
+from rlcore.numerics.probe import STRATEGIES, num_threads
 from rlcore.samplers import batching
 from rlcore.types import SampleRequest, SamplingParams
 from tests.support.samplers import TOKENIZER, requests_of, said, sampler_of
@@ -28,7 +28,7 @@ few = settings(max_examples=8)
 
 @pytest.fixture
 def invariant() -> Iterator[None]:
-    with following(RECIPES[0]), computing("compiled"):
+    with following(STRATEGIES[0]), computing("compiled"):
         yield
 
 

@@ -14,11 +14,11 @@ from rlcore.environments.trajectory import Trajectory
 from rlcore.errors import InvalidValueError, NonFiniteError
 from rlcore.models.config import FAMILIES
 from rlcore.models.decoder import Decoder
-from rlcore.numerics.level import Recipe, following, is_compiled
+from rlcore.numerics.level import KernelStrategy, following, is_compiled
 from rlcore.numerics.log_softmax import token_logprobs
-from rlcore.numerics.probe import RECIPES, num_threads
+from rlcore.numerics.probe import STRATEGIES, num_threads
 from rlcore.samplers import batching
-from rlcore.samplers.rows import Draft, Rows
+from rlcore.samplers.rows import Rows, RunningSequence
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import SampleRequest, SamplingParams, StopReason
 from tests.support.samplers import (
@@ -45,9 +45,9 @@ PARAMS = st.builds(
 
 
 @pytest.fixture
-def invariant() -> Iterator[Recipe]:
-    with following(RECIPES[0]):
-        yield RECIPES[0]
+def invariant() -> Iterator[KernelStrategy]:
+    with following(STRATEGIES[0]):
+        yield STRATEGIES[0]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def of_trainer(decoder: Decoder, completion: Trajectory) -> Tensor:
     company=COMPANY,
 )
 def test_logprobs_are_the_trainers_bits(
-    invariant: Recipe, family: str, dtype: torch.dtype, params: list[SamplingParams], company: Company
+    invariant: KernelStrategy, family: str, dtype: torch.dtype, params: list[SamplingParams], company: Company
 ) -> None:
     decoder = decoder_of(family, dtype)
     completions = drawn(decoder, mixed(params), company)
@@ -97,7 +97,7 @@ def test_logprobs_are_the_trainers_bits(
     company=COMPANY,
 )
 def test_completions_do_not_depend_on_company(
-    invariant: Recipe, family: str, params: list[SamplingParams], order: list[int], company: Company
+    invariant: KernelStrategy, family: str, params: list[SamplingParams], order: list[int], company: Company
 ) -> None:
     decoder, requests = decoder_of(family), mixed(params)
     sampler = sampler_of(decoder)
@@ -119,10 +119,10 @@ def drawn(decoder: Decoder, requests: list[SampleRequest], company: Company) -> 
         return sampler.sample(requests)
 
 
-@pytest.mark.parametrize("recipe", RECIPES[1:], ids=lambda recipe: recipe.name)
-def test_every_recipe_gives_the_trainers_bits(recipe: Recipe) -> None:
+@pytest.mark.parametrize("recipe", STRATEGIES[1:], ids=lambda strategy: strategy.name)
+def test_every_recipe_gives_the_trainers_bits(strategy: KernelStrategy) -> None:
     decoder = decoder_of("qwen3")
-    with following(recipe):
+    with following(strategy):
         for completion in sampler_of(decoder, concurrency=3, preempt_every=4).sample(requests_of(1)):
             assert torch.equal(torch.tensor(completion.completion_logprobs), of_trainer(decoder, completion))
 
@@ -158,7 +158,7 @@ def everywhere(decoder: Decoder, requests: list[SampleRequest]) -> list[list[Sai
     return [said(sampler.sample(requests)) for sampler in samplers]
 
 
-def test_completions_agree_everywhere(invariant: Recipe) -> None:
+def test_completions_agree_everywhere(invariant: KernelStrategy) -> None:
     one, *others = everywhere(decoder_of(), requests_of(2))
     assert all(other == one for other in others)
 
@@ -169,7 +169,7 @@ def test_without_the_level_logprobs_have_other_bits() -> None:
         pytest.skip("torch's own operations hold on this machine: what the level is for is not to be seen here")
 
 
-def test_noise_that_goes_by_arrival_gives_other_completions(invariant: Recipe) -> None:
+def test_noise_that_goes_by_arrival_gives_other_completions(invariant: KernelStrategy) -> None:
     """What a stateful generator, or a key made of the place in the batch, would do."""
     sampler, requests = sampler_of(decoder_of()), requests_of(2)
 
@@ -181,7 +181,7 @@ def test_noise_that_goes_by_arrival_gives_other_completions(invariant: Recipe) -
 
 
 def test_noise_that_begins_again_after_preemption_gives_other_completions(
-    invariant: Recipe, monkeypatch: pytest.MonkeyPatch
+    invariant: KernelStrategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Positions have to count the tokens of the completion, not those since it was admitted."""
     requests, decoder = requests_of(1), decoder_of()
@@ -189,17 +189,17 @@ def test_noise_that_begins_again_after_preemption_gives_other_completions(
     assert said(sampler_of(decoder, preempt_every=2).sample(requests)) == whole
     admit = Rows.admit
 
-    def forgetful(rows: Rows, drafts: Sequence[Draft], eos_id: int) -> None:
+    def forgetful(rows: Rows, running_sequences: Sequence[RunningSequence], eos_id: int) -> None:
         first = len(rows)
-        admit(rows, drafts, eos_id)
-        for row, draft in enumerate(drafts, first):
-            rows._states[row] = rows._states[row].roll(len(draft.tokens))
+        admit(rows, running_sequences, eos_id)
+        for row, running in enumerate(running_sequences, first):
+            rows._states[row] = rows._states[row].roll(len(running.tokens))
 
     monkeypatch.setattr(Rows, "admit", forgetful)
     assert said(sampler_of(decoder, preempt_every=2).sample(requests)) != whole
 
 
-def test_siblings_and_steps_draw_their_own(invariant: Recipe) -> None:
+def test_siblings_and_steps_draw_their_own(invariant: KernelStrategy) -> None:
     sampler = sampler_of(decoder_of(spread=4.0))
     requests = [request_of(sample_index=index, seed=seed) for index in range(4) for seed in range(4)]
     assert len({completion.completion_tokens for completion in sampler.sample(requests)}) == 16
@@ -221,7 +221,7 @@ def test_tokens_have_their_distribution() -> None:
     assert chi_square < 56.9, "28 degrees of freedom: above it once in 1,000"
 
 
-def test_temperature_0_takes_the_best_and_says_its_logprob_at_1(invariant: Recipe) -> None:
+def test_temperature_0_takes_the_best_and_says_its_logprob_at_1(invariant: KernelStrategy) -> None:
     decoder = decoder_of()
     params = SamplingParams(max_tokens=12, temperature=0.0)
     completions = sampler_of(decoder).sample([request_of(text, params=params) for text in ("a", "hello")])
@@ -335,7 +335,7 @@ def test_logits_that_are_nan_are_told() -> None:
 # --------------------------------------------------------------------------------------------------------------- memory
 
 
-def test_a_cache_that_grows_changes_nothing(invariant: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_grows_changes_nothing(invariant: KernelStrategy, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = requests_of(1, SamplingParams(max_tokens=60))
     roomy = said(sampler_of(decoder_of(spread=4.0)).sample(requests))
     monkeypatch.setattr(batching, "TOKENS_AHEAD", 1)

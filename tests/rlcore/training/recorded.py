@@ -12,7 +12,7 @@ from rlcore.config import RunConfig, read_config
 from rlcore.entrypoint import train
 from rlcore.train_state import TrainState
 
-Leaf = tuple[int, str, str, int]
+RecordedValue = tuple[int, str, str, int]
 """(step, phase, name, occurrence)"""
 
 
@@ -20,7 +20,7 @@ Leaf = tuple[int, str, str, int]
 class Digests:
     """A recorder that keeps a digest of everything."""
 
-    leaves: dict[Leaf, str] = field(default_factory=dict)
+    leaves: dict[RecordedValue, str] = field(default_factory=dict)
     curve: dict[int, dict[str, float]] = field(default_factory=dict)
     step: int = -1
     stop_after: int | None = None
@@ -82,7 +82,7 @@ def trained(of: RunConfig, directory: Path, *, level: str = "invariant") -> Trai
     return train(of, level=level, directory=directory, recorder=Digests())
 
 
-def first_difference(one: Digests, other: Digests) -> Leaf | None:
+def first_difference(one: Digests, other: Digests) -> RecordedValue | None:
     """The first leaf that is not the same in both, of the steps that both have."""
     steps = {leaf[0] for leaf in one.leaves} & {leaf[0] for leaf in other.leaves}
     for mine, theirs in ((one, other), (other, one)):

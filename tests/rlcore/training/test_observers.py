@@ -22,7 +22,7 @@ from rlcore.checks.observers import (
 )
 from rlcore.config import LEVELS, RunConfig
 from rlcore.entrypoint import train
-from rlcore.errors import EngineError
+from rlcore.errors import RlcoreError
 from rlcore.models.decoder import Decoder
 from rlcore.observability.events import Event, StepBegins, StepEnds
 from rlcore.observability.observers import Observer, Observers, observed
@@ -141,7 +141,7 @@ def test_a_fault_is_seen_by_its_check_and_by_no_other(
     monkeypatch.setattr(*fault)
     before = torch.get_float32_matmul_precision()
     try:
-        with pytest.raises(EngineError, match=said):
+        with pytest.raises(RlcoreError, match=said):
             train(of, level="invariant", directory=tmp_path / "checked", recorder=NullRecorder())
         torch.set_float32_matmul_precision(before)
         others = tuple(build for build in CHECKS["invariant"] if not isinstance(build(), check))
@@ -151,7 +151,7 @@ def test_a_fault_is_seen_by_its_check_and_by_no_other(
         torch.set_float32_matmul_precision(before)
 
 
-class Told(Observer):
+class Message(Observer):
     """Keeps what it sees."""
 
     def __init__(self, name: str, seen: list[object]) -> None:
@@ -165,7 +165,7 @@ def test_events_reach_every_observer_in_order_and_a_stage_tells_what_it_returns(
     seen: list[object] = []
 
     class State:
-        observers = Observers(Told("one", seen), Observers(Told("two", seen)))
+        observers = Observers(Message("one", seen), Observers(Message("two", seen)))
 
     @observed
     def stage(state: State, step: int) -> Event | None:

@@ -10,10 +10,10 @@ from harness.recording.patches import Transplant
 from harness.recording.recorder import Recorder
 from harness.trace.curve_diff import common_points
 from harness.trace.reader import Trace
-from harness.trace.value_diff import compare_leaves
+from harness.trace.value_diff import compare_values
 from rlcore.config import RunConfig
 from rlcore.entrypoint import train
-from rlcore.errors import EngineError
+from rlcore.errors import RlcoreError
 from tests.rlcore.training.recorded import config
 from tests.support.recorded_steps import record
 from tests.support.run_configs import with_section
@@ -21,13 +21,13 @@ from tests.support.run_configs import with_section
 ROLLOUT = ("prompt_ids", "loss_mask", "tokens", "logprobs", "prompt_lengths", "lengths", "groups")
 
 
-def made(of: RunConfig, directory: Path, *watchers: RecorderCallback) -> Trace:
+def made(of: RunConfig, directory: Path, *callbacks: RecorderCallback) -> Trace:
     """The trace of a run."""
 
     def program(recorder: Recorder) -> None:
         train(of, level="invariant", directory=directory / "run", recorder=recorder)
 
-    return record(directory, program, *watchers)
+    return record(directory, program, *callbacks)
 
 
 def moved(name: str, tmp_path: Path, *, leaves: tuple[str, ...]) -> tuple[Trace, Trace, Trace]:
@@ -37,8 +37,8 @@ def moved(name: str, tmp_path: Path, *, leaves: tuple[str, ...]) -> tuple[Trace,
     traces = made(a, tmp_path / "a"), made(b, tmp_path / "b")
     taken = [["rollout", leaf] for leaf in leaves]
     report = str(tmp_path / "transplant.jsonl")
-    graft = Transplant(str(tmp_path / "b"), report, first=0, last=0, phases=["reward"], leaves=taken)
-    return *traces, made(a, tmp_path / "made", graft)
+    patch = Transplant(str(tmp_path / "b"), report, first=0, last=0, phases=["reward"], leaves=taken)
+    return *traces, made(a, tmp_path / "made", patch)
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
@@ -51,10 +51,10 @@ def test_as_rollouts_and_rewards_become_bs_so_do_curve_and_weights(name: str, tm
     assert apart["reward_mean"] != of_b["reward_mean"]
     ((_, own, _),) = common_points(found, b)
     assert own == of_b
-    assert compare_leaves(found.columns(0, 0).leaves(), b.columns(0, 0).leaves()).first is None
+    assert compare_values(found.columns(0, 0).leaves(), b.columns(0, 0).leaves()).first is None
 
 
 def test_without_the_lengths_a_pass_reads_as_far_as_as_own_completions_went(tmp_path: Path) -> None:
     """They decide how far a lane is read, and A's are shorter than what is put in."""
-    with pytest.raises(EngineError):
+    with pytest.raises(RlcoreError):
         moved("grpo", tmp_path, leaves=tuple(name for name in ROLLOUT if name != "lengths"))

@@ -12,16 +12,16 @@ import torch
 import rlcore.trainers.local as update_module
 from rlcore.controllers.setup import build_model
 from rlcore.models.decoder import Decoder
-from tests.rlcore.training.recorded import Digests, Leaf, config, first_difference, recorded
+from tests.rlcore.training.recorded import Digests, RecordedValue, config, first_difference, recorded
 from tests.support.run_configs import with_section
 
 SHORT = with_section(config(), "training", {"num_steps": 2})
 NUM_PARAMETERS = len(list(build_model(SHORT)[1].parameters()))
 DIGEST = "warm_start.gradient_digest"
-LEAVES = (("loss", "warm_start"), ("backward", DIGEST), ("optimizer", "warm_start.gradient_norm"))
+VALUES = (("loss", "warm_start"), ("backward", DIGEST), ("optimizer", "warm_start.gradient_norm"))
 
 
-def of_warm_start(found: Digests) -> list[Leaf]:
+def of_warm_start(found: Digests) -> list[RecordedValue]:
     return [leaf for leaf in found.leaves if leaf[2].startswith("warm_start")]
 
 
@@ -30,7 +30,7 @@ def test_each_supervised_step_is_told_before_the_first_rollout(tmp_path: Path) -
     told = of_warm_start(found)
     assert told == list(found.leaves)[: len(told)]
     assert told[0] == (0, "optimizer", "warm_start.weights_digest", 0)
-    assert told[1:] == [(0, *place, number) for number in range(6) for place in LEAVES]
+    assert told[1:] == [(0, *place, number) for number in range(6) for place in VALUES]
 
 
 def test_it_ends_where_the_warm_start_has_ended(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def in_supervised_step(number: int, name: str, changed: Any) -> Iterator[None]:
     ],
 )
 def test_a_fault_in_one_supervised_step_is_found_there(
-    tmp_path: Path, name: str, call: int, changed: Any, leaf: Leaf
+    tmp_path: Path, name: str, call: int, changed: Any, leaf: RecordedValue
 ) -> None:
     honest = recorded(SHORT, tmp_path / "honest")
     with in_supervised_step(call, name, changed):

@@ -14,11 +14,11 @@ def test_leaves_memory() -> None:
     if "NVML_STUB_FILE" not in os.environ:
         pytest.skip("no pretended driver: NVML_STUB_FILE is not set")
     file = Path(os.environ["NVML_STUB_FILE"])
-    card = os.environ["CUDA_VISIBLE_DEVICES"]
+    gpu = os.environ["CUDA_VISIBLE_DEVICES"]
     lines = []
     for line in file.read_text().splitlines():
         fields = line.split(" ")
-        if fields[:2] == ["card", card]:
+        if fields[:2] == ["card", gpu]:
             fields[4] = str(int(fields[4]) + LEFT_MB)
         lines.append(" ".join(fields) + "\n")
     new = file.with_name(f"{file.name}.{os.getpid()}")

@@ -96,7 +96,7 @@ class Card:
 class Machine:
     """All that the library shows."""
 
-    cards: list[Card] = field(default_factory=list)
+    gpus: list[Card] = field(default_factory=list)
     failures: list[tuple[str, int, int]] = field(default_factory=list)
     """NVML function, card (-1 for all), and the error code it then answers with."""
     driver: tuple[str, int] = ("570.86.15", 12080)
@@ -105,17 +105,17 @@ class Machine:
     def text(self) -> str:
         """The file's text, as stub.c describes it."""
         lines = [f"driver {self.driver[0]} {self.driver[1]}"]
-        for number, card in enumerate(self.cards):
-            major, minor = card.capability
-            numbers = f"{card.total_mb} {card.used_mb} {major} {minor} {card.compute_mode} {card.mig_mode}"
-            lines.append(f"card {card.uuid} {card.bus_id} {numbers} {card.model}")
-            lines += [f"process {number} -1 {p.pid} {p.used_mb} {p.kind}" for p in card.processes]
-            lines += [f"link {number} {link} 1 {peer}" for link, peer in enumerate(card.links)]
-            idle = range(len(card.links), len(card.links) + card.idle_links)
+        for number, gpu in enumerate(self.gpus):
+            major, minor = gpu.capability
+            numbers = f"{gpu.total_mb} {gpu.used_mb} {major} {minor} {gpu.compute_mode} {gpu.mig_mode}"
+            lines.append(f"card {gpu.uuid} {gpu.bus_id} {numbers} {gpu.model}")
+            lines += [f"process {number} -1 {p.pid} {p.used_mb} {p.kind}" for p in gpu.processes]
+            lines += [f"link {number} {link} 1 {peer}" for link, peer in enumerate(gpu.links)]
+            idle = range(len(gpu.links), len(gpu.links) + gpu.idle_links)
             lines += [f"link {number} {link} 0 -" for link in idle]
-            lines += [f"slow {number} {card.slow}"] if card.slow else []
-            lines += [f"numa {number} {card.numa_node}"] if card.numa_node is not None else []
-            for place, part in enumerate(card.instances):
+            lines += [f"slow {number} {gpu.slow}"] if gpu.slow else []
+            lines += [f"numa {number} {gpu.numa_node}"] if gpu.numa_node is not None else []
+            for place, part in enumerate(gpu.instances):
                 ids = f"{part.gpu_instance} {part.compute_instance}"
                 lines.append(f"mig {number} {part.uuid} {ids} {part.total_mb} {part.used_mb} {part.model}")
                 lines += [f"process {number} {place} {p.pid} {p.used_mb} {p.kind}" for p in part.processes]
@@ -129,9 +129,9 @@ class Machine:
         os.replace(new, file)
 
 
-def machine_of(*cards: Card, failures: Sequence[tuple[str, int, int]] = ()) -> Machine:
-    """A machine of `cards`, which become GPU-a, GPU-b… at bus ids 00000000:01:00.0, 00000000:02:00.0…"""
-    for number, card in enumerate(cards):
-        card.uuid = f"GPU-{chr(ord('a') + number)}"
-        card.bus_id = f"00000000:{number + 1:02X}:00.0"
-    return Machine(list(cards), list(failures))
+def machine_of(*gpus: Card, failures: Sequence[tuple[str, int, int]] = ()) -> Machine:
+    """A machine of `gpus`, which become GPU-a, GPU-b… at bus ids 00000000:01:00.0, 00000000:02:00.0…"""
+    for number, gpu in enumerate(gpus):
+        gpu.uuid = f"GPU-{chr(ord('a') + number)}"
+        gpu.bus_id = f"00000000:{number + 1:02X}:00.0"
+    return Machine(list(gpus), list(failures))

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from harness.machine.gpu_health import read_card_health
+from harness.machine.gpu_health import read_gpu_health
 from harness.machine.gpus import NvmlMeter, read_inventory
 from harness.machine.inventory import Inventory
 from harness.process.claims import Claims
@@ -28,7 +28,7 @@ def meter(call: str, argument: Any) -> Any:
         opened.close()
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {"inventory": inventory, "meter": meter, "health": read_card_health}
+FUNCTIONS: dict[str, Callable[..., Any]] = {"inventory": inventory, "meter": meter, "health": read_gpu_health}
 
 
 def main() -> None:

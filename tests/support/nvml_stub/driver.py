@@ -46,7 +46,7 @@ class Driver:
         assert isinstance(answer, Inventory)
         return answer
 
-    def read_card_health(self, machine: Machine) -> MachineHealth:
+    def read_gpu_health(self, machine: Machine) -> MachineHealth:
         """Shows `machine`; what `doctor` reads of it."""
         self.show(machine)
         answer = self._ask("health")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.lab.reproduce.debugger.walk import Mark, Visit
-from harness.trace.chain import Leaf
+from harness.trace.chain import RecordedValue
 from harness.trace.element_diff import ValueDifference
 
 
@@ -12,13 +12,13 @@ from harness.trace.element_diff import ValueDifference
 class Marked:
     """A leaf, and what it is to that of the recorded run, and of the run that it is compared with."""
 
-    leaf: Leaf
+    value: RecordedValue
     mark: Mark
     other: Mark | None
 
 
 @dataclass(frozen=True, slots=True)
-class Stood:
+class Paused:
     """Where the run stands now, and what it has recorded on the way there."""
 
     step: int
@@ -26,7 +26,7 @@ class Stood:
     """One of stepping_messages' words; empty where the process has ended."""
     phase: str
     """Of the leaf that comes next, where that is known."""
-    last: Leaf | None
+    last: RecordedValue | None
     """What was recorded last."""
     visits: tuple[tuple[Visit, tuple[Marked, ...]], ...]
     """Since the stop before."""
@@ -46,7 +46,7 @@ class Listed:
 class Shown:
     """A value, or a part of it."""
 
-    leaf: Leaf
+    value: RecordedValue
     part: str
     """The slice, as it was typed; empty for all of it."""
     shape: tuple[int, ...] | None
@@ -61,8 +61,8 @@ class Shown:
 class Compared:
     """A value here and in another run."""
 
-    leaf: Leaf
-    other: Leaf | None
+    value: RecordedValue
+    other: RecordedValue | None
     """None where the other run has none."""
     whose: str
     is_equal: bool
@@ -76,11 +76,11 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Message:
     """Lines that need no more telling; `is_refused` where the command could not be carried out."""
 
     lines: tuple[str, ...]
     is_refused: bool = False
 
 
-Answer = Stood | Listed | Shown | Compared | Told
+Answer = Paused | Listed | Shown | Compared | Message

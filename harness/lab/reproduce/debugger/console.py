@@ -11,18 +11,18 @@ from typing import Any
 from harness.core.errors import HarnessError, UsageError
 from harness.core.program_output import output_tail
 from harness.core.text import count
-from harness.lab.experiments.entry_call import read_refusal
+from harness.lab.experiments.entry_call import read_rejection
 from harness.lab.experiments.launcher import Launcher
 from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.recorded_run import RecordedRun
-from harness.lab.reproduce.debugger.answers import Answer, Compared, Listed, Marked, Shown, Stood, Told
-from harness.lab.reproduce.debugger.process import Gone, SteppedRun
+from harness.lab.reproduce.debugger.answers import Answer, Compared, Listed, Marked, Message, Paused, Shown
+from harness.lab.reproduce.debugger.process import ProcessGone, SteppedRun
 from harness.lab.reproduce.debugger.slices import Slice, part_bytes, ranges_of, shape_of, slices_text
-from harness.lab.reproduce.debugger.walk import Visit, Walk, by_key, first_other, names_of
+from harness.lab.reproduce.debugger.walk import StepProgress, Visit, by_key, first_other, names_of
 from harness.lab.reproduce.debugger.words import COMMANDS, Command, completed, did_you_mean
 from harness.recording.stepping_messages import BEGIN
 from harness.trace.attribution import TEXTS
-from harness.trace.chain import PHASES, Leaf, Scope
+from harness.trace.chain import PHASES, RecordedValue, Scope
 from harness.trace.element_diff import compare
 from harness.trace.reader import Trace, read_trace
 
@@ -30,7 +30,7 @@ SCOPES = (Scope.LOGICAL, Scope.PHYSICAL, Scope.SHARD)
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
+class StepDebugger:
     """The step that somebody stands in."""
 
     run: RecordedRun
@@ -49,31 +49,35 @@ class Inside:
         """With what values are compared."""
         return self.against or self.run
 
-    def leaves_of(self, run: RecordedRun) -> Sequence[Leaf]:
+    def recorded_values_of(self, run: RecordedRun) -> Sequence[RecordedValue]:
         """What a recorded run has of the step, as its rank 0 has it; nothing where it did not get there."""
         if not run.trace.logs(self.step):
             return ()
-        return [leaf for leaf in run.trace.columns(self.step, 0).leaves() if leaf.scope in SCOPES]
+        return [
+            recorded_value
+            for recorded_value in run.trace.columns(self.step, 0).values()
+            if recorded_value.scope in SCOPES
+        ]
 
 
 class Console:
     """Stands in a step. `say` is told what takes long."""
 
-    def __init__(self, inside: Inside, session: Launcher, say: Callable[[str], None]) -> None:
+    def __init__(self, inside: StepDebugger, session: Launcher, say: Callable[[str], None]) -> None:
         self._inside = inside
         self._session = session
         self._say = say
         self._process: SteppedRun | None = None
         self._other: SteppedRun | None = None
-        self._other_leaves: list[Leaf] = []
+        self._other_values: list[RecordedValue] = []
         self._breaks: dict[str, None] = {}
         self._num_started = 0
-        other = None if inside.against is None else by_key(inside.leaves_of(inside.against))
+        other = None if inside.against is None else by_key(inside.recorded_values_of(inside.against))
         self.is_going = False
         """Whether a command is being carried out."""
         self.is_pausing = False
         """Whether it was asked to stop."""
-        self.walk = Walk(inside.step, by_key(inside.leaves_of(inside.run)), other)
+        self.walk = StepProgress(inside.step, by_key(inside.recorded_values_of(inside.run)), other)
 
     @property
     def has_begun(self) -> bool:
@@ -83,7 +87,7 @@ class Console:
     async def begin(self) -> Answer:
         """Start the run, and go to the beginning of the step."""
         self._process, gone = await self._start(self._inside.run)
-        self.walk.take(gone.leaves, gone.stop)
+        self.walk.take(gone.values, gone.stop)
         return self._stood(gone, (*self._how_it_came(self._process), *self._how_it_ended(gone)))
 
     async def carry_out(self, command: Command) -> Answer:
@@ -92,7 +96,7 @@ class Console:
         try:
             return await self._carry_out(command)
         except HarnessError as error:
-            return Told(tuple(str(error).splitlines()), is_refused=True)
+            return Message(tuple(str(error).splitlines()), is_refused=True)
         finally:
             self.is_going = self.is_pausing = False
 
@@ -113,9 +117,9 @@ class Console:
             case "break" | "clear":
                 return self._break(command)
             case "where":
-                return self._stood(Gone((), None), ())
+                return self._stood(ProcessGone((), None), ())
         lines = [f"{f'{name} {usage}'.strip():<22}{does}" for name, (usage, does) in COMMANDS.items()]
-        return Told((*lines, "each may be cut to a beginning that no other has"))
+        return Message((*lines, "each may be cut to a beginning that no other has"))
 
     def pause(self) -> None:
         """Stop what goes on at the next value."""
@@ -131,7 +135,7 @@ class Console:
 
     # ------------------------------------------------------------------------------------------------------- going
 
-    async def _start(self, run: RecordedRun) -> tuple[SteppedRun, Gone]:
+    async def _start(self, run: RecordedRun) -> tuple[SteppedRun, ProcessGone]:
         """A fresh process that has come to the beginning of the step; UsageError where its entry refuses."""
         self._num_started += 1
         inside = self._inside
@@ -142,7 +146,7 @@ class Console:
         except BaseException:
             await process.end()
             raise
-        if refusal := read_refusal(process.directory):
+        if refusal := read_rejection(process.directory):
             raise refusal.error()
         return process, gone
 
@@ -176,15 +180,15 @@ class Console:
             )
         phases = [phase] if phase else []
         phases += [each for each in self._breaks if each in PHASES]
-        leaves = [each for each in self._breaks if each not in PHASES]
-        gone = await process.run_to(boundaries=boundaries, phases=phases, leaves=leaves)
-        self.walk.take(gone.leaves, gone.stop)
+        recorded_values = [each for each in self._breaks if each not in PHASES]
+        gone = await process.run_to(boundaries=boundaries, phases=phases, recorded_values=recorded_values)
+        self.walk.take(gone.values, gone.stop)
         return self._stood(gone, self._how_it_ended(gone))
 
     async def _back(self) -> Answer:
         if self.walk.why == BEGIN:
-            return Told((f"this is the beginning of step {self.walk.step} already: there is nothing to run again",))
-        position, before = self.walk.position_back(), list(self.walk.leaves)
+            return Message((f"this is the beginning of step {self.walk.step} already: there is nothing to run again",))
+        position, before = self.walk.position_back(), list(self.walk.values)
         if self._process is not None:
             await self._process.end()
         self._process = None
@@ -192,23 +196,23 @@ class Console:
         to = f"through its first {count(position, 'value')}" if position else "to its beginning"
         self._say(f"going back: step {self.walk.step} is run again, {to}")
         self._process, gone = await self._start(self._inside.run)
-        self.walk.leaves.clear()
-        self.walk.take(gone.leaves, gone.stop)
+        self.walk.values.clear()
+        self.walk.take(gone.values, gone.stop)
         if position and gone.stop is not None:
             gone = await self._process.run_to(position=position)
-            self.walk.take(gone.leaves, gone.stop)
-        leaves = self.walk.leaves
+            self.walk.take(gone.values, gone.stop)
+        recorded_values = self.walk.values
         if not position:  # nothing of the step has come out yet
-            return self._stood(Gone((), gone.stop), self._how_it_ended(gone))
-        if (leaf := first_other(before, leaves)) is not None:
-            proof = f"NOT the same again: {leaf.phase} {leaf.name} has other bits than before"
-        elif len(leaves) < position:
-            proof = f"NOT the same again: {count(len(leaves), 'value')} came out, {position:,} did before"
+            return self._stood(ProcessGone((), gone.stop), self._how_it_ended(gone))
+        if (recorded_value := first_other(before, recorded_values)) is not None:
+            proof = f"NOT the same again: {recorded_value.phase} {recorded_value.name} has other bits than before"
+        elif len(recorded_values) < position:
+            proof = f"NOT the same again: {count(len(recorded_values), 'value')} came out, {position:,} did before"
         else:
-            proof = f"{count(len(leaves), 'value')} came out again as before, every bit"
-        return self._stood(Gone((), gone.stop), (proof, *self._how_it_ended(gone)))
+            proof = f"{count(len(recorded_values), 'value')} came out again as before, every bit"
+        return self._stood(ProcessGone((), gone.stop), (proof, *self._how_it_ended(gone)))
 
-    def _how_it_ended(self, gone: Gone) -> tuple[str, ...]:
+    def _how_it_ended(self, gone: ProcessGone) -> tuple[str, ...]:
         """What is to be said of the end of the step, or of the process."""
         process = self._process
         assert process is not None
@@ -224,7 +228,7 @@ class Console:
             whose = "the recorded run has no" if recorded is None else "the disk did not take this"
             return (f"{whose} step {self.walk.step}: there is nothing to compare",)
         if made == recorded:
-            num_values = count(len(self.walk.leaves), "value")
+            num_values = count(len(self.walk.values), "value")
             return (f"its root is the recorded one, {made.hex()}: {num_values}, every bit",)
         return (f"its root is NOT the recorded one: {made.hex()}, recorded {recorded.hex()}",)
 
@@ -242,26 +246,36 @@ class Console:
 
     async def _show(self, command: Command) -> Answer:
         position = self.walk.find(command.argument)
-        leaf = self.walk.leaves[position]
-        ranges = _checked_ranges(leaf, command.slices)
+        recorded_value = self.walk.values[position]
+        ranges = _checked_ranges(recorded_value, command.slices)
         told = await self._living().show(position, ranges)
         if told is None:
             raise _has_ended()
-        shape = None if leaf.dtype in TEXTS else shape_of(command.slices, ranges)
-        return Shown(leaf, slices_text(command.slices), shape, told["range"], told["text"], told["is_as_recorded"])
+        shape = None if recorded_value.dtype in TEXTS else shape_of(command.slices, ranges)
+        return Shown(
+            recorded_value, slices_text(command.slices), shape, told["range"], told["text"], told["is_as_recorded"]
+        )
 
     async def _compare(self, command: Command) -> Answer:
         position = self.walk.find(command.argument)
-        leaf = self.walk.leaves[position]
-        ranges = _checked_ranges(leaf, command.slices)
-        other = by_key(self._inside.leaves_of(self._inside.other)).get((leaf.scope, leaf.key))
+        recorded_value = self.walk.values[position]
+        ranges = _checked_ranges(recorded_value, command.slices)
+        other = by_key(self._inside.recorded_values_of(self._inside.other)).get(
+            (recorded_value.scope, recorded_value.key)
+        )
         part = slices_text(command.slices)
-        compared = Compared(leaf, other, self._inside.whose, is_equal=leaf == other, part=part, ranges=ranges)
-        if other is None or leaf == other or (leaf.dtype, leaf.shape) != (other.dtype, other.shape):
+        compared = Compared(
+            recorded_value, other, self._inside.whose, is_equal=recorded_value == other, part=part, ranges=ranges
+        )
+        if (
+            other is None
+            or recorded_value == other
+            or (recorded_value.dtype, recorded_value.shape) != (other.dtype, other.shape)
+        ):
             return compared
-        if leaf.dtype in TEXTS:
+        if recorded_value.dtype in TEXTS:
             return replace(compared, why_unknown="texts have no elements; show shows this one")
-        mine, is_as_recorded = await self._living().value(position, leaf)
+        mine, is_as_recorded = await self._living().value(position, recorded_value)
         theirs = self._inside.other.trace.tensor(self.walk.step, 0, other)
         if theirs is None:
             theirs = await self._value_of_other(other)
@@ -270,27 +284,27 @@ class Console:
         if not is_as_recorded:
             return replace(compared, why_unknown="the program has written to it since: go back, and compare it there")
         if command.slices:
-            mine, theirs = (part_bytes(each, leaf.shape, ranges) for each in (mine, theirs))
-        return replace(compared, is_equal=mine == theirs, value=compare(leaf.dtype, mine, theirs))
+            mine, theirs = (part_bytes(each, recorded_value.shape, ranges) for each in (mine, theirs))
+        return replace(compared, is_equal=mine == theirs, value=compare(recorded_value.dtype, mine, theirs))
 
-    async def _value_of_other(self, leaf: Leaf) -> bytes | None:
+    async def _value_of_other(self, recorded_value: RecordedValue) -> bytes | None:
         """A value of the other run, which is run again for it to the end of the step; None where it is another one."""
         if self._other is None:
             self._say(f"{self._inside.whose} is run again, up to the end of step {self.walk.step}")
             self._other, gone = await self._start(self._inside.other)
             if gone.stop is not None:
                 gone = await self._other.run_to()
-            self._other_leaves = list(gone.leaves) if gone.stop is not None else []
-        if leaf not in self._other_leaves:
+            self._other_values = list(gone.values) if gone.stop is not None else []
+        if recorded_value not in self._other_values:
             return None
-        value, is_as_recorded = await self._other.value(self._other_leaves.index(leaf), leaf)
+        value, is_as_recorded = await self._other.value(self._other_values.index(recorded_value), recorded_value)
         return value if is_as_recorded else None
 
     def _list(self, word: str) -> Answer:
         phase = completed(word, PHASES, "phase") if word else ""
         found = [visit for visit in self.walk.visits() if phase in ("", visit.phase)]
         if not found:
-            return Told((f"nothing of {phase} was recorded so far" if phase else "nothing was recorded so far",))
+            return Message((f"nothing of {phase} was recorded so far" if phase else "nothing was recorded so far",))
         other = "" if self._inside.against is None else self._inside.whose
         return Listed(tuple((visit, self._marked(visit)) for visit in found), other)
 
@@ -300,7 +314,7 @@ class Console:
         elif command.argument:
             self._breaks[self._place(command.argument)] = None
         places = [f"where {each} begins" if each in PHASES else f"behind {each}" for each in self._breaks]
-        return Told((f"stops {', '.join(places)}" if places else "no breaks: continue goes to the end of the step",))
+        return Message((f"stops {', '.join(places)}" if places else "no breaks: continue goes to the end of the step",))
 
     def _place(self, word: str) -> str:
         """The phase or the value that somebody means; any word may be a value where nothing was recorded of the step.
@@ -318,14 +332,17 @@ class Console:
             remedy=did_you_mean(word, names) or "list shows the names",
         )
 
-    def _stood(self, gone: Gone, notes: Sequence[str]) -> Stood:
+    def _stood(self, gone: ProcessGone, notes: Sequence[str]) -> Paused:
         walk = self.walk
-        visits = tuple((visit, self._marked(visit)) for visit in walk.visits(gone.leaves)) if gone.leaves else ()
-        last = walk.leaves[-1] if walk.leaves else None
-        return Stood(walk.step, walk.why, walk.phase, last, visits, tuple(notes))
+        visits = tuple((visit, self._marked(visit)) for visit in walk.visits(gone.values)) if gone.values else ()
+        last = walk.values[-1] if walk.values else None
+        return Paused(walk.step, walk.why, walk.phase, last, visits, tuple(notes))
 
     def _marked(self, visit: Visit) -> tuple[Marked, ...]:
-        return tuple(Marked(leaf, self.walk.mark(leaf), self.walk.mark_of_other(leaf)) for leaf in visit.leaves)
+        return tuple(
+            Marked(recorded_value, self.walk.mark(recorded_value), self.walk.mark_of_other(recorded_value))
+            for recorded_value in visit.values
+        )
 
 
 def _has_ended() -> UsageError:
@@ -334,16 +351,16 @@ def _has_ended() -> UsageError:
     )
 
 
-def _checked_ranges(leaf: Leaf, slices: Sequence[Slice]) -> tuple[range, ...]:
+def _checked_ranges(recorded_value: RecordedValue, slices: Sequence[Slice]) -> tuple[range, ...]:
     """The indices of a part of a value; UsageError where it has none."""
-    if slices and (leaf.dtype in TEXTS or leaf.scope is Scope.SHARD):
-        kind = "a text" if leaf.dtype in TEXTS else "a part of a tensor"
+    if slices and (recorded_value.dtype in TEXTS or recorded_value.scope is Scope.SHARD):
+        kind = "a text" if recorded_value.dtype in TEXTS else "a part of a tensor"
         raise UsageError(
-            f"the slice {slices_text(slices)} of {leaf.name}, which is {kind}",
+            f"the slice {slices_text(slices)} of {recorded_value.name}, which is {kind}",
             legal="a slice of a tensor",
             remedy="leave the brackets out",
         )
-    return () if leaf.dtype in TEXTS else ranges_of(slices, leaf.shape)
+    return () if recorded_value.dtype in TEXTS else ranges_of(slices, recorded_value.shape)
 
 
 def _root(trace: Trace, step: int) -> bytes | None:

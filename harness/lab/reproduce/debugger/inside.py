@@ -4,12 +4,12 @@ from harness.core.errors import UsageError
 from harness.core.invocation import Invocation
 from harness.core.text import count, path_text
 from harness.lab.experiments.out_directory import out_directory
-from harness.lab.reproduce.debugger.console import Inside
+from harness.lab.reproduce.debugger.console import StepDebugger
 from harness.lab.reproduce.options import ReproduceOptions
 from harness.lab.reproduce.plan import REPRODUCTIONS, free_overrides, named_run
 
 
-def make_inside(invocation: Invocation, options: ReproduceOptions, run_id: str) -> Inside:
+def open_debugger(invocation: Invocation, options: ReproduceOptions, run_id: str) -> StepDebugger:
     """Return the step that was asked for, and make its directory; UsageError where nobody can stand in it."""
     assert options.step is not None
     step, other = options.step, options.against
@@ -31,4 +31,4 @@ def make_inside(invocation: Invocation, options: ReproduceOptions, run_id: str) 
         )
     overrides = free_overrides(run, options.overrides)
     out = out_directory(invocation.cwd, options.out, REPRODUCTIONS, run_id)
-    return Inside(run, step, out, against, overrides=overrides, **({"whose": other} if other else {}))
+    return StepDebugger(run, step, out, against, overrides=overrides, **({"whose": other} if other else {}))

@@ -18,18 +18,18 @@ from typing import Any, Self
 from harness.lab.experiments.launcher import Launcher
 from harness.lab.experiments.run import Run
 from harness.lab.experiments.run_spec import RunSpec
-from harness.recording.stepping_messages import ANSWERS, END, ORDERS, Stop, leaf_of
-from harness.trace.chain import Leaf
+from harness.recording.stepping_messages import ANSWERS, END, ORDERS, Stop, recorded_value_of
+from harness.trace.chain import RecordedValue
 from harness.trace.tensor_file import read_tensor
 
 STEPPING = "harness.recording.stepping:Stepping"
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class ProcessGone:
     """What was recorded on the way to a stop."""
 
-    leaves: tuple[Leaf, ...]
+    values: tuple[RecordedValue, ...]
     stop: Stop | None
     """Where it stands; None where the process has ended."""
 
@@ -64,14 +64,14 @@ class SteppedRun:
         for name in (ORDERS, ANSWERS):
             os.mkfifo(pipes / name, 0o600)
         fields = {"orders": str(pipes / ORDERS), "answers": str(pipes / ANSWERS), "step": step}
-        run_spec = replace(run_spec, watchers={STEPPING: fields})
+        run_spec = replace(run_spec, callbacks={STEPPING: fields})
         # The orders' pipe is opened for both directions: to write alone would want a reader, who is not there yet.
         orders = os.open(pipes / ORDERS, os.O_RDWR | os.O_CLOEXEC)
         answers = os.open(pipes / ANSWERS, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         task = asyncio.create_task(session.record(run_spec, parent, number))
         return cls(parent / f"run-{number}", task, orders, answers)
 
-    async def arrive(self) -> Gone:
+    async def arrive(self) -> ProcessGone:
         """Wait for the first stop, before the step."""
         return await self._gone()
 
@@ -80,11 +80,11 @@ class SteppedRun:
         *,
         boundaries: bool = False,
         phases: Iterable[str] = (),
-        leaves: Iterable[str] = (),
+        values: Iterable[str] = (),
         position: int | None = None,
-    ) -> Gone:
+    ) -> ProcessGone:
         """Go on to the next place of these, at most to the end of the step."""
-        places = {"phases": list(phases), "leaves": list(leaves), "position": position}
+        places = {"phases": list(phases), "leaves": list(values), "position": position}
         self._order({"do": "run", "boundaries": boundaries, **places})
         return await self._gone()
 
@@ -94,13 +94,13 @@ class SteppedRun:
         self._order({"do": "show", "leaf": position, "indices": indices})
         return await self._message()
 
-    async def value(self, position: int, leaf: Leaf) -> tuple[bytes | None, bool]:
+    async def value(self, position: int, value: RecordedValue) -> tuple[bytes | None, bool]:
         """(the bytes of a value, whether they are still those that were recorded); None for what is no tensor."""
         self._num_saved += 1
         path = self.directory / f"asked-{self._num_saved}.safetensors"
         self._order({"do": "save", "leaf": position, "path": str(path)})
         message = await self._message()
-        return read_tensor(path, leaf), bool(message and message["is_as_recorded"])
+        return read_tensor(path, value), bool(message and message["is_as_recorded"])
 
     def pause(self) -> None:
         """Have it stop at the next value."""
@@ -115,20 +115,20 @@ class SteppedRun:
         await asyncio.gather(self._task, return_exceptions=True)
         self._close()
 
-    async def _gone(self) -> Gone:
-        leaves: list[Leaf] = []
+    async def _gone(self) -> ProcessGone:
+        values: list[RecordedValue] = []
         while (message := await self._message()) is not None:
             if message["e"] == "passed":
                 self.passed.append(message["step"])
             elif message["e"] == "leaf":
-                leaves.append(leaf_of(message["leaf"]))
+                values.append(recorded_value_of(message["leaf"]))
             elif message["e"] == "stopped":
                 self._why, self.has_arrived = message["why"], True
-                return Gone(tuple(leaves), Stop(message["why"], message["phase"]))
+                return ProcessGone(tuple(values), Stop(message["why"], message["phase"]))
         self._why = ""
         self.run = self._task.result()
         self._close()
-        return Gone(tuple(leaves), None)
+        return ProcessGone(tuple(values), None)
 
     async def _message(self) -> dict[str, Any] | None:
         """The next thing that the process says; None once it has ended and said everything."""

@@ -8,7 +8,7 @@ from enum import StrEnum
 from harness.core.errors import UsageError
 from harness.lab.reproduce.debugger.words import did_you_mean
 from harness.recording.stepping_messages import BEGIN, END, Stop
-from harness.trace.chain import Key, Leaf, Scope
+from harness.trace.chain import Key, RecordedValue, Scope
 
 _OCCURRENCE = re.compile(r"(.+)#(\d+)")
 
@@ -31,27 +31,27 @@ class Visit:
     """0 for the first time that this phase was there in the step."""
     begin: int
     """The position of its first leaf."""
-    leaves: tuple[Leaf, ...]
+    values: tuple[RecordedValue, ...]
 
 
 @dataclass(slots=True)
-class Walk:
+class StepProgress:
     """The way through one step so far."""
 
     step: int
-    recorded: Mapping[tuple[Scope, Key], Leaf]
+    recorded: Mapping[tuple[Scope, Key], RecordedValue]
     """What the recorded run has of this step; nothing where it did not get there."""
-    other: Mapping[tuple[Scope, Key], Leaf] | None = None
+    other: Mapping[tuple[Scope, Key], RecordedValue] | None = None
     """What the run has that it is compared with, where that is another one."""
-    leaves: list[Leaf] = field(default_factory=list)
+    values: list[RecordedValue] = field(default_factory=list)
     why: str = BEGIN
     """Why it stands; empty once the process has ended."""
     phase: str = ""
     """Of the leaf that comes next, where that is known."""
 
-    def take(self, leaves: Sequence[Leaf], stop: Stop | None) -> None:
+    def take(self, values: Sequence[RecordedValue], stop: Stop | None) -> None:
         """Go on to a stop, past new leaves; to None where the process has ended."""
-        self.leaves += leaves
+        self.values += values
         self.why, self.phase = ("", "") if stop is None else (stop.why, stop.phase)
 
     @property
@@ -59,14 +59,14 @@ class Walk:
         """Whether everything of the step was recorded."""
         return self.why == END
 
-    def visits(self, leaves: Sequence[Leaf] | None = None) -> list[Visit]:
+    def visits(self, values: Sequence[RecordedValue] | None = None) -> list[Visit]:
         """The phases as they came, of all leaves or of some at the end of them."""
-        found: list[tuple[str, int, list[Leaf]]] = []
-        for at, leaf in enumerate(self.leaves):
-            if not found or found[-1][0] != leaf.phase:
-                found.append((leaf.phase, at, []))
-            found[-1][2].append(leaf)
-        first = len(self.leaves) - len(self.leaves if leaves is None else leaves)
+        found: list[tuple[str, int, list[RecordedValue]]] = []
+        for at, value in enumerate(self.values):
+            if not found or found[-1][0] != value.phase:
+                found.append((value.phase, at, []))
+            found[-1][2].append(value)
+        first = len(self.values) - len(self.values if values is None else values)
         counts: dict[str, int] = {}
         visits = []
         for phase, begin, own in found:
@@ -79,13 +79,13 @@ class Walk:
         """How many leaves were recorded where the phase of the last one began."""
         return max((visit.begin for visit in self.visits()), default=0)
 
-    def mark(self, leaf: Leaf) -> Mark:
+    def mark(self, value: RecordedValue) -> Mark:
         """What a leaf is to that of the recorded run."""
-        return _mark(leaf, self.recorded)
+        return _mark(value, self.recorded)
 
-    def mark_of_other(self, leaf: Leaf) -> Mark | None:
+    def mark_of_other(self, value: RecordedValue) -> Mark | None:
         """What it is to that of the run it is compared with; None without one."""
-        return None if self.other is None else _mark(leaf, self.other)
+        return None if self.other is None else _mark(value, self.other)
 
     def find(self, text: str) -> int:
         """The position of the leaf that a person calls so: NAME, PHASE/NAME, either with #OCCURRENCE.
@@ -96,10 +96,10 @@ class Walk:
         name, occurrence = (match[1], int(match[2])) if match else (text, None)
         found = [
             at
-            for at, leaf in enumerate(self.leaves)
-            if name in (leaf.name, f"{leaf.phase}/{leaf.name}") and occurrence in (None, leaf.occurrence)
+            for at, value in enumerate(self.values)
+            if name in (value.name, f"{value.phase}/{value.name}") and occurrence in (None, value.occurrence)
         ]
-        keys = {self.leaves[at].key[:2] for at in found}
+        keys = {self.values[at].key[:2] for at in found}
         if len(keys) > 1:
             names = ", ".join(f"{phase}/{each}" for phase, each in sorted(keys))
             raise UsageError(f"{text!r} is the name of several values", legal=names, remedy="type its phase before it")
@@ -107,26 +107,26 @@ class Walk:
             raise UsageError(
                 f"nothing called {text!r} was recorded so far",
                 legal="the names that list shows",
-                remedy=did_you_mean(name, names_of(self.leaves)) or "next, or continue, goes on to what comes later",
+                remedy=did_you_mean(name, names_of(self.values)) or "next, or continue, goes on to what comes later",
             )
         return found[-1]
 
 
-def names_of(leaves: Iterable[Leaf]) -> list[str]:
+def names_of(values: Iterable[RecordedValue]) -> list[str]:
     """What values may be called, without and with their phase."""
-    return [name for leaf in leaves for name in (leaf.name, f"{leaf.phase}/{leaf.name}")]
+    return [name for value in values for name in (value.name, f"{value.phase}/{value.name}")]
 
 
-def by_key(leaves: Sequence[Leaf]) -> dict[tuple[Scope, Key], Leaf]:
+def by_key(values: Sequence[RecordedValue]) -> dict[tuple[Scope, Key], RecordedValue]:
     """Leaves as they are found again."""
-    return {(leaf.scope, leaf.key): leaf for leaf in leaves}
+    return {(value.scope, value.key): value for value in values}
 
 
-def first_other(before: Sequence[Leaf], again: Sequence[Leaf]) -> Leaf | None:
+def first_other(before: Sequence[RecordedValue], again: Sequence[RecordedValue]) -> RecordedValue | None:
     """The first leaf that did not come out again as before; None where all did."""
-    return next((leaf for leaf, other in zip(before, again, strict=False) if leaf != other), None)
+    return next((value for value, other in zip(before, again, strict=False) if value != other), None)
 
 
-def _mark(leaf: Leaf, others: Mapping[tuple[Scope, Key], Leaf]) -> Mark:
-    other = others.get((leaf.scope, leaf.key))
-    return Mark.ABSENT if other is None else Mark.EQUAL if other == leaf else Mark.DIFFERENT
+def _mark(value: RecordedValue, others: Mapping[tuple[Scope, Key], RecordedValue]) -> Mark:
+    other = others.get((value.scope, value.key))
+    return Mark.ABSENT if other is None else Mark.EQUAL if other == value else Mark.DIFFERENT

@@ -60,7 +60,7 @@ def position_off_after_preemption(probe: Probe) -> Iterator[None]:
 
     def further(decoder: Decoder, tokens: Tensor, cache: KeyValueCache, at: CachePositions) -> Tensor:
         for batch in at_work:
-            began_again = torch.tensor([[int(bool(draft.tokens))] for draft in batch._rows.drafts])
+            began_again = torch.tensor([[int(bool(running.tokens))] for running in batch._rows.running_sequences])
             probe.reached(has_effect=bool(began_again.any()))
             at = replace(at, positions=at.positions + began_again)
         return read(decoder, tokens, cache, at)
@@ -147,7 +147,7 @@ def goes_on_after_its_end(probe: Probe) -> Iterator[None]:
 
     def by_length(rows: Rows, first: int) -> list[int]:
         ended = at_an_end(rows, first)
-        found = [row for row in ended if rows._places[row].ends_at <= rows.clock]
+        found = [row for row in ended if rows._slots[row].ends_at <= rows.clock]
         probe.reached(has_effect=found != ended)
         return found
 
@@ -161,7 +161,7 @@ def cut_a_token_early(probe: Probe) -> Iterator[None]:
 
     def early(rows: Rows, first: int) -> list[int]:
         ended = at_an_end(rows, first)
-        found = {row for row in range(first, len(rows)) if rows._places[row].ends_at - 1 <= rows.clock}
+        found = {row for row in range(first, len(rows)) if rows._slots[row].ends_at - 1 <= rows.clock}
         probe.reached(has_effect=not found <= {*ended})
         return sorted(found | {*ended})
 

@@ -28,9 +28,9 @@ class _AsTheyCome(TreeSum):
 
 
 def _summed_by(probe: Probe, tree: type[TreeSum]) -> Iterator[None]:
-    def made(num_leaves: int) -> TreeSum:
+    def made(num_values: int) -> TreeSum:
         probe.reached(has_effect=probe.step is not None)
-        return tree(num_leaves)
+        return tree(num_values)
 
     with replaced(TREE, made):
         yield

@@ -60,8 +60,8 @@ def noise_begins_again(probe: Probe) -> Iterator[None]:
 
     def since_admission(rows: Rows, first: int) -> Tensor:
         found = states(rows, first)
-        for row, draft in enumerate(rows.drafts[first:], first):
-            num_before = len(draft.tokens)
+        for row, running in enumerate(rows.running_sequences[first:], first):
+            num_before = len(running.tokens)
             probe.reached(has_effect=num_before > 0)
             if num_before:
                 found[row - first] = rows._states[row, int(rows._counts[row]) - num_before]

@@ -10,9 +10,9 @@ import torch
 from rlcore.determinism import at_level
 from rlcore.errors import InvalidValueError, LevelError
 from rlcore.models.config import DecoderConfig
-from rlcore.numerics.certificate import Certificate
 from rlcore.numerics.compiled import layers, operations
 from rlcore.numerics.exact import Exact
+from rlcore.numerics.invariance_report import InvarianceReport
 from rlcore.numerics.level import computing, is_compiled
 from rlcore.numerics.probe import certify, check_threads
 
@@ -27,8 +27,8 @@ def compiled() -> Iterator[None]:
         yield
 
 
-def looked_at() -> Certificate:
-    return certify(shapes=[(16, 32)], heads=[(2, 1, 16)], layers=[(32, 20)], length=64, recipes=[Exact()])
+def looked_at() -> InvarianceReport:
+    return certify(shapes=[(16, 32)], heads=[(2, 1, 16)], layers=[(32, 20)], length=64, strategies=[Exact()])
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,10 @@ def test_other_types_and_devices_are_refused(dtype: torch.dtype, device: str, to
 
 
 def test_the_certificate_says_whose_kernels_it_is_for() -> None:
-    with at_level("invariant", CONFIG, length=64, kernels="compiled") as certificate:
-        assert is_compiled() and certificate is not None
-        assert certificate.kernels == "compiled"
-        assert certificate.lines()[0].startswith("compiled kernels for float32 on cpu")
+    with at_level("invariant", CONFIG, length=64, kernels="compiled") as invariance_report:
+        assert is_compiled() and invariance_report is not None
+        assert invariance_report.kernels == "compiled"
+        assert invariance_report.lines()[0].startswith("compiled kernels for float32 on cpu")
     assert not is_compiled()
     plain = looked_at()
     assert plain.kernels == "torch" and "compiled" not in plain.lines()[0]
@@ -72,7 +72,7 @@ def test_a_level_without_certificate_computes_with_them_too() -> None:
 
 def test_kernels_as_they_are_hold(compiled: None) -> None:
     found = looked_at()
-    assert [m.operation for m in found.measurements if m.recipe == "exact" and m.held] == [
+    assert [m.operation for m in found.measurements if m.strategy == "exact" and m.held] == [
         "linear",
         "attention",
         "rows",

@@ -165,7 +165,7 @@ def test_nothing_beside_what_a_layer_makes_is_written(sizes: LayerSizes, monkeyp
 # -------------------------------------------------------------------------------------------------------- who sees them
 
 
-class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Observation(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lists operations by name."""
 
     def __init__(self) -> None:
@@ -227,7 +227,7 @@ USES = {
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_who_watches_operations_sees_them_and_changes_no_bit(use: Use) -> None:
     unseen = use.compute()
-    with Seen() as seen:
+    with Observation() as seen:
         found = use.compute()
     assert [name for name in seen.names if name.startswith("rlcore.")] == list(use.names)
     assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(found, unseen, strict=True))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.errors import EngineError, InvalidValueError, KernelError, ShapeError
+from rlcore.errors import InvalidValueError, KernelError, RlcoreError, ShapeError
 from rlcore.numerics.compiled import layers, operations
 from rlcore.numerics.compiled.differentiable import attend
 from tests.rlcore.numerics.compiled.calls import (
@@ -36,7 +36,7 @@ from tests.rlcore.numerics.compiled.heads_drawn import NUM_POSITIONS, drawn
 
 pytestmark = pytest.mark.needs_compiler
 
-REFUSED: dict[str, tuple[type[EngineError], Callable[[], object]]] = {
+REFUSED: dict[str, tuple[type[RlcoreError], Callable[[], object]]] = {
     "norm of fp64": (ShapeError, lambda: operations.rms_norm(X.double(), WEIGHT, 1e-6)),
     "norm by bf16": (ShapeError, lambda: operations.rms_norm(X, WEIGHT.bfloat16(), 1e-6)),
     "norm of what lies apart": (ShapeError, lambda: operations.rms_norm(apart(X), WEIGHT, 1e-6)),
@@ -166,7 +166,7 @@ REFUSED |= {
 
 
 @pytest.mark.parametrize(("error", "call"), REFUSED.values(), ids=REFUSED)
-def test_what_does_not_fit_is_refused(error: type[EngineError], call: Callable[[], object]) -> None:
+def test_what_does_not_fit_is_refused(error: type[RlcoreError], call: Callable[[], object]) -> None:
     with pytest.raises(error) as caught:
         call()
     assert type(caught.value) is error and caught.value.what

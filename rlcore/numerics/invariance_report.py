@@ -10,7 +10,7 @@ import torch
 
 from rlcore.errors import LevelError
 from rlcore.numerics.attention import attention, visible
-from rlcore.numerics.level import Recipe, check_arithmetic, following
+from rlcore.numerics.level import KernelStrategy, check_arithmetic, following
 from rlcore.numerics.linear import linear
 
 
@@ -19,7 +19,7 @@ class Measurement:
     """One operation under one recipe: how often its bits were not those of the row alone."""
 
     operation: str
-    recipe: str
+    strategy: str
     """"off" is torch's own operation, looked at so that it is seen what the recipe is for."""
     num_cases: int
     """Comparisons: a number of rows, or a position, at a place in the batch and a number of threads."""
@@ -36,14 +36,14 @@ class Measurement:
 
     def __str__(self) -> str:
         told = "holds" if self.held else f"{self.num_different} differ, first {self.first}"
-        return f"{self.operation} {self.recipe}: {self.num_cases} cases, {told} ({self.duration_s * 1e3:.0f} ms)"
+        return f"{self.operation} {self.strategy}: {self.num_cases} cases, {told} ({self.duration_s * 1e3:.0f} ms)"
 
 
 @dataclass(frozen=True, slots=True)
-class Certificate:
+class InvarianceReport:
     """The cheapest recipe that holds for one type on one device of this machine, and the measurements behind it."""
 
-    recipe: Recipe
+    strategy: KernelStrategy
     dtype: torch.dtype
     device: str
     length: int
@@ -61,7 +61,7 @@ class Certificate:
     def lines(self) -> list[str]:
         """For people: the choice, then each measurement."""
         dtype = str(self.dtype).removeprefix("torch.")
-        name = "compiled kernels" if self.kernels == "compiled" else self.recipe.name
+        name = "compiled kernels" if self.kernels == "compiled" else self.strategy.name
         head = f"{name} for {dtype} on {self.device}, up to {self.length} positions"
         return [
             f"{head}, {self.duration_s:.1f} s; {self.machine}",
@@ -72,29 +72,29 @@ class Certificate:
 def machine() -> str:
     """What a certificate is good for: another of any of these may choose other kernels."""
     isa = torch.backends.cpu.get_cpu_capability()
-    card = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"torch {torch.__version__}, {platform.machine()} {isa}{card}, {os.cpu_count()} cores"
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"torch {torch.__version__}, {platform.machine()} {isa}{gpu}, {os.cpu_count()} cores"
 
 
 @contextmanager
-def invariant(certificate: Certificate) -> Iterator[None]:
+def invariant(invariance_report: InvarianceReport) -> Iterator[None]:
     """Level invariant for what this context computes; undone however it ends.
 
     Entering and leaving compare bits that differ where the recipe is not at work. Raises LevelError where they do.
     """
-    with following(certificate.recipe, longest=certificate.length):
-        check_effect(certificate)
+    with following(invariance_report.strategy, longest=invariance_report.length):
+        check_effect(invariance_report)
         yield
-        check_effect(certificate)
+        check_effect(invariance_report)
 
 
-def check_effect(certificate: Certificate) -> None:
+def check_effect(invariance_report: InvarianceReport) -> None:
     """See that rows keep their bits now, in this process; a few milliseconds. Raises LevelError."""
     check_arithmetic()
     with torch.no_grad():
         generator = torch.Generator().manual_seed(1)
         x, weight, q = (
-            torch.randn(shape, generator=generator).to(certificate.device, certificate.dtype)
+            torch.randn(shape, generator=generator).to(invariance_report.device, invariance_report.dtype)
             for shape in ((64, 96), (96, 96), (2, 1, 48, 32))
         )
         batch = linear(x, weight)
