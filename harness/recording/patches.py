@@ -29,8 +29,8 @@ OPERATION = "operation"
 class Transplant(RecorderCallback):
     """Puts leaves of a donor's trace into this run, in the steps `first` to `last`.
 
-    All of these phases, and `recorded_values`, each [phase, name] or [phase, name, occurrence]. What cannot be put as a whole
-    ends the run: half of a transplant would show nothing.
+    All of these phases, and `values`, each [phase, name] or [phase, name, occurrence]. A patch that cannot be put as a
+    whole ends the run: half of a transplant would show nothing.
     """
 
     def __init__(

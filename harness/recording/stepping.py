@@ -53,7 +53,7 @@ class Until:
 class Held:
     """A recorded value that can be asked for."""
 
-    value: RecordedValue
+    recorded: RecordedValue
     value: Any
     """A tensor of our own, or the program's where `is_copy` is not so; else whatever was recorded."""
     is_copy: bool
@@ -61,7 +61,7 @@ class Held:
     @property
     def is_as_recorded(self) -> bool:
         """Whether it still is what was recorded."""
-        return self.is_copy or digest_tensor(self.value).digest == self.value.digest
+        return self.is_copy or digest_tensor(self.value).digest == self.recorded.digest
 
 
 class Stepping(RecorderCallback):
@@ -142,7 +142,7 @@ class Stepping(RecorderCallback):
 
     def _save(self, held: Held, path: Path) -> dict[str, Any]:
         if isinstance(held.value, torch.Tensor):
-            write_tensors(path, [(held.value, bytes(tensor_bytes(held.value)))])
+            write_tensors(path, [(held.recorded, bytes(tensor_bytes(held.value)))])
         return {"e": "saved", "is_as_recorded": held.is_as_recorded}
 
     def _was_paused(self) -> bool:
@@ -183,7 +183,7 @@ def described(held: Held, indices: Sequence[Sequence[int]]) -> dict[str, Any]:
         return told | {"range": {}, "text": _cut(repr(held.value))}
     ranges = [range(*each) for each in indices]
     part = held.value.detach()[tuple(slice(*each) for each in indices)]
-    return told | {"range": value_range(part), "text": _cut(elements_text(held.value.dtype, part, ranges))}
+    return told | {"range": value_range(part), "text": _cut(elements_text(held.recorded.dtype, part, ranges))}
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,8 @@ BAD, GOOD = "1;31", "32"
 
 def prompt_text(walk: StepProgress) -> str:
     """Where somebody stands: (step 7, before reward) ."""
-    return f"(step {walk.step}, {_where(walk.why, walk.phase, walk.recorded_values[-1] if walk.recorded_values else None)}) "
+    last = walk.values[-1] if walk.values else None
+    return f"(step {walk.step}, {_where(walk.why, walk.phase, last)}) "
 
 
 def _where(why: str, phase: str, last: RecordedValue | None) -> str:
@@ -117,7 +118,7 @@ def _listed_value(marked: Marked, colour: bool, width: int) -> str:
     marks = marked.mark.value + (f" {marked.other.value}" if marked.other is not None else "")
     if colour and not _is_alike(marked):
         marks = f"\x1b[{BAD}m{marks}\x1b[0m"
-    return f"  {marks}  {_name(marked.leaf):<{width}}  {_kind(marked.recorded_value)}"
+    return f"  {marks}  {_name(marked.value):<{width}}  {_kind(marked.value)}"
 
 
 def _name(recorded_value: RecordedValue) -> str:
@@ -130,7 +131,8 @@ def _kind(recorded_value: RecordedValue) -> str:
 
 def _shown(shown: Shown) -> Iterator[str]:
     part = f" [{', '.join(map(str, shown.shape))}]" if shown.part and shown.shape is not None else ""
-    yield f"{shown.recorded_value.phase} {_name(shown.recorded_value)}  {_kind(shown.recorded_value)}{_part(shown.part)}{part}"
+    value = shown.value
+    yield f"{value.phase} {_name(value)}  {_kind(value)}{_part(shown.part)}{part}"
     if shown.range:
         told = [f"{name} {shown.range[name]:.9g}" for name in ("min", "max", "mean") if name in shown.range]
         told += [f"{count(shown.range[name], word, word)}" for name, word in (("nan", "NaN"), ("inf", "infinite"))]
@@ -141,16 +143,17 @@ def _shown(shown: Shown) -> Iterator[str]:
 
 
 def _compared(compared: Compared) -> Iterator[str]:
-    recorded_value, other = compared.value, compared.other
-    yield f"{recorded_value.phase} {_name(recorded_value)}  {_kind(recorded_value)}{_part(compared.part)}, beside that of {one_line(compared.whose)}"
+    value, other = compared.value, compared.other
+    whose = one_line(compared.whose)
+    yield f"{value.phase} {_name(value)}  {_kind(value)}{_part(compared.part)}, beside that of {whose}"
     if compared.is_equal:
         yield "  equal, every bit"
     elif other is None:
         yield "  it has no such value"
-    elif (recorded_value.dtype, recorded_value.shape) != (other.dtype, other.shape):
-        yield f"  here {_kind(recorded_value)}, there {_kind(other)}"
-    elif compared.value is not None:
-        yield from _difference(compared.value, compared)
+    elif (value.dtype, value.shape) != (other.dtype, other.shape):
+        yield f"  here {_kind(value)}, there {_kind(other)}"
+    elif compared.difference is not None:
+        yield from _difference(compared.difference, compared)
     else:
         yield f"  DIFFERENT; by how much is not known: {one_line(compared.why_unknown)}"
 
@@ -190,7 +193,8 @@ def answer_json(answer: Answer) -> dict[str, Any]:
             shape = None if answer.shape is None else list(answer.shape)
             return told | _value_json(answer.value) | fields | {"shape": shape, "is_as_recorded": answer.is_as_recorded}
         case Compared():
-            value = answer.value and {**asdict(answer.value), "max_abs": str(answer.value.max_abs)}
+            found = answer.difference
+            value = found and {**asdict(found), "max_abs": str(found.max_abs)}
             fields = {"whose": answer.whose, "part": answer.part, "is_equal": answer.is_equal, "value": value}
             return told | _value_json(answer.value) | fields | {"why_unknown": answer.why_unknown}
         case Message():

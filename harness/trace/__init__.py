@@ -16,8 +16,8 @@ from harness.trace.writer import TraceWriter, close_log, write_manifest
 __all__ = [
     "Fingerprint",
     "Float",
-    "RecordedValue",
     "Manifest",
+    "RecordedValue",
     "Scope",
     "Trace",
     "TraceWriter",

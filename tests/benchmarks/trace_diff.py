@@ -24,6 +24,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from xxhash import VERSION, xxh3_128_digest
@@ -66,9 +67,8 @@ def write(directory: Path, num_steps: int, num_values: int, salt: Callable[[bool
     took_s = 0.0
     with TraceWriter(directory, Manifest(), say=print) as writer:
         for step in range(num_steps):
-            recorded_values = recorded_values_of(
-                num_values, step, lambda last, step=step: salt(step == num_steps - 1, last)
-            )  # type: ignore[misc]
+            is_last = step == num_steps - 1
+            recorded_values = recorded_values_of(num_values, step, partial(salt, is_last))
             began_s = time.monotonic()
             writer.append(step, recorded_values)
             took_s += time.monotonic() - began_s

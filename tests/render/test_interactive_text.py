@@ -93,17 +93,19 @@ def test_two_values_are_told_apart_by_element() -> None:
     small = HEAD._replace(shape=(2,))
     other = small._replace(digest=bytes(16))
     whole = (range(2),)
-    assert said(Compared(small, other, "gb", is_equal=False, ranges=whole, value=value))[1:] == [
+    assert said(Compared(small, other, "gb", is_equal=False, ranges=whole, difference=value))[1:] == [
         "  DIFFERENT in 1 of 2 elements, by at most 1 ulp (1.4e-45)",
         "  the first, [1]: here 0.0, there 1.4013e-45",
     ]
     behind = replace(Compared(small, other, "gb", is_equal=False, part="[:, 4:]"), ranges=(range(1), range(4, 6)))
-    assert said(replace(behind, value=value)) == [
+    assert said(replace(behind, difference=value)) == [
         "backward head  f32 [2] [:, 4:], beside that of gb",
         "  DIFFERENT in 1 of 2 elements, by at most 1 ulp (1.4e-45)",
         "  the first, [0, 5]: here 0.0, there 1.4013e-45",
     ]
-    bytewise = Compared(small, other, "gb", is_equal=False, ranges=whole, value=compare("own", bytes(8), b"\x01" * 8))
+    bytewise = Compared(
+        small, other, "gb", is_equal=False, ranges=whole, difference=compare("own", bytes(8), b"\x01" * 8)
+    )
     assert said(bytewise)[2].startswith("  the first, 0: here "), "of bytes nobody knows to which element they belong"
     assert said(Compared(small, small, "gb", is_equal=True))[1:] == ["  equal, every bit"]
     assert said(Compared(small, None, "gb", is_equal=False))[1:] == ["  it has no such value"]

@@ -130,10 +130,8 @@ def _roots_of_step(trace: Trace, step: int) -> dict[str, str | None]:
 
 
 def _told(rank: int, recorded_value: RecordedValue, value: bytes) -> bytes:
-    return (
-        f"{rank} {recorded_value.phase} {recorded_value.name} {recorded_value.occurrence} {recorded_value.dtype} {recorded_value.shape} ".encode()
-        + value
-    )
+    of = recorded_value
+    return f"{rank} {of.phase} {of.name} {of.occurrence} {of.dtype} {of.shape} ".encode() + value
 
 
 def _signs(recorded_value: RecordedValue, data: bytes | None) -> bytes | None:

@@ -195,7 +195,7 @@ def steps_from(trace: Trace, first: int, directory: Path) -> Path:
     with TraceWriter(directory / "later", begun, say=lambda line: None) as writer:
         for step in trace.steps:
             if step >= first:
-                writer.append(step, trace.columns(step, 0).leaves())
+                writer.append(step, trace.columns(step, 0).values())
     return directory / "later"
 
 

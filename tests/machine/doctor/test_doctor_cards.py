@@ -36,7 +36,7 @@ def health(*gpus: GpuHealth, cuda: tuple[int, int] | None = (12, 8)) -> MachineH
     return MachineHealth("570.86.15", cuda, gpus)
 
 
-def gpu(number: int = 0, **given: object) -> GpuHealth:
+def health_of(number: int = 0, **given: object) -> GpuHealth:
     return GpuHealth(number, f"GPU-{number}", **{"model": H200, "capability": (9, 0), **given})  # type: ignore[arg-type]
 
 
@@ -48,7 +48,7 @@ def gpu(index: int = 0) -> Gpu:
 
 
 def test_a_driver_that_answers_is_fine() -> None:
-    (finding,) = sound(check_driver(health(gpu()), has_device_file=True))
+    (finding,) = sound(check_driver(health(health_of()), has_device_file=True))
     assert finding.measured == "NVIDIA 570.86.15, serves CUDA up to 12.8"
 
 
@@ -70,7 +70,7 @@ def test_a_driver_that_does_not_answer_breaks() -> None:
 
 
 def test_free_cards_are_fine_and_no_cards_are_nothing() -> None:
-    (finding,) = sound(check_gpus(health(gpu(0), gpu(1)), Inventory((gpu(0), gpu(1)))))
+    (finding,) = sound(check_gpus(health(health_of(0), health_of(1)), Inventory((gpu(0), gpu(1)))))
     assert (finding.check, finding.measured) == ("cards", "2 x NVIDIA H200 141 GB, free")
     assert check_gpus(health(), Inventory(note="no NVIDIA driver here: 0 GPUs")) == []
 
@@ -87,11 +87,14 @@ def test_free_cards_are_fine_and_no_cards_are_nothing() -> None:
 )
 def test_a_card_that_is_left_out(reason: str, severity: str) -> None:
     inventory = Inventory((gpu(0),), (LeftOut("GPU-1", 1, H200, reason),))
-    assert severities(check_gpus(health(gpu(0), gpu(1)), inventory)) == {"card 1": severity, "cards": "fine"}
+    assert severities(check_gpus(health(health_of(0), health_of(1)), inventory)) == {
+        "card 1": severity,
+        "cards": "fine",
+    }
 
 
 def test_a_slow_card() -> None:
-    findings = sound(check_gpus(health(gpu(0, slowdowns=("too hot",))), Inventory((gpu(),))))
+    findings = sound(check_gpus(health(health_of(0, slowdowns=("too hot",))), Inventory((gpu(),))))
     assert [finding.measured for finding in findings] == [
         "NVIDIA H200: its clocks are lowered (too hot)",
         "1 x NVIDIA H200 141 GB, free",
@@ -100,27 +103,30 @@ def test_a_slow_card() -> None:
 
 def test_hidden_cards_are_said() -> None:
     note = "CUDA_VISIBLE_DEVICES='': no card is visible"
-    assert severities(check_gpus(health(gpu()), Inventory(note=note))) == {"CUDA_VISIBLE_DEVICES": "warning"}
+    assert severities(check_gpus(health(health_of()), Inventory(note=note))) == {"CUDA_VISIBLE_DEVICES": "warning"}
 
 
 # ---- links ----
 
 
 def test_links_that_are_up_or_absent_everywhere_are_fine() -> None:
-    up = [gpu(number, num_links=18, num_active_links=18) for number in range(8)]
+    up = [health_of(number, num_links=18, num_active_links=18) for number in range(8)]
     (finding,) = sound(check_links(up))
     assert finding.measured == "8 x 18 links active"
-    without_bridges = [gpu(number, num_links=12) for number in range(2)]
+    without_bridges = [health_of(number, num_links=12) for number in range(2)]
     assert severities(check_links(without_bridges)) == {"NVLink": "fine"}
-    assert check_links([gpu()]) == []
+    assert check_links([health_of()]) == []
 
 
 def test_a_card_with_fewer_links_than_its_sisters() -> None:
-    gpus = [gpu(number, num_links=18, num_active_links=18 - 6 * (number == 2)) for number in range(4)]
+    gpus = [health_of(number, num_links=18, num_active_links=18 - 6 * (number == 2)) for number in range(4)]
     (finding,) = sound(check_links(gpus))
     assert finding.check == "NVLink of card 2"
     assert finding.measured == "12 of 18 links are active; others of its model have 18"
-    mixed = [gpu(0, num_links=18, num_active_links=18), gpu(1, num_links=4, num_active_links=4, model="NVIDIA A30")]
+    mixed = [
+        health_of(0, num_links=18, num_active_links=18),
+        health_of(1, num_links=4, num_active_links=4, model="NVIDIA A30"),
+    ]
     assert severities(check_links(mixed)) == {"NVLink": "fine"}
 
 
@@ -130,7 +136,7 @@ CUDA_TORCH = Torch("2.11.0+cu128", "12.8", is_available=True, archs=("sm_80", "s
 
 
 def torch_findings(torch: Torch, capability: tuple[int, int] = (9, 0), num_usable: int = 1) -> list[Finding]:
-    return sound(check_torch(torch, health(gpu(capability=capability)), num_usable=num_usable))
+    return sound(check_torch(torch, health(health_of(capability=capability)), num_usable=num_usable))
 
 
 def test_a_torch_that_finds_the_cards() -> None:

@@ -37,7 +37,7 @@ def moved(name: str, tmp_path: Path, *, leaves: tuple[str, ...]) -> tuple[Trace,
     traces = made(a, tmp_path / "a"), made(b, tmp_path / "b")
     taken = [["rollout", leaf] for leaf in leaves]
     report = str(tmp_path / "transplant.jsonl")
-    patch = Transplant(str(tmp_path / "b"), report, first=0, last=0, phases=["reward"], leaves=taken)
+    patch = Transplant(str(tmp_path / "b"), report, first=0, last=0, phases=["reward"], values=taken)
     return *traces, made(a, tmp_path / "made", patch)
 
 
@@ -51,7 +51,7 @@ def test_as_rollouts_and_rewards_become_bs_so_do_curve_and_weights(name: str, tm
     assert apart["reward_mean"] != of_b["reward_mean"]
     ((_, own, _),) = common_points(found, b)
     assert own == of_b
-    assert compare_values(found.columns(0, 0).leaves(), b.columns(0, 0).leaves()).first is None
+    assert compare_values(found.columns(0, 0).values(), b.columns(0, 0).values()).first is None
 
 
 def test_without_the_lengths_a_pass_reads_as_far_as_as_own_completions_went(tmp_path: Path) -> None:

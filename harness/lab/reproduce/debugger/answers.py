@@ -70,7 +70,7 @@ class Compared:
     """The slice, as it was typed; empty for all of it."""
     ranges: tuple[range, ...] = ()
     """The indices of the part in each dimension; of all of it all, of a text none."""
-    value: ValueDifference | None = None
+    difference: ValueDifference | None = None
     why_unknown: str = ""
     """Why the elements are not known, where the digests differ."""
 

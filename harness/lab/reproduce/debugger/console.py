@@ -181,7 +181,7 @@ class Console:
         phases = [phase] if phase else []
         phases += [each for each in self._breaks if each in PHASES]
         recorded_values = [each for each in self._breaks if each not in PHASES]
-        gone = await process.run_to(boundaries=boundaries, phases=phases, recorded_values=recorded_values)
+        gone = await process.run_to(boundaries=boundaries, phases=phases, values=recorded_values)
         self.walk.take(gone.values, gone.stop)
         return self._stood(gone, self._how_it_ended(gone))
 
@@ -285,7 +285,7 @@ class Console:
             return replace(compared, why_unknown="the program has written to it since: go back, and compare it there")
         if command.slices:
             mine, theirs = (part_bytes(each, recorded_value.shape, ranges) for each in (mine, theirs))
-        return replace(compared, is_equal=mine == theirs, value=compare(recorded_value.dtype, mine, theirs))
+        return replace(compared, is_equal=mine == theirs, difference=compare(recorded_value.dtype, mine, theirs))
 
     async def _value_of_other(self, recorded_value: RecordedValue) -> bytes | None:
         """A value of the other run, which is run again for it to the end of the step; None where it is another one."""
