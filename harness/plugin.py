@@ -143,7 +143,7 @@ def need_of_mark(args: Sequence[object], kwargs: Mapping[str, object]) -> NeedJs
         raise MarkError(f"memory_gb {memory_gb!r}; legal: a number of GB, 0 or more")
     model = given.pop("model", None)
     if model is not None and (not isinstance(model, str) or not model.strip()):
-        raise MarkError(f"model {model!r}; legal: a part of the card's name, such as 'H100'")
+        raise MarkError(f"model {model!r}; legal: a part of the GPU's name, such as 'H100'")
     exclusive = given.pop("exclusive", False)
     if not isinstance(exclusive, bool):
         raise MarkError(f"exclusive {exclusive!r}; legal: True or False")
@@ -232,14 +232,14 @@ def held_port() -> Iterator[int]:
 
 
 def visible_gpu_ids(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The cards CUDA would show, as CUDA_VISIBLE_DEVICES names them; where it is absent, every card of nvidia-smi."""
+    """The GPUs CUDA would show, as CUDA_VISIBLE_DEVICES names them; where it is absent, every GPU of nvidia-smi."""
     given = environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         ends = ("", "-1", "NoDevFiles")
         return tuple(takewhile(lambda gpu: gpu not in ends, map(str.strip, given.split(","))))
     try:
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False)
-    except FileNotFoundError:  # no driver, no card
+    except FileNotFoundError:  # no driver, no GPU
         return ()
     return tuple(re.findall(r"^GPU \d+: .*\(UUID: (GPU-[^)]+)\)", done.stdout, re.MULTILINE))
 
@@ -253,7 +253,7 @@ def free_port() -> Iterator[int]:
 
 @pytest.fixture
 def gpu_ids(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """The cards the test may use; the first n where it is marked `gpus(n)`.
+    """The GPUs the test may use; the first n where it is marked `gpus(n)`.
 
     Where fewer are there the test is skipped, saying so; in `rlharness run`, whose lease should hold them, it fails.
     """

@@ -26,7 +26,7 @@ from tests.support.misbehaving.expected import (
     TIMEOUT_S,
     Expected,
 )
-from tests.support.nvml_stub.build import Card, Machine, build, compiler, stub_env
+from tests.support.nvml_stub.build import Machine, StubGpu, build, compiler, stub_env
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "support" / "misbehaving"
@@ -100,14 +100,14 @@ def tmpdir_root() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def card_run(tmp_path_factory: pytest.TempPathFactory, tmpdir_root: Path) -> Iterator[Run]:
-    """On a pretended driver's only card; it waits twenty seconds for the card's memory."""
+    """On a pretended driver's only GPU; it waits twenty seconds for the GPU's memory."""
     if compiler() is None:
         pytest.skip("no C compiler here: the pretended NVIDIA driver cannot be built")
     driver = tmp_path_factory.mktemp("driver")
-    Machine([Card(uuid=CARD)]).write(driver / "machine.txt")
+    Machine([StubGpu(uuid=CARD)]).write(driver / "machine.txt")
     env = stub_env(build(driver), driver / "machine.txt", os.environ)
     visible = {"CUDA_VISIBLE_DEVICES": "0"}
-    directory = tmp_path_factory.mktemp("card")
+    directory = tmp_path_factory.mktemp("GPU")
     run = start(directory, tmpdir_root, EXPECTED_WITH_A_DRIVER, "--gpus", "auto", **env, **visible)
     yield run
     run.process.kill()

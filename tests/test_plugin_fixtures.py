@@ -146,4 +146,4 @@ def test_a_lease_that_is_too_small_is_a_failure(pytester: pytest.Pytester, monke
 def test_the_fixtures_are_listed_with_what_they_are(pytester: pytest.Pytester) -> None:
     text = run(pytester, "--fixtures").stdout.str()
     assert "A TCP port for the test's own server" in text
-    assert "The cards the test may use" in text
+    assert "The GPUs the test may use" in text

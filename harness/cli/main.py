@@ -25,7 +25,7 @@ from harness.render.console import say
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="rlharness")
 def cli() -> None:
-    """Pack GPU tests onto free cards, run each file as its own process tree, end it for certain, lose nothing."""
+    """Pack GPU tests onto free GPUs, run each file as its own process tree, end it for certain, lose nothing."""
 
 
 for room in (testing, recording, finding):

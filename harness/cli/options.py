@@ -46,11 +46,11 @@ SHARED_OPTIONS: Options = (
         "--gpus",
         default="auto",
         metavar="auto|none|N|0,2,GPU-uuid|sim:N",
-        help="Cards to use: every free one, none, a number, a list, or pretended ones.  [default: auto]",
+        help="GPUs to use: every free one, none, a number, a list, or pretended ones.  [default: auto]",
     ),
     click.option("--cpu-units", type=click.IntRange(1), help="Files without GPU needs run at once.  [default: cores]"),
     click.option("--needs", "needs_file", type=SomePath(path_type=Path), help="TOML file of globs and their needs."),
-    click.option("--mix-models/--no-mix-models", default=None, help="Allow cards of different models in one lease."),
+    click.option("--mix-models/--no-mix-models", default=None, help="Allow GPUs of different models in one lease."),
     click.option(
         "--collect-timeout",
         type=Seconds(0, min_open=True),

@@ -26,7 +26,7 @@ from harness.core.invocation import Invocation
 @click.option(
     "--device-ids",
     type=click.Choice(["uuid", "number"]),
-    help="How CUDA_VISIBLE_DEVICES names leased cards; vLLM wants numbers.  [default: uuid]",
+    help="How CUDA_VISIBLE_DEVICES names leased GPUs; vLLM wants numbers.  [default: uuid]",
 )
 @click.option("--keep-tmp", is_flag=True, help="Keep the temporary directories of files that failed.")
 @click.option("--plain", is_flag=True, help="Lines instead of the live display.")

@@ -90,8 +90,8 @@ class NeedEntry:
     """The keys of one entry of the table of needs."""
 
     gpus: CountOrZero | None = None
-    memory_gb: Annotated[float, Ge(0), "GB per card, 0 or more"] = 0.0
-    model: Annotated[str, MinLen(1), "a part of the card's name, such as 'H100'"] | None = None
+    memory_gb: Annotated[float, Ge(0), "GB per GPU, 0 or more"] = 0.0
+    model: Annotated[str, MinLen(1), "a part of the GPU's name, such as 'H100'"] | None = None
     min_capability: Capability | None = None
     exclusive: Flag = False
     timeout_s: Seconds | None = None
@@ -215,7 +215,7 @@ def _rule(glob: str, entry: Any, where: str) -> NeedRule:
     of_gpus = checked.memory_gb or checked.model or checked.min_capability
     if of_gpus and not checked.gpus:
         raise UsageError(
-            f"{where} asks for a kind of card, and for none of them",
+            f"{where} asks for a kind of GPU, and for none of them",
             legal="gpus = 1 or more where memory-gb, model or min-capability is given",
             remedy="add gpus = 1",
         )

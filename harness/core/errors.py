@@ -2,7 +2,7 @@
 
 HarnessError            base of all: says the value, what is legal, and the remedy
 ├── UsageError          a command line or configuration value (also a ValueError)
-├── InventoryError      the machine's cards cannot be read as asked (also a LookupError)
+├── InventoryError      the machine's GPUs cannot be read as asked (also a LookupError)
 ├── CollectionError     the suite as a whole could not be collected; a failure of the tests, as that of one file is
 ├── NetworkError        hosts that shall work together do not reach each other
 ├── HistoryError        the duration history cannot be used (a run goes on without it)
@@ -46,7 +46,7 @@ class UsageError(HarnessError, ValueError):
 
 
 class InventoryError(HarnessError, LookupError):
-    """Cards were asked for by name that this process may not use, or that do not exist."""
+    """GPUs were asked for by name that this process may not use, or that do not exist."""
 
 
 class CollectionError(HarnessError):

@@ -9,11 +9,11 @@ class Need:
     """What one unit asks of the machine: the maximum over its tests."""
 
     gpus: int = 0
-    """Number of cards, leased together."""
+    """Number of GPUs, leased together."""
     memory_gb: float = 0.0
-    """Memory each of these cards must have, in GB (10**9 bytes); 0 for any."""
+    """Memory each of these GPUs must have, in GB (10**9 bytes); 0 for any."""
     model: str | None = None
-    """Text the card's model name must contain, case ignored ("H100"); None for any."""
+    """Text the GPU's model name must contain, case ignored ("H100"); None for any."""
     min_capability: tuple[int, int] | None = None
     """Lowest CUDA compute capability, (9, 0) for Hopper; None for any."""
     exclusive: bool = False

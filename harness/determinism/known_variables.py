@@ -95,7 +95,7 @@ def _workspace(environ: Mapping[str, str]) -> Sequence[Finding]:
             name,
             Severity.WARNING,
             f"{name}={value}",
-            breaks="torch.use_deterministic_algorithms(True) refuses matrix products on a card",
+            breaks="torch.use_deterministic_algorithms(True) refuses matrix products on a GPU",
             remedy=f"export {name}={WORKSPACES[0]}",
             exports=((name, WORKSPACES[0]),),
         )

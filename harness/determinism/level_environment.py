@@ -94,7 +94,7 @@ SETTINGS = (
         "Tree",
     ),
     Setting("NCCL_PROTO", "Simple", "the same", "(?i)simple|ll|ll128", "LL or LL128"),
-    Setting("NCCL_NVLS_ENABLE", "0", "sums are made by the cards, not in the switch, in the order of arrival"),
+    Setting("NCCL_NVLS_ENABLE", "0", "sums are made by the GPUs, not in the switch, in the order of arrival"),
     Setting("NCCL_COLLNET_ENABLE", "0", "the same, for switches of InfiniBand"),
     Setting("HCCL_DETERMINISTIC", "true", "the same, on Ascend", "(?i)true|strict", "strict"),
     Setting("FLASH_ATTENTION_DETERMINISTIC", "1", "FlashAttention's backward adds with atomics otherwise"),

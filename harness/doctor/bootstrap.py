@@ -59,7 +59,7 @@ class Bootstrap:
 
     num_ranks: int
     backend: str
-    """"gloo" or "nccl"; NCCL takes card n for rank n."""
+    """"gloo" or "nccl"; NCCL takes GPU n for rank n."""
     environ: Mapping[str, str]
     """Of this process: what a training started here would inherit."""
     supervisor: Supervisor

@@ -4,7 +4,7 @@ from harness.doctor import containers, directories, environment, gpus, network, 
 from harness.doctor.examination import Check
 
 CHECKS = (
-    Check("cards", gpus.inspect_gpus, gpus.READ_S + gpus.IMPORT_S + 5),
+    Check("GPUs", gpus.inspect_gpus, gpus.READ_S + gpus.IMPORT_S + 5),
     Check("network", network.inspect_network, 10, is_timed=True),
     Check("TMPDIR", directories.inspect_tmpdir, directories.TRIAL_S + 5 * directories.SURVEY_S, is_timed=True),
     Check("socket paths", directories.inspect_socket_paths, 5),

@@ -111,7 +111,7 @@ async def diagnose(options: DoctorOptions, invocation: Invocation) -> tuple[Find
 
 
 async def _walk_layers(invocation: Invocation, num_ranks: int, backend: str) -> tuple[Finding, ...]:
-    """The layers of a bootstrap of `num_ranks` ranks, in their own order; InventoryError for NCCL on too few cards."""
+    """The layers of a bootstrap of `num_ranks` ranks, in their own order; InventoryError for NCCL on too few GPUs."""
     if backend == "nccl":
         await check_gpus_for(num_ranks, invocation.environ)
     with supervised_scratch(probe_backends(), invocation) as (supervisors, scratch):

@@ -90,7 +90,7 @@ def walk_rank(report: Report, rank: int, world: int, *, backend: str, address: s
 
     host, _, port = address.rpartition(":")
     if backend == "nccl" and torch.cuda.device_count() < world:
-        raise ValueError(f"NCCL wants a card per rank: {world} ranks, and torch sees {torch.cuda.device_count()}")
+        raise ValueError(f"NCCL wants a GPU per rank: {world} ranks, and torch sees {torch.cuda.device_count()}")
     layers = ["store", "gloo", *(["nccl"] if backend == "nccl" else []), "collective"]
     wait_for_the_others(meeting, rank, world)
     report.write("collected", need={"gpus": 0}, nodeids=layers)  # torch is there: its import is no layer's time

@@ -1,4 +1,4 @@
-"""Cards: free, busy or slow; their NVLinks; the driver against what torch was built for."""
+"""GPUs: free, busy or slow; their NVLinks; the driver against what torch was built for."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from harness.machine.inventory import Inventory, LeftOut
 from harness.process.daemon_thread import in_daemon_thread
 
 READ_S = 40.0
-"""Eight cards without persistence mode take up to 30 s to wake."""
+"""Eight GPUs without persistence mode take up to 30 s to wake."""
 IMPORT_S = 60.0
 """torch's import from a cold network file system."""
 MIG = "MIG-"
@@ -35,15 +35,15 @@ class Torch:
     """CUDA it was built for, "12.8"; empty for a build without."""
     hip: str = ""
     is_available: bool | None = None
-    """Whether it finds a card; None where it was not asked."""
+    """Whether it finds a GPU; None where it was not asked."""
     archs: tuple[str, ...] = ()
-    """Kinds of cards it has kernels for, "sm_90" or, to be compiled, "compute_90"."""
+    """Kinds of GPUs it has kernels for, "sm_90" or, to be compiled, "compute_90"."""
     problem: str = ""
     """Why there is no whole answer; empty where there is one."""
 
 
 async def inspect_gpus(host: Host) -> Sequence[Finding]:
-    """The driver and the cards; torch is asked to use them where there are any."""
+    """The driver and the GPUs; torch is asked to use them where there are any."""
 
     def read() -> tuple[MachineHealth, Inventory]:
         return read_gpu_health(), read_inventory("auto", host.environ)
@@ -62,14 +62,14 @@ async def inspect_gpus(host: Host) -> Sequence[Finding]:
 
 
 async def check_gpus_for(num_ranks: int, environ: Mapping[str, str]) -> None:
-    """InventoryError where `environ` does not leave a card to each of `num_ranks` ranks of NCCL; one in use counts."""
+    """InventoryError where `environ` does not leave a GPU to each of `num_ranks` ranks of NCCL; one in use counts."""
     try:
         inventory = await in_daemon_thread(lambda: read_inventory("auto", environ), limit_s=READ_S)
     except TimeoutError:
         raise InventoryError(
             f"--backend nccl: the NVIDIA driver did not answer within {READ_S:g} s",
-            legal="cards whose driver answers",
-            remedy="rlharness doctor looks at the driver; --backend gloo walks the layers that need no card",
+            legal="GPUs whose driver answers",
+            remedy="rlharness doctor looks at the driver; --backend gloo walks the layers that need no GPU",
         ) from None
     gpu_ids = [gpu.gpu_id for gpu in inventory.gpus] + [gpu.gpu_id for gpu in inventory.left_out]
     whole = [gpu_id for gpu_id in gpu_ids if not gpu_id.startswith(MIG)]
@@ -79,9 +79,9 @@ async def check_gpus_for(num_ranks: int, environ: Mapping[str, str]) -> None:
         told += ["of MIG instances a process sees one"] if len(whole) < len(gpu_ids) else []
         why = f" ({'; '.join(told)})" if told else ""
         raise InventoryError(
-            f"--distributed {num_ranks} --backend nccl: {num_gpus} of {num_ranks} cards are visible{why}",
-            legal="a card for each rank",
-            remedy="--backend gloo walks the layers that need no card",
+            f"--distributed {num_ranks} --backend nccl: {num_gpus} of {num_ranks} GPUs are visible{why}",
+            legal="a GPU for each rank",
+            remedy="--backend gloo walks the layers that need no GPU",
         )
 
 
@@ -110,23 +110,23 @@ def check_driver(health: MachineHealth, *, has_device_file: bool) -> list[Findin
         cuda = f", serves CUDA up to {_version(health.cuda)}" if health.cuda else ""
         return [Finding("driver", Severity.FINE, f"NVIDIA {health.driver or 'of unknown version'}{cuda}")]
     if not health.has_driver and not has_device_file and "does not answer" not in health.problem:
-        return [Finding("driver", Severity.FINE, f"{health.problem}: 0 cards")]
+        return [Finding("driver", Severity.FINE, f"{health.problem}: 0 GPUs")]
     remedy = "nvidia-smi says more; after an update of the driver: reboot, or reload its modules"
     if has_device_file and "no NVIDIA driver" in health.problem:
         measured = f"{DEVICE_FILE} is there, and libnvidia-ml.so.1 is not"
         remedy = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-        return [Finding("driver", Severity.BROKEN, measured, "rlharness and nvidia-smi see no card", remedy)]
-    return [Finding("driver", Severity.BROKEN, health.problem, "no card can be used", remedy)]
+        return [Finding("driver", Severity.BROKEN, measured, "rlharness and nvidia-smi see no GPU", remedy)]
+    return [Finding("driver", Severity.BROKEN, health.problem, "no GPU can be used", remedy)]
 
 
 def check_gpus(health: MachineHealth, inventory: Inventory) -> list[Finding]:
-    """Each card that is not free and well; one finding for the others. Nothing where there are no cards."""
+    """Each GPU that is not free and well; one finding for the others. Nothing where there are no GPUs."""
     findings = [_left_out(gpu) for gpu in inventory.left_out]
     for gpu in health.gpus:
         if gpu.slowdowns:
             findings.append(
                 Finding(
-                    f"card {gpu.number}",
+                    f"GPU {gpu.number}",
                     Severity.WARNING,
                     f"{gpu.model}: its clocks are lowered ({', '.join(gpu.slowdowns)})",
                     breaks="tests on it take longer than their history says, and may time out",
@@ -135,18 +135,16 @@ def check_gpus(health: MachineHealth, inventory: Inventory) -> list[Finding]:
             )
     if inventory.note and health.gpus:
         hidden = not inventory.gpus and not inventory.left_out
-        breaks = (
-            "rlharness run --gpus auto finds no card" if hidden else "a test may get another card than it was meant"
-        )
+        breaks = "rlharness run --gpus auto finds no GPU" if hidden else "a test may get another GPU than it was meant"
         remedy = "unset CUDA_VISIBLE_DEVICES, or list UUIDs (nvidia-smi -L)"
         findings.append(Finding("CUDA_VISIBLE_DEVICES", Severity.WARNING, inventory.note, breaks, remedy))
     if inventory.gpus:
-        findings.append(Finding("cards", Severity.FINE, f"{inventory.describe()}, free"))
+        findings.append(Finding("GPUs", Severity.FINE, f"{inventory.describe()}, free"))
     return findings
 
 
 def check_links(gpus: Sequence[GpuHealth]) -> list[Finding]:
-    """NVLinks that are down on some of the cards of one model: all of them down is a machine without bridges."""
+    """NVLinks that are down on some of the GPUs of one model: all of them down is a machine without bridges."""
     findings = []
     linked = [gpu for gpu in gpus if gpu.num_links]
     for gpu in linked:
@@ -154,22 +152,22 @@ def check_links(gpus: Sequence[GpuHealth]) -> list[Finding]:
         if gpu.num_active_links < most:
             findings.append(
                 Finding(
-                    f"NVLink of card {gpu.number}",
+                    f"NVLink of GPU {gpu.number}",
                     Severity.WARNING,
                     f"{gpu.num_active_links} of {gpu.num_links} links are active; others of its model have {most}",
                     breaks="transfers to and from it are slower, or go over PCIe: collectives wait for it",
-                    remedy=f"nvidia-smi nvlink -s -i {gpu.number}; reseat its bridge, or reset the card",
+                    remedy=f"nvidia-smi nvlink -s -i {gpu.number}; reseat its bridge, or reset the GPU",
                 )
             )
     counts = Counter(gpu.num_active_links for gpu in linked)
     if findings or not linked:
         return findings
     told = ", ".join(f"{number} x {active} links" for active, number in counts.items() if active)
-    return [Finding("NVLink", Severity.FINE, f"{told} active" if told else "not in use: cards talk over PCIe")]
+    return [Finding("NVLink", Severity.FINE, f"{told} active" if told else "not in use: GPUs talk over PCIe")]
 
 
 def check_torch(torch: Torch, health: MachineHealth, *, num_usable: int) -> list[Finding]:
-    """Whether this environment's torch can use the cards."""
+    """Whether this environment's torch can use the GPUs."""
     if torch.problem and not torch.version:
         return [_torch_fails(torch.problem)]
     if not torch.version:
@@ -182,27 +180,27 @@ def check_torch(torch: Torch, health: MachineHealth, *, num_usable: int) -> list
         return [Finding("torch", Severity.FINE, measured)]
     if not torch.cuda:
         remedy = "pip install --force-reinstall torch, from an index that has builds for CUDA"
-        breaks = "every test that wants a card"
-        return [Finding("torch", Severity.BROKEN, f"{measured}; {num_usable} cards are free", breaks, remedy)]
+        breaks = "every test that wants a GPU"
+        return [Finding("torch", Severity.BROKEN, f"{measured}; {num_usable} GPUs are free", breaks, remedy)]
     served = f"the driver serves CUDA up to {_version(health.cuda)}" if health.cuda else "the driver says no CUDA"
     if not torch.is_available:
-        breaks = "torch finds no card: every test that wants one"
+        breaks = "torch finds no GPU: every test that wants one"
         remedy = f"update the driver, or install a torch built for CUDA {_version(health.cuda)} or older"
         return [Finding("torch", Severity.BROKEN, f"{measured}; {served}", breaks, remedy)]
     lacking = sorted({gpu.capability for gpu in health.gpus if not _has_kernels(torch.archs, gpu.capability)})
     if lacking:
         kinds = ", ".join(f"{major}.{minor}" for major, minor in lacking)
         measured = f"{measured}; it has kernels for {' '.join(torch.archs)}, and none for compute capability {kinds}"
-        breaks = "the first kernel on such a card: 'no kernel image is available'"
-        return [Finding("torch", Severity.BROKEN, measured, breaks, "install a torch built for that card")]
-    return [Finding("torch", Severity.FINE, f"{measured}, finds the cards; {served}")]
+        breaks = "the first kernel on such a GPU: 'no kernel image is available'"
+        return [Finding("torch", Severity.BROKEN, measured, breaks, "install a torch built for that GPU")]
+    return [Finding("torch", Severity.FINE, f"{measured}, finds the GPUs; {served}")]
 
 
 def _has_kernels(archs: Sequence[str], capability: tuple[int, int]) -> bool:
-    """Whether a card can run code made for one of `archs` (CUDA C++ Programming Guide, "Binary Compatibility").
+    """Whether a GPU can run code made for one of `archs` (CUDA C++ Programming Guide, "Binary Compatibility").
 
     Binary code runs on its own major version and any minor from its own on, compiled code ("compute_") on anything
-    newer; code with a letter ("sm_90a") on that very card only. An unknown capability, or no list, is no objection.
+    newer; code with a letter ("sm_90a") on that very GPU only. An unknown capability, or no list, is no objection.
     """
     if capability == (0, 0) or not archs:
         return True
@@ -222,7 +220,7 @@ def _left_out(gpu: LeftOut) -> Finding:
     is_lost = any(words in gpu.reason for words in ("cannot be read", "compute mode", "no instance"))
     named = gpu.gpu_id or str(gpu.index)
     return Finding(
-        f"card {gpu.index}",
+        f"GPU {gpu.index}",
         Severity.BROKEN if is_lost else Severity.WARNING,
         f"{gpu.model}: {gpu.reason}" if gpu.model else gpu.reason,
         breaks="rlharness run leaves it out; what takes it by its number fails or runs out of memory",
@@ -235,8 +233,8 @@ def _driver_hangs() -> Finding:
         "driver",
         Severity.BROKEN,
         f"it did not answer within {READ_S:g} s",
-        breaks="whatever touches a card hangs, and cannot be killed while it does",
-        remedy="dmesg | grep -i -e nvrm -e xid; reboot if it says that a card has fallen off the bus",
+        breaks="whatever touches a GPU hangs, and cannot be killed while it does",
+        remedy="dmesg | grep -i -e nvrm -e xid; reboot if it says that a GPU has fallen off the bus",
     )
 
 

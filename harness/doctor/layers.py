@@ -113,7 +113,7 @@ BOOTSTRAP = Layer(
 )
 TRANSPORT = Layer(
     "NCCL transport",
-    "opening channels between the cards",
+    "opening channels between the GPUs",
     "every CUDA collective",
     NCCL_PATHS,
     "see the last 'via' in NCCL's log: P2P, SHM or NET",

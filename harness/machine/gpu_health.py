@@ -1,4 +1,4 @@
-"""The driver, and how each card does now: what `gpus` has no use for and `doctor` asks. Read through NVML."""
+"""The driver, and how each GPU does now: what `gpus` has no use for and `doctor` asks. Read through NVML."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ _SLOWDOWNS = {  # nvml.h, nvmlClocksEventReasons: those that no load explains
     "nvmlClocksEventReasonHwThermalSlowdown": "much too hot",
     "nvmlClocksEventReasonHwPowerBrakeSlowdown": "the power supply brakes it",
 }
-"""The power cap is none of them: a card under load runs into it by design."""
+"""The power cap is none of them: a GPU under load runs into it by design."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuHealth:
-    """One whole card."""
+    """One whole GPU."""
 
     number: int
     """NVML's."""
@@ -36,7 +36,7 @@ class GpuHealth:
 
 @dataclass(frozen=True, slots=True)
 class MachineHealth:
-    """The driver and the cards of this machine, whatever CUDA_VISIBLE_DEVICES says."""
+    """The driver and the GPUs of this machine, whatever CUDA_VISIBLE_DEVICES says."""
 
     driver: str = ""
     """Its version, "570.86.15"; empty where there is none, or it does not say."""

@@ -1,14 +1,14 @@
-"""The text of `--gpus`: its grammar, the cards it pretends, and the devices it names. Pure.
+"""The text of `--gpus`: its grammar, the GPUs it pretends, and the devices it names. Pure.
 
 | text | means |
 |---|---|
-| `auto` | every free card this process may use |
-| `none`, `0` | no cards: only units of 0 GPUs run |
-| `4` | four free cards |
-| `0,2,GPU-8f2` | these cards: positions in the inherited list, UUIDs or their beginnings; one alone is `3,` |
-| `sim:8`, `sim:4xA,4xB`, `sim:2xA:40` | pretended cards, the last with 40 GB each |
+| `auto` | every free GPU this process may use |
+| `none`, `0` | no GPUs: only units of 0 GPUs run |
+| `4` | four free GPUs |
+| `0,2,GPU-8f2` | these GPUs: positions in the inherited list, UUIDs or their beginnings; one alone is `3,` |
+| `sim:8`, `sim:4xA,4xB`, `sim:2xA:40` | pretended GPUs, the last with 40 GB each |
 
-A pretended card has 80 GB and compute capability 9.0 unless its text says otherwise, whatever model it is named after:
+A pretended GPU has 80 GB and compute capability 9.0 unless its text says otherwise, whatever model it is named after:
 it stands in for scheduling, and a table of real models would pretend more.
 """
 
@@ -24,26 +24,26 @@ SIM_MEMORY_GB = 80.0
 SIM_CAPABILITY = (9, 0)
 MAX_SIM_GPUS = 1024
 
-_LEGAL = "auto, none, a count (4), a list (0,2,GPU-8f2; one card alone: 3,), sim:8, sim:4xA,4xB, sim:2xA:40"
+_LEGAL = "auto, none, a count (4), a list (0,2,GPU-8f2; one GPU alone: 3,), sim:8, sim:4xA,4xB, sim:2xA:40"
 _LIST_ENTRY = re.compile(r"[0-9]+|(?:GPU|MIG)-[0-9A-Za-z/-]+")
 _SIM_ENTRY = re.compile(r"(?P<count>[0-9]{1,6})(?:x(?P<model>[^,:]+))?(?::(?P<memory_gb>[0-9]+(?:\.[0-9]+)?))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """Every free card."""
+    """Every free GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """So many free cards."""
+    """So many free GPUs."""
 
     num_gpus: int
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """These cards, by position in the inherited list or by UUID, in this order."""
+    """These GPUs, by position in the inherited list or by UUID, in this order."""
 
     names: tuple[str, ...]
 
@@ -54,7 +54,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Pretended:
-    """Cards that do not exist."""
+    """GPUs that do not exist."""
 
     gpus: tuple[Gpu, ...]
 
@@ -81,15 +81,15 @@ def parse_selection(text: str) -> Selection:
 
 
 def find_named(named: Named, visible: Sequence[Device]) -> tuple[int, ...]:
-    """Positions in `visible` of the cards that `named` lists, in its order.
+    """Positions in `visible` of the GPUs that `named` lists, in its order.
 
-    A position or UUID outside `visible`, an ambiguous UUID, or one card named twice raises InventoryError.
+    A position or UUID outside `visible`, an ambiguous UUID, or one GPU named twice raises InventoryError.
     """
     positions: list[int] = []
     for name in named.names:
         found = _positions(name, visible)
         if any(position in positions for position in found):
-            raise InventoryError(f"--gpus {','.join(named.names)}: {name} names a card a second time", remedy="drop it")
+            raise InventoryError(f"--gpus {','.join(named.names)}: {name} names a GPU a second time", remedy="drop it")
         positions += found
     return tuple(positions)
 
@@ -100,14 +100,14 @@ def _positions(name: str, visible: Sequence[Device]) -> list[int]:
     if name.isdigit():
         if int(name) >= len(visible):
             raise InventoryError(
-                f"--gpus: there is no card {name} among those this process was given",
+                f"--gpus: there is no GPU {name} among those this process was given",
                 legal=legal,
-                remedy="positions count from 0 within CUDA_VISIBLE_DEVICES; widen that, or name a card in it",
+                remedy="positions count from 0 within CUDA_VISIBLE_DEVICES; widen that, or name a GPU in it",
             )
         return [int(name)]
     matches = matching(visible, name)
     if len(matches) != 1:
-        problem = "means several cards" if matches else "is none of the cards this process was given"
+        problem = "means several GPUs" if matches else "is none of the GPUs this process was given"
         raise InventoryError(f"--gpus: {name} {problem}", legal=legal, remedy="give a position, or more of the UUID")
     return [visible.index(device) for device in matches[0]]
 
@@ -117,9 +117,9 @@ def _pretended(text: str) -> tuple[Gpu, ...]:
     for entry in text.removeprefix("sim:").split(","):
         match = _SIM_ENTRY.fullmatch(entry.strip())
         if match is None or int(match["count"]) == 0:
-            raise _illegal(text, f"{entry!r} does not say how many cards to pretend")
+            raise _illegal(text, f"{entry!r} does not say how many GPUs to pretend")
         if len(kinds) + int(match["count"]) > MAX_SIM_GPUS:
-            raise _illegal(text, f"it pretends more than {MAX_SIM_GPUS} cards")
+            raise _illegal(text, f"it pretends more than {MAX_SIM_GPUS} GPUs")
         kind = ((match["model"] or "sim").strip(), float(match["memory_gb"] or SIM_MEMORY_GB))
         kinds += [kind] * int(match["count"])
     return tuple(
@@ -128,4 +128,4 @@ def _pretended(text: str) -> tuple[Gpu, ...]:
 
 
 def _illegal(text: str, why: str) -> UsageError:
-    return UsageError(f"--gpus {text!r}: {why}", legal=_LEGAL, remedy="--gpus auto uses every free card")
+    return UsageError(f"--gpus {text!r}: {why}", legal=_LEGAL, remedy="--gpus auto uses every free GPU")

@@ -1,4 +1,4 @@
-"""Whether the cards of a lease are back as they were: polled with patience, but never longer than a limit.
+"""Whether the GPUs of a lease are back as they were: polled with patience, but never longer than a limit.
 
 A driver may hang with every question it is asked, so each is asked in a thread that is given up on.
 """
@@ -19,7 +19,7 @@ ANSWER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one card said."""
+    """What one GPU said."""
 
     used_bytes: int | None
     """None where it cannot be read."""
@@ -28,7 +28,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class GpuWatch:
-    """Asks `meter` about the cards of a lease, before an attempt and after it."""
+    """Asks `meter` about the GPUs of a lease, before an attempt and after it."""
 
     meter: MemoryMeter
     clock: Clock
@@ -39,7 +39,7 @@ class GpuWatch:
     """How long one answer of the driver may take."""
 
     async def baseline(self, gpu_ids: Sequence[str]) -> dict[str, int]:
-        """Memory in use on each card now; one that cannot be read, or does not answer, is left out."""
+        """Memory in use on each GPU now; one that cannot be read, or does not answer, is left out."""
         readings = await self._readings(gpu_ids)
         return {
             gpu_id: reading.used_bytes
@@ -50,7 +50,7 @@ class GpuWatch:
     async def not_back(
         self, gpu_ids: Sequence[str], baseline: Mapping[str, int], hurry: Callable[[], bool] = lambda: False
     ) -> dict[str, str]:
-        """The cards that did not come back to their `baseline` in time, each with who holds it.
+        """The GPUs that did not come back to their `baseline` in time, each with who holds it.
 
         Once there is a `hurry`, the driver has two seconds to free what a killed process held, no more.
         """
@@ -73,7 +73,7 @@ class GpuWatch:
             await asyncio.sleep(self.poll_s)
 
     async def _readings(self, gpu_ids: Sequence[str]) -> dict[str, Reading | None]:
-        """What each card says; None for one that does not answer."""
+        """What each GPU says; None for one that does not answer."""
         answers = await asyncio.gather(*(self._reading(gpu_id) for gpu_id in gpu_ids))
         return dict(zip(gpu_ids, answers, strict=True))
 

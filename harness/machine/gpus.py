@@ -1,7 +1,7 @@
-"""The machine's cards, read through NVML.
+"""The machine's GPUs, read through NVML.
 
-NVML's order is the PCI bus order; inside the harness a card is its UUID. What NVML cannot tell (NOT_SUPPORTED and the
-like) is unknown; a card that answers with an error (fallen off the bus, reset required) is left out with NVML's words
+NVML's order is the PCI bus order; inside the harness a GPU is its UUID. What NVML cannot tell (NOT_SUPPORTED and the
+like) is unknown; a GPU that answers with an error (fallen off the bus, reset required) is left out with NVML's words
 and never ends the run.
 """
 
@@ -40,19 +40,19 @@ class _GpuHandle:
 
     device: Device
     handle: Any
-    """NVML's handle of the card or instance; None where there is none."""
+    """NVML's handle of the GPU or instance; None where there is none."""
     gpu_handle: Any
-    """NVML's handle of the whole card."""
+    """NVML's handle of the whole GPU."""
     problem: str = ""
     """Why it cannot be used; empty where nothing is known against it."""
 
 
 def read_inventory(selection: str, environ: Mapping[str, str], claims: Claims | None = None) -> Inventory:
-    """The cards a run may lease, as `selection` (the text of --gpus, see `selection`) asks for them.
+    """The GPUs a run may lease, as `selection` (the text of --gpus, see `selection`) asks for them.
 
-    Within CUDA_VISIBLE_DEVICES of `environ`; busy, unreadable and prohibited cards are left out, each with its reason.
-    Each card taken is claimed in `claims` as "gpu-<uuid>"; pretended cards are not. Raises UsageError for a text of no
-    legal form, InventoryError where fewer cards are free than were counted, or a card asked for by name cannot be had.
+    Within CUDA_VISIBLE_DEVICES of `environ`; busy, unreadable and prohibited GPUs are left out, each with its reason.
+    Each GPU taken is claimed in `claims` as "gpu-<uuid>"; pretended GPUs are not. Raises UsageError for a text of no
+    legal form, InventoryError where fewer GPUs are free than were counted, or a GPU asked for by name cannot be had.
     """
     asked = parse_selection(selection)
     if isinstance(asked, Pretended):
@@ -67,13 +67,13 @@ def read_inventory(selection: str, environ: Mapping[str, str], claims: Claims | 
             return Inventory(note=f"{error}: 0 GPUs")
         raise InventoryError(
             f"--gpus {selection}: {error}",
-            legal="auto (every free card, here 0), none, sim:N",
-            remedy="rlharness run --gpus none runs what needs no card; --gpus sim:N pretends N",
+            legal="auto (every free GPU, here 0), none, sim:N",
+            remedy="rlharness run --gpus none runs what needs no GPU; --gpus sim:N pretends N",
         ) from error
 
 
 class NvmlMeter:
-    """Memory and processes of real cards; opens NVML at once and keeps it open until `close`.
+    """Memory and processes of real GPUs; opens NVML at once and keeps it open until `close`.
 
     A driver that does not start raises InventoryError.
     """
@@ -149,19 +149,19 @@ def _notes(
 
 
 def _too_few(asked: Count | Named, num_taken: int, num_visible: int, left_out: Sequence[LeftOut]) -> InventoryError:
-    reasons = "; ".join(f"card {gpu.index} ({gpu.model}): {gpu.reason}" for gpu in left_out)
+    reasons = "; ".join(f"GPU {gpu.index} ({gpu.model}): {gpu.reason}" for gpu in left_out)
     if isinstance(asked, Named):
         what = f"--gpus {','.join(asked.names)}: {reasons}"
     else:
-        what = f"--gpus {asked.num_gpus}: {num_taken} of the {num_visible} cards this process was given are free"
+        what = f"--gpus {asked.num_gpus}: {num_taken} of the {num_visible} GPUs this process was given are free"
         what += f"; {reasons}" if reasons else ""
     return InventoryError(
-        what, legal="cards that are free", remedy="--gpus auto takes every free card; or wait, or end what holds them"
+        what, legal="GPUs that are free", remedy="--gpus auto takes every free GPU; or wait, or end what holds them"
     )
 
 
 def _examine(nvml: Any, gpu: _GpuHandle, index: int) -> Gpu | LeftOut:
-    """The card as it may be leased, or why it cannot be now."""
+    """The GPU as it may be leased, or why it cannot be now."""
     device = gpu.device
     try:
         if reason := gpu.problem or _why_busy(nvml, gpu):
@@ -181,7 +181,7 @@ def _examine(nvml: Any, gpu: _GpuHandle, index: int) -> Gpu | LeftOut:
 
 
 def _why_busy(nvml: Any, gpu: _GpuHandle) -> str:
-    """What keeps a readable card from being leased, or nothing; an NVMLError is the caller's."""
+    """What keeps a readable GPU from being leased, or nothing; an NVMLError is the caller's."""
     if ask(nvml, nvml.nvmlDeviceGetComputeMode, gpu.gpu_handle) == nvml.NVML_COMPUTEMODE_PROHIBITED:
         return "its compute mode is Prohibited (nvidia-smi -c 0 resets it)"
     memory = memory_of(nvml, gpu.handle)
@@ -198,7 +198,7 @@ def _why_busy(nvml: Any, gpu: _GpuHandle) -> str:
 
 
 def _claim(gpu: Gpu, claims: Claims | None) -> Gpu | LeftOut:
-    """Takes the card for this run; why that was refused, where it was."""
+    """Takes the GPU for this run; why that was refused, where it was."""
     name = _claim_name(gpu.gpu_id)
     if claims is None or claims.try_claim(name):
         return gpu
@@ -215,7 +215,7 @@ def _claim_name(gpu_id: str) -> str:
 
 
 def _list_gpus(nvml: Any) -> list[_GpuHandle]:
-    """Every card of the machine in NVML's order, a card in MIG mode as its instances."""
+    """Every GPU of the machine in NVML's order, a GPU in MIG mode as its instances."""
     gpus: list[_GpuHandle] = []
     try:
         num_gpus = nvml.nvmlDeviceGetCount()
@@ -250,7 +250,7 @@ def _instances(nvml: Any, gpu: Device, handle: Any) -> list[_GpuHandle]:
 
 
 def _num_links(nvml: Any, gpus: Iterable[Gpu]) -> dict[frozenset[str], int]:
-    """Active NVLinks between each two of `gpus`, whole cards all; links that end in an NVSwitch count for no pair.
+    """Active NVLinks between each two of `gpus`, whole GPUs all; links that end in an NVSwitch count for no pair.
 
     With NVSwitches every pair is equally near, so none is preferred.
     """

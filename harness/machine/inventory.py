@@ -1,17 +1,17 @@
-"""The cards a run may use, as plain data: read by `gpus`, pretended by `sim:N`, packed by `runner.packing`."""
+"""The GPUs a run may use, as plain data: read by `gpus`, pretended by `sim:N`, packed by `runner.packing`."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One card, or one MIG instance of a card."""
+    """One GPU, or one MIG instance of a GPU."""
 
     gpu_id: str
-    """The UUID ("GPU-8f2…", "MIG-…"), or "SIM-3" for a pretended card: unique, and what
+    """The UUID ("GPU-8f2…", "MIG-…"), or "SIM-3" for a pretended GPU: unique, and what
     CUDA_VISIBLE_DEVICES is given, since CUDA's order is not NVML's."""
     index: int
-    """Position among the cards this process inherited: what a person types in --gpus 0,2."""
+    """Position among the GPUs this process inherited: what a person types in --gpus 0,2."""
     model: str
     """The name NVML gives ("NVIDIA H200")."""
     memory_gb: float
@@ -21,7 +21,7 @@ class Gpu:
     is_mig: bool = False
     """A MIG instance: a process can use one only, so it never joins a lease of several."""
     number: int | None = None
-    """NVML's number, CUDA's under CUDA_DEVICE_ORDER=PCI_BUS_ID; None for a MIG instance or a pretended card."""
+    """NVML's number, CUDA's under CUDA_DEVICE_ORDER=PCI_BUS_ID; None for a MIG instance or a pretended GPU."""
 
     def __str__(self) -> str:
         return f"{self.index} {self.model} {self.memory_gb:.0f} GB {self.gpu_id}"
@@ -29,7 +29,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A card this run does not use, and why ("busy: 12.3 GB held by pid 4711 (python train.py)")."""
+    """A GPU this run does not use, and why ("busy: 12.3 GB held by pid 4711 (python train.py)")."""
 
     gpu_id: str
     index: int
@@ -39,14 +39,14 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The cards of a run."""
+    """The GPUs of a run."""
 
     gpus: tuple[Gpu, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     num_links: dict[frozenset[str], int] = field(default_factory=dict)
-    """NVLink connections between two cards, by the set of their two ids; absent means none known."""
+    """NVLink connections between two GPUs, by the set of their two ids; absent means none known."""
     pretended: bool = False
-    """`sim:`: no card behind it, nothing to poll."""
+    """`sim:`: no GPU behind it, nothing to poll."""
     note: str = ""
     """What to say once about how this was read ("no NVIDIA driver here: 0 GPUs"); empty where nothing is odd."""
 

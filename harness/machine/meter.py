@@ -1,4 +1,4 @@
-"""Whether a card's memory is back, at a lease's end, where it was when the lease began, and if not, who holds it.
+"""Whether a GPU's memory is back, at a lease's end, where it was when the lease began, and if not, who holds it.
 
 The decision is pure; `MemoryMeter` is the seam it is fed through: `gpus.NvmlMeter` for real GPUs, `NoMeter` for
 simulated ones.
@@ -10,19 +10,19 @@ from enum import StrEnum
 from typing import Protocol
 
 IDLE_MEMORY_BYTES = 64 * 10**6
-"""Memory a card may show and still count as idle, and by which it may miss its baseline when a lease ends.
-Drivers keep up to some 20 MB on an idle card (their reserved part is not counted); the smallest CUDA context takes
+"""Memory a GPU may show and still count as idle, and by which it may miss its baseline when a lease ends.
+Drivers keep up to some 20 MB on an idle GPU (their reserved part is not counted); the smallest CUDA context takes
 over 100 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that has a compute context on a card, as NVML lists it."""
+    """A process that has a compute context on a GPU, as NVML lists it."""
 
     pid: int
     """As NVML gives it; in a container it may be another namespace's number, or missing altogether."""
     used_bytes: int | None
-    """Its memory on that card; None where NVML does not say."""
+    """Its memory on that GPU; None where NVML does not say."""
     command: str
     """Its command line without secrets, cut short; empty where no such process can be seen from here."""
 
@@ -31,7 +31,7 @@ class GpuProcess:
 
 
 class Holder(StrEnum):
-    """Who holds a card's memory."""
+    """Who holds a GPU's memory."""
 
     OURS = "ours"  # a process of the attempt that had the lease
     FOREIGN = "foreign"  # a process that lives and is not ours: named, never killed
@@ -40,7 +40,7 @@ class Holder(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StillHeld:
-    """A card that is not back at its baseline."""
+    """A GPU that is not back at its baseline."""
 
     holder: Holder
     reason: str
@@ -48,14 +48,14 @@ class StillHeld:
 
 
 class MemoryMeter(Protocol):
-    """Reads cards. Calls are synchronous and take milliseconds, unless the driver itself hangs; any thread may call."""
+    """Reads GPUs. Calls are synchronous and take milliseconds, unless the driver itself hangs; any thread may call."""
 
     def used_memory_bytes(self, gpu_ids: Sequence[str]) -> dict[str, int]:
-        """Memory in use on each card, without the driver's reserve; a card that cannot be read is left out."""
+        """Memory in use on each GPU, without the driver's reserve; a GPU that cannot be read is left out."""
         ...
 
     def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
-        """Processes with a compute context on this card; empty where NVML lists none or cannot tell."""
+        """Processes with a compute context on this GPU; empty where NVML lists none or cannot tell."""
         ...
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class MemoryMeter(Protocol):
 
 
 class NoMeter:
-    """For pretended cards: nothing is known, so every card is back at once."""
+    """For pretended GPUs: nothing is known, so every GPU is back at once."""
 
     def used_memory_bytes(self, gpu_ids: Sequence[str]) -> dict[str, int]:
         return {}
@@ -90,10 +90,10 @@ def return_to_baseline(
     our_pids: Collection[int],
     tolerance_bytes: int = IDLE_MEMORY_BYTES,
 ) -> StillHeld | None:
-    """None where a card is back as it was when it was leased, else who holds it.
+    """None where a GPU is back as it was when it was leased, else who holds it.
 
     `baseline_bytes` and `now_bytes` are its memory in use at the lease and now, None where it cannot be read;
-    `processes` those on it now. A process that can be named holds the card whatever its memory; one that cannot be seen
+    `processes` those on it now. A process that can be named holds the GPU whatever its memory; one that cannot be seen
     counts only together with memory, because NVML's pids are unreliable in containers.
     """
     excess_bytes = max(0, (now_bytes or 0) - (baseline_bytes or 0))

@@ -1,6 +1,6 @@
 """Speaking NVML: the only file that imports pynvml, and that with the first call.
 
-The module it hands out is pynvml itself. What NVML cannot tell (NOT_SUPPORTED and the like) is None; a card that
+The module it hands out is pynvml itself. What NVML cannot tell (NOT_SUPPORTED and the like) is None; a GPU that
 answers with an error (fallen off the bus, reset required) is the caller's to leave out.
 """
 
@@ -53,7 +53,7 @@ def shut_down(nvml: Any) -> None:
 
 
 def ask(nvml: Any, call: Any, *args: Any) -> Any:
-    """What `call` returns; None where this driver or card does not offer it or keeps it from us."""
+    """What `call` returns; None where this driver or GPU does not offer it or keeps it from us."""
     try:
         return call(*args)
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission):
@@ -61,9 +61,9 @@ def ask(nvml: Any, call: Any, *args: Any) -> Any:
 
 
 def memory_of(nvml: Any, handle: Any) -> tuple[int, int] | None:
-    """Total and allocated bytes of a card, the driver's reserve counted as neither; None where they say nothing.
+    """Total and allocated bytes of a GPU, the driver's reserve counted as neither; None where they say nothing.
 
-    Where a card is a NUMA node of the machine (GB200), the operating system manages its memory and gives it back when
+    Where a GPU is a NUMA node of the machine (GB200), the operating system manages its memory and gives it back when
     it pleases, so the amount in use proves nothing (NVML's documentation of nvmlDeviceGetMemoryInfo_v2).
     """
     if ask(nvml, nvml.nvmlDeviceGetNumaNodeId, handle) is not None:
@@ -77,7 +77,7 @@ def memory_of(nvml: Any, handle: Any) -> tuple[int, int] | None:
 
 
 def compute_processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
-    """Processes with a compute context on a card."""
+    """Processes with a compute context on a GPU."""
     listed = ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
     if listed is None:
         listed = ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle) or []
@@ -85,7 +85,7 @@ def compute_processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
 
 
 def display_bytes(nvml: Any, handle: Any) -> int:
-    """Memory of processes that only draw: a card with a screen is no busy card."""
+    """Memory of processes that only draw: a GPU with a screen is no busy GPU."""
     listed = ask(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle) or []
     return sum(entry.usedGpuMemory or 0 for entry in listed)
 
@@ -102,7 +102,7 @@ def _command(pid: int) -> str:
 
 
 def link_states(nvml: Any, handle: Any) -> dict[int, bool]:
-    """Whether each NVLink that a card has is active, by its number."""
+    """Whether each NVLink that a GPU has is active, by its number."""
     states: dict[int, bool] = {}
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):  # the most of any model: others answer with an error
         with suppress(nvml.NVMLError):
@@ -111,7 +111,7 @@ def link_states(nvml: Any, handle: Any) -> dict[int, bool]:
 
 
 def linked_bus_ids(nvml: Any, handle: Any) -> list[bytes]:
-    """PCI bus ids of what a card's active links end in, one per link."""
+    """PCI bus ids of what a GPU's active links end in, one per link."""
     peers: list[bytes] = []
     for link, is_active in link_states(nvml, handle).items():
         with suppress(nvml.NVMLError):
@@ -121,5 +121,5 @@ def linked_bus_ids(nvml: Any, handle: Any) -> list[bytes]:
 
 
 def unreadable(error: Exception) -> str:
-    """Why a card is left out that answers with `error`."""
+    """Why a GPU is left out that answers with `error`."""
     return f"cannot be read: {error}"

@@ -1,15 +1,15 @@
-"""Which cards this process was given: CUDA_VISIBLE_DEVICES read as CUDA reads it. Pure: no driver is asked.
+"""Which GPUs this process was given: CUDA_VISIBLE_DEVICES read as CUDA reads it. Pure: no driver is asked.
 
 CUDA's rules (CUDA C++ Programming Guide, "Environment Variables"; torch.cuda follows the same ones):
-- absent: every card. Empty: none.
+- absent: every GPU. Empty: none.
 - The first entry decides what the list is made of: numbers, `GPU-` UUIDs or `MIG-` UUIDs; an entry of another kind
-  is invalid. A UUID may be cut short while it still means one card only.
+  is invalid. A UUID may be cut short while it still means one GPU only.
 - The first invalid entry ends the list: what stands before it is visible, the rest is not.
-- A card named twice makes CUDA show none at all, even where the second stands behind one that does not exist.
+- A GPU named twice makes CUDA show none at all, even where the second stands behind one that does not exist.
 - Numbers count in CUDA's order: fastest first, unless CUDA_DEVICE_ORDER=PCI_BUS_ID. NVML counts by bus id, so the two
-  agree for certain only with that setting or where all cards are of one model.
+  agree for certain only with that setting or where all GPUs are of one model.
 
-Where CUDA would show one MIG instance of a card only, all that were named are listed here: the list says what may be
+Where CUDA would show one MIG instance of a GPU only, all that were named are listed here: the list says what may be
 leased, and a process is then given one.
 """
 
@@ -25,16 +25,16 @@ _NO_DEVICES = ("", "NoDevFiles")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One thing CUDA can be given: a card, or one MIG instance of a card in MIG mode."""
+    """One thing CUDA can be given: a GPU, or one MIG instance of a GPU in MIG mode."""
 
     ordinal: int
-    """The card's place in NVML's order, which all its MIG instances share."""
+    """The GPU's place in NVML's order, which all its MIG instances share."""
     gpu_uuid: str
-    """The card's UUID ("GPU-8f2…"); empty where NVML cannot tell."""
+    """The GPU's UUID ("GPU-8f2…"); empty where NVML cannot tell."""
     uuid: str
-    """What names this device: the card's UUID, or the instance's ("MIG-…")."""
+    """What names this device: the GPU's UUID, or the instance's ("MIG-…")."""
     model: str
-    """The card's model, of which an instance has a part; empty where NVML cannot tell."""
+    """The GPU's model, of which an instance has a part; empty where NVML cannot tell."""
     old_mig_name: str = ""
     """The instance's name before driver 470, still understood: "MIG-GPU-8f2…/1/0"."""
 
@@ -55,7 +55,7 @@ def visible_devices(devices: Sequence[Device], environ: Mapping[str, str]) -> Vi
     if value is None:
         return Visible(tuple(devices))
     if value in _NO_DEVICES:
-        return Visible((), (f"CUDA_VISIBLE_DEVICES={value!r}: no card is visible",))
+        return Visible((), (f"CUDA_VISIBLE_DEVICES={value!r}: no GPU is visible",))
     named = value.startswith(_UUID_PREFIXES)
     entries = _uuids(value) if named else _numbers(value)
     if len(set(entries)) < len(entries):
@@ -73,20 +73,20 @@ def visible_devices(devices: Sequence[Device], environ: Mapping[str, str]) -> Vi
     notes = []
     if num_read < len(value.split(",")):
         bad = value.split(",")[num_read]
-        notes.append(f"CUDA_VISIBLE_DEVICES={value!r}: CUDA stops at {bad!r}, which is no card here")
+        notes.append(f"CUDA_VISIBLE_DEVICES={value!r}: CUDA stops at {bad!r}, which is no GPU here")
     if not named and order_is_uncertain(devices, environ):
         notes.append(ORDER_NOTE)
     return Visible(tuple(seen), tuple(notes), not named)
 
 
 ORDER_NOTE = (
-    "cards are given by number and differ in model: CUDA may number them otherwise than NVML, whose order is used here;"
+    "GPUs are given by number and differ in model: CUDA may number them otherwise than NVML, whose order is used here;"
     " set CUDA_DEVICE_ORDER=PCI_BUS_ID or give UUIDs"
 )
 
 
 def order_is_uncertain(devices: Sequence[Device], environ: Mapping[str, str]) -> bool:
-    """Whether a card's number may mean another card to CUDA than to NVML."""
+    """Whether a GPU's number may mean another GPU to CUDA than to NVML."""
     return (
         len({device.model for device in devices if device.model}) > 1
         and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
@@ -94,7 +94,7 @@ def order_is_uncertain(devices: Sequence[Device], environ: Mapping[str, str]) ->
 
 
 def matching(devices: Sequence[Device], name: str) -> list[tuple[Device, ...]]:
-    """What `name`, a UUID or its beginning, may mean: each a card (all instances of one in MIG mode) or an instance.
+    """What `name`, a UUID or its beginning, may mean: each a GPU (all instances of one in MIG mode) or an instance.
 
     One match is an answer; none means unknown, several ambiguous. A name given in full is never ambiguous.
     """
@@ -132,4 +132,4 @@ def _by_uuid(devices: Sequence[Device], entry: str) -> tuple[Device, ...]:
 
 
 def _twice(value: str) -> str:
-    return f"CUDA_VISIBLE_DEVICES={value!r} names a card twice: CUDA shows none"
+    return f"CUDA_VISIBLE_DEVICES={value!r} names a GPU twice: CUDA shows none"

@@ -2,8 +2,8 @@
 
 | variable | in the child |
 |---|---|
-| `CUDA_VISIBLE_DEVICES` | the UUIDs of the leased cards, joined by commas; empty for a unit of 0 GPUs, which must not touch a card; as in the parent where no lease is in play (collection) |
-| `CUDA_DEVICE_ORDER` | as in the parent; with `--device-ids number`, `PCI_BUS_ID`, and the line above holds NVML's numbers in place of the UUIDs of whole cards |
+| `CUDA_VISIBLE_DEVICES` | the UUIDs of the leased GPUs, joined by commas; empty for a unit of 0 GPUs, which must not touch a GPU; as in the parent where no lease is in play (collection) |
+| `CUDA_DEVICE_ORDER` | as in the parent; with `--device-ids number`, `PCI_BUS_ID`, and the line above holds NVML's numbers in place of the UUIDs of whole GPUs |
 | `RAY_ADDRESS` | removed, not emptied: a unit starts a Ray of its own, never joins somebody's cluster |
 | `RAY_TMPDIR` | removed: Ray prefers it to TMPDIR, and units that share it find each other's cluster through its `ray_current_cluster` file |
 | `TMPDIR` | the attempt's own directory, short enough for Ray's socket paths, on a local file system, removed afterwards |
@@ -49,7 +49,7 @@ def child_env(
 ) -> dict[str, str]:
     """The whole environment of one child: the table above, applied to `parent`, which stays as it is.
 
-    `gpus` are the leased cards in the order the child shall number them, () for none, None where no lease is in play.
+    `gpus` are the leased GPUs in the order the child shall number them, () for none, None where no lease is in play.
     `by_number` names them by NVML's numbers where each has one: vLLM up to at least 0.20 reads nothing else (its
     change 46132 ends that). `pins` are what the network preflight sets, None where there was none.
     """

@@ -1,4 +1,4 @@
-"""Names held by one process on this machine, so that two runs never take the same card or port block.
+"""Names held by one process on this machine, so that two runs never take the same GPU or port block.
 
 A name is an abstract Unix socket (`\\0rlharness-<name>`, see unix(7)): the kernel lets one socket bind it and frees it
 when the holder's last descriptor closes, however the holder dies. Nothing is left on disk. The descriptor is closed on

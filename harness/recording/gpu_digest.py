@@ -1,8 +1,8 @@
-"""`shardsum_128` of tensors where they lie: on a card, and of shards. `trace/digests.py` has its definition.
+"""`shardsum_128` of tensors where they lie: on a GPU, and of shards. `trace/digests.py` has its definition.
 
     shard_of(tensor) -> Shard -> shardsum_lanes -> 2 int64 on the tensor's device -> lanes_digest -> 16 bytes
 
-Only these 16 bytes leave a card. Where Triton can be imported, CUDA tensors go through the kernel of `gpu_kernel.py`,
+Only these 16 bytes leave a GPU. Where Triton can be imported, CUDA tensors go through the kernel of `gpu_kernel.py`,
 which reads each element once; all others through torch's own operations, a chunk at a time, a few times as slow and
 the same to the bit. Shards of one whole add up: nothing is gathered.
 """
@@ -71,7 +71,7 @@ def shard_of(tensor: torch.Tensor) -> Shard:
 
 
 def shardsum_lanes(shard: Shard) -> torch.Tensor:
-    """Both lanes of a shard as int64 [2], on its device; nothing waits for the card. TraceError for other elements."""
+    """Both lanes of a shard as int64 [2], on its device; nothing waits for the GPU. TraceError for other elements."""
     words, words_per_element = words_of(shard.local)
     starts, run_elements = runs_of(shard)
     run_words = run_elements * words_per_element
@@ -84,7 +84,7 @@ def shardsum_lanes(shard: Shard) -> torch.Tensor:
 
 
 def lanes_digest(lanes: torch.Tensor) -> bytes:
-    """The 16 bytes of two lanes; waits for the card."""
+    """The 16 bytes of two lanes; waits for the GPU."""
     return b"".join([(lane % 2**64).to_bytes(8, "big") for lane in lanes.tolist()])
 
 
@@ -129,7 +129,7 @@ def kernel_problem() -> str:
     try:
         words = torch.zeros(BLOCK_WORDS, dtype=torch.int32, device="cuda")
         lanes_by_kernel(words, [0], BLOCK_WORDS)
-    except Exception as error:  # no Triton, no compiler for it, a card it does not know: torch's operations do it too
+    except Exception as error:  # no Triton, no compiler for it, a GPU it does not know: torch's operations do it too
         return f"{type(error).__name__}: {error}"
     return ""
 

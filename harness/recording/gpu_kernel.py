@@ -1,4 +1,4 @@
-"""`shardsum_128` as a Triton kernel: one pass over the words of a tensor on a card.
+"""`shardsum_128` as a Triton kernel: one pass over the words of a tensor on a GPU.
 
 A program takes ROWS blocks of one run. It sums columns first: v of the block is one number for a whole row of 1024
 words, u of the place is needed once, at the end. A word has 32 bits, so that a product with 64 modulo 2^64 is one wide

@@ -92,7 +92,7 @@ def owners_of(parameters: Sequence[torch.Tensor]) -> dict[int, tuple[str, str]]:
 
 
 def _held(root: nn.Module) -> Named:
-    """(dotted name, tensor) of every parameter and buffer below a module that has memory on the host or a card."""
+    """(dotted name, tensor) of every parameter and buffer below a module that has memory on the host or a GPU."""
     tensors = [*root.named_parameters(), *root.named_buffers()]
     return [(unwrapped(dotted), tensor) for dotted, tensor in tensors if not tensor.is_meta]
 

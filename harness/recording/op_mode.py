@@ -63,7 +63,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.callbacks: Sequence[RecorderCallback] = ()
         self._log = log
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # the engine has a thread for each card
+        self._lock = threading.Lock()  # the engine has a thread for each GPU
         self._lines = SourceLines(root)
         self._values = OpValues()
         self._schemas: dict[Any, OpSchema] = {}
@@ -238,7 +238,7 @@ def _random_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def _default_generator(device: torch.device) -> torch.Generator | None:
-    """The generator of a device; None of one that is neither the host nor a CUDA card."""
+    """The generator of a device; None of one that is neither the host nor a CUDA GPU."""
     if device.type == "cpu":
         return torch.default_generator
     if device.type != "cuda":

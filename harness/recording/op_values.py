@@ -8,7 +8,7 @@
 The bytes that are digested are those in the order of the memory, so that a transposed weight is not copied. On the
 host a digest is used again while torch knows of no write: the storage lives, the range and the tensor's version are the
 same, and no operation seen here has written to it. A sample of the bytes is compared as well, against those who write
-without torch knowing: NumPy, compiled kernels. Below 64 KiB, and on cards, nothing is used again.
+without torch knowing: NumPy, compiled kernels. Below 64 KiB, and on GPUs, nothing is used again.
 """
 
 import ctypes

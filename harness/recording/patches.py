@@ -41,13 +41,13 @@ class Transplant(RecorderCallback):
         first: int,
         last: int,
         phases: Sequence[str],
-        recorded_values: Sequence[Sequence[Any]],
+        values: Sequence[Sequence[Any]],
     ) -> None:
         self._donor = read_trace(Path(donor))
         self._report = Path(report)
         self._steps = range(first, last + 1)
         self._phases = frozenset(phases)
-        self._recorded_values = frozenset(map(tuple, recorded_values))
+        self._recorded_values = frozenset(map(tuple, values))
         self._step = -1
         self._waiting: dict[Key, RecordedValue] = {}
 

@@ -1,7 +1,7 @@
-"""Tensors wherever they are: on the host, on a card, in parts over ranks. Many are digested at once.
+"""Tensors wherever they are: on the host, on a GPU, in parts over ranks. Many are digested at once.
 
 on the host            xxh3_128 of its bytes, where they lie
-on a card              shardsum_128, computed there; all digests of a batch come to the host in one copy
+on a GPU              shardsum_128, computed there; all digests of a batch come to the host in one copy
 a part of a DTensor    shardsum_128 of this rank's part: the parts' sums add up to the whole's
 """
 
@@ -43,7 +43,7 @@ def place(tensor: torch.Tensor, scope: Scope) -> PlacedShard:
 
 
 def digest_placed(values: Sequence[torch.Tensor | Shard]) -> list[Digested]:
-    """The digest of each; waits once for every card that any of them lies on."""
+    """The digest of each; waits once for every GPU that any of them lies on."""
     found: dict[int, Digested] = {}
     waiting: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
     for index, value in enumerate(values):

@@ -1,7 +1,7 @@
-"""The picture of a plan: a row per card and CPU place, time from left to right, and what bounds it; or as JSON.
+"""The picture of a plan: a row per GPU and CPU place, time from left to right, and what bounds it; or as JSON.
 
 Plain text of a given width. A unit is drawn from `[` to `]` with as much of its name as fits between; one too short
-for that is `|`, and one shorter than half a column leaves no mark. `~` is a card kept free for an exclusive unit.
+for that is `|`, and one shorter than half a column leaves no mark. `~` is a GPU kept free for an exclusive unit.
 """
 
 from collections.abc import Iterable, Sequence
@@ -142,7 +142,7 @@ def _facts(plan: Plan, paths: Sequence[str]) -> list[str]:
         lines[0] += f", {sequential_s / plan.makespan_s:.1f}x faster than one file at a time"
         if plan.gpus:
             gpu_s = sum(len(p.gpu_ids) * (p.end_s - p.start_s) for p in plan.placements)
-            lines[0] += f"; cards {gpu_s / (len(plan.gpus) * plan.makespan_s):.0%} leased"
+            lines[0] += f"; GPUs {gpu_s / (len(plan.gpus) * plan.makespan_s):.0%} leased"
         lines += _bound_facts(plan, paths)
     if plan.never:
         lines.append(f"cannot run   {count(len(plan.never), 'file')}")

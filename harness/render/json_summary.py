@@ -15,7 +15,7 @@ FAILURES = (TestOutcome.FAILED, TestOutcome.ERROR, TestOutcome.UNFINISHED)
 
 
 def summary_json(state: RunState, finished: RunFinished) -> dict[str, Any]:
-    """Every unit's outcome and failed tests, the cards, and the closing figures; plain values only."""
+    """Every unit's outcome and failed tests, the GPUs, and the closing figures; plain values only."""
     started = state.started
     figures = plain(finished)
     del figures["t"]

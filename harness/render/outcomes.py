@@ -39,7 +39,7 @@ def facts(result: UnitResult, state: RunState) -> list[str]:
 
 
 def gpus(gpu_ids: Iterable[str], state: RunState) -> str:
-    """The cards of a lease by their positions among the run's: "gpu 0", "gpus 0-3,6"; "cpu" for none."""
+    """The GPUs of a lease by their positions among the run's: "gpu 0", "gpus 0-3,6"; "cpu" for none."""
     names = gpu_names(state.gpus)
     shown = [names.get(gpu_id, gpu_id) for gpu_id in gpu_ids]
     if not shown:
@@ -48,6 +48,6 @@ def gpus(gpu_ids: Iterable[str], state: RunState) -> str:
 
 
 def gpu_names(gpus: Iterable[str]) -> dict[str, str]:
-    """The index of each card by its id, from the lines of RunStarted ("0 NVIDIA H200 143 GB GPU-...")."""
+    """The index of each GPU by its id, from the lines of RunStarted ("0 NVIDIA H200 143 GB GPU-...")."""
     words = [line.split() for line in gpus]
     return {line[-1]: line[0] for line in words if line}

@@ -38,7 +38,7 @@ class Sentence:
 
 
 def head_lines(event: RunStarted) -> list[str]:
-    """The run's first lines: its name, the cards it may use and those it may not, and where its output is kept."""
+    """The run's first lines: its name, the GPUs it may use and those it may not, and where its output is kept."""
     first = (
         f"rlharness run {one_line(event.run_id)}: {count(len(event.gpus), 'GPU')}, "
         f"{count(event.cpu_units, 'CPU place')}, containment {one_line(event.containment)}"

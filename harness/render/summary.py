@@ -30,7 +30,7 @@ REASON_OF_CODE = {
     ExitCode.INTERNAL_ERROR: "rlharness itself failed",
     ExitCode.USAGE_ERROR: "pytest refused its arguments",
     ExitCode.NOTHING_COLLECTED: "no tests were collected",
-    ExitCode.GPU_QUARANTINED: "the tests passed, and a card did not come back clean",
+    ExitCode.GPU_QUARANTINED: "the tests passed, and a GPU did not come back clean",
     ExitCode.UNITS_NOT_RUN: "units were not run for want of GPUs (--allow-missing-gpus accepts that)",
 }
 
@@ -131,7 +131,7 @@ class SummaryReporter:
 
 
 def closing_line(event: RunFinished, state: RunState) -> str:
-    """The run in one line: counts, wall time against sequential time, how well the cards were used, the bound."""
+    """The run in one line: counts, wall time against sequential time, how well the GPUs were used, the bound."""
     outcomes = ", ".join(f"{state.outcomes[o]:,} {o.value.replace('_', ' ')}" for o in Outcome if state.outcomes[o])
     units = count(len(state.units), "unit") + (f": {outcomes}" if outcomes else "")
     if event.sequential_s <= 0:  # nothing ran
@@ -140,7 +140,7 @@ def closing_line(event: RunFinished, state: RunState) -> str:
     if event.wall_s > 0:
         facts[0] += f", {event.sequential_s / event.wall_s:.1f}x"
     if state.gpus:
-        facts.append(f"cards {event.utilisation:.0%} leased")
+        facts.append(f"GPUs {event.utilisation:.0%} leased")
     facts.append(f"lower bound {event.lower_bound_s:.1f} s")
     if event.bounding_unit:
         facts.append(f"{one_line(event.bounding_unit)} sets the bound: split it")

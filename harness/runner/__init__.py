@@ -1,1 +1,1 @@
-"""The GPU-aware test runner: collect units, pack them onto cards, supervise each attempt, keep every outcome."""
+"""The GPU-aware test runner: collect units, pack them onto GPUs, supervise each attempt, keep every outcome."""

@@ -10,7 +10,7 @@ two decisions race, and it starts nothing while there is news it has not taken. 
 (`UnitRunner.run`) that owns its lease until its UnitFinished is put on the queue; the queue's order is the order of
 the record.
 
-A bug of ours costs the run, never its results. In a unit's task: that unit has an outcome, its cards are quarantined,
+A bug of ours costs the run, never its results. In a unit's task: that unit has an outcome, its GPUs are quarantined,
 the others are killed as by a second Ctrl-C, and the exception is raised when all have their outcomes. In this loop
 itself: every tree is killed, what the units had still said is taken, and what has no outcome gets one.
 """
@@ -148,7 +148,7 @@ class Dispatcher:
         if running := self._running.pop(result.unit.path, None):
             self._table.give_back(running.lease)
             self._quarantine_unproven(running)
-            self._finish_impossible()  # a card of this lease may have been the last that fitted somebody
+            self._finish_impossible()  # a GPU of this lease may have been the last that fitted somebody
         self._num_failed += result.outcome.is_failure
         limit = self._runner.options.maxfail
         if limit and self._num_failed >= limit and not self._cancelled:
@@ -156,11 +156,11 @@ class Dispatcher:
             self.post(events.CancelRequested(self._recorder.t(), self._cancelled, kill=False, interrupt=False))
 
     def _quarantine_unproven(self, running: _Running) -> None:
-        """Cards of whose return nobody has said anything: only where the unit's task broke."""
+        """GPUs of whose return nobody has said anything: only where the unit's task broke."""
         for gpu_id in running.lease.gpu_ids:
             if gpu_id in self._recorder.state.leases:
                 self._table.quarantine(gpu_id)
-                reason = "rlharness failed before it had looked at this card"
+                reason = "rlharness failed before it had looked at this GPU"
                 self._recorder.take(
                     events.GpuQuarantined(self._recorder.t(), self._units[running.number].path, gpu_id, reason)
                 )
@@ -191,7 +191,7 @@ class Dispatcher:
                 self.post(events.UnitFinished(self._recorder.t(), result))
 
     def _finish_impossible(self) -> None:
-        """What no set of this run's cards can ever hold is not run."""
+        """What no set of this run's GPUs can ever hold is not run."""
         for job, reason in self._queue.drop(self._table.why_never):
             unit = self._units[job.index]
             who = self._table.who_keeps_it(self._runner.collected.asks.get(unit.path, {}))

@@ -30,9 +30,9 @@ class RunStarted(Event):
     directory: str
     """The run's directory, where every attempt's output is kept."""
     gpus: tuple[str, ...]
-    """Cards this run may lease, one line each ("0 NVIDIA H200 143 GB GPU-…")."""
+    """GPUs this run may lease, one line each ("0 NVIDIA H200 143 GB GPU-…")."""
     left_out: tuple[str, ...]
-    """Cards not used, each with its reason."""
+    """GPUs not used, each with its reason."""
     notes: tuple[str, ...]
     """What a person should know once: no driver, TMPDIR moved, history unreadable."""
     containment: str
@@ -64,7 +64,7 @@ class CollectionFinished(Event):
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted(Event):
-    """A supervisor was given a unit and its cards."""
+    """A supervisor was given a unit and its GPUs."""
 
     path: str
     gpu_ids: tuple[str, ...]
@@ -113,7 +113,7 @@ class AttemptTerminating(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseReturned(Event):
-    """The unit's cards are free again: no process of it lives, and their memory is back at its baseline."""
+    """The unit's GPUs are free again: no process of it lives, and their memory is back at its baseline."""
 
     path: str
     gpu_ids: tuple[str, ...]
@@ -121,7 +121,7 @@ class LeaseReturned(Event):
 
 @dataclass(frozen=True, slots=True)
 class GpuQuarantined(Event):
-    """A card will not be leased again in this run."""
+    """A GPU will not be leased again in this run."""
 
     path: str
     gpu_id: str
@@ -167,7 +167,7 @@ class RunFinished(Event):
     sequential_s: float
     """Sum of all units' durations."""
     utilisation: float
-    """Leased card-seconds over cards x seconds from the first start to the last end; 0 without cards."""
+    """Leased GPU-seconds over GPUs x seconds from the first start to the last end; 0 without GPUs."""
     lower_bound_s: float
     """Lower bound of the makespan computed from the durations as measured."""
     makespan_s: float

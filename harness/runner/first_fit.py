@@ -1,11 +1,11 @@
 """The one rule of packing: at each moment start, in the order of the queue, every unit that fits.
 
 `Queue` is the rule; the dispatcher asks it for the next unit of the real run, and `simulate` asks it the same against
-expected durations, so that a plan is what would happen if the expectations held. No card idles while a queued unit
-fits, whatever the order: that alone keeps the makespan within (2 - 1/m) of the optimum for m cards, and the order, not
+expected durations, so that a plan is what would happen if the expectations held. No GPU idles while a queued unit
+fits, whatever the order: that alone keeps the makespan within (2 - 1/m) of the optimum for m GPUs, and the order, not
 the rule, is what `order_search` improves.
 
-Nobody starves, since the queue is finite: a wide or exclusive unit that is passed over again and again gets its cards
+Nobody starves, since the queue is finite: a wide or exclusive unit that is passed over again and again gets its GPUs
 at the latest when everything else has ended. `packing.plan` puts exclusive units first, where nothing has to be
 drained for them.
 """
@@ -35,7 +35,7 @@ class Job:
 
 
 class Table(Protocol[L]):
-    """What hands out leases: `leases.LeaseTable`, or a count of free cards where that is all that matters.
+    """What hands out leases: `leases.LeaseTable`, or a count of free GPUs where that is all that matters.
 
     Once a need was refused it stays refused until something is given back.
     """

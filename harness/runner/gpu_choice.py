@@ -1,6 +1,6 @@
-"""Which cards a unit may have, and which of the free ones it is best given: pure, no state of a run.
+"""Which GPUs a unit may have, and which of the free ones it is best given: pure, no state of a run.
 
-Sets of cards are bit masks over `CardChoice.gpus`, so that a free set is one integer and a choice can be cached.
+Sets of GPUs are bit masks over `CardChoice.gpus`, so that a free set is one integer and a choice can be cached.
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from harness.core.need import Need
 from harness.machine.inventory import Gpu, Inventory
 
 MAX_SETS_COMPARED = 2_000
-"""Where NVLink is uneven, every set of n free cards is compared up to this many; beyond it sets are grown card by
-card from each free card, which finds the best set on every topology sold so far but is not proven to."""
+"""Where NVLink is uneven, every set of n free GPUs is compared up to this many; beyond it sets are grown GPU by
+GPU from each free GPU, which finds the best set on every topology sold so far but is not proven to."""
 
 
 @dataclass(slots=True)
@@ -26,9 +26,9 @@ class _Options:
 
 
 class GpuChoice:
-    """The cards of a run, as sets from which leases are cut.
+    """The GPUs of a run, as sets from which leases are cut.
 
-    A *pool* of a need is a set of adequate cards any `need.gpus` of which may be leased together: the cards of one
+    A *pool* of a need is a set of adequate GPUs any `need.gpus` of which may be leased together: the GPUs of one
     model, or, where `mix_models`, all models at once when no single one has enough free.
     """
 
@@ -44,31 +44,31 @@ class GpuChoice:
         self._gpus_in: dict[int, tuple[Gpu, ...]] = {}
 
     def bit_of(self, gpu_id: str) -> int:
-        """The mask of the one card `gpu_id`; KeyError where this run does not have it."""
+        """The mask of the one GPU `gpu_id`; KeyError where this run does not have it."""
         return self._bit_of[gpu_id]
 
     def gpus_in(self, mask: int) -> tuple[Gpu, ...]:
-        """The cards of `mask`, by index."""
+        """The GPUs of `mask`, by index."""
         gpus = self._gpus_in.get(mask)
         if gpus is None:
             gpus = self._gpus_in[mask] = tuple(gpu for place, gpu in enumerate(self.gpus) if mask >> place & 1)
         return gpus
 
     def eligible(self, need: Need) -> int:
-        """Every card that some lease for `need` could hold if all were free; 0 for a need of no cards."""
+        """Every GPU that some lease for `need` could hold if all were free; 0 for a need of no GPUs."""
         options = self._options_of(need)
         return options.mixed_pool | _union(options.pools)
 
     def is_interchangeable(self, need: Need, gpus: int) -> bool:
-        """Whether any `need.gpus` of `gpus` will do, so that counting free cards is enough."""
+        """Whether any `need.gpus` of `gpus` will do, so that counting free GPUs is enough."""
         options = self._options_of(need)
         return gpus in options.pools or gpus == options.mixed_pool
 
     def choose(self, need: Need, free: int) -> int:
-        """The best `need.gpus` (at least 1) of the `free` cards, or 0 where no lease can be cut from them.
+        """The best `need.gpus` (at least 1) of the `free` GPUs, or 0 where no lease can be cut from them.
 
-        Most NVLink connections inside the set first; then the least memory, so that big cards stay for those who need
-        them; then the pool left with the fewest free cards; then neighbouring indexes, lowest first.
+        Most NVLink connections inside the set first; then the least memory, so that big GPUs stay for those who need
+        them; then the pool left with the fewest free GPUs; then neighbouring indexes, lowest first.
         """
         options = self._options_of(need)
         chosen = options.chosen.get(free)
@@ -78,7 +78,7 @@ class GpuChoice:
         return chosen
 
     def why_never(self, need: Need, usable: int) -> str:
-        """The field of `need` that no lease from the `usable` cards can meet, with the inventory; "" if one can."""
+        """The field of `need` that no lease from the `usable` GPUs can meet, with the inventory; "" if one can."""
         if self.choose(need, usable):
             return ""
         gpus = self.gpus_in(usable)
@@ -100,7 +100,7 @@ class GpuChoice:
             gpus = kept
         num_global = sum(not gpu.is_mig for gpu in gpus)
         if num_global < need.gpus:
-            return f"MIG instances cannot be combined, and {num_global} of these cards are whole"
+            return f"MIG instances cannot be combined, and {num_global} of these GPUs are whole"
         return f"mixed models are not allowed in one lease, and no single model has {need.gpus}"
 
     def _options_of(self, need: Need) -> _Options:

@@ -1,11 +1,11 @@
-"""Which cards and CPU places are free, leased, or quarantined: state alone, no machine behind it.
+"""Which GPUs and CPU places are free, leased, or quarantined: state alone, no machine behind it.
 
 The dispatcher owns the one table of a run. A simulation owns a `fresh` one, so that what is planned and what is run
 follow the same rules:
 
 - a unit of no GPUs takes one of the CPU places, a unit of GPUs takes none;
 - an exclusive lease is given only when nothing else is out, and nothing is given beside it;
-- which cards: see `card_choice`.
+- which GPUs: see `card_choice`.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class Lease:
 
 
 class LeaseTable:
-    """The in-memory truth of which cards are free, leased and quarantined."""
+    """The in-memory truth of which GPUs are free, leased and quarantined."""
 
     def __init__(self, inventory: Inventory, cpu_units: int, mix_models: bool = False) -> None:
         self.choice = GpuChoice(inventory, mix_models)
@@ -49,17 +49,17 @@ class LeaseTable:
         self._free = self.choice.all_gpus
         self._quarantined = 0
         self._num_cpu_free = self.cpu_units
-        self._out: dict[int, tuple[Lease, int]] = {}  # by slot, with the mask of its cards
+        self._out: dict[int, tuple[Lease, int]] = {}  # by slot, with the mask of its GPUs
         self._has_exclusive = False
 
     def fresh(self) -> "LeaseTable":
-        """A table over the same cards with everything free and nothing quarantined."""
+        """A table over the same GPUs with everything free and nothing quarantined."""
         table = copy(self)
         table._reset()
         return table
 
     def lease(self, need: Need) -> Lease | None:
-        """The best cards (or the CPU place) `need` can have now; None where it has to wait."""
+        """The best GPUs (or the CPU place) `need` can have now; None where it has to wait."""
         if self._out and (need.exclusive or self._has_exclusive):
             return None
         if need.gpus == 0:
@@ -83,7 +83,7 @@ class LeaseTable:
         return lease
 
     def give_back(self, lease: Lease) -> None:
-        """Make what `lease` holds free again, save cards that were quarantined meanwhile.
+        """Make what `lease` holds free again, save GPUs that were quarantined meanwhile.
 
         Giving back what is not out is a bug of ours: AssertionError.
         """
@@ -96,13 +96,13 @@ class LeaseTable:
         self._free |= gpus & ~self._quarantined
 
     def quarantine(self, gpu_id: str) -> None:
-        """Never lease this card again, be it free or out now. A lease that holds it is still to be given back."""
+        """Never lease this GPU again, be it free or out now. A lease that holds it is still to be given back."""
         bit = self.choice.bit_of(gpu_id)
         self._quarantined |= bit
         self._free &= ~bit
 
     def why_never(self, need: Need) -> str:
-        """Why no lease for `need` can ever be given by the cards not quarantined; "" where one could be."""
+        """Why no lease for `need` can ever be given by the GPUs not quarantined; "" where one could be."""
         if need.gpus > 0:
             return self.choice.why_never(need, self.choice.all_gpus & ~self._quarantined)
         return "" if self.cpu_units > 0 else f"needs {need}, so a CPU place; this run has none (cpu_units is 0)"

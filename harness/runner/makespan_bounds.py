@@ -1,6 +1,6 @@
 """Lower bounds of the makespan: no schedule whatever can end sooner, so a plan that reaches one is optimal.
 
-A set of m equal places (cards, or CPU places) is bounded by the largest of several terms over the units that can run
+A set of m equal places (GPUs, or CPU places) is bounded by the largest of several terms over the units that can run
 nowhere else; q is a unit's width in places, p its seconds:
 
     longest         the longest p
@@ -58,16 +58,16 @@ class Bound:
     """`Job.index` of the unit whose length sets the bound, so that splitting it in two files that can run side by side
     would lower it; None where no single unit does."""
     num_places: int = 0
-    """Size of the set of cards, or of CPU places, that sets the bound; 0 where exclusive units alone do."""
+    """Size of the set of GPUs, or of CPU places, that sets the bound; 0 where exclusive units alone do."""
     is_cpu: bool = False
     exclusive_s: float = 0.0
     """Part of `value_s` in which exclusive units have the machine."""
 
 
 def lower_bound(jobs: Sequence[Job], table: LeaseTable, enough_s: float = inf) -> Bound:
-    """The greatest known lower bound for `jobs` on the cards and CPU places of `table`, whatever of them is leased.
+    """The greatest known lower bound for `jobs` on the GPUs and CPU places of `table`, whatever of them is leased.
 
-    Taken over the CPU places and every distinct set of cards some unit is confined to. Units that can never run (see
+    Taken over the CPU places and every distinct set of GPUs some unit is confined to. Units that can never run (see
     `LeaseTable.why_never`) must be left out. The dear term is computed only for a bound that is below `enough_s`, the
     makespan already reached.
     """
@@ -216,7 +216,7 @@ def dual_feasible_functions(num_places: int) -> tuple[tuple[float, ...], ...]:
 
 
 def _gpu_sets(eligible: Iterable[int]) -> list[int]:
-    """Each distinct set of cards some unit is confined to (0: the CPU places), and all of these cards together."""
+    """Each distinct set of GPUs some unit is confined to (0: the CPU places), and all of these GPUs together."""
     masks = set(eligible)
     everything = 0
     for mask in masks:

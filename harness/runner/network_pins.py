@@ -1,6 +1,6 @@
 """Whether a run needs to know the network before it starts, and what it then gives every file.
 
-A unit needs the network where it wants two cards, or where its own source imports Ray (`import ray`, `from ray`, at the
+A unit needs the network where it wants two GPUs, or where its own source imports Ray (`import ray`, `from ray`, at the
 beginning of a line, indented or not). A file that comes by Ray through another module is not recognised; but where one
 unit of a run needs the network, every unit of it is given the same pins, so that what a file sees does not depend on
 the order.

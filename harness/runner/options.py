@@ -39,7 +39,7 @@ class RunOptions:
     allow_missing_gpus: bool = False
     mix_models: bool = False
     by_number: bool = False
-    """Name cards in CUDA_VISIBLE_DEVICES by NVML's numbers, not by UUIDs."""
+    """Name GPUs in CUDA_VISIBLE_DEVICES by NVML's numbers, not by UUIDs."""
     history_free: bool = False
     containment: str = "auto"
     events_file: Path | None = None

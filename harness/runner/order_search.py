@@ -24,7 +24,7 @@ MAX_TRIED_SPREAD = 0.3
 class FreeCount:
     """The `Table` where any free places do: a count. The need itself serves as the lease.
 
-    For the units of one set of interchangeable cards, or of the CPU places; none of them exclusive.
+    For the units of one set of interchangeable GPUs, or of the CPU places; none of them exclusive.
     """
 
     def __init__(self, num_places: int) -> None:

@@ -1,11 +1,11 @@
 """Plan a run: the order in which first fit is to take the units, the schedule that makes, and how good it can be.
 
-The units fall into *pools* that never compete: those that need no GPU, and those confined to sets of cards that do
+The units fall into *pools* that never compete: those that need no GPU, and those confined to sets of GPUs that do
 not overlap. Each pool is ordered by itself. In front of each stand the units that fit beside no other of their pool;
 in front of everything stand the exclusive units. Both lose nothing there: whatever the schedule, cutting such a unit
 out of it leaves a schedule of the others that is shorter by its length, so the best makespan is its length plus the
 best of the others, wherever it stands. And at the start nothing has to be drained for it, it cannot be starved, and
-no card is idle that another unit could use.
+no GPU is idle that another unit could use.
 
 Pure: no clock, no machine, no randomness but the seed.
 """
@@ -52,7 +52,7 @@ class Plan:
     placements: tuple[Placement, ...]
     """In the order in which the units start."""
     gpus: tuple[Gpu, ...]
-    """The cards it was made for, by index."""
+    """The GPUs it was made for, by index."""
     makespan_s: float
     bound: Bound
     never: tuple[tuple[int, str], ...]
@@ -82,7 +82,7 @@ class _Pool:
 
 
 def plan(jobs: Sequence[Job], table: LeaseTable, *, num_simulations: int = NUM_SIMULATIONS, seed: int = 0) -> Plan:
-    """The best order found for `jobs` on the cards and CPU places of `table`, whatever of them is leased now.
+    """The best order found for `jobs` on the GPUs and CPU places of `table`, whatever of them is leased now.
 
     The same arguments give the same plan.
     """
@@ -122,7 +122,7 @@ def plan(jobs: Sequence[Job], table: LeaseTable, *, num_simulations: int = NUM_S
 
 
 def _split(jobs: Sequence[Job], choice: GpuChoice) -> list[tuple[int, list[Job]]]:
-    """The pools: units whose cards overlap, directly or through others, with all these cards; 0 for the CPU places."""
+    """The pools: units whose GPUs overlap, directly or through others, with all these GPUs; 0 for the CPU places."""
     pools: list[tuple[int, list[Job]]] = []
     for job in jobs:
         gpus = choice.eligible(job.need)

@@ -63,14 +63,14 @@ async def collect_and_plan(
 
 
 def new_table(context: RunContext) -> LeaseTable:
-    """A table of this run's cards and CPU places, everything free."""
+    """A table of this run's GPUs and CPU places, everything free."""
     return LeaseTable(context.gpus.inventory, context.options.cpu_units, context.options.mix_models)
 
 
 def _collection_spec(
     context: RunContext, pytest_args: tuple[str, ...], directory: Path, timeout_s: float
 ) -> ProcessSpec:
-    """A pytest process that only collects; its cards are the ones this process sees."""
+    """A pytest process that only collects; its GPUs are the ones this process sees."""
     options = context.options
     tmpdir = context.scratch / "c"
     tmpdir.mkdir(exist_ok=True)

@@ -23,12 +23,12 @@ from harness.runner.options import RunOptions
 SCRATCH_S = 30.0
 """For making a directory, and removing what killed runs have left beside it."""
 INVENTORY_S = 60.0
-"""Eight cards without persistence mode take up to half of that to wake."""
+"""Eight GPUs without persistence mode take up to half of that to wake."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunGpus:
-    """The cards of a run, and what reads them."""
+    """The GPUs of a run, and what reads them."""
 
     inventory: Inventory
     meter: MemoryMeter
@@ -54,7 +54,7 @@ class RunContext:
 
 
 async def read_run_gpus(options: RunOptions, claims: Claims) -> RunGpus:
-    """The cards that `options` ask for, each claimed; InventoryError where they cannot be had or read."""
+    """The GPUs that `options` ask for, each claimed; InventoryError where they cannot be had or read."""
 
     def read() -> RunGpus:
         inventory = read_inventory(options.gpus, options.invocation.environ, claims)
@@ -66,8 +66,8 @@ async def read_run_gpus(options: RunOptions, claims: Claims) -> RunGpus:
     except TimeoutError:
         raise InventoryError(
             f"--gpus {options.gpus}: the NVIDIA driver did not answer within {INVENTORY_S:g} s",
-            legal="cards whose driver answers",
-            remedy="see what dmesg says of the driver; --gpus none runs what needs no card",
+            legal="GPUs whose driver answers",
+            remedy="see what dmesg says of the driver; --gpus none runs what needs no GPU",
         ) from None
 
 

@@ -4,7 +4,7 @@
                               ├──> closing_figures ──> RunFinished
                               └──> exit_code
 
-What cannot happen in a sound run (a card leased twice, a second outcome for one unit) is our own bug, and raises
+What cannot happen in a sound run (a GPU leased twice, a second outcome for one unit) is our own bug, and raises
 AssertionError also under `python -O`.
 """
 
@@ -99,7 +99,7 @@ class RunState:
     """Everything the events so far say about a run.
 
     Attempts are in `running` (path -> Running), outcomes in `results` (path -> UnitResult, in the order in which
-    units finished), cards out on lease in `leases` (card -> (path, since when)). Only `apply` changes it.
+    units finished), GPUs out on lease in `leases` (GPU -> (path, since when)). Only `apply` changes it.
     """
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class RunState:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """The run's cards, one line each."""
+        """The run's GPUs, one line each."""
         return self.started.gpus if self.started else ()
 
     @property
@@ -146,12 +146,12 @@ class RunState:
 
     @property
     def leased_gpu_s(self) -> float:
-        """Card-seconds on lease so far; a card that has not come back counts up to the last end."""
+        """GPU-seconds on lease so far; a GPU that has not come back counts up to the last end."""
         return self._returned_gpu_s + sum(max(0.0, self.last_end_t - since) for _, since in self.leases.values())
 
     @property
     def utilisation(self) -> float:
-        """Leased card-seconds over cards x makespan, from 0 to 1; 0 without cards."""
+        """Leased GPU-seconds over GPUs x makespan, from 0 to 1; 0 without GPUs."""
         gpu_s = len(self.gpus) * self.makespan_s
         return self.leased_gpu_s / gpu_s if gpu_s > 0 else 0.0
 
@@ -287,7 +287,7 @@ def exit_code(state: RunState, *, allow_missing_gpus: bool, internal_error: bool
 
     A bug of ours wins: nothing else that is said of such a run can be relied on. Where pytest refused its arguments and
     nothing else failed, the code is pytest's own for that. A unit that did not run to its end,
-    with neither a failure nor a lack of cards to explain it, makes the run an interrupted one: nothing that was left
+    with neither a failure nor a lack of GPUs to explain it, makes the run an interrupted one: nothing that was left
     out may end as 0.
     """
     outcomes = state.outcomes

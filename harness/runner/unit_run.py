@@ -1,7 +1,7 @@
 """One unit on its lease, from its directories to its one outcome.
 
     lease ─▶ directories, environment ─▶ supervisor ─▶ (tree proven gone) ─▶ report, outcome
-          ─▶ Ray's logs kept, TMPDIR removed ─▶ cards back at their baseline? LeaseReturned or GpuQuarantined
+          ─▶ Ray's logs kept, TMPDIR removed ─▶ GPUs back at their baseline? LeaseReturned or GpuQuarantined
           ─▶ UnitFinished
 
 An order to end it is remembered, since it may come before there is a supervisor to give it to.
@@ -92,7 +92,7 @@ class UnitRunner:
         return self.scratch / f"{number:04d}"
 
     async def run(self, number: int, unit: Unit, lease: Lease) -> None:
-        """Run `unit`; its last event is its UnitFinished, after the fate of its cards."""
+        """Run `unit`; its last event is its UnitFinished, after the fate of its GPUs."""
         directory, gpu_ids = self.directory(number), lease.gpu_ids
         self.post(events.AttemptStarted(self.t(), unit.path, gpu_ids, lease.slot, str(directory)))
         baseline = await self.watch.baseline(gpu_ids)
@@ -207,7 +207,7 @@ class UnitRunner:
     async def _return_gpus(
         self, number: int, path: str, unkillable: tuple[str, ...], gpu_ids: tuple[str, ...], baseline: dict[str, int]
     ) -> None:
-        """Wait until the cards' memory is back; a card on which it does not come back is quarantined."""
+        """Wait until the GPUs' memory is back; a GPU on which it does not come back is quarantined."""
         if unkillable:
             held = dict.fromkeys(gpu_ids, f"a process that SIGKILL does not end: {unkillable[0]}")
         else:

@@ -52,10 +52,10 @@ class Outcome(StrEnum):
     TIMED_OUT = "timed_out"  # its own limit or one test's; the tree was ended
     CRASHED = "crashed"  # a signal, or a non-zero exit before pytest had finished
     EXITED_EARLY = "exited_early"  # exit 0 before pytest had finished
-    UNKILLABLE = "unkillable"  # a process survived SIGKILL; its cards stay out of use
+    UNKILLABLE = "unkillable"  # a process survived SIGKILL; its GPUs stay out of use
     SUPERVISOR_LOST = "supervisor_lost"  # our own supervisor died; the tree was ended by the runner
     INTERRUPTED = "interrupted"  # the run was cancelled while it ran
-    NOT_RUN = "not_run"  # cancelled before it started, or no such cards exist
+    NOT_RUN = "not_run"  # cancelled before it started, or no such GPUs exist
 
     @property
     def is_failure(self) -> bool:
@@ -84,7 +84,7 @@ class UnitResult:
     directory: str = ""
     """The attempt's directory: output.log, report.jsonl, stacks.txt, ray_logs/; empty if never started."""
     for_want_of_gpus: bool = False
-    """NOT_RUN as the cards it needs do not exist here or are all quarantined; False where the run was cancelled."""
+    """NOT_RUN as the GPUs it needs do not exist here or are all quarantined; False where the run was cancelled."""
 
     @property
     def need_disagrees(self) -> bool:

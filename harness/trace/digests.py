@@ -18,7 +18,7 @@ cryptographic: they find accidents, not forgers.
     mix      = the output function of splitmix64 at a state: output n of its generator of this seed is u_L or v_L
     digest   = lane 0 | lane 1, 8 bytes each, big-endian; of no words: zeros
 
-So a block of 1024 words is a dot product with u_L, times one number: on a card one multiplication a lane and element.
+So a block of 1024 words is a dot product with u_L, times one number: on a GPU one multiplication a lane and element.
 harness/DESIGN.md has the argument why sums of accidents do not cancel.
 """
 

@@ -3,7 +3,7 @@
     python tests/benchmarks/fixture_leaks.py [--uses 100] [--only distributed]
 
 Each use is a whole one: two ranks that make a Gloo process group and reduce a tensor; a Ray cluster with pretended
-cards (every tenth of two nodes) on which an actor is called; a port on which a server listens. Two uses are
+GPUs (every tenth of two nodes) on which an actor is called; a port on which a server listens. Two uses are
 a warm-up: what a library opens once per process is not counted. Exit status 1 where anything is left, but for one
 thing that is told: Ray's driver, in this process, keeps a closed connection to the GCS of a cluster that it has left,
 one descriptor each.

@@ -3,7 +3,7 @@
     python tests/benchmarks/hangs.py
 
 Hosts are network namespaces, so it needs root, iproute2 and iptables; the ranks are torch's, Ray is the real one. NCCL
-needs two cards (tests/gpu). Exit status 1 where a layer was named wrongly, or later than the target.
+needs two GPUs (tests/gpu). Exit status 1 where a layer was named wrongly, or later than the target.
 """
 
 import os

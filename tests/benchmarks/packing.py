@@ -1,4 +1,4 @@
-"""Makespan over lower bound of simulated runs, for our orders and for simpler ones, on 8 cards.
+"""Makespan over lower bound of simulated runs, for our orders and for simpler ones, on 8 GPUs.
 
     python tests/benchmarks/packing.py                   # 400 instances of each class
     python tests/benchmarks/packing.py --instances 40
@@ -160,7 +160,7 @@ def measure(instances: InstanceClass, num_instances: int, seed: int) -> Measurem
 
 
 def eight_cards() -> Inventory:
-    """Eight equal cards."""
+    """Eight equal GPUs."""
     return Inventory(gpus=tuple(Gpu(f"SIM-{i}", i, "pretended", 80.0) for i in range(NUM_GPUS)), pretended=True)
 
 
@@ -233,7 +233,7 @@ def main() -> int:
     args = parser.parse_args()
     print(
         f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, {platform.machine()}, "
-        f"{os.cpu_count()} cores; {args.instances} instances a class, seed {args.seed}, {NUM_GPUS} cards"
+        f"{os.cpu_count()} cores; {args.instances} instances a class, seed {args.seed}, {NUM_GPUS} GPUs"
     )
     missed = 0
     for instances in classes():

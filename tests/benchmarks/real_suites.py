@@ -85,7 +85,7 @@ class Workplace:
         return Measured(wall_s, cpu_s, ended)
 
     def rlharness(self, name: str) -> Measured:
-        """Run the suite file by file, without a card; its outcomes told by --events, its totals checked by --junit."""
+        """Run the suite file by file, without a GPU; its outcomes told by --events, its totals checked by --junit."""
         events, junit = self.scratch / f"{name}.jsonl", self.scratch / f"{name}.xml"
         options = ["--gpus", "none", "--events", str(events), "--junit", str(junit)]
         wall_s, cpu_s = self._time(name, "-m", "harness", "run", *options, *self.suite.paths)

@@ -118,7 +118,7 @@ class Suite:
 
 
 def write_suite(directory: Path, num_units: int, num_tests: int, leader_s: float) -> Suite:
-    """Small files in rooms of a hundred: every third needs no card, the next one, the next two."""
+    """Small files in rooms of a hundred: every third needs no GPU, the next one, the next two."""
     tests = "".join(f"def test_{number}():\n    pass\n\n\n" for number in range(num_tests))
     for number in range(num_units):
         room = directory / f"tests/room_{number // 100:02}"
@@ -218,7 +218,7 @@ def bare(suite: Suite, environment: Mapping[str, str], files: list[Path]) -> Use
 
 
 def run_options(args: argparse.Namespace, junit: Path) -> list[str]:
-    """The runner's arguments: cards that are pretended, every report on."""
+    """The runner's arguments: GPUs that are pretended, every report on."""
     options = ["run", "--gpus", f"sim:{NUM_GPUS}", "--cpu-units", str(args.cpu_units), "--plain"]
     return [*options, "--containment", args.backend, "--junit", str(junit)]
 
@@ -300,7 +300,7 @@ def main() -> int:
         f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, pytest {version('pytest')},"
         f" {platform.system()} {platform.release()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f};"
         f" {args.units} units of {args.tests} tests,"
-        f" {NUM_GPUS} pretended cards, containment {args.backend}",
+        f" {NUM_GPUS} pretended GPUs, containment {args.backend}",
         flush=True,
     )
     with tempfile.TemporaryDirectory(prefix="rlh-cost-") as scratch:

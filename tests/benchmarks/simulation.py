@@ -2,7 +2,7 @@
 
     python tests/benchmarks/simulation.py
 
-2,000 units of five widths on eight cards; the best of seven, since whatever else the machine does only adds to it.
+2,000 units of five widths on eight GPUs; the best of seven, since whatever else the machine does only adds to it.
 Exit status 1 where that is above 0.1 s.
 """
 
@@ -36,7 +36,7 @@ def main() -> int:
     jobs = [Job(i, Need(gpus=WIDTHS[i % len(WIDTHS)]), 1.0 + i * 7 % 101) for i in range(NUM_UNITS)]
     best_s = min(simulation_s(jobs, gpus) for _ in range(REPEATS))
     machine = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
-    print(f"{datetime.now(UTC):%Y-%m-%d}, {machine}; {NUM_UNITS:,} units, 8 cards, best of {REPEATS}")
+    print(f"{datetime.now(UTC):%Y-%m-%d}, {machine}; {NUM_UNITS:,} units, 8 GPUs, best of {REPEATS}")
     verdict = "PASS" if best_s <= TARGET_S else "FAIL"
     print(f"{verdict}: {best_s * 1e3:.0f} ms of CPU time (at most {TARGET_S * 1e3:.0f})")
     return int(best_s > TARGET_S)

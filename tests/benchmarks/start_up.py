@@ -84,7 +84,7 @@ def wrong_in(planned: str, directory: Path, num_files: int) -> str:
         return "something imported torch"
     widths = sorted(len(unit["gpu_ids"]) for unit in json.loads(planned)["units"])
     expected = sorted(WIDTHS[number % len(WIDTHS)] for number in range(num_files))
-    return "" if widths == expected else f"{len(widths)} of {num_files} units were planned, on {sum(widths)} cards"
+    return "" if widths == expected else f"{len(widths)} of {num_files} units were planned, on {sum(widths)} GPUs"
 
 
 def main() -> int:

@@ -75,13 +75,13 @@ def figures(files: tuple[ShapedFile, ...], events: list[Record]) -> str:
     return "\n".join(
         [
             f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, {os.cpu_count()} cores,"
-            f" {len(started['gpus'])} cards, containment {started['containment']}",
+            f" {len(started['gpus'])} GPUs, containment {started['containment']}",
             f"{len(files)} files: {', '.join(f'{name} {count}' for name, count in sorted(deeds.items()))}",
             f"outcomes: {', '.join(f'{name} {count}' for name, count in sorted(outcomes.items()))}",
             f"collected in {planned['duration_s']:.1f} s; wall {end['wall_s']:.1f} s"
             f" against {end['sequential_s']:.1f} s in sequence",
             f"makespan {end['makespan_s']:.1f} s / lower bound {end['lower_bound_s']:.1f} s"
-            f" = {end['makespan_s'] / end['lower_bound_s']:.3f}; cards in use {end['utilisation']:.0%}",
+            f" = {end['makespan_s'] / end['lower_bound_s']:.3f}; GPUs in use {end['utilisation']:.0%}",
         ]
     )
 

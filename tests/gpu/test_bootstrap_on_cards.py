@@ -1,4 +1,4 @@
-"""`doctor --distributed` with NCCL on two real cards: every layer, and a bootstrap that cannot find its interface."""
+"""`doctor --distributed` with NCCL on two real GPUs: every layer, and a bootstrap that cannot find its interface."""
 
 import json
 import os
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 def examine(**settings: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Exit code, and the findings by their layers."""
     if torch.cuda.device_count() < 2:
-        pytest.skip(f"needs 2 cards; torch sees {torch.cuda.device_count()}")
+        pytest.skip(f"needs 2 GPUs; torch sees {torch.cuda.device_count()}")
     words = [sys.executable, "-m", "harness", "doctor", "--distributed", "2", "--backend", "nccl", "--json"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), **settings}
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)

@@ -1,6 +1,6 @@
-"""The digest on a real card: the reference to the bit, at half the memory's bandwidth, nothing copied to the host.
+"""The digest on a real GPU: the reference to the bit, at half the memory's bandwidth, nothing copied to the host.
 
-One command on a machine that has a card: `rlharness run tests/gpu --gpus auto`. What it measures is printed with `-s`.
+One command on a machine that has a GPU: `rlharness run tests/gpu --gpus auto`. What it measures is printed with `-s`.
 """
 
 from typing import Any
@@ -69,7 +69,7 @@ def test_the_kernel_is_what_runs() -> None:
 
 
 def seconds_of(function: Any, num_times: int = 10) -> float:
-    """Of one call, the best of several, by the card's own clock."""
+    """Of one call, the best of several, by the GPU's own clock."""
     function()
     best = float("inf")
     for _ in range(num_times):
@@ -84,7 +84,7 @@ def seconds_of(function: Any, num_times: int = 10) -> float:
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_half_of_the_memorys_bandwidth(name: str) -> None:
-    """Against what copying on the card reaches, reads and writes counted."""
+    """Against what copying on the GPU reaches, reads and writes counted."""
     pytest.importorskip("triton")
     tensor = torch.empty(GIB, dtype=torch.uint8, device="cuda").random_().view(getattr(torch, name))
     target = torch.empty_like(tensor)

@@ -1,4 +1,4 @@
-"""The engine on a card: it learns, its bits stay under perturbation, and what each level costs.
+"""The engine on a GPU: it learns, its bits stay under perturbation, and what each level costs.
 
 All of it through the commands a user types, whose environment is set before the interpreter starts.
 """
@@ -42,7 +42,7 @@ def test_perturbations_move_no_bit_on_a_card(scenario: str, tmp_path: Path) -> N
 
 
 def test_without_the_level_concurrency_moves_bits_on_a_card(tmp_path: Path) -> None:
-    """At level off a card's products depend on the batch: 10 is the exit code of a divergence."""
+    """At level off a GPU's products depend on the batch: 10 is the exit code of a divergence."""
     words = ("--level", "off", "--sweep", "runtime.concurrency=1,16", "--size", "smoke")
     rlharness("replay", "grpo_reverse_text", "--out", tmp_path / "replay", *ON_CARD, *words, expected=10)
 

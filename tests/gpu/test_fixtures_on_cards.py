@@ -1,4 +1,4 @@
-"""The fixtures on real cards; one command on a machine that has some: `rlharness run tests/gpu --gpus auto`."""
+"""The fixtures on real GPUs; one command on a machine that has some: `rlharness run tests/gpu --gpus auto`."""
 
 import os
 from typing import Any

@@ -1,6 +1,6 @@
-"""Operations recorded on a real card: no bit is another, digests are the host's reference, CUDA graphs are left alone.
+"""Operations recorded on a real GPU: no bit is another, digests are the host's reference, CUDA graphs are left alone.
 
-One command on a machine that has a card: `rlharness run tests/gpu --gpus auto`.
+One command on a machine that has a GPU: `rlharness run tests/gpu --gpus auto`.
 """
 
 from contextlib import nullcontext
@@ -31,7 +31,7 @@ def recorded(directory: Path) -> OpRecord:
 
 
 def train(directory: Path | None) -> list[Any]:
-    """Two steps with dropout on the card, the second recorded; weights and the generator's state."""
+    """Two steps with dropout on the GPU, the second recorded; weights and the generator's state."""
     torch.manual_seed(3)
     layers = torch.nn.Linear(300, 200), torch.nn.Dropout(0.2), torch.nn.GELU(), torch.nn.Linear(200, 5)
     model = torch.nn.Sequential(*layers).cuda()

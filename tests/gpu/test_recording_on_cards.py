@@ -1,4 +1,4 @@
-"""A training on a card, recorded: equal in pairs, no bit of it changed, digested where it lies."""
+"""A training on a GPU, recorded: equal in pairs, no bit of it changed, digested where it lies."""
 
 from pathlib import Path
 

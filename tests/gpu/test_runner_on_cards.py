@@ -1,6 +1,6 @@
-"""The runner on real cards; one command on a machine that has some: `rlharness run tests/gpu --gpus auto`.
+"""The runner on real GPUs; one command on a machine that has some: `rlharness run tests/gpu --gpus auto`.
 
-Each test starts a runner of its own inside the lease it was given, on files it writes. Without a card each skips,
+Each test starts a runner of its own inside the lease it was given, on files it writes. Without a GPU each skips,
 saying so.
 """
 
@@ -87,7 +87,7 @@ def run_inside(tmp_path: Path, files: dict[str, str], *options: str) -> tuple[in
 
 
 def need_cards(count: int) -> None:
-    """Skip on a machine, or within a lease, of fewer cards."""
+    """Skip on a machine, or within a lease, of fewer GPUs."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device is visible")
     if torch.cuda.device_count() < count:

@@ -1,9 +1,9 @@
-"""The driver and the state of each card through the real pynvml, over the driver of tests/support/nvml_stub."""
+"""The driver and the state of each GPU through the real pynvml, over the driver of tests/support/nvml_stub."""
 
 import pytest
 
 from harness.machine.gpu_health import read_gpu_health
-from tests.support.nvml_stub.build import Card, machine_of
+from tests.support.nvml_stub.build import StubGpu, machine_of
 from tests.support.nvml_stub.driver import Driver
 
 GPU_IS_LOST, FUNCTION_NOT_FOUND, UNKNOWN = 15, 13, 999
@@ -11,7 +11,7 @@ SW_POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x4, 0x8, 0x20,
 
 
 def test_the_driver_and_its_cards(driver: Driver) -> None:
-    health = driver.read_gpu_health(machine_of(Card(model="NVIDIA H200", capability=(9, 0)), Card()))
+    health = driver.read_gpu_health(machine_of(StubGpu(model="NVIDIA H200", capability=(9, 0)), StubGpu()))
     assert (health.driver, health.cuda, health.problem, health.has_driver) == ("570.86.15", (12, 8), "", True)
     assert [(gpu.number, gpu.uuid, gpu.model) for gpu in health.gpus] == [
         (0, "GPU-a", "NVIDIA H200"),
@@ -31,31 +31,31 @@ def test_the_driver_and_its_cards(driver: Driver) -> None:
     ],
 )
 def test_lowered_clocks_are_told_but_not_the_power_cap(driver: Driver, bits: int, words: tuple[str, ...]) -> None:
-    (gpu,) = driver.read_gpu_health(machine_of(Card(slow=bits))).gpus
+    (gpu,) = driver.read_gpu_health(machine_of(StubGpu(slow=bits))).gpus
     assert gpu.slowdowns == words
 
 
 def test_links_active_and_not(driver: Driver) -> None:
-    linked = Card(links=["00000000:02:00.0"] * 3, idle_links=1)
-    health = driver.read_gpu_health(machine_of(linked, Card()))
+    linked = StubGpu(links=["00000000:02:00.0"] * 3, idle_links=1)
+    health = driver.read_gpu_health(machine_of(linked, StubGpu()))
     assert [(gpu.num_active_links, gpu.num_links) for gpu in health.gpus] == [(3, 4), (0, 0)]
 
 
 def test_a_lost_card_is_one_that_cannot_be_read(driver: Driver) -> None:
     failures = [("nvmlDeviceGetUUID", 1, GPU_IS_LOST)]
-    health = driver.read_gpu_health(machine_of(Card(), Card(), Card(), failures=failures))
+    health = driver.read_gpu_health(machine_of(StubGpu(), StubGpu(), StubGpu(), failures=failures))
     assert [gpu.problem for gpu in health.gpus] == ["", "cannot be read: GPU is lost", ""]
 
 
 def test_what_an_old_driver_does_not_offer_is_unknown(driver: Driver) -> None:
     functions = ["nvmlDeviceGetCurrentClocksEventReasons", "nvmlSystemGetCudaDriverVersion_v2"]
     failures = [(function, -1, FUNCTION_NOT_FOUND) for function in functions]
-    health = driver.read_gpu_health(machine_of(Card(slow=HW_SLOWDOWN), failures=failures))
+    health = driver.read_gpu_health(machine_of(StubGpu(slow=HW_SLOWDOWN), failures=failures))
     assert (health.cuda, health.gpus[0].slowdowns, health.gpus[0].problem) == (None, (), "")
 
 
 def test_a_driver_that_does_not_count(driver: Driver) -> None:
-    health = driver.read_gpu_health(machine_of(Card(), failures=[("nvmlDeviceGetCount_v2", -1, UNKNOWN)]))
+    health = driver.read_gpu_health(machine_of(StubGpu(), failures=[("nvmlDeviceGetCount_v2", -1, UNKNOWN)]))
     assert health.problem == "the NVIDIA driver does not answer (Unknown Error)"
     assert health.has_driver
 

@@ -1,4 +1,4 @@
-"""Whether the cards of a lease are back, asked of meters that are slow, silent or contradict themselves."""
+"""Whether the GPUs of a lease are back, asked of meters that are slow, silent or contradict themselves."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ GB = 10**9
 
 
 class Story(FakeMeter):
-    """Shows one amount of memory after the other for every card, and moves the clock a second with each question."""
+    """Shows one amount of memory after the other for every GPU, and moves the clock a second with each question."""
 
     def __init__(self, clock: FakeClock, *used_bytes: int) -> None:
         super().__init__()

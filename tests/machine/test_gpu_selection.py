@@ -81,9 +81,9 @@ def test_named_cards_are_found_in_the_order_they_were_named() -> None:
 @pytest.mark.parametrize(
     ("names", "complaint"),
     [
-        (("3",), "no card 3"),
-        (("GPU-z",), "none of the cards"),
-        (("GPU-aa",), "several cards"),
+        (("3",), "no GPU 3"),
+        (("GPU-z",), "none of the GPUs"),
+        (("GPU-aa",), "several GPUs"),
         (("0", "GPU-aa0"), "a second time"),
         (("0", "0"), "a second time"),
     ],
@@ -97,7 +97,7 @@ def test_a_position_says_which_cards_there_are() -> None:
     with pytest.raises(InventoryError) as error:
         find_named(Named(("7",)), VISIBLE)
     assert "GPU-b2" in error.value.legal
-    with pytest.raises(InventoryError, match="no card 0") as error:
+    with pytest.raises(InventoryError, match="no GPU 0") as error:
         find_named(Named(("0",)), ())
     assert "none" in error.value.legal
 

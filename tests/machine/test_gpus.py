@@ -1,4 +1,4 @@
-"""The machine's cards through the real pynvml, whose library is the pretended driver of tests/support/nvml_stub."""
+"""The machine's GPUs through the real pynvml, whose library is the pretended driver of tests/support/nvml_stub."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from harness.machine.gpus import read_inventory
 from harness.machine.inventory import Inventory
 from harness.machine.visible import ORDER_NOTE
 from harness.process.claims import Claims
-from tests.support.nvml_stub.build import Card, Instance, Machine, Process, machine_of
+from tests.support.nvml_stub.build import Instance, Machine, Process, StubGpu, machine_of
 from tests.support.nvml_stub.driver import Driver
 
 NOT_SUPPORTED, DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, GPU_IS_LOST, VERSION_MISMATCH, UNKNOWN = 3, 9, 13, 15, 18, 999
@@ -30,7 +30,7 @@ def reasons(inventory: Inventory) -> dict[int, str]:
 
 
 def test_a_card_as_nvml_tells_it(driver: Driver) -> None:
-    machine = machine_of(Card(total_mb=143_000, capability=(9, 0), model="NVIDIA H200 NVL", used_mb=7))
+    machine = machine_of(StubGpu(total_mb=143_000, capability=(9, 0), model="NVIDIA H200 NVL", used_mb=7))
     (gpu,) = driver.read_inventory(machine).gpus
     assert (gpu.gpu_id, gpu.index, gpu.model, gpu.memory_gb) == ("GPU-a", 0, "NVIDIA H200 NVL", 143.0)
     assert (gpu.capability, gpu.is_mig) == ((9, 0), False)
@@ -41,22 +41,22 @@ def test_what_nvml_cannot_tell_is_unknown(driver: Driver) -> None:
     functions += ["nvmlDeviceGetComputeMode", "nvmlDeviceGetMigMode", "nvmlDeviceGetComputeRunningProcesses_v3"]
     functions += ["nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetGraphicsRunningProcesses_v3"]
     for code in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
-        machine = machine_of(Card(), failures=[(function, -1, code) for function in functions])
+        machine = machine_of(StubGpu(), failures=[(function, -1, code) for function in functions])
         (gpu,) = driver.read_inventory(machine).gpus
         assert (gpu.memory_gb, gpu.capability) == (0.0, (0, 0))
 
 
-# ---- which cards ----
+# ---- which GPUs ----
 
 
 def test_cards_are_cut_to_cuda_visible_devices_and_numbered_within_it(driver: Driver) -> None:
-    machine = machine_of(Card(), Card(), Card(), Card())
+    machine = machine_of(StubGpu(), StubGpu(), StubGpu(), StubGpu())
     inventory = driver.read_inventory(machine, "auto", {"CUDA_VISIBLE_DEVICES": "3,GPU-b,1"})
     assert ids(inventory) == ["GPU-d"]
     assert "'GPU-b'" in inventory.note
     inventory = driver.read_inventory(machine, "1,0", {"CUDA_VISIBLE_DEVICES": "3,1"})
     assert [(gpu.gpu_id, gpu.index) for gpu in inventory.gpus] == [("GPU-b", 1), ("GPU-d", 0)]
-    with pytest.raises(InventoryError, match="no card 2"):
+    with pytest.raises(InventoryError, match="no GPU 2"):
         driver.read_inventory(machine, "2,", {"CUDA_VISIBLE_DEVICES": "3,1"})
     with pytest.raises(InventoryError, match="GPU-a is none"):
         driver.read_inventory(machine, "GPU-a", {"CUDA_VISIBLE_DEVICES": "3,1"})
@@ -64,29 +64,29 @@ def test_cards_are_cut_to_cuda_visible_devices_and_numbered_within_it(driver: Dr
 
 @pytest.mark.parametrize(("selection", "environ"), [("0,", {}), ("auto", {"CUDA_VISIBLE_DEVICES": "0"})])
 def test_numbers_among_mixed_models_are_noted(driver: Driver, selection: str, environ: dict[str, str]) -> None:
-    machine = machine_of(Card(model="A100"), Card(model="H100"))
+    machine = machine_of(StubGpu(model="A100"), StubGpu(model="H100"))
     assert ORDER_NOTE in driver.read_inventory(machine, selection, environ).note
     assert not driver.read_inventory(machine, selection, {**environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}).note
-    assert not driver.read_inventory(machine_of(Card(), Card()), selection, environ).note
+    assert not driver.read_inventory(machine_of(StubGpu(), StubGpu()), selection, environ).note
 
 
 def test_positions_within_a_list_of_uuids_need_no_note(driver: Driver) -> None:
-    machine = machine_of(Card(model="A100"), Card(model="H100"))
+    machine = machine_of(StubGpu(model="A100"), StubGpu(model="H100"))
     assert not driver.read_inventory(machine, "0,", {"CUDA_VISIBLE_DEVICES": "GPU-b,GPU-a"}).note
 
 
 def test_a_count_takes_the_first_free_cards(driver: Driver) -> None:
-    machine = machine_of(Card(used_mb=9000), Card(), Card(), Card())
+    machine = machine_of(StubGpu(used_mb=9000), StubGpu(), StubGpu(), StubGpu())
     inventory = driver.read_inventory(machine, "2")
     assert ids(inventory) == ["GPU-b", "GPU-c"]
     assert list(reasons(inventory)) == [0]
 
 
 def test_too_large_a_count_says_how_many_are_free_and_why_not_more(driver: Driver) -> None:
-    machine = machine_of(Card(used_mb=9000), Card(), Card(compute_mode=2))
+    machine = machine_of(StubGpu(used_mb=9000), StubGpu(), StubGpu(compute_mode=2))
     with pytest.raises(InventoryError) as error:
         driver.read_inventory(machine, "2")
-    assert "1 of the 3 cards" in error.value.what
+    assert "1 of the 3 GPUs" in error.value.what
     assert "9.0 GB in use" in error.value.what
     assert "compute mode" in error.value.what
     assert error.value.remedy
@@ -104,47 +104,47 @@ def test_no_cards_and_pretended_cards_ask_no_driver() -> None:
     assert inventory.pretended
 
 
-# ---- busy and broken cards ----
+# ---- busy and broken GPUs ----
 
 
 def test_a_card_with_a_process_names_it(driver: Driver) -> None:
     me = Process(os.getpid(), used_mb=12_000)
-    inventory = driver.read_inventory(machine_of(Card(used_mb=12_300, processes=[me]), Card()))
+    inventory = driver.read_inventory(machine_of(StubGpu(used_mb=12_300, processes=[me]), StubGpu()))
     assert ids(inventory) == ["GPU-b"]
     assert f"busy: 12.3 GB held by pid {os.getpid()} (" in reasons(inventory)[0]
     assert "python" in reasons(inventory)[0]
 
 
 def test_a_process_that_cannot_be_seen_is_said_to_be(driver: Driver) -> None:
-    inventory = driver.read_inventory(machine_of(Card(processes=[Process(NO_SUCH_PID)])))
+    inventory = driver.read_inventory(machine_of(StubGpu(processes=[Process(NO_SUCH_PID)])))
     assert reasons(inventory)[0] == f"busy: 0.0 GB held by pid {NO_SUCH_PID} (not visible from here)"
 
 
 def test_many_processes_are_counted(driver: Driver) -> None:
-    inventory = driver.read_inventory(machine_of(Card(processes=[Process(NO_SUCH_PID + n) for n in range(5)])))
+    inventory = driver.read_inventory(machine_of(StubGpu(processes=[Process(NO_SUCH_PID + n) for n in range(5)])))
     assert reasons(inventory)[0].endswith("and 2 more")
 
 
 def test_memory_without_a_process_is_busy_and_an_idle_cards_is_not(driver: Driver) -> None:
-    inventory = driver.read_inventory(machine_of(Card(used_mb=65), Card(used_mb=64)))
+    inventory = driver.read_inventory(machine_of(StubGpu(used_mb=65), StubGpu(used_mb=64)))
     assert ids(inventory) == ["GPU-b"]
     assert "no process that NVML lists" in reasons(inventory)[0]
 
 
 def test_a_screen_does_not_make_a_card_busy(driver: Driver) -> None:
     screen = Process(NO_SUCH_PID, used_mb=900, kind="graphics")
-    assert ids(driver.read_inventory(machine_of(Card(used_mb=910, processes=[screen])))) == ["GPU-a"]
-    assert not driver.read_inventory(machine_of(Card(used_mb=1910, processes=[screen]))).gpus
+    assert ids(driver.read_inventory(machine_of(StubGpu(used_mb=910, processes=[screen])))) == ["GPU-a"]
+    assert not driver.read_inventory(machine_of(StubGpu(used_mb=1910, processes=[screen]))).gpus
 
 
 def test_an_old_drivers_processes_are_seen(driver: Driver) -> None:
     old = [("nvmlDeviceGetComputeRunningProcesses_v3", -1, FUNCTION_NOT_FOUND)]
-    inventory = driver.read_inventory(machine_of(Card(processes=[Process(NO_SUCH_PID)]), failures=old))
+    inventory = driver.read_inventory(machine_of(StubGpu(processes=[Process(NO_SUCH_PID)]), failures=old))
     assert "held by" in reasons(inventory)[0]
 
 
 def test_a_prohibited_card_is_left_out(driver: Driver) -> None:
-    inventory = driver.read_inventory(machine_of(Card(compute_mode=2), Card(compute_mode=3)))
+    inventory = driver.read_inventory(machine_of(StubGpu(compute_mode=2), StubGpu(compute_mode=3)))
     assert ids(inventory) == ["GPU-b"]
     assert "Prohibited" in reasons(inventory)[0]
 
@@ -162,23 +162,23 @@ def test_a_prohibited_card_is_left_out(driver: Driver) -> None:
 )
 @pytest.mark.parametrize("code", [GPU_IS_LOST, UNKNOWN])
 def test_a_lost_card_is_left_out_in_nvmls_words(driver: Driver, function: str, code: int) -> None:
-    inventory = driver.read_inventory(machine_of(Card(), Card(), Card(), failures=[(function, 1, code)]))
+    inventory = driver.read_inventory(machine_of(StubGpu(), StubGpu(), StubGpu(), failures=[(function, 1, code)]))
     assert ids(inventory) == ["GPU-a", "GPU-c"]
     assert [gpu.index for gpu in inventory.gpus] == [0, 2]
     assert reasons(inventory)[1] == f"cannot be read: {'GPU is lost' if code == GPU_IS_LOST else 'Unknown Error'}"
 
 
 @pytest.mark.parametrize(
-    ("card", "words"),
+    ("gpu", "words"),
     [
-        (Card(used_mb=9000, processes=[Process(NO_SUCH_PID)]), f"held by pid {NO_SUCH_PID}"),
-        (Card(compute_mode=2), "compute mode"),
-        (Card(mig_mode=1), "no instance"),
+        (StubGpu(used_mb=9000, processes=[Process(NO_SUCH_PID)]), f"held by pid {NO_SUCH_PID}"),
+        (StubGpu(compute_mode=2), "compute mode"),
+        (StubGpu(mig_mode=1), "no instance"),
     ],
 )
-def test_a_named_card_that_cannot_be_had_is_an_error(driver: Driver, gpu: Card, words: str) -> None:
+def test_a_named_card_that_cannot_be_had_is_an_error(driver: Driver, gpu: StubGpu, words: str) -> None:
     with pytest.raises(InventoryError, match=words):
-        driver.read_inventory(machine_of(Card(), gpu), "0,GPU-b")
+        driver.read_inventory(machine_of(StubGpu(), gpu), "0,GPU-b")
 
 
 # ---- claims ----
@@ -187,12 +187,12 @@ def test_a_named_card_that_cannot_be_had_is_an_error(driver: Driver, gpu: Card, 
 def test_a_card_of_another_run_is_left_out_and_named(driver: Driver) -> None:
     with Claims() as other_run:
         assert other_run.try_claim("gpu-GPU-a")
-        inventory = driver.read_inventory(machine_of(Card(), Card()), claims=True)
+        inventory = driver.read_inventory(machine_of(StubGpu(), StubGpu()), claims=True)
         assert ids(inventory) == ["GPU-b"]
         assert reasons(inventory)[0] == f"leased by another rlharness run (pid {os.getpid()})"
         with pytest.raises(InventoryError, match="another rlharness run"):
-            driver.read_inventory(machine_of(Card(), Card()), "0,", claims=True)
-    assert ids(driver.read_inventory(machine_of(Card(), Card()), claims=True)) == ["GPU-a", "GPU-b"]
+            driver.read_inventory(machine_of(StubGpu(), StubGpu()), "0,", claims=True)
+    assert ids(driver.read_inventory(machine_of(StubGpu(), StubGpu()), claims=True)) == ["GPU-a", "GPU-b"]
 
 
 # Runs in a child, which holds what it claimed while it asks what is still free.
@@ -216,7 +216,7 @@ print(mine.try_claim("gpu-SIM-0") and Claims().try_claim("gpu-SIM-1"))
 
 
 def test_only_the_cards_of_the_run_stay_claimed(nvml_library: Path, tmp_path: Path) -> None:
-    machine_of(Card(), Card()).write(tmp_path / "machine")
+    machine_of(StubGpu(), StubGpu()).write(tmp_path / "machine")
     assert run_child(CLAIMING, nvml_library.parent, tmp_path / "machine").splitlines() == [
         "['gpu-GPU-a', 'gpu-GPU-b']",
         "['gpu-GPU-b']",
@@ -229,7 +229,7 @@ def test_only_the_cards_of_the_run_stay_claimed(nvml_library: Path, tmp_path: Pa
 
 def mig_machine() -> Machine:
     instances = [Instance("MIG-x", 1, 0), Instance("MIG-y", 2, 0, used_mb=5000, processes=[Process(NO_SUCH_PID)])]
-    return machine_of(Card(mig_mode=1, instances=instances), Card(mig_mode=0))
+    return machine_of(StubGpu(mig_mode=1, instances=instances), StubGpu(mig_mode=0))
 
 
 def test_a_card_in_mig_mode_is_its_instances(driver: Driver) -> None:
@@ -251,7 +251,7 @@ def test_a_mig_instance_by_its_name(driver: Driver, value: str) -> None:
 
 def test_links_are_counted_between_cards(driver: Driver) -> None:
     a, b, c = (f"00000000:{n:02X}:00.0" for n in (1, 2, 3))
-    machine = machine_of(Card(links=[b, b, c]), Card(links=[a, a, c]), Card(links=[a, b]))
+    machine = machine_of(StubGpu(links=[b, b, c]), StubGpu(links=[a, a, c]), StubGpu(links=[a, b]))
     assert driver.read_inventory(machine).num_links == {
         frozenset({"GPU-a", "GPU-b"}): 2,
         frozenset({"GPU-a", "GPU-c"}): 1,
@@ -261,7 +261,7 @@ def test_links_are_counted_between_cards(driver: Driver) -> None:
 
 
 def test_links_to_switches_prefer_nobody(driver: Driver) -> None:
-    machine = machine_of(Card(links=["00000000:A1:00.0"] * 18), Card(links=["00000000:A1:00.0"] * 18))
+    machine = machine_of(StubGpu(links=["00000000:A1:00.0"] * 18), StubGpu(links=["00000000:A1:00.0"] * 18))
     inventory = driver.read_inventory(machine)
     assert len(inventory.gpus) == 2
     assert inventory.num_links == {}
@@ -273,7 +273,7 @@ def test_links_to_switches_prefer_nobody(driver: Driver) -> None:
 @pytest.mark.parametrize("code", [NOT_SUPPORTED, FUNCTION_NOT_FOUND, UNKNOWN])
 def test_errors_about_links_mean_none_known(driver: Driver, function: str, code: int) -> None:
     a, b = "00000000:01:00.0", "00000000:02:00.0"
-    machine = machine_of(Card(links=[b]), Card(links=[a]), failures=[(function, -1, code)])
+    machine = machine_of(StubGpu(links=[b]), StubGpu(links=[a]), failures=[(function, -1, code)])
     inventory = driver.read_inventory(machine)
     assert len(inventory.gpus) == 2
     assert inventory.num_links == {}
@@ -326,7 +326,7 @@ def test_without_a_library_there_are_no_cards(tmp_path: Path) -> None:
     ],
 )
 def test_a_driver_that_does_not_start_is_said_once(driver: Driver, function: str, code: int, note: str) -> None:
-    broken = machine_of(Card(), failures=[(function, -1, code)])
+    broken = machine_of(StubGpu(), failures=[(function, -1, code)])
     assert driver.read_inventory(broken) == Inventory(note=note)
     with pytest.raises(InventoryError, match="driver"):
         driver.read_inventory(broken, "1")
@@ -335,7 +335,7 @@ def test_a_driver_that_does_not_start_is_said_once(driver: Driver, function: str
 # ---- every machine ----
 
 CARDS = st.builds(
-    Card,
+    StubGpu,
     used_mb=st.sampled_from([0, 20, 5000]),
     compute_mode=st.sampled_from([0, 0, 2, 3]),
     mig_mode=st.sampled_from([-1, 0]),
@@ -351,7 +351,7 @@ FAILURES = st.tuples(
 @settings(derandomize=True, max_examples=60)
 @given(st.lists(CARDS, max_size=4), st.lists(FAILURES, max_size=2), st.lists(st.integers(0, 3), unique=True))
 def test_each_visible_card_is_taken_or_left_out(
-    driver: Driver, gpus: list[Card], failures: list[tuple[str, int, int]], numbers: list[int]
+    driver: Driver, gpus: list[StubGpu], failures: list[tuple[str, int, int]], numbers: list[int]
 ) -> None:
     machine = machine_of(*gpus, failures=failures)
     visible = []

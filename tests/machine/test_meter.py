@@ -1,4 +1,4 @@
-"""Whether a card is back at its baseline, and who holds it."""
+"""Whether a GPU is back at its baseline, and who holds it."""
 
 import pytest
 from hypothesis import given, settings

@@ -132,7 +132,7 @@ def test_nothing_outside_the_list_is_ever_visible(value: str, devices: list[Devi
     seen = visible_devices(devices, {"CUDA_VISIBLE_DEVICES": value}).devices
     assert len(set(seen)) == len(seen)
     assert set(seen) <= set(devices)
-    # The k-th visible card is what the k-th entry names: no card comes from elsewhere, and the order is kept.
+    # The k-th visible GPU is what the k-th entry names: no GPU comes from elsewhere, and the order is kept.
     for entry, device in zip(named, seen, strict=False):
         assert device.uuid.startswith(entry) or int(entry.split("gpu", maxsplit=1)[0]) == device.ordinal
 

@@ -50,7 +50,7 @@ def transplant(tmp_path: Path, *phases: str, steps: tuple[int, int] = (1, 2), re
     first, last = steps
     report = str(tmp_path / REPORT)
     return Transplant(
-        str(tmp_path / "donor"), report, first=first, last=last, phases=phases, recorded_values=recorded_values
+        str(tmp_path / "donor"), report, first=first, last=last, phases=phases, values=recorded_values
     )
 
 

@@ -37,7 +37,7 @@ NETWORK = Finding(
 
 
 def healthy() -> tuple[Finding, ...]:
-    """Every room, on a machine of two cards with nothing wrong."""
+    """Every room, on a machine of two GPUs with nothing wrong."""
     both = [GpuHealth(n, f"GPU-{n}", H200, (9, 0), num_links=18, num_active_links=18) for n in range(2)]
     health = MachineHealth("570.86.15", (12, 8), tuple(both))
     inventory = Inventory(tuple(Gpu(f"GPU-{n}", n, H200, 141.0, (9, 0)) for n in range(2)))
@@ -108,7 +108,7 @@ def sick() -> tuple[Finding, ...]:
 
 
 def container() -> tuple[Finding, ...]:
-    """Every room, in a container of another machine: no network, no cards, Docker's own sizes."""
+    """Every room, in a container of another machine: no network, no GPUs, Docker's own sizes."""
     network = Finding("network", Severity.FINE, "this host reaches itself on lo; picked: NCCL lo, Gloo lo, Ray lo")
     limits = {"nofile": Limit(1_048_576, 1_048_576), "nproc": Limit(INF, INF), "memlock": Limit(INF, INF)}
     refused = {"cgroup": "Read-only file system", "pidns": "Operation not permitted"}

@@ -64,12 +64,12 @@ ENDING = running("tests/test_b.py", 0, terminating="test_timeout")
 def test_a_frame_says_what_runs_where_since_when() -> None:
     assert drawn(progress(HANG, ENDING)) == [
         "",
-        " cards       file                           test                 tests    since",
+        " GPUs       file                           test                 tests    since",
         " cpu         tests/test_b.py                terminating                    1:02",
         " gpu 0-1     …sts/distributed/test_hang.py  test_y[p::q]             4     1:02",
         "",
         " ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━      1:12, 0:14 left",
-        " 4/10  1 failed  3 passed  2 running  4 queued  2/2 cards",
+        " 4/10  1 failed  3 passed  2 running  4 queued  2/2 GPUs",
     ]
 
 
@@ -85,7 +85,7 @@ def test_a_stream_without_box_drawing_gets_ascii() -> None:
 
 def test_a_narrow_terminal_loses_the_test_column_first() -> None:
     lines = drawn(progress(HANG), width=50)
-    assert lines[1].split() == ["cards", "file", "since"]
+    assert lines[1].split() == ["GPUs", "file", "since"]
     assert "test_y" not in "".join(lines)
 
 

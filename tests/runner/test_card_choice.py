@@ -1,4 +1,4 @@
-"""Which cards a need is given: NVLink, then small cards, then tight groups, then neighbours."""
+"""Which GPUs a need is given: NVLink, then small GPUs, then tight groups, then neighbours."""
 
 from itertools import combinations
 
@@ -16,7 +16,7 @@ EVERYTHING = 0xFF
 
 
 def linked(num_gpus: int, *pairs: tuple[int, int, int], model: str = "H200") -> Inventory:
-    """Equal cards with NVLink: (card, card, number of links)."""
+    """Equal GPUs with NVLink: (GPU, GPU, number of links)."""
     return Inventory(
         gpus=tuple(Gpu(f"ID-{i}", i, model, 143.0) for i in range(num_gpus)),
         num_links={frozenset((f"ID-{a}", f"ID-{b}")): number for a, b, number in pairs},
@@ -129,7 +129,7 @@ def test_an_unknown_memory_or_capability_satisfies_no_need_of_it() -> None:
 @QUICK
 @given(INVENTORIES, NEEDS.filter(lambda need: need.gpus > 0), st.integers(0, 255), st.booleans())
 def test_a_set_is_chosen_wherever_there_is_one(gpus: Inventory, need: Need, free: int, mix_models: bool) -> None:
-    """Against every set of free cards, tried one by one."""
+    """Against every set of free GPUs, tried one by one."""
     choice = GpuChoice(gpus, mix_models)
     free &= choice.all_gpus
 

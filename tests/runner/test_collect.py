@@ -259,11 +259,11 @@ def test_files_are_found_although_a_broken_conftest_defines_their_options(suite:
 
 
 def test_a_directory_that_skips_itself_is_noted(suite: Suite) -> None:
-    skipping = "import pytest\npytest.skip('no cards', allow_module_level=True)"
+    skipping = "import pytest\npytest.skip('no GPUs', allow_module_level=True)"
     suite.write({"a/conftest.py": skipping, "a/test_a.py": "", "b/test_b.py": ""})
     collected = suite.collect()
     assert [unit.path for unit in collected.units] == ["b/test_b.py"]
-    assert collected.notes == ("a skips itself: no cards",)
+    assert collected.notes == ("a skips itself: no GPUs",)
 
 
 def test_a_directory_that_cannot_be_collected_is_a_unit(suite: Suite) -> None:

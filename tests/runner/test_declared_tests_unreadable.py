@@ -208,8 +208,8 @@ UNREADABLE = {
         """
         import pytest
         @pytest.fixture(params=[pytest.param(1, marks=pytest.mark.gpus(2))])
-        def cards(request): pass
-        def test_a(cards): pass
+        def GPUs(request): pass
+        def test_a(GPUs): pass
         """,
     ),
     "abstract": (

@@ -213,11 +213,11 @@ def test_a_conftest_is_noted_before_and_after_its_import_once(tmp_path: Path) ->
 
 
 def test_a_conftest_that_skips_its_directory_is_told(tmp_path: Path) -> None:
-    skipping = "import pytest\npytest.skip('no cards here', allow_module_level=True)"
+    skipping = "import pytest\npytest.skip('no GPUs here', allow_module_level=True)"
     write(tmp_path, {"a/conftest.py": skipping, "a/test_a.py": TELLING, "b/test_b.py": TELLING})
     _, records = discover(tmp_path)
     [skipped] = [record for record in records if record["k"] == "skipped"]
-    assert skipped == {"k": "skipped", "path": str(tmp_path / "a"), "reason": "no cards here"}
+    assert skipped == {"k": "skipped", "path": str(tmp_path / "a"), "reason": "no GPUs here"}
 
 
 def test_a_collector_that_raises_is_an_error_and_the_others_go_on(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_second_request_kills(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("num_requests", "waited_s"), [(1, 20.0), (2, 2.0)])
 def test_who_is_killed_does_not_wait_long_for_memory(tmp_path: Path, num_requests: int, waited_s: float) -> None:
     class Held(FakeMeter):
-        """The card of a unit that does not give its memory back; a question takes a second."""
+        """The GPU of a unit that does not give its memory back; a question takes a second."""
 
         def used_memory_bytes(self, gpu_ids: Sequence[str]) -> dict[str, int]:
             run.clock.advance(1.0)
@@ -241,12 +241,12 @@ def test_an_exclusive_unit_runs_alone(tmp_path: Path) -> None:
 
 
 def leases_at_most(run: ScriptedRun) -> int:
-    """The most cards that were out at once, by the record."""
+    """The most GPUs that were out at once, by the record."""
     out: dict[str, str] = {}
     most = 0
     for event in run.kept.events:
         if isinstance(event, events.AttemptStarted):
-            assert not out.keys() & set(event.gpu_ids), "a card was leased twice"
+            assert not out.keys() & set(event.gpu_ids), "a GPU was leased twice"
             out |= dict.fromkeys(event.gpu_ids, event.path)
         elif isinstance(event, events.LeaseReturned):
             for gpu_id in event.gpu_ids:
@@ -275,7 +275,7 @@ class Machine:
     cpu_units: int
     maxfail: int
     held: frozenset[int]
-    """Cards whose memory does not come back."""
+    """GPUs whose memory does not come back."""
 
 
 machines = st.builds(Machine, st.integers(0, 3), st.integers(1, 3), st.integers(0, 3), st.frozensets(st.integers(0, 2)))

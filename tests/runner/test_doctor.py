@@ -174,7 +174,7 @@ def test_nccl_on_fewer_cards_than_ranks_is_refused_at_once(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-no-such-card,GPU-another")  # named, and not there
     assert main(["doctor", "--distributed", "2", "--backend", "nccl"]) == ExitCode.USAGE_ERROR
-    assert "--distributed 2 --backend nccl: 0 of 2 cards are visible (" in capsys.readouterr().err
+    assert "--distributed 2 --backend nccl: 0 of 2 GPUs are visible (" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from tests.support.packing_cases import (
 
 WIDTHS = (0, 1, 2, 4, 8)
 MAX_CALLS_PER_UNIT = 80
-"""62 in Python 3.11: what five needs ask of eight cards."""
+"""62 in Python 3.11: what five needs ask of eight GPUs."""
 
 
 def first_fit_by_hand(jobs: Sequence[Job], table: LeaseTable) -> list[tuple[int, float, tuple[str, ...]]]:
@@ -55,7 +55,7 @@ def first_fit_by_hand(jobs: Sequence[Job], table: LeaseTable) -> list[tuple[int,
 def test_the_queue_is_first_fit(jobs: list[Job], gpus: Inventory, cpu_units: int, mix_models: bool) -> None:
     table = LeaseTable(gpus, cpu_units, mix_models)
     schedule = simulate(jobs, table.fresh())
-    # Leases that end at one moment come back in no promised order, and slots with them; cards do not depend on it.
+    # Leases that end at one moment come back in no promised order, and slots with them; GPUs do not depend on it.
     assert [(s.job.index, s.start_s, s.lease.gpu_ids) for s in schedule.starts] == first_fit_by_hand(jobs, table)
     assert schedule.makespan_s == makespan_s(jobs, table.fresh())
     assert {job.index for job in schedule.unplaced} == {job.index for job in jobs if table.why_never(job.need)}

@@ -28,7 +28,7 @@ RECORDS = [
     record("start", id=IDS[0], timeout_s=5.0),
     end(IDS[0], "passed", reason="", text=""),
     record("start", id=IDS[1], timeout_s=None),
-    end(IDS[1], "skipped", reason="no card", text=""),
+    end(IDS[1], "skipped", reason="no GPU", text=""),
     record("start", id=IDS[2], timeout_s=None),
     end(IDS[2], "failed", reason="assert 0", text="def test_z():\n>   assert 0\nE   assert 0"),
     record("finish", exit=1),
@@ -53,7 +53,7 @@ def test_a_whole_report_is_read_back(tmp_path: Path) -> None:
     assert report.finished_exit == 1
     assert report.ends[IDS[2]].text.endswith("E   assert 0")
     assert report.ends[IDS[2]].duration_s == 0.5
-    assert report.skip_reasons() == ("no card",)
+    assert report.skip_reasons() == ("no GPU",)
     assert report.num_unreadable == 0
     assert report.counts().counts == {
         TestOutcome.PASSED: 1,

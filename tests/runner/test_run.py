@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.core.exit_codes import ExitCode
-from tests.support.nvml_stub.build import Card, build, compiler, machine_of, stub_env
+from tests.support.nvml_stub.build import StubGpu, build, compiler, machine_of, stub_env
 from tests.support.suite_runs import QUICK, Done, run, write_suite
 
 LOOK = """
@@ -303,7 +303,7 @@ def test_a_card_whose_memory_does_not_come_back_is_quarantined(tmp_path: Path) -
         pytest.skip("no C compiler here: the pretended NVIDIA driver cannot be built")
     library = build(tmp_path)
     stub_file = tmp_path / "machine.txt"
-    machine_of(Card(used_mb=0)).write(stub_file)
+    machine_of(StubGpu(used_mb=0)).write(stub_file)
     suite = write_suite(tmp_path / "suite", {"test_leaks.py": LEAKS, "test_z.py": NEEDS_FOUR.replace("4", "1")})
     done = run(suite, "run", "--gpus", "auto", "--allow-missing-gpus", env=stub_env(library, stub_file))
     assert done.code == ExitCode.GPU_QUARANTINED, done.stdout + done.stderr

@@ -33,7 +33,7 @@ def figures(pattern: str, text: str) -> list[float]:
 @pytest.mark.timeout(120)
 def test_the_cost_of_the_runner_is_measured() -> None:
     text = measure("runner_cost.py", "--units", "9", "--tests", "3", "--leader-s", "0.6", "--real-units", "2")
-    assert "9 units of 3 tests, 8 pretended cards" in text
+    assert "9 units of 3 tests, 8 pretended GPUs" in text
     total_ms, own_ms, supervisor_ms = figures(r"per unit: ([\d.]+) ms \(runner ([\d.]+) ms, supervisor ([\d.]+)", text)
     assert total_ms == pytest.approx(own_ms + supervisor_ms, abs=0.11)
     assert min(own_ms, supervisor_ms) > 0

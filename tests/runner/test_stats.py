@@ -312,7 +312,7 @@ def test_two_thousand_units_stay_small() -> None:
             counts = TestCounts({TestOutcome.PASSED: 40, TestOutcome.SKIPPED: 2})
             state.apply(AttemptStarted(2.0, one.path, GPUS[:1], 0, f"/runs/units/{one.path}"))
             need, at = Need(gpus=1), f"/runs/units/{one.path}"
-            result = UnitResult(one, Outcome.PASSED, "", 1.5, GPUS[:1], counts, ("no card",), (), need, at)
+            result = UnitResult(one, Outcome.PASSED, "", 1.5, GPUS[:1], counts, ("no GPU",), (), need, at)
             state.apply(UnitFinished(3.0, result))
             state.apply(LeaseReturned(3.0, one.path, GPUS[:1]))
         return state

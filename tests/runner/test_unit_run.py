@@ -1,4 +1,4 @@
-"""One unit on its lease: its command and environment, its directories, its cards. Attempts follow scripts."""
+"""One unit on its lease: its command and environment, its directories, its GPUs. Attempts follow scripts."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A suite shaped like a real one, some of it misbehaving, run on pretended cards; and the checker that judges it."""
+"""A suite shaped like a real one, some of it misbehaving, run on pretended GPUs; and the checker that judges it."""
 
 import json
 import subprocess
@@ -63,7 +63,7 @@ def right_run(files: tuple[ShapedFile, ...]) -> tuple[list[dict[str, Any]], list
         if runs:
             events.append({"event": "attempt_started", "path": file.path, "gpu_ids": gpus})
         if file.is_collected and file.deed is not Deed.HAS_NO_TESTS:
-            notes.append({"k": "begin", "file": file.path, "cards": gpus, "at_s": i})
+            notes.append({"k": "begin", "file": file.path, "GPUs": gpus, "at_s": i})
             notes.append({"k": "end", "file": file.path, "at_s": i + 0.5})
         result = {
             "unit": {"path": file.path, "need": {"gpus": file.gpus}},
@@ -103,14 +103,14 @@ def break_run(how: str, events: list[dict[str, Any]], notes: list[dict[str, Any]
             passed["collected_need"]["gpus"] = 0
         case "unnamed child":
             next(result for result in finished if result["left_behind"])["left_behind"] = []
-        case "card leased twice":
+        case "GPU leased twice":
             events.insert(0, {**started[0], "path": "tests/other.py"})
-        case "card not returned":
+        case "GPU not returned":
             events[:] = [event for event in events if event["event"] != "lease_returned"]
         case "quarantine":
             events.append({"event": "gpu_quarantined", "path": "a", "gpu_id": "SIM-0", "reason": "memory"})
-        case "other card seen":
-            next(note for note in notes if note.get("cards"))["cards"] = ["SIM-99"]
+        case "other GPU seen":
+            next(note for note in notes if note.get("GPUs"))["GPUs"] = ["SIM-99"]
         case "lock held":
             notes.append({"k": "twice", "file": "a", "name": "SIM-0", "at_s": 0})
         case "too many at once":
@@ -131,10 +131,10 @@ def break_run(how: str, events: list[dict[str, Any]], notes: list[dict[str, Any]
         "wrong lease",
         "wrong collected need",
         "unnamed child",
-        "card leased twice",
-        "card not returned",
+        "GPU leased twice",
+        "GPU not returned",
         "quarantine",
-        "other card seen",
+        "other GPU seen",
         "lock held",
         "too many at once",
         "never began",

@@ -16,7 +16,7 @@ THOROUGH = settings(max_examples=400, derandomize=True)
 
 
 def inventory(*kinds: tuple[int, str, float]) -> Inventory:
-    """Cards by kind: (how many, model, memory in GB)."""
+    """GPUs by kind: (how many, model, memory in GB)."""
     flat = [(model, memory_gb) for number, model, memory_gb in kinds for _ in range(number)]
     return Inventory(gpus=tuple(Gpu(f"ID-{i}", i, model, gb, (9, 0)) for i, (model, gb) in enumerate(flat)))
 
@@ -54,18 +54,18 @@ def jobs_of(
 
 
 def widths(max_width: int) -> st.SearchStrategy[Need]:
-    """Needs of 1 to `max_width` of any cards."""
+    """Needs of 1 to `max_width` of any GPUs."""
     return st.integers(1, max_width).map(lambda gpus: Need(gpus=gpus))
 
 
 Demand = tuple[int, ...]
-"""How much a unit takes of each kind of card, then of the CPU places."""
+"""How much a unit takes of each kind of GPU, then of the CPU places."""
 
 
 def optimum_s(jobs: Sequence[Job], table: LeaseTable) -> float:
     """The least makespan of any schedule, found by trying all; for a handful of jobs that can all run.
 
-    Every order, every choice of cards, each unit as early as the ones before it allow: one of these is optimal, since
+    Every order, every choice of GPUs, each unit as early as the ones before it allow: one of these is optimal, since
     any schedule can be shifted to the left until it is one of them.
     """
     kinds = sorted({(gpu.model, gpu.memory_gb) for gpu in table.choice.gpus})

@@ -57,7 +57,7 @@ class Scenario(BaseModel):
     determinism: Literal["off", "deterministic", "invariant"]
     """The level that the entry holds, unless told otherwise."""
     gpus: Annotated[int, Field(ge=0)] = 0
-    """Cards that it needs."""
+    """GPUs that it needs."""
     sizes: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """By name, what is other than in `config`, by dotted key."""
     runtime_sections: list[SectionName] = Field(default_factory=list)

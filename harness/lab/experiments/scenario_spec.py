@@ -175,8 +175,8 @@ def check_machine(invocation: Invocation, scenario: Scenario) -> None:
         if len(inventory.gpus) < scenario.gpus:
             raise UsageError(
                 f"this scenario needs {count(scenario.gpus, 'GPU')}, and {len(inventory.gpus)} are free here",
-                legal="a machine with as many free cards within CUDA_VISIBLE_DEVICES",
-                remedy="rlharness doctor says what keeps cards from being used",
+                legal="a machine with as many free GPUs within CUDA_VISIBLE_DEVICES",
+                remedy="rlharness doctor says what keeps GPUs from being used",
             )
 
 

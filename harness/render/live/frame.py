@@ -58,7 +58,7 @@ def frame(picture: Picture, now_t: float, style: FrameStyle) -> list[Text]:
     if len(attempts) > room:
         rows[-1] = Text(f" and {len(attempts) - room + 1} more", style="dim")
     rows += [Text()] * (min(style.num_rows, room) - len(rows))
-    head = columns.line(("cards", "file", "test", "tests", "since"), styles=("dim",) * 5)
+    head = columns.line(("GPUs", "file", "test", "tests", "since"), styles=("dim",) * 5)
     lines = [Text(), head, *rows, Text(), _bar(progress, now_t, space, style.ascii_only), _counts(progress, space)]
     for line in lines:
         line.truncate(space)
@@ -67,7 +67,7 @@ def frame(picture: Picture, now_t: float, style: FrameStyle) -> list[Text]:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Widths in cells of the columns cards, file, test, tests done, since; 0 for one that is left out."""
+    """Widths in cells of the columns GPUs, file, test, tests done, since; 0 for one that is left out."""
 
     widths: tuple[int, int, int, int, int]
     ellipsis: str
@@ -179,7 +179,7 @@ def _counts(progress: Progress, space: int) -> Text:
         pieces.append((f"{outcomes[outcome]} {label(outcome).lower()}", style))
     pieces += [(f"{len(progress.running)} running", "cyan"), (f"{progress.num_queued} queued", "dim")]
     if progress.num_gpus:
-        pieces.append((f"{progress.num_gpus_leased}/{progress.num_gpus} cards", "dim"))
+        pieces.append((f"{progress.num_gpus_leased}/{progress.num_gpus} GPUs", "dim"))
     line = Text("", no_wrap=True, overflow="crop")
     for text, style in pieces:
         if line.cell_len + len(text) + GAP > space:

@@ -1,4 +1,4 @@
-"""What runs on which card since when, kept in place on a terminal, with what matters scrolling above it.
+"""What runs on which GPU since when, kept in place on a terminal, with what matters scrolling above it.
 
     run's thread:   on_event ──(lines, Progress)──┐ under a lock, never waits for the terminal
     drawing thread:                               └──> Screen ──> terminal

@@ -1,4 +1,4 @@
-"""Cards, links, the driver against torch: each judgement, and the whole command over the pretended driver."""
+"""GPUs, links, the driver against torch: each judgement, and the whole command over the pretended driver."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ from harness.doctor.host import Answer, Host, module_command
 from harness.machine.gpu_health import GpuHealth, MachineHealth
 from harness.machine.inventory import Gpu, Inventory, LeftOut
 from tests.support.finding_checks import severities, sound
-from tests.support.nvml_stub.build import Card, Instance, Machine, Process, machine_of, stub_env
+from tests.support.nvml_stub.build import Instance, Machine, Process, StubGpu, machine_of, stub_env
 
 ROOT = Path(__file__).parents[3]
 H200 = "NVIDIA H200"
@@ -66,12 +66,12 @@ def test_a_driver_that_does_not_answer_breaks() -> None:
     assert severities(check_driver(silent, has_device_file=False)) == {"driver": "broken"}
 
 
-# ---- cards ----
+# ---- GPUs ----
 
 
 def test_free_cards_are_fine_and_no_cards_are_nothing() -> None:
     (finding,) = sound(check_gpus(health(health_of(0), health_of(1)), Inventory((gpu(0), gpu(1)))))
-    assert (finding.check, finding.measured) == ("cards", "2 x NVIDIA H200 141 GB, free")
+    assert (finding.check, finding.measured) == ("GPUs", "2 x NVIDIA H200 141 GB, free")
     assert check_gpus(health(), Inventory(note="no NVIDIA driver here: 0 GPUs")) == []
 
 
@@ -88,8 +88,8 @@ def test_free_cards_are_fine_and_no_cards_are_nothing() -> None:
 def test_a_card_that_is_left_out(reason: str, severity: str) -> None:
     inventory = Inventory((gpu(0),), (LeftOut("GPU-1", 1, H200, reason),))
     assert severities(check_gpus(health(health_of(0), health_of(1)), inventory)) == {
-        "card 1": severity,
-        "cards": "fine",
+        "GPU 1": severity,
+        "GPUs": "fine",
     }
 
 
@@ -102,7 +102,7 @@ def test_a_slow_card() -> None:
 
 
 def test_hidden_cards_are_said() -> None:
-    note = "CUDA_VISIBLE_DEVICES='': no card is visible"
+    note = "CUDA_VISIBLE_DEVICES='': no GPU is visible"
     assert severities(check_gpus(health(health_of()), Inventory(note=note))) == {"CUDA_VISIBLE_DEVICES": "warning"}
 
 
@@ -121,7 +121,7 @@ def test_links_that_are_up_or_absent_everywhere_are_fine() -> None:
 def test_a_card_with_fewer_links_than_its_sisters() -> None:
     gpus = [health_of(number, num_links=18, num_active_links=18 - 6 * (number == 2)) for number in range(4)]
     (finding,) = sound(check_links(gpus))
-    assert finding.check == "NVLink of card 2"
+    assert finding.check == "NVLink of GPU 2"
     assert finding.measured == "12 of 18 links are active; others of its model have 18"
     mixed = [
         health_of(0, num_links=18, num_active_links=18),
@@ -141,7 +141,7 @@ def torch_findings(torch: Torch, capability: tuple[int, int] = (9, 0), num_usabl
 
 def test_a_torch_that_finds_the_cards() -> None:
     (finding,) = torch_findings(CUDA_TORCH)
-    assert finding.measured == ("2.11.0+cu128, built for CUDA 12.8, finds the cards; the driver serves CUDA up to 12.8")
+    assert finding.measured == ("2.11.0+cu128, built for CUDA 12.8, finds the GPUs; the driver serves CUDA up to 12.8")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_torch_that_finds_the_cards() -> None:
         (Torch(), 8, "fine", "not installed"),
         (Torch("2.13.0+cpu"), 0, "fine", "built without CUDA"),
         (Torch("2.13.0+cu130", "13.0"), 0, "fine", "built for CUDA 13.0"),
-        (Torch("2.13.0+cpu", is_available=False), 8, "broken", "built without CUDA; 8 cards are free"),
+        (Torch("2.13.0+cpu", is_available=False), 8, "broken", "built without CUDA; 8 GPUs are free"),
         (Torch("2.13.0+cu130", "13.0", is_available=False), 1, "broken", "the driver serves CUDA up to 12.8"),
         (Torch("2.13.0+rocm7", "", "7.0", is_available=None), 0, "fine", "built for ROCm 7.0"),
         (Torch(problem="no answer within 60 s"), 0, "broken", "no answer within 60 s"),
@@ -216,7 +216,7 @@ def test_this_environments_torch_is_asked_without_importing_it() -> None:
 
 
 def doctor_of(machine: Machine, nvml_library: Path, tmp_path: Path, **environ: str) -> dict[str, Finding]:
-    """What the checks of the cards find in a process that has the pretended driver; torch is asked for real."""
+    """What the checks of the GPUs find in a process that has the pretended driver; torch is asked for real."""
     machine.write(tmp_path / "machine")
     code = (
         "import asyncio, json, os\nfrom dataclasses import astuple\nfrom pathlib import Path\n"
@@ -233,31 +233,31 @@ def doctor_of(machine: Machine, nvml_library: Path, tmp_path: Path, **environ: s
 
 
 def test_a_machine_in_order(nvml_library: Path, tmp_path: Path) -> None:
-    found = doctor_of(machine_of(*(Card(links=["0"] * 4) for _ in range(4))), nvml_library, tmp_path)
+    found = doctor_of(machine_of(*(StubGpu(links=["0"] * 4) for _ in range(4))), nvml_library, tmp_path)
     assert {finding.severity for finding in sound(found.values())} == {Severity.FINE}
     assert found["NVLink"].measured == "4 x 4 links active"
 
 
 def test_a_machine_out_of_order(nvml_library: Path, tmp_path: Path) -> None:
     gpus = [
-        Card(links=["0"] * 4, slow=0x40),
-        Card(links=["0"] * 2, idle_links=2, used_mb=9000, processes=[Process(2**31)]),
-        Card(),
+        StubGpu(links=["0"] * 4, slow=0x40),
+        StubGpu(links=["0"] * 2, idle_links=2, used_mb=9000, processes=[Process(2**31)]),
+        StubGpu(),
     ]
     machine = machine_of(*gpus, failures=[("nvmlDeviceGetMemoryInfo_v2", 2, 15)])
     found = doctor_of(machine, nvml_library, tmp_path)
     assert severities(found.values()) == {
         "driver": "fine",
-        "card 0": "warning",
-        "card 1": "warning",
-        "card 2": "broken",
-        "cards": "fine",
-        "NVLink of card 1": "warning",
+        "GPU 0": "warning",
+        "GPU 1": "warning",
+        "GPU 2": "broken",
+        "GPUs": "fine",
+        "NVLink of GPU 1": "warning",
         "torch": "fine",
     }
-    assert "much too hot" in found["card 0"].measured
-    assert "busy: 9.0 GB" in found["card 1"].measured
-    assert found["card 2"].measured == "NVIDIA Stub: cannot be read: GPU is lost"
+    assert "much too hot" in found["GPU 0"].measured
+    assert "busy: 9.0 GB" in found["GPU 1"].measured
+    assert found["GPU 2"].measured == "NVIDIA Stub: cannot be read: GPU is lost"
 
 
 def test_without_a_driver_torch_is_not_imported() -> None:
@@ -273,21 +273,21 @@ def test_without_a_driver_torch_is_not_imported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cards", "visible", "said"),
+    ("GPUs", "visible", "said"),
     [
-        ([Card(), Card()], None, ""),
-        ([Card(), Card(used_mb=9000, processes=[Process(2**31)])], None, ""),
-        ([Card(), Card()], "1", "1 of 2 cards are visible"),
-        ([Card(), Card()], "0,7", "1 of 2 cards are visible (CUDA_VISIBLE_DEVICES='0,7': CUDA stops at '7'"),
+        ([StubGpu(), StubGpu()], None, ""),
+        ([StubGpu(), StubGpu(used_mb=9000, processes=[Process(2**31)])], None, ""),
+        ([StubGpu(), StubGpu()], "1", "1 of 2 GPUs are visible"),
+        ([StubGpu(), StubGpu()], "0,7", "1 of 2 GPUs are visible (CUDA_VISIBLE_DEVICES='0,7': CUDA stops at '7'"),
         (
-            [Card(mig_mode=1, instances=[Instance("MIG-1"), Instance("MIG-2", 2)])],
+            [StubGpu(mig_mode=1, instances=[Instance("MIG-1"), Instance("MIG-2", 2)])],
             None,
-            "1 of 2 cards are visible (of MIG instances a process sees one)",
+            "1 of 2 GPUs are visible (of MIG instances a process sees one)",
         ),
     ],
 )
 def test_nccl_wants_a_card_a_rank(
-    gpus: list[Card], visible: str | None, said: str, nvml_library: Path, tmp_path: Path
+    gpus: list[StubGpu], visible: str | None, said: str, nvml_library: Path, tmp_path: Path
 ) -> None:
     machine_of(*gpus).write(tmp_path / "machine")
     code = (

@@ -1,6 +1,6 @@
 """The real NCCL on pretended hosts: it picks what `rules` says, and where it listens nobody is heard, or everybody.
 
-It needs no card: NCCL chooses its interface, and opens the port at which ranks meet, when it is asked for a unique id.
+It needs no GPU: NCCL chooses its interface, and opens the port at which ranks meet, when it is asked for a unique id.
 The library comes with torch for CUDA, or alone: pip install --no-deps nvidia-nccl-cu12.
 """
 

@@ -1,6 +1,6 @@
 """How each file here must end, and what it takes to run it: the table that the runner is held to.
 
-One run of all of them shares these limits and two pretended cards; the last ones need a
+One run of all of them shares these limits and two pretended GPUs; the last ones need a
 machine of their own. A file that its process tree cannot be rid of, or that has no line here, is a bug.
 """
 

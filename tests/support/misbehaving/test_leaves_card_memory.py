@@ -1,5 +1,5 @@
-"""Passes and leaves memory of its card allocated, as a driver does that is slow to clean up after a killed process:
-PASSED, the card quarantined. Writes to the machine file of the pretended NVIDIA driver; skips without it."""
+"""Passes and leaves memory of its GPU allocated, as a driver does that is slow to clean up after a killed process:
+PASSED, the GPU quarantined. Writes to the machine file of the pretended NVIDIA driver; skips without it."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ def test_leaves_memory() -> None:
     lines = []
     for line in file.read_text().splitlines():
         fields = line.split(" ")
-        if fields[:2] == ["card", gpu]:
+        if fields[:2] == ["GPU", gpu]:
             fields[4] = str(int(fields[4]) + LEFT_MB)
         lines.append(" ".join(fields) + "\n")
     new = file.with_name(f"{file.name}.{os.getpid()}")

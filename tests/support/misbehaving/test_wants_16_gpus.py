@@ -1,4 +1,4 @@
-"""Wants more cards than any machine here has: NOT_RUN, with what it asked for and what there is."""
+"""Wants more GPUs than any machine here has: NOT_RUN, with what it asked for and what there is."""
 
 import pytest
 

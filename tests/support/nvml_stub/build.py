@@ -47,7 +47,7 @@ def stub_env(library: Path, file: Path, parent: Mapping[str, str] | None = None)
 
 @dataclass
 class Process:
-    """A process that NVML lists on a card."""
+    """A process that NVML lists on a GPU."""
 
     pid: int
     used_mb: int = 0
@@ -69,8 +69,8 @@ class Instance:
 
 
 @dataclass
-class Card:
-    """A card; MB are 10**6 bytes."""
+class StubGpu:
+    """A GPU; MB are 10**6 bytes."""
 
     uuid: str = "GPU-00000000-0000-0000-0000-000000000000"
     bus_id: str = "00000000:01:00.0"
@@ -79,7 +79,7 @@ class Card:
     capability: tuple[int, int] = (9, 0)
     compute_mode: int = 0
     mig_mode: int = -1
-    """1 on, 0 off, -1 for a card that has none."""
+    """1 on, 0 off, -1 for a GPU that has none."""
     model: str = "NVIDIA Stub"
     instances: list[Instance] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)
@@ -96,9 +96,9 @@ class Card:
 class Machine:
     """All that the library shows."""
 
-    gpus: list[Card] = field(default_factory=list)
+    gpus: list[StubGpu] = field(default_factory=list)
     failures: list[tuple[str, int, int]] = field(default_factory=list)
-    """NVML function, card (-1 for all), and the error code it then answers with."""
+    """NVML function, GPU (-1 for all), and the error code it then answers with."""
     driver: tuple[str, int] = ("570.86.15", 12080)
     """The driver's version, and the newest CUDA it can serve as NVML writes it: 12080 for 12.8."""
 
@@ -108,7 +108,7 @@ class Machine:
         for number, gpu in enumerate(self.gpus):
             major, minor = gpu.capability
             numbers = f"{gpu.total_mb} {gpu.used_mb} {major} {minor} {gpu.compute_mode} {gpu.mig_mode}"
-            lines.append(f"card {gpu.uuid} {gpu.bus_id} {numbers} {gpu.model}")
+            lines.append(f"GPU {gpu.uuid} {gpu.bus_id} {numbers} {gpu.model}")
             lines += [f"process {number} -1 {p.pid} {p.used_mb} {p.kind}" for p in gpu.processes]
             lines += [f"link {number} {link} 1 {peer}" for link, peer in enumerate(gpu.links)]
             idle = range(len(gpu.links), len(gpu.links) + gpu.idle_links)
@@ -129,7 +129,7 @@ class Machine:
         os.replace(new, file)
 
 
-def machine_of(*gpus: Card, failures: Sequence[tuple[str, int, int]] = ()) -> Machine:
+def machine_of(*gpus: StubGpu, failures: Sequence[tuple[str, int, int]] = ()) -> Machine:
     """A machine of `gpus`, which become GPU-a, GPU-b… at bus ids 00000000:01:00.0, 00000000:02:00.0…"""
     for number, gpu in enumerate(gpus):
         gpu.uuid = f"GPU-{chr(ord('a') + number)}"

@@ -1,4 +1,4 @@
-"""Answers questions about the pretended driver's cards; started by `driver.Driver`, with the library on its path.
+"""Answers questions about the pretended driver's GPUs; started by `driver.Driver`, with the library on its path.
 
 Reads pickled (function, arguments...) from standard input until it ends, writes each answer, or the exception, to
 standard output.

@@ -40,7 +40,7 @@ class Driver:
         *,
         claims: bool = False,
     ) -> Inventory:
-        """Shows `machine`; its inventory, with cards claimed for the length of the call where `claims` says so."""
+        """Shows `machine`; its inventory, with GPUs claimed for the length of the call where `claims` says so."""
         self.show(machine)
         answer = self._ask("inventory", selection, dict(environ or {}), claims)
         assert isinstance(answer, Inventory)

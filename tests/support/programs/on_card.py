@@ -1,4 +1,4 @@
-"""A small training on a card, with mixed precision, gradients that are clipped, and dropout.
+"""A small training on a GPU, with mixed precision, gradients that are clipped, and dropout.
 
 python on_card.py [--steps 8] [--weights FILE]
 """

@@ -1,7 +1,7 @@
 """Hold a run's events, and what the files themselves saw, against what each file was made to do.
 
-Two witnesses: the events say which cards were leased when; the files lock every card they were given, and the kernel
-keeps the lock until the last process that inherited it is gone. So a card leased twice, or leased again while a child
+Two witnesses: the events say which GPUs were leased when; the files lock every GPU they were given, and the kernel
+keeps the lock until the last process that inherited it is gone. So a GPU leased twice, or leased again while a child
 of its last user lives, is seen by a file even where the events tell it otherwise.
 """
 
@@ -44,7 +44,7 @@ def problems(
 
 
 def held_locks(directory: Path) -> list[str]:
-    """Names of cards and files that a process still holds: nobody may, once the run is over."""
+    """Names of GPUs and files that a process still holds: nobody may, once the run is over."""
     held = []
     for path in sorted((directory / "locks").iterdir()):
         with path.open() as lock:
@@ -75,7 +75,7 @@ def _result_problems(file: ShapedFile, result: Record) -> Iterable[str]:
 
 
 def _lease_problems(events: Sequence[Record], num_gpus: int) -> Iterable[str]:
-    """From the events: who held which card when."""
+    """From the events: who held which GPU when."""
     holder: dict[str, str] = {}
     for event in events:
         if event["event"] == "attempt_started":
@@ -84,7 +84,7 @@ def _lease_problems(events: Sequence[Record], num_gpus: int) -> Iterable[str]:
                     yield f"{event['path']}: was leased {gpu_id}, which {holder[gpu_id]} holds"
                 holder[gpu_id] = event["path"]
             if len(holder) > num_gpus:
-                yield f"{event['path']}: makes {len(holder)} cards leased at once, there are {num_gpus}"
+                yield f"{event['path']}: makes {len(holder)} GPUs leased at once, there are {num_gpus}"
         elif event["event"] == "lease_returned":
             for gpu_id in event["gpu_ids"]:
                 holder.pop(gpu_id, None)
@@ -96,18 +96,18 @@ def _lease_problems(events: Sequence[Record], num_gpus: int) -> Iterable[str]:
 def _note_problems(
     files: Sequence[ShapedFile], events: Sequence[Record], notes: Sequence[Record], num_gpus: int
 ) -> Iterable[str]:
-    """From what the files saw: their own cards, and who else held them."""
+    """From what the files saw: their own GPUs, and who else held them."""
     leased = {event["path"]: sorted(event["gpu_ids"]) for event in events if event["event"] == "attempt_started"}
     running: dict[str, int] = {}
     for note in sorted(notes, key=lambda note: float(note["at_s"])):
         if note["k"] == "twice":
             yield f"{note['file']}: {note['name']} was held by somebody else"
         elif note["k"] == "begin":
-            running[note["file"]] = len(note["cards"])
-            if sorted(note["cards"]) != leased.get(note["file"]):
-                yield f"{note['file']}: saw the cards {note['cards']}, was leased {leased.get(note['file'])}"
+            running[note["file"]] = len(note["GPUs"])
+            if sorted(note["GPUs"]) != leased.get(note["file"]):
+                yield f"{note['file']}: saw the GPUs {note['GPUs']}, was leased {leased.get(note['file'])}"
             if sum(running.values()) > num_gpus:
-                yield f"{note['file']}: {sum(running.values())} cards in use at once, there are {num_gpus}"
+                yield f"{note['file']}: {sum(running.values())} GPUs in use at once, there are {num_gpus}"
         if note["k"] == "end" or _dies_without_a_word(files, note["file"]):
             running.pop(note["file"], None)
     begun = [note["file"] for note in notes if note["k"] == "begin"]

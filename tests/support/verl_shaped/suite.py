@@ -31,8 +31,8 @@ class Deed(StrEnum):
     HANGS = "hangs"  # in one of its tests, which has a limit of its own
     CANNOT_BE_IMPORTED = "cannot_be_imported"
     IS_MISMARKED = "is_mismarked"  # asks for "two" GPUs
-    LEAVES_CHILD = "leaves_child"  # a process in a session of its own that holds the cards' locks
-    WANTS_TOO_MUCH = "wants_too_much"  # twice the cards there are
+    LEAVES_CHILD = "leaves_child"  # a process in a session of its own that holds the GPUs' locks
+    WANTS_TOO_MUCH = "wants_too_much"  # twice the GPUs there are
 
 
 class Marking(StrEnum):
@@ -61,12 +61,12 @@ HOLDS_CARDS = {
     Deed.HAS_NO_TESTS: (False,),
     Deed.CANNOT_BE_IMPORTED: (False,),
     Deed.IS_MISMARKED: (False,),
-    # The cards of these must come back.
+    # The GPUs of these must come back.
     Deed.DIES: (True,),
     Deed.HANGS: (True,),
     Deed.LEAVES_CHILD: (True,),
 }
-SHARE_WRONG = 0.1  # of the files that need cards
+SHARE_WRONG = 0.1  # of the files that need GPUs
 IN_CLASS = (Marking.CLASS, Marking.WRONG)
 SHARED = {
     "pytest.ini": "[pytest]\naddopts = --import-mode=importlib\npythonpath = .\n",
@@ -82,7 +82,7 @@ class ShapedFile:
 
     path: str
     gpus: int
-    """Cards its tests really need together."""
+    """GPUs its tests really need together."""
     durations_s: tuple[float, ...]
     """Sleep of each test."""
     deed: Deed = Deed.PASSES
