@@ -112,7 +112,7 @@ class TransplantExecutor:
         if take.operation is not None:
             results = str(donor / RESULTS)
             return {OPERATION: {"index": take.operation, "path": results, "report": str(report), "step": patch.first}}
-        fields = {"first": patch.first, "last": patch.last, "phases": take.phases, "leaves": take.values}
+        fields = {"first": patch.first, "last": patch.last, "phases": take.phases, "values": take.values}
         return {VALUES: {"donor": str(donor), "report": str(report), **fields}}
 
     async def _record_operation(self, index: int, step: int) -> Path:
