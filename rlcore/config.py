@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 
-from rlcore.config_faults import told
+from rlcore.config_faults import as_error
 from rlcore.errors import InvalidValueError
 
 Positive = Annotated[int, Field(ge=1)]
@@ -327,4 +327,4 @@ def read_config(payload: Mapping[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(payload)
     except ValidationError as error:
-        raise told(error, RunConfig) from None
+        raise as_error(error, RunConfig) from None

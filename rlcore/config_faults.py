@@ -33,7 +33,7 @@ FOLLOWS = "default_factory_not_called"
 """A default that could not be derived: another fault, in what it is derived from, is in the same list."""
 
 
-def told(error: ValidationError, model: type[BaseModel]) -> InvalidValueError:
+def as_error(error: ValidationError, model: type[BaseModel]) -> InvalidValueError:
     """All that pydantic has found, as one error; `model` is that of the whole configuration."""
     faults = [_fault(dict(each), model) for each in error.errors() if each["type"] != FOLLOWS]
     return InvalidValueError(

@@ -273,12 +273,12 @@ def for_want_of_a_name(verdict: Verdict, what: str) -> Verdict:
 def _details(key: str, behind: Sequence[RankStory]) -> tuple[str, ...]:
     details: list[str] = []
     for rank in behind:
-        details += [f"{rank.name}: {line}" for line in telling(rank.log)]
+        details += [f"{rank.name}: {line}" for line in telling_lines(rank.log)]
         details += [f"{rank.name} stood in {frame}" for frame in innermost(rank.stacks)] if rank.stuck == key else []
     return tuple(details)
 
 
-def telling(log: str) -> list[str]:
+def telling_lines(log: str) -> list[str]:
     """The last lines of a log that say something about a network, or its very last one where none does."""
     lines = [line.strip() for line in log.splitlines() if line.strip() and not UNTELLING.search(line)]
     return ([line for line in lines if TELLING.search(line)] or lines[-1:])[-MAX_DETAILS:]

@@ -6,7 +6,7 @@ from typing import Any
 
 from harness.recording.automatic import AutomaticRecorder
 from harness.recording.callbacks import make_callbacks
-from harness.recording.determinism_flags import switch_on
+from harness.recording.determinism_flags import set_flags
 from harness.recording.metrics import PrintedMetrics
 from harness.recording.op_mode import OpMode
 from harness.recording.process import ProcessLog
@@ -26,7 +26,7 @@ _active = _Active()
 def start_recording(orders: RecordingConfig) -> None:
     """Record this process from here on, by hooks in torch; called once, right after torch has been imported."""
     log = ProcessLog(orders)
-    if without_effect := switch_on(orders.level):
+    if without_effect := set_flags(orders.level):
         log.give_up(f"the level {orders.level} had no effect on {', '.join(without_effect)}")
     _active.log, _active.foreign = log, AutomaticRecorder(log)
     _active.foreign.install()
@@ -74,7 +74,7 @@ def meet_generators() -> None:
         _active.foreign.guarded(_active.foreign.meet_generators)
 
 
-def tell(line: str) -> None:
+def report(line: str) -> None:
     """Say something to the person who started the recording, once."""
     print(f"rlharness: {line}", file=sys.stderr)
 

@@ -34,22 +34,22 @@ def import_hooks(orders: Mapping[str, Any], bring_package: Callable[[], bool]) -
 
     def tensorboard_is_there(module: ModuleType) -> None:
         if is_recording():
-            from harness.recording.metric_hooks import watch_tensorboard
+            from harness.recording.metric_hooks import hook_tensorboard
 
-            watch_tensorboard(module)
+            hook_tensorboard(module)
 
     def trainer_is_there(module: ModuleType) -> None:
         if is_recording():
-            from harness.recording.metric_hooks import watch_trainer
+            from harness.recording.metric_hooks import hook_trainer
 
-            watch_trainer(module)
+            hook_trainer(module)
 
     def grpo_is_there(module: ModuleType) -> None:
         if is_recording():
-            from harness.recording.active import see_rollout, tell
-            from harness.recording.trl_rollouts import watch_grpo
+            from harness.recording.active import report, see_rollout
+            from harness.recording.trl_rollouts import hook_grpo
 
-            watch_grpo(module, see_rollout, tell)
+            hook_grpo(module, see_rollout, report)
 
     if orders.get("has_entry"):
         return {"torch": torch_is_there, "numpy.random": generator_is_there}

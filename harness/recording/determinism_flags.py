@@ -13,7 +13,7 @@ SEED = 0
 """For generators that the program does not seed itself."""
 
 
-def switch_on(level: str) -> tuple[str, ...]:
+def set_flags(level: str) -> tuple[str, ...]:
     """Switch on what the level wants of torch and of Python's generator; what of it took no effect.
 
     Operations without a deterministic implementation warn, and run: where they come out otherwise, the traces say so.

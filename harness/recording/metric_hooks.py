@@ -8,7 +8,7 @@ from harness.recording.active import active_log
 from harness.recording.metrics import floats
 
 
-def watch_tensorboard(module: ModuleType) -> None:
+def hook_tensorboard(module: ModuleType) -> None:
     """See the scalars that a SummaryWriter is given."""
     original = module.SummaryWriter.add_scalar
 
@@ -22,7 +22,7 @@ def watch_tensorboard(module: ModuleType) -> None:
     module.SummaryWriter.add_scalar = add_scalar
 
 
-def watch_trainer(module: ModuleType) -> None:
+def hook_trainer(module: ModuleType) -> None:
     """See what a transformers Trainer, or one of TRL's, logs."""
     original = module.CallbackHandler.on_log
 

@@ -57,7 +57,7 @@ class ParameterNames:
         """Name what has no name yet, in an order that depends on names, shapes and values only."""
         known = {id(tensor) for reference, _ in self._untracked if (tensor := reference()) is not None}
         held = [(_class_name(root), _held(root)) for root in outermost(living_modules())]
-        for prefix, tensors in sorted(held, key=lambda each: (not self._is_trained(each[1]), _told(each))):
+        for prefix, tensors in sorted(held, key=lambda each: (not self._is_trained(each[1]), _encoded(each))):
             for dotted, tensor in tensors:
                 if id(tensor) not in known and self.name(tensor) is None:
                     known.add(id(tensor))
@@ -97,7 +97,7 @@ def _held(root: nn.Module) -> Named:
     return [(unwrapped(dotted), tensor) for dotted, tensor in tensors if not tensor.is_meta]
 
 
-def _told(held: tuple[str, Named]) -> tuple[str, list[str], list[bytes]]:
+def _encoded(held: tuple[str, Named]) -> tuple[str, list[str], list[bytes]]:
     """By what modules are put in order; of those that are alike in all else, by what is in them."""
     prefix, tensors = held
     kinds = [f"{dotted} {tuple(tensor.shape)} {tensor.dtype}" for dotted, tensor in tensors]

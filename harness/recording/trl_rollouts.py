@@ -20,7 +20,7 @@ PHASES = {
 """What a scored batch of completions holds, and the phase in which each part comes about."""
 
 
-def watch_grpo(module: ModuleType, record: Callable[[str, str, Any], None], say: Callable[[str], None]) -> None:
+def hook_grpo(module: ModuleType, record: Callable[[str, str, Any], None], say: Callable[[str], None]) -> None:
     """Give `record` (phase, name, value) for each batch that a GRPOTrainer generates and scores."""
     trainer = module.GRPOTrainer
     missing = [name for name in ("_calculate_rewards", "_generate_and_score_completions") if not hasattr(trainer, name)]

@@ -11,7 +11,13 @@ from harness.core.text import count, one_line, path_text
 from harness.lab.chaos.comparison import Outcome, Sign
 from harness.lab.chaos.executor import BASELINE
 from harness.lab.chaos.finding import Chaos, Tally
-from harness.lab.experiments.perturbation_factors import HASH_SEED, USUAL_HASH_SEED, Perturbation, told, written
+from harness.lab.experiments.perturbation_factors import (
+    HASH_SEED,
+    USUAL_HASH_SEED,
+    Perturbation,
+    format_perturbation,
+    written,
+)
 from harness.lab.experiments.run import OUTPUT
 from harness.render.divergence import verdict_json, verdict_text
 from harness.render.replay import ending_lines
@@ -38,7 +44,9 @@ def chaos_text(chaos: Chaos, *, colour: bool) -> str:
         lines.append(f"  interrupted by {chaos.interrupted_by}: {_how_far(chaos)}")
     elif chaos.is_out_of_time:
         lines.append(f"  its time was up: {_how_far(chaos)}")
-    lines += [f"  not applied: {one_line(told(e.perturbation))}: {one_line(e.why)}" for e in chaos.not_applied]
+    lines += [
+        f"  not applied: {one_line(format_perturbation(e.perturbation))}: {one_line(e.why)}" for e in chaos.not_applied
+    ]
     if chaos.finding is not None:
         lines += _closer(chaos.finding.outcome, chaos.plan.directory / BASELINE)
     if words := command(chaos):
@@ -67,7 +75,7 @@ def _nothing(chaos: Chaos) -> str:
     plan = chaos.plan
     if plan.only is not None:
         runs = f"in {count(chaos.num_runs, 'run')}, the baseline's among them"
-        return f"{one_line(told(plan.only))} {_verb('move', len(plan.only))} no bit {runs}"
+        return f"{one_line(format_perturbation(plan.only))} {_verb('move', len(plan.only))} no bit {runs}"
     factors = ", ".join(factor.name for factor in plan.factors)
     probes = count(chaos.num_probes, "perturbation")
     return f"{probes} of {factors} {_verb('move', chaos.num_probes)} no bit"
@@ -141,7 +149,7 @@ def _detail(chaos: Chaos) -> Iterator[str]:
         differ = _verb("differ", without.num_runs)
         yield f"  with nothing changed: {without.num_failed} of {count(without.num_runs, 'run')} {differ}"
     if finding.index is not None and dict(finding.drawn) != dict(finding.perturbation):
-        first = one_line(told(finding.drawn))
+        first = one_line(format_perturbation(finding.drawn))
         yield f"  first seen with perturbation {finding.index} of seed {chaos.plan.seed}: {first}"
     if finding.outcome.verdict is not None:
         yield from (f"  {line}" for line in verdict_text(finding.outcome.verdict, colour=False).splitlines()[1:])

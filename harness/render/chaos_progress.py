@@ -6,7 +6,7 @@ from harness.core.clock import Clock
 from harness.core.text import count, one_line
 from harness.lab.chaos.comparison import Outcome, Sign
 from harness.lab.chaos.plan import ChaosPlan
-from harness.lab.experiments.perturbation_factors import Perturbation, told
+from harness.lab.experiments.perturbation_factors import Perturbation, format_perturbation
 from harness.render.console import say
 
 EVERY_S = 30.0
@@ -42,7 +42,7 @@ class ChaosLines:
 
     def begins(self, perturbation: Perturbation) -> None:
         """A run under this perturbation starts."""
-        self._text = one_line(told(perturbation))
+        self._text = one_line(format_perturbation(perturbation))
         if self._num_done < 0:
             say("the baseline: with nothing changed, and once more")
             self._num_done = 0

@@ -104,7 +104,7 @@ def detail_lines(scenario: GateScenario) -> Iterator[str]:
     if is_parted and finding.rounding is not None:
         yield from rounding_lines(finding.rounding)
     yield from counted.values()
-    yield from map(cost_line, told_costs(scenario))
+    yield from map(cost_line, shown_costs(scenario))
     if scenario.golden is not None:
         yield from golden_lines(scenario.golden, is_new=finding.change is Change.ACCEPTED)
     for note in (*finding.notes, *scenario.notes):
@@ -142,7 +142,7 @@ def rounding_lines(rounding: Rounding) -> Iterator[str]:
         yield f"before the optimizer at most {share}, in {rounding.phase}"
 
 
-def told_costs(scenario: GateScenario) -> Iterator[CostChange]:
+def shown_costs(scenario: GateScenario) -> Iterator[CostChange]:
     """The step as a whole, or the run where nothing else is known; and what is over its limit, noise or not."""
     step = [each for each in scenario.costs if (each.kind, each.name) == (SECONDS, STEP)]
     yield from step or [each for each in scenario.costs if each.kind == SECONDS][:1]

@@ -15,7 +15,7 @@ from harness.core.text import one_line
 from harness.lab.gate.change import Change
 from harness.lab.gate.result import Gate, GateScenario
 from harness.render.console import say
-from harness.render.gate import LABELS, cost_line, detail_lines, sides_line, summary_line, told_costs, where
+from harness.render.gate import LABELS, cost_line, detail_lines, shown_costs, sides_line, summary_line, where
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 MAX_BYTES = 2**20
@@ -92,7 +92,7 @@ def summary(gate: Gate) -> str:
 def _row(scenario: GateScenario) -> str:
     change = scenario.finding.change
     label = f"{SIGNS.get(change, '❌')} {LABELS[change].lower()}"
-    cost = next(map(cost_line, told_costs(scenario)), "")
+    cost = next(map(cost_line, shown_costs(scenario)), "")
     return f"| {plain(scenario.name)} | {label} | {plain(where(scenario).removeprefix(': '))} | {plain(cost)} |"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.core.text import count, one_line
 from harness.lab.reproduce.debugger.answers import Answer, Compared, Listed, Marked, Message, Paused, Shown
-from harness.lab.reproduce.debugger.walk import Mark, StepProgress, Visit
+from harness.lab.reproduce.debugger.step_progress import Mark, StepProgress, Visit
 from harness.trace.chain import RecordedValue
 from harness.trace.element_diff import ValueDifference, coordinates
 
@@ -39,7 +39,7 @@ def answer_text(answer: Answer, *, colour: bool) -> str:
     """What a person reads."""
     match answer:
         case Paused():
-            lines = _stood(answer, colour)
+            lines = _paused(answer, colour)
         case Listed():
             lines = _listed(answer, colour)
         case Shown():
@@ -51,7 +51,7 @@ def answer_text(answer: Answer, *, colour: bool) -> str:
     return "\n".join(lines)
 
 
-def _stood(stood: Paused, colour: bool) -> Iterator[str]:
+def _paused(stood: Paused, colour: bool) -> Iterator[str]:
     for visit, recorded_values in stood.visits:
         yield f"  {_visit_name(visit):<13} {_summary(recorded_values, colour)}"
     match stood.why:

@@ -169,7 +169,7 @@ def _test_case(nodeid: str, report: TestReport, result: UnitResult) -> TestCase:
     outcome = report.outcome_of(nodeid)
     end = report.ends.get(nodeid, TestEnd(outcome, 0.0, "", ""))
     case = TestCase(name, classname, round(end.duration_s, 3))
-    told = _told(end, outcome, result, pytest_finished=report.finished_exit is not None)
+    told = _final_result(end, outcome, result, pytest_finished=report.finished_exit is not None)
     if told is not None:
         case.result = told
     if result.directory and outcome in (TestOutcome.FAILED, TestOutcome.ERROR, TestOutcome.UNFINISHED):
@@ -177,7 +177,9 @@ def _test_case(nodeid: str, report: TestReport, result: UnitResult) -> TestCase:
     return case
 
 
-def _told(end: TestEnd, outcome: TestOutcome, result: UnitResult, *, pytest_finished: bool) -> FinalResult | None:
+def _final_result(
+    end: TestEnd, outcome: TestOutcome, result: UnitResult, *, pytest_finished: bool
+) -> FinalResult | None:
     """What stands in a test's testcase; None where the testcase alone says it."""
     why = result.reason or result.outcome.value
     told: FinalResult | None = None

@@ -50,20 +50,20 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def judge(end: ProcessEnd, reported: Reported, timeout_s: float) -> tuple[Outcome, str]:
+def classify_outcome(end: ProcessEnd, reported: Reported, timeout_s: float) -> tuple[Outcome, str]:
     """The outcome of an attempt, and one line that says why (empty when it passed or just failed its tests).
 
     What was ended by us never passes, and neither does a process that went before pytest had finished, or
     that ended otherwise than pytest announced.
     """
-    outcome, why = _judge(end, reported, timeout_s)
+    outcome, why = _classify(end, reported, timeout_s)
     if not reported.unread or not outcome.is_failure:
         return outcome, why
     unread = f"its report could not be read whole: {reported.unread}"
     return outcome, f"{why}; {unread}" if why else unread
 
 
-def _judge(end: ProcessEnd, reported: Reported, timeout_s: float) -> tuple[Outcome, str]:
+def _classify(end: ProcessEnd, reported: Reported, timeout_s: float) -> tuple[Outcome, str]:
     during = f" while {reported.running} ran" if reported.running else ""
     if end.unkillable:
         return Outcome.UNKILLABLE, f"SIGKILL did not end {', '.join(end.unkillable)}"

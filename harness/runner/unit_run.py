@@ -30,7 +30,7 @@ from harness.runner import events
 from harness.runner.collect import Collected
 from harness.runner.leases import Lease
 from harness.runner.options import RunOptions, runs_parts_of_files
-from harness.runner.outcomes import Reported, judge
+from harness.runner.outcomes import Reported, classify_outcome
 from harness.runner.units import Outcome, Unit, UnitResult
 
 MAX_RAY_LOGS_BYTES = 64 * 2**20
@@ -301,7 +301,7 @@ def _put_back(tail: ReportTail, path: str) -> list[str]:
 def _result(
     unit: Unit, end: ProcessEnd, report: TestReport, timeout_s: float, *, gpu_ids: tuple[str, ...], directory: Path
 ) -> UnitResult:
-    outcome, reason = judge(end, _reported(report), timeout_s)
+    outcome, reason = classify_outcome(end, _reported(report), timeout_s)
     return UnitResult(
         unit=unit,
         outcome=outcome,

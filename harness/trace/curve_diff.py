@@ -61,13 +61,15 @@ def uncompared(a: Trace, b: Trace) -> Iterator[str]:
         else:
             yield f"{name}: {CURVE} is missing or empty: what was logged was not compared"
     for step, x, y in common_points(a, b):
-        if names := [name for name in x if name in y and _is_told_otherwise(x[name], y[name]) and not is_cost(name)]:
+        if names := [
+            name for name in x if name in y and _is_printed_differently(x[name], y[name]) and not is_cost(name)
+        ]:
             dtypes = f"{x[names[0]].dtype} in A, {y[names[0]].dtype} in B"
             yield f"what was logged of {_and_more(names)} at step {step} is of two sources, {dtypes}: not compared"
             return
 
 
-def _is_told_otherwise(x: Float, y: Float) -> bool:
+def _is_printed_differently(x: Float, y: Float) -> bool:
     """Whether one was read in a line, say, with the digits that it was given there, and the other seen as it is."""
     return x.dtype != y.dtype and x.value() != y.value()
 

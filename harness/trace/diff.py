@@ -47,7 +47,7 @@ def diff(a: Trace, b: Trace) -> Verdict:
     a, b = common_ranks(a, b)
     found = _compare_steps(a, b)
     fingerprints = _compare_fingerprints(a, b)
-    kind, reasons = _judge(a, b, found, fingerprints, gaps)
+    kind, reasons = _classify(a, b, found, fingerprints, gaps)
     curve = compare_curves(a, b)
     part = _first_part(a, b, found.first)
     attribution = {} if found.first is None else attribute(a, b)
@@ -228,7 +228,7 @@ def _chain_faults(name: str, trace: Trace) -> Iterator[str]:
 # ----------------------------------------------------------------------------------------------------------- verdict
 
 
-def _judge(a: Trace, b: Trace, found: _Found, fingerprints: Fields, gaps: list[str]) -> tuple[Kind, list[str]]:
+def _classify(a: Trace, b: Trace, found: _Found, fingerprints: Fields, gaps: list[str]) -> tuple[Kind, list[str]]:
     """The verdict and its reasons. No level claims anything across different numerics."""
     reasons = []
     if "identity" in fingerprints:

@@ -95,7 +95,7 @@ class FramePosition:
         return self.start + self.length + _CHECKSUM_BYTES
 
 
-def whole_frames(file: BinaryIO, size_bytes: int) -> Iterator[FramePosition]:
+def complete_frames(file: BinaryIO, size_bytes: int) -> Iterator[FramePosition]:
     """Each frame from the file's position on, up to the first that is cut or does not agree with its checksum.
 
     The file may be read elsewhere in between.

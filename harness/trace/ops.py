@@ -178,7 +178,7 @@ def read_ops(directory: Path, rank: int, step: int) -> OpRecord | None:
     operations: list[Operation] = []
     problem, version = "its recording was cut", VERSION
     try:
-        for line in _whole_lines(text):
+        for line in _complete_lines(text):
             if line["k"] == "head":
                 version = int(line["version"])
             if version > VERSION:
@@ -287,7 +287,7 @@ def _makers(found: OpDivergence, record: OpRecord) -> tuple[Operation | None, ..
     return tuple(by_index.get(maker) for maker in unequal)
 
 
-def _whole_lines(text: str) -> Iterator[dict[str, Any]]:
+def _complete_lines(text: str) -> Iterator[dict[str, Any]]:
     """Each line as it was written; what follows the last line break was cut."""
     for line in text.split("\n")[:-1]:
         yield json.loads(line)

@@ -22,12 +22,12 @@ from harness.trace.format import (
     Columns,
     FramePosition,
     StepHead,
+    complete_frames,
     malformed,
     read_columns,
     read_kind,
     read_num_steps,
     read_step_head,
-    whole_frames,
 )
 from harness.trace.layout import CURVE, MANIFEST, TENSORS, log_name, tensors_name
 from harness.trace.manifest import Manifest, parse_manifest, refuse_newer
@@ -214,7 +214,7 @@ def read_log(path: Path) -> RankLog:
         size_bytes = os.fstat(file.fileno()).st_size
         header = file.read(len(HEADER))
         end = _checked_header(header, path)
-        for place in whole_frames(file, size_bytes) if end else ():
+        for place in complete_frames(file, size_bytes) if end else ():
             kind = read_kind(file, place)
             if num_done is not None or kind not in (STEP, DONE):
                 raise _in(path, malformed(f"{kind!r}" if num_done is None else "frames after DONE"))

@@ -137,7 +137,7 @@ def _checksums(path: Path) -> Checksums:
     return checksums
 
 
-def _is_whole(path: Path) -> bool:
+def _is_complete(path: Path) -> bool:
     try:
         _checksums(path).check(path)
     except CheckpointError:
@@ -158,7 +158,7 @@ def _put(partial: Path, final: Path) -> None:
     """Give a whole checkpoint its name; at every moment it or the one it replaces can be read."""
     replaced = final.with_name(final.name + REPLACED)
     if final.exists():
-        if _is_whole(final):
+        if _is_complete(final):
             _remove(replaced)
             final.rename(replaced)
         else:
@@ -177,7 +177,7 @@ def _prune(directory: Path, keep: int, written: Path) -> None:
         _remove(written.with_name(written.name + REPLACED))
         for path in _newest_first(directory):
             if num_global < keep:
-                num_global += _is_whole(path)
+                num_global += _is_complete(path)
             elif path != written:
                 _remove(path)
     except OSError as error:

@@ -16,7 +16,7 @@ from typing import Any
 NEEDS = ("torch", "numpy")
 
 
-def told() -> Iterator[dict[str, Any]]:
+def survey() -> Iterator[dict[str, Any]]:
     """The lines, each as soon as it is known."""
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
@@ -77,7 +77,7 @@ def _certified(dtype: Any, device: str) -> dict[str, Any]:
 
 def main() -> None:
     """Print the lines."""
-    for line in told():
+    for line in survey():
         print(json.dumps(line), flush=True)
 
 

@@ -11,7 +11,7 @@ from harness.lab.experiments.break_conditions import (
     conditions_of_one_run,
     exit_code_of,
     read_report,
-    watched,
+    with_conditions,
 )
 from harness.lab.experiments.run_spec import RunSpec
 from harness.recording.conditions import Condition, Stop
@@ -63,11 +63,11 @@ def test_divergence_is_no_comparison_and_its_remedy_is_one_that_works_here() -> 
 
 def test_an_envelope_is_watched_only_where_something_is_looked_for(tmp_path: Path) -> None:
     plain = RunSpec(("python",), callbacks={"a:b": {"c": 1}})
-    assert watched(plain, (), tmp_path / "stop.json") is plain
-    told = watched(plain, [Condition("nan")], tmp_path / "stop.json", tmp_path / "other").callbacks
+    assert with_conditions(plain, (), tmp_path / "stop.json") is plain
+    told = with_conditions(plain, [Condition("nan")], tmp_path / "stop.json", tmp_path / "other").callbacks
     expected = {"conditions": ["nan"], "report": str(tmp_path / "stop.json"), "against": str(tmp_path / "other")}
     assert told == {"a:b": {"c": 1}, BREAKPOINTS: expected}
-    assert watched(plain, [Condition("nan")], tmp_path / "stop.json").callbacks[BREAKPOINTS]["against"] == ""
+    assert with_conditions(plain, [Condition("nan")], tmp_path / "stop.json").callbacks[BREAKPOINTS]["against"] == ""
 
 
 def test_a_report_is_where_a_run_has_ended_or_what_was_typed_wrongly(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from harness.core.errors import UsageError
 from harness.core.invocation import Invocation
-from harness.lab.experiments.command_spec import checked_metric, foreign_identity, make_command_spec, parse_steps
+from harness.lab.experiments.command_spec import checked_metric, command_identity, make_command_spec, parse_steps
 from harness.lab.experiments.run_spec import RunSpec, prepare
 from harness.lab.experiments.scenario_options import RecordingOptions
 
@@ -18,7 +18,7 @@ values = st.text("abc123.", min_size=1, max_size=4)
 
 def test_a_command_line_is_told_by_option() -> None:
     argv = ("/a/python3", "-u", "-m", "x.train", "--lr=1e-3", "--tag", "a", "--tag", "b", "config.yaml", "-", "--fast")
-    assert foreign_identity(argv) == {
+    assert command_identity(argv) == {
         "program": "python3",
         "-u": "",
         "-m": "x.train",
@@ -39,7 +39,7 @@ def test_another_value_of_an_option_is_another_identity_in_that_name_alone(
     other = {**options, name: data.draw(values.filter(lambda value: value != options[name]))}
     spelled = data.draw(st.sampled_from([" ", "="]))
     a, b = (
-        foreign_identity(("p", *" ".join(f"{n}{spelled}{v}" for n, v in each.items()).split()))
+        command_identity(("p", *" ".join(f"{n}{spelled}{v}" for n, v in each.items()).split()))
         for each in (options, other)
     )
     assert {key for key in a | b if a.get(key) != b.get(key)} == {name}
@@ -47,7 +47,7 @@ def test_another_value_of_an_option_is_another_identity_in_that_name_alone(
 
 def test_secrets_are_in_neither_identity_nor_orders(tmp_path: Path) -> None:
     argv = ("python", "train.py", "--hf-token", "abcdef", "--api-key=abcdef")
-    run_spec = RunSpec(argv, foreign_identity(argv))
+    run_spec = RunSpec(argv, command_identity(argv))
     prepare(run_spec, tmp_path / "out", {})
     assert "abcdef" not in (tmp_path / "out" / "orders.json").read_text("utf-8")
 

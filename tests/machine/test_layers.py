@@ -19,7 +19,7 @@ from harness.doctor.layers import (
     RankStory,
     for_want_of_a_name,
     innermost,
-    telling,
+    telling_lines,
     verdict_of_ray,
     verdicts_of_ranks,
 )
@@ -151,8 +151,8 @@ def test_details_are_the_end_of_the_log_and_where_the_process_stood() -> None:
     assert details[5] == "rank 0: connection 99 refused"
     assert details[6] == "rank 0 stood in all_reduce (torch/distributed/distributed_c10d.py:3210)"
     assert len(details) == 16
-    assert telling("hello\ngood bye\n\n") == ["good bye"]
-    assert telling("") == []
+    assert telling_lines("hello\ngood bye\n\n") == ["good bye"]
+    assert telling_lines("") == []
 
 
 def test_the_innermost_frames_are_those_of_the_main_thread() -> None:

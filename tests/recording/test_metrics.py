@@ -224,8 +224,8 @@ def test_trainers_and_tensorboard_log_as_before_and_are_read(monkeypatch: pytest
             return logs
 
     module: Any = SimpleNamespace(SummaryWriter=SummaryWriter, CallbackHandler=CallbackHandler)
-    metric_hooks.watch_tensorboard(module)
-    metric_hooks.watch_trainer(module)
+    metric_hooks.hook_tensorboard(module)
+    metric_hooks.hook_trainer(module)
     assert SummaryWriter().add_scalar("train/grad_norm", 2.5, global_step=7) == "train/grad_norm 2.5 7"
     logs = {"reward": 0.25, "train_runtime": 9.0}
     assert CallbackHandler().on_log(None, None, None, logs) is logs

@@ -49,9 +49,7 @@ def donor_of(directory: Path, **changed: Any) -> Trace:
 def transplant(tmp_path: Path, *phases: str, steps: tuple[int, int] = (1, 2), recorded_values: Any = ()) -> Transplant:
     first, last = steps
     report = str(tmp_path / REPORT)
-    return Transplant(
-        str(tmp_path / "donor"), report, first=first, last=last, phases=phases, values=recorded_values
-    )
+    return Transplant(str(tmp_path / "donor"), report, first=first, last=last, phases=phases, values=recorded_values)
 
 
 def operated(tmp_path: Path, callback: Transplant) -> tuple[Trace, list[Tensor]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.exit_codes import ExitCode
-from harness.lab.gate.change import Change, Finding, judge
+from harness.lab.gate.change import Change, Finding, classify_change
 from harness.lab.gate.gate import directory_name
 from harness.lab.gate.golden import Acceptance, golden_of
 from harness.lab.gate.policy import Policy
@@ -58,7 +58,7 @@ def test_what_is_counted_is_said_once_and_the_next_command_with_it(tmp_path: Pat
     a = trace(tmp_path / "a", steps_of(3))
     b = trace(tmp_path / "b", steps_of(3, flip_bit(1, "rollout", "tokens")))
     counts = {TOKENS: Count(64, 5, 0, Element(2, 0, "tokens", (8, 8), 9)), REWARDS: Count(8)}
-    finding = judge(replace(diff(a, b), attribution=counts), None)
+    finding = classify_change(replace(diff(a, b), attribution=counts), None)
     scenario = replace(scenario_of("a b", Change.BEHAVIOUR, costs=()), finding=finding)
     assert gate_text(gate_of(scenario), colour=False).splitlines()[1:5] == [
         "BEHAVIOUR CHANGED  a b: step 1, rollout tokens",

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from harness.lab.reproduce.debugger.answers import Answer, Compared, Listed, Marked, Message, Paused, Shown
-from harness.lab.reproduce.debugger.walk import Mark, StepProgress, Visit
+from harness.lab.reproduce.debugger.step_progress import Mark, StepProgress, Visit
 from harness.recording.stepping_messages import BEGIN, END, LEAF, PHASE, Stop
 from harness.render.interactive import MAX_LISTED, answer_json, answer_text, prompt_text
 from harness.trace.element_diff import compare

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.cli.main import cli
 from harness.core.program_output import TAIL_LINES, output_tail
 from harness.lab.experiments.hints import program_command
-from harness.lab.replay.comparison import Replay, judge
+from harness.lab.replay.comparison import Replay, compare_runs
 from harness.render.divergence import verdict_text
 from harness.render.operations import operations_text
 from harness.render.replay import replay_json, replay_text, run_line
@@ -28,7 +28,7 @@ def verdicts(replay: Replay) -> list[list[str]]:
 
 
 def test_equal_runs(tmp_path: Path) -> None:
-    replay = judge(plan_of(tmp_path), [run_of(tmp_path, 1), run_of(tmp_path, 2)])
+    replay = compare_runs(plan_of(tmp_path), [run_of(tmp_path, 1), run_of(tmp_path, 2)])
     assert lines_of(replay) == ["A: run 1  B: run 2", "EQUAL  3 steps, every bit", f"  traces: {tmp_path}"]
 
 
@@ -37,7 +37,7 @@ def test_diverged_runs(tmp_path: Path) -> None:
         with_reports(run_of(tmp_path, number, change), report(number, str(number)))
         for number, change in ((1, flip_bit(9, "", "")), (2, OTHER), (3, flip_bit(0, "loss", "x")))
     ]
-    replay = judge(plan_of(tmp_path, num_runs=3), runs)
+    replay = compare_runs(plan_of(tmp_path, num_runs=3), runs)
     first, second = verdicts(replay)
     assert first[0] == "DIVERGED  step 1, rollout tokens"
     assert lines_of(replay) == [
@@ -58,7 +58,7 @@ def test_runs_that_failed(tmp_path: Path) -> None:
     )
     runs = [run_of(tmp_path, 1, output=output, problem="it broke"), run_of(tmp_path, 2, problem="it broke")]
     runs[1] = with_reports(runs[1], replace(report(1, "h"), unfinished_step=3))
-    lines = lines_of(judge(plan_of(tmp_path), runs))
+    lines = lines_of(compare_runs(plan_of(tmp_path), runs))
     at = lines.index("run 1 is not whole")
     assert lines[at : at + 5] == [
         "run 1 is not whole",
@@ -76,12 +76,12 @@ def test_runs_that_failed(tmp_path: Path) -> None:
 def test_runs_that_failed_alike_are_told_together(tmp_path: Path) -> None:
     runs = [run_of(tmp_path, number, output="boom\n", problem="it broke") for number in (1, 2, 3)]
     runs[2] = run_of(tmp_path / "other", 3, output="bang\n", problem="it broke")
-    text = replay_text(judge(plan_of(tmp_path, num_runs=3), runs), colour=False)
+    text = replay_text(compare_runs(plan_of(tmp_path, num_runs=3), runs), colour=False)
     assert f"  | boom\nrun 2 ended as run 1 did ({tmp_path}/run-2/output.log)\nrun 3 is not whole\n" in text
 
 
 def test_an_interrupted_replay_says_so_first(tmp_path: Path) -> None:
-    lines = lines_of(judge(plan_of(tmp_path), [run_of(tmp_path, 1, problem="it was ended")], "SIGTERM"))
+    lines = lines_of(compare_runs(plan_of(tmp_path), [run_of(tmp_path, 1, problem="it was ended")], "SIGTERM"))
     assert lines[:2] == ["interrupted by SIGTERM; what was recorded is kept", "run 1 is not whole"]
     assert not any("look closer" in line for line in lines), "who has ended it knows why"
 
@@ -92,7 +92,7 @@ def test_operations_follow_their_verdict(tmp_path: Path) -> None:
         for number, change in ((1, SAME), (2, OTHER))
         for op in ("", "b")
     ]
-    replay = judge(plan_of(tmp_path, op_step=1), runs)
+    replay = compare_runs(plan_of(tmp_path, op_step=1), runs)
     (comparison,) = replay.comparisons
     shown = [line for line in operations_text(comparison.operations[0]) if "rlharness replay" not in line]
     lines = lines_of(replay)
@@ -100,7 +100,7 @@ def test_operations_follow_their_verdict(tmp_path: Path) -> None:
     assert lines[-2] == "    it counts: step 1 came out the same without this record"
     (told,) = replay_json(replay)["comparisons"]
     assert told["operations"][0]["first"]["what"] == "output"
-    elsewhere = lines_of(judge(plan_of(tmp_path, op_step=2), runs))
+    elsewhere = lines_of(compare_runs(plan_of(tmp_path, op_step=2), runs))
     assert "  look closer: rlharness replay --step 1 --trace-ops -- python train.py --lr 1e-3" in elsewhere
 
 
@@ -108,7 +108,7 @@ def test_the_first_operation_that_makes_a_nan_is_named(tmp_path: Path) -> None:
     for words, told in (("aa nan", ["    first NaN: made by "]), ("aa inf", []), ("aa", [])):
         place = tmp_path / words
         runs = [run_of(place, number, SAME, op=op) for number in (1, 2) for op in ("", words)]
-        replay = judge(plan_of(place, op_step=1), runs)
+        replay = compare_runs(plan_of(place, op_step=1), runs)
         found = [line for line in lines_of(replay) if line.strip().startswith("first ")]
         assert [line[:23] for line in found] == told, "an Inf alone may be meant"
         (comparison,) = replay_json(replay)["comparisons"]
@@ -117,7 +117,7 @@ def test_the_first_operation_that_makes_a_nan_is_named(tmp_path: Path) -> None:
 
 def test_operations_that_cannot_be_trusted_say_so(tmp_path: Path) -> None:
     runs = [run_of(tmp_path, number, OTHER if op else SAME, op=op) for number in (1, 2) for op in ("", "b")]
-    lines = lines_of(judge(plan_of(tmp_path, op_step=1), runs))
+    lines = lines_of(compare_runs(plan_of(tmp_path, op_step=1), runs))
     assert "  note: rank 0: not valid: step 1 came out otherwise with its operations recorded" in lines
     assert not any("it counts" in line for line in lines)
 
@@ -147,7 +147,7 @@ def test_the_command_that_looks_closer_is_one(tmp_path: Path) -> None:
 def test_json_holds_plain_values_and_no_secrets(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
     plan = replace(plan, run_spec=replace(plan.run_spec, argv=("python", "--token", "abc")))
-    told = json.loads(json.dumps(replay_json(judge(plan, [run_of(tmp_path, 1), run_of(tmp_path, 2, OTHER)]))))
+    told = json.loads(json.dumps(replay_json(compare_runs(plan, [run_of(tmp_path, 1), run_of(tmp_path, 2, OTHER)]))))
     assert told["command"] == ["python", "--token", "<redacted>"]
     assert (told["version"], told["exit_code"], told["directory"], told["level"]) == (1, 10, str(tmp_path), "off")
     assert [run["name"] for run in told["runs"]] == ["run 1", "run 2"]

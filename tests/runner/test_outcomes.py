@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.process.supervisor_client import ProcessEnd
-from harness.runner.outcomes import Reported, judge
+from harness.runner.outcomes import Reported, classify_outcome
 from harness.runner.units import Outcome
 
 REASONS = ("", "timeout", "test_timeout", "collect_timeout", "cancelled", "killed", "supervisor_lost")
@@ -39,7 +39,7 @@ def cases(draw: st.DrawFn) -> tuple[ProcessEnd, Reported]:
 @given(cases())
 def test_every_end_has_one_outcome_and_says_why(case: tuple[ProcessEnd, Reported]) -> None:
     end, reported = case
-    outcome, why = judge(end, reported, 60.0)
+    outcome, why = classify_outcome(end, reported, 60.0)
     assert isinstance(outcome, Outcome)
     assert "\n" not in why
     assert why or outcome in (Outcome.PASSED, Outcome.FAILED, Outcome.NO_TESTS)
@@ -50,7 +50,7 @@ def test_every_end_has_one_outcome_and_says_why(case: tuple[ProcessEnd, Reported
 @given(cases())
 def test_a_pass_needs_everything_to_be_right(case: tuple[ProcessEnd, Reported]) -> None:
     end, reported = case
-    outcome, _ = judge(end, reported, 60.0)
+    outcome, _ = classify_outcome(end, reported, 60.0)
     if outcome in (Outcome.PASSED, Outcome.NO_TESTS):
         assert (end.reason, end.signal, end.unkillable) == ("", None, ())
         assert end.exit_code == reported.pytest_exit
@@ -62,7 +62,7 @@ def test_a_pass_needs_everything_to_be_right(case: tuple[ProcessEnd, Reported]) 
 @given(cases())
 def test_what_was_ended_from_outside_is_told_so(case: tuple[ProcessEnd, Reported]) -> None:
     end, reported = case
-    outcome, _ = judge(end, reported, 60.0)
+    outcome, _ = classify_outcome(end, reported, 60.0)
     assert (outcome is Outcome.UNKILLABLE) == bool(end.unkillable)
     if end.unkillable:
         return
@@ -153,16 +153,16 @@ def said(
     ],
 )
 def test_examples(end: ProcessEnd, reported: Reported, outcome: Outcome, why: str) -> None:
-    judged, reason = judge(end, reported, 60.0)
+    judged, reason = classify_outcome(end, reported, 60.0)
     assert judged is outcome
     assert reason == why
 
 
 def test_a_timeout_after_pytest_had_finished_says_so() -> None:
-    _, why = judge(ended(signal=9, reason="timeout"), said(0), 90.0)
+    _, why = classify_outcome(ended(signal=9, reason="timeout"), said(0), 90.0)
     assert why == "the file ran longer than 90 s; pytest had finished, the process had not"
 
 
 def test_unkillable_processes_are_named() -> None:
     end = ProcessEnd(0, None, "", (), ("7 D python", "8 D python"), 1.0)
-    assert judge(end, said(0), 60.0) == (Outcome.UNKILLABLE, "SIGKILL did not end 7 D python, 8 D python")
+    assert classify_outcome(end, said(0), 60.0) == (Outcome.UNKILLABLE, "SIGKILL did not end 7 D python, 8 D python")

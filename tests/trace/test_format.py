@@ -14,6 +14,7 @@ from harness.trace.format import (
     Columns,
     FramePosition,
     StepHead,
+    complete_frames,
     done_payload,
     fields_of,
     frame,
@@ -21,7 +22,6 @@ from harness.trace.format import (
     read_num_steps,
     read_step_head,
     step_payload,
-    whole_frames,
 )
 from tests.support.traces import SEEDED, any_leaves, names, recorded_value
 
@@ -38,7 +38,7 @@ def head_of(payload: bytes) -> StepHead:
 
 
 def frames_of(data: bytes) -> list[bytes]:
-    return [data[place.start : place.start + place.length] for place in whole_frames(io.BytesIO(data), len(data))]
+    return [data[place.start : place.start + place.length] for place in complete_frames(io.BytesIO(data), len(data))]
 
 
 def num_steps_of(payload: bytes) -> int:

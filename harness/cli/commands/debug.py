@@ -18,8 +18,8 @@ from harness.core.user_cache import cache_path
 from harness.lab.experiments.launcher import LaunchContext, open_launcher
 from harness.lab.reproduce.debugger.answers import Answer, Message
 from harness.lab.reproduce.debugger.console import Console, StepDebugger
-from harness.lab.reproduce.debugger.inside import open_debugger
 from harness.lab.reproduce.debugger.lines import Lines, open_lines
+from harness.lab.reproduce.debugger.opening import open_debugger
 from harness.lab.reproduce.debugger.words import COMMANDS, parse_line
 from harness.lab.reproduce.options import ReproduceOptions
 from harness.lab.reproduce.plan import check_machine

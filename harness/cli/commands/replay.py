@@ -21,7 +21,7 @@ from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.program_input import read_input
 from harness.lab.experiments.recorded_kind import find_recorded
 from harness.lab.experiments.run import Run
-from harness.lab.replay.comparison import judge
+from harness.lab.replay.comparison import compare_runs
 from harness.lab.replay.options import ReplayOptions
 from harness.lab.replay.plan import REPLAYS, kept_input, make_plan, plan_stop
 from harness.lab.replay.replay import record_all
@@ -99,7 +99,7 @@ def _compare(invocation: Invocation, options: ReplayOptions, *, color: str, is_j
 
     with closing(display):
         runs, interrupted_by = run_experiment(place, display, partial(record_all, plan, ended=show_end))
-    replay = judge(plan, runs, interrupted_by)
+    replay = compare_runs(plan, runs, interrupted_by)
     if is_json:
         show(json.dumps(replay_json(replay)))
     else:

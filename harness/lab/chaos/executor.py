@@ -15,7 +15,7 @@ from harness.lab.chaos.comparison import Outcome, Sign, compare, compare_crashed
 from harness.lab.chaos.conditions import busy_argv, crashing, environ_of, going_on, launched, marking
 from harness.lab.chaos.plan import ChaosPlan
 from harness.lab.experiments.entry_call import Rejection, read_rejection
-from harness.lab.experiments.perturbation_factors import CRASH, LATENCY, Perturbation, told
+from harness.lab.experiments.perturbation_factors import CRASH, LATENCY, Perturbation, format_perturbation
 from harness.lab.experiments.recorded_run import checkpoint_steps_in
 from harness.lab.experiments.run import Run
 from harness.lab.experiments.run_spec import RunSpec
@@ -164,5 +164,5 @@ class ChaosExecutor:
 def _refuse(run: Run, perturbation: Perturbation, refusal: Rejection) -> NoReturn:
     """UsageError, as the entry has said it before it began; of its run nothing is left."""
     remove_tree(str(run.recording.directory))
-    cause = f" with {told(perturbation)}" if perturbation else ""
+    cause = f" with {format_perturbation(perturbation)}" if perturbation else ""
     raise UsageError(f"the entry refuses to begin{cause}: {refusal.what}", legal=refusal.legal, remedy=refusal.remedy)

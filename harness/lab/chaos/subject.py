@@ -56,7 +56,7 @@ def make_subject(invocation: Invocation, asked_for: ChaosOptions) -> Subject:
     """Return what is run, of a command line; UsageError for what cannot be run."""
     name, options = asked_for.scenario, asked_for.scenario_options
     if name is None:
-        return _foreign(invocation, options)
+        return _command_subject(invocation, options)
     if invocation.trailing:
         raise UsageError(
             f"the scenario {name} and a command",
@@ -86,7 +86,7 @@ def _scenario(invocation: Invocation, name: str, options: ScenarioOptions) -> Su
     )
 
 
-def _foreign(invocation: Invocation, options: ScenarioOptions) -> Subject:
+def _command_subject(invocation: Invocation, options: ScenarioOptions) -> Subject:
     if not invocation.trailing:
         raise nothing_to_run("chaos", invocation.cwd)
     refuse_scenario_options(options)

@@ -61,7 +61,9 @@ def refuse_divergence(conditions: Iterable[Condition], *, legal: str, remedy: st
         )
 
 
-def watched(run_spec: RunSpec, conditions: Sequence[Condition], report: Path, against: Path | None = None) -> RunSpec:
+def with_conditions(
+    run_spec: RunSpec, conditions: Sequence[Condition], report: Path, against: Path | None = None
+) -> RunSpec:
     """The same run spec, whose run ends where the first of these holds, and says in `report`, a file, where that was.
 
     `against` is the directory of the trace that the condition of a divergence means.

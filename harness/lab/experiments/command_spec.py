@@ -33,7 +33,7 @@ def make_command_spec(invocation: Invocation, options: RecordingOptions) -> RunS
         )
     return RunSpec(
         argv=argv,
-        identity=foreign_identity(argv),
+        identity=command_identity(argv),
         level=options.level or OFF,
         metrics=tuple(map(checked_metric, options.metrics)),
         keep=parse_steps(options.keep),
@@ -52,7 +52,7 @@ def refuse_scenario_options(options: ScenarioOptions) -> None:
         )
 
 
-def foreign_identity(argv: tuple[str, ...]) -> dict[str, str]:
+def command_identity(argv: tuple[str, ...]) -> dict[str, str]:
     """What a command line means, as names and values: the program, its options, its other words in order.
 
     Two command lines that differ in an option's value differ in that name alone. Secrets are taken out.

@@ -108,7 +108,7 @@ def parse_moment(value: Any) -> tuple[int, str]:
     return int(step), phase
 
 
-def told(perturbation: Perturbation) -> str:
+def format_perturbation(perturbation: Perturbation) -> str:
     """hash_seed=7, runtime.concurrency=3; "nothing changed" for none."""
     return ", ".join(f"{name}={written(value)}" for name, value in perturbation.items()) or "nothing changed"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.core.errors import BundleError, UsageError
 from harness.core.exit_codes import ExitCode
 from harness.core.text import one_line
-from harness.lab.experiments.break_conditions import STOP, exit_code_of, read_report, watched
+from harness.lab.experiments.break_conditions import STOP, exit_code_of, read_report, with_conditions
 from harness.lab.experiments.bundles.making import write_bundle_of
 from harness.lab.experiments.hints import NextCommand, next_command
 from harness.lab.experiments.launcher import LaunchContext, open_launcher, refuse
@@ -71,7 +71,7 @@ async def record_until(plan: StopPlan, out: OutDirectory, place: LaunchContext, 
     report = out.path / STOP
     display.title = f"a run until {' or '.join(map(str, plan.conditions))}"
     with open_launcher(place, display) as session:
-        run = await session.record(watched(plan.run_spec, plan.conditions, report, plan.against), out.path)
+        run = await session.record(with_conditions(plan.run_spec, plan.conditions, report, plan.against), out.path)
         refuse(run, out)
         try:
             stop = read_report(report)

@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.core.clock import SystemClock
 from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
-from harness.lab.experiments.break_conditions import STOP, exit_code_of, read_report, watched
+from harness.lab.experiments.break_conditions import STOP, exit_code_of, read_report, with_conditions
 from harness.lab.experiments.entry_call import INTERRUPTED, read_rejection
 from harness.lab.experiments.hints import NextCommand, next_command
 from harness.lab.experiments.recording_result import Recording, await_recorders, finish
@@ -59,7 +59,7 @@ def run_here(
     UsageError where it cannot be started, its entry refuses it before its first step, or a condition names what its
     curve has not: nothing is left then. TraceError where nobody knows which condition held: the recording is finished.
     """
-    run_spec = watched(run_spec, conditions, directory / STOP)
+    run_spec = with_conditions(run_spec, conditions, directory / STOP)
     prepared = prepare(run_spec, directory, environ)
     started: list[int] = []
     try:

@@ -64,7 +64,9 @@ class AgainstGolden:
         against = f"golden {now.key}"
         if not self._options.accepts:
             if before is None:
-                return GateScenario(scene.name, Finding(Change.NOT_COMPARABLE, (foreign(goldens.values(), now),)))
+                return GateScenario(
+                    scene.name, Finding(Change.NOT_COMPARABLE, (why_not_comparable(goldens.values(), now),))
+                )
             return GateScenario(scene.name, compare_with_golden(before, now), against=against, golden=before)
         golden = accepted(now, before, self._acceptance())
         if golden is not before:
@@ -83,7 +85,7 @@ class AgainstGolden:
         return Acceptance(f"{self._clock.wall():%Y-%m-%d}", self._commit, self._options.reason, self._user)
 
 
-def foreign(goldens: Iterable[Golden], now: Golden) -> str:
+def why_not_comparable(goldens: Iterable[Golden], now: Golden) -> str:
     """Why none of these goldens can be compared with."""
     differing = [
         sorted(n for n in now.numerics.keys() | each.numerics.keys() if now.numerics.get(n) != each.numerics.get(n))

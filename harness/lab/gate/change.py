@@ -70,7 +70,7 @@ class Finding:
     """Where they part, of a golden, which has no verdict: step 3, backward."""
 
 
-def judge(verdict: Verdict, rounding: Rounding | None) -> Finding:
+def classify_change(verdict: Verdict, rounding: Rounding | None) -> Finding:
     """What a verdict on a run of the base and one of the head means; each side is known to agree with itself.
 
     Both ran on one machine and in one environment: where the fingerprint's numerics differ, the change itself has made

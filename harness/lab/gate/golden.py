@@ -114,7 +114,7 @@ def _roots_of_step(trace: Trace, step: int) -> dict[str, str | None]:
         parts[STEP].append(log.heads[step].root)
         for recorded_value in trace.columns(step, rank).values():
             if recorded_value.scope in CHAINED:
-                parts.setdefault(recorded_value.phase, []).append(_told(rank, recorded_value, recorded_value.digest))
+                parts.setdefault(recorded_value.phase, []).append(_encoded(rank, recorded_value, recorded_value.digest))
             kind = (
                 kind_of(recorded_value)
                 if recorded_value.phase in COUNTED_PHASES and recorded_value.scope in CHAINED
@@ -123,13 +123,13 @@ def _roots_of_step(trace: Trace, step: int) -> dict[str, str | None]:
             if kind == ADVANTAGE_SIGNS:
                 signs = _signs(recorded_value, trace.tensor(step, rank, recorded_value))
                 unknown |= {kind} if signs is None else set()
-                parts.setdefault(kind, []).append(_told(rank, recorded_value, signs or b""))
+                parts.setdefault(kind, []).append(_encoded(rank, recorded_value, signs or b""))
             elif kind:
-                parts.setdefault(kind, []).append(_told(rank, recorded_value, recorded_value.digest))
+                parts.setdefault(kind, []).append(_encoded(rank, recorded_value, recorded_value.digest))
     return {name: None if name in unknown else digest(b"".join(each))[1].hex() for name, each in parts.items()}
 
 
-def _told(rank: int, recorded_value: RecordedValue, value: bytes) -> bytes:
+def _encoded(rank: int, recorded_value: RecordedValue, value: bytes) -> bytes:
     of = recorded_value
     return f"{rank} {of.phase} {of.name} {of.occurrence} {of.dtype} {of.shape} ".encode() + value
 

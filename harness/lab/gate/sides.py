@@ -18,7 +18,7 @@ from harness.lab.experiments.entry_call import read_rejection
 from harness.lab.experiments.launcher import Executor
 from harness.lab.experiments.recording_result import Problem
 from harness.lab.experiments.run import Run, TitledDisplay
-from harness.lab.gate.change import Change, Finding, equal_but_for, judge
+from harness.lab.gate.change import Change, Finding, classify_change, equal_but_for
 from harness.lab.gate.costs import CostChange, Limits, RunCosts, compare_costs, costs_of_run
 from harness.lab.gate.plan import GateContext
 from harness.lab.gate.recorded import recorded_alone
@@ -142,14 +142,14 @@ async def _changed(recorder: Recorder, base: GateContext, head: GateContext) -> 
     traces = recorder.traces(BASE)[0], recorder.traces(HEAD)[0]
     verdict = diff(*traces)
     if verdict.first is None:
-        return judge(verdict, None)
+        return classify_change(verdict, None)
     if verdict.first.what in ALONE and (alone := recorded_alone(*traces)) is not None:
         return equal_but_for(verdict, alone)
     if not _can_keep(verdict, traces):
         if len(recorder.runs[BASE]) == 1:  # nothing has shown yet that the base agrees with itself
             await recorder.record(BASE, base)
             await recorder.record(HEAD, head)
-        return disagreement(recorder) or judge(verdict, None)
+        return disagreement(recorder) or classify_change(verdict, None)
     step = verdict.first.step
     kept = [
         read_trace((await recorder.keep(side, scene, step)).recording.directory)
@@ -175,7 +175,7 @@ def _with_values(verdict: Verdict, base: Trace, head: Trace) -> Finding:
     first, again = verdict.first, diff(base, head).first
     assert first is not None and again is not None
     rounding: Rounding | None = measure_rounding(base, head, first.step, earliest_phase(base, head, first.step))
-    return judge(replace(verdict, first=replace(first, value=first.value or again.value)), rounding)
+    return classify_change(replace(verdict, first=replace(first, value=first.value or again.value)), rounding)
 
 
 def disagreement(recorder: Recorder) -> Finding | None:

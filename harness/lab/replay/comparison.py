@@ -74,7 +74,7 @@ class _Side:
     """Of the same run once more; the trace itself where it has them."""
 
 
-def judge(plan: ReplayPlan, runs: Sequence[Run], interrupted_by: str = "") -> Replay:
+def compare_runs(plan: ReplayPlan, runs: Sequence[Run], interrupted_by: str = "") -> Replay:
     """Compare every run with the first, or with that of --against; runs that left no trace are left out."""
     with_operations = {run.number: run for run in runs if run.has_operations and run.recording.ranks}
     sides = [

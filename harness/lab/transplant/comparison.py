@@ -122,7 +122,7 @@ class Outcome:
         return self.effect is Effect.MOVES and distance is not None and (distance.share or 0.0) >= NEAR
 
 
-def judge(
+def compare_transplants(
     patch: Patch, made: Trace, a: Trace, b: Trace, *, report: Sequence[Transplanted], problem: str = ""
 ) -> Outcome:
     """What came of a transplant whose run has left a trace; `problem` says how it ended, if not in order."""
@@ -130,13 +130,13 @@ def judge(
     num_put = sum(each.fate is Fate.PUT for each in report)
     kept = [each for each in report if each.fate is Fate.NO_MEMORY]
     if unlike := [each for each in report if each.fate is Fate.UNLIKE]:
-        return Outcome(patch, directory, Effect.DOES_NOT_FIT, problem=_told(unlike[0]))
+        return Outcome(patch, directory, Effect.DOES_NOT_FIT, problem=_described(unlike[0]))
     if problem:
         return Outcome(patch, directory, Effect.FAILED, num_put, problem=problem)
     if not report:
         return Outcome(patch, directory, Effect.DOES_NOT_FIT, problem="A did not come to such a place")
     if not num_put and kept:
-        return Outcome(patch, directory, Effect.DOES_NOT_FIT, num_kept=len(kept), problem=_told(kept[0]))
+        return Outcome(patch, directory, Effect.DOES_NOT_FIT, num_kept=len(kept), problem=_described(kept[0]))
     if not num_put:
         return Outcome(patch, directory, Effect.SAME_ALREADY)
     steps = [step for step in made.steps if step >= patch.first and step in a.steps and step in b.steps]
@@ -162,7 +162,7 @@ def judge(
     )
 
 
-def _told(each: Transplanted) -> str:
+def _described(each: Transplanted) -> str:
     return f"{each.phase} {each.name} at step {each.step}: {each.why}"
 
 

@@ -14,7 +14,7 @@ from harness.core.program_output import output_tail
 from harness.lab.experiments.entry_call import read_rejection
 from harness.lab.experiments.run import Run, TitledDisplay
 from harness.lab.experiments.run_spec import RunSpec
-from harness.lab.transplant.comparison import Effect, Outcome, judge
+from harness.lab.transplant.comparison import Effect, Outcome, compare_transplants
 from harness.lab.transplant.findings import Findings, Pair
 from harness.lab.transplant.patches import Patch, logical_values
 from harness.recording.patch_report import REPORT, read_report
@@ -105,7 +105,7 @@ class TransplantExecutor:
         if not made.recording.ranks:
             return Outcome(patch, str(made.recording.directory), Effect.FAILED, problem=problem)
         told = read_report(report.parent)
-        return judge(patch, read_trace(made.recording.directory), a, b, report=told, problem=problem)
+        return compare_transplants(patch, read_trace(made.recording.directory), a, b, report=told, problem=problem)
 
     def _callbacks(self, patch: Patch, donor: Path, report: Path) -> Mapping[str, dict[str, Any]]:
         take = patch.take

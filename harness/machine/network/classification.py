@@ -27,7 +27,7 @@ class Classification:
     rules: tuple[Pick, ...]
 
 
-def judge(
+def classify_network(
     network: HostNetwork,
     settings: Mapping[str, str],
     reached: Mapping[str, Reach],

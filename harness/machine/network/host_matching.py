@@ -80,7 +80,7 @@ def choose(hosts: Hosts) -> tuple[Offer, ...]:
         usable = [hosts.usable(number, family) for number in range(len(hosts.hosts))]
         if all(usable):
             return _best(usable)
-    raise _apart(hosts)
+    raise _networks_differ(hosts)
 
 
 def _best(usable: Sequence[Sequence[Offer]]) -> tuple[Offer, ...]:
@@ -92,7 +92,7 @@ def _best(usable: Sequence[Sequence[Offer]]) -> tuple[Offer, ...]:
     return tuple(max(offers, key=lambda offer: offer.speed_mbps) for offers in usable)
 
 
-def _apart(hosts: Hosts) -> NetworkError:
+def _networks_differ(hosts: Hosts) -> NetworkError:
     """Names the first pair that cannot talk, with every address that was tried between the two."""
     for number, host in enumerate(hosts.hosts):
         if not host.offers:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from harness.core.clock import Clock
 from harness.core.findings import Finding, Severity
-from harness.machine.network.classification import IN_ALL_S, NAMES_S, REACH_S, judge, unreachable
+from harness.machine.network.classification import IN_ALL_S, NAMES_S, REACH_S, classify_network, unreachable
 from harness.machine.network.interface_rules import Pick, in_words
 from harness.machine.network.interfaces import Interface, read_nccl_settings, read_network
 from harness.machine.network.reach import Reach, reach_own
@@ -63,7 +63,9 @@ async def preflight(environ: Mapping[str, str], clock: Clock) -> Preflight:
     except TimeoutError:
         reached = {}
     settings, nodes = read_nccl_settings(environ), why_several_nodes(environ, network)
-    judged = judge(network, settings, reached, several_nodes=nodes, from_files=settings.keys() - environ.keys())
+    judged = classify_network(
+        network, settings, reached, several_nodes=nodes, from_files=settings.keys() - environ.keys()
+    )
     return Preflight(
         pins=judged.pins,
         findings=judged.findings,

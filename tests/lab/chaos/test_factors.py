@@ -15,10 +15,10 @@ from harness.lab.experiments.perturbation_factors import (
     Factor,
     chosen,
     crash_factor,
+    format_perturbation,
     outside_factors,
     parse_moment,
     parse_only,
-    told,
     written,
 )
 from harness.lab.experiments.perturbation_values import Choice, Span
@@ -42,9 +42,9 @@ def test_what_is_written_is_read_again(value: Any) -> None:
 
 def test_a_perturbation_is_told_as_it_is_typed() -> None:
     perturbation = {"runtime.x": "two", "hash_seed": 7, CRASH: "1.end"}
-    assert told(perturbation) == "runtime.x=two, hash_seed=7, crash=1.end"
-    assert parse_only(told(perturbation).split(", "), FACTORS) == perturbation
-    assert told({}) == "nothing changed"
+    assert format_perturbation(perturbation) == "runtime.x=two, hash_seed=7, crash=1.end"
+    assert parse_only(format_perturbation(perturbation).split(", "), FACTORS) == perturbation
+    assert format_perturbation({}) == "nothing changed"
 
 
 @pytest.mark.parametrize(

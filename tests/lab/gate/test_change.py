@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.lab.gate.change import WHAT, Change, judge
+from harness.lab.gate.change import WHAT, Change, classify_change
 from harness.lab.gate.rounding import Rounding
 from harness.trace.diff import diff
 from harness.trace.verdict import (
@@ -39,29 +39,29 @@ def moved(tmp_path: Path) -> Verdict:
 
 def test_nothing_differs(tmp_path: Path) -> None:
     a, b = (trace(tmp_path / side, steps_of(3)) for side in "ab")
-    assert judge(diff(a, b), None).change is Change.EQUAL
+    assert classify_change(diff(a, b), None).change is Change.EQUAL
 
 
 def test_floats_alone_within_rounding_are_numerics(moved: Verdict) -> None:
-    found = judge(moved, ROUNDING)
+    found = classify_change(moved, ROUNDING)
     assert (found.change, found.reasons, found.rounding) == (Change.NUMERICS, (), ROUNDING)
 
 
 def test_floats_further_apart_are_behaviour(moved: Verdict) -> None:
-    found = judge(moved, FAR)
+    found = classify_change(moved, FAR)
     assert found.change is Change.BEHAVIOUR
     assert found.reasons == ("backward differs by 50 % of its largest element: more than rounding explains",)
-    assert judge(moved, replace(FAR, share=1e-9, num_nan=3)).reasons == ("NaN came or went, in 3 elements",)
-    assert judge(moved, replace(FAR, share=inf)).reasons == ("all of backward was 0 at the base, and is not",)
+    assert classify_change(moved, replace(FAR, share=1e-9, num_nan=3)).reasons == ("NaN came or went, in 3 elements",)
+    assert classify_change(moved, replace(FAR, share=inf)).reasons == ("all of backward was 0 at the base, and is not",)
 
 
 @pytest.mark.parametrize("kind", [BATCHES, INTEGERS, TOKENS, REWARDS, ADVANTAGE_SIGNS])
 def test_whatever_is_decided_otherwise_is_behaviour(moved: Verdict, kind: str) -> None:
     place = Element(2, 0, kind, (4, 4), 3)
-    found = judge(replace(moved, attribution={**SAME, kind: Count(64, 5, 0, place)}), FAR)
+    found = classify_change(replace(moved, attribution={**SAME, kind: Count(64, 5, 0, place)}), FAR)
     assert found.change is Change.BEHAVIOUR
     assert found.reasons == (f"{COUNTED[kind]}: 5 of 64, first at step 2",), "floats follow from it"
-    unknown = judge(replace(moved, attribution={**SAME, kind: Count(0, 0, 1, place)}), ROUNDING)
+    unknown = classify_change(replace(moved, attribution={**SAME, kind: Count(0, 0, 1, place)}), ROUNDING)
     assert unknown.change is Change.BEHAVIOUR
     assert ("not known" in unknown.reasons[0]) == (kind == ADVANTAGE_SIGNS), "an advantage that moved may keep its sign"
 
@@ -69,14 +69,14 @@ def test_whatever_is_decided_otherwise_is_behaviour(moved: Verdict, kind: str) -
 @pytest.mark.parametrize("what", [each for each in Difference if each is not Difference.VALUE])
 def test_other_things_recorded_are_behaviour(moved: Verdict, what: Difference) -> None:
     assert moved.first is not None
-    found = judge(replace(moved, first=replace(moved.first, what=what)), None)
+    found = classify_change(replace(moved, first=replace(moved.first, what=what)), None)
     assert (found.change, found.reasons) == (Change.BEHAVIOUR, (WHAT[what],))
 
 
 def test_where_nothing_tells_numerics_from_behaviour_it_counts_as_behaviour(moved: Verdict) -> None:
     bare = replace(moved, attribution={})
-    assert judge(bare, None).change is Change.BEHAVIOUR
-    assert judge(bare, ROUNDING).change is Change.NUMERICS
+    assert classify_change(bare, None).change is Change.BEHAVIOUR
+    assert classify_change(bare, ROUNDING).change is Change.NUMERICS
 
 
 def test_what_the_change_itself_imports_is_no_excuse(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_what_the_change_itself_imports_is_no_excuse(tmp_path: Path) -> None:
     )
     verdict = diff(a, b)
     assert verdict.kind is Kind.NOT_COMPARABLE
-    found = judge(verdict, FAR)
+    found = classify_change(verdict, FAR)
     assert found.change is Change.BEHAVIOUR
     assert found.notes == ("the head's process is another than the base's in package einops",)
 
@@ -97,4 +97,4 @@ def test_what_the_change_itself_imports_is_no_excuse(tmp_path: Path) -> None:
 def test_digests_that_cannot_be_compared_are_no_equality(tmp_path: Path) -> None:
     a = trace(tmp_path / "a", steps_of(3))
     b = trace(tmp_path / "b", steps_of(3, lambda step, recorded_value: recorded_value._replace(algorithm="their own")))
-    assert judge(diff(a, b), None).change is Change.NOT_COMPARABLE
+    assert classify_change(diff(a, b), None).change is Change.NOT_COMPARABLE

@@ -69,5 +69,5 @@ EXPECTED_WITH_RAY = {
 EXPECTED_ON_A_SMALL_TMPDIR = {"test_fills_its_tmpdir.py": Expected("failed", "", {"failed": 2})}
 """With a TMPDIR on a file system of less than 100 MB; elsewhere it skips."""
 
-EXPECTED_WITH_A_DRIVER = {"test_leaves_card_memory.py": Expected("passed", "", PASSES)}
+EXPECTED_WITH_A_DRIVER = {"test_leaves_gpu_memory.py": Expected("passed", "", PASSES)}
 """With the pretended NVIDIA driver of `tests.support.nvml_stub`; elsewhere it skips."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from harness.lab.reproduce.debugger.walk import Mark, Visit
+from harness.lab.reproduce.debugger.step_progress import Mark, Visit
 from harness.trace.chain import RecordedValue
 from harness.trace.element_diff import ValueDifference
 

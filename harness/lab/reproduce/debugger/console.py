@@ -18,7 +18,7 @@ from harness.lab.experiments.recorded_run import RecordedRun
 from harness.lab.reproduce.debugger.answers import Answer, Compared, Listed, Marked, Message, Paused, Shown
 from harness.lab.reproduce.debugger.process import ProcessGone, SteppedRun
 from harness.lab.reproduce.debugger.slices import Slice, part_bytes, ranges_of, shape_of, slices_text
-from harness.lab.reproduce.debugger.walk import StepProgress, Visit, by_key, first_other, names_of
+from harness.lab.reproduce.debugger.step_progress import StepProgress, Visit, by_key, first_other, names_of
 from harness.lab.reproduce.debugger.words import COMMANDS, Command, completed, did_you_mean
 from harness.recording.stepping_messages import BEGIN
 from harness.trace.attribution import TEXTS

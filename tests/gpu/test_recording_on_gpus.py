@@ -17,7 +17,7 @@ pytestmark = [
 
 def test_two_runs_are_equal_and_recording_changes_no_bit(tmp_path: Path) -> None:
     weights = tmp_path / "weights.pt"
-    command = program("on_card", "--weights", str(weights))
+    command = program("on_gpu", "--weights", str(weights))
     saved = []
     assert run(*command).exit_code == 0
     saved.append(torch.load(weights))
@@ -31,7 +31,7 @@ def test_two_runs_are_equal_and_recording_changes_no_bit(tmp_path: Path) -> None
 
 
 def test_large_values_are_digested_on_the_card(tmp_path: Path) -> None:
-    record(tmp_path / "a", program("on_card"))
+    record(tmp_path / "a", program("on_gpu"))
     recorded_values = read_trace(tmp_path / "a").ranks[0].columns(1).values()
     by_name = {(recorded_value.phase, recorded_value.name): recorded_value for recorded_value in recorded_values}
     assert by_name["backward", "0.weight"].algorithm == "shardsum_128"
@@ -41,7 +41,7 @@ def test_large_values_are_digested_on_the_card(tmp_path: Path) -> None:
 
 
 def test_operations_of_a_step_are_recorded_and_change_nothing(tmp_path: Path) -> None:
-    command = program("on_card")
+    command = program("on_gpu")
     record(tmp_path / "a", command, "--level", "deterministic")
     record(tmp_path / "b", command, "--level", "deterministic", "--trace-ops", "3")
     assert compared(tmp_path / "a", tmp_path / "b")["verdict"] == "equal"

@@ -1,6 +1,6 @@
 """A small training on a GPU, with mixed precision, gradients that are clipped, and dropout.
 
-python on_card.py [--steps 8] [--weights FILE]
+python on_gpu.py [--steps 8] [--weights FILE]
 """
 
 import argparse

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.core.errors import UsageError
-from harness.lab.reproduce.debugger.walk import Mark, StepProgress, by_key, first_other
+from harness.lab.reproduce.debugger.step_progress import Mark, StepProgress, by_key, first_other
 from harness.recording.stepping_messages import BEGIN, END, PHASE, Stop
 from tests.support.traces import recorded_value
 

@@ -8,7 +8,7 @@ import pytest
 
 from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.run import OUTPUT, Run
-from harness.lab.replay.comparison import Replay, judge
+from harness.lab.replay.comparison import Replay, compare_runs
 from harness.recording.op_log import OpLog
 from harness.trace.ops import OpDifference
 from harness.trace.reader import read_trace
@@ -28,7 +28,7 @@ def pairs(replay: Replay) -> list[tuple[str, str, str]]:
 
 def test_every_run_is_compared_with_the_first(tmp_path: Path) -> None:
     runs = [run_of(tmp_path, 1), run_of(tmp_path, 2), run_of(tmp_path, 3, OTHER)]
-    replay = judge(plan_of(tmp_path, num_runs=3), runs)
+    replay = compare_runs(plan_of(tmp_path, num_runs=3), runs)
     assert pairs(replay) == [("run 1", "run 2", "equal"), ("run 1", "run 3", "diverged")]
     assert replay.exit_code == ExitCode.DIVERGED
 
@@ -57,7 +57,7 @@ def test_processes_without_a_rank_may_arrive_in_any_order(tmp_path: Path) -> Non
         run(2, (1, 0)),
         run(2, (0, 1), has_operations=True),
     ]
-    (comparison,) = judge(plan_of(tmp_path, op_step=1), runs).comparisons
+    (comparison,) = compare_runs(plan_of(tmp_path, op_step=1), runs).comparisons
     assert comparison.verdict.kind is Kind.EQUAL
     assert [(each.rank, each.first) for each in comparison.operations] == [(0, None), (1, None)]
     assert comparison.notes == ()
@@ -67,20 +67,20 @@ def test_every_run_is_compared_with_the_trace_of_against(tmp_path: Path) -> None
     golden = read_trace(write(tmp_path / "golden", steps_of(3)))
     other_seed = read_trace(write(tmp_path / "seed", steps_of(3), manifest_of(identity={"seed": "8"})))
     runs = [run_of(tmp_path, 1), run_of(tmp_path, 2)]
-    replay = judge(replace(plan_of(tmp_path), against=golden), runs)
+    replay = compare_runs(replace(plan_of(tmp_path), against=golden), runs)
     assert pairs(replay) == [(f"{tmp_path}/golden", f"run {number}", "equal") for number in (1, 2)]
-    replay = judge(replace(plan_of(tmp_path), against=other_seed), runs)
+    replay = compare_runs(replace(plan_of(tmp_path), against=other_seed), runs)
     assert replay.exit_code == ExitCode.NOT_COMPARABLE
 
 
 def test_exit_codes_by_weight(tmp_path: Path) -> None:
     whole, cut, other = run_of(tmp_path, 1), run_of(tmp_path, 2, problem="it failed"), run_of(tmp_path, 3, OTHER)
     plan = plan_of(tmp_path)
-    assert judge(plan, [whole, cut]).exit_code == ExitCode.INCOMPLETE_RECORDING
-    assert judge(plan, [whole, cut, other]).exit_code == ExitCode.DIVERGED
-    assert judge(plan, [whole]).exit_code == ExitCode.INCOMPLETE_RECORDING, "one run proves nothing"
-    assert judge(plan, []).exit_code == ExitCode.INCOMPLETE_RECORDING
-    assert judge(plan, [whole, other], "SIGINT").exit_code == ExitCode.INTERRUPTED
+    assert compare_runs(plan, [whole, cut]).exit_code == ExitCode.INCOMPLETE_RECORDING
+    assert compare_runs(plan, [whole, cut, other]).exit_code == ExitCode.DIVERGED
+    assert compare_runs(plan, [whole]).exit_code == ExitCode.INCOMPLETE_RECORDING, "one run proves nothing"
+    assert compare_runs(plan, []).exit_code == ExitCode.INCOMPLETE_RECORDING
+    assert compare_runs(plan, [whole, other], "SIGINT").exit_code == ExitCode.INTERRUPTED
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_operations_are_trusted_where_their_step_came_out_as_without_them(
         for number, plain, other in zip((1, 2), runs, with_operations, strict=True)
         for run in (run_of(tmp_path, number, plain), run_of(tmp_path, number, other, op=f"b{number}"))
     ]
-    (comparison,) = judge(plan_of(tmp_path, op_step=1), recorded).comparisons
+    (comparison,) = compare_runs(plan_of(tmp_path, op_step=1), recorded).comparisons
     (operations,) = comparison.operations
     assert operations.first is not None
     assert operations.first.what is OpDifference.OUTPUT
@@ -115,20 +115,20 @@ def test_operations_of_a_step_that_no_trace_has_are_not_said_to_be_other_ones(tm
     for run in runs[1::2]:
         log = OpLog(run.recording.directory, rank=0, step=3, say=print)
         log.close()
-    (comparison,) = judge(plan_of(tmp_path, op_step=3), runs).comparisons
+    (comparison,) = compare_runs(plan_of(tmp_path, op_step=3), runs).comparisons
     assert comparison.notes == ("rank 0: not valid: there is no step 3 in run 1, run 2",)
 
 
 def test_operations_that_were_not_recorded_are_told(tmp_path: Path) -> None:
     runs = [run_of(tmp_path, number, op=op) for number in (1, 2) for op in ("", "b")]
-    (comparison,) = judge(plan_of(tmp_path, op_step=2), runs).comparisons
+    (comparison,) = compare_runs(plan_of(tmp_path, op_step=2), runs).comparisons
     assert (comparison.operations, comparison.notes) == ((), ("no operations of step 2 were recorded",))
 
 
 def test_operations_of_against_are_those_of_the_trace_itself(tmp_path: Path) -> None:
     golden = read_trace(run_of(tmp_path / "golden", 1, op="b1").recording.directory)
     runs = [run_of(tmp_path, 1), run_of(tmp_path, 1, op="b1")]
-    (comparison,) = judge(replace(plan_of(tmp_path, op_step=1), against=golden), runs).comparisons
+    (comparison,) = compare_runs(replace(plan_of(tmp_path, op_step=1), against=golden), runs).comparisons
     assert comparison.operations[0].first is None
     assert comparison.notes == ()
 
@@ -140,7 +140,7 @@ def test_processes_without_the_level_are_named(tmp_path: Path) -> None:
         with_reports(run, report(7, "h", A="1", B="2"), report(8, "h", A="1", B="3"), report(9, "h")),
         with_reports(replace(run, number=2), report(10, "h", A=None, B="2")),
     ]
-    assert judge(plan, runs).notes == (
+    assert compare_runs(plan, runs).notes == (
         "run 1: process 8 did not get what the level sets: B",
         "run 2: process 10 did not get what the level sets: A",
     )
@@ -166,7 +166,7 @@ def test_other_orders_of_sets_are_told_where_they_may_be_why(
         with_reports(run_of(tmp_path, number, change if number == 2 else SAME), report(number, value))
         for number, value in zip((1, 2), hashes, strict=True)
     ]
-    notes = judge(plan_of(tmp_path, level=level), runs).notes
+    notes = compare_runs(plan_of(tmp_path, level=level), runs).notes
     assert len(notes) == bool(said)
     assert all(note.startswith(said) for note in notes)
 
@@ -179,6 +179,6 @@ b.py:9: UserWarning: put_ does not have a deterministic implementation, but you 
 @pytest.mark.parametrize(("level", "notes"), [("off", 0), ("deterministic", 1)])
 def test_operations_that_no_level_holds_are_told(tmp_path: Path, level: str, notes: int) -> None:
     runs = [run_of(tmp_path, 1, output=WARNED), run_of(tmp_path, 2, output=WARNED * 2)]
-    told = judge(plan_of(tmp_path, level=level), runs).notes
+    told = compare_runs(plan_of(tmp_path, level=level), runs).notes
     assert len(told) == notes
     assert all("put_, scatter_add_cuda_kernel: " in note for note in told)

@@ -59,9 +59,9 @@ def test_no_bit_is_another_and_two_records_are_alike(tmp_path: Path) -> None:
 
 def test_digests_are_the_reference(tmp_path: Path) -> None:
     values = torch.randn(40, 60)
-    on_card = values.cuda()
+    on_gpu = values.cuda()
     with OpMode(OpLog(tmp_path, rank=0, step=0, say=print)):
-        on_card.t().exp()
+        on_gpu.t().exp()
     (operation,) = recorded(tmp_path).operations
     expected = shardsum(tensor_bytes(values), 4).hex()
     assert (operation.inputs[0].algorithm, operation.inputs[0].digest) == ("shardsum_128", expected)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.core.findings import Severity
-from harness.machine.network.classification import judge
+from harness.machine.network.classification import classify_network
 from harness.machine.network.interface_rules import GLOO_VARIABLE, NCCL_VARIABLE, RAY_VARIABLE
 from harness.machine.network.interfaces import HostNetwork
 from tests.machine.network.machines import interface, network, reached
@@ -20,13 +20,13 @@ def bonded(name: str = "10.0.0.1") -> HostNetwork:
 
 
 def severities(host: HostNetwork, setting: dict[str, str], *silent: str) -> list[Severity]:
-    judged = judge(host, setting, reached(host, *silent))
+    judged = classify_network(host, setting, reached(host, *silent))
     return [finding.severity for finding in judged.findings]
 
 
 def test_a_host_that_reaches_itself_is_left_alone() -> None:
     host = bonded()
-    judged = judge(host, {}, reached(host))
+    judged = classify_network(host, {}, reached(host))
     assert judged.pins == {}
     (finding,) = judged.findings
     assert finding.severity is Severity.FINE
@@ -35,7 +35,7 @@ def test_a_host_that_reaches_itself_is_left_alone() -> None:
 
 def test_a_host_that_does_not_is_pinned_to_loopback() -> None:
     host = bonded()
-    judged = judge(host, {}, reached(host, "10.0.0.1"))
+    judged = classify_network(host, {}, reached(host, "10.0.0.1"))
     assert judged.pins == ALL_PINS
     (finding,) = judged.findings
     assert finding.severity is Severity.BROKEN
@@ -46,12 +46,12 @@ def test_a_host_that_does_not_is_pinned_to_loopback() -> None:
 
 def test_one_stuck_library_pins_all_three() -> None:
     host = bonded(name="127.0.1.1")
-    assert judge(host, {}, reached(host, "10.0.0.1")).pins == ALL_PINS
+    assert classify_network(host, {}, reached(host, "10.0.0.1")).pins == ALL_PINS
 
 
 def test_work_over_several_nodes_is_never_pinned() -> None:
     host = bonded()
-    judged = judge(host, {}, reached(host, "10.0.0.1"), several_nodes="SLURM_NNODES=4")
+    judged = classify_network(host, {}, reached(host, "10.0.0.1"), several_nodes="SLURM_NNODES=4")
     assert judged.pins == {}
     (finding,) = judged.findings
     assert finding.severity is Severity.BROKEN
@@ -63,13 +63,13 @@ def test_work_over_several_nodes_is_never_pinned() -> None:
 def test_what_the_user_set_is_never_overridden() -> None:
     host = bonded()
     setting = {NCCL_VARIABLE: "eth1", RAY_VARIABLE: "1"}
-    judged = judge(host, setting, reached(host, "10.0.0.1"))
+    judged = classify_network(host, setting, reached(host, "10.0.0.1"))
     assert judged.pins == {GLOO_VARIABLE: "lo"}
 
 
 def test_what_the_user_set_and_cannot_work_is_said() -> None:
     host = bonded()
-    judged = judge(host, {NCCL_VARIABLE: "eth7", GLOO_VARIABLE: "bond0"}, reached(host, "10.0.0.1"))
+    judged = classify_network(host, {NCCL_VARIABLE: "eth7", GLOO_VARIABLE: "bond0"}, reached(host, "10.0.0.1"))
     assert judged.pins == {RAY_VARIABLE: "0"}
     ray, nccl, gloo = judged.findings
     assert (nccl.measured, nccl.unsets) == (
@@ -84,15 +84,17 @@ def test_what_the_user_set_and_cannot_work_is_said() -> None:
 
 def test_a_setting_that_is_worse_than_none_is_better_gone() -> None:
     host = bonded()
-    (finding,) = judge(host, {NCCL_VARIABLE: "eth7"}, reached(host)).findings
+    (finding,) = classify_network(host, {NCCL_VARIABLE: "eth7"}, reached(host)).findings
     assert (finding.remedy, finding.unsets) == ("unset NCCL_SOCKET_IFNAME", (NCCL_VARIABLE,))
-    (finding,) = judge(host, {NCCL_VARIABLE: "eth7"}, reached(host), from_files={NCCL_VARIABLE}).findings
+    (finding,) = classify_network(host, {NCCL_VARIABLE: "eth7"}, reached(host), from_files={NCCL_VARIABLE}).findings
     assert (finding.remedy, finding.unsets) == ("take NCCL_SOCKET_IFNAME out of nccl.conf, where NCCL reads it", ())
 
 
 def test_a_setting_that_cannot_work_over_several_nodes() -> None:
     host = bonded()
-    _, nccl = judge(host, {NCCL_VARIABLE: "bond0"}, reached(host, "10.0.0.1"), several_nodes="NNODES=2").findings
+    _, nccl = classify_network(
+        host, {NCCL_VARIABLE: "bond0"}, reached(host, "10.0.0.1"), several_nodes="NNODES=2"
+    ).findings
     assert nccl.measured.startswith("NCCL_SOCKET_IFNAME=bond0")
     assert (nccl.exports, nccl.unsets) == ((), ())
     assert "doctor --listen" in nccl.remedy
@@ -106,12 +108,12 @@ def test_an_interface_that_is_down_is_no_news() -> None:
 def test_an_idle_address_that_does_not_answer_is_a_warning() -> None:
     host = bonded()
     assert severities(host, {}, "10.1.0.1") == [Severity.WARNING]
-    assert judge(host, {}, reached(host, "10.1.0.1")).pins == {}
+    assert classify_network(host, {}, reached(host, "10.1.0.1")).pins == {}
 
 
 def test_without_loopback_nothing_is_pinned_to_it() -> None:
     host = bonded()
-    judged = judge(host, {}, reached(host, "10.0.0.1", "127.0.0.1", "::1"))
+    judged = classify_network(host, {}, reached(host, "10.0.0.1", "127.0.0.1", "::1"))
     assert judged.pins == {}
     assert judged.findings[0].remedy == "ip link set lo up"
 
@@ -123,7 +125,7 @@ def test_a_resolver_that_hangs_is_a_warning() -> None:
 
 def test_what_could_not_be_tried_is_not_called_broken() -> None:
     host = bonded()
-    judged = judge(host, {}, {})
+    judged = classify_network(host, {}, {})
     assert [finding.severity for finding in judged.findings] == [Severity.WARNING]
     assert judged.pins == {}
 
@@ -148,10 +150,10 @@ ADDRESSES = ("10.0.0.1", "10.1.0.1", "127.0.0.1", "::1")
 def test_pins_mend_what_they_are_for(silent: set[str], setting: dict[str, str], nodes: str, name: str) -> None:
     host = bonded(name=name)
     answers = reached(host, *silent)
-    judged = judge(host, setting, answers, several_nodes=nodes)
+    judged = classify_network(host, setting, answers, several_nodes=nodes)
     assert not (judged.pins and nodes)
     assert not {key for key in judged.pins if len(setting.get(key, "")) > 1 or (key == RAY_VARIABLE and key in setting)}
-    again = judge(host, setting | dict(judged.pins), answers)
+    again = classify_network(host, setting | dict(judged.pins), answers)
     if judged.pins:
         assert again.pins == {}
     stuck = [pick for pick in again.rules if pick.address in silent and pick.address != "127.0.0.1"]

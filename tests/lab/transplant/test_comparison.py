@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.lab.transplant.comparison import WEIGHTS, Distance, Effect, Outcome, Where, judge
+from harness.lab.transplant.comparison import WEIGHTS, Distance, Effect, Outcome, Where, compare_transplants
 from harness.lab.transplant.patches import Patch, parse_patch
 from harness.recording.patch_report import Fate, Transplanted
 from harness.trace.manifest import Manifest
@@ -61,7 +61,7 @@ def judged(tmp_path: Path) -> Callable[..., Outcome]:
     ) -> Outcome:
         made = trace(tmp_path / "made", whose, rewards)
         patch = Patch(parse_patch(take), 1, max((each.step for each in report), default=1))
-        return judge(patch, made, a, b, report=report, problem=problem)
+        return compare_transplants(patch, made, a, b, report=report, problem=problem)
 
     return judge_made
 
@@ -138,7 +138,7 @@ def test_the_way_of_weights_is_that_of_all_of_them_or_not_told(tmp_path: Path, k
         return trace_of_values(tmp_path / name, [values], keeps=keeps)
 
     made, a, b = written("made", 1.5, 4.0), written("a", 1.0, 2.0), written("b", 2.0, 6.0)
-    found = judge(Patch(parse_patch("advantages"), 0, 0), made, a, b, report=put(0))
+    found = compare_transplants(Patch(parse_patch("advantages"), 0, 0), made, a, b, report=put(0))
     expected = [Distance(WEIGHTS, size=6.0, a_to_b=4.0, to_a=2.0, to_b=2.0)] if keeps else []
     assert list(found.distances) == expected
 
