@@ -1,5 +1,5 @@
 """The pytest plugin: two markers, two fixtures and, with `--rlharness-report=FILE`, a line per thing that happens. One
-file, loaded into anybody's suite with `-p harness.plugin`: it imports pytest and the standard library, nothing else.
+file, loaded into anybody's suite by its entry point or `-p harness.plugin`: it imports pytest and the standard library.
 
 `report.jsonl`, append-only, one JSON object and one write per line, so that a killed process tears the last at most:
 
@@ -120,6 +120,9 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         need = need_of_items(session.items)
         timeouts_s = {item.nodeid: timeout_of_item(item) for item in session.items}
     except BadMarker as error:
+        if not session.config.getoption("rlharness_report"):  # only installed: the suite may have its own `gpus`
+            _warn(f"rlharness: {error}")
+            return result
         if reporter:
             reporter.write("collect_error", id=error.nodeid, text=str(error))
         raise pytest.UsageError(str(error)) from None

@@ -220,7 +220,8 @@ class OutputSection(Section):
     """Its newest whole checkpoint with which this step, or one before it, begins; None: the newest of all."""
     num_shown: Annotated[int, Field(ge=0)] = 4
     """Completions shown at each evaluation."""
-    tensorboard: bool = True
+    tensorboard: bool = False
+    """Write the metrics for TensorBoard too; needs the extra `tensorboard`."""
     shows_progress: bool = True
 
 

@@ -20,7 +20,7 @@ from rlcore.errors import InvalidValueError
 from rlcore.memory import keep_freed_memory
 from rlcore.numerics.probe import num_threads
 from rlcore.observability.announcement import announcement
-from rlcore.observability.logs import RunLog
+from rlcore.observability.logs import RunLog, check_output
 from rlcore.tasks.make import make_task
 from rlcore.trace import Recorder
 from rlcore.train_state import TrainState
@@ -40,6 +40,7 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
         if directory_given and not Path(directory_given).is_dir():
             raise InvalidValueError(f"{name} {directory_given!r}", legal="a directory that exists")
     check_device(config.model.device)
+    check_output(config.output)
     keep_freed_memory()
     tokenizer, decoder = build_model(config)
     task = make_task(config.task, tokenizer, config.seed)

@@ -5,9 +5,11 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 FIRST_PARTY = frozenset({"harness", "rlcore", "scenarios", "tests"})
 MAX_LINES = 400
+ROOMS = ("harness", "rlcore", "scenarios", "tests")
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
 VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "misc", "manager"})
@@ -124,6 +126,12 @@ def _swallows(node: ast.ExceptHandler) -> bool:
 
 def _says_nothing(node: ast.stmt) -> bool:
     return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+
+
+def house(root: Path) -> list[Source]:
+    """Read every Python file of the repository in `root` that the rules hold for."""
+    files = [root / "conftest.py", *(path for room in ROOMS for path in sorted((root / room).rglob("*.py")))]
+    return [Source(path.relative_to(root).as_posix(), path.read_text("utf-8")) for path in files]
 
 
 def stands_below(name: str, prefix: str) -> bool:

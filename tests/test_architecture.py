@@ -4,13 +4,8 @@ Tables come first: what is owned by whom, and what is exempt with its reason. Th
 every rule against a planted breach.
 """
 
-import re
 import subprocess
 import sys
-import tomllib
-from collections.abc import Iterable, Mapping
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -20,12 +15,13 @@ from tests.architecture_rules import (
     MAX_FUNCTION_LINES,
     MAX_LINES,
     MAX_PARAMETERS,
+    ROOMS,
     Owned,
     Source,
     absent,
     empty_packages,
+    house,
     import_cycles,
-    is_among,
     is_stub,
     is_vague,
     layer_of,
@@ -38,7 +34,6 @@ from tests.architecture_rules import (
 )
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("harness", "rlcore", "scenarios", "tests")
 CHILD_ROOMS = (  # entered by child processes only
     "harness/fixtures/",
     "harness/recording/",
@@ -75,13 +70,6 @@ ENVIRONMENT = (
     "harness/fixtures/",
     "harness/recording/",  # lives in the process of the program that is recorded
 )
-REPORT_PAGE = "harness/render/report/page.py"
-"""Needs more than the base: it says how to get it where it is not there."""
-PEER_ROOMS = ("tests/support/programs/", "tests/rlcore/peers/", "tests/benchmarks/one_step/trl_step.py")
-"""Run with verl, transformers and TRL, in environments of their own."""
-RAY_ROOMS = ("tests/support/misbehaving/", "tests/support/networks/")
-"""Programs whose tests skip without Ray."""
-
 OWNED = (
     Owned("rlcore/", ("harness", "scenarios"), ()),
     Owned("rlcore/config", ("torch",), ()),
@@ -114,10 +102,11 @@ OWNED = (
     Owned("harness/", ("yaml",), ("harness/lab/experiments/plain_yaml.py",)),
     Owned("harness/", ("pynvml",), ("harness/machine/nvml.py",)),
     Owned("harness/", ("rich",), ("harness/render/live/",)),
+    Owned("harness/", ("asyncio_pool",), ("harness/core/fan_out.py",)),
     Owned("harness/", ("click",), ("harness/cli/",)),
     Owned("harness/", ("sqlite3",), ("harness/runner/history.py", "harness/runner/history_file.py")),
     Owned("harness/", ("junitparser",), ("harness/render/junit.py",)),
-    Owned("harness/", ("jinja2",), (REPORT_PAGE,)),
+    Owned("harness/", ("jinja2",), ("harness/render/report/page.py",)),
     Owned("harness/", ("pytest", "_pytest"), ("harness/plugin.py", "harness/runner/discovery.py", "harness/fixtures/")),
     Owned(
         "tests/", ("hypothesis.HealthCheck",), ()
@@ -128,42 +117,13 @@ EXEMPT: dict[str, str] = {
     # "path", "path:function" (its length) or "path:function()" (its parameters) -> the reason
 }
 
-RUN_AS_PROGRAMS = frozenset({"py-spy"})  # dependencies that are started, never imported
-PEERS = {"transformers", "trl", "tokenizers", "datasets", "tiny-language", "verl"}
-"""Of programs with an environment of their own."""
 HEAVY = (
     *("torch", "numpy", "ray", "pydantic", "yaml", "rich", "pynvml", "psutil", "sqlite3", "asyncio", "junitparser"),
     *("pytest", "jinja2"),
 )
 
 
-def house() -> list[Source]:
-    files = [ROOT / "conftest.py", *(path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")))]
-    return [Source(path.relative_to(ROOT).as_posix(), path.read_text("utf-8")) for path in files]
-
-
-SOURCES = house()
-
-
-def distribution_name(requirement: str) -> str:
-    return re.split(r"[\s\[<>=!~;]", requirement, maxsplit=1)[0].lower().replace("_", "-")
-
-
-def distributions_of(modules: Iterable[str]) -> set[str]:
-    return {name.lower().replace("_", "-") for module in modules for name in installed().get(module, [module])}
-
-
-@cache
-def installed() -> Mapping[str, list[str]]:
-    """Top-level module -> the distributions of this environment that bring it."""
-    return metadata.packages_distributions()
-
-
-def declared(*extras: str) -> set[str]:
-    """Distributions of the base and of these extras, as pyproject.toml names them."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    requirements = [*project["dependencies"], *(r for e in extras for r in project["optional-dependencies"][e])]
-    return {distribution_name(r) for r in requirements} - {"rlharness"}
+SOURCES = house(ROOT)
 
 
 # ---------------------------------------------------------------------------------------------- the house keeps them
@@ -186,7 +146,7 @@ def test_no_files_import_each_other() -> None:
 
 
 def test_paths_in_the_tables_exist() -> None:
-    tables = (*CHILD_ROOMS, *SUPERVISOR, *ENVIRONMENT, REPORT_PAGE, *PEER_ROOMS, *RAY_ROOMS)
+    tables = (*CHILD_ROOMS, *SUPERVISOR, *ENVIRONMENT)
     named = {*tables, *(path for rule in OWNED for path in rule.owners)}
     assert absent(named, (source.path for source in SOURCES)) == set()
     assert [rule.within for rule in OWNED if not any(source.path.startswith(rule.within) for source in SOURCES)] == []
@@ -216,36 +176,6 @@ def test_the_plugin_needs_nothing_but_pytest() -> None:
     (plugin,) = [source for source in SOURCES if source.path == "harness/plugin.py"]
     assert third_party(plugin) == {"pytest"}
     assert [origin for _, origin in plugin.facts.imports if origin.partition(".")[0] in FIRST_PARTY] == []
-
-
-def test_imports_are_declared() -> None:
-    base = declared()
-    everything = declared("browser", "engine", "parquet", "plots", "ray", "report", "cuda", "tests")
-    undeclared = {
-        source.path: missing
-        for source in SOURCES
-        if (missing := distributions_of(third_party(source)) - allowed_distributions(source.path, base, everything))
-    }
-    assert undeclared == {}
-
-
-def allowed_distributions(path: str, base: set[str], everything: set[str]) -> set[str]:
-    """What a file may import: tests everything but Ray, which they ask for with importorskip."""
-    if path == REPORT_PAGE:
-        return base | declared("report")
-    if path.startswith("harness/"):
-        return everything if is_among(path, CHILD_ROOMS) else base
-    if is_among(path, PEER_ROOMS):
-        return everything | PEERS
-    return everything if is_among(path, RAY_ROOMS) else everything - {"ray"}
-
-
-def test_dependencies_are_used() -> None:
-    harness = [source for source in SOURCES if source.path.startswith("harness/")]
-    used = distributions_of({name for source in harness for name in third_party(source)})
-    assert declared() - used == RUN_AS_PROGRAMS
-    texts = "".join(source.text for source in harness)
-    assert {program for program in RUN_AS_PROGRAMS if program not in texts} == set()
 
 
 def test_the_command_line_is_light() -> None:
@@ -281,6 +211,7 @@ def test_the_command_line_is_light() -> None:
         ("harness/cli/main.py", "raise SystemExit(1)"),
         ("harness/doctor/gpus.py", "import pynvml"),
         ("harness/render/plain.py", "from rich.console import Console"),
+        ("harness/machine/network.py", "from asyncio_pool import AioPool"),
         ("tests/runner/test_run.py", "from hypothesis import HealthCheck, given"),
     ],
 )
@@ -385,12 +316,3 @@ def test_vague_names_and_stubs_are_found() -> None:
     assert is_stub(Source("harness/lab/gate.py", "def gate():\n    raise NotImplementedError"))
     assert not is_stub(Source("harness/lab/__init__.py", '"""The lab."""\n'))
     assert empty_packages(["harness/lab/__init__.py", "harness/a/__init__.py", "harness/a/b.py"]) == {"harness/lab"}
-
-
-def test_third_party_imports_are_found() -> None:
-    source = Source(
-        "harness/a.py", "import os, torch.cuda\ndef f():\n    from rich.text import Text\nimport harness.core.clock"
-    )
-    assert third_party(source) == {"torch", "rich"}
-    assert distribution_name("Ray_X[default]>=2.50; python_version > '3'") == "ray-x"
-    assert distributions_of({"pynvml", "nowhere_to_be_found"}) == {"nvidia-ml-py", "nowhere-to-be-found"}

@@ -27,7 +27,7 @@ from tests.support.manual import README, pages, section, section_of, text
 ROOT = README.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
-RUN_OURSELVES = "pip install -c constraints.txt -e '.[engine]' && rlharness run --gpus auto"
+RUN_OURSELVES = "pip install -c constraints.txt -e '.[engine,tests]' && rlharness run --gpus auto"
 WORK_ON_IT = "pip install -c constraints.txt -e '.[dev]' && python -m pytest"
 
 
@@ -93,8 +93,8 @@ def test_the_two_commands_are_what_ci_and_packaging_provide() -> None:
         assert re.sub("^pip install", r"pip install --quiet --disable-pip-version-check", part) in script
     extras = PYPROJECT["project"]["optional-dependencies"]
     assert {"engine", "ray", "vllm", "dev"} <= extras.keys()
-    assert "rlharness[browser,engine,kernels,parquet,plots,ray,report,tests]" in extras["dev"]
-    assert "rlharness[tests]" in extras["engine"], "command one runs the tests with the engine extra alone"
+    assert "rlharness[browser,engine,kernels,parquet,plots,ray,report,tensorboard,tests]" in extras["dev"]
+    assert not any(requirement.startswith("rlharness[") for requirement in extras["engine"])
     assert PYPROJECT["project"]["scripts"] == {"rlharness": "harness.__main__:run"}
 
 

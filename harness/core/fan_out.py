@@ -1,60 +1,67 @@
-"""A bounded concurrent map. No attempt that holds GPUs goes through here: those need leases.
+"""A bounded concurrent map. The only user of asyncio_pool, whose pool holds the cap; around it, what 0.6.0 lacks:
 
-Not `asyncio.TaskGroup`: it wraps failures in groups, prefers them to a cancellation, and up to Python 3.12 leaves its
-parent's count of cancellations raised, which breaks `asyncio.timeout` around it.
+- waiting for a free place in the pool swallows a cancellation: it is never made to wait, an item is handed over only
+  once one has ended;
+- leaving the pool's context joins its children instead of cancelling them: they are cancelled by hand, and awaited;
+- a failure stays in its future: it is taken out, and the other children are cancelled;
+- a task cancelled before its first step keeps its place for ever: nothing is cancelled in the turn that spawned it.
+
+No attempt that holds GPUs goes through here: those need leases.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from asyncio_pool import AioPool
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-async def fan_out(function: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T], *, limit: int) -> list[R]:
-    """Return `function` of each item, at most `limit` (at least 1) at a time, in the order of the items.
+async def fan_out(function: Callable[[T], Awaitable[R]], items: Iterable[T], *, limit: int) -> list[R]:
+    """`function` of each item, at most `limit` (at least 1) at a time; the results in the order of the items.
 
     The first failure cancels what still runs, waits for it to end, and is raised; so does a cancellation. A second
-    cancellation does not cut that short: no child is left behind.
+    cancellation does not cut that short: children are not left behind.
     """
     if limit < 1:
         raise ValueError(f"limit {limit}: at least 1")
-    tasks: list[asyncio.Task[R]] = []
-    running: set[asyncio.Task[R]] = set()
+    pool = AioPool(size=limit)
+    futures: list[asyncio.Future[R]] = []
+    running: set[asyncio.Future[R]] = set()
     try:
         for item in items:
             if len(running) == limit:
                 running = await _next_ended(running)
-            tasks.append(asyncio.create_task(function(item)))
-            running.add(tasks[-1])
+            future = await pool.spawn(function(item))
+            futures.append(future)
+            running.add(future)
         while running:
             running = await _next_ended(running)
     except BaseException:
-        await _cancel([task for task in tasks if not task.done()])
-        for task in tasks:
-            if not task.cancelled():
-                task.exception()  # seen, so that asyncio does not log a second failure as forgotten
+        await _cancel_all(pool)
+        for future in futures:
+            if future.done() and not future.cancelled():
+                future.exception()  # seen, so that asyncio does not log a second failure as forgotten
         raise
-    return [task.result() for task in tasks]
+    return [future.result() for future in futures]
 
 
-async def _next_ended(running: set[asyncio.Task[R]]) -> set[asyncio.Task[R]]:
+async def _next_ended(running: set[asyncio.Future[R]]) -> set[asyncio.Future[R]]:
     """Wait until one or more have ended; raise their failure, or return those that still run."""
     ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-    for task in ended:
-        task.result()
+    for future in ended:
+        future.result()
     return running
 
 
-async def _cancel(tasks: list[asyncio.Task[R]]) -> None:
-    """Cancel the tasks and wait until all have ended; a cancellation meanwhile is raised afterwards."""
-    for task in tasks:
-        task.cancel()
+async def _cancel_all(pool: AioPool) -> None:
+    cancelling = asyncio.create_task(pool.cancel())
     again: asyncio.CancelledError | None = None
-    while pending := [task for task in tasks if not task.done()]:
+    while not cancelling.done():
         try:
-            await asyncio.wait(pending)
+            await asyncio.shield(cancelling)
         except asyncio.CancelledError as error:
             again = error
     if again is not None:

@@ -16,7 +16,6 @@ CHECKS = (
     Check("ranks", rank_variables.inspect_ranks, rank_variables.NAME_S + 3),
     Check("bits", environment.inspect_bits, 5),
     Check("versions", packages.inspect_versions, packages.READ_S + 2),
-    Check("declared ranges", packages.inspect_declared, packages.READ_S + 2),
     Check("pip check", packages.inspect_pip, packages.PIP_S + 5),
 )
 NUMERICS = Check("numerics", numerics.inspect_numerics, numerics.SURVEY_S + 5)

@@ -1,4 +1,4 @@
-"""Versions in this environment that do not fit each other, ranges declared twice, and what `pip check` says."""
+"""Versions in this environment that do not fit each other, and what `pip check` says."""
 
 import re
 import sys
@@ -11,7 +11,6 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from harness.core.findings import Finding, Severity
-from harness.doctor.declared_ranges import Clash, clashes, project_root, read_declared
 from harness.doctor.host import Answer, Host
 from harness.process.daemon_thread import in_daemon_thread
 
@@ -57,16 +56,6 @@ class Installed:
 async def inspect_versions(host: Host) -> Sequence[Finding]:
     """What the installed packages say of each other."""
     return check_versions(await in_daemon_thread(read_installed, limit_s=READ_S))
-
-
-async def inspect_declared(host: Host) -> Sequence[Finding]:
-    """What the project's files ask for."""
-
-    def read() -> list[Finding]:
-        root = project_root(host.cwd)
-        return [] if root is None else check_declared(clashes(read_declared(root)))
-
-    return await in_daemon_thread(read, limit_s=READ_S)
 
 
 async def inspect_pip(host: Host) -> Sequence[Finding]:
@@ -152,25 +141,6 @@ def _label(version: str) -> str:
         return Version(version).local or ""
     except InvalidVersion:
         return ""
-
-
-def check_declared(found: Sequence[Clash]) -> list[Finding]:
-    """One finding for each dependency that the project's files ask for in different ways."""
-    findings = []
-    for clash in found:
-        places = "; ".join(f"{each.range} in {each.where}" for each in clash.declared)
-        if clash.is_impossible:
-            severity, breaks = (
-                Severity.BROKEN,
-                "no version can satisfy all of them: an installation fails, or ignores one",
-            )
-        else:
-            severity, breaks = Severity.WARNING, "which version is installed depends on the file that is installed from"
-        remedy = f"write the range of {clash.name} in one place, and its bare name in the others"
-        findings.append(
-            Finding(clash.name, severity, f"declared {len(clash.declared)} times: {places}", breaks, remedy)
-        )
-    return findings or [Finding("declared ranges", Severity.FINE, "no dependency is declared with two ranges")]
 
 
 def check_pip(answer: Answer) -> Finding:

@@ -3,16 +3,16 @@
 from collections.abc import Mapping, Sequence
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
+from rlcore.batching.batch import Batch
 from rlcore.errors import InvalidValueError, ShapeError
 
 LENGTHS = "lengths"
 """Entry that `collate` adds: the number of positions of each sample, int64 [samples]."""
 
 
-def collate(sequences: Mapping[str, Sequence[Tensor]], *, pad_values: Mapping[str, float] | None = None) -> TensorDict:
+def collate(sequences: Mapping[str, Sequence[Tensor]], *, pad_values: Mapping[str, float] | None = None) -> Batch:
     """Pad named sequences [positions, ...], one per sample, to [samples, positions, ...], and add `lengths`.
 
     Positions after a sample's end hold the pad value of the entry, 0 (False) by default. Raises InvalidValueError for
@@ -32,4 +32,4 @@ def collate(sequences: Mapping[str, Sequence[Tensor]], *, pad_values: Mapping[st
         name: torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True, padding_value=values.get(name, 0))
         for name, parts in sequences.items()
     }
-    return TensorDict({**padded, LENGTHS: torch.tensor(lengths[first])}, batch_size=[len(lengths[first])])
+    return Batch({**padded, LENGTHS: torch.tensor(lengths[first])})

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
+from rlcore.batching.batch import Batch
 from rlcore.batching.partition import attention_cost, balanced, partition_by_budget
 from rlcore.errors import InvalidValueError
 
@@ -47,7 +47,7 @@ class Microbatch:
         return torch.nn.functional.pad(rows, (0, missing))[:, self.first : end]
 
 
-def build_microbatch(batch: TensorDict, samples: Sequence[int], number: int) -> Microbatch:
+def build_microbatch(batch: Batch, samples: Sequence[int], number: int) -> Microbatch:
     """Build the pass over these rows of a dense batch with `tokens`, `lengths` and `prompt_lengths`."""
     rows = list(samples)
     num_read = int(batch["lengths"][rows].max()) - 1
@@ -57,7 +57,7 @@ def build_microbatch(batch: TensorDict, samples: Sequence[int], number: int) -> 
     return Microbatch(number, tuple(rows), tokens, max(1, int(batch["prompt_lengths"][rows].min())))
 
 
-def fixed_microbatches(batch: TensorDict, samples: Sequence[int], size: int, *, token_budget: int) -> list[Microbatch]:
+def fixed_microbatches(batch: Batch, samples: Sequence[int], size: int, *, token_budget: int) -> list[Microbatch]:
     """Divide samples into microbatches of `size` neighbours.
 
     Raises InvalidValueError if one has more tokens than the budget of a forward pass.
@@ -77,7 +77,7 @@ def fixed_microbatches(batch: TensorDict, samples: Sequence[int], size: int, *, 
     return microbatches
 
 
-def microbatches_by_budget(batch: TensorDict, samples: Sequence[int], *, token_budget: int) -> list[Microbatch]:
+def microbatches_by_budget(batch: Batch, samples: Sequence[int], *, token_budget: int) -> list[Microbatch]:
     """Divide samples into as few passes as the token budget allows, their costs balanced."""
     lengths = [length - 1 for length in batch["lengths"][list(samples)].tolist()]
     parts = partition_by_budget(lengths, max_tokens=token_budget, multiple=LENGTH_MULTIPLE)

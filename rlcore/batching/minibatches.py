@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from tensordict import TensorDict
-
 from rlcore.algorithms.aggregation import Denominators
+from rlcore.batching.batch import Batch
 from rlcore.batching.microbatches import Microbatch, fixed_microbatches, microbatches_by_budget
 from rlcore.config import RunConfig
 from rlcore.keys import permutation
@@ -15,7 +14,7 @@ from rlcore.observability.observers import Observers
 class Minibatch:
     """The microbatches of one optimizer step, and what its losses are divided by."""
 
-    def __init__(self, batch: TensorDict, samples: list[int], config: RunConfig, level: str) -> None:
+    def __init__(self, batch: Batch, samples: list[int], config: RunConfig, level: str) -> None:
         budget = config.runtime.token_budget
         self.microbatches: list[Microbatch]
         """Microbatches in the order of their numbers."""
@@ -36,9 +35,7 @@ class Minibatch:
         return [sample for microbatch in self.microbatches for sample in microbatch.samples]
 
 
-def minibatches(
-    batch: TensorDict, config: RunConfig, level: str, step: int, observers: Observers
-) -> Iterator[Minibatch]:
+def minibatches(batch: Batch, config: RunConfig, level: str, step: int, observers: Observers) -> Iterator[Minibatch]:
     """Yield the minibatches of a step: every sample once per epoch; one minibatch per epoch keeps canonical order."""
     num_samples, num_minibatches = len(batch["tokens"]), config.training.num_minibatches
     observers.emit(LearningBegins(batch))

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
+from rlcore.batching.batch import Batch
 from rlcore.environments.trajectory import NOT_SAMPLED, Trajectory
 from rlcore.rewards.score import Scores
 
@@ -15,7 +15,7 @@ _TYPECODES = {torch.bool: "B", torch.float32: "f", torch.int64: "q"}
 """Type codes of `array`, through which a list of numbers becomes a tensor in half the time."""
 
 
-def dense_batch(trajectories: Sequence[Trajectory], scores: Scores, *, pad_id: int) -> TensorDict:
+def dense_batch(trajectories: Sequence[Trajectory], scores: Scores, *, pad_id: int) -> Batch:
     """Build [samples, positions] of trajectories with any number of turns, and one reward per sample.
 
     Token t of a trajectory stands at position t, with its loss-mask bit, its sampled log-probability (0 outside the
@@ -31,7 +31,7 @@ def dense_batch(trajectories: Sequence[Trajectory], scores: Scores, *, pad_id: i
 
     loss_mask = padded((each.loss_mask for each in trajectories), False, torch.bool)
     logprobs = padded((each.logprobs for each in trajectories), 0.0, torch.float32)
-    return TensorDict(
+    return Batch(
         {
             "tokens": padded((each.tokens for each in trajectories), pad_id, torch.int64),
             "loss_mask": loss_mask,
@@ -42,8 +42,7 @@ def dense_batch(trajectories: Sequence[Trajectory], scores: Scores, *, pad_id: i
             "groups": groups_of(trajectories),
             "rewards": torch.tensor([0.0 if r is None else r for r in scores.rewards], dtype=torch.float64),
             "included": torch.tensor(scores.included),
-        },
-        batch_size=[len(trajectories)],
+        }
     )
 
 

@@ -5,10 +5,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
 from rlcore.algorithms.advantages import TokenAdvantages
+from rlcore.batching.batch import Batch
 from rlcore.errors import StepError
 
 ROUNDING = 1e-9
@@ -54,7 +54,7 @@ def _wrong_with(pairs: Sequence[tuple[float, float]]) -> str:
     return ""
 
 
-def check_token_rewards(token_rewards: Tensor, batch: TensorDict) -> None:
+def check_token_rewards(token_rewards: Tensor, batch: Batch) -> None:
     """The reward of a completion stands on its last loss token, and nowhere else: [samples, positions].
 
     Raises StepError naming the sample.
@@ -67,9 +67,7 @@ def check_token_rewards(token_rewards: Tensor, batch: TensorDict) -> None:
         raise StepError(f"the reward of sample {sample} is not on its last token, alone", phases=("reward",))
 
 
-def check_estimates(
-    found: TokenAdvantages, token_rewards: Tensor, batch: TensorDict, *, gamma: float, lam: float
-) -> None:
+def check_estimates(found: TokenAdvantages, token_rewards: Tensor, batch: Batch, *, gamma: float, lam: float) -> None:
     """Each advantage follows from the next; behind the last token nothing is expected: reward less value is left.
 
     What a critic learns towards is its values and the advantages, as they were estimated. Raises StepError naming the

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from tensordict import TensorDict
 from torch import nn
 
+from rlcore.batching.batch import Batch
 from rlcore.environments.trajectory import Trajectory, Turn
 from rlcore.errors import LevelError, StepError
 from rlcore.rewards.score import Scores
@@ -144,7 +144,7 @@ def _wrong_end(turn: Turn, tokens: Sequence[int], params: SamplingParams, eos_id
     return "" if is_right else told
 
 
-def check_batch(batch: TensorDict, trajectories: Sequence[Trajectory], scores: Scores) -> None:
+def check_batch(batch: Batch, trajectories: Sequence[Trajectory], scores: Scores) -> None:
     """Check that a dense batch holds each trajectory token by token, that groups are prompts, and rewards the scores.
 
     Raises StepError naming the sample.

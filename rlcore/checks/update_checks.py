@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor, nn
 
+from rlcore.batching.batch import Batch
 from rlcore.config import OptimizerSection
 from rlcore.errors import LevelError, StepError
 
@@ -50,12 +50,12 @@ _MADE_IN = {
 }
 
 
-def kept(batch: TensorDict) -> Kept:
+def kept(batch: Batch) -> Kept:
     """What `check_kept` compares with."""
-    return {name: (entry, entry._version) for name, entry in batch.items() if isinstance(entry, Tensor)}
+    return {name: (entry, entry._version) for name, entry in batch.items()}
 
 
-def check_kept(batch: TensorDict, before: Kept) -> None:
+def check_kept(batch: Batch, before: Kept) -> None:
     """What a step learns from stays as it was while it is learned from; raises StepError naming the entry."""
     for name, (entry, num_writes) in before.items():
         if batch.get(name) is not entry or entry._version != num_writes:

@@ -30,7 +30,7 @@ def be_strict(environ: MutableMapping[str, str]) -> None:
     """Have MKL add each product's numbers in one order, whatever its rows and threads, where nobody chose otherwise.
 
     Its strict mode, which costs nothing measurable. MKL reads the variable at its first work in a process, which may be
-    a cosine, or in an import of tensordict: after that nothing changes, and the probe says what holds.
+    a cosine, or in an import: after that nothing changes, and the probe says what holds.
     """
     if LIBRARY == "torch" and HAS_MKL and environ.get("MKL_CBWR", "AUTO").upper() == "AUTO":
         environ["MKL_CBWR"] = "AUTO,STRICT"

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor, nn
 
 from rlcore.algorithms.aggregation import Denominators
+from rlcore.batching.batch import Batch
 from rlcore.config import GrpoSection, OptimizerSection, PpoSection
 from rlcore.environments.trajectory import Trajectory
 from rlcore.observability.warm_start_record import WarmStart
@@ -78,7 +78,7 @@ class TrajectoriesSampled:
 class RolloutBatched:
     """The trajectories of a step and their rewards are a dense batch."""
 
-    batch: TensorDict
+    batch: Batch
     trajectories: Sequence[Trajectory]
     scores: Scores
 
@@ -94,7 +94,7 @@ class ReferenceUsed:
 class BatchExtended:
     """A stage has added entries to the batch."""
 
-    batch: TensorDict
+    batch: Batch
     phase: str
     """Phase of the trace that the entries belong to."""
     names: tuple[str, ...]
@@ -113,14 +113,14 @@ class PolicyMatched:
 class GroupAdvantagesEstimated:
     """The batch has an advantage for each sample, relative to those of its prompt."""
 
-    batch: TensorDict
+    batch: Batch
 
 
 @dataclass(frozen=True, slots=True)
 class AdvantagesEstimated:
     """The batch has its advantages, and what they were computed from."""
 
-    batch: TensorDict
+    batch: Batch
     section: GrpoSection | PpoSection
 
 
@@ -128,7 +128,7 @@ class AdvantagesEstimated:
 class LearningBegins:
     """The batch is complete: nothing of it may be written until the step has learned from it."""
 
-    batch: TensorDict
+    batch: Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class EpochDivided:
 class MinibatchLearned:
     """A minibatch of the batch has been learned from."""
 
-    batch: TensorDict
+    batch: Batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,31 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from rlcore.config import OutputSection
 from rlcore.controllers.evaluation import Evaluation
+from rlcore.errors import InvalidValueError
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 MAX_WIDTH = 32
 """Of a column of text in a table."""
+
+
+def check_output(section: OutputSection) -> None:
+    """Raise InvalidValueError for output that needs a package which is not installed."""
+    if section.tensorboard and not find_spec("tensorboard"):
+        raise InvalidValueError(
+            "output.tensorboard is true, and the package tensorboard is not installed",
+            legal="false; metrics.jsonl has the same numbers",
+            remedy="pip install 'rlharness[tensorboard]'",
+        )
 
 
 class RunLog:
@@ -61,7 +75,10 @@ class RunLog:
         self._write("metrics.jsonl", {"step": step, **{name: _finite(value) for name, value in values.items()}})
         if not self._section.tensorboard:
             return
-        self._board = self._board or SummaryWriter(str(self._directory / "tensorboard"))
+        if self._board is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(self._directory / "tensorboard"))
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
 

@@ -8,10 +8,8 @@
 A run computes the same bits with any observers, and with none.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import wraps
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from rlcore.observability.events import Event
 
@@ -47,29 +45,3 @@ class Observers(Observer):
             observer.observe(event)
 
     emit = observe
-
-
-class Observed(Protocol):
-    """Whatever a stage is given that has observers."""
-
-    @property
-    def observers(self) -> Observers:
-        """Observers of the run."""
-
-
-StateT = TypeVar("StateT", bound=Observed)
-Given = ParamSpec("Given")
-
-
-def observed(
-    stage: Callable[Concatenate[StateT, Given], Event | None],
-) -> Callable[Concatenate[StateT, Given], None]:
-    """Have the observers of a stage's state see the event that the stage returns, if any."""
-
-    @wraps(stage)
-    def and_emit(state: StateT, /, *given: Given.args, **named: Given.kwargs) -> None:
-        event = stage(state, *given, **named)
-        if event is not None:
-            state.observers.emit(event)
-
-    return and_emit

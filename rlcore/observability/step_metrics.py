@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 import torch
-from tensordict import TensorDict
 
+from rlcore.batching.batch import Batch
 from rlcore.environments.trajectory import Trajectory
 from rlcore.observability.metrics import mean, merge, of_completions
 from rlcore.rewards.score import Scores
@@ -19,7 +19,7 @@ class StepMetrics:
     Lengths and rewards are the batch's, from which the step learns.
     """
 
-    def __init__(self, trajectories: Sequence[Trajectory], scores: Scores, batch: TensorDict, **others: float) -> None:
+    def __init__(self, trajectories: Sequence[Trajectory], scores: Scores, batch: Batch, **others: float) -> None:
         self.has_learned = False
         """Whether the policy has had a gradient that is not 0."""
         self._of_rollout = others | of_completions(

@@ -4,23 +4,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from tensordict import TensorDict
 
+from rlcore.batching.batch import Batch
 from rlcore.environments.trajectory import Trajectory
 from rlcore.errors import RewardError
 from rlcore.keys import key
 from rlcore.observability.events import BatchExtended, TrajectoriesSampled
-from rlcore.observability.observers import observed
 from rlcore.recipes.rollout import collect, sampling_params
 from rlcore.rewards.score import score
 from rlcore.train_state import TrainState
 from rlcore.types import SampleRequest
 
 
-@observed
-def add_greedy_rewards(
-    state: TrainState, batch: TensorDict, trajectories: Sequence[Trajectory], step: int
-) -> BatchExtended:
+def add_greedy_rewards(state: TrainState, batch: Batch, trajectories: Sequence[Trajectory], step: int) -> Batch:
     """Add fp32 [samples]: the reward of the greedy completion of each sample's prompt; one is drawn per prompt.
 
     Raises RewardError where one cannot be judged.
@@ -44,5 +40,7 @@ def add_greedy_rewards(
             remedy="algorithm.advantage: rloo, which needs none",
         )
     baselines = [rewards[each.request.prompt.id] for each in trajectories]
-    batch["greedy_rewards"] = torch.tensor(baselines, dtype=torch.float32, device=state.config.model.device)
-    return BatchExtended(batch, "reward", ("greedy_rewards",))
+    found = torch.tensor(baselines, dtype=torch.float32, device=state.config.model.device)
+    batch = batch.extended(greedy_rewards=found)
+    state.observers.emit(BatchExtended(batch, "reward", ("greedy_rewards",)))
+    return batch

@@ -7,17 +7,15 @@ where the paper takes a mean of means; the KL term is off unless asked for; rewa
 
 from collections.abc import Callable, Mapping
 
-from tensordict import TensorDict
-
 from rlcore.algorithms import advantages
 from rlcore.algorithms.kl import approx_kl
 from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is, masked_is_keep
 from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
+from rlcore.batching.batch import Batch
 from rlcore.batching.microbatches import Microbatch
 from rlcore.batching.minibatches import Minibatch, minibatches
 from rlcore.config import GrpoSection
 from rlcore.observability.events import AdvantagesEstimated, GroupAdvantagesEstimated
-from rlcore.observability.observers import observed
 from rlcore.observability.step_metrics import StepMetrics
 from rlcore.recipes.greedy_baseline import add_greedy_rewards
 from rlcore.recipes.policy_pass import PolicyView, add_old_logprobs, add_ref_logprobs, view_policy
@@ -32,12 +30,12 @@ MISMATCH_LOSSES: Mapping[str, Callable[..., PolicyLoss]] = {"dppo_tv": dppo_tv, 
 def grpo_step(state: TrainState, section: GrpoSection, step: int) -> StepMetrics:
     """Sample, score, learn; the caller syncs the weights. Raises NonFiniteError, LevelError, StepError."""
     trajectories, scores, batch = rollout(state, step)
-    add_old_logprobs(state, batch)
-    add_ref_logprobs(state, batch)
+    batch = add_old_logprobs(state, batch)
+    batch = add_ref_logprobs(state, batch)
     if section.advantage == "remax":
-        add_greedy_rewards(state, batch, trajectories, step)
-    add_group_advantages(state, section, batch)
-    add_advantages(state, section, batch)
+        batch = add_greedy_rewards(state, batch, trajectories, step)
+    batch = add_group_advantages(state, section, batch)
+    batch = add_advantages(state, section, batch)
 
     metrics = StepMetrics(trajectories, scores, batch)
     for minibatch in minibatches(batch, state.config, state.level, step, state.observers):
@@ -49,39 +47,41 @@ def grpo_step(state: TrainState, section: GrpoSection, step: int) -> StepMetrics
     return metrics
 
 
-@observed
-def add_group_advantages(state: TrainState, section: GrpoSection, batch: TensorDict) -> GroupAdvantagesEstimated | None:
+def add_group_advantages(state: TrainState, section: GrpoSection, batch: Batch) -> Batch:
     """Compare each completion with others of its prompt, fp64 [samples], if the estimator is one of samples."""
     rewards, groups, included = (batch[name] for name in ("rewards", "groups", "included"))
     match section.advantage:
         case "grpo":
-            batch["group_advantages"] = advantages.grpo(rewards, groups, included)
+            found = advantages.grpo(rewards, groups, included)
         case "dr_grpo":
-            batch["group_advantages"] = advantages.dr_grpo(rewards, groups, included)
+            found = advantages.dr_grpo(rewards, groups, included)
         case "rloo":
-            batch["group_advantages"] = advantages.rloo(rewards, groups, included)
+            found = advantages.rloo(rewards, groups, included)
         case "reinforce_pp_baseline" | "remax":
-            return None
-    return GroupAdvantagesEstimated(batch)
+            return batch
+    batch = batch.extended(group_advantages=found)
+    state.observers.emit(GroupAdvantagesEstimated(batch))
+    return batch
 
 
-@observed
-def add_advantages(state: TrainState, section: GrpoSection, batch: TensorDict) -> AdvantagesEstimated:
+def add_advantages(state: TrainState, section: GrpoSection, batch: Batch) -> Batch:
     """Add advantages of tokens, fp32 [samples, positions]."""
     rewards, groups, included, mask = (batch[name] for name in ("rewards", "groups", "included", "loss_mask"))
     match section.advantage:
         case "grpo" | "dr_grpo" | "rloo":
-            batch["advantages"] = advantages.per_token(batch["group_advantages"], mask).float()
+            found = advantages.per_token(batch["group_advantages"], mask)
         case "reinforce_pp_baseline":
-            batch["advantages"] = advantages.reinforce_pp_baseline(rewards, groups, mask, included).float()
+            found = advantages.reinforce_pp_baseline(rewards, groups, mask, included)
         case "remax":
             at_end = advantages.at_last_token(rewards.float(), mask, included)
-            batch["advantages"] = advantages.remax(at_end, batch["greedy_rewards"], mask, included).advantages.float()
-    return AdvantagesEstimated(batch, section)
+            found = advantages.remax(at_end, batch["greedy_rewards"], mask, included).advantages
+    batch = batch.extended(advantages=found.float())
+    state.observers.emit(AdvantagesEstimated(batch, section))
+    return batch
 
 
 def policy_loss(
-    state: TrainState, section: GrpoSection, batch: TensorDict, minibatch: Minibatch, microbatch: Microbatch
+    state: TrainState, section: GrpoSection, batch: Batch, minibatch: Minibatch, microbatch: Microbatch
 ) -> MicrobatchLoss:
     """Compute the surrogate, with the penalties that are asked for, as a microbatch's share of the loss."""
     view = view_policy(state, batch, microbatch)

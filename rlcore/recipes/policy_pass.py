@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
 from rlcore.algorithms.aggregation import Mode, sample_shares
@@ -17,13 +16,13 @@ from rlcore.algorithms.correction import (
     token_weights,
     truncate,
 )
+from rlcore.batching.batch import Batch
 from rlcore.batching.microbatches import Microbatch
 from rlcore.batching.minibatches import Minibatch
 from rlcore.config import CorrectionSection
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.probe import num_threads
 from rlcore.observability.events import BatchExtended, PolicyMatched, ReferenceUsed
-from rlcore.observability.observers import observed
 from rlcore.train_state import TrainState
 from rlcore.trainers.base import MicrobatchLoss
 from rlcore.trainers.scoring import in_bulk, score
@@ -56,11 +55,11 @@ class PolicyView(NamedTuple):
         return MicrobatchLoss(shares.sum(), {name: value.detach() for name, value in values.items()}, self.loss_mask)
 
 
-def view_policy(state: TrainState, batch: TensorDict, microbatch: Microbatch) -> PolicyView:
+def view_policy(state: TrainState, batch: Batch, microbatch: Microbatch) -> PolicyView:
     """Read a microbatch with a gradient, beside what the sampler and the policy before the step said of it."""
     mask, sampled = microbatch.select(batch["loss_mask"]), microbatch.select(batch["rollout_logprobs"])
     scored = score(state.decoder, microbatch, state.config.sampling.temperature)
-    if "old_logprobs" in batch.keys():  # noqa: SIM118 - a TensorDict refuses a plain `in`
+    if "old_logprobs" in batch:
         old = microbatch.select(batch["old_logprobs"])
     else:
         old = scored.logprobs.detach()
@@ -89,36 +88,36 @@ def correction_weights(section: CorrectionSection, old: Tensor, sampled: Tensor,
     return None if section.weights == "none" else weights
 
 
-@observed
-def add_old_logprobs(state: TrainState, batch: TensorDict) -> BatchExtended | None:
+def add_old_logprobs(state: TrainState, batch: Batch) -> Batch:
     """Add log-probabilities of the policy before the step's first update, if there is more than one.
 
     With a single update, the pass that learns gives them itself. At level invariant they are the sampler's.
     """
     if state.config.training.num_epochs * state.config.training.num_minibatches == 1:
-        return None
-    batch["old_logprobs"] = logprobs_in_bulk(state, state.decoder, batch)
+        return batch
+    batch = batch.extended(old_logprobs=logprobs_in_bulk(state, state.decoder, batch))
     state.observers.emit(PolicyMatched(batch["old_logprobs"], batch["rollout_logprobs"], batch["loss_mask"]))
-    return BatchExtended(batch, "reference", ("old_logprobs",))
+    state.observers.emit(BatchExtended(batch, "reference", ("old_logprobs",)))
+    return batch
 
 
-@observed
-def add_ref_logprobs(state: TrainState, batch: TensorDict) -> BatchExtended | None:
+def add_ref_logprobs(state: TrainState, batch: Batch) -> Batch:
     """Add log-probabilities of the reference policy, if there is one."""
     if state.reference is None:
-        return None
+        return batch
     state.observers.emit(ReferenceUsed(state.reference))
-    batch["ref_logprobs"] = logprobs_in_bulk(state, state.reference, batch)
-    return BatchExtended(batch, "reference", ("ref_logprobs",))
+    batch = batch.extended(ref_logprobs=logprobs_in_bulk(state, state.reference, batch))
+    state.observers.emit(BatchExtended(batch, "reference", ("ref_logprobs",)))
+    return batch
 
 
-def logprobs_in_bulk(state: TrainState, model: Decoder, batch: TensorDict) -> Tensor:
+def logprobs_in_bulk(state: TrainState, model: Decoder, batch: Batch) -> Tensor:
     """Compute log-probabilities of a whole batch, without a gradient."""
     temperature = state.config.sampling.temperature
     return read_in_bulk(state, batch, lambda microbatch: score(model, microbatch, temperature).logprobs)
 
 
-def read_in_bulk(state: TrainState, batch: TensorDict, compute: Callable[[Microbatch], Tensor]) -> Tensor:
+def read_in_bulk(state: TrainState, batch: Batch, compute: Callable[[Microbatch], Tensor]) -> Tensor:
     """Compute [samples, positions] of a whole batch, without a gradient, with the trainer's threads and budget."""
     runtime = state.config.runtime
     with state.observers.stage("reference"), num_threads(runtime.training_threads):

@@ -4,19 +4,17 @@ As language models are trained with it: one reward a completion, on its last tok
 is taken from the rewards of tokens (InstructGPT, arXiv:2203.02155); policy and critic are two models.
 """
 
-from tensordict import TensorDict
-
 from rlcore.algorithms.advantages import at_last_token, gae, whiten
 from rlcore.algorithms.aggregation import sample_shares
 from rlcore.algorithms.kl import adaptive_kl_coef, approx_kl, in_rewards
 from rlcore.algorithms.policy_losses import ppo_clip
 from rlcore.algorithms.value_loss import value_loss
+from rlcore.batching.batch import Batch
 from rlcore.batching.microbatches import Microbatch
 from rlcore.batching.minibatches import Minibatch, minibatches
 from rlcore.config import PpoSection
 from rlcore.observability.events import AdvantagesEstimated, BatchExtended
 from rlcore.observability.metrics import mean
-from rlcore.observability.observers import observed
 from rlcore.observability.step_metrics import StepMetrics
 from rlcore.recipes.policy_pass import add_old_logprobs, add_ref_logprobs, read_in_bulk, view_policy
 from rlcore.recipes.rollout import rollout
@@ -30,11 +28,11 @@ def ppo_step(state: TrainState, section: PpoSection, step: int) -> StepMetrics:
     """Sample, score, learn; the caller syncs the weights. Raises NonFiniteError, LevelError, StepError."""
     assert state.critic is not None
     trajectories, scores, batch = rollout(state, step)
-    add_old_logprobs(state, batch)
-    add_ref_logprobs(state, batch)
-    add_values(state, batch)
+    batch = add_old_logprobs(state, batch)
+    batch = add_ref_logprobs(state, batch)
+    batch = add_values(state, batch)
     metrics = StepMetrics(trajectories, scores, batch, kl_coef=state.kl_coef)
-    add_advantages(state, section, batch)
+    batch = add_advantages(state, section, batch)
 
     for minibatch in minibatches(batch, state.config, state.level, step, state.observers):
 
@@ -50,18 +48,18 @@ def ppo_step(state: TrainState, section: PpoSection, step: int) -> StepMetrics:
     return metrics
 
 
-@observed
-def add_values(state: TrainState, batch: TensorDict) -> BatchExtended:
+def add_values(state: TrainState, batch: Batch) -> Batch:
     """Add what the critic expects before each token, as it was before the step."""
-    batch["values"] = read_in_bulk(state, batch, lambda microbatch: values(state.value_model, microbatch))
-    return BatchExtended(batch, "reference", ("values",))
+    found = read_in_bulk(state, batch, lambda microbatch: values(state.value_model, microbatch))
+    batch = batch.extended(values=found)
+    state.observers.emit(BatchExtended(batch, "reference", ("values",)))
+    return batch
 
 
-@observed
-def add_advantages(state: TrainState, section: PpoSection, batch: TensorDict) -> AdvantagesEstimated:
+def add_advantages(state: TrainState, section: PpoSection, batch: Batch) -> Batch:
     """Add rewards of tokens, advantages and returns; move an adaptive KL coefficient."""
     mask, included = batch["loss_mask"], batch["included"]
-    token_rewards = batch["outcome_rewards"] = at_last_token(batch["rewards"].float(), mask, included)
+    token_rewards = outcome_rewards = at_last_token(batch["rewards"].float(), mask, included)
     if state.reference is not None:
         sampled, reference = batch["rollout_logprobs"], batch["ref_logprobs"]
         token_rewards = in_rewards(token_rewards, sampled, reference, mask, kl_coef=state.kl_coef)
@@ -73,15 +71,20 @@ def add_advantages(state: TrainState, section: PpoSection, batch: TensorDict) ->
                 num_samples=len(mask),
                 horizon=section.kl_horizon,
             )
-    batch["token_rewards"] = token_rewards
-    estimated = gae(token_rewards, batch["values"], mask, included, gamma=section.gamma, lam=section.lam)
-    batch["gae"], batch["returns"] = estimated
-    batch["advantages"] = whiten(batch["gae"], mask, included) if section.whitens_advantages else batch["gae"]
-    return AdvantagesEstimated(batch, section)
+    estimated, returns = gae(token_rewards, batch["values"], mask, included, gamma=section.gamma, lam=section.lam)
+    batch = batch.extended(
+        outcome_rewards=outcome_rewards,
+        token_rewards=token_rewards,
+        gae=estimated,
+        returns=returns,
+        advantages=whiten(estimated, mask, included) if section.whitens_advantages else estimated,
+    )
+    state.observers.emit(AdvantagesEstimated(batch, section))
+    return batch
 
 
 def policy_loss(
-    state: TrainState, section: PpoSection, batch: TensorDict, minibatch: Minibatch, microbatch: Microbatch
+    state: TrainState, section: PpoSection, batch: Batch, minibatch: Minibatch, microbatch: Microbatch
 ) -> MicrobatchLoss:
     """Compute the clipped surrogate as a microbatch's share of the minibatch's loss."""
     view = view_policy(state, batch, microbatch)
@@ -99,7 +102,7 @@ def policy_loss(
 
 
 def critic_loss(
-    state: TrainState, section: PpoSection, batch: TensorDict, minibatch: Minibatch, microbatch: Microbatch
+    state: TrainState, section: PpoSection, batch: Batch, minibatch: Minibatch, microbatch: Microbatch
 ) -> MicrobatchLoss:
     """Compute the distance of the critic from the returns as a microbatch's share."""
     mask, old = microbatch.select(batch["loss_mask"]), microbatch.select(batch["values"])

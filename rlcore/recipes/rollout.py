@@ -6,8 +6,7 @@ reads them.
 
 from collections.abc import Sequence
 
-from tensordict import TensorDict
-
+from rlcore.batching.batch import Batch
 from rlcore.batching.rollout_batch import dense_batch
 from rlcore.config import RuntimeSection
 from rlcore.environments.trajectory import Trajectory
@@ -20,7 +19,7 @@ from rlcore.train_state import TrainState
 from rlcore.types import Prompt, SampleRequest, SamplingParams
 
 
-def rollout(state: TrainState, step: int) -> tuple[list[Trajectory], Scores, TensorDict]:
+def rollout(state: TrainState, step: int) -> tuple[list[Trajectory], Scores, Batch]:
     """Sample the completions of a step, score them, and build their dense batch."""
     config, observers = state.config, state.observers
     with observers.stage("rollout"):

@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from rlcore.algorithms.aggregation import sample_shares
 from rlcore.algorithms.schedules import linear_lr
+from rlcore.batching.batch import Batch
 from rlcore.batching.collate import collate
 from rlcore.batching.microbatches import Microbatch
 from rlcore.batching.minibatches import Minibatch
@@ -60,7 +60,7 @@ def warm_start(
         batch = answers([prompts[index] for index in chosen], state.tokenizer).to(config.model.device)
         minibatch = Minibatch(batch, list(range(section.batch_size)), config, state.level)
 
-        def loss(microbatch: Microbatch, batch: TensorDict = batch, minibatch: Minibatch = minibatch) -> MicrobatchLoss:
+        def loss(microbatch: Microbatch, batch: Batch = batch, minibatch: Minibatch = minibatch) -> MicrobatchLoss:
             mask = microbatch.select(batch["loss_mask"])
             losses = -score(decoder, microbatch, 1.0).logprobs
             return MicrobatchLoss(
@@ -87,7 +87,7 @@ def gradient_digest(gradients: Sequence[Tensor]) -> str:
     return xxh3_128_hexdigest(f"float32 [{num_elements}] ".encode() + content.digest())
 
 
-def answers(prompts: list[Prompt], tokenizer: Tokenizer) -> TensorDict:
+def answers(prompts: list[Prompt], tokenizer: Tokenizer) -> Batch:
     """Build a dense batch of prompts with their answers and an end of sequence; the answers are learned."""
     pairs = []
     for prompt in prompts:
@@ -102,5 +102,4 @@ def answers(prompts: list[Prompt], tokenizer: Tokenizer) -> TensorDict:
         "loss_mask": [torch.tensor([False] * len(prompt) + [True] * len(answer)) for prompt, answer in pairs],
     }
     batch = collate(sequences, pad_values={"tokens": tokenizer.pad_id})
-    batch["prompt_lengths"] = torch.tensor([len(prompt) for prompt, _ in pairs])
-    return batch
+    return batch.extended(prompt_lengths=torch.tensor([len(prompt) for prompt, _ in pairs]))

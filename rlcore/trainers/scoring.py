@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
+from rlcore.batching.batch import Batch
 from rlcore.batching.microbatches import Microbatch, microbatches_by_budget
 from rlcore.models.decoder import Decoder
 from rlcore.models.value_head import Critic
@@ -40,7 +40,7 @@ def values(critic: Critic, microbatch: Microbatch) -> Tensor:
 
 
 @torch.no_grad()
-def in_bulk(batch: TensorDict, compute: Callable[[Microbatch], Tensor], *, token_budget: int) -> Tensor:
+def in_bulk(batch: Batch, compute: Callable[[Microbatch], Tensor], *, token_budget: int) -> Tensor:
     """Compute [samples, positions] of a dense batch, without a gradient, 0 where nothing is learned.
 
     Passes are made up to suit the budget: at level invariant a row's bits do not depend on which rows share its pass.

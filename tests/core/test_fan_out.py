@@ -1,4 +1,4 @@
-"""The bounded map: order, limit, failures, cancellations; nothing is left behind."""
+"""The bounded map over asyncio_pool: a test for each thing the library does not do."""
 
 import asyncio
 import gc

@@ -38,12 +38,10 @@ def run(config: Mapping[str, Any], **given: Any) -> None:
     first_wrong = perturbation.pop("wrong_from")
     honest, step = grpo.add_group_advantages, iter(range(config["training"]["num_steps"]))
 
-    def add_group_advantages(state: Any, section: Any, batch: Any) -> None:
-        given = batch.clone(recurse=False)
-        if next(step) >= first_wrong:
-            given["groups"] = torch.zeros_like(batch["groups"])
-        honest(state, section, given)
-        batch["group_advantages"] = given["group_advantages"]
+    def add_group_advantages(state: Any, section: Any, batch: Any) -> Any:
+        wrong = batch.extended(groups=torch.zeros_like(batch["groups"]))
+        found = honest(state, section, wrong if next(step) >= first_wrong else batch)
+        return batch.extended(group_advantages=found["group_advantages"])
 
     grpo.add_group_advantages = add_group_advantages
     honest_run({**config, "runtime": perturbation}, **given)

@@ -1,6 +1,6 @@
 """MKL is asked to be strict when tests are collected, for as cheap a recipe as in a run.
 
-Where something computed before, in an import of tensordict say, it is not, and tests hold with a dearer one.
+Where something computed before, in an import say, it is not, and tests hold with a dearer one.
 """
 
 import os

@@ -12,7 +12,7 @@ from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.scenario_files import all_scenarios
 from tests.lab.chaos.typed import chaos
 
-pytest.importorskip("tensordict")
+pytest.importorskip("torch")
 COUNTS = {"grpo_reverse_text": 8, "grpo_sorting": 4, "ppo_arithmetic": 8}
 
 

@@ -17,7 +17,6 @@ from harness.doctor.packages import (
     Installed,
     check_pip,
     check_versions,
-    inspect_declared,
     inspect_pip,
     inspect_versions,
     read_installed,
@@ -160,10 +159,3 @@ def test_pip_says_nothing_of_a_cache_that_is_not_ours(tmp_path: Path) -> None:
     (said,) = answers
     assert said
     assert "cache" not in said
-
-
-def test_a_directory_of_no_project_declares_nothing(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["a>=2"]\n')
-    (tmp_path / "requirements-old.txt").write_text("a==1\n")
-    findings = asyncio.run(inspect_declared(Host({}, tmp_path, nobody)))
-    assert severities(findings) == {"a": "broken"}

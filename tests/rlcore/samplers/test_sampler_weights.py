@@ -84,5 +84,5 @@ def test_what_is_drawn_can_be_part_of_a_loss() -> None:
     (completion,) = sampler_of(decoder_of()).sample([request_of()])
     weight = torch.ones(1, requires_grad=True)
     batch = dense_batch([completion], Scores([1.0], {}), pad_id=0)
-    (weight * batch["rollout_logprobs"]).sum().backward()
+    (weight * batch["rollout_logprobs"]).sum().backward()  # type: ignore[no-untyped-call]
     assert weight.grad is not None

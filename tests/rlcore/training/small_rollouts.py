@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from tensordict import TensorDict
-
+from rlcore.batching.batch import Batch
 from rlcore.batching.rollout_batch import dense_batch
 from rlcore.environments.trajectory import Trajectory, build_single_turn
 from rlcore.models.tokenizer import CharacterTokenizer
@@ -41,5 +40,5 @@ TRAJECTORIES = [completion(wanted, length) for wanted, length in zip(WANTED, LEN
 SCORES = Scores(REWARDS, {})
 
 
-def batch_of() -> TensorDict:
+def batch_of() -> Batch:
     return dense_batch(TRAJECTORIES, SCORES, pad_id=EOS)

@@ -18,7 +18,6 @@ def test_rows_are_padded_behind_and_their_lengths_are_kept() -> None:
     assert batch["tokens"].tolist() == [[1, 2, 9], [1, 2, 3]]
     assert batch["loss_mask"].tolist() == [[True, True, False], [True, True, True]]
     assert batch["lengths"].tolist() == [2, 3]
-    assert batch.batch_size == torch.Size([2])
 
 
 def test_rows_that_do_not_belong_together_are_refused() -> None:

@@ -2,7 +2,11 @@
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from rlcore.config import OutputSection
 from rlcore.observability.logs import RunLog
@@ -19,7 +23,8 @@ def test_a_run_that_told_nothing_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_steps_go_to_lines_and_to_the_board(tmp_path: Path) -> None:
-    log = RunLog(tmp_path / "run", OutputSection(), stream=io.StringIO())
+    pytest.importorskip("tensorboard")
+    log = RunLog(tmp_path / "run", OutputSection(tensorboard=True), stream=io.StringIO())
     log.step(0, {"loss": 0.5, "reward_mean": float("nan")})
     log.step(1, {"loss": 0.25})
     log.close()
@@ -33,8 +38,14 @@ def test_steps_go_to_lines_and_to_the_board(tmp_path: Path) -> None:
 
 
 def test_without_a_board_there_is_none(tmp_path: Path) -> None:
-    log = RunLog(tmp_path / "run", OutputSection(tensorboard=False), stream=io.StringIO())
+    log = RunLog(tmp_path / "run", OutputSection(), stream=io.StringIO())
     log.step(0, {"loss": 0.5})
     log.close()
 
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
+
+
+def test_the_engine_is_imported_without_the_packages_of_its_extras() -> None:
+    code = "import rlcore.entrypoint, sys; print(sys.modules.keys() & {'tensorboard', 'pyarrow', 'ray', 'ziglang'})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

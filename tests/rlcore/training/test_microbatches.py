@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
 
+from rlcore.batching.batch import Batch
 from rlcore.batching.collate import collate
 from rlcore.batching.microbatches import (
     LENGTH_MULTIPLE,
@@ -19,14 +19,13 @@ from rlcore.errors import InvalidValueError
 lengths = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 40)), min_size=1, max_size=12)
 
 
-def batch_of(sizes: list[tuple[int, int]]) -> TensorDict:
+def batch_of(sizes: list[tuple[int, int]]) -> Batch:
     """Prompts and completions of these lengths; token t of sample s is 100 s + t."""
     tokens = [torch.arange(prompt + drawn) + 100 * number for number, (prompt, drawn) in enumerate(sizes)]
     mask = [torch.tensor([False] * prompt + [True] * drawn) for prompt, drawn in sizes]
     prompts = torch.tensor([prompt for prompt, _ in sizes])
     batch = collate({"tokens": tokens, "loss_mask": mask})
-    batch["prompt_lengths"] = prompts
-    return batch
+    return batch.extended(prompt_lengths=prompts)
 
 
 @settings(max_examples=60)

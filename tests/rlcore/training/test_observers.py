@@ -25,7 +25,7 @@ from rlcore.entrypoint import train
 from rlcore.errors import RlcoreError
 from rlcore.models.decoder import Decoder
 from rlcore.observability.events import Event, StepBegins, StepEnds
-from rlcore.observability.observers import Observer, Observers, observed
+from rlcore.observability.observers import Observer, Observers
 from rlcore.trace import NullRecorder
 from rlcore.trainers.scoring import Scored, score
 from rlcore.weights.digests import tensor_digests
@@ -161,19 +161,10 @@ class Message(Observer):
         self.seen.append((self.name, event))
 
 
-def test_events_reach_every_observer_in_order_and_a_stage_tells_what_it_returns() -> None:
+def test_events_reach_every_observer_in_order() -> None:
     seen: list[object] = []
-
-    class State:
-        observers = Observers(Message("one", seen), Observers(Message("two", seen)))
-
-    @observed
-    def stage(state: State, step: int) -> Event | None:
-        return StepBegins(step, None) if step else None
-
-    assert stage(State(), 0) is None
-    assert not seen
-    stage(State(), 3)
-    State.observers.emit(StepEnds({}))
+    observers = Observers(Message("one", seen), Observers(Message("two", seen)))
+    observers.emit(StepBegins(3, None))
+    observers.emit(StepEnds({}))
     begun, ended = StepBegins(3, None), StepEnds({})
     assert seen == [("one", begun), ("two", begun), ("one", ended), ("two", ended)]

@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import TensorDict
 
 import rlcore.recipes.grpo as grpo_module
 from rlcore.algorithms.advantages import TokenAdvantages, at_last_token, gae
+from rlcore.batching.batch import Batch
 from rlcore.batching.microbatches import build_microbatch
 from rlcore.batching.rollout_batch import dense_batch
 from rlcore.checks.advantage_checks import check_estimates, check_token_rewards
@@ -68,7 +68,8 @@ def test_any_trajectories_are_read_back_from_their_batch(all_parts: list[list[tu
     scores = Scores([0.5] * len(trajectories), {})
     batch = dense_batch(trajectories, scores, pad_id=PAD)
     check_batch(batch, trajectories, scores)
-    for row, trajectory in zip(batch, trajectories, strict=True):
+    for number, trajectory in enumerate(trajectories):
+        row = {name: entry[number] for name, entry in batch.items()}
         length = len(trajectory.tokens)
         assert int(row["lengths"]) == length and int(row["prompt_lengths"]) == trajectory.num_prompt_tokens
         for name, values, pad in (
@@ -93,23 +94,24 @@ def test_what_stands_outside_the_mask_does_not_reach_a_batch() -> None:
     assert torch.equal(found["rollout_logprobs"], expected["rollout_logprobs"])
 
 
-def moved_mask(batch: TensorDict) -> None:
+def moved_mask(batch: Batch) -> None:
     """As many tokens as before, one of the tool's among them."""
     batch["loss_mask"][0, 3:5] = batch["loss_mask"][0, 3:5].flip(0)
 
 
-def older_version(batch: TensorDict) -> None:
+def older_version(batch: Batch) -> None:
     batch["policy_versions"][0, 7] = 4
 
 
-def swallowed_tool(batch: TensorDict) -> None:
+def swallowed_tool(batch: Batch) -> None:
     batch["tokens"][0, 4] = 3
 
 
-def filled_hole(batch: TensorDict) -> None:
+def filled_hole(batch: Batch) -> None:
     """As if a completion were everything after the prompt."""
     positions = torch.arange(batch["tokens"].shape[1])
-    batch["loss_mask"] = (positions >= batch["prompt_lengths"][:, None]) & (positions < batch["lengths"][:, None])
+    is_after = positions >= batch["prompt_lengths"][:, None]
+    batch["loss_mask"].copy_(is_after & (positions < batch["lengths"][:, None]))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def filled_hole(batch: TensorDict) -> None:
         (filled_hole, "6 tokens of sample 0 are learned, and 3 were drawn"),
     ],
 )
-def test_a_batch_of_several_turns_is_compared_token_by_token(break_it: Callable[[TensorDict], None], said: str) -> None:
+def test_a_batch_of_several_turns_is_compared_token_by_token(break_it: Callable[[Batch], None], said: str) -> None:
     batch = dense_batch(TRAJECTORIES, SCORES, pad_id=PAD)
     check_batch(batch, TRAJECTORIES, SCORES)
     break_it(batch)
@@ -162,7 +164,7 @@ def test_each_turn_of_the_assistant_ends_once() -> None:
 def test_rewards_and_estimates_step_over_what_a_tool_said() -> None:
     batch = dense_batch(TRAJECTORIES, SCORES, pad_id=PAD)
     mask, included = batch["loss_mask"], batch["included"]
-    batch["values"] = torch.where(mask, torch.linspace(-1, 1, mask.shape[1]), 0.0)
+    batch = batch.extended(values=torch.where(mask, torch.linspace(-1, 1, mask.shape[1]), 0.0))
     token_rewards = at_last_token(batch["rewards"].float(), mask, included)
     check_token_rewards(token_rewards, batch)
     assert token_rewards.nonzero().tolist() == [[0, 7], [2, 5], [3, 8]], "on the last token that was sampled"
@@ -218,7 +220,7 @@ def test_a_grpo_step_learns_nothing_of_what_a_tool_said(
     policy = copy.deepcopy(state.decoder)
     trajectories = sampled_by(policy)
 
-    def rollout(state: TrainState, step: int) -> tuple[list[Trajectory], Scores, TensorDict]:
+    def rollout(state: TrainState, step: int) -> tuple[list[Trajectory], Scores, Batch]:
         batch = dense_batch(trajectories, SCORES, pad_id=PAD)
         state.observers.emit(RolloutBatched(batch, trajectories, SCORES))
         return trajectories, SCORES, batch

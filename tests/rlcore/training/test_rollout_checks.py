@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tensordict import TensorDict
 
+from rlcore.batching.batch import Batch
 from rlcore.checks.rollout_checks import check_batch, check_requests, check_trajectories
 from rlcore.environments.trajectory import Trajectory
 from rlcore.errors import StepError
@@ -104,33 +104,33 @@ def test_completions_that_end_otherwise_or_say_something_else_do_not(completion:
 # --------------------------------------------------------------------------------------------------------------- batch
 
 
-def mask_without_the_end(batch: TensorDict) -> None:
+def mask_without_the_end(batch: Batch) -> None:
     """As if the end of sequence, which is the pad too, were padding: no token is left of the shortest."""
-    batch["loss_mask"] = batch["loss_mask"] & (batch["tokens"] != EOS)
+    batch["loss_mask"].logical_and_(batch["tokens"] != EOS)
 
 
-def other_tokens(batch: TensorDict) -> None:
+def other_tokens(batch: Batch) -> None:
     batch["tokens"][1, 2] = 9
 
 
-def one_group(batch: TensorDict) -> None:
-    batch["groups"] = torch.zeros_like(batch["groups"])
+def one_group(batch: Batch) -> None:
+    batch["groups"].zero_()
 
 
-def a_group_each(batch: TensorDict) -> None:
-    batch["groups"] = torch.arange(len(batch["groups"]))
+def a_group_each(batch: Batch) -> None:
+    batch["groups"].copy_(torch.arange(len(batch["groups"])))
 
 
-def groups_by_place(batch: TensorDict) -> None:
-    batch["groups"] = torch.tensor([0, 1, 0, 1])
+def groups_by_place(batch: Batch) -> None:
+    batch["groups"].copy_(torch.tensor([0, 1, 0, 1]))
 
 
-def moved_rewards(batch: TensorDict) -> None:
-    batch["rewards"] = batch["rewards"].roll(1)
+def moved_rewards(batch: Batch) -> None:
+    batch["rewards"].copy_(batch["rewards"].roll(1))
 
 
-def judged_by_nobody(batch: TensorDict) -> None:
-    batch["included"] = torch.ones_like(batch["included"])
+def judged_by_nobody(batch: Batch) -> None:
+    batch["included"].fill_(True)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def judged_by_nobody(batch: TensorDict) -> None:
         (judged_by_nobody, "sample 2 has reward 0.0 in the batch, and was given None"),
     ],
 )
-def test_a_batch_holds_what_was_drawn_and_judged(break_it: Callable[[TensorDict], None], said: str) -> None:
+def test_a_batch_holds_what_was_drawn_and_judged(break_it: Callable[[Batch], None], said: str) -> None:
     batch = batch_of()
     check_batch(batch, TRAJECTORIES, SCORES)
     break_it(batch)

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def test_a_run_writes_metrics_completions_a_board_and_a_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    of = with_section(SHORT, "output", {"tensorboard": True, "num_shown": 2, "evaluate_every": 2})
+    of = with_section(
+        SHORT, "output", {"tensorboard": find_spec("tensorboard") is not None, "num_shown": 2, "evaluate_every": 2}
+    )
     digests = recorded(of, tmp_path)
     steps = [line for line in lines(tmp_path / "metrics.jsonl") if "loss" in line]
     assert [line["step"] for line in steps] == [0, 1, 2]
@@ -42,7 +45,7 @@ def test_a_run_writes_metrics_completions_a_board_and_a_checkpoint(
     shown = lines(tmp_path / "completions.jsonl")
     assert len(shown) == 2 * 3
     assert shown[0].keys() == {"step", "prompt", "completion", "answer", "reward", "stop_reason"}
-    assert list((tmp_path / "tensorboard").glob("events.*"))
+    assert any((tmp_path / "tensorboard").glob("events.*")) == (find_spec("tensorboard") is not None)
     assert load(tmp_path / "checkpoints" / "step-000003" / "policy").config.width == 32
     assert digests.curve[2].keys() == {
         "reward_mean", "loss", "gradient_norm", "kl", "entropy", "completion_length"
@@ -124,6 +127,16 @@ def test_a_device_that_is_not_there_is_told(device: str, tmp_path: Path) -> None
     with pytest.raises(InvalidValueError, match=f"model.device '{device}'") as caught:
         recorded(with_section(SHORT, "model", {"device": device}), tmp_path)
     assert "cpu" in caught.value.legal
+
+
+def test_a_board_without_its_package_stops_a_run_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlcore.observability.logs.find_spec", {}.get)
+    with pytest.raises(InvalidValueError, match=r"output\.tensorboard is true") as refused:
+        recorded(with_section(SHORT, "output", {"tensorboard": True}), tmp_path)
+    assert refused.value.remedy == "pip install 'rlharness[tensorboard]'"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.needs_compiler

@@ -12,9 +12,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import TensorDict
 
 from rlcore.algorithms.advantages import dr_grpo, gae, grpo, rloo, whiten
+from rlcore.batching.batch import Batch
 from rlcore.checks.advantage_checks import check_estimates, check_relative, check_token_rewards, check_whitened
 from rlcore.checks.observers import checks_of_level
 from rlcore.checks.rollout_checks import check_sent, check_undrawn
@@ -81,9 +81,10 @@ def test_who_was_not_judged_has_no_advantage_and_a_lone_one_any() -> None:
         check_relative(torch.tensor([0.7, 0.1, 0.3]), rewards, groups, included)
 
 
-def along_tokens() -> tuple[TensorDict, torch.Tensor]:
+def along_tokens() -> tuple[Batch, torch.Tensor]:
     batch = batch_of()
-    batch["values"] = torch.where(batch["loss_mask"], torch.linspace(-1, 1, batch["tokens"].shape[1]), 0.0)
+    values = torch.where(batch["loss_mask"], torch.linspace(-1, 1, batch["tokens"].shape[1]), 0.0)
+    batch = batch.extended(values=values)
     last = batch["lengths"].unsqueeze(1) - 1
     judged = torch.where(batch["included"], batch["rewards"], 0.0).float().unsqueeze(1)
     return batch, torch.zeros(batch["tokens"].shape).scatter(1, last, judged)
@@ -111,7 +112,7 @@ def test_each_advantage_follows_from_the_next(seed: int, gamma: float, lam: floa
     batch, _ = along_tokens()
     masks, drawing = (batch["loss_mask"], batch["included"]), torch.Generator().manual_seed(seed)
     rewards, values = (torch.randn(batch["tokens"].shape, generator=drawing) for _ in range(2))
-    token_rewards, batch["values"] = rewards * batch["loss_mask"], values * batch["loss_mask"]
+    token_rewards, batch = rewards * batch["loss_mask"], batch.extended(values=values * batch["loss_mask"])
     found = gae(token_rewards, batch["values"], *masks, gamma=gamma, lam=lam)
     check_estimates(found, token_rewards, batch, gamma=gamma, lam=lam)
     other = (gamma, lam + 0.5) if gamma else (0.5, lam)

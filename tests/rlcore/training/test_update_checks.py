@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from rlcore.batching import minibatches as minibatches_module
+from rlcore.batching.batch import Batch
 from rlcore.batching.minibatches import minibatches
 from rlcore.checks.observers import MinibatchChecks
 from rlcore.checks.update_checks import (
@@ -39,7 +39,7 @@ RATES = accumulate(repeat(0.5), mul, initial=0.001)
 """One after the other, each half of the one before."""
 
 
-def batch_of() -> TensorDict:
+def batch_of() -> Batch:
     """Four samples with prompts of two tokens."""
     lengths = torch.tensor(LENGTHS)
     positions = torch.arange(max(LENGTHS))
@@ -53,7 +53,7 @@ def batch_of() -> TensorDict:
         "lengths": lengths,
         "prompt_lengths": torch.full((4,), 2),
     }
-    return TensorDict(entries, batch_size=[4])
+    return Batch(entries)
 
 
 # -------------------------------------------------------------------------------------------------- minibatches, lanes
@@ -69,25 +69,23 @@ def test_an_epoch_has_every_sample_once() -> None:
             check_epoch(wrong, 3)
 
 
-def add_to_returns(batch: TensorDict) -> None:
+def add_to_returns(batch: Batch) -> None:
     batch["returns"].add_(1)
 
 
-def other_values(batch: TensorDict) -> None:
-    batch["values"] = batch["values"].clone()
+def move_values(batch: Batch) -> None:
+    batch["values"][0, 2] = 2.0
 
 
-def no_tokens(batch: TensorDict) -> None:
+def no_tokens(batch: Batch) -> None:
     batch["tokens"].zero_()
 
 
 @pytest.mark.parametrize(
     ("write", "name", "phase"),
-    [(add_to_returns, "returns", "advantage"), (other_values, "values", "reference"), (no_tokens, "tokens", "rollout")],
+    [(add_to_returns, "returns", "advantage"), (move_values, "values", "reference"), (no_tokens, "tokens", "rollout")],
 )
-def test_what_is_learned_from_is_not_written_meanwhile(
-    write: Callable[[TensorDict], None], name: str, phase: str
-) -> None:
+def test_what_is_learned_from_is_not_written_meanwhile(write: Callable[[Batch], None], name: str, phase: str) -> None:
     batch = batch_of()
     as_it_was = kept(batch)
     check_kept(batch, as_it_was)
@@ -95,6 +93,12 @@ def test_what_is_learned_from_is_not_written_meanwhile(
     with pytest.raises(StepError, match=f"{name} of the batch were written") as raised:
         check_kept(batch, as_it_was)
     assert raised.value.phases == (phase, "loss")
+
+
+def test_another_batch_is_not_what_learning_began_with() -> None:
+    batch = batch_of()
+    with pytest.raises(StepError, match="values of the batch were written"):
+        check_kept(batch.extended(values=batch["values"].clone()), kept(batch))
 
 
 def test_minibatches_look_at_both(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,9 +58,9 @@ def targets_of_each_minibatch(probe: Probe) -> Iterator[None]:
     minibatches, add_values = honest(f"{PPO}:minibatches"), honest(f"{PPO}:add_values")
     states: list[Any] = []
 
-    def remembered(state: Any, batch: Any) -> None:
+    def remembered(state: Any, batch: Any) -> Any:
         states[:] = [state]
-        add_values(state, batch)
+        return add_values(state, batch)
 
     def anew(batch: Any, *given: Any) -> Iterator[Any]:
         advantages = batch["returns"] - batch["values"]
@@ -69,7 +69,7 @@ def targets_of_each_minibatch(probe: Probe) -> Iterator[None]:
                 now = in_bulk(batch, lambda microbatch: values(states[0].value_model, microbatch), token_budget=4096)
                 found = torch.where(batch["loss_mask"], advantages + now, 0.0)
                 probe.reached(has_effect=not torch.equal(found, batch["returns"]))
-                batch["returns"] = found
+                batch["returns"].copy_(found)
             yield minibatch
 
     with replaced(f"{PPO}:minibatches", anew), replaced(f"{PPO}:add_values", remembered):

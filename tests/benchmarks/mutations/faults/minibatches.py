@@ -53,16 +53,16 @@ def old_logprobs_of_each_minibatch(probe: Probe) -> Iterator[None]:
     add, read = honest("rlcore.recipes.grpo:add_old_logprobs"), honest("rlcore.recipes.policy_pass:logprobs_in_bulk")
     states: list[Any] = []
 
-    def remembered(state: Any, batch: Any) -> None:
+    def remembered(state: Any, batch: Any) -> Any:
         states[:] = [state]
-        add(state, batch)
+        return add(state, batch)
 
     def anew(batch: Any, *given: Any) -> Iterator[Any]:
         for number, minibatch in enumerate(minibatches(batch, *given)):
             for state in states if number else ():
                 now = read(state, state.decoder, batch)
                 probe.reached(has_effect=not torch.equal(now, batch["old_logprobs"]))
-                batch["old_logprobs"] = now
+                batch["old_logprobs"].copy_(now)
             yield minibatch
 
     with (

@@ -236,8 +236,7 @@ def end_taken_for_padding(probe: Probe) -> Iterator[None]:
         found = mask & (batch["tokens"] != eos_id)
         found[:, :] = torch.where(found.any(-1, keepdim=True), found, mask)
         probe.reached(has_effect=not torch.equal(mask, found))
-        batch["loss_mask"] = found
-        return batch
+        return batch.extended(loss_mask=found)
 
     with replaced(f"{ROLLOUTS}:dense_batch", by_token):
         yield

@@ -219,9 +219,9 @@ def reference_follows(probe: Probe) -> Iterator[None]:
     states: list[Any] = []
     add = honest("rlcore.recipes.grpo:add_ref_logprobs")
 
-    def remembered(state: Any, batch: Any) -> None:
+    def remembered(state: Any, batch: Any) -> Any:
         states[:] = [state]
-        add(state, batch)
+        return add(state, batch)
 
     def followed(*given: Any, **others: Any) -> Any:
         for state in states:
