@@ -24,7 +24,9 @@ LEVELS: tuple[str, ...] = get_args(Level)
 class Section(BaseModel):
     """A part of a configuration."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class ModelSection(Section):

@@ -34,6 +34,11 @@ def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Rec
     train(read_config(config), level=level, directory=directory, recorder=recorder)
 
 
+def config_schema() -> dict[str, Any]:
+    """Return the JSON schema of the configurations that `run` takes."""
+    return RunConfig.model_json_schema()
+
+
 def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder) -> TrainState:
     """Train as a configuration that has been read says; return the state at the end."""
     for name, directory_given in (("model.path", config.model.path), ("output.resume", config.output.resume)):

@@ -11,11 +11,12 @@ from pathlib import Path
 import click
 import pytest
 
-from harness import fixtures
+from harness import __version__, fixtures
 from harness.cli.main import cli
 from harness.core.config import Keys, load_config
 from harness.core.exit_codes import ExitCode
 from harness.core.need import Need
+from harness.lab.experiments.plain_yaml import read_yaml
 from harness.lab.experiments.scenario import Scenario, parse_scenario
 from harness.machine.inventory import Gpu
 from harness.plugin import need_of_mark
@@ -201,6 +202,16 @@ def test_the_map_of_the_house_is_the_top_level() -> None:
     assert set(table(section("The house"))) == top
 
 
+def test_the_citation_is_of_this_version_and_home() -> None:
+    citation = read_yaml((ROOT / "CITATION.cff").read_text("utf-8"), "CITATION.cff")
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys(), "what the format demands"
+    project = PYPROJECT["project"]
+    assert citation["version"] == __version__
+    assert citation["license"] == project["license"]
+    assert citation["repository-code"] == project["urls"]["Repository"]
+    assert citation["authors"] == project["authors"]
+
+
 # ------------------------------------------------------------------------------------------------------ all documents
 
 
@@ -237,6 +248,18 @@ HOLDS_THE_WORDS = {"tests/test_docs.py"}
 HARMLESS = re.compile(r"/home/a\b|/opt/(amazon|rocm)\b")
 
 
+def installs_from_an_index(text: str) -> list[str]:
+    """Requirements of this distribution, typed after `pip install`, that only a package index could serve."""
+    lines = re.findall(r"pip install ([^`\n&]*)", text)
+    words = [word for line in lines for word in re.findall(r"'[^']*'|\S+", line)]
+    return [word for word in words if re.match(r"'?rlharness\b", word) and " @ git+https://" not in word]
+
+
+def test_no_page_installs_from_an_index_that_does_not_have_it() -> None:
+    texts = {path: path.read_text("utf-8") for path in documents() if path.name != "CHANGELOG.md"}
+    assert {path: found for path, text in texts.items() if (found := installs_from_an_index(text))} == {}
+
+
 def out_of_place(text: str) -> list[str]:
     """Each thing that does not belong in the repository, with what it is."""
     text = HARMLESS.sub("", text)
@@ -255,6 +278,13 @@ def test_nothing_of_one_machine_or_of_the_way_of_working_is_kept() -> None:
 def test_what_is_out_of_place_is_found() -> None:
     assert len(out_of_place("see /home/somebody/x\npip --index-url https://pypi.org/simple\nas issue 2 says")) >= 4
     assert out_of_place("pytest-xdist #760, a Ray session, /tmp/x, /proc/self, tests/work/a.py") == []
+
+
+def test_an_install_line_from_an_index_is_found() -> None:
+    found = installs_from_an_index("$ pip install rlharness\n`pip install -U 'rlharness[engine]'`")
+    assert found == ["rlharness", "'rlharness[engine]'"]
+    home = "git+https://github.com/rlharness/rlharness"
+    assert installs_from_an_index(f"pip install -e . && pip install 'rlharness[engine] @ {home}' -e .") == []
 
 
 def test_unknown_commands_and_options_are_found() -> None:

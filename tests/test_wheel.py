@@ -7,6 +7,8 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Mapping
+from email import message_from_string
+from email.message import Message
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -19,6 +21,8 @@ PAGES = {"harness/trace/FORMAT.md"}
 """Pages that the package's own errors send a reader to."""
 UNREAD = {"py.typed", "LICENSE", "vectors.json"}
 """Data files for others than our code: type checkers, lawyers, writers of traces in other languages."""
+SCHEMAS = "harness/schemas"
+"""JSON schemas for editors, which `rlharness schema` writes."""
 _METADATA = re.compile(r"rlharness-[^/]+\.dist-info/")
 _OF_TESTS = re.compile(r"(^|/)(conftest|(fake|mock|stub|dummy|scripted)_\w+)\.py$")
 _TEST = re.compile(r"^(?:async )?def (test_\w+)\([^)]*\)(?: -> None)?:", re.MULTILINE)
@@ -76,7 +80,7 @@ def _reason(path: str, files: Mapping[str, str], sources: list[Source]) -> str:
 def _is_data(path: str, files: Mapping[str, str], sources: list[Source]) -> bool:
     """Whether it is for others, or a module of its folder or above names it, or a file of its own kind includes it."""
     name, folder = PurePosixPath(path).name, PurePosixPath(path).parent
-    if path in PAGES or name in UNREAD:
+    if path in PAGES or name in UNREAD or (str(folder) == SCHEMAS and name.endswith(".json")):
         return True
     if folder.name == "compiled" and name.endswith(".c"):  # all of them are compiled into one library
         return f"{folder}/library.py" in files
@@ -143,6 +147,41 @@ def test_what_was_unpacked_works(wheel: Path, tmp_path: Path) -> None:
     assert done.stdout.startswith(str(tmp_path / "site"))
     for path in (ROOT / "scenarios").glob("*.yaml"):
         assert path.stem in done.stdout
+
+
+def metadata_of(wheel: Path) -> Message:
+    (text,) = [text for path, text in read(wheel).items() if path.endswith(".dist-info/METADATA")]
+    return message_from_string(text)
+
+
+def test_its_description_has_no_relative_link(wheel: Path) -> None:
+    metadata = metadata_of(wheel)
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    description = str(metadata.get_payload())
+    links = re.findall(r"(!?)\[[^\]]*\]\(([^)\s]+)", description)
+    home = metadata_urls(metadata)["Repository"]
+    assert len(links) > 30
+    assert [target for _, target in links if not target.startswith(("https://", "#"))] == []
+    raw = home.replace("https://github.com/", "https://raw.githubusercontent.com/")
+    pictures = [target for mark, target in links if mark]
+    pages = [target for mark, target in links if not mark and target.startswith(home)]
+    assert pictures and pages
+    for target in pictures:
+        assert (ROOT / target.removeprefix(f"{raw}/main/")).is_file(), target
+    for target in pages:
+        assert (ROOT / target.removeprefix(f"{home}/blob/main/").partition("#")[0]).exists(), target
+
+
+def test_its_metadata_names_a_home(wheel: Path) -> None:
+    urls = metadata_urls(metadata_of(wheel))
+    assert urls.keys() == {"Documentation", "Repository", "Changelog", "Issues"}
+    assert all(url.startswith("https://") for url in urls.values())
+    assert metadata_of(wheel)["Author"] == "The rlharness authors"
+
+
+def metadata_urls(metadata: Message) -> dict[str, str]:
+    """The project's addresses by their labels."""
+    return dict(str(each).split(", ") for each in metadata.get_all("Project-URL", []))
 
 
 # ------------------------------------------------------------------------------------------- each rule finds a breach

@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from harness.cli.completion import complete_scenario
 from harness.cli.options import (
     RECORDING_OPTIONS,
     SCENARIO_OPTIONS,
@@ -20,7 +21,7 @@ from harness.core.invocation import Invocation
     epilog="SCENARIO is a name that `rlharness scenarios` shows, or a YAML file. Without one, everything after -- is"
     " the program:  rlharness chaos -- python train.py --seed 7"
 )
-@click.argument("scenario", required=False)
+@click.argument("scenario", required=False, shell_complete=complete_scenario)
 @all_of(SCENARIO_OPTIONS)
 @click.option("--count", type=click.IntRange(1), default=20, metavar="N", help="How many perturbations.  [default: 20]")
 @click.option("--seed", type=click.IntRange(0), default=0, metavar="S", help="Which ones.  [default: 0]")
@@ -56,7 +57,7 @@ def chaos(invocation: Invocation, /, **arguments: Any) -> int:
     epilog="SCENARIO is a name that `rlharness scenarios` shows, or a YAML file; without one, those of"
     " [tool.rlharness.gate] in pyproject.toml, else all of the project."
 )
-@click.argument("scenarios", metavar="[SCENARIO]...", nargs=-1)
+@click.argument("scenarios", metavar="[SCENARIO]...", nargs=-1, shell_complete=complete_scenario)
 @click.option("--base", metavar="REV", help="The revision to compare with.  [default: where this branch began]")
 @click.option("--golden", type=SomePath(), metavar="DIR", help="Compare with the curves that are committed there.")
 @click.option("--accept", is_flag=True, help="Write them anew, from what the working tree computes.")
@@ -123,7 +124,7 @@ def transplant(invocation: Invocation, /, **arguments: Any) -> int:
 
 
 @click.command(epilog="SCENARIO is a name that `rlharness scenarios` shows, or a YAML file, as it is now.")
-@click.argument("scenario")
+@click.argument("scenario", shell_complete=complete_scenario)
 @click.option("--good", metavar="REV", help="A revision that is as it should be.")
 @click.option("--bad", metavar="REV", help="One that has come from it, and is not.")
 @click.option("--packages", metavar="NAME==A..B", help="Look between two versions of a package instead.")

@@ -1,9 +1,11 @@
-"""Commands of recorded runs: scenarios, train, trace, replay, reproduce, diff, report."""
+"""Commands of recorded runs: scenarios, schema, train, trace, replay, reproduce, diff, report."""
 
+from pathlib import Path
 from typing import Any
 
 import click
 
+from harness.cli.completion import complete_scenario
 from harness.cli.options import (
     BREAK_OPTIONS,
     KEPT_OPTIONS,
@@ -20,6 +22,7 @@ from harness.core.invocation import Invocation
 
 
 @click.command()
+@click.option("--check", is_flag=True, help="Exit with 4 if a file does not hold a scenario.")
 @click.option("--json", "json", is_flag=True, help="Print them as JSON on standard output.")
 @click.pass_obj
 def scenarios(invocation: Invocation, /, **arguments: Any) -> int:
@@ -29,8 +32,19 @@ def scenarios(invocation: Invocation, /, **arguments: Any) -> int:
     return int(run_scenarios(invocation, arguments))
 
 
+@click.command(epilog="Without NAME and --out: list the names.")
+@click.argument("name", metavar="[NAME]", required=False)
+@click.option("--out", type=SomePath(path_type=Path), metavar="DIR", help="Write the schema, or all of them, into DIR.")
+@click.pass_obj
+def schema(invocation: Invocation, /, **arguments: Any) -> int:
+    """Print the JSON schema of [tool.rlharness], of scenario files, or of the scenario files of one entry."""
+    from harness.cli.commands.schema import run_schema
+
+    return int(run_schema(invocation, arguments))
+
+
 @click.command(epilog="SCENARIO is a name that `rlharness scenarios` shows, or a YAML file.")
-@click.argument("scenario")
+@click.argument("scenario", shell_complete=complete_scenario)
 @click.option("--out", type=SomePath(), required=True, metavar="DIR", help="Where the run goes; new or empty.")
 @all_of(SCENARIO_OPTIONS)
 @all_of(RECORDING_OPTIONS)
@@ -62,7 +76,7 @@ def trace(invocation: Invocation, /, **arguments: Any) -> int:
     epilog="SCENARIO is a name that `rlharness scenarios` shows, or a YAML file. Without one, everything after -- is"
     " the program:  rlharness replay -- python train.py --seed 7\n\nrlharness reproduce runs something recorded again."
 )
-@click.argument("scenario", metavar="[SCENARIO]", required=False)
+@click.argument("scenario", metavar="[SCENARIO]", required=False, shell_complete=complete_scenario)
 @all_of(SCENARIO_OPTIONS)
 @click.option(
     "--sweep",

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from annotated_types import Ge, Gt, MinLen
@@ -152,6 +153,12 @@ def load_config(start: Path) -> Config:
     return Config()
 
 
+def keys_of(table: type[Any]) -> dict[str, tuple[Any, str]]:
+    """Return, by the key of each field of a table, its type without None, and what is legal in words."""
+    hints = get_type_hints(table, include_extras=True)
+    return {_spelt(name): (_given(hint), _legal(hint)) for name, hint in hints.items()}
+
+
 def load_needs_file(path: Path) -> tuple[NeedRule, ...]:
     """The rules of a file given by `--needs`: TOML whose top level is the table of patterns.
 
@@ -260,6 +267,12 @@ def _checked(table: type[T], given: dict[str, Any], where: str, more_keys: tuple
         except ValidationError:
             raise UsageError(f"{where} {key} = {value!r}", legal=_legal(hint), remedy=f"change {key}") from None
     return table(**values)
+
+
+def _given(hint: Any) -> Any:
+    """Return the type of a value that is given: an optional type without its None."""
+    rest = [each for each in get_args(hint) if each is not NoneType]
+    return rest[0] if NoneType in get_args(hint) else hint
 
 
 def _legal(hint: Any) -> str:

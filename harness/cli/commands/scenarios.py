@@ -16,7 +16,7 @@ VERSION = 1
 
 
 def run_scenarios(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
-    """Carry out `rlharness scenarios`; a file that holds none is told with the reason, and is no failure."""
+    """Carry out `rlharness scenarios`; a file that holds none is shown with the reason, and fails `--check` only."""
     found: list[dict[str, Any]] = []
     for file in all_scenarios(invocation.cwd):
         try:
@@ -24,11 +24,13 @@ def run_scenarios(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitC
         except UsageError as error:
             fields = {"problem": error.what}
         found.append({"name": file.name, "path": str(file.file), **fields})
+    is_refused = arguments["check"] and any("problem" in fields for fields in found)
+    code = ExitCode.USAGE_ERROR if is_refused else ExitCode.OK
     if arguments["json"]:
-        show(json.dumps({"version": VERSION, "exit_code": int(ExitCode.OK), "scenarios": found}))
+        show(json.dumps({"version": VERSION, "exit_code": int(code), "scenarios": found}))
     else:
         show("\n\n".join(map(_text, found)) or "there are no scenarios")
-    return ExitCode.OK
+    return code
 
 
 def _fields(scenario: Scenario) -> dict[str, Any]:

@@ -25,7 +25,7 @@ FactorKey = Annotated[str, Field(pattern=r"^[^.\s]+(\.[^.\s]+)+$")]
 class Range(BaseModel):
     """Integers."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
     min: int
     max: int
@@ -40,7 +40,7 @@ class Range(BaseModel):
 class ChaosSection(BaseModel):
     """The section `chaos` of a scenario."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
     factors: dict[FactorKey, Range | Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
     """By dotted key, in a section that is free: a range of integers, or a list of values, the simplest first."""

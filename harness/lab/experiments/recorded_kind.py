@@ -10,7 +10,8 @@ from harness.lab.experiments.bundles.contents import ENDING
 from harness.lab.experiments.entry_call import CALL
 from harness.lab.experiments.recorded_run import is_recorded_run
 from harness.lab.experiments.run_spec import TRAIN
-from harness.lab.experiments.scenario_files import ENDINGS, all_scenarios
+from harness.lab.experiments.scenario_files import all_scenarios
+from harness.lab.experiments.scenario_names import ENDINGS
 from harness.trace.layout import MANIFEST, log_name
 from harness.trace.reader import read_trace
 

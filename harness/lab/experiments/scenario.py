@@ -37,7 +37,7 @@ DottedKey = Annotated[str, Field(pattern=r"^[^.\s]+(\.[^.\s]+)*$")]
 class Resumption(BaseModel):
     """By which keys of the payload a run goes on from an earlier one."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
     run: DottedKey
     """Takes the directory of the earlier run."""
@@ -48,7 +48,7 @@ class Resumption(BaseModel):
 class Scenario(BaseModel):
     """What a scenario's file says."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
     about: Line
     """One line for a person."""

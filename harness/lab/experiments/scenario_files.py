@@ -10,9 +10,8 @@ from pathlib import Path
 
 from harness.core.errors import UsageError
 from harness.lab.experiments.scenario import Scenario, parse_scenario
+from harness.lab.experiments.scenario_names import ENDINGS, PACKAGE, is_scenario_file, name_of
 
-PACKAGE = "scenarios"
-ENDINGS = (".yaml", ".yml")
 A_COMMAND = "a command after --"
 """What can stand in the place of a scenario, where a command takes it."""
 
@@ -93,5 +92,5 @@ def nothing_to_run(command: str, cwd: Path) -> UsageError:
 def _in(place: Traversable) -> Iterator[ScenarioFile]:
     if place.is_dir():
         for file in place.iterdir():
-            if file.name.endswith(ENDINGS) and file.is_file():
-                yield ScenarioFile(file.name.rpartition(".")[0], file)
+            if is_scenario_file(file):
+                yield ScenarioFile(name_of(file), file)
