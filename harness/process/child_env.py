@@ -1,18 +1,18 @@
-"""The environment of a child process: the parent's, with these differences and no others.
+"""Environment of a child process: that of its parent, except for these variables.
 
 | variable | in the child |
 |---|---|
-| `CUDA_VISIBLE_DEVICES` | the UUIDs of the leased GPUs, joined by commas; empty for a unit of 0 GPUs, which must not touch a GPU; as in the parent where no lease is in play (collection) |
-| `CUDA_DEVICE_ORDER` | as in the parent; with `--device-ids number`, `PCI_BUS_ID`, and the line above holds NVML's numbers in place of the UUIDs of whole GPUs |
-| `RAY_ADDRESS` | removed, not emptied: a unit starts a Ray of its own, never joins somebody's cluster |
+| `CUDA_VISIBLE_DEVICES` | UUIDs of the leased GPUs, joined by commas. Empty for a unit of 0 GPUs, which must not touch a GPU. As in the parent if there is no lease (collection) |
+| `CUDA_DEVICE_ORDER` | as in the parent; with `--device-ids number`, `PCI_BUS_ID`, and `CUDA_VISIBLE_DEVICES` holds NVML's numbers instead of the UUIDs of whole GPUs |
+| `RAY_ADDRESS` | removed, not emptied: a unit starts a Ray of its own and never joins a cluster of someone else |
 | `RAY_TMPDIR` | removed: Ray prefers it to TMPDIR, and units that share it find each other's cluster through its `ray_current_cluster` file |
-| `TMPDIR` | the attempt's own directory, short enough for Ray's socket paths, on a local file system, removed afterwards |
-| `RLHARNESS_ATTEMPT` | the attempt's unique marker, by which its processes can be found |
-| `MASTER_PORT` | first of the 64 ports that are the slot's own |
-| `NCCL_SOCKET_IFNAME` | `lo`, where this host cannot reach its own address on the network that a library would pick, one host only takes part, and the user has not set it |
+| `TMPDIR` | directory of the attempt, short enough for Ray's socket paths, on a local file system, removed afterwards |
+| `RLHARNESS_ATTEMPT` | unique marker of the attempt, by which its processes can be found |
+| `MASTER_PORT` | first of the 64 ports that belong to the slot |
+| `NCCL_SOCKET_IFNAME` | `lo`, if this host cannot reach its own address on the network that a library would pick, only one host takes part, and the user has not set it |
 | `GLOO_SOCKET_IFNAME` | the same |
-| `RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER` | `0`, then: Ray stays on loopback |
-| `RLHARNESS_PREFLIGHT` | `done`, where this run has looked: a run within this one does not look again |
+| `RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER` | `0` in the same case: Ray stays on loopback |
+| `RLHARNESS_PREFLIGHT` | `done`, if this run has checked the network: a run within this one does not check again |
 | everything else | as in the parent; `TMP` and `TEMP` too, which Python and C++ read after TMPDIR only |
 """  # noqa: E501
 

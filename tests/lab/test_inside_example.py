@@ -26,7 +26,7 @@ def test_the_examples_are_of_these_commands() -> None:
 
 
 def test_every_command_of_the_prompt_is_documented() -> None:
-    told = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", section("Standing inside a step"), re.MULTILINE))
+    told = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", section("The step debugger"), re.MULTILINE))
     wanted = {f"{name} {usage}".strip(): does for name, (usage, does) in COMMANDS.items()}
     assert {name.replace("\\|", "|"): does.replace("`", "") for name, does in told.items()} == wanted
 
@@ -40,6 +40,6 @@ def test_everything_that_is_told_to_be_taken_can_be() -> None:
 
 
 def test_the_picture_is_one() -> None:
-    assert "(../../.github/screenshots/interactive.svg)" in section("Standing inside a step")
+    assert "(../../.github/screenshots/interactive.svg)" in section("The step debugger")
     assert (ROOT / ".github" / "screenshots" / "interactive.svg").read_text("utf-8").startswith("<svg")
     assert "next" in picture("(step 9, beginning) next")

@@ -9,6 +9,7 @@ from harness.render.plain import PlainReporter
 from harness.runner.events import CancelRequested, CollectionFinished, CollectionProgress, DumpRequested, UnitFinished
 from harness.runner.stats import RunState
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
+from tests.support.manual import goldens
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "plain_run.txt"
 
@@ -17,6 +18,10 @@ def test_a_whole_run_reads_as_the_golden(sample_run: Any) -> None:
     stream = io.StringIO()
     sample_run.tell(PlainReporter(stream))
     assert sample_run.without_paths(stream.getvalue()) == GOLDEN.read_text()
+
+
+def test_the_manual_shows_the_golden() -> None:
+    assert goldens("plain_run") == {"plain_run": GOLDEN.read_text("utf-8")}
 
 
 def test_no_control_character_reaches_the_stream() -> None:

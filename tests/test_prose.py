@@ -1,0 +1,125 @@
+"""The texts that users read in code keep to the rules of prose, and the checker finds each planted breach."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.prose import banned_words, long_sentences, num_banned_of, sentences, texts_for_users
+
+ROOT = Path(__file__).parents[1]
+
+NUM_BANNED = {
+    "harness": 6,
+    "harness/cli": 21,
+    "harness/core": 17,
+    "harness/determinism": 3,
+    "harness/doctor": 49,
+    "harness/fixtures": 31,
+    "harness/lab": 199,
+    "harness/machine": 120,
+    "harness/process": 31,
+    "harness/recording": 78,
+    "harness/render": 46,
+    "harness/runner": 117,
+    "harness/trace": 103,
+    "rlcore": 9,
+    "rlcore/algorithms": 6,
+    "rlcore/batching": 3,
+    "rlcore/checkpoints": 5,
+    "rlcore/checks": 13,
+    "rlcore/controllers": 2,
+    "rlcore/environments": 1,
+    "rlcore/models": 8,
+    "rlcore/numerics": 31,
+    "rlcore/observability": 7,
+    "rlcore/recipes": 3,
+    "rlcore/rewards": 12,
+    "rlcore/samplers": 7,
+    "rlcore/weights": 5,
+}
+"""By package, how many banned words its texts for users have at most; 0 for the rest. Only lower these numbers."""
+
+
+@pytest.mark.parametrize("room", ["harness", "rlcore"])
+def test_a_package_gains_no_banned_words(room: str) -> None:
+    found = num_banned_of(ROOT / room)
+    assert {package: num for package, num in found.items() if num > NUM_BANNED.get(package, 0)} == {}
+
+
+def test_every_bound_is_of_a_package() -> None:
+    assert NUM_BANNED.keys() <= num_banned_of(ROOT / "harness").keys() | num_banned_of(ROOT / "rlcore").keys()
+
+
+# ------------------------------------------------------------------------------------------- each check finds a breach
+
+MODULE = '''
+"""Nobody reads this module."""
+
+import click
+
+from harness.core.errors import UsageError
+
+LIMIT = 3
+"""What is told of it."""
+
+
+class Kind:
+    """A GPU."""
+
+    def method(self):
+        """Look behind."""
+
+    def _hidden(self):
+        """The place of a leaf."""
+
+
+@click.command(short_help="A judgement.")
+@click.option("--x", help="Stand inside, or " "otherwise.")
+def command(x):
+    """Go on."""
+    problem = UsageError("whoever asks", legal="one lane")
+    if x:
+        raise refused(f"{x} is none", [f"in the {x} of a graft"])
+    raise problem
+
+
+def _private():
+    """A hunt."""
+    return "an envelope"
+'''
+
+
+def test_each_text_for_users_is_found_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "planted.py"
+    path.write_text(MODULE, "utf-8")
+    texts = {each.text: each.line for each in texts_for_users(path)}
+    assert sorted(texts) == sorted([
+        "Nobody reads this module.", "What is told of it.", "A GPU.", "Look behind.", "A judgement.",
+        "Stand inside, or otherwise.", "Go on.", "whoever asks", "one lane", "_ is none", "in the _ of a graft",
+    ])  # fmt: skip
+    assert texts["A GPU."] == 13
+    assert sum(len(banned_words(text)) for text in texts) == 12
+    assert num_banned_of(tmp_path) == {tmp_path.name: 12}
+
+
+@pytest.mark.parametrize(
+    "line", ["It is told.", "> The leaf", "[Two GPUs](x.md)", "| a | at this place |", "# Standing inside"]
+)
+def test_a_banned_word_is_found(line: str) -> None:
+    assert len(banned_words(f"Good.\n\n{line}\n")) == 1
+
+
+def test_code_and_comments_are_no_prose() -> None:
+    page = "A `gpu` is ``told``.\n\n<!-- nobody -->\n```text\na leaf behind\n```\n[a GPU](card.md), in place of two\n"
+    assert banned_words(page) == []
+
+
+def test_a_long_sentence_is_found_and_a_short_one_is_not() -> None:
+    long = " ".join(["word"] * 31)
+    assert long_sentences(f"Short. {long}. Short.") == [f"{long}."]
+    assert long_sentences(f"| {long} | a |\n") == [long]
+    assert long_sentences("- " + " ".join(["word"] * 16) + "\n- " + " ".join(["word"] * 16)) == []
+    assert long_sentences(" ".join(["`a b c`"] * 30)) == []
+    assert sentences("One, e.g. two (three). rlharness exits: 3.5 s!\n\n1. A\n2. B") == [
+        "One, e.g. two (three).", "rlharness exits: 3.5 s!", "A", "B",
+    ]  # fmt: skip
