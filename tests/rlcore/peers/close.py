@@ -54,6 +54,6 @@ def live_batches(max_stretch: float = 1.0, names: Sequence[str] = LOGPROBS) -> s
 def departures_from(library: str) -> list[str]:
     """What DESIGN.md's table says that we do otherwise than this library, by the names of its rows."""
     design = DESIGN.read_text("utf-8")
-    found = re.search(rf"### Where it departs from {re.escape(library)}\n\n\|.*\n\|---.*\n((?:\|.*\n)+)", design)
+    found = re.search(rf"## Where it departs from {re.escape(library)}\n\n\|.*\n\|---.*\n((?:\|.*\n)+)", design)
     assert found, f"DESIGN.md has no table of departures from {library}"
     return [line.split("|")[1].strip() for line in found[1].splitlines()]
