@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["harness.plugin", "harness.fixtures"]
-collect_ignore = ["tests/support"]
-"""Test files there misbehave on purpose: tests/test_misbehaving.py runs them."""
+collect_ignore = ["tests/support", "harness/lab/demo/project"]
+"""Test files there misbehave on purpose: tests/test_misbehaving.py runs those, and `rlharness demo` a copy of these."""
 
 SEED = 20260301
 

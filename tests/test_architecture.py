@@ -54,6 +54,7 @@ LAYERS = (
         "harness.lab.bisect",
         "harness.lab.transplant",
         "harness.lab.report",
+        "harness.lab.demo",
     ),
     ("harness.lab.experiments", "harness.runner", "harness.doctor", "harness.fixtures"),
     ("harness.recording",),
@@ -123,7 +124,9 @@ HEAVY = (
 )
 
 
-SOURCES = house(ROOT)
+EXAMPLE = "harness/lab/demo/project/"
+"""Holds the example project that `rlharness demo` copies: data of the package, and faults on purpose."""
+SOURCES = [source for source in house(ROOT) if not source.path.startswith(EXAMPLE)]
 
 
 # ---------------------------------------------------------------------------------------------- the house keeps them

@@ -23,6 +23,9 @@ UNREAD = {"py.typed", "LICENSE", "vectors.json"}
 """Data files for others than our code: type checkers, lawyers, writers of traces in other languages."""
 SCHEMAS = "harness/schemas"
 """JSON schemas for editors, which `rlharness schema` writes."""
+EXAMPLE = "harness/lab/demo/project/"
+"""Files that `rlharness demo` copies for a user: a suite and a program, with planted faults."""
+_EXAMPLE_FILES = re.compile(r"pyproject\.toml|train\.py|tests/test_\w+\.py")
 _METADATA = re.compile(r"rlharness-[^/]+\.dist-info/")
 _OF_TESTS = re.compile(r"(^|/)(conftest|(fake|mock|stub|dummy|scripted)_\w+)\.py$")
 _TEST = re.compile(r"^(?:async )?def (test_\w+)\([^)]*\)(?: -> None)?:", re.MULTILINE)
@@ -66,6 +69,8 @@ def _reason(path: str, files: Mapping[str, str], sources: list[Source]) -> str:
         return "lies outside the packages"
     if top == "scenarios":
         return "" if below == "__init__.py" or re.fullmatch(r"\w+\.yaml", below) else "is no scenario"
+    if path.startswith(EXAMPLE):
+        return "" if _EXAMPLE_FILES.fullmatch(path.removeprefix(EXAMPLE)) else "is no file of the example project"
     if not path.endswith(".py"):
         return "" if _is_data(path, files, sources) else "is read by no module"
     if _OF_TESTS.search(path):
@@ -190,6 +195,7 @@ def metadata_urls(metadata: Message) -> dict[str, str]:
 PLANTED = {
     "harness/notes.txt": "is read by no module",
     "harness/runner/test_order.py": "holds test_order, a test",
+    "harness/lab/demo/project/tests/conftest.py": "is no file of the example project",
     "harness/runner/conftest.py": "is named as files of tests are",
     "harness/runner/fake_clock.py": "is named as files of tests are",
     "harness/runner/left_over.py": "is used by no other module",

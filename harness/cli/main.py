@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from harness import __version__
-from harness.cli import finding, recording, testing
+from harness.cli import demonstration, finding, recording, testing
 from harness.cli.usage import refusal_of
 from harness.core.errors import HarnessError, UsageError
 from harness.core.exit_codes import ExitCode
@@ -28,7 +28,7 @@ def cli() -> None:
     """Pack GPU tests onto free GPUs, run each file as its own process tree, end it for certain, lose nothing."""
 
 
-for room in (testing, recording, finding):
+for room in (testing, recording, finding, demonstration):
     for command in vars(room).values():
         if isinstance(command, click.Command):
             cli.add_command(command)

@@ -21,7 +21,7 @@ from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.program_input import read_input
 from harness.lab.experiments.recorded_kind import find_recorded
 from harness.lab.experiments.run import Run
-from harness.lab.replay.comparison import compare_runs
+from harness.lab.replay.comparison import Replay, compare_runs
 from harness.lab.replay.options import ReplayOptions
 from harness.lab.replay.plan import REPLAYS, kept_input, make_plan, plan_stop
 from harness.lab.replay.replay import record_all
@@ -87,6 +87,16 @@ def _run_until(invocation: Invocation, options: ReplayOptions, *, color: str, is
 
 def _compare(invocation: Invocation, options: ReplayOptions, *, color: str, is_json: bool) -> ExitCode:
     """Runs of a scenario or of a command, compared with each other or with one that was kept."""
+    replay = record_and_compare(invocation, options, color=color)
+    if is_json:
+        show(json.dumps(replay_json(replay)))
+    else:
+        show_replay(replay, invocation, color=color)
+    return replay.exit_code
+
+
+def record_and_compare(invocation: Invocation, options: ReplayOptions, *, color: str) -> Replay:
+    """Carry out the runs, with their progress on standard error, and compare them."""
     clock = SystemClock()
     replay_id = new_run_id(clock.wall())
     plan = make_plan(invocation, options, replay_id, lambda: read_input(0, say))
@@ -99,9 +109,10 @@ def _compare(invocation: Invocation, options: ReplayOptions, *, color: str, is_j
 
     with closing(display):
         runs, interrupted_by = run_experiment(place, display, partial(record_all, plan, ended=show_end))
-    replay = compare_runs(plan, runs, interrupted_by)
-    if is_json:
-        show(json.dumps(replay_json(replay)))
-    else:
-        show(replay_text(replay, colour=colour, width=terminal_columns(), is_ascii=is_ascii(invocation)))
-    return replay.exit_code
+    return compare_runs(plan, runs, interrupted_by)
+
+
+def show_replay(replay: Replay, invocation: Invocation, *, color: str) -> None:
+    """Print the result as text."""
+    colour = wants_colour(color, invocation)
+    show(replay_text(replay, colour=colour, width=terminal_columns(), is_ascii=is_ascii(invocation)))

@@ -22,13 +22,24 @@ from harness.runner.collect import Collected
 from harness.runner.options import RunOptions
 from harness.runner.planning import Planned
 from harness.runner.reporter import Guarded
-from harness.runner.run import plan_tests, run_tests
+from harness.runner.run import EndedRun, plan_tests, run_tests
 from harness.runner.unit_run import why_uncollected
 
 
 def run_suite(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness run`; HarnessError for what the user can mend."""
     options = make_options(invocation, arguments)
+    ended = run_with_reports(options)
+    if isinstance(ended, str):
+        return _interrupted(ended)
+    if options.json:
+        show(json.dumps(summary_json(ended.state, ended.finished)))
+    raise_failure(ended)
+    return ExitCode(ended.finished.exit_code)
+
+
+def run_with_reports(options: RunOptions) -> EndedRun | str:
+    """Run the tests and write the reports that the options ask for; the name of a signal that came before any test."""
 
     def reporters(directory: Path, clock: Clock) -> list[Guarded]:
         # The display goes to stdout, or to stderr where stdout is asked to be JSON.
@@ -37,16 +48,15 @@ def run_suite(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
         wanted = ReportOptions(options.live, options.colour, record, options.events_file, options.junit_file)
         return make_reporters(wanted, stream=stream, clock=clock, say=say)
 
-    ended = asyncio.run(run_tests(options, reporters))
-    if isinstance(ended, str):
-        return _interrupted(ended)
-    if options.json:
-        show(json.dumps(summary_json(ended.state, ended.finished)))
+    return asyncio.run(run_tests(options, reporters))
+
+
+def raise_failure(ended: EndedRun) -> None:
+    """Raise the exception that ended the run, if one did."""
     if ended.failure is not None:
         if isinstance(ended.failure, HarnessError):
             ended.failure.in_record = True
         raise ended.failure
-    return ExitCode(ended.finished.exit_code)
 
 
 def plan_suite(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:

@@ -1,0 +1,193 @@
+"""`rlharness demo`: what it shows, what it writes and refuses, and how it ends without torch or by a signal."""
+
+import json
+import re
+import shutil
+import tomllib
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from harness.cli.main import main
+from harness.core.exit_codes import ExitCode
+from harness.lab.demo.findings import (
+    PLANTED_OUTCOMES,
+    DemoResult,
+    DivergenceFinding,
+    FileFinding,
+    divergence_finding,
+    file_findings,
+)
+from harness.lab.demo.project import FILES, suite_files, write_project
+from harness.render.demo import INSTALL_TORCH, demo_json, demo_text
+from harness.runner.units import Outcome
+from harness.trace.verdict import Kind, Verdict
+from tests.demo_example import shortened
+from tests.support.manual import README
+from tests.support.suite_runs import ROOT, Done, interrupted, started
+
+pytestmark = pytest.mark.usefixtures("own_cache")  # for the histories of runs
+OUTCOMES = {path: PLANTED_OUTCOMES.get(path, Outcome.PASSED) for path in suite_files()}
+PATIENCE_S = 270.0
+"""For a whole demo, which takes some 25 seconds of processor time."""
+FOUND = DemoResult(
+    Path("/tmp/a demo"),
+    tuple(FileFinding(path, outcome, outcome) for path, outcome in OUTCOMES.items()),
+    DivergenceFinding(3, "rollout", "batch.0"),
+)
+MISSED = [
+    replace(FOUND, divergence=DivergenceFinding()),
+    replace(FOUND, divergence=DivergenceFinding(2, "rollout", "batch.0")),
+    replace(FOUND, files=(*FOUND.files[:-1], replace(FOUND.files[-1], outcome=Outcome.FAILED))),
+    replace(FOUND, files=(replace(FOUND.files[0], outcome=None), *FOUND.files[1:])),
+]
+
+
+# ---------------------------------------------------------------------------------------------------- from end to end
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory, own_cache: Path) -> Done:
+    """A whole demo, in its default directory."""
+    if find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    directory = tmp_path_factory.mktemp("first_contact")
+    with started(directory, "demo") as process:
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    return Done(directory, process.returncode, stdout, stderr)
+
+
+def test_it_finds_what_is_planted(shown: Done) -> None:
+    assert shown.code == ExitCode.OK, shown.stdout + shown.stderr
+    suite = Done(shown.directory / "rlharness-demo", ExitCode.TESTS_FAILED, "", "")
+    suite.assert_sound()
+    assert suite.outcomes == {path: outcome.value for path, outcome in OUTCOMES.items()}
+    assert "DIVERGED  step 3, rollout batch.0" in shown.stdout
+    assert shown.stdout.count("  ok  ") == len(PLANTED_OUTCOMES) + 2
+    assert "NOT FOUND" not in shown.stdout
+    assert "\x1b" not in shown.stdout
+
+
+def test_it_shows_the_commands_to_type(shown: Done) -> None:
+    typed = [line.split()[1:3] for line in shown.stdout.splitlines() if line.startswith("$ ")]
+    assert typed == [
+        ["cd", "rlharness-demo"],
+        *(["rlharness", command] for command in ("run", "replay", "plan", "replay")),
+    ]
+
+
+def test_the_readme_shows_such_a_demo(shown: Done) -> None:
+    (block,) = re.findall(r"^```console\n\$ rlharness demo\n(.*?)^```$", README.read_text("utf-8"), re.M | re.S)
+    assert headlines(block) == headlines(shortened(shown.stdout))
+    assert len(headlines(block)) > 10
+
+
+def headlines(output: str) -> list[str]:
+    """Lines that are the same for every demo: titles, commands, verdicts, findings and cuts."""
+    lines = [re.sub(r"\d+ lines", "N lines", line) for line in output.splitlines()]
+    return [line for line in lines if line.startswith(("# ", "$ ", "DIVERGED", "  ok", "[... "))]
+
+
+def test_ctrl_c_ends_it_in_the_middle_of_the_suite(tmp_path: Path) -> None:
+    events = tmp_path / "rlharness-demo" / ".rlharness" / "runs" / "latest" / "events.jsonl"
+    done = interrupted(tmp_path, "demo", ready=lambda: events.exists() and "attempt_started" in events.read_text())
+    assert done.code == ExitCode.INTERRUPTED
+    assert "rlharness replay" not in done.stdout
+    assert "run_finished" in events.read_text()
+
+
+def test_without_torch_it_shows_the_suite_and_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr("harness.cli.commands.demo.find_spec", lambda name: None)
+    assert main(["demo", "--json", "--out", "deep/er"]) == ExitCode.OK
+    out, err = capfd.readouterr()
+    answer = json.loads(out)
+    assert answer["exit_code"] == ExitCode.OK
+    assert answer["directory"] == str(tmp_path / "deep" / "er")
+    assert {each["path"]: each["outcome"] for each in answer["suite"]} == OUTCOMES
+    assert answer["replay"] is None
+    assert "8 units: 5 passed, 1 timed out, 1 crashed, 1 not run" in err
+
+
+# ------------------------------------------------------------------------------------------------------- what it finds
+
+
+def test_its_exit_code_says_whether_everything_was_found() -> None:
+    assert FOUND.exit_code == replace(FOUND, divergence=None).exit_code == ExitCode.OK
+    assert [each.exit_code for each in MISSED] == [ExitCode.INTERNAL_ERROR] * len(MISSED)
+
+
+def test_what_was_not_found_is_marked() -> None:
+    assert "NOT FOUND" not in demo_text(FOUND, colour=False)
+    assert [demo_text(each, colour=False).count("NOT FOUND") for each in MISSED] == [1] * len(MISSED)
+    assert [demo_json(each)["exit_code"] for each in MISSED] == [3] * len(MISSED)
+
+
+def test_the_closing_text_fits_into_80_columns_and_is_coloured_on_request_only() -> None:
+    text = demo_text(FOUND, colour=False)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\x1b" not in text
+    assert "\x1b[32mok\x1b[0m" in demo_text(FOUND, colour=True)
+    assert INSTALL_TORCH in demo_text(replace(FOUND, divergence=None), colour=False)
+    assert INSTALL_TORCH not in text
+
+
+def test_a_run_without_results_found_nothing() -> None:
+    assert [each.path for each in file_findings({})] == list(PLANTED_OUTCOMES) + [
+        path for path in OUTCOMES if path not in PLANTED_OUTCOMES
+    ]
+    assert not any(each.is_as_expected for each in file_findings({}))
+    assert divergence_finding(None) == divergence_finding(Verdict(Kind.EQUAL)) == DivergenceFinding()
+
+
+# ------------------------------------------------------------------------------------------------------ what it writes
+
+
+def test_the_project_is_written_whole_and_anew(tmp_path: Path) -> None:
+    write_project(tmp_path)
+    wanted = {path.relative_to(FILES) for path in FILES.rglob("*") if path.suffix in (".py", ".toml")}
+    assert {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()} == wanted
+    tomllib.loads((tmp_path / "pyproject.toml").read_text("utf-8"))
+    (tmp_path / "train.py").write_text("raise SystemExit('mended')\n")
+    (tmp_path / "kept.txt").write_text("mine\n")
+    write_project(tmp_path)
+    assert (tmp_path / "train.py").read_bytes() == (FILES / "train.py").read_bytes()
+    assert (tmp_path / "kept.txt").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("kind", ["a file", "another project", "something", "below a file"])
+def test_a_directory_that_is_not_its_own_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = Path("there")
+    if kind in ("a file", "below a file"):
+        out.write_text("mine\n")
+    else:
+        out.mkdir()
+        (out / ("pyproject.toml" if kind == "another project" else "train.py")).write_text("[project]\nname = 'mine'\n")
+    words = out / "below" if kind == "below a file" else out
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert main(["demo", "--out", str(words)]) == ExitCode.USAGE_ERROR
+    out_text, err = capsys.readouterr()
+    assert out_text == ""
+    assert err.startswith("error: ")
+    assert str(words) in err.splitlines()[0]
+    assert "  remedy: name another one: rlharness demo --out DIR" in err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_write_that_fails_is_reported_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(FILES, "own")
+    Path("own/train.py").unlink(missing_ok=True)
+    Path("own/train.py").mkdir()
+    assert main(["demo", "--out", "own"]) == ExitCode.USAGE_ERROR
+    assert "the demo cannot be written to own: Is a directory" in capsys.readouterr().err
