@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["harness.plugin", "harness.fixtures"]
+pytest_plugins = ["harness.plugin", "harness.fixtures", "tests.support.slowest_files"]
 collect_ignore = ["tests/support", "harness/lab/demo/project"]
 """Test files there misbehave on purpose: tests/test_misbehaving.py runs those, and `rlharness demo` a copy of these."""
 

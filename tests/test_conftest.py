@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -63,9 +64,9 @@ def test_examples_may_share_a_fixture(seed: str, number: int) -> None:
     assert f"{seed}{number}".startswith(seed)
 
 
-def test_a_run_of_pytest_below_loads_what_it_names() -> None:
+def test_a_run_of_pytest_below_loads_what_it_names(tmp_path: Path) -> None:
     for words, is_named in (((), False), (("-p", "timeout"), True)):
         command = [sys.executable, "-m", "pytest", "--version", "--version", *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
         assert "hypothesis" not in done.stdout + done.stderr
         assert ("pytest-timeout" in done.stdout + done.stderr) == is_named

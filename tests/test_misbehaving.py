@@ -28,6 +28,8 @@ from tests.support.misbehaving.expected import (
 )
 from tests.support.nvml_stub.build import Machine, StubGpu, build, compiler, stub_env
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "support" / "misbehaving"
 ALL = EXPECTED | EXPECTED_WITH_RAY | EXPECTED_ON_A_SMALL_TMPDIR | EXPECTED_WITH_A_DRIVER

@@ -10,7 +10,7 @@ from harness.trace.ops import read_ops
 from tests.support.cli_commands import type_command
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.timeout(240), pytest.mark.needs_compiler]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.needs_compiler, pytest.mark.full]
 SMALL = ("grpo_reverse_text", "--size", "tiny", "--set", "training.num_steps=2")
 OPERATIONS = {
     "forward": {"rms_norm", "linear", "swiglu", "attend", "attend_cached", "uniforms"},

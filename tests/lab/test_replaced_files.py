@@ -30,6 +30,7 @@ def problems(fields: dict[str, Any]) -> list[str]:
     return [problem["what"] for problem in fields["runs"][0]["problems"]]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("replaced", [("--fifo", "curve.jsonl"), ALL])
 def test_a_replay_whose_files_are_fifos_is_ended_at_its_limit(tmp_path: Path, replaced: tuple[str, ...]) -> None:
     command = ("replay", "--out", "r", "--timeout", "3", "--json", "--", *PRETENDER, *FOR_EVER, *replaced)
@@ -72,6 +73,7 @@ def runs_in(process: process_tree.Process, directory: Path) -> bool:
 HARMLESS = ("recording.json", "processes/1.json", "stacks.txt", "leader.pid", "refusal.json", "output.log")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", [*HARMLESS, "manifest.json"])
 def test_what_does_not_decide_what_was_recorded_changes_no_verdict(tmp_path: Path, name: str) -> None:
     done = type_command(tmp_path, "replay", "--out", "r", "--", *PRETENDER, "--fifo", name)

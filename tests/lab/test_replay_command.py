@@ -106,6 +106,7 @@ def test_against_a_trace(tmp_path: Path) -> None:
     assert told(done)["comparisons"][0]["reasons"] == ["identity differs: --steps"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -127,6 +128,7 @@ def test_a_run_that_fails_after_it_diverged_has_diverged(tmp_path: Path) -> None
     assert replay(tmp_path, "--end", "3", "--other", "1").code == ExitCode.DIVERGED
 
 
+@pytest.mark.full
 def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     done = replay(tmp_path, "--timeout", "1.5", "--", "--steps", "1000", "--slow", "0.05")
     assert done.code == ExitCode.INCOMPLETE_RECORDING
@@ -134,6 +136,7 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     assert "INCOMPLETE  no difference in " in done.stdout
 
 
+@pytest.mark.full
 def test_what_a_run_leaves_behind_is_ended_and_named(tmp_path: Path) -> None:
     leave = f"sleep 1234 & echo $! > pid; exec {shlex.join(PRETENDER)}"
     done = type_command(tmp_path, "replay", "--out", "r", "--json", "--", "sh", "-c", leave)
@@ -208,6 +211,7 @@ def test_a_directory_that_holds_something_is_refused(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------ interruption
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_in_order_and_keeps_what_is_recorded(tmp_path: Path, signum: signal.Signals) -> None:
     command = ("replay", "--out", "r", "--json", "--", *PRETENDER, "--steps", "9999", "--slow", "0.02")

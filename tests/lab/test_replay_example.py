@@ -10,6 +10,7 @@ from tests.lab.replay_example import BEGIN, END, EXAMPLE, PICTURES, example, pic
 from tests.support.manual import README, between
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the program diverges with two threads only")
 def test_the_manual_shows_what_the_commands_print() -> None:

@@ -27,6 +27,7 @@ def replay(directory: Path, *words: str, **env: str) -> Done:
     return type_command(directory, "replay", "tiny", *VARY, *words, **env)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_what_must_not_matter_does_not_and_where_it_does_that_is_shown(tmp_path: Path) -> None:
     holds = replay(tmp_path, "--out", "holds")

@@ -43,6 +43,7 @@ def reproduce(project: Path, *words: str) -> Done:
     return type_command(project, "reproduce", *words)
 
 
+@pytest.mark.full
 def test_a_run_ends_at_its_nan_and_leaves_a_bundle_of_it(project: Path) -> None:
     broken = ("--set", "nan_at=3", "--set", "notices=false")
     done = replay(project, "fragile", *broken, "--break-on", "nan", "--out", "stopped", "--json")
@@ -63,6 +64,7 @@ def test_a_run_ends_at_its_nan_and_leaves_a_bundle_of_it(project: Path) -> None:
     assert "the code came from this machine, not from the bundle: tests.lab.fragile_entry:run" in again.stdout
 
 
+@pytest.mark.full
 def test_a_run_ends_where_the_curve_says_so_and_where_it_leaves_another_one(project: Path) -> None:
     assert type_command(project, "train", "fragile", "--out", "whole").code == ExitCode.OK
     until = reproduce(project, "whole", "--until", "loss>0", "--out", "until")
@@ -97,6 +99,7 @@ def test_a_command_ends_in_order_where_a_condition_holds(project: Path) -> None:
     assert (project / "stopped" / "run-1" / "output.log").read_text("utf-8") == "seen 0\n"
 
 
+@pytest.mark.full
 def test_a_command_that_is_traced_does_too(project: Path) -> None:
     (project / "train.py").write_text(FOREIGN, "utf-8")
     words = ("--out", "t", "--until", "loss<0.5", "--", sys.executable, "train.py")

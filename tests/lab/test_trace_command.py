@@ -53,6 +53,7 @@ def test_a_program_is_recorded(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

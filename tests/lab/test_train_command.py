@@ -88,6 +88,7 @@ def test_tensors_and_operations_of_steps_are_kept(trained: tuple[Path, Done]) ->
     assert operations.problem == ""
 
 
+@pytest.mark.full
 def test_what_an_entry_refuses_is_a_usage_error_and_leaves_nothing(tmp_path: Path) -> None:
     done = train(tmp_path, "--json", "--set", "frobnicate=1")
     assert done.code == ExitCode.USAGE_ERROR
@@ -96,6 +97,7 @@ def test_what_an_entry_refuses_is_a_usage_error_and_leaves_nothing(tmp_path: Pat
     assert not (tmp_path / "t").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("words", [("train",), ("replay",), ("replay", "--until", "loss<0")])
 def test_a_refusal_leaves_the_directory_that_somebody_had_made(tmp_path: Path, words: tuple[str, ...]) -> None:
     write_tiny(tmp_path)
@@ -106,6 +108,7 @@ def test_a_refusal_leaves_the_directory_that_somebody_had_made(tmp_path: Path, w
     assert list((tmp_path / "t").iterdir()) == []
 
 
+@pytest.mark.full
 def test_a_run_that_fails_keeps_what_it_recorded(tmp_path: Path) -> None:
     done = train(tmp_path, "--set", "ends=failed")
     assert done.code == 1, done.stderr
@@ -118,6 +121,7 @@ def test_a_run_that_fails_keeps_what_it_recorded(tmp_path: Path) -> None:
     assert (told["is_whole"], told["num_steps"], told["exit_code"]) == (False, 2, 1)
 
 
+@pytest.mark.full
 def test_a_run_ends_where_a_condition_holds_and_says_what_to_type_next(tmp_path: Path) -> None:
     write_fragile(tmp_path)
     words = (
@@ -145,6 +149,7 @@ def test_a_run_ends_where_a_condition_holds_and_says_what_to_type_next(tmp_path:
     assert "first NaN: made by forward aten.sub.Tensor" in looked.stdout, looked.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -169,6 +174,7 @@ def test_an_entry_that_records_nothing_is_told_so(tmp_path: Path) -> None:
     assert "begin_step" in recording.problems[0].remedy
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["left", "exited"])
 @pytest.mark.parametrize(("at", "said"), [(0, "before it had recorded a step"), (3, "after 3 steps")])
 def test_an_entry_that_leaves_has_ended_too_early_whatever_its_exit_code(
@@ -180,6 +186,7 @@ def test_an_entry_that_leaves_has_ended_too_early_whatever_its_exit_code(
     assert "compare it with another" not in done.stderr
 
 
+@pytest.mark.full
 def test_an_entry_that_has_returned_is_whole_however_its_process_ends(tmp_path: Path) -> None:
     done = train(tmp_path, "--set", "ends=late")
     assert done.code == ExitCode.OK, done.stderr

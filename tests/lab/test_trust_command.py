@@ -72,6 +72,7 @@ def rewrite_call(run: Path, **fields: object) -> None:
     (run / "call.json").write_text(json.dumps({**call, **fields}), "utf-8")
 
 
+@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_ones_own_run_is_replayed_without_question_and_a_foreign_one_is_not(project: Path) -> None:
     recorded(project, "run", "--set", "task.reward=evil:three")
@@ -91,6 +92,7 @@ def test_ones_own_run_is_replayed_without_question_and_a_foreign_one_is_not(proj
     assert (known.code, "trust" in known.stderr) == (ExitCode.OK, False), known.stdout + known.stderr
 
 
+@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_a_run_that_names_another_entry_is_refused_and_with_trust_runs_after_it_was_listed(project: Path) -> None:
     recorded(project, "evilrun")
@@ -105,6 +107,7 @@ def test_a_run_that_names_another_entry_is_refused_and_with_trust_runs_after_it_
     assert trusted.stderr.startswith(f'{note}entry = "evil:run"\n{note}task.reward = "training:two"\n')
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "words",
     [
@@ -131,6 +134,7 @@ def test_every_command_that_runs_a_recorded_run_again_asks(project: Path, words:
     assert not list(project.glob(".rlharness/*/*/run-*"))
 
 
+@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_what_is_to_be_typed_after_ones_own_run_has_stopped_is_not_asked_about(project: Path) -> None:
     stopped = here(project, "replay", "toy", "--set", "task.reward=evil:three", "--until", "reward<1", "--out", "out")

@@ -21,6 +21,7 @@ VERDICTS = {
 """Of some blocks of output a line that the text around them is about."""
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_the_page_shows_what_its_commands_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")

@@ -19,7 +19,14 @@ def recorded_values_of(directory: Path, step: int) -> list[RecordedValue]:
     return read_trace(directory).ranks[0].columns(step).values()
 
 
-@pytest.mark.parametrize(("kind", "num_calls"), [("adamw", 1), ("lbfgs", 3), ("lightning", 1)])
+@pytest.mark.parametrize(
+    ("kind", "num_calls"),
+    [
+        ("adamw", 1),
+        pytest.param("lbfgs", 3, marks=pytest.mark.full),
+        pytest.param("lightning", 1, marks=pytest.mark.full),
+    ],
+)
 def test_gradients_of_a_closure_stand_in_their_step(kind: str, num_calls: int, tmp_path: Path) -> None:
     weights = [tmp_path / "plain.pt", tmp_path / "recorded.pt"]
     commands = [program("closure", kind, "--weights", str(each)) for each in weights]
@@ -43,6 +50,7 @@ def test_gradients_of_a_closure_stand_in_their_step(kind: str, num_calls: int, t
         assert made == received == PARAMETERS * num_calls
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "plant", "expected", "occurrence"),
     [("adamw", "bit:2", (2, "backward", "2.weight"), 0), ("lbfgs", "bit:4", (1, "backward", "2.weight"), 1)],
@@ -58,6 +66,7 @@ def test_a_bit_planted_in_a_gradient_of_a_closure_is_named_exactly(
     assert verdict["first"]["a"]["occurrence"] == occurrence
 
 
+@pytest.mark.full
 def test_a_gradient_that_is_changed_after_backward_is_named_exactly(tmp_path: Path) -> None:
     """As Lightning's on_after_backward may do, before it clips within the closure."""
     commands = {"a": program("closure", "lightning"), "b": program("closure", "lightning", "--change", "2")}

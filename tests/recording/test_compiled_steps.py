@@ -37,7 +37,11 @@ def record_beside_plain(tmp_path: Path, kind: str, *options: str, backend: str =
 
 @pytest.mark.parametrize(
     ("kind", "backend"),
-    [pytest.param("function", "inductor", marks=needs_cpp), ("closure", "eager"), ("train", "aot_eager")],
+    [
+        pytest.param("function", "inductor", marks=[needs_cpp, pytest.mark.full]),
+        pytest.param("closure", "eager", marks=pytest.mark.full),
+        pytest.param("train", "aot_eager", marks=pytest.mark.full),
+    ],
 )
 def test_a_compiled_step_of_adamw_is_recorded_and_no_bit_of_it_changed(kind: str, backend: str, tmp_path: Path) -> None:
     record_beside_plain(tmp_path, kind, backend=backend)
@@ -67,6 +71,7 @@ def test_a_step_that_is_compiled_whole_is_said_to_be_missing(tmp_path: Path) -> 
     assert (len(trace.steps), trace.gaps) == (1, ("rank-0.log was not closed",))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("op_step", "said"),
     [(0, ""), (1, "the step begins within a function that torch.compile has compiled")],
@@ -82,6 +87,7 @@ def test_operations_beside_a_compiled_step_change_no_bit(op_step: int, said: str
     assert phases == ({"forward", "backward", "optimizer"} if op_step == 0 else set())
 
 
+@pytest.mark.full
 @needs_cpp
 def test_a_cache_of_compiled_code_carries_nothing_from_a_recorded_run_to_another(tmp_path: Path) -> None:
     """The one test of the compiler's cache on disk: plain, recorded and plain again, all in one cache."""

@@ -180,6 +180,7 @@ def shards_of_a_module() -> dict[str, tuple[str, bool, str]]:
     return {name: (digest_of(shard).hex(), shard.is_counted, whole[name]) for name, shard in shards.items()}
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_fsdp2_and_dtensor_shards_add_up(distributed: StartRanks) -> None:
     ranks = distributed(2).run(shards_of_a_module)

@@ -271,6 +271,7 @@ def sharded_step(directory: str | None) -> list[str]:
     return [digest_text(parameter.to_local()) for parameter in parameters]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(200)
 def test_sharded_training_is_recorded_and_left_as_it_is(distributed: StartRanks, tmp_path: Path) -> None:
     ranks = distributed(2)

@@ -45,7 +45,7 @@ def command_of(name: str, directory: Path) -> list[str]:
             "trainer",
             8,
             {("rollout", "batch.input_ids"), ("backward", "model.layers.1.mlp.up_proj.weight")},
-            marks=NEEDS_PEERS,
+            marks=[NEEDS_PEERS, pytest.mark.full],
         ),
     ],
 )
@@ -98,6 +98,7 @@ def trainings(tmp_path_factory: pytest.TempPathFactory) -> Trainings:
     return Trainings.run(tmp_path_factory.mktemp("grpo"))
 
 
+@pytest.mark.full
 @NEEDS_PEERS
 def test_a_grpo_trainer_is_recorded_with_its_rollouts_and_no_bit_of_it_changed(trainings: Trainings) -> None:
     plain, *others = (torch.load(trainings.directory / f"{name}.pt") for name in ("plain", "a", "b"))
@@ -112,6 +113,7 @@ def test_a_grpo_trainer_is_recorded_with_its_rollouts_and_no_bit_of_it_changed(t
     assert (verdict["num_steps"], verdict["num_steps_different"], verdict["first"]) == (4, 0, None)
 
 
+@pytest.mark.full
 @NEEDS_PEERS
 def test_the_curve_is_what_a_trainer_logs(trainings: Trainings) -> None:
     curve = read_trace(trainings.directory / "a").curve
@@ -121,6 +123,7 @@ def test_the_curve_is_what_a_trainer_logs(trainings: Trainings) -> None:
     assert not [name for name in curve[0].values if "time" in name or "per_second" in name]
 
 
+@pytest.mark.full
 @NEEDS_PEERS
 def test_what_a_wrong_bit_did_to_completions_and_rewards_is_told(trainings: Trainings) -> None:
     a, sick = trainings.directory / "a", trainings.directory / "sick"
@@ -129,6 +132,7 @@ def test_what_a_wrong_bit_did_to_completions_and_rewards_is_told(trainings: Trai
     assert re.search(told_counts, told(a, sick))
 
 
+@pytest.mark.full
 @NEEDS_PEERS
 def test_the_curve_is_what_a_program_prints_and_writes_for_tensorboard(tmp_path: Path) -> None:
     command = program("ppo", "--log", str(tmp_path / "board"), python=PEERS)
@@ -179,6 +183,7 @@ def line_of(name: str, text: str) -> str:
     return f"{name}.py:{number}"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("disease", ["unseeded_sampler", "set_order"])
 def test_another_order_of_the_data_is_seen_in_the_first_batch(disease: str, tmp_path: Path) -> None:
     verdict = pair(
@@ -190,6 +195,7 @@ def test_another_order_of_the_data_is_seen_in_the_first_batch(disease: str, tmp_
     assert (verdict["verdict"], place(verdict)) == ("diverged", (0, "rollout", "batch.0"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("disease", "expected"),
     [
@@ -208,6 +214,7 @@ def test_the_order_of_sets_is_held_by_the_hash_seed(tmp_path: Path) -> None:
     assert pair(tmp_path, program("plant", "classifier.py"), a=seeded, b=seeded)["verdict"] == "equal"
 
 
+@pytest.mark.full
 @NEEDS_TWO_CORES
 def test_threads_are_seen_where_they_first_matter(tmp_path: Path) -> None:
     """The orthogonal start of a layer is a QR decomposition, and that is another one with two threads."""
@@ -218,6 +225,7 @@ def test_threads_are_seen_where_they_first_matter(tmp_path: Path) -> None:
     assert [each["name"] for each in verdict["fingerprints"]["perturbation"]] == ["variable OMP_NUM_THREADS"]
 
 
+@pytest.mark.full
 @NEEDS_TWO_CORES
 def test_sums_in_any_order_are_seen_in_backward(tmp_path: Path) -> None:
     two = {"OMP_NUM_THREADS": "2"}
@@ -246,6 +254,7 @@ def test_ranks_of_torchrun_have_a_log_each(tmp_path: Path) -> None:
     assert names == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 
+@pytest.mark.full
 def test_the_rank_that_differed_first_is_named(tmp_path: Path) -> None:
     """Its loss is another before gradients are averaged; afterwards both ranks differ."""
     command = [*TORCHRUN, *program("plant", "two_ranks.py")[1:]]
@@ -255,6 +264,7 @@ def test_the_rank_that_differed_first_is_named(tmp_path: Path) -> None:
     assert "rank 1" in told(tmp_path / "a", tmp_path / "b").splitlines()[0]
 
 
+@pytest.mark.full
 def test_parts_of_sharded_weights_add_up_whatever_the_number_of_ranks(tmp_path: Path) -> None:
     """Every rank sees the same data, and half of twice a gradient is the gradient; a third of thrice is not."""
     command = [*TORCHRUN[:2], *program("sharded")[1:]]
@@ -273,6 +283,7 @@ def test_parts_of_sharded_weights_add_up_whatever_the_number_of_ranks(tmp_path: 
     assert (verdict["verdict"], place(verdict)[:2]) == ("diverged", (0, "backward"))
 
 
+@pytest.mark.full
 def test_ray_actors_have_a_log_each(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     record(tmp_path / "a", program("ray_actors"))
@@ -281,6 +292,7 @@ def test_ray_actors_have_a_log_each(tmp_path: Path) -> None:
     assert compared(tmp_path / "a", tmp_path / "b")["verdict"] == "equal"
 
 
+@pytest.mark.full
 def test_children_without_a_rank_are_matched_whoever_comes_first(tmp_path: Path) -> None:
     verdict = pair(tmp_path, program("spawned"), a={"FIRST": "0"}, b={"FIRST": "1"})
     assert (verdict["verdict"], verdict["num_ranks"], verdict["num_steps"]) == ("equal", 2, 3)
@@ -290,6 +302,7 @@ def test_children_without_a_rank_are_matched_whoever_comes_first(tmp_path: Path)
     assert "A's process 0 is B's process 1, A's process 1 is B's process 0" in told(tmp_path / "a", tmp_path / "b")
 
 
+@pytest.mark.full
 def test_workers_of_a_loader_record_nothing_of_their_own(tmp_path: Path) -> None:
     assert pair(tmp_path, program("classifier", "--workers", "2"), a={}, b={})["verdict"] == "equal"
     assert sorted(read_trace(tmp_path / "a").ranks) == [0]
@@ -297,6 +310,7 @@ def test_workers_of_a_loader_record_nothing_of_their_own(tmp_path: Path) -> None
     assert [(report.rank, report.num_steps, report.is_closed) for report in reports] == [(0, 16, True)]
 
 
+@pytest.mark.full
 def test_two_threads_that_train_are_refused_and_run_on(tmp_path: Path) -> None:
     done = record(tmp_path / "a", program("threads"), exit_code=12)
     assert done.output == "both trained\n"

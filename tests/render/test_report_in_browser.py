@@ -19,7 +19,10 @@ from tests.render.report_pages import NUM_STEPS, page_of, write_pair, write_run
 from tests.support.browser import NARROW, Browser, browser, missing
 from tests.support.traces import recorded_value, write
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=f"not on this machine: {', '.join(missing())}")
+pytestmark = [
+    pytest.mark.skipif(bool(missing()), reason=f"not on this machine: {', '.join(missing())}"),
+    pytest.mark.full,
+]
 
 PAINTED = """
 const canvas = document.querySelector(arguments[0]);

@@ -14,6 +14,8 @@ from tests.benchmarks.mutations.settings import payload
 from tests.benchmarks.mutations.workers import ROOT, Workers
 from tests.support.cli_commands import type_command
 
+pytestmark = pytest.mark.full
+
 SEED = "a dozen"
 NUM_FAULTS = 12
 NUM_PAIRS = 10

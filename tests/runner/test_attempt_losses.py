@@ -239,6 +239,7 @@ def test_a_bug_in_whoever_listens_is_raised_and_ends_the_tree(
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_orders_and_losses_at_random_moments(supervisors: Supervisors, spec: MakeSpec, living: Living) -> None:
     """Whatever is done to an attempt, and whenever: exactly one end, one word of terminating at most, nobody alive."""
     num_attempts, at_once = 34, 6  # a hundred with all three tiers

@@ -77,19 +77,19 @@ SUITE = {
     ("ini", "args"),
     [
         ("", ()),
-        ("", ("tests",)),
-        ("", ("other", "tests/pkg")),
+        pytest.param("", ("tests",), marks=pytest.mark.full),
+        pytest.param("", ("other", "tests/pkg"), marks=pytest.mark.full),
         ("", ("tests/test_a.py", "tests/helper.py")),
-        ("", ("tests/pkg/deep/test_e.py", "tests/pkg")),
+        pytest.param("", ("tests/pkg/deep/test_e.py", "tests/pkg"), marks=pytest.mark.full),
         ("", ("other/test_ignored.py",)),
         ("", ("--ignore=tests/pkg", "--ignore-glob=*/test_i*")),
         ("", ("--doctest-modules", "--doctest-glob=*.txt", "--ignore=tests", "--ignore=other")),
-        ("", ("--import-mode=importlib",)),
+        pytest.param("", ("--import-mode=importlib",), marks=pytest.mark.full),
         ("testpaths = other", ()),
-        ("python_files = check_*.py", ()),
-        ("python_files = *.py", ("tests/pkg",)),
-        ("norecursedirs = pkg", ()),
-        ("addopts = --ignore=other -p no:cacheprovider", ()),
+        pytest.param("python_files = check_*.py", (), marks=pytest.mark.full),
+        pytest.param("python_files = *.py", ("tests/pkg",), marks=pytest.mark.full),
+        pytest.param("norecursedirs = pkg", (), marks=pytest.mark.full),
+        pytest.param("addopts = --ignore=other -p no:cacheprovider", (), marks=pytest.mark.full),
         ("addopts = -k nothing_is_called_so -m 'not slow'\nmarkers = slow", ("--deselect", "tests")),
     ],
 )
@@ -169,6 +169,7 @@ def test_every_file_is_to_be_imported_where_a_plugin_uses_the_marker(tmp_path: P
     assert records[-1]["files"][0][2:] == [None, "marking.py uses the gpus marker and may apply it"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("source", "said"),
     [

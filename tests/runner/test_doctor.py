@@ -66,6 +66,7 @@ def test_this_machine(plain_environment: Path, capsys: pytest.CaptureFixture[str
     assert list(plain_environment.iterdir()) == [wrong_pip], "it leaves nothing"
 
 
+@pytest.mark.full
 def test_which_operations_keep_their_bits_is_told_where_it_is_asked_for(
     plain_environment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +111,7 @@ def test_what_is_wrong_is_found_and_what_mends_it_mends_it(
     assert "NVIDIA_TF32_OVERRIDE" not in again
 
 
+@pytest.mark.full
 def test_the_text_is_coloured_where_that_is_asked_for(
     plain_environment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,6 +79,7 @@ def link_all(upstream: Path) -> str:
     return ".rlharness"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make_link", [link_kind, link_all])
 def test_a_clone_in_which_a_link_leads_to_my_home_keeps_my_directories(
     home: Path, upstream: Path, make_link: Callable[[Path], str]

@@ -83,6 +83,7 @@ def test_a_checkout_with_the_journal_of_a_crash_deletes_no_file_of_mine(
     assert victim.read_text() == "mine"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("make", "command"),
     [*((make, "plan") for make in MALFORMED), (with_endless_trigger, "run")],
@@ -132,6 +133,7 @@ def test_a_malformed_history_costs_a_run_a_note_and_nothing_else(suite: Path, ma
     assert "duration history" in done.stdout
 
 
+@pytest.mark.full
 def test_a_plan_says_that_rows_are_passed_over(suite: Path) -> None:
     make_history(cached(suite), "INSERT INTO durations (path, duration_s) VALUES (1, 2.0)")
 

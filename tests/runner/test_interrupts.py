@@ -7,6 +7,8 @@ import pytest
 
 from tests.benchmarks.interrupts import KINDS, kind_of, trial
 
+pytestmark = pytest.mark.full
+
 SEED = 20260301
 
 

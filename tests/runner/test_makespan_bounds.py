@@ -152,6 +152,7 @@ def test_the_dear_term_is_left_out_once_the_bound_is_enough() -> None:
     assert places_bound(seconds, wide, 8, enough_s=10.0).value_s == 10.0
 
 
+@pytest.mark.full
 @THOROUGH
 @given(PIECES)
 def test_the_preemptive_bound_is_no_less_than_any_dual_feasible_one(units: list[tuple[float, int]]) -> None:
@@ -170,6 +171,7 @@ def test_the_preemptive_bound_of_narrow_units_is_mcnaughtons(seconds: list[float
     assert preemptive_bound(seconds, [1] * len(seconds), num_places, INFINITE) == pytest.approx(exact_s, rel=1e-6)
 
 
+@pytest.mark.full
 @QUICK
 @given(st.lists(st.tuples(st.floats(0.01, 100.0), st.integers(1, 4)), min_size=30, max_size=60))
 def test_sharing_prices_among_short_units_keeps_it_a_bound(units: list[tuple[float, int]]) -> None:
@@ -185,6 +187,7 @@ def test_a_shared_price_stands_for_units_that_can_run_side_by_side() -> None:
     assert preemptive_bound([1.0] * 60, [2] * 60, 5, INFINITE) == pytest.approx(30.0)
 
 
+@pytest.mark.full
 @THOROUGH
 @given(PIECES, st.lists(st.integers(0, 23), max_size=8))
 def test_every_fitting_set_bounds_the_bound_from_above(units: list[tuple[float, int]], rules: Sequence[int]) -> None:

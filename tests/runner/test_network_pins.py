@@ -59,6 +59,7 @@ def test_looked_at_once_and_only_where_needed(tmp_path: Path) -> None:
     assert found.rules
 
 
+@pytest.mark.full
 def test_a_run_that_has_looked_says_so_to_every_file(tmp_path: Path) -> None:
     two_cards = TELLS.replace("def test", "@pytest.mark.gpus(2)\ndef test")
     write_suite(tmp_path, {"test_a.py": two_cards, "test_b.py": TELLS})

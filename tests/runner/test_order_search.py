@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,6 +80,7 @@ def test_orders_of_guessed_durations_are_not_tuned() -> None:
     assert searched(drawn_jobs(30, seed=3, spread=0.7), 10_000).found.num_simulations == RULES_ONLY
 
 
+@pytest.mark.full
 def test_what_is_found_bears_durations_that_are_a_little_off() -> None:
     """Orders judged without scenarios do worse than the rules they were made from once durations are off by a fifth;
     those judged with them do not."""

@@ -7,6 +7,7 @@ from tests.benchmarks.packing import InstanceClass, Knowledge, Ratios, classes, 
 SMALL = 40
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("instances", classes(), ids=lambda instances: instances.name)
 def test_targets_are_met_with_a_history(instances: InstanceClass) -> None:
     found = measure(instances, SMALL if instances.num_files <= 60 else 5, seed=7)

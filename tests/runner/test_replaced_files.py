@@ -44,6 +44,7 @@ def counts(done: Done, path: str) -> dict[str, int]:
     return {outcome: number for outcome, number in done.results[path]["tests"]["counts"].items() if number}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("hanging", [BEGINS_AS_FIFO, BECOMES_FIFO, FIFO_WITH_WRITER, ALL_FIFOS])
 def test_a_file_that_hangs_behind_a_fifo_is_timed_out_and_the_next_one_runs(tmp_path: Path, hanging: str) -> None:
     done = run(write_suite(tmp_path, {"test_a.py": hanging, "test_b.py": QUICK}), *RUN, *LIMITS)
@@ -113,6 +114,7 @@ HUGE = PLACES + (
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("fails", "outcome"), [(True, "failed"), (False, "crashed")])
 def test_a_report_of_6_gb_costs_no_memory_and_no_outcome(tmp_path: Path, fails: bool, outcome: str) -> None:
     """The exit code decides; a good one proves nothing without pytest's last word, which lies behind the 6 GB."""
@@ -145,6 +147,7 @@ def test_of_a_link_to_an_endless_device_nothing_is_read(tmp_path: Path, fails: b
     assert 'name="test_endless"' in (tmp_path / "report.xml").read_text(), "JUnit has it too"
 
 
+@pytest.mark.full
 def test_a_line_that_never_ends_is_no_record_and_delays_no_limit(tmp_path: Path) -> None:
     endless = PLACES + (
         "def test_writes():\n"
@@ -188,6 +191,7 @@ def test_links_in_the_place_of_its_files_are_neither_shown_nor_written_to(tmp_pa
     assert elsewhere.read_text() == "the secret of somebody else"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("first", "outcome"), [("assert 0", "failed"), ("pass", "passed")])
 def test_a_report_that_a_test_has_emptied_is_said_to_lack_its_beginning(
     tmp_path: Path, first: str, outcome: str

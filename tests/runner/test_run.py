@@ -185,6 +185,7 @@ def test_none(): pass
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", ["9", "int('9')"], ids=["read from source", "imported"])
 def test_tests_that_keep_their_file_from_running_are_named(tmp_path: Path, number: str) -> None:
     write_suite(tmp_path, {"test_a.py": SOME_WANT_NINE.format(number), "test_b.py": NEEDS_FOUR.replace("4", "9")})
@@ -238,6 +239,7 @@ def test_node_ids_that_name_no_test_are_told_as_pytest_tells_them(tmp_path: Path
     assert "exit code 4: pytest refused its arguments" in done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 @pytest.mark.parametrize("option", ["--junit", "--events"])
 def test_a_report_that_was_asked_for_and_is_not_there_does_not_end_with_0(tmp_path: Path, option: str) -> None:
@@ -358,6 +360,7 @@ def test_plan_ends_as_a_run_does_where_there_are_no_tests(tmp_path: Path) -> Non
 WITH_IDS = "import pytest\n@pytest.mark.parametrize('a', ['x/../y'])\ndef test_with_ids(a): pass\n"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("files", "nodeids", "code", "reason"),
     [

@@ -26,6 +26,7 @@ class TestInner:
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("where", ["", "tests", "tests/deep", "elsewhere"])
 def test_node_ids_are_understood_from_anywhere(tmp_path: Path, where: str) -> None:
     write_suite(tmp_path, {"pytest.ini": "[pytest]\n", "tests/deep/test_a.py": SELECTED, "tests/test_b.py": QUICK})
@@ -58,6 +59,7 @@ def test_the_record_lies_beside_the_configuration(tmp_path: Path) -> None:
 SECRET_NEED = "import pytest\nglobals()['pytest' + 'mark'] = getattr(pytest.mark, 'gp' + 'us')(1)\n" + QUICK
 
 
+@pytest.mark.full
 def test_the_history_knows_files_by_the_suites_own_root(tmp_path: Path) -> None:
     write_suite(tmp_path, {"suite/pytest.ini": "[pytest]\n", "suite/tests/test_a.py": SECRET_NEED})
     sources = []

@@ -225,6 +225,7 @@ def test_waits():
 FAILS_AND_TELLS = "def test_fails():\n    open('failed', 'w')\n    assert False\n"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("option", [("-x",), ("--maxfail", "1"), ("--maxfail", "7", "-x")])
 def test_after_enough_failures_what_runs_may_end(tmp_path: Path, option: tuple[str, ...]) -> None:
     write_suite(tmp_path, {"test_0.py": FAILS_AND_TELLS, "test_1.py": WAITS})

@@ -38,6 +38,7 @@ def test_ctrl_c_typed_on_the_terminal(tmp_path: Path, num_times: int) -> None:
     assert "^C" not in text.rstrip().splitlines()[-1]
 
 
+@pytest.mark.full
 def test_a_terminal_that_is_closed_ends_the_run_in_order(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": SLEEPS})
     process, master = start_on_terminal(tmp_path, "run", "--gpus", "none")

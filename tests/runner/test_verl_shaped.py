@@ -20,6 +20,7 @@ def draw(seed: int = 1, num_files: int = 40) -> tuple[ShapedFile, ...]:
     return draw_suite(ROWS, num_files=num_files, num_gpus=8, scale=0.02, seed=seed)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_every_outcome_and_lease_is_right(tmp_path: Path) -> None:
     command = [sys.executable, str(TESTS / "benchmarks" / "verl_shaped.py"), "--files", "40", "--scale", "0.02"]

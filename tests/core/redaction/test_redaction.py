@@ -282,6 +282,7 @@ assert redact_argv([word]) == (word,)
 """
 
 
+@pytest.mark.full
 def test_a_hostile_word_is_no_standstill() -> None:
     """Of quadratic work one of the runs alone takes minutes; the limit is for all of them together."""
     command = [sys.executable, "-c", HOSTILE_PROGRAM, repr((PIECES, RUNS))]

@@ -65,6 +65,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.full
 def test_a_recorded_command_and_the_command_that_looks_closer_hold_no_secret(program: Path) -> None:
     words = [word for each in TYPED for word in ("--", *each.argv)]
     argv = (sys.executable, "train.py", "runs", *words)
@@ -82,6 +83,7 @@ def test_a_recorded_command_and_the_command_that_looks_closer_hold_no_secret(pro
     assert leaks(left) == []
 
 
+@pytest.mark.full
 def test_a_command_that_dies_in_a_step_holds_none(program: Path) -> None:
     words = ("--api-key=LOOKSECRET12345", "--db_pwd", PLAIN)
     done = type_command(program.parent, "trace", "--out", "t", "--", sys.executable, "train.py", "dies", *words)

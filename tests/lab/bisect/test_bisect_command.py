@@ -54,6 +54,7 @@ def test_the_commit_that_first_moved_a_bit_is_found_past_one_that_does_not_run(p
     assert told["last_good"]["outcome"] == "good"
 
 
+@pytest.mark.full
 def test_a_reward_is_bisected_beyond_its_tolerance_and_ends_that_agree_are_refused(project: Project) -> None:
     project.change("A little more", "SCALE = 1.0", "SCALE = 1.0000001")
     project.change("Much more", "SCALE = 1.0000001", "SCALE = 3.0")

@@ -140,6 +140,7 @@ def bisect(wheelhouse: Path, *words: str) -> Done:
     return type_command(wheelhouse.parent, "bisect", "sums", *words, **pip)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_the_version_that_moved_bits_is_found(wheelhouse: Path) -> None:
     """With what a version needs, past one that cannot be installed; the environment is left as it was."""

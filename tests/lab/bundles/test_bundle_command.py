@@ -62,6 +62,7 @@ def in_clone(directory: Path, *words: str) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_run_that_went_nan_is_taken_apart_in_a_fresh_clone(tmp_path: Path, clone: Path) -> None:
     stopped = type_command(tmp_path, "replay", "grpo_reverse_text", *ABSURD, "--break-on", "nan", "--out", "stopped")
@@ -86,6 +87,7 @@ def test_a_run_that_went_nan_is_taken_apart_in_a_fresh_clone(tmp_path: Path, clo
     assert str(clone) in json.dumps(found["runs"])
 
 
+@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_on_a_machine_that_computes_otherwise_it_is_said_why_and_how_far_apart(project: Path) -> None:
     """The other machine is a fingerprint that was changed, and bits that are moved by a key that may not matter."""

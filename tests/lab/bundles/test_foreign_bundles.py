@@ -11,6 +11,7 @@ from tests.lab.bundles.forged_bundles import forge
 from tests.support.cli_commands import type_command
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.full
 EVIL = b"open('PWNED', 'w').close()\ndef reward(prompts, **columns):\n    return [0.0] * len(prompts)\n"
 ROWS = [{"prompt": f"p{number}", "answer": "a", "cmd": "touch PWNED; true"} for number in range(80)]
 CURVE = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)

@@ -36,6 +36,7 @@ def again(directory: Path, reproduce: str) -> Done:
     return chaos(directory, *reproduce.removeprefix("rlharness chaos ").split(), "--json")
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_a_crash_finds_a_generator_that_no_checkpoint_holds_and_its_command_shows_it_again(tmp_path: Path) -> None:
     name = write_scenario(tmp_path, "forgotten_generator")
@@ -65,6 +66,7 @@ def test_the_order_of_a_set_is_the_hash_seeds_doing_alone(tmp_path: Path) -> Non
     assert "see it again: rlharness chaos set_order --only hash_seed=1 --steps 1\n" in done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_somebodys_program_is_perturbed_from_outside(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM, encoding="utf-8")
@@ -79,6 +81,7 @@ def test_somebodys_program_is_perturbed_from_outside(tmp_path: Path) -> None:
     assert harmless.stdout.startswith("NOTHING FOUND  load=2, nice=5 move no bit in 3 runs")
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_a_value_that_the_entry_refuses_is_a_usage_error(tmp_path: Path) -> None:
     name = write_scenario(tmp_path, "sound")
@@ -90,6 +93,7 @@ def test_a_value_that_the_entry_refuses_is_a_usage_error(tmp_path: Path) -> None
     assert [path.name for path in (tmp_path / "t").iterdir()] == ["run-1"]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_a_crash_that_never_came_is_not_one_that_moved_no_bit(tmp_path: Path) -> None:
     name = write_scenario(tmp_path, "sound")
@@ -101,6 +105,7 @@ def test_a_crash_that_never_came_is_not_one_that_moved_no_bit(tmp_path: Path) ->
     assert told["not_applied"] == [{"perturbation": {"crash": "9.loss"}, "why": why}]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_a_function_that_is_not_there_cannot_be_let_wait(tmp_path: Path) -> None:
     name = write_scenario(tmp_path, "sound")
@@ -113,6 +118,7 @@ def test_a_function_that_is_not_there_cannot_be_let_wait(tmp_path: Path) -> None
     assert "sound" in done.stderr.partition("legal:")[2]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_an_interruption_keeps_what_is_known_and_leaves_nothing_running(tmp_path: Path) -> None:
     name = write_scenario(tmp_path, "sound")

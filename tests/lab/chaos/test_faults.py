@@ -48,6 +48,7 @@ def test_a_fault_is_shrunk_to_its_one_cause(tmp_path: Path, entry: str, said: st
     assert chaos.finding.is_smallest
 
 
+@pytest.mark.full
 def test_a_fault_that_comes_and_goes_is_shrunk_to_its_one_cause(tmp_path: Path) -> None:
     """A perturbation that shows it in one of two runs counts as harmless once in 256 times."""
     chaos = searched(tmp_path, write_scenario(tmp_path, "racing_tools"), seed=1, num_repeats=8)

@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 COUNTS = {"grpo_reverse_text": 8, "grpo_sorting": 4, "ppo_arithmetic": 8}
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("scenario", "count"), COUNTS.items())
 def test_perturbations_move_no_bit(tmp_path: Path, scenario: str, count: int) -> None:

@@ -93,6 +93,7 @@ def test_somebody_walks_through_a_step_and_back_and_looks_at_both_runs(runs: Pat
     assert {path.name for path in (runs / "walk").glob("run-*")} == {f"run-{number}" for number in range(1, 5)}
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_a_run_that_ends_in_its_step_is_walked_into_all_the_same(runs: Path) -> None:
     done = stand(runs, "c\nshow rewards\nback\nshow rewards [0]\n", "broken", "--step", "3", "--json")
@@ -151,6 +152,7 @@ def test_ctrl_c_before_somebody_stands_in_the_step_leaves_nothing_behind(tmp_pat
     assert not list((tmp_path / ".rlharness" / "reproductions").iterdir())
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_ctrl_c_stops_what_goes_on_at_the_next_value_and_leaves_where_nothing_does(tmp_path: Path) -> None:
     with standing_before_a_gate(tmp_path, step=3) as (process, gate):
@@ -235,6 +237,7 @@ def test_at_a_terminal_names_are_completed_and_ctrl_c_twice_leaves(terminal: Ter
     assert terminal.process.wait(PATIENCE_S) == ExitCode.INTERRUPTED
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_what_i_type_is_remembered_in_my_cache_and_not_through_a_link_of_the_checkout(
     runs: Path, tmp_path: Path, own_cache: Path

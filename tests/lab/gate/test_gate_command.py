@@ -104,6 +104,7 @@ TO_FIFO = """\
 """
 
 
+@pytest.mark.full
 def test_an_entry_that_puts_a_fifo_in_the_place_of_its_curve_is_broken_and_the_gate_says_why(project: Project) -> None:
     project.change("Replaces its curve", ENDS_STEP, TO_FIFO.format(sleep_s=0) + ENDS_STEP, "sums.py")
     done = gate(project, "--json")
@@ -112,6 +113,7 @@ def test_an_entry_that_puts_a_fifo_in_the_place_of_its_curve_is_broken_and_the_g
     assert "curve.jsonl cannot be read: it is a FIFO, not a regular file" in found["reasons"][0]
 
 
+@pytest.mark.full
 def test_a_signal_ends_a_gate_whose_entry_hangs_behind_a_fifo(project: Project) -> None:
     project.change("Replaces its curve", ENDS_STEP, TO_FIFO.format(sleep_s=600) + ENDS_STEP, "sums.py")
     command = ("gate", "--base", "HEAD", "--json")
@@ -124,6 +126,7 @@ def test_a_signal_ends_a_gate_whose_entry_hangs_behind_a_fifo(project: Project) 
     assert project.worktrees == []
 
 
+@pytest.mark.full
 def test_a_golden_is_accepted_held_and_on_another_machine_the_base_decides(project: Project) -> None:
     goldens = ("--golden", "goldens")
     done = gate(project, *goldens, "--accept", "--reason", "the first ones")
@@ -173,6 +176,7 @@ def test_goldens_are_looked_at_before_anything_runs(project: Project) -> None:
     assert "  there is no base: " in none.stdout
 
 
+@pytest.mark.full
 def test_a_scenario_that_is_not_steady_is_to_be_replayed_as_the_gate_has_run_it(project: Project) -> None:
     project.change("Another sign in every process", "SIGN = 1.0", "SIGN = 1.0\nimport os\nSIGN = float(os.getpid())")
     words = ("--golden", "goldens", "--accept", "--reason", "the first ones", "--set", "num_steps=2")

@@ -13,7 +13,7 @@ from tests.support.projects import IDENTITY
 from tests.support.suite_runs import ROOT, environment
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.full]
 GATE = (
     *(sys.executable, "-P", "-m", "harness"),  # not from the working directory, which holds the clone's own harness
     *("gate", "grpo_reverse_text", "--base", "HEAD~1", "--runs", "1", "--json"),

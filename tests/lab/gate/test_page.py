@@ -35,6 +35,7 @@ def commands() -> list[tuple[str, list[str]]]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -105,6 +105,7 @@ def checked_out(origin: Path, directory: Path, depth: int) -> Path:
     return directory
 
 
+@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_its_command_says_what_a_pull_request_does(pull_request: tuple[Project, str], tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -83,6 +83,7 @@ def test_a_file_that_is_no_bundle_is_kept_and_no_option_is_ignored(project: Path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.full
 def test_a_damaged_checkpoint_is_passed_over_and_a_bundle_says_what_it_needs(project: Path, tmp_path: Path) -> None:
     shutil.copytree(project / "whole", tmp_path / "run")
     damaged = tmp_path / "run" / "checkpoints" / "step-000004"
@@ -97,6 +98,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_a_bundle_says_what_it_needs(pro
     assert "on any machine" not in done.stdout
 
 
+@pytest.mark.full
 def test_the_first_operation_that_differs_from_another_run_is_named(project: Path, tmp_path: Path) -> None:
     done = reproduce(project, tmp_path, "whole", "--step", "0", "--trace-ops", "--against", "noisy", "--json")
     assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
@@ -110,6 +112,7 @@ def test_the_first_operation_that_differs_from_another_run_is_named(project: Pat
     assert "fragile_entry.py" in first["a"]["at"]
 
 
+@pytest.mark.full
 def test_without_a_step_all_steps_are_compared_with_the_other_trace_as_diff_compares_them(
     project: Path, tmp_path: Path
 ) -> None:
@@ -133,6 +136,7 @@ def test_without_a_step_all_steps_are_compared_with_the_other_trace_as_diff_comp
     assert (diff.code, json.loads(diff.stdout)) == (done.code, found["against"]["verdict"])
 
 
+@pytest.mark.full
 def test_a_step_in_whose_middle_a_run_ended_comes_out_again_and_its_nan_is_named(project: Path, tmp_path: Path) -> None:
     done = reproduce(
         project, tmp_path, "broken", "--step", "3", "--trace-ops", "--bundle", str(tmp_path / "broken.rlb")

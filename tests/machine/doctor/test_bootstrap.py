@@ -96,6 +96,7 @@ def test_a_good_host_passes_every_layer() -> None:
     assert examined.findings["Ray"]["measured"].startswith("started and answered" if HAS_RAY else "not installed")
 
 
+@pytest.mark.full
 @on_pretended_hosts
 def test_gloo_and_ray_are_named_where_the_own_address_swallows_everything() -> None:
     with black_holed_host() as host:
@@ -114,6 +115,7 @@ def test_gloo_and_ray_are_named_where_the_own_address_swallows_everything() -> N
     assert examined.named == set(examined.of("broken"))
 
 
+@pytest.mark.full
 @on_pretended_hosts
 def test_the_store_is_named_where_its_address_does_not_answer() -> None:
     with black_holed_host() as host:
@@ -124,6 +126,7 @@ def test_the_store_is_named_where_its_address_does_not_answer() -> None:
     assert "Gloo" not in examined.findings
 
 
+@pytest.mark.full
 @on_pretended_hosts
 def test_the_first_collective_is_named_where_only_small_packets_pass() -> None:
     with lossy_host() as host:
@@ -135,6 +138,7 @@ def test_the_first_collective_is_named_where_only_small_packets_pass() -> None:
     assert "MTU" in collective["remedy"]
 
 
+@pytest.mark.full
 @on_pretended_hosts
 def test_a_silent_name_server_is_told_from_a_hang() -> None:
     with nameless_host() as host:
@@ -150,6 +154,7 @@ def test_a_silent_name_server_is_told_from_a_hang() -> None:
     assert stuck.findings["Gloo"]["exports"] == {"GLOO_SOCKET_IFNAME": "lo"}
 
 
+@pytest.mark.full
 @on_pretended_hosts
 @pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
 def test_a_dead_cluster_in_the_environment_is_named_and_left() -> None:
@@ -195,6 +200,7 @@ class Foreign:
             opened.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("manner", ["silent", "closes", "full"])
 def test_a_port_where_somebody_else_listens_is_named_and_nobody_waited_for(manner: str) -> None:
     with Foreign(manner) as foreign:

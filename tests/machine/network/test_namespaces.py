@@ -24,6 +24,8 @@ from tests.support.networks.situations import (
     two_hosts,
 )
 
+pytestmark = pytest.mark.full
+
 GOLDEN = ROOT / "tests" / "golden"
 PREFLIGHT = """
 import asyncio, json, os

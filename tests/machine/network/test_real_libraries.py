@@ -14,6 +14,8 @@ from tests.machine.network.pretended import environment
 from tests.support.networks.host import Done, Host, why_not
 from tests.support.networks.situations import black_holed_host, two_hosts
 
+pytestmark = pytest.mark.full
+
 PINS = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 ON_A_HOST = {"RAY_AUTH_MODE": "disabled"}
 """Ray would leave a token in the home directory."""

@@ -47,6 +47,7 @@ def test_torchs_kernels_import_no_others(tmp_path: Path) -> None:
     assert imported("torch", tmp_path) == ([], False)
 
 
+@pytest.mark.full
 @pytest.mark.needs_compiler
 def test_compiled_kernels_are_imported_where_they_are_asked_for(tmp_path: Path) -> None:
     modules, is_registered = imported("compiled", tmp_path)

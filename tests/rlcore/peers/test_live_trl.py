@@ -22,6 +22,8 @@ from tests.rlcore.batches import SEEDED, Batch, batch_of
 from tests.rlcore.peers.close import assert_close, departures_from, live_batches, stretched
 from tests.rlcore.peers.peer import Peer
 
+pytestmark = pytest.mark.full
+
 MODES: dict[str, Mode] = {
     "grpo": "seq-mean-token-mean",
     "bnpo": "token-mean",

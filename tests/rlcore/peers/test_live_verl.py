@@ -23,6 +23,8 @@ from tests.rlcore.batches import SEEDED, Batch
 from tests.rlcore.peers.close import assert_close, judged_right_or_wrong, live_batches
 from tests.rlcore.peers.peer import Peer
 
+pytestmark = pytest.mark.full
+
 MODES = get_args(Mode)
 FAR = 90.0
 """Stretches log-ratios to beyond 20, where both sides clamp them."""

@@ -106,6 +106,7 @@ def killed(*options: str) -> dict[str, dict[str, int]]:
     return told
 
 
+@pytest.mark.full
 def test_a_kill_at_any_moment_leaves_a_whole_one() -> None:
     for told in killed("--num-drawn", "8").values():
         assert told.get("lost", 0) == 0
@@ -113,6 +114,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_one() -> None:
         assert told["old"] > 10 and told["new"] > 2
 
 
+@pytest.mark.full
 def test_without_the_renames_a_kill_loses_it() -> None:
     told = killed("--num-drawn", "0", "--naive")
     assert told["same step"]["lost"] >= 3

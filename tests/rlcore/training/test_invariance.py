@@ -49,8 +49,15 @@ VARIANTS: dict[str, RunConfig] = {
     "ppo, compiled kernels": config("ppo", algorithm={"name": "ppo", "kl_coef": 0.05, "num_critic_warmup_steps": 2},
                                     model={"kernels": "compiled"}),
 }  # fmt: skip
+IN_DEFAULT_TIER = ("grpo", "ppo")
 EACH = [
-    pytest.param(name, marks=[pytest.mark.needs_compiler] if variant.model.kernels == "compiled" else [])
+    pytest.param(
+        name,
+        marks=[
+            *([pytest.mark.needs_compiler] if variant.model.kernels == "compiled" else []),
+            *([] if name in IN_DEFAULT_TIER else [pytest.mark.full]),
+        ],
+    )
     for name, variant in VARIANTS.items()
 ]
 

@@ -174,6 +174,7 @@ def test_a_run_may_be_made_longer(tmp_path: Path) -> None:
         recorded(scheduled, tmp_path / "scheduled")
 
 
+@pytest.mark.full
 def test_a_process_that_is_killed_is_gone_on_with(tmp_path: Path) -> None:
     """SIGKILL from outside at a step's end, then another process."""
     code = (

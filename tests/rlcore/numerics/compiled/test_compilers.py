@@ -21,7 +21,7 @@ from rlcore.numerics.compiled.library import SIGNATURES, compile_into, compiler
 from tests.rlcore.numerics.compiled.heads_drawn import Sizes, add_norm, drawn
 from tests.rlcore.numerics.compiled.layers_drawn import LayerSizes, in_cache, whole
 
-pytestmark = pytest.mark.needs_compiler
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.full]
 
 Compiled = Callable[..., ctypes.CDLL]
 on_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of another processor")

@@ -189,6 +189,7 @@ def test_no_compiler_is_told_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "apt-get install gcc" in caught.value.remedy and "model.kernels torch" in caught.value.remedy
 
 
+@pytest.mark.full
 def test_a_compiler_in_a_wheel_is_taken_where_there_is_no_other(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

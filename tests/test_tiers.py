@@ -1,0 +1,188 @@
+"""The two tiers of the suite: what the default one leaves out, what runs the full one, and the figures they print."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.benchmarks.suite_time import MAX_FILE_S, MAX_S, Measured, written
+from tests.support.slowest_files import seconds_by_file
+
+pytest_plugins = ["pytester"]
+ROOT = Path(__file__).resolve().parent.parent
+INI = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pytest"]["ini_options"]
+MARK = "pytest.mark.full"
+
+WHOLLY_FULL = {
+    "tests/lab/bundles/test_foreign_bundles.py": "tests/lab/test_trust_command.py, tests/lab/test_trust.py",
+    "tests/lab/gate/test_own_history.py": "tests/lab/gate/test_gate_command.py, on a smaller project",
+    "tests/lab/test_compiled_kernels.py": "tests/rlcore/numerics/compiled/test_compiled_level.py, in one process",
+    "tests/machine/network/test_namespaces.py": "tests/machine/network/test_preflight.py, without a namespace",
+    "tests/machine/network/test_real_libraries.py": "tests/machine/network/test_interface_rules.py, whose rules it confirms",
+    "tests/render/test_report_in_browser.py": "tests/render/test_report_page.py, without a browser",
+    "tests/rlcore/numerics/compiled/test_compilers.py": "tests/rlcore/numerics/compiled/test_values.py, one compiler",
+    "tests/rlcore/peers/test_live_trl.py": "tests/rlcore/test_pins.py, against published numbers",
+    "tests/rlcore/peers/test_live_verl.py": "tests/rlcore/test_pins.py, against published numbers",
+    "tests/rlcore/test_mutations_sample.py": "tests/rlcore/test_mutations_catalogue.py, which runs none of them",
+    "tests/runner/test_interrupts.py": "tests/runner/test_interruption.py, tests/runner/test_run_ends.py",
+    "tests/runner/test_runner_cost.py": "a benchmark: none",
+    "tests/test_misbehaving.py": "tests/runner/test_misbehaving_processes.py, tests/runner/test_run_ends.py",
+}
+"""Files without a test in the default tier, each with what tests the same feature there."""
+
+
+def collected_files() -> Iterator[Path]:
+    """Yield the files that pytest collects."""
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        if "support" not in path.relative_to(ROOT).parts:
+            yield path
+
+
+def has_mark(node: ast.expr) -> bool:
+    """Whether an expression is the mark, or a list that holds it."""
+    parts = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
+    return any(ast.unparse(part) == MARK for part in parts)
+
+
+def is_wholly_full(text: str) -> bool:
+    """Whether a file marks itself, or every one of its tests."""
+    if MARK not in text:
+        return False
+    tree = ast.parse(text)
+    marked = any(
+        isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark" and has_mark(node.value)
+        for node in tree.body
+    )
+    tests = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
+    return marked or (bool(tests) and all(any(map(has_mark, test.decorator_list)) for test in tests))
+
+
+def test_the_files_that_the_default_tier_leaves_out_are_listed_with_their_substitutes() -> None:
+    left_out = {
+        path.relative_to(ROOT).as_posix() for path in collected_files() if is_wholly_full(path.read_text("utf-8"))
+    }
+    assert left_out == WHOLLY_FULL.keys()
+    for file, substitutes in WHOLLY_FULL.items():
+        for substitute in re.findall(r"tests/[\w/]+\.py", substitutes):
+            assert (ROOT / substitute).is_file(), f"{file}: {substitute}"
+            assert substitute not in left_out, f"{file}: {substitute} is not in the default tier"
+
+
+def test_a_file_that_marks_every_test_is_seen() -> None:
+    assert is_wholly_full(f"pytestmark = [pytest.mark.timeout(3), {MARK}]\ndef test_a(): pass\n")
+    assert is_wholly_full(f"@{MARK}\ndef test_a(): pass\n")
+    assert not is_wholly_full(f"@{MARK}\ndef test_a(): pass\ndef test_b(): pass\n")
+
+
+def collected(*words: str) -> set[str]:
+    """Node ids that pytest selects in one file under this repository's own configuration."""
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "xdist", "-p", "timeout", "--collect-only", "-q"]
+    done = subprocess.run(
+        [*command, *words, "tests/test_tiers.py"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return {line for line in done.stdout.splitlines() if "::" in line}
+
+
+@pytest.mark.full
+def test_the_full_tier_has_this_test_and_the_default_tier_the_others() -> None:
+    default, full = collected(), collected("-m", "")
+    assert full - default == {
+        "tests/test_tiers.py::test_the_full_tier_has_this_test_and_the_default_tier_the_others",
+    }
+    assert default
+
+
+def test_both_tiers_are_configured_and_run() -> None:
+    addopts = INI["addopts"]
+    assert addopts[addopts.index("-m") + 1] == "not full"
+    assert [mark.partition(":")[0] for mark in INI["markers"]] == ["full"]
+    script = (ROOT / ".ci" / "run").read_text("utf-8")
+    assert re.findall(r"^ +python -m pytest(.*)$", script, re.MULTILINE) == [
+        ' -m "" --slowest-files 20',
+        " --slowest-files 20",
+    ]
+    assert commands_of("nightly.yml") == [".ci/run"]
+    assert commands_of("ci.yml") == [".ci/run default"]
+    assert workflow("nightly.yml")[True].keys() == {"schedule", "workflow_dispatch"}, "YAML reads `on` as true"
+
+
+def workflow(name: str) -> dict[Any, Any]:
+    """A workflow of this repository."""
+    found: dict[Any, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text("utf-8"))
+    return found
+
+
+def commands_of(name: str) -> list[str]:
+    """Commands that the one job of a workflow types."""
+    (job,) = workflow(name)["jobs"].values()
+    return [step["run"] for step in job["steps"] if "run" in step]
+
+
+# --------------------------------------------------------------------------------------------------------- the figures
+
+
+def report_of(nodeid: str, duration_s: float) -> pytest.TestReport:
+    return pytest.TestReport(nodeid, ("", 0, ""), {}, "passed", None, "call", duration=duration_s)
+
+
+def test_durations_are_added_by_file() -> None:
+    reports = [report_of("a.py::test_x[b.py::1]", 1.0), report_of("b.py::test_x", 2.0), report_of("a.py::T::t", 4.0)]
+    assert seconds_by_file([*reports, "a warning"]) == {"a.py": 5.0, "b.py": 2.0}
+
+
+def test_the_slowest_files_are_printed_where_asked_for(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_slow="import time\ndef test_a(): time.sleep(0.2)\n", test_fast="def test_a(): pass\n")
+    plugin = ("-p", "tests.support.slowest_files")
+    assert "= slowest" not in pytester.runpytest(*plugin).stdout.str()
+    printed = pytester.runpytest(*plugin, "--slowest-files=1").stdout.str()
+    measured = Measured("default", 1.0, 0, printed + "\n")
+    assert re.search(r"=+ slowest 1 of 2 files =+", printed)
+    assert [line.split()[2:] for line in measured.slowest] == [
+        ["test_slow.py"],
+        ["in", "all", "files,", "summed", "over", "workers"],
+    ]
+    assert 0.2 <= measured.max_file_s < 10.0
+    assert measured.counts == "2 passed"
+    assert measured.faults() == []
+
+
+def printed_by_pytest(file_s: float) -> str:
+    slowest = f"=== slowest 1 of 9 files ===\n   {file_s} s tests/test_a.py\n   9.0 s in all files\n"
+    return f"{slowest}== 3 passed in 1.0s ==\n"
+
+
+@pytest.mark.parametrize(
+    ("measured", "faults"),
+    [
+        (Measured("default", MAX_S, 0, printed_by_pytest(MAX_FILE_S)), []),
+        (Measured("full", MAX_S + 1, 0, printed_by_pytest(MAX_FILE_S + 1)), []),
+        (
+            Measured("default", MAX_S + 1, 1, printed_by_pytest(MAX_FILE_S + 1)),
+            [
+                "pytest exited with 1",
+                "the default tier takes 361 s, more than 360",
+                "tests/test_a.py takes 101 s, more than 100",
+            ],
+        ),
+        (Measured("default", 1.0, 0, "== 3 passed in 1.0s ==\n"), ["pytest printed no slowest files"]),
+    ],
+)
+def test_a_budget_that_is_exceeded_is_a_fault(measured: Measured, faults: list[str]) -> None:
+    assert measured.faults() == faults
+
+
+def test_figures_are_written_in_the_place_of_their_tier() -> None:
+    page = (ROOT / "tests" / "benchmarks" / "README.md").read_text("utf-8")
+    for backend in ("default", "full"):
+        new = written(page, backend, "new figures")
+        assert written(new, backend, "new figures") == new != page
+        assert new.count("```text\nnew figures\n```\n") == 1
+    with pytest.raises(ValueError, match="suite_time full: begin"):
+        written("nothing", "full", "new figures")
