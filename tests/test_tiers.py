@@ -25,7 +25,9 @@ WHOLLY_FULL = {
     "tests/lab/gate/test_own_history.py": "tests/lab/gate/test_gate_command.py, on a smaller project",
     "tests/lab/test_compiled_kernels.py": "tests/rlcore/numerics/compiled/test_compiled_level.py, in one process",
     "tests/machine/network/test_namespaces.py": "tests/machine/network/test_preflight.py, without a namespace",
-    "tests/machine/network/test_real_libraries.py": "tests/machine/network/test_interface_rules.py, whose rules it confirms",
+    "tests/machine/network/test_real_libraries.py": (
+        "tests/machine/network/test_interface_rules.py, whose rules it confirms"
+    ),
     "tests/render/test_report_in_browser.py": "tests/render/test_report_page.py, without a browser",
     "tests/rlcore/numerics/compiled/test_compilers.py": "tests/rlcore/numerics/compiled/test_values.py, one compiler",
     "tests/rlcore/peers/test_live_trl.py": "tests/rlcore/test_pins.py, against published numbers",
