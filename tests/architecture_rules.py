@@ -128,10 +128,15 @@ def _says_nothing(node: ast.stmt) -> bool:
     return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
 
 
+EXAMPLE = "harness/lab/demo/project/"
+"""Holds the example project that `rlharness demo` copies: data of the package, and faults on purpose."""
+
+
 def house(root: Path) -> list[Source]:
     """Read every Python file of the repository in `root` that the rules hold for."""
     files = [root / "conftest.py", *(path for room in ROOMS for path in sorted((root / room).rglob("*.py")))]
-    return [Source(path.relative_to(root).as_posix(), path.read_text("utf-8")) for path in files]
+    sources = [Source(path.relative_to(root).as_posix(), path.read_text("utf-8")) for path in files]
+    return [source for source in sources if not source.path.startswith(EXAMPLE)]
 
 
 def stands_below(name: str, prefix: str) -> bool:

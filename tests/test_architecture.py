@@ -124,9 +124,7 @@ HEAVY = (
 )
 
 
-EXAMPLE = "harness/lab/demo/project/"
-"""Holds the example project that `rlharness demo` copies: data of the package, and faults on purpose."""
-SOURCES = [source for source in house(ROOT) if not source.path.startswith(EXAMPLE)]
+SOURCES = house(ROOT)
 
 
 # ---------------------------------------------------------------------------------------------- the house keeps them

@@ -64,7 +64,7 @@ LIMIT = 3
 
 
 class Kind:
-    """A GPU."""
+    """A card."""
 
     def method(self):
         """Look behind."""
@@ -94,23 +94,23 @@ def test_each_text_for_users_is_found_and_no_other(tmp_path: Path) -> None:
     path.write_text(MODULE, "utf-8")
     texts = {each.text: each.line for each in texts_for_users(path)}
     assert sorted(texts) == sorted([
-        "Nobody reads this module.", "What is told of it.", "A GPU.", "Look behind.", "A judgement.",
+        "Nobody reads this module.", "What is told of it.", "A card.", "Look behind.", "A judgement.",
         "Stand inside, or otherwise.", "Go on.", "whoever asks", "one lane", "_ is none", "in the _ of a graft",
     ])  # fmt: skip
-    assert texts["A GPU."] == 13
+    assert texts["A card."] == 13
     assert sum(len(banned_words(text)) for text in texts) == 12
     assert num_banned_of(tmp_path) == {tmp_path.name: 12}
 
 
 @pytest.mark.parametrize(
-    "line", ["It is told.", "> The leaf", "[Two GPUs](x.md)", "| a | at this place |", "# Standing inside"]
+    "line", ["It is told.", "> The leaf", "[Two cards](x.md)", "| a | at this place |", "# Standing inside"]
 )
 def test_a_banned_word_is_found(line: str) -> None:
     assert len(banned_words(f"Good.\n\n{line}\n")) == 1
 
 
 def test_code_and_comments_are_no_prose() -> None:
-    page = "A `gpu` is ``told``.\n\n<!-- nobody -->\n```text\na leaf behind\n```\n[a GPU](card.md), in place of two\n"
+    page = "A `card` is ``told``.\n\n<!-- nobody -->\n```text\na leaf behind\n```\n[a GPU](card.md), in place of two\n"
     assert banned_words(page) == []
 
 

@@ -15,7 +15,7 @@ import click
 
 from harness import __version__
 from harness.cli import demonstration, finding, recording, testing
-from harness.cli.usage import refusal_of
+from harness.cli.usage import rejection_of
 from harness.core.errors import HarnessError, UsageError
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         error.show()
         return ExitCode.USAGE_ERROR
     except click.ClickException as error:
-        return _refuse(own, refusal_of(error, cli, own))
+        return _refuse(own, rejection_of(error, cli, own))
     except HarnessError as error:
         return _refuse(own, error)
     except (click.Abort, KeyboardInterrupt):

@@ -29,7 +29,7 @@ BEHIND = {
 _EXTRA = re.compile(r"extra arguments? \((.*)\)")
 
 
-def refusal_of(error: click.ClickException, cli: click.Group, words: list[str]) -> UsageError:
+def rejection_of(error: click.ClickException, cli: click.Group, words: list[str]) -> UsageError:
     """The same refusal; `words` are those that were typed behind `rlharness`."""
     command = cli.commands.get(words[0]) if words else None
     if command is None:

@@ -12,7 +12,7 @@ cgroup_limits    reading those
 environment      Ray's addresses
 rank_variables   a place among ranks that was inherited, or cannot be
 packages         versions that do not fit each other, what pip says
-numerics         which recipe keeps the bits of torch's operations here; asked of the engine's probe
+numerics         which kernel strategy keeps the bits of torch's operations here; asked of the engine's probe
 torch_facts      (child) what torch was built for, and whether it finds the GPUs
 bootstrap        where a distributed bootstrap sticks: processes that try each layer
 layers           which layer that was, from what they reported

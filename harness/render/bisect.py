@@ -27,10 +27,10 @@ def _lines(found: Bisection, colour: bool) -> Iterator[str]:
     label = f"\x1b[1;31m{label}\x1b[0m" if colour else label
     if found.interrupted_by:
         yield f"interrupted by {found.interrupted_by}; what was found out so far:"
-    yield f"{label}  {one_line(found.found.told)}" if is_one else label
+    yield f"{label}  {one_line(found.found.label)}" if is_one else label
     if not is_one:
         shown = found.candidates[:MAX_CANDIDATES]
-        yield from (f"  {one_line(probe.told)}  ({one_line(probe.reason)})" for probe in shown)
+        yield from (f"  {one_line(probe.label)}  ({one_line(probe.reason)})" for probe in shown)
         if more := len(found.candidates) - len(shown):
             yield f"  and {more:,} more"
     elif found.commit is not None:
@@ -38,8 +38,8 @@ def _lines(found: Bisection, colour: bool) -> Iterator[str]:
     if is_one:
         yield f"  {one_line(found.found.reason)}"
     if found.verdict.first is not None:
-        whose = "it parts" if is_one else f"{one_line(found.found.told)} parts"
-        yield f"  {whose} from {one_line(found.last_good.told)} at {headline(found.verdict)}"
+        whose = "it parts" if is_one else f"{one_line(found.found.label)} parts"
+        yield f"  {whose} from {one_line(found.last_good.label)} at {headline(found.verdict)}"
         yield from (f"    {line}" for line in attribution_lines(found.verdict))
     yield f"  {_effort(found)}"
     for note in found.notes:
@@ -62,7 +62,7 @@ def _effort(found: Bisection) -> str:
 
 def _short(probe: Probe) -> str:
     """The first word of a commit, the whole of a version."""
-    return probe.told if probe.told.endswith(probe.name) else probe.told.split()[0]
+    return probe.label if probe.label.endswith(probe.name) else probe.label.split()[0]
 
 
 def bisection_json(found: Bisection) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def bisection_json(found: Bisection) -> dict[str, Any]:
 def _probe_json(probe: Probe) -> dict[str, Any]:
     return {
         "name": probe.name,
-        "told": probe.told,
+        "told": probe.label,
         "outcome": probe.outcome.value,
         "reason": probe.reason,
         "directory": probe.directory and str(probe.directory),

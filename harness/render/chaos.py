@@ -176,7 +176,7 @@ def command(chaos: Chaos) -> str:
     finding, plan = chaos.finding, chaos.plan
     if finding is None:
         return ""
-    argv = plan.subject.run_spec({}).argv if plan.subject.is_foreign else ()
+    argv = plan.subject.run_spec({}).argv if plan.subject.is_command else ()
     behind = ["--", *argv] if argv else []
     if not finding.perturbation:
         runs = ["--runs", str(max(2, finding.tally.num_runs + 1))]

@@ -17,7 +17,7 @@ def recording_lines(recording: Recording, then: Iterable[str] = ()) -> Iterator[
         ranks = (
             f"rank {recording.ranks[0]}" if len(recording.ranks) == 1 else f"ranks {ranges(map(str, recording.ranks))}"
         )
-        state = "recorded" if recording.is_whole else "INCOMPLETE: recorded"
+        state = "recorded" if recording.is_complete else "INCOMPLETE: recorded"
         yield f"{state} {count(recording.num_steps, 'step')} of {ranks}, {size(recording.size_bytes)}, in {directory}"
     else:
         yield f"NOTHING RECORDED in {directory}"
@@ -29,7 +29,7 @@ def recording_lines(recording: Recording, then: Iterable[str] = ()) -> Iterator[
         yield f"  note: {one_line(note)}"
     then = list(then)
     yield from then
-    if recording.is_whole and not then:
+    if recording.is_complete and not then:
         yield f"  compare it with another:  rlharness diff {directory} OTHER"
 
 

@@ -24,7 +24,7 @@ def run_line(run: Run) -> str:
     """run 1: 40 steps in 12.3 s; with what was wrong with it, if anything was."""
     recording = run.recording
     line = f"{run.name}: {count(recording.num_steps, 'step')} in {run.duration_s:.1f} s"
-    if not recording.is_whole:
+    if not recording.is_complete:
         line += f", INCOMPLETE: {one_line(recording.problems[0].what)}"
     return line
 
@@ -44,7 +44,7 @@ def replay_text(replay: Replay, *, colour: bool, width: int | None = None, is_as
             *verdict_text(comparison.verdict, colour=colour, width=width, is_ascii=is_ascii).splitlines(),
             *_operations(comparison),
         ]
-    lines += _failures([run for run in replay.runs if not run.recording.is_whole])
+    lines += _failures([run for run in replay.runs if not run.recording.is_complete])
     lines += [f"  note: {one_line(note)}" for note in replay.notes]
     lines += [f"  note: {run.name}: {one_line(note)}" for run in replay.runs for note in run.recording.notes]
     if command := _next_command(replay):

@@ -30,7 +30,7 @@ class RunLines:
         """It has ended."""
         recording = run.recording
         line = f"{one_line(self.title)}: {count(recording.num_steps, 'step')} in {run.duration_s:.1f} s"
-        if not recording.is_whole:
+        if not recording.is_complete:
             line += f", INCOMPLETE: {one_line(recording.problems[0].what)}"
         self.end(line)
 

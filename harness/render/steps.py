@@ -91,7 +91,7 @@ def _failure(repeated: Repeated) -> Iterator[str]:
     for run in repeated.runs[:1]:
         for problem in run.recording.problems:
             yield f"  {one_line(problem.what)}"
-        if not run.recording.is_whole:
+        if not run.recording.is_complete:
             yield from (f"  {line}" for line in ending_lines(run.output))
 
 

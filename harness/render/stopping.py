@@ -25,7 +25,7 @@ def stopped_text(stopped: Stopped, *, colour: bool) -> str:
         lines.append(f"interrupted by {stopped.interrupted_by}; what was recorded is kept")
     if stopped.stop is not None or not stopped.interrupted_by:
         lines.append(condition_line(stopped.plan.conditions, stopped.stop, recording.num_steps, colour=colour))
-    if stopped.stop is None and not recording.is_whole:
+    if stopped.stop is None and not recording.is_complete:
         lines += [f"  {one_line(problem.what)}" for problem in recording.problems]
         lines += [f"  {line}" for line in ending_lines(stopped.run.output)]
     if stopped.bundle is not None:

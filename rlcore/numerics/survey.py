@@ -1,6 +1,6 @@
 """Run as a program: looks at this machine's operations and prints what was certified, for `rlharness doctor`.
 
-A JSON line for each type: {"dtype", "device", "machine"} and either {"problem"} or {"recipe", "length", "duration_s",
+A JSON line for each type: {"dtype", "device", "machine"} and either {"problem"} or {"strategy", "length", "duration_s",
 "naive"}, the last being what torch's own operations do: [{"operation", "num_cases", "num_different", "first"}]. One
 line says whether compiled kernels can be had, {"compiler"} or {"uncompiled", "remedy"}, and one is all, {"missing":
 module}, where the engine's extra is not installed. Widths and lengths are the probe's own: a run looks
@@ -68,7 +68,7 @@ def _certified(dtype: Any, device: str) -> dict[str, Any]:
         if each.strategy == "off"
     ]
     return {
-        "recipe": invariance_report.strategy.name,
+        "strategy": invariance_report.strategy.name,
         "length": invariance_report.length,
         "duration_s": invariance_report.duration_s,
         "naive": naive,

@@ -40,7 +40,7 @@ def test_a_run_is_ended_in_order_after_its_last_step(tmp_path: Path) -> None:
     whole, cut = asyncio.run(record())
 
     assert (whole.recording.num_steps, cut.recording.num_steps) == (5, 2)
-    assert cut.recording.is_whole
+    assert cut.recording.is_complete
     assert cut.recording.exit_code == 0
     a, b = (read_trace(run.recording.directory) for run in (whole, cut))
     assert diff(excerpt(a, 0, 1), b).kind is Kind.EQUAL

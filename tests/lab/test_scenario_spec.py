@@ -90,7 +90,7 @@ def test_secrets_are_in_what_the_entry_gets_and_nowhere_else(tmp_path: Path) -> 
     found = run_spec(tmp_path, overrides=("api_key=verysecret", "output.hub_token=verysecret"))
     assert found.call is not None
     assert found.call.config["api_key"] == "verysecret"
-    told = (found.identity, found.perturbation, found.told_argv)
+    told = (found.identity, found.perturbation, found.shown_argv)
     assert "verysecret" not in repr(told)
     assert repr(told).count("<redacted>") == 4
 

@@ -73,7 +73,7 @@ def test_the_program_goes_on_with_what_was_put_and_records_it(tmp_path: Path) ->
     assert read_report(tmp_path) == tuple(Transplanted(step, "advantage", "advantages", 0, Fate.PUT) for step in (1, 2))
 
 
-@pytest.mark.parametrize("leaves", [[["advantage", "advantages"]], [["advantage", "advantages", 0]]])
+@pytest.mark.parametrize("recorded_values", [[["advantage", "advantages"]], [["advantage", "advantages", 0]]])
 def test_one_leaf_is_taken_by_its_name(tmp_path: Path, recorded_values: Any) -> None:
     donor_of(tmp_path, factor=2.0)
     _, weights = operated(tmp_path, transplant(tmp_path, steps=(2, 2), recorded_values=recorded_values))

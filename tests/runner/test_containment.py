@@ -117,7 +117,7 @@ def test_a_chain_of_forks_is_cut(backend: str, supervisors: Supervisors, spec: M
     assert end.duration_s < 4 or backend == "subreaper", "signalling one after the other, it catches up by luck"
 
 
-@pytest.mark.parametrize("tier", ["cgroup"], indirect=True)
+@pytest.mark.parametrize("backend", ["cgroup"], indirect=True)
 @pytest.mark.parametrize("where", ["below", "threaded", "above, its own removed"])
 def test_moving_to_another_control_group_does_not_help(
     where: str, supervisors: Supervisors, spec: MakeSpec, tmp_path: Path
@@ -154,7 +154,7 @@ time.sleep(60)
     assert (end.reason, end.unkillable) == ("timeout", ())
 
 
-@pytest.mark.parametrize(("tier", "num_survivors"), [("pidns", 0), ("subreaper", 1)], indirect=["tier"])
+@pytest.mark.parametrize(("backend", "num_survivors"), [("pidns", 0), ("subreaper", 1)], indirect=["backend"])
 def test_only_a_namespace_outlasts_the_loss_of_runner_and_supervisor(
     num_survivors: int, backend: str, spec: MakeSpec, living: Living, eventually: Eventually
 ) -> None:

@@ -103,7 +103,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("leaves", "reason"),
+    ("recorded_values", "reason"),
     [
         ([recorded_value("loss", "loss", 1), recorded_value("loss", "loss", 2)], "two leaves loss loss 0"),
         ([recorded_value("forwards", "x", 1)], "the phase 'forwards'"),

@@ -40,7 +40,7 @@ def run_interactive(invocation: Invocation, options: ReproduceOptions, *, color:
     colour = wants_colour(color, invocation)
     commands = invocation.cwd / options.commands if options.commands else None
 
-    def tell(answer: Answer) -> None:
+    def show_answer(answer: Answer) -> None:
         show(json.dumps(answer_json(answer)) if is_json else answer_text(answer, colour=colour))
 
     def echo(line: str) -> None:
@@ -50,16 +50,19 @@ def run_interactive(invocation: Invocation, options: ReproduceOptions, *, color:
     def open_for(console: Console) -> Lines:
         return open_lines(commands, _history(invocation), lambda: _words(console), echo)
 
-    return asyncio.run(_converse(inside, place, tell, open_for))
+    return asyncio.run(_converse(inside, place, show_answer, open_for))
 
 
 async def _converse(
-    inside: StepDebugger, place: LaunchContext, tell: Callable[[Answer], None], open_for: Callable[[Console], Lines]
+    inside: StepDebugger,
+    place: LaunchContext,
+    show_answer: Callable[[Answer], None],
+    open_for: Callable[[Console], Lines],
 ) -> ExitCode:
     """Answer one line after another."""
     with open_launcher(place, SilentRuns()) as session:
         console = Console(inside, session, say)
-        talk = asyncio.create_task(_talk(console, tell, open_for(console)))
+        talk = asyncio.create_task(_talk(console, show_answer, open_for(console)))
 
         def on_signal(name: str) -> None:
             if name == "SIGINT" and console.is_going and not console.is_pausing:
@@ -80,9 +83,9 @@ async def _converse(
                 inside.out.give_back()
 
 
-async def _talk(console: Console, tell: Callable[[Answer], None], lines: Lines) -> ExitCode:
+async def _talk(console: Console, show_answer: Callable[[Answer], None], lines: Lines) -> ExitCode:
     """One line after another, to the last; a person who presses Ctrl-C twice at the prompt leaves too."""
-    tell(await console.begin())
+    show_answer(await console.begin())
     is_warned = False
     while True:
         try:
@@ -99,13 +102,13 @@ async def _talk(console: Console, tell: Callable[[Answer], None], lines: Lines) 
         try:
             command = parse_line(line)
         except UsageError as error:
-            tell(Message(tuple(str(error).splitlines()), is_refused=True))
+            show_answer(Message(tuple(str(error).splitlines()), is_refused=True))
             continue
         if command is None:
             continue
         if command.name == "quit":
             return ExitCode.OK
-        tell(await console.carry_out(command))
+        show(await console.carry_out(command))
 
 
 def _history(invocation: Invocation) -> Path | None:

@@ -35,7 +35,7 @@ class Candidates(Protocol):
     def parents(self) -> Mapping[str, Sequence[str]]:
         """The history: of every candidate, what came right before it; `good` is none of them."""
 
-    def told(self, name: str) -> str:
+    def describe(self, name: str) -> str:
         """A candidate as a person knows it."""
 
     def at(self, name: str) -> AbstractAsyncContextManager[Side]:
@@ -55,7 +55,7 @@ class CommitCandidates:
         """A candidate."""
         return self._checkout.commit(name)
 
-    def told(self, name: str) -> str:
+    def describe(self, name: str) -> str:
         """3f9c2a7 The clip is lower."""
         commit = self.commit(name)
         return f"{commit.short} {commit.subject}"

@@ -37,7 +37,7 @@ class Criterion:
     tolerance: float = 0.0
     """Of REWARD: how far it may move."""
 
-    def judge(self, good: Trace, probe: Trace) -> Classified:
+    def classify(self, good: Trace, probe: Trace) -> Classified:
         """What a probe is, beside the run that is known to be good."""
         if self.text == BITS:
             return _by_bits(good, probe)

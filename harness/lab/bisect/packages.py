@@ -95,7 +95,7 @@ class PackageCandidates:
         self.good, self.bad = versions[0], versions[-1]
         self.parents: Mapping[str, Sequence[str]] = in_a_line(versions)
 
-    def told(self, name: str) -> str:
+    def describe(self, name: str) -> str:
         """einops 0.8.1."""
         return f"{self._name} {name}"
 
@@ -107,7 +107,7 @@ class PackageCandidates:
             if wanted := await self.requirements(name):
                 self._note(f"installing {', '.join(wanted)}, beside the environment")
                 arguments = ("install", "--quiet", "--no-deps", "--target", str(target), *wanted)
-                await pip(self._session, arguments, self._log(), f"{self.told(name)} cannot be installed")
+                await pip(self._session, arguments, self._log(), f"{self.describe(name)} cannot be installed")
             recorder, *rest = self._side.environ["PYTHONPATH"].split(os.pathsep)
             path = os.pathsep.join([recorder, *([str(target)] if wanted else []), *rest])
             yield replace(self._side, environ={**self._side.environ, "PYTHONPATH": path})
@@ -124,7 +124,7 @@ class PackageCandidates:
         log = self._log()
         report = log.with_suffix(".json")
         arguments = ("install", "--dry-run", "--quiet", "--report", str(report), f"{self._name}=={version}")
-        await pip(self._session, arguments, log, f"{self.told(version)} cannot be had here")
+        await pip(self._session, arguments, log, f"{self.describe(version)} cannot be had here")
         found = [each["metadata"] for each in json.loads(report.read_text("utf-8"))["install"]]
         return [f"{each['name']}=={each['version']}" for each in found]
 

@@ -80,13 +80,13 @@ class RevisionSearch:
                 self._take(good)
                 again = await self._run(name, "good, once more", run_spec, side, suffix="-again")
         except UnavailableError as error:
-            self._check_end(Probe(name, self._candidates.told(name), Outcome.SKIP, error.what))
+            self._check_end(Probe(name, self._candidates.describe(name), Outcome.SKIP, error.what))
             raise
         if again.outcome is not Outcome.GOOD:
             refuse_interrupted(self._session.interrupted_by)
             replay = shlex.join(redact_argv(["rlharness", "replay", *run_spec.typed]))
             raise NothingToFindError(
-                f"two runs of {good.told} are not alike: {again.reason}",
+                f"two runs of {good.label} are not alike: {again.reason}",
                 legal="a scenario that gives the same bits twice",
                 remedy=f"{replay} says why; --by reward --tolerance X bisects it as it is",
             )
@@ -99,10 +99,10 @@ class RevisionSearch:
         assert good.directory is not None
         self._good = read_trace(good.directory)
         self._criterion.check(self._good)
-        if (judged := self._criterion.judge(self._good, self._good)).outcome is not Outcome.GOOD:
+        if (judged := self._criterion.classify(self._good, self._good)).outcome is not Outcome.GOOD:
             found = "is bad" if judged.outcome is Outcome.BAD else "cannot be judged"
             raise NothingToFindError(
-                f"{good.told}, which should be good, {found}: {judged.reason}",
+                f"{good.label}, which should be good, {found}: {judged.reason}",
                 legal="a good end for which --by does not hold",
                 remedy="name an earlier one",
             )
@@ -112,7 +112,7 @@ class RevisionSearch:
         if end.outcome is Outcome.SKIP:
             said = f"; what it printed: {path_text(end.directory / OUTPUT)}" if end.directory else ""
             raise EndsError(
-                f"{end.told} cannot be run: {end.reason}",
+                f"{end.label} cannot be run: {end.reason}",
                 legal="two ends that can be",
                 remedy=f"name another end, at which the scenario's entry runs{said}",
             )
@@ -121,7 +121,7 @@ class RevisionSearch:
             if self._checkout_root:
                 remedy = "the scenario is that of the working tree, at every revision: what changed may be the scenario"
             raise NothingToFindError(
-                f"{end.told}, which should be bad, is as the good one: {end.reason}",
+                f"{end.label}, which should be bad, is as the good one: {end.reason}",
                 legal="a bad end that differs from the good one",
                 remedy=remedy,
             )
@@ -132,13 +132,13 @@ class RevisionSearch:
             async with self._candidates.at(name) as side:
                 return await self._run(name, title, run_spec, side)
         except UnavailableError as error:
-            told = self._candidates.told(name)
+            told = self._candidates.describe(name)
             self._lines.end(f"{told} ({title}): skipped: {error.what}")
             return Probe(name, told, Outcome.SKIP, error.what)
 
     async def _run(self, name: str, title: str, run_spec: RunSpec, side: Side, *, suffix: str = "") -> Probe:
         """Run one candidate, and judge it; the first one is good."""
-        told = self._candidates.told(name)
+        told = self._candidates.describe(name)
         self._lines.title = f"{told} ({title})"
         if self._checkout_root is not None:
             check_origin(side, run_spec.call, self._checkout_root)
@@ -148,14 +148,14 @@ class RevisionSearch:
         directory = run.recording.directory
         if refusal := read_rejection(directory):
             return Probe(name, told, Outcome.SKIP, f"its entry refuses to begin: {refusal.what}", directory)
-        if not run.recording.is_whole or not run.recording.num_steps:
+        if not run.recording.is_complete or not run.recording.num_steps:
             problem = run.recording.problems[0].what if run.recording.problems else "no step was recorded"
             return Probe(name, told, Outcome.SKIP, ": ".join([problem, *output_tail(run.output)[-1:]]), directory)
         trace = read_trace(directory)
         chains = tuple(_chains(trace))
         if self._good is None:
             return Probe(name, told, Outcome.GOOD, "", directory, chains)
-        judged = self._criterion.judge(self._good, trace)
+        judged = self._criterion.classify(self._good, trace)
         self._lines.end(f"{self._lines.title}: {judged.outcome.value}, {judged.reason}")
         return Probe(name, told, judged.outcome, judged.reason, directory, chains)
 
@@ -167,7 +167,7 @@ class RevisionSearch:
         last_good = before[0] if before else good
         assert found.directory is not None and last_good.directory is not None
         left = [
-            by_name.get(name) or Probe(name, self._candidates.told(name), Outcome.SKIP, "not looked at")
+            by_name.get(name) or Probe(name, self._candidates.describe(name), Outcome.SKIP, "not looked at")
             for name in search.candidates
         ]
         return Bisection(
@@ -189,15 +189,15 @@ class RevisionSearch:
 def _of_merge(parents: Sequence[str], good: Sequence[Probe]) -> Iterator[str]:
     """That a merge is to blame, and neither of the sides that it brings together."""
     if len(parents) > 1 and len(good) == len(parents):
-        yield f"it is a merge, and {', '.join(probe.told for probe in good)} are good: only together they are not"
+        yield f"it is a merge, and {', '.join(probe.label for probe in good)} are good: only together they are not"
 
 
 def _moved_again(found: Probe, bad: Probe, probes: list[Probe]) -> Iterator[str]:
     """That the first bad one is not all that happened between the two ends, as far as probes have shown it."""
     if found.chains != bad.chains:
-        yield f"after it, bits have moved again: those of {bad.told} are others"
+        yield f"after it, bits have moved again: those of {bad.label} are others"
     others = [
-        probe.told
+        probe.label
         for probe in probes
         if probe.outcome is Outcome.BAD and probe.chains not in (found.chains, bad.chains)
     ]

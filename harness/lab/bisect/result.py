@@ -16,7 +16,7 @@ class Probe:
 
     name: str
     """A commit's whole hash, or a version."""
-    told: str
+    label: str
     """As a person knows it."""
     outcome: Outcome
     reason: str

@@ -104,7 +104,7 @@ def _compare_from(baseline: Trace, run: Run, first: int, last: int) -> Outcome:
     verdict = diff(excerpt(baseline, first, last), trace)
     if verdict.first is not None:
         return _moved(run, verdict)
-    if not run.recording.is_whole:
+    if not run.recording.is_complete:
         return _broke(run, trace.steps[-1] + 1 if trace.steps else first)
     if verdict.reasons:
         return _broke(run, first, "; ".join(verdict.reasons))

@@ -86,9 +86,9 @@ class ChaosExecutor:
         """
         self._listener.begins({})
         (run,) = await self._record({}, None if self._plan.num_steps is None else self._plan.num_steps - 1)
-        if self._session.interrupted_by and not run.recording.is_whole:
+        if self._session.interrupted_by and not run.recording.is_complete:
             raise OutOfTimeError
-        if run.recording.is_whole and run.recording.num_steps:
+        if run.recording.is_complete and run.recording.num_steps:
             self._baseline = read_trace(run.recording.directory)
         return run
 

@@ -52,13 +52,13 @@ def make_plan(
     UsageError for what cannot be used; nothing is made then.
     """
     subject = make_subject(invocation, options)
-    is_foreign = options.scenario is None
-    if options.num_steps is not None and is_foreign:
+    is_command = options.scenario is None
+    if options.num_steps is not None and is_command:
         raise UsageError("--steps and a command", legal="--steps of a scenario", remedy="say it to the command itself")
     _check_start(invocation, subject)
     factors = chosen(subject.factors, options.factors)
     only = parse_only(options.only, subject.factors) if options.only else None
-    data = given() if is_foreign else b""
+    data = given() if is_command else b""
     directory = out_directory(invocation.cwd, options.out, CHAOS, chaos_id).path
     try:
         stdin = keep_input(data, directory)

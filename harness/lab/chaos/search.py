@@ -111,7 +111,7 @@ class PerturbationSearch:
         is_out_of_time = False
         try:
             run = await self._bench.record_baseline()
-            if not run.recording.is_whole or not run.recording.num_steps:
+            if not run.recording.is_complete or not run.recording.num_steps:
                 problem = next(iter(run.recording.problems), Problem("no step was recorded"))
                 return Chaos(
                     self._plan,
@@ -206,7 +206,7 @@ class PerturbationSearch:
         """Fewer factors, fewer steps, values that are simpler and show it as early; then what is left several times."""
         steps = self._bench.baseline.steps
         num_steps = ROOM * _num_until(steps, trail.last_step)
-        if num_steps < len(steps) and not self._plan.subject.is_foreign:
+        if num_steps < len(steps) and not self._plan.subject.is_command:
             trail.cut(num_steps)
         whole = trail.perturbation
         await self._drive(ddmin(tuple(whole)), trail, lambda names: {name: whole[name] for name in names})
@@ -219,7 +219,7 @@ class PerturbationSearch:
     async def _cut_steps(self, trail: _Trail) -> None:
         """Go no further than the step that shows it, if it shows then."""
         num_steps = _num_until(self._bench.baseline.steps, trail.last_step)
-        if not self._plan.subject.is_foreign and num_steps != trail.num_steps:
+        if not self._plan.subject.is_command and num_steps != trail.num_steps:
             await self._fails(trail, trail.perturbation, num_steps)
 
     async def _drive(self, search: Generator[T, bool, T], trail: _Trail, made: Callable[[T], dict[str, Any]]) -> None:

@@ -41,7 +41,7 @@ class Subject:
     """module:function of what waits for something outside; none of a command."""
 
     @property
-    def is_foreign(self) -> bool:
+    def is_command(self) -> bool:
         """Whether it is a command: one that cannot be ended in order after a step."""
         return self.spec_of({}).call is None
 

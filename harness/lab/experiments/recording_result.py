@@ -58,7 +58,7 @@ class Recording:
     """Of every process that had torch, in the order of their numbers."""
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether everything that there was to record has been."""
         return not self.problems
 
@@ -123,7 +123,7 @@ def recording_json(recording: Recording) -> dict[str, object]:
     """A recording in plain values only, without secrets."""
     reports = [replace(report, argv=redact_argv(report.argv)) for report in recording.reports]
     told = asdict(replace(recording, reports=tuple(reports)))
-    return {"version": 1, **told, "directory": str(recording.directory), "is_whole": recording.is_whole}
+    return {"version": 1, **told, "directory": str(recording.directory), "is_whole": recording.is_complete}
 
 
 def read_reports(directory: Path) -> tuple[Report, ...]:

@@ -50,7 +50,7 @@ class RunSpec:
     """The words by which a scenario is named after `rlharness train`; of a foreign program none."""
 
     @property
-    def told_argv(self) -> tuple[str, ...]:
+    def shown_argv(self) -> tuple[str, ...]:
         """The command line as a person would type it, without secrets."""
         return redact_argv((*TRAIN, *self.typed) if self.typed else self.argv)
 
@@ -84,7 +84,7 @@ def prepare(run_spec: RunSpec, directory: Path, environ: Mapping[str, str], mark
     level_env = run_spec.level_env(environ)
     orders = RecordingConfig(
         directory=str(directory),
-        argv=run_spec.told_argv,
+        argv=run_spec.shown_argv,
         identity=dict(run_spec.identity),
         metrics=run_spec.metrics,
         keep=run_spec.keep,

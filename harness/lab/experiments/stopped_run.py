@@ -60,7 +60,7 @@ class Stopped:
             return ExitCode.INTERRUPTED
         if self.stop is not None:
             return exit_code_of(self.stop)
-        return ExitCode.OK if self.run.recording.is_whole else ExitCode.INCOMPLETE_RECORDING
+        return ExitCode.OK if self.run.recording.is_complete else ExitCode.INCOMPLETE_RECORDING
 
 
 async def record_until(plan: StopPlan, out: OutDirectory, place: LaunchContext, display: TitledDisplay) -> Stopped:

@@ -43,7 +43,9 @@ class TerminalRun:
             return exit_code_of(self.stop)
         if self.run_spec.call is not None and self.recording.exit_code == INTERRUPTED:
             return ExitCode.INTERRUPTED
-        return self.recording.exit_code or (ExitCode.OK if self.recording.is_whole else ExitCode.INCOMPLETE_RECORDING)
+        return self.recording.exit_code or (
+            ExitCode.OK if self.recording.is_complete else ExitCode.INCOMPLETE_RECORDING
+        )
 
 
 def run_here(

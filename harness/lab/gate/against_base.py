@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from harness.core.errors import UsageError
 from harness.lab.experiments.worktrees import Checkout, Commit, Side, Worktrees, check_origin
 from harness.lab.gate.change import MAX_NAMES, Change, Finding
-from harness.lab.gate.plan import GateContext, GateOptions, base_scene
+from harness.lab.gate.plan import GateContext, GateOptions, base_context
 from harness.lab.gate.result import GateScenario
 from harness.lab.gate.sides import Recorder, compare_sides
 from harness.trace.renames import current_identity
@@ -58,7 +58,7 @@ class AgainstBase:
             return GateScenario(head.name, Finding(Change.NOT_COMPARABLE, (reason,)))
         against = f"base {self.commit.short}"
         try:
-            base = base_scene(head, self._worktrees.working_tree, side, self._options)
+            base = base_context(head, self._worktrees.working_tree, side, self._options)
         except UsageError as error:
             finding = Finding(Change.CONFIGURATION, (f"the base's scenario cannot be run: {error.what}",))
             return GateScenario(head.name, finding, against=against)

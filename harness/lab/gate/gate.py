@@ -16,7 +16,7 @@ from harness.lab.experiments.worktrees import Checkout, Commit, Side, check_orig
 from harness.lab.gate.against_base import AgainstBase
 from harness.lab.gate.against_golden import AgainstGolden
 from harness.lab.gate.change import Change, Finding
-from harness.lab.gate.plan import GateContext, GateOptions, head_scene, nothing_to_gate, scenario_names
+from harness.lab.gate.plan import GateContext, GateOptions, head_context, nothing_to_gate, scenario_names
 from harness.lab.gate.result import Gate, GateScenario
 from harness.lab.gate.sides import HEAD, BrokenRun, Interrupted, Recorder
 
@@ -40,7 +40,7 @@ async def run_gate(
         worktrees = stack.enter_context(open_worktrees(checkout))
         head = worktrees.working_tree
         base = AgainstBase(options, checkout, worktrees, stack, commit, note=options.invocation.note)
-        scenes = [head_scene(name, head, options) for name in scenario_names(head, options)]
+        scenes = [head_context(name, head, options) for name in scenario_names(head, options)]
         if golden is not None:
             golden.read(scenes)
         removed = removed_scenarios(options, scenes, None if golden else base.side())

@@ -78,7 +78,7 @@ def nothing_to_gate(cwd: Path) -> UsageError:
     )
 
 
-def head_scene(name: str, head: Side, options: GateOptions) -> GateContext:
+def head_context(name: str, head: Side, options: GateOptions) -> GateContext:
     """A scenario of the working tree; UsageError where it cannot be run here as it was asked for."""
     asked = asked_of(name, find_scenario(name, head.cwd).read(), options.given, SMOKE)
     say_misspelt(asked, options.invocation.note)
@@ -86,7 +86,7 @@ def head_scene(name: str, head: Side, options: GateOptions) -> GateContext:
     return _scene(name, asked.size, head, make_scenario_spec(asked, options.given.recording))
 
 
-def base_scene(scene: GateContext, head: Side, base: Side, options: GateOptions) -> GateContext | None:
+def base_context(scene: GateContext, head: Side, base: Side, options: GateOptions) -> GateContext | None:
     """The same scenario at the base, from its own file; None where it has none.
 
     A scenario that is no file of the checkout, of an installed package, say, is the same on both sides. UsageError

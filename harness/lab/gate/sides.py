@@ -104,7 +104,7 @@ class Recorder:
         if self._session.interrupted_by:
             raise Interrupted
         self._lines.ended(run)
-        if not run.recording.is_whole or not run.recording.num_steps:
+        if not run.recording.is_complete or not run.recording.num_steps:
             raise BrokenRun(place.partition("-")[0], run)
         return run
 

@@ -59,7 +59,7 @@ class Replay:
         if self.interrupted_by:
             return ExitCode.INTERRUPTED
         found = {EXIT_CODES[comparison.verdict.kind] for comparison in self.comparisons}
-        if not self.comparisons or not all(run.recording.is_whole for run in self.runs):
+        if not self.comparisons or not all(run.recording.is_complete for run in self.runs):
             found.add(ExitCode.INCOMPLETE_RECORDING)
         return next(code for code in BY_WEIGHT if code in found)
 

@@ -135,12 +135,12 @@ def check_trace(repeated: Repeated, other: Trace) -> OtherTrace | None:
 def _verdicts(plan: StepPlan, recorded: Trace, again: Trace) -> Iterator[Verdict]:
     """On the steps that ended, together; then on the last one where it did not end in both."""
     a, b = trace_of_step(recorded, plan.step), trace_of_step(again, plan.step)
-    is_whole = plan.step in recorded.steps and plan.step in again.steps
-    last = plan.step if is_whole else plan.step - 1
+    is_complete = plan.step in recorded.steps and plan.step in again.steps
+    last = plan.step if is_complete else plan.step - 1
     if last >= plan.first:
         known = [step for step in again.steps if step <= last]
         yield diff(excerpt(recorded, plan.first, last), excerpt(again, plan.first, last) if known else again)
-    if not is_whole and a is not None:
+    if not is_complete and a is not None:
         has_gone_on = plan.step not in recorded.steps and b is not None and _begins_as(b, a, plan.step)
         yield Verdict(Kind.EQUAL, num_steps=1) if has_gone_on else diff(a, again if b is None else b)
 

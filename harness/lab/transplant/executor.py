@@ -101,7 +101,7 @@ class TransplantExecutor:
             op_step=None if operation is None else patch.first,
         )
         made = await self._record(run_spec, f"A with B's {patch.title}", name)
-        problem = "" if made.recording.is_whole else _why(made)
+        problem = "" if made.recording.is_complete else _why(made)
         if not made.recording.ranks:
             return Outcome(patch, str(made.recording.directory), Effect.FAILED, problem=problem)
         told = read_report(report.parent)
@@ -134,7 +134,7 @@ class TransplantExecutor:
 
     def _checked(self, run: Run, recorded: Trace, name: str) -> Trace | None:
         """The trace of a run that was to come out as recorded, None where it has none; a note where it did not."""
-        if not run.recording.is_whole and not self._session.interrupted_by:
+        if not run.recording.is_complete and not self._session.interrupted_by:
             self._notes.append(f"{name} cannot be run again to its end: {_why(run)}")
         if not run.recording.ranks:
             return None

@@ -139,13 +139,13 @@ async def _lead(own: PeerHost, arrived: Sequence[tuple[PeerHost, Stream]]) -> Ho
     parts = await fan_out(lambda n: ask(n) if n else _try_all(hosts, 0), range(len(hosts)), limit=len(hosts))
     found = Hosts(hosts, tuple(tried for part in parts for tried in part))
 
-    async def tell(stream: Stream) -> None:
+    async def report(stream: Stream) -> None:
         with suppress(OSError):  # it was lost after all it had to do: the others are told all the same
             await _send(stream[1], {"k": "found", "tried": [asdict(t) for t in found.tried]})
             async with asyncio.timeout(TRY_S):
                 await stream[0].read()  # until it has hung up: then it has everything
 
-    await fan_out(tell, [stream for _, stream in arrived], limit=len(hosts))
+    await fan_out(report, [stream for _, stream in arrived], limit=len(hosts))
     return found
 
 

@@ -156,23 +156,23 @@ class Attempt:
             if fd == wake_fd:
                 self.on_signals(os.read(wake_fd, 512))
             else:
-                self.read_orders()
+                self.read_requests()
 
     def on_signals(self, signums: bytes) -> None:
         """Being told to end is an order to kill: this process has nothing else to live for."""
         if any(signum != signal.SIGCHLD for signum in signums):
             self.kill()
 
-    def read_orders(self) -> None:
+    def read_requests(self) -> None:
         """Take the runner's orders; its end of the pipe closing means that it is gone."""
         chunk = os.read(0, 4096)
         if not chunk:
             self.orders_open = False
             self.kill()
             return
-        self.take_orders(chunk)
+        self.take_requests(chunk)
 
-    def take_orders(self, chunk: bytes) -> None:
+    def take_requests(self, chunk: bytes) -> None:
         """Act on each whole line of `chunk`, keep the rest."""
         *lines, self.orders_rest = (self.orders_rest + chunk).split(b"\n")
         for line in lines:
@@ -327,7 +327,7 @@ def run(order: dict[str, Any], orders_rest: bytes) -> None:
     attempt = Attempt(order, containment, SystemClock())
     try:
         attempt.start()
-        attempt.take_orders(orders_rest)
+        attempt.take_requests(orders_rest)
         while not attempt.step():
             attempt.wait(wake_read)
     finally:

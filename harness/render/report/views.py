@@ -112,7 +112,7 @@ def pair_view(pair: Pair, max_cells: int) -> dict[str, Any]:
         "commands": next_commands(pair),
         "grid": grid,
         "leaves": list(_values(grid, pair)),
-        "num_leaves_different": len({cell // max(1, len(grid.columns)) for cell in grid.firsts}),
+        "num_values_different": len({cell // max(1, len(grid.columns)) for cell in grid.firsts}),
         "grid_data": grid_data(grid, a, b),
         "fingerprints": side_by_side(a.manifest, b.manifest),
         "rollouts": list(_rollouts(pair)),

@@ -27,7 +27,7 @@ def good(tmp_path: Path) -> Trace:
 
 
 def outcome(criterion: Criterion, good: Trace, probe: Trace) -> tuple[Outcome, str]:
-    judged = criterion.judge(good, probe)
+    judged = criterion.classify(good, probe)
     return judged.outcome, judged.reason
 
 

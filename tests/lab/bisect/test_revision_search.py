@@ -36,7 +36,7 @@ class Versions:
         self.good, self.bad = self.names[0], self.names[-1]
         self.parents: Mapping[str, Sequence[str]] = {**in_a_line(self.names), **self.merges}
 
-    def told(self, name: str) -> str:
+    def describe(self, name: str) -> str:
         return f"tiny {name}"
 
     @asynccontextmanager

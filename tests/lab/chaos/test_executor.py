@@ -107,7 +107,7 @@ def kept(directory: Path) -> list[str]:
 
 def test_only_what_differs_is_kept_beside_the_baseline(tmp_path: Path) -> None:
     found = made(tmp_path, Played(lambda number, _: (0, number == 3)))
-    assert found.baseline().recording.is_whole
+    assert found.baseline().recording.is_complete
     assert found.probe({"nice": 2}).sign is Sign.SAME
     assert (found.probe({"nice": 3}).sign, kept(tmp_path)) == (Sign.MOVED, ["run-1", "run-3"])
     assert found.bench.num_runs == 3

@@ -42,12 +42,12 @@ class FakeBench:
         self.baseline = baseline
         self.num_runs = 0
         self.asked: list[tuple[dict[str, Any], int | None]] = []
-        self.is_whole = True
+        self.is_complete = True
         self._fails, self._sign, self._most = fails, sign, most
 
     async def record_baseline(self) -> Run:
         self.num_runs += 1
-        problems = () if self.is_whole else (Problem("it has no seed", "give it --seed"),)
+        problems = () if self.is_complete else (Problem("it has no seed", "give it --seed"),)
         return Run(1, False, Recording(self.baseline.directory, 0, NUM_STEPS, (0,), 1, problems), 1.0)
 
     async def probe(self, perturbation: Mapping[str, Any], num_steps: int | None = None) -> Outcome:
@@ -216,7 +216,7 @@ def test_what_was_not_applied_is_neither_found_nor_cleared(baseline: Trace) -> N
 
 def test_without_a_baseline_nothing_is_perturbed(baseline: Trace) -> None:
     bench = FakeBench(baseline, lambda perturbation: None)
-    bench.is_whole = False
+    bench.is_complete = False
     chaos = search(bench)
     assert (chaos.problem, chaos.exit_code, bench.asked) == ("it has no seed", ExitCode.INCOMPLETE_RECORDING, [])
     assert (chaos.remedy, chaos.output) == ("give it --seed", baseline.directory / "output.log")

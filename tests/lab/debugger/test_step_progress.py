@@ -41,7 +41,7 @@ def test_phases_that_come_again_are_visits_of_their_own() -> None:
     assert [(visit.phase, visit.number) for visit in walked(7).visits(STEP[5:])] == [("loss", 1), ("optimizer", 0)]
 
 
-@pytest.mark.parametrize(("num_leaves", "position"), [(0, 0), (1, 0), (2, 1), (4, 3), (7, 6)])
+@pytest.mark.parametrize(("num_values", "position"), [(0, 0), (1, 0), (2, 1), (4, 3), (7, 6)])
 def test_back_is_where_the_phase_of_the_last_value_began(num_values: int, position: int) -> None:
     assert walked(num_values).position_back() == position
 

@@ -14,7 +14,7 @@ from harness.core.invocation import Invocation
 from harness.lab.experiments.worktrees import CHILD, Checkout, Side, check_origin, open_worktrees
 from harness.lab.gate.against_base import other_identity
 from harness.lab.gate.costs import Limits
-from harness.lab.gate.plan import GateOptions, base_scene, head_scene, scenario_names
+from harness.lab.gate.plan import GateOptions, base_context, head_context, scenario_names
 from harness.lab.gate.policy import DEFAULT
 from harness.render.console import say
 from tests.support.projects import SCENARIO, Project
@@ -109,15 +109,15 @@ def test_each_side_has_its_own_file(tmp_path: Path) -> None:
     given = options(project.directory)
     with open_worktrees(found) as worktrees, worktrees.at(found.commit("HEAD~1")) as base:
         head = worktrees.working_tree
-        scene = head_scene("sums", head, given)
+        scene = head_context("sums", head, given)
         assert scene.run_spec.argv == CHILD
         assert scene.run_spec.identity["num_steps"] == "4"
-        other = base_scene(scene, head, base, given)
+        other = base_context(scene, head, base, given)
         assert other is not None
         assert (other.side, other.run_spec.identity["num_steps"], other.size) == (base, "3", "smoke")
-        assert base_scene(head_scene("new", head, given), head, base, given) is None
-        packaged = head_scene("grpo_sorting", head, given)
-        same = base_scene(packaged, head, base, given)
+        assert base_context(head_context("new", head, given), head, base, given) is None
+        packaged = head_context("grpo_sorting", head, given)
+        same = base_context(packaged, head, base, given)
         assert same is not None
         assert same.run_spec.identity == packaged.run_spec.identity
         assert other_identity(other.run_spec.identity, scene.run_spec.identity) == ("num_steps was 3 and is 4",)
@@ -135,7 +135,7 @@ def test_a_tree_that_would_be_compared_with_itself_is_refused(tmp_path: Path) ->
     given = options(project.directory)
     with open_worktrees(found) as worktrees, worktrees.at(found.commit("HEAD")) as base:
         head = worktrees.working_tree
-        scene = base_scene(head_scene("sums", head, given), head, base, given)
+        scene = base_context(head_context("sums", head, given), head, base, given)
         assert scene is not None
         wrong = Side(base.root, base.cwd, head.environ)
         (base.root / "sums.py").unlink()
@@ -153,7 +153,7 @@ def test_a_package_of_an_environment_that_lies_in_the_checkout_is_the_same_on_bo
     given = options(project.directory)
     with open_worktrees(found) as worktrees, worktrees.at(found.commit("HEAD")) as base:
         (base.root / "sums.py").unlink()
-        scene = head_scene("sums", worktrees.working_tree, given)
+        scene = head_context("sums", worktrees.working_tree, given)
         for side in (worktrees.working_tree, base):
             assert str(packages) in side.environ["PYTHONPATH"].split(os.pathsep)
         assert "the same code on both sides" in check_origin(base, scene.run_spec.call, found.root)
@@ -166,10 +166,10 @@ def test_keys_that_are_perhaps_misspelt_are_told_of_the_head_alone(
     found = Checkout(project.directory, project.environ)
     given = options(project.directory, "--set", "num_stesp=2", "--set", "new=1")
     with open_worktrees(found) as worktrees, worktrees.at(found.commit("HEAD")) as base:
-        scene = head_scene("sums", worktrees.working_tree, given)
+        scene = head_context("sums", worktrees.working_tree, given)
         told = "rlharness: note: --set num_stesp: config has no such key; did you mean num_steps?\n"
         assert capsys.readouterr().err == told
-        assert base_scene(scene, worktrees.working_tree, base, given) is not None
+        assert base_context(scene, worktrees.working_tree, base, given) is not None
         assert capsys.readouterr().err == "", "once"
 
 

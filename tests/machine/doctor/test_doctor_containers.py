@@ -14,7 +14,7 @@ GB = 10**9
 
 @pytest.mark.parametrize("in_container", [True, False])
 @pytest.mark.parametrize(
-    ("tier", "severity"), [("cgroup", "fine"), ("pidns", "fine"), ("subreaper", "warning"), ("", "broken")]
+    ("backend", "severity"), [("cgroup", "fine"), ("pidns", "fine"), ("subreaper", "warning"), ("", "broken")]
 )
 def test_containment_by_tier(backend: str, severity: str, in_container: bool) -> None:
     (finding,) = sound([check_containment(backend, {"cgroup": "no cgroup v2 here"}, in_container=in_container)])

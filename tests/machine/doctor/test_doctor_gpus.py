@@ -273,7 +273,7 @@ def test_without_a_driver_torch_is_not_imported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("GPUs", "visible", "said"),
+    ("gpus", "visible", "said"),
     [
         ([StubGpu(), StubGpu()], None, ""),
         ([StubGpu(), StubGpu(used_mb=9000, processes=[Process(2**31)])], None, ""),

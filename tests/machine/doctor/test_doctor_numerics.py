@@ -20,9 +20,9 @@ NAIVE = [
     {"operation": "linear", "num_cases": 22, "num_different": 9, "first": "1 rows of 64 to 64, threads 1"},
     {"operation": "attention", "num_cases": 64, "num_different": 48, "first": "position 1"},
 ]
-FP32 = {"dtype": "float32", "device": "cpu", "machine": "torch 2.13.0", "recipe": "pad16", "length": 128}
+FP32 = {"dtype": "float32", "device": "cpu", "machine": "torch 2.13.0", "strategy": "pad16", "length": 128}
 HELD = FP32 | {"duration_s": 1.25, "naive": NAIVE}
-ALSO = HELD | {"dtype": "bfloat16", "recipe": "tile32", "length": 64, "naive": [NAIVE[0] | {"num_different": 0}]}
+ALSO = HELD | {"dtype": "bfloat16", "strategy": "tile32", "length": 64, "naive": [NAIVE[0] | {"num_different": 0}]}
 LACKING = {"dtype": "bfloat16", "device": "cpu", "machine": "torch 2.13.0", "problem": "no recipe keeps the bits"}
 
 

@@ -143,7 +143,7 @@ def test_the_switch_is_off_again_however_it_ends() -> None:
         torch.set_float32_matmul_precision("highest")
 
 
-@pytest.mark.parametrize("recipe", [Broken(), BrokenAttention()], ids=lambda strategy: strategy.name)
+@pytest.mark.parametrize("strategy", [Broken(), BrokenAttention()], ids=lambda strategy: strategy.name)
 def test_a_switch_without_effect_is_refused(strategy: KernelStrategy) -> None:
     with pytest.raises(LevelError, match="certify again"), invariant(invariance_report(strategy)):
         pytest.fail("entered")

@@ -119,7 +119,7 @@ def drawn(decoder: Decoder, requests: list[SampleRequest], company: Company) -> 
         return sampler.sample(requests)
 
 
-@pytest.mark.parametrize("recipe", STRATEGIES[1:], ids=lambda strategy: strategy.name)
+@pytest.mark.parametrize("strategy", STRATEGIES[1:], ids=lambda strategy: strategy.name)
 def test_every_recipe_gives_the_trainers_bits(strategy: KernelStrategy) -> None:
     decoder = decoder_of("qwen3")
     with following(strategy):

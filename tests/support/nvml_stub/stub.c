@@ -3,14 +3,14 @@
  * It shows what the text file named by $NVML_STUB_FILE says, read anew at every call, so that memory, processes and
  * faults can change while a program runs. Lines, their fields parted by blanks:
  *
- *   GPU UUID BUS_ID TOTAL_MB USED_MB MAJOR MINOR COMPUTE_MODE MIG_MODE MODEL...   GPUs count from 0, in this order
- *   mig CARD UUID GPU_INSTANCE COMPUTE_INSTANCE TOTAL_MB USED_MB MODEL...          instances count from 0 per GPU
- *   process CARD INSTANCE PID USED_MB KIND      INSTANCE -1 for the whole GPU; KIND compute or graphics
+ *   card UUID BUS_ID TOTAL_MB USED_MB MAJOR MINOR COMPUTE_MODE MIG_MODE MODEL...   cards count from 0, in this order
+ *   mig CARD UUID GPU_INSTANCE COMPUTE_INSTANCE TOTAL_MB USED_MB MODEL...          instances count from 0 per card
+ *   process CARD INSTANCE PID USED_MB KIND      INSTANCE -1 for the whole card; KIND compute or graphics
  *   link CARD LINK ACTIVE PEER_BUS_ID           links not listed do not exist
- *   numa CARD NODE                              the GPU is a NUMA node
+ *   numa CARD NODE                              the card is a NUMA node
  *   slow CARD REASONS                           why its clocks are lowered, NVML's bits as a number
  *   driver VERSION CUDA                         CUDA as NVML writes it, 12040 for 12.4
- *   fail FUNCTION CARD CODE                     that function answers CODE for that GPU; CARD -1 for every call of it
+ *   fail FUNCTION CARD CODE                     that function answers CODE for that card; CARD -1 for every call of it
  *
  * MB are 10^6 bytes. The declarations follow NVML's documented C interface, cut to what is used.
  */
@@ -31,14 +31,14 @@ typedef struct {
     char bus_id[32], peers[MAX_LINKS][32];
     int major, minor, compute_mode, mig_mode, num_instances, numa_node, links[MAX_LINKS];
     unsigned long long slow;
-} GPU;
-typedef struct { int GPU, instance; unsigned pid; unsigned long long used; char kind[16]; } Process;
+} Card;
+typedef struct { int card, instance; unsigned pid; unsigned long long used; char kind[16]; } Process;
 typedef struct { unsigned long long total, free, used; } MemoryV1;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } MemoryV2;
 typedef struct { unsigned pid; unsigned long long used; unsigned gi, ci; } ProcessInfo;
 typedef struct { char legacy[16]; unsigned domain, bus, device, device_id, subsystem_id; char bus_id[32]; } PciInfo;
 
-static GPU GPUs[MAX_CARDS];
+static Card cards[MAX_CARDS];
 static Process processes[MAX_PROCESSES];
 static int num_cards, num_processes, driver_cuda;
 static char driver_version[TEXT];
@@ -49,21 +49,21 @@ static void read_part(const char *line, Part *part, int offset) {
     part->model[strcspn(part->model, "\n")] = 0;
 }
 
-/* Reads the file; the code that `function` is to answer with for `GPU`, or SUCCESS. */
-static int load(const char *function, int GPU) {
+/* Reads the file; the code that `function` is to answer with for `card`, or SUCCESS. */
+static int load(const char *function, int card) {
     static char line[512];
     const char *path = getenv("NVML_STUB_FILE");
     FILE *file = path ? fopen(path, "r") : NULL;
     int answer = SUCCESS;
     if (!file) { fprintf(stderr, "nvml stub: cannot read NVML_STUB_FILE\n"); abort(); }
     num_cards = num_processes = 0;
-    memset(GPUs, 0, sizeof GPUs);
+    memset(cards, 0, sizeof cards);
     while (fgets(line, sizeof line, file)) {
         char name[TEXT], peer[32];
         int owner = 0, number, value, offset = 0;
         if (num_cards < MAX_CARDS) {
-            GPU *c = &GPUs[num_cards];
-            if (sscanf(line, "GPU %95s %31s %llu %llu %d %d %d %d %n", c->whole.uuid, c->bus_id, &c->whole.total,
+            Card *c = &cards[num_cards];
+            if (sscanf(line, "card %95s %31s %llu %llu %d %d %d %d %n", c->whole.uuid, c->bus_id, &c->whole.total,
                        &c->whole.used, &c->major, &c->minor, &c->compute_mode, &c->mig_mode, &offset) == 8) {
                 read_part(line, &c->whole, offset);
                 c->numa_node = -1;
@@ -73,19 +73,19 @@ static int load(const char *function, int GPU) {
             }
         }
         if (sscanf(line, "fail %95s %d %d", name, &owner, &value) == 3) {
-            if (!strcmp(name, function) && (owner == GPU || owner == -1)) answer = value;
+            if (!strcmp(name, function) && (owner == card || owner == -1)) answer = value;
             continue;
         }
         if (sscanf(line, "driver %95s %d", driver_version, &driver_cuda) == 2) continue;
         if (sscanf(line, "%95s %d", name, &owner) != 2 || owner < 0 || owner >= num_cards) continue;
-        GPU *c = &GPUs[owner];
+        Card *c = &cards[owner];
         Part *part = &c->instances[c->num_instances];
         Process *p = &processes[num_processes];
         if (!strcmp(name, "mig") && c->num_instances < MAX_INSTANCES) {
             if (sscanf(line, "mig %*d %95s %u %u %llu %llu %n", part->uuid, &part->gi, &part->ci, &part->total,
                        &part->used, &offset) == 5) read_part(line, part, offset), c->num_instances++;
         } else if (!strcmp(name, "process") && num_processes < MAX_PROCESSES) {
-            p->GPU = owner;
+            p->card = owner;
             if (sscanf(line, "process %*d %d %u %llu %15s", &p->instance, &p->pid, &p->used, p->kind) == 4)
                 p->used *= MB, num_processes++;
         } else if (sscanf(line, "link %*d %d %d %31s", &number, &value, peer) == 3 && number < MAX_LINKS) {
@@ -101,16 +101,16 @@ static int load(const char *function, int GPU) {
     return answer;
 }
 
-/* A handle is GPU * 16 + instance + 2, the whole GPU being instance -1. */
-static Handle handle_of(int GPU, int instance) { return (Handle)(uintptr_t)(GPU * 16 + instance + 2); }
+/* A handle is card * 16 + instance + 2, the whole card being instance -1. */
+static Handle handle_of(int card, int instance) { return (Handle)(uintptr_t)(card * 16 + instance + 2); }
 static int card_of(Handle handle) { return (int)((uintptr_t)handle - 1) / 16; }
 static int instance_of(Handle handle) { return (int)((uintptr_t)handle - 1) % 16 - 1; }
 static Part *part_of(Handle handle) {
-    GPU *GPU = &GPUs[card_of(handle)];
-    return instance_of(handle) < 0 ? &GPU->whole : &GPU->instances[instance_of(handle)];
+    Card *card = &cards[card_of(handle)];
+    return instance_of(handle) < 0 ? &card->whole : &card->instances[instance_of(handle)];
 }
 
-#define ANSWER(GPU) do { int code = load(__func__, GPU); if (code) return code; } while (0)
+#define ANSWER(card) do { int code = load(__func__, card); if (code) return code; } while (0)
 
 int nvmlInitWithFlags(unsigned flags) { (void)flags; ANSWER(-2); return SUCCESS; }
 int nvmlShutdown(void) { ANSWER(-2); return SUCCESS; }
@@ -132,11 +132,11 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, Handle *handle) {
 
 int nvmlDeviceGetHandleByUUID(const char *uuid, Handle *handle) {
     ANSWER(-2);
-    for (int GPU = 0; GPU < num_cards; GPU++)
-        for (int instance = -1; instance < GPUs[GPU].num_instances; instance++)
-            if (!strcmp(part_of(handle_of(GPU, instance))->uuid, uuid)) {
-                ANSWER(GPU);
-                *handle = handle_of(GPU, instance);
+    for (int card = 0; card < num_cards; card++)
+        for (int instance = -1; instance < cards[card].num_instances; instance++)
+            if (!strcmp(part_of(handle_of(card, instance))->uuid, uuid)) {
+                ANSWER(card);
+                *handle = handle_of(card, instance);
                 return SUCCESS;
             }
     return NOT_FOUND;
@@ -161,33 +161,33 @@ int nvmlDeviceGetMemoryInfo_v2(Handle h, MemoryV2 *memory) {
     return SUCCESS;
 }
 int nvmlDeviceGetNumaNodeId(Handle h, int *node) {
-    ANSWER(card_of(h)); *node = GPUs[card_of(h)].numa_node; return *node < 0 ? NOT_SUPPORTED : SUCCESS;
+    ANSWER(card_of(h)); *node = cards[card_of(h)].numa_node; return *node < 0 ? NOT_SUPPORTED : SUCCESS;
 }
 int nvmlDeviceGetComputeMode(Handle h, int *mode) {
-    ANSWER(card_of(h)); *mode = GPUs[card_of(h)].compute_mode; return SUCCESS;
+    ANSWER(card_of(h)); *mode = cards[card_of(h)].compute_mode; return SUCCESS;
 }
 int nvmlDeviceGetCurrentClocksEventReasons(Handle h, unsigned long long *reasons) {
-    ANSWER(card_of(h)); *reasons = GPUs[card_of(h)].slow; return SUCCESS;
+    ANSWER(card_of(h)); *reasons = cards[card_of(h)].slow; return SUCCESS;
 }
 int nvmlDeviceGetCudaComputeCapability(Handle h, int *major, int *minor) {
     ANSWER(card_of(h));
-    *major = GPUs[card_of(h)].major, *minor = GPUs[card_of(h)].minor;
+    *major = cards[card_of(h)].major, *minor = cards[card_of(h)].minor;
     return SUCCESS;
 }
 int nvmlDeviceGetPciInfo_v3(Handle h, PciInfo *info) {
-    ANSWER(card_of(h)); memcpy(info->bus_id, GPUs[card_of(h)].bus_id, 32); return SUCCESS;
+    ANSWER(card_of(h)); memcpy(info->bus_id, cards[card_of(h)].bus_id, 32); return SUCCESS;
 }
 
 int nvmlDeviceGetMigMode(Handle h, unsigned *current, unsigned *pending) {
     ANSWER(card_of(h));
-    if (GPUs[card_of(h)].mig_mode < 0) return NOT_SUPPORTED;
-    *current = *pending = (unsigned)GPUs[card_of(h)].mig_mode;
+    if (cards[card_of(h)].mig_mode < 0) return NOT_SUPPORTED;
+    *current = *pending = (unsigned)cards[card_of(h)].mig_mode;
     return SUCCESS;
 }
 int nvmlDeviceGetMaxMigDeviceCount(Handle h, unsigned *count) { ANSWER(card_of(h)); *count = 7; return SUCCESS; }
 int nvmlDeviceGetMigDeviceHandleByIndex(Handle h, unsigned index, Handle *instance) {
     ANSWER(card_of(h));
-    if ((int)index >= GPUs[card_of(h)].num_instances) return NOT_FOUND;
+    if ((int)index >= cards[card_of(h)].num_instances) return NOT_FOUND;
     *instance = handle_of(card_of(h), (int)index);
     return SUCCESS;
 }
@@ -198,7 +198,7 @@ static int list_processes(Handle h, const char *kind, unsigned *count, ProcessIn
     unsigned num_found = 0;
     for (int i = 0; i < num_processes; i++) {
         Process *p = &processes[i];
-        if (p->GPU != card_of(h) || p->instance != instance_of(h) || strcmp(p->kind, kind)) continue;
+        if (p->card != card_of(h) || p->instance != instance_of(h) || strcmp(p->kind, kind)) continue;
         if (num_found < *count) infos[num_found] = (ProcessInfo){p->pid, p->used, ~0u, ~0u};
         num_found++;
     }
@@ -218,10 +218,10 @@ int nvmlDeviceGetGraphicsRunningProcesses_v3(Handle h, unsigned *count, ProcessI
 
 int nvmlDeviceGetNvLinkState(Handle h, unsigned link, unsigned *active) {
     ANSWER(card_of(h));
-    if (link >= MAX_LINKS || GPUs[card_of(h)].links[link] < 0) return INVALID_ARGUMENT;
-    *active = (unsigned)GPUs[card_of(h)].links[link];
+    if (link >= MAX_LINKS || cards[card_of(h)].links[link] < 0) return INVALID_ARGUMENT;
+    *active = (unsigned)cards[card_of(h)].links[link];
     return SUCCESS;
 }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(Handle h, unsigned link, PciInfo *info) {
-    ANSWER(card_of(h)); memcpy(info->bus_id, GPUs[card_of(h)].peers[link], 32); return SUCCESS;
+    ANSWER(card_of(h)); memcpy(info->bus_id, cards[card_of(h)].peers[link], 32); return SUCCESS;
 }
