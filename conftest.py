@@ -29,6 +29,11 @@ settings.register_profile(
 settings.load_profile("untimed")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --update-goldens, which writes what renderers print now to tests/golden and the pages."""
+    parser.addoption("--update-goldens", action="store_true", help="Rewrite the golden files of renderers.")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Undo what a shell's `&` or nohup left ignored: the tests, and the runs they start, are sent these signals."""
     config.addinivalue_line("markers", "needs_compiler: compiles rlcore's kernels; skipped where nothing can")

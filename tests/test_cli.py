@@ -129,7 +129,7 @@ def test_a_package_that_hides_ours_is_refused_unless_the_path_is_safe(suite: Pat
     env = environment()
     hidden = subprocess.run(command, cwd=suite, env=env, capture_output=True, text=True, check=False)
     assert hidden.returncode == ExitCode.USAGE_ERROR
-    assert f"error: {suite}/harness/__init__.py would be imported in place of rlharness's own package" in hidden.stderr
+    assert f"error: {suite}/harness/__init__.py would be imported instead of rlharness's own package" in hidden.stderr
     safe = subprocess.run([*command, "--safe-path"], cwd=suite, env=env, capture_output=True, text=True, check=False)
     assert (safe.returncode, safe.stderr) == (ExitCode.OK, "")
     assert "1 unit: 1 passed" in safe.stdout
@@ -272,7 +272,7 @@ def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
     words = ["sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "sh", *HARNESS, "run"]
     done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == ExitCode.USAGE_ERROR
-    assert done.stderr.startswith("error: the working directory does not exist any more\n  remedy: ")
+    assert done.stderr.startswith("error: the working directory no longer exists\n  remedy: ")
 
 
 def test_without_a_terminal_the_display_is_lines(suite: Path) -> None:
@@ -295,7 +295,7 @@ def test_a_bug_of_ours_shows_its_traceback(
     err = capsys.readouterr().err
     assert "Traceback (most recent call last)" in err
     assert "RuntimeError: no entropy today" in err
-    assert err.endswith("error: this is a bug in rlharness; the traceback above names the place\n")
+    assert err.endswith("error: this is a bug in rlharness; please report it with the traceback above\n")
 
 
 def test_a_bug_of_ours_in_the_middle_of_a_run_is_in_its_record(

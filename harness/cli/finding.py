@@ -18,71 +18,97 @@ from harness.core.invocation import Invocation
 
 
 @click.command(
-    epilog="SCENARIO is a name that `rlharness scenarios` shows, or a YAML file. Without one, everything after -- is"
+    epilog="SCENARIO is a name listed by `rlharness scenarios`, or a YAML file. Without it, everything after -- is"
     " the program:  rlharness chaos -- python train.py --seed 7"
 )
 @click.argument("scenario", required=False, shell_complete=complete_scenario)
 @all_of(SCENARIO_OPTIONS)
-@click.option("--count", type=click.IntRange(1), default=20, metavar="N", help="How many perturbations.  [default: 20]")
-@click.option("--seed", type=click.IntRange(0), default=0, metavar="S", help="Which ones.  [default: 0]")
-@click.option("--factors", metavar="NAME,NAME", help="Change these alone.  [default: all that there are]")
+@click.option(
+    "--count", type=click.IntRange(1), default=20, metavar="N", help="Number of perturbations to try.  [default: 20]"
+)
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, metavar="S", help="Seed for drawing perturbations.  [default: 0]"
+)
+@click.option("--factors", metavar="NAME,NAME", help="Perturb only these factors.  [default: all]")
 @click.option(
     "--repeats",
     type=click.IntRange(1),
     default=3,
     metavar="R",
-    help="Runs of one perturbation before it counts as harmless, while a cause is looked for.  [default: 3]",
+    help="Runs after which the search for the cause treats a perturbation as harmless.  [default: 3]",
 )
 @click.option(
-    "--only", multiple=True, metavar="FACTOR=VALUE", help="Run this one perturbation; may be given several times."
+    "--only", multiple=True, metavar="FACTOR=VALUE", help="Run only this perturbation. Repeat it to combine factors."
 )
-@click.option("--steps", type=click.IntRange(1), metavar="N", help="Run the first N steps.  [default: all]")
-@click.option("--max-seconds", type=Seconds(0, min_open=True), metavar="S", help="Start no run after S seconds.")
+@click.option("--steps", type=click.IntRange(1), metavar="N", help="Run only the first N steps.  [default: all]")
+@click.option("--max-seconds", type=Seconds(0, min_open=True), metavar="S", help="Start no new run after S seconds.")
 @click.option(
-    "--out", type=SomePath(), metavar="DIR", help="Where the traces go; new or empty.  [default: .rlharness/chaos]"
+    "--out",
+    type=SomePath(),
+    metavar="DIR",
+    help="Directory for the traces; must be new or empty.  [default: .rlharness/chaos]",
 )
 @all_of(RECORDING_OPTIONS)
-@click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Limit on each run.  [default: none]")
+@click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Time limit per run.  [default: none]")
 @click.option("--json", "json", is_flag=True, help="Print the result as JSON on standard output.")
 @color_option
 @click.pass_obj
 def chaos(invocation: Invocation, /, **arguments: Any) -> int:
-    """Change what must not matter, and find the smallest change that does; exits with 0, 10 or 12."""
+    """Perturb settings that should not affect results.
+
+    Minimizes any perturbation that does affect them. Exits with 0 if no perturbation changes a bit, 10 if one does,
+    or 12 if a run fails.
+    """
     from harness.cli.commands.chaos import run_chaos
 
     return int(run_chaos(invocation, arguments))
 
 
 @click.command(
-    epilog="SCENARIO is a name that `rlharness scenarios` shows, or a YAML file; without one, those of"
-    " [tool.rlharness.gate] in pyproject.toml, else all of the project."
+    epilog="SCENARIO is a name listed by `rlharness scenarios`, or a YAML file. Default: the scenarios of"
+    " [tool.rlharness.gate] in pyproject.toml, else all scenarios of the project."
 )
 @click.argument("scenarios", metavar="[SCENARIO]...", nargs=-1, shell_complete=complete_scenario)
-@click.option("--base", metavar="REV", help="The revision to compare with.  [default: where this branch began]")
-@click.option("--golden", type=SomePath(), metavar="DIR", help="Compare with the curves that are committed there.")
-@click.option("--accept", is_flag=True, help="Write them anew, from what the working tree computes.")
-@click.option("--reason", metavar="TEXT", help="Why they may change; kept beside them.")
+@click.option("--base", metavar="REV", help="Revision to compare with.  [default: the commit where this branch began]")
+@click.option("--golden", type=SomePath(), metavar="DIR", help="Compare with the golden curves committed in DIR.")
+@click.option("--accept", is_flag=True, help="Rewrite the goldens from runs of the working tree.")
+@click.option("--reason", metavar="TEXT", help="Why the goldens may change; stored with them.")
 @all_of(SCENARIO_OPTIONS)
-@click.option("--runs", type=click.IntRange(1), metavar="N", help="How many of each side.  [default: 2]")
+@click.option("--runs", type=click.IntRange(1), metavar="N", help="Number of runs per side.  [default: 2]")
 @click.option(
     "--fail-on",
     metavar="REASON,...",
-    help="behaviour, numerics, configuration, slowdown, memory, not_comparable; or none.  [default: all but"
-    " configuration]",
+    help="Changes that fail the gate: behaviour, numerics, configuration, slowdown, memory, not_comparable; or none."
+    "  [default: all except configuration]",
 )
 @click.option(
-    "--slowdown", type=click.FloatRange(1, min_open=True), metavar="X", help="Times as slow.  [default: 1.25]"
+    "--slowdown",
+    type=click.FloatRange(1, min_open=True),
+    metavar="X",
+    help="Fail if a step takes X times as long.  [default: 1.25]",
 )
-@click.option("--memory", type=click.FloatRange(1, min_open=True), metavar="X", help="As much memory.  [default: 1.25]")
-@click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Limit on each run.  [default: none]")
 @click.option(
-    "--out", type=SomePath(), metavar="DIR", help="Where the traces go; new or empty.  [default: .rlharness/gates]"
+    "--memory",
+    type=click.FloatRange(1, min_open=True),
+    metavar="X",
+    help="Fail if peak memory is X times as large.  [default: 1.25]",
+)
+@click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Time limit per run.  [default: none]")
+@click.option(
+    "--out",
+    type=SomePath(),
+    metavar="DIR",
+    help="Directory for the traces; must be new or empty.  [default: .rlharness/gates]",
 )
 @click.option("--json", "json", is_flag=True, help="Print the result as JSON on standard output.")
 @color_option
 @click.pass_obj
 def gate(invocation: Invocation, /, **arguments: Any) -> int:
-    """Say what a change does to training runs, for CI: equal, numerics only, behaviour; exits with 0, 10, 11 or 12."""
+    """Classify the effect of a code change on training runs.
+
+    A gate for CI: a run is equal, differs in numerics only, or differs in behaviour. Exits with 0 if the gate passes,
+    10 if a change fails it, 11 if runs are not comparable, or 12 if a run fails.
+    """
     from harness.cli.commands.gate import carry_out_gate
 
     return int(carry_out_gate(invocation, arguments))
@@ -95,61 +121,76 @@ def gate(invocation: Invocation, /, **arguments: Any) -> int:
     "--take",
     multiple=True,
     metavar="WHAT",
-    help="What of B is put into A: advantages, rewards, rollout, gradients, weights, PHASE, PHASE/NAME, op:N, or"
-    " several joined by +; each that is given is tried by itself.  [default: each phase that differs]",
+    help="Values of B to patch into A: advantages, rewards, rollout, gradients, weights, PHASE, PHASE/NAME, op:N, or"
+    " several joined by +. Repeatable; each is tried separately.  [default: each phase that differs]",
 )
 @click.option(
     "--step",
     type=click.IntRange(0),
     metavar="K",
-    help="From which step on.  [default: the first in which what is taken differs]",
+    help="First step to patch.  [default: the first step in which the patched values differ]",
 )
-@click.option("--steps", type=click.IntRange(1), metavar="N", help="Look at N steps.  [default: all that both have]")
-@click.option("--only", is_flag=True, help="Put it in at step K alone.")
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of steps to compare.  [default: all that both runs have]",
+)
+@click.option("--only", is_flag=True, help="Patch step K only.")
 @click.option(
     "--out",
     type=SomePath(),
     metavar="DIR",
-    help="Where the runs go; new or empty.  [default: .rlharness/transplants]",
+    help="Directory for the runs; must be new or empty.  [default: .rlharness/transplants]",
 )
 @trust_option
 @click.option("--json", "json", is_flag=True, help="Print the result as JSON on standard output.")
 @color_option
 @click.pass_obj
 def transplant(invocation: Invocation, /, **arguments: Any) -> int:
-    """Replay run A with something of run B, to see which difference caused the others; exits with 0, 10 or 11."""
+    """Find the difference between two runs that caused the rest.
+
+    Repeats run A with values of run B patched in. Exits with 0 if a cause is found, 10 if none is found, or 11 if a
+    recorded run is not reproduced.
+    """
     from harness.cli.commands.transplant import run_transplant
 
     return int(run_transplant(invocation, arguments))
 
 
-@click.command(epilog="SCENARIO is a name that `rlharness scenarios` shows, or a YAML file, as it is now.")
+@click.command(epilog="SCENARIO is a name listed by `rlharness scenarios`, or a YAML file, as in the working tree.")
 @click.argument("scenario", shell_complete=complete_scenario)
-@click.option("--good", metavar="REV", help="A revision that is as it should be.")
-@click.option("--bad", metavar="REV", help="One that has come from it, and is not.")
-@click.option("--packages", metavar="NAME==A..B", help="Look between two versions of a package instead.")
+@click.option("--good", metavar="REV", help="Known-good revision.")
+@click.option("--bad", metavar="REV", help="Known-bad descendant of the good revision.")
+@click.option("--packages", metavar="NAME==A..B", help="Search between two versions of a package instead.")
 @click.option(
     "--by",
     default="bits",
     metavar="bits|reward|METRIC>X",
-    help="What makes a run bad: other bits, another reward, a value of its curve.  [default: bits]",
+    help="What makes a run bad: different bits, a different reward, or a curve value.  [default: bits]",
 )
 @click.option(
-    "--tolerance", type=click.FloatRange(0), metavar="X", help="Of --by reward: how far it may move.  [default: 0]"
+    "--tolerance",
+    type=click.FloatRange(0),
+    metavar="X",
+    help="With --by reward, the largest difference allowed.  [default: 0]",
 )
 @all_of(SCENARIO_OPTIONS)
-@click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Limit on each run.  [default: none]")
+@click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Time limit per run.  [default: none]")
 @click.option(
     "--out",
     type=SomePath(),
     metavar="DIR",
-    help="Where the traces go; new or empty.  [default: .rlharness/bisections]",
+    help="Directory for the traces; must be new or empty.  [default: .rlharness/bisections]",
 )
 @click.option("--json", "json", is_flag=True, help="Print the result as JSON on standard output.")
 @color_option
 @click.pass_obj
 def bisect(invocation: Invocation, /, **arguments: Any) -> int:
-    """Find the commit, or the version of a package, that first changed what a run computes; exits with 0, 11 or 12."""
+    """Find the commit or package version that changed a run.
+
+    Exits with 0 if it is found, 11 if the two ends do not differ as stated, or 12 if runs fail.
+    """
     from harness.cli.commands.bisect import run_bisect
 
     return int(run_bisect(invocation, arguments))

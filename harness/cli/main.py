@@ -25,7 +25,7 @@ from harness.render.console import say
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="rlharness")
 def cli() -> None:
-    """Pack GPU tests onto free GPUs, run each file as its own process tree, end it for certain, lose nothing."""
+    """Pack GPU tests, check that training runs are bitwise reproducible, and find the first tensor that differs."""
 
 
 for room in (testing, recording, finding, demonstration):
@@ -35,23 +35,23 @@ for room in (testing, recording, finding, demonstration):
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words before and after `--`."""
+    """Split the words at the first `--`."""
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
 
 
 def _invocation(trailing: Sequence[str]) -> Invocation:
-    """What this process inherited; UsageError where its working directory has been deleted."""
+    """Return the state that this process inherited; raises UsageError if its working directory was deleted."""
     try:
         cwd = Path(os.getcwd())
     except FileNotFoundError:
-        raise UsageError("the working directory does not exist any more", remedy="change into one that does") from None
+        raise UsageError("the working directory no longer exists", remedy="change to an existing directory") from None
     is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     return Invocation(cwd, dict(os.environ), tuple(trailing), is_terminal, say)
 
 
 def _open_closed_files() -> None:
-    """Open what a shell's `>&-` has closed: the next file to be opened would be taken for it."""
+    """Open the standard files that a shell's `>&-` closed: the next opened file would take their place."""
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(fd)
@@ -61,14 +61,14 @@ def _open_closed_files() -> None:
 
 
 def _answer_in_json(own: Sequence[str], code: ExitCode, error: str) -> None:
-    """What --json prints where no run has begun: the keys that a finished run has for it too."""
+    """Print the JSON of --json for a command that did not start, with the keys of a finished run."""
     if "--json" in own:
         with suppress(OSError):  # it is why the command is refused, or gone
             click.echo(json.dumps({"version": 1, "exit_code": int(code), "error": error}))
 
 
 def _refuse(own: Sequence[str], error: HarnessError) -> ExitCode:
-    """Print what the user can mend; the exit code."""
+    """Print a user error and return its exit code."""
     click.echo(f"error: {error}", err=True)
     if not error.in_record:
         _answer_in_json(own, error.exit_code, str(error))
@@ -94,5 +94,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.INTERRUPTED
     except Exception:  # the last stop: our own bug, and the only one that shows a traceback
         traceback.print_exc()
-        click.echo("error: this is a bug in rlharness; the traceback above names the place", err=True)
+        click.echo("error: this is a bug in rlharness; please report it with the traceback above", err=True)
         return ExitCode.INTERNAL_ERROR

@@ -12,10 +12,10 @@ Options = tuple[Callable[[Command], Command], ...]
 
 
 class Seconds(click.FloatRange):
-    """Seconds, which nan is not."""
+    """A number of seconds, not NaN."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The value as a float; fails for what is no number, out of range or nan."""
+        """Return the value as a float; fail for anything else, a value out of range, or NaN."""
         seconds = float(super().convert(value, param, ctx))
         if math.isnan(seconds):
             self.fail(f"{value!r} is not a number of seconds.", param, ctx)
@@ -23,10 +23,10 @@ class Seconds(click.FloatRange):
 
 
 class SomePath(click.Path):
-    """A path. An empty text is none: it comes of a variable that a shell does not know, and would be taken for `.`."""
+    """A path, not empty: an unset shell variable gives an empty text, which would mean the working directory."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path as it was typed; fails for an empty one."""
+        """Return the path as typed; fail for an empty one."""
         if not value:
             self.fail(f"{value!r} is not a path.", param, ctx)
         return super().convert(value, param, ctx)
@@ -36,7 +36,7 @@ color_option = click.option(
     "--color",
     type=click.Choice(["auto", "always", "never"]),
     default="auto",
-    help="Colours.  [default: auto, which heeds NO_COLOR and FORCE_COLOR]",
+    help="When to use colours.  [default: auto, which respects NO_COLOR and FORCE_COLOR]",
 )
 
 
@@ -46,22 +46,31 @@ SHARED_OPTIONS: Options = (
         "--gpus",
         default="auto",
         metavar="auto|none|N|0,2,GPU-uuid|sim:N",
-        help="GPUs to use: every free one, none, a number, a list, or pretended ones.  [default: auto]",
+        help="GPUs to use: all free ones, none, a count, a list, or N simulated ones.  [default: auto]",
     ),
-    click.option("--cpu-units", type=click.IntRange(1), help="Files without GPU needs run at once.  [default: cores]"),
-    click.option("--needs", "needs_file", type=SomePath(path_type=Path), help="TOML file of globs and their needs."),
+    click.option(
+        "--cpu-units",
+        type=click.IntRange(1),
+        help="Files without GPU needs to run at once.  [default: number of cores]",
+    ),
+    click.option(
+        "--needs",
+        "needs_file",
+        type=SomePath(path_type=Path),
+        help="TOML file that maps globs of test files to their needs.",
+    ),
     click.option("--mix-models/--no-mix-models", default=None, help="Allow GPUs of different models in one lease."),
     click.option(
         "--collect-timeout",
         type=Seconds(0, min_open=True),
         metavar="S",
-        help="Limit on importing one file.  [default: 120]",
+        help="Time limit for importing one file.  [default: 120]",
     ),
     click.option(
         "--containment",
         type=click.Choice(["auto", "cgroup", "pidns", "subreaper"]),
         default="auto",
-        help="How process trees are held and ended.  [default: the strongest this machine allows]",
+        help="How to contain and terminate process trees.  [default: the strongest that this machine allows]",
     ),
     click.option("--safe-path", is_flag=True, help="Keep the working directory off pytest's import path."),
     color_option,
@@ -73,13 +82,13 @@ RECORDING_OPTIONS: Options = (
         "--metric",
         multiple=True,
         metavar="NAME=REGEX",
-        help="Take a value of the curve from the lines that the program prints; may be given several times.",
+        help="Read a curve value from the lines that the program prints. Repeatable.",
     ),
     click.option(
         "--level",
         type=click.Choice(["off", "deterministic", "invariant"]),  # the last is refused for commands, with the reason
         metavar="off|deterministic|invariant",
-        help="What is held of determinism; invariant by scenarios only.  [default: a scenario's own, else off]",
+        help="Determinism level; invariant is for scenarios only.  [default: the scenario's level, else off]",
     ),
 )
 
@@ -101,25 +110,25 @@ BREAK_OPTIONS: Options = (
         "--break-on",
         multiple=True,
         metavar="CONDITION",
-        help="End the run where this holds: nan, inf, divergence (of replay and reproduce), or as --until; may be given"
-        " several times.",
+        help="Stop the run when CONDITION holds: nan, inf, divergence (replay and reproduce only), or a COMPARISON."
+        " Repeatable.",
     ),
     click.option(
         "--until",
         multiple=True,
         metavar="COMPARISON",
-        help="The same for a value of the curve: 'reward<0.2'; may be given several times.",
+        help="Stop the run when a curve value satisfies COMPARISON, e.g. 'reward<0.2'. Repeatable.",
     ),
 )
 
 SCENARIO_OPTIONS: Options = (
-    click.option("--size", metavar="NAME", help="One of the scenario's sizes.  [default: full to train, else smoke]"),
+    click.option("--size", metavar="NAME", help="Size of the scenario.  [default: full for train, else smoke]"),
     click.option(
         "--set",
         "overrides",
         multiple=True,
         metavar="KEY=VALUE",
-        help="Override a dotted key of its configuration; may be given several times.",
+        help="Override a dotted key of the scenario's configuration. Repeatable.",
     ),
 )
 
@@ -133,12 +142,12 @@ trace_step_option = click.option(
 trust_option = click.option(
     "--trust",
     is_flag=True,
-    help="Run a recorded run or a bundle of somebody else, though it names code or files that no scenario here names.",
+    help="Accept a recording from elsewhere that names code or files which no local scenario declares.",
 )
 
 
 def all_of(options: Options) -> Callable[[Command], Command]:
-    """These options as one decorator, in their order."""
+    """Return these options as one decorator, in their order."""
 
     def decorate(command: Command) -> Command:
         for option in reversed(options):

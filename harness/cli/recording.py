@@ -15,6 +15,7 @@ from harness.cli.options import (
     SomePath,
     all_of,
     color_option,
+    trace_step_option,
     trust_option,
 )
 from harness.cli.reproduce_line import SUBJECT, reproduce_line
@@ -22,11 +23,11 @@ from harness.core.invocation import Invocation
 
 
 @click.command()
-@click.option("--check", is_flag=True, help="Exit with 4 if a file does not hold a scenario.")
-@click.option("--json", "json", is_flag=True, help="Print them as JSON on standard output.")
+@click.option("--check", is_flag=True, help="Exit with 4 if a file is not a scenario.")
+@click.option("--json", "json", is_flag=True, help="Print the list as JSON on standard output.")
 @click.pass_obj
 def scenarios(invocation: Invocation, /, **arguments: Any) -> int:
-    """List what can be trained and replayed by name."""
+    """List the scenarios that can be trained and replayed by name."""
     from harness.cli.commands.scenarios import run_scenarios
 
     return int(run_scenarios(invocation, arguments))
@@ -43,9 +44,11 @@ def schema(invocation: Invocation, /, **arguments: Any) -> int:
     return int(run_schema(invocation, arguments))
 
 
-@click.command(epilog="SCENARIO is a name that `rlharness scenarios` shows, or a YAML file.")
+@click.command(epilog="SCENARIO is a name listed by `rlharness scenarios`, or a YAML file.")
 @click.argument("scenario", shell_complete=complete_scenario)
-@click.option("--out", type=SomePath(), required=True, metavar="DIR", help="Where the run goes; new or empty.")
+@click.option(
+    "--out", type=SomePath(), required=True, metavar="DIR", help="Directory for the run; must be new or empty."
+)
 @all_of(SCENARIO_OPTIONS)
 @all_of(RECORDING_OPTIONS)
 @all_of(KEPT_OPTIONS)
@@ -53,28 +56,38 @@ def schema(invocation: Invocation, /, **arguments: Any) -> int:
 @click.option("--json", "json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.pass_obj
 def train(invocation: Invocation, /, **arguments: Any) -> int:
-    """Run a scenario once, recorded and in this terminal."""
+    """Run a scenario once in this terminal, and record it.
+
+    Exits with the exit code of the run, or with 12 if the recording is incomplete.
+    """
     from harness.cli.commands.train import run_train
 
     return int(run_train(invocation, arguments))
 
 
-@click.command(epilog="Everything after -- is the program:  rlharness trace --out DIR -- python train.py --seed 7")
-@click.option("--out", type=SomePath(), required=True, metavar="DIR", help="Where the trace goes; new or empty.")
+@click.command(
+    epilog="Everything after -- is the program to record:  rlharness trace --out DIR -- python train.py --seed 7"
+)
+@click.option(
+    "--out", type=SomePath(), required=True, metavar="DIR", help="Directory for the trace; must be new or empty."
+)
 @all_of(RECORDING_OPTIONS)
 @all_of(KEPT_OPTIONS)
 @all_of(BREAK_OPTIONS)
 @click.pass_obj
 def trace(invocation: Invocation, /, **arguments: Any) -> int:
-    """Record a PyTorch program, unchanged and in this terminal; exits with the program's own exit code."""
+    """Record an unmodified PyTorch program in this terminal.
+
+    Exits with the exit code of the program, or with 12 if the recording is incomplete.
+    """
     from harness.cli.commands.trace import run_trace
 
     return int(run_trace(invocation, arguments))
 
 
 @click.command(
-    epilog="SCENARIO is a name that `rlharness scenarios` shows, or a YAML file. Without one, everything after -- is"
-    " the program:  rlharness replay -- python train.py --seed 7\n\nrlharness reproduce runs something recorded again."
+    epilog="SCENARIO is a name listed by `rlharness scenarios`, or a YAML file. Without it, everything after -- is"
+    " the program:  rlharness replay -- python train.py --seed 7\n\nTo repeat a recorded run, use rlharness reproduce."
 )
 @click.argument("scenario", metavar="[SCENARIO]", required=False, shell_complete=complete_scenario)
 @all_of(SCENARIO_OPTIONS)
@@ -83,25 +96,32 @@ def trace(invocation: Invocation, /, **arguments: Any) -> int:
     "sweep",
     multiple=True,
     metavar="KEY=V1,V2",
-    help="Give each run another value of what must not matter; may be given several times.",
+    help="Sweep a runtime setting, one value per run; the results must be identical. Repeatable.",
 )
-@click.option("--runs", type=click.IntRange(1), metavar="N", help="How many.  [default: 2; 1 with --against]")
-@click.option("--against", type=SomePath(), metavar="DIR", help="Compare with this trace, not with the first run.")
+@click.option("--runs", type=click.IntRange(1), metavar="N", help="Number of runs.  [default: 2; 1 with --against]")
 @click.option(
-    "--out", type=SomePath(), metavar="DIR", help="Where the traces go; new or empty.  [default: .rlharness/replays]"
+    "--against", type=SomePath(), metavar="DIR", help="Compare with the trace in DIR instead of the first run."
 )
-@click.option("--step", type=click.IntRange(0), metavar="K", help="Keep the tensors of step K.")
 @click.option(
-    "--trace-ops", "has_operations", is_flag=True, help="Record every operation of step K, in additional runs."
+    "--out",
+    type=SomePath(),
+    metavar="DIR",
+    help="Directory for the traces; must be new or empty.  [default: .rlharness/replays]",
 )
+@click.option("--step", type=click.IntRange(0), metavar="K", help="Save the tensors of step K.")
+@trace_step_option
 @all_of(BREAK_OPTIONS)
 @all_of(RECORDING_OPTIONS)
-@click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Limit on each run.  [default: none]")
+@click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Time limit per run.  [default: none]")
 @click.option("--json", "json", is_flag=True, help="Print the result as JSON on standard output.")
 @color_option
 @click.pass_obj
 def replay(invocation: Invocation, /, **arguments: Any) -> int:
-    """Run a scenario or a PyTorch program several times, compare the runs bit by bit; exits with 0, 10, 11 or 12."""
+    """Run a scenario or program several times and compare each bit.
+
+    Each run is a fresh process. Exits with 0 if all runs are equal, 10 if they diverge, 11 if they are not comparable,
+    or 12 if a recording is incomplete.
+    """
     from harness.cli.commands.replay import run_replay
 
     return int(
@@ -110,34 +130,33 @@ def replay(invocation: Invocation, /, **arguments: Any) -> int:
 
 
 @click.command(
-    epilog="RUN is the directory of a recorded run of a scenario, BUNDLE a file that --bundle has written.\n\nBoth say"
-    " which code is called, and with which files. Of one that you have not recorded on this machine, everything that no"
-    " scenario here names is listed, and is used with --trust only."
+    epilog="RUN is the directory of a recorded scenario run. BUNDLE is a file written by --bundle.\n\nA recording names"
+    " the code and the files that it uses. For one recorded elsewhere, rlharness lists every such name that no local"
+    " scenario declares, and uses them only with --trust."
 )
 @click.argument("subject", metavar="RUN|BUNDLE", type=SomePath())
 @click.option(
-    "--step", type=click.IntRange(0), metavar="K", help="Run step K again, from the nearest checkpoint before it."
+    "--step",
+    type=click.IntRange(0),
+    metavar="K",
+    help="Repeat only step K, starting from the nearest checkpoint before it.",
 )
-@click.option(
-    "--trace-ops", "has_operations", is_flag=True, help="Record every operation of step K, in an additional run."
-)
+@trace_step_option
 @click.option("--interactive", is_flag=True, help="Open the step debugger at step K.")
 @click.option("--commands", type=SomePath(), metavar="FILE", help="Read the debugger's commands from FILE.")
 @click.option(
     "--against",
     type=SomePath(),
     metavar="OTHER",
-    help="Compare with another run: its step K, which is run again too; without --step its trace.",
+    help="Compare with another run: repeat its step K too, or without --step compare with its trace.",
 )
 @click.option(
     "--bundle",
     type=SomePath(),
     metavar="FILE",
-    help="Write step K, or the step at which the run has ended, as one file.",
+    help="Export step K, or the step at which the run stopped, to one file.",
 )
-@click.option(
-    "--reference-checkpoint", is_flag=True, help="Name the checkpoint in the bundle instead of putting it there."
-)
+@click.option("--reference-checkpoint", is_flag=True, help="Store only the path of the checkpoint in the bundle.")
 @all_of(BREAK_OPTIONS)
 @trust_option
 @click.option(
@@ -145,20 +164,24 @@ def replay(invocation: Invocation, /, **arguments: Any) -> int:
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Override a key of a free section, or give a secret that was not recorded; may be given several times.",
+    help="Override a runtime setting, or supply a secret that was not recorded. Repeatable.",
 )
 @click.option(
     "--out",
     type=SomePath(),
     metavar="DIR",
-    help="Where the runs go; new or empty.  [default: .rlharness/reproductions]",
+    help="Directory for the runs; must be new or empty.  [default: .rlharness/reproductions]",
 )
-@click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Limit on each run.  [default: none]")
+@click.option("--timeout", type=Seconds(0, min_open=True), metavar="S", help="Time limit per run.  [default: none]")
 @click.option("--json", "json", is_flag=True, help="Print the result as JSON on standard output.")
 @color_option
 @click.pass_obj
 def reproduce(invocation: Invocation, /, **arguments: Any) -> int:
-    """Run a recorded run or one of its steps again, prove that it is the same; exits with 0, 10, 11 or 12."""
+    """Repeat a recorded run or one of its steps, and compare.
+
+    Exits with 0 if every bit is reproduced, 10 if it diverges, 11 if it is not comparable, or 12 if a recording is
+    incomplete.
+    """
     from harness.cli.commands.reproduce import run_reproduce
 
     return int(run_reproduce(invocation, arguments))
@@ -167,20 +190,27 @@ def reproduce(invocation: Invocation, /, **arguments: Any) -> int:
 @click.command()
 @click.argument("a", type=SomePath())
 @click.argument("b", type=SomePath())
-@click.option("--steps", metavar="FIRST-LAST", help="Compare these steps only: what a run that went on has of another.")
+@click.option(
+    "--steps",
+    metavar="FIRST-LAST",
+    help="Compare only these steps, e.g. the part a resumed run shares with the original.",
+)
 @click.option("--json", "json", is_flag=True, help="Print the verdict as JSON on standard output.")
 @color_option
 @click.pass_obj
 def diff(invocation: Invocation, /, **arguments: Any) -> int:
-    """Compare two traces: equal, or the first place where they are not; exits with 0, 10, 11 or 12."""
+    """Compare two traces, and report the first difference.
+
+    Exits with 0 if they are equal, 10 if they diverge, 11 if they are not comparable, or 12 if one is incomplete.
+    """
     from harness.cli.commands.diff import run_diff
 
     return int(run_diff(invocation, arguments))
 
 
 @click.command(
-    epilog="A TRACE is a directory that trace, train or replay has written; the directory of a whole replay stands for"
-    " its runs. Three or more: each is compared with the first."
+    epilog="TRACE is a directory written by trace, train or replay. The directory of a replay stands for all its runs."
+    " With three or more traces, each is compared with the first."
 )
 @click.argument("traces", metavar="TRACE|RUN...", nargs=-1, required=True, type=SomePath())
 @click.option(
@@ -188,12 +218,15 @@ def diff(invocation: Invocation, /, **arguments: Any) -> int:
     type=SomePath(),
     default="report.html",
     metavar="FILE",
-    help="Where the page goes; an earlier report is replaced.  [default: report.html]",
+    help="File for the page; replaces an earlier report.  [default: report.html]",
 )
 @click.option("--json", "json", is_flag=True, help="Print the verdicts as JSON on standard output.")
 @click.pass_obj
 def report(invocation: Invocation, /, **arguments: Any) -> int:
-    """Write one HTML page, which needs no network, of one, two or more runs: where they part, and how."""
+    """Write one HTML page that shows where and how runs diverge.
+
+    The page is self-contained: it needs no network and no server.
+    """
     from harness.cli.commands.report import run_report
 
     return int(run_report(invocation, arguments))

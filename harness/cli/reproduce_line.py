@@ -1,4 +1,4 @@
-"""The `rlharness reproduce` line for what was typed behind `rlharness replay`, which runs nothing that was recorded.
+"""The `rlharness reproduce` line for the arguments of a `rlharness replay` that names something recorded.
 
 replay --bundle FILE --trace-ops   ─▶  rlharness reproduce FILE --trace-ops
 replay RUN --interactive    ─▶  rlharness reproduce RUN --interactive
@@ -34,7 +34,7 @@ def reproduce_line(reproduce: click.Command, arguments: Mapping[str, Any]) -> st
 
 
 def moved_option(name: str, replay: click.Command, reproduce: click.Command, words: Sequence[str]) -> UsageError:
-    """Return the error for an option of `reproduce` among `words`, which stand behind `rlharness replay`."""
+    """Return the error for an option of `reproduce` among `words`, the arguments of `rlharness replay`."""
     own = {param.name for param in reproduce.params}
     rest = [param for param in replay.params if isinstance(param, click.Option) and param.name not in own]
     every = click.Command("replay", params=[*reproduce.params, *rest])
@@ -47,11 +47,11 @@ def moved_option(name: str, replay: click.Command, reproduce: click.Command, wor
     if is_recorded or subject is None:
         remedy = line
     elif name in BUNDLE_OPTIONS:
-        remedy = "leave it out: a run of a scenario that ends at a condition leaves a bundle below --out"
+        remedy = "omit it: a scenario run that stops at a condition writes a bundle below --out"
     else:
         remedy = f"rlharness train {shlex.quote(subject)} --out RUN, then {line}"
     return UsageError(
-        f"{name} is no option of rlharness replay, which compares fresh runs",
-        legal=f"rlharness reproduce RUN|BUNDLE {name}, for what was recorded",
+        f"{name} is not an option of rlharness replay, which compares fresh runs",
+        legal=f"rlharness reproduce RUN|BUNDLE {name}, for a recorded run",
         remedy=remedy,
     )

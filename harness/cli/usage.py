@@ -1,4 +1,4 @@
-"""What the parser of the command line refuses, in the form of every other refusal: the value, what is legal, a remedy.
+"""Errors of the command-line parser in the form of every other error: the value, what is legal, a remedy.
 
 Invalid value for '--step': 'abc' is not ...   ─▶   --step 'abc'
                                                       legal:  a whole number, 0 or more
@@ -25,22 +25,22 @@ BEHIND = {
     "replay": ["[-- COMMAND]"],
     "chaos": ["[-- COMMAND]"],
 }
-"""What stands behind `--`, which the parser does not see."""
+"""Arguments after `--`, which the parser does not see."""
 _EXTRA = re.compile(r"extra arguments? \((.*)\)")
 
 
 def rejection_of(error: click.ClickException, cli: click.Group, words: list[str]) -> UsageError:
-    """The same refusal; `words` are those that were typed behind `rlharness`."""
+    """Return a parser error as a UsageError; `words` are the arguments of `rlharness`."""
     command = cli.commands.get(words[0]) if words else None
     if command is None:
         word = words[0] if words else ""
-        kind, known = ("option", _OWN) if word.startswith("-") else ("command", tuple(cli.commands))
-        return _unknown(f"{word} is no {kind}", word, known, "rlharness --help")
+        kind, known = ("an option", _OWN) if word.startswith("-") else ("a command", tuple(cli.commands))
+        return _unknown(f"{word} is not {kind}", word, known, "rlharness --help")
     called = f"rlharness {command.name}"
     remedy = f"{called} --help"
     match error:
         case click.MissingParameter(param=click.Parameter() as param):
-            shows = "; rlharness scenarios shows what there is" if param.name == "scenario" else ""
+            shows = "; rlharness scenarios lists the scenarios" if param.name == "scenario" else ""
             what = f"{called}: {' '.join(_typed(param))} is missing"
             return UsageError(what, legal=_usage(command), remedy=f"{remedy}{shows}")
         case click.BadParameter(param=click.Parameter() as param):
@@ -55,20 +55,20 @@ def rejection_of(error: click.ClickException, cli: click.Group, words: list[str]
             reproduce = cli.commands["reproduce"]
             if command.name == "replay" and name in _options(reproduce):
                 return moved_option(name, command, reproduce, words[1:])
-            behind = f"; of pytest: {called} -- {name}" if command.name in ("run", "plan") else ""
-            return _unknown(f"{name} is no option of {called}", name, _options(command), remedy + behind)
+            behind = f"; for an option of pytest: {called} -- {name}" if command.name in ("run", "plan") else ""
+            return _unknown(f"{name} is not an option of {called}", name, _options(command), remedy + behind)
         case click.BadOptionUsage():
             option = next((each for each in command.params if error.option_name in (each.name, *each.opts)), None)
             name, *values = _typed(option) if option is not None else [error.option_name]
-            what = f"{name} without {' '.join(values)}" if values else f"{name} with a value"
+            what = f"{name} needs a value" if values else f"{name} takes no value"
             return UsageError(what, legal=" ".join([name, *values]), remedy=remedy)
     more = _EXTRA.search(error.message)
-    what = f"{called} with more words than it takes: {more[1]}" if more else f"{called}: {error.format_message()}"
+    what = f"{called} got more arguments than it takes: {more[1]}" if more else f"{called}: {error.format_message()}"
     return UsageError(what, legal=_usage(command), remedy=remedy)
 
 
 def legal_values(kind: object) -> str:
-    """What an option of a type takes."""
+    """Return the legal values of an option of this type."""
     match kind:
         case click.Choice():
             return ", ".join(map(str, kind.choices))
@@ -79,7 +79,7 @@ def legal_values(kind: object) -> str:
             return f"{number} above {kind.min}" if kind.min_open else f"{number}, {kind.min} or more"
         case click.Path():
             return "a path"
-    return "what its help says"
+    return "the values that its help lists"
 
 
 def _unknown(what: str, name: str, known: Sequence[str], remedy: str) -> UsageError:
@@ -89,20 +89,20 @@ def _unknown(what: str, name: str, known: Sequence[str], remedy: str) -> UsageEr
 
 
 def _options(command: click.Command) -> list[str]:
-    """The long names of its options."""
+    """Return the long names of the options of a command."""
     options = [each for each in command.params if isinstance(each, click.Option)]
     return [name for option in options for name in (*option.opts, *option.secondary_opts) if name.startswith("--")]
 
 
 def _usage(command: click.Command) -> str:
-    """What it is called with, but for options that may be left out."""
+    """Return the usage line of a command, without its optional options."""
     needed = [each for each in command.params if isinstance(each, click.Argument) or each.required]
     words = [word for each in needed for word in _typed(each)]
     return " ".join(["rlharness", str(command.name), *words, "[OPTIONS]", *BEHIND.get(str(command.name), ())])
 
 
 def _typed(param: click.Parameter) -> list[str]:
-    """An option's name, and the word for its value if it takes one; of an argument this word alone."""
+    """Return an option's name and the word for its value, if any; for an argument this word alone."""
     value = param.metavar or str(param.name).upper()
     if isinstance(param, click.Option):
         return [param.opts[0]] if param.is_flag else [param.opts[0], value]

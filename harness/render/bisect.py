@@ -1,4 +1,4 @@
-"""What `rlharness bisect` prints: the first bad commit or version, where its run parts from the good one's; or JSON."""
+"""What `rlharness bisect` prints: the first bad commit or version, and its first difference; or JSON."""
 
 import shlex
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from harness.trace.verdict import EXIT_CODES
 
 VERSION = 1
 MAX_CANDIDATES = 20
-"""So many are listed where it is not known which of them is the first bad one."""
+"""Maximum number of listed candidates for the first bad one."""
 
 
 def bisection_text(found: Bisection, *, colour: bool) -> str:
-    """The answer first, then how it differs, then what was looked at."""
+    """Return the answer, then the difference, then the probes."""
     return "\n".join(_lines(found, colour))
 
 
@@ -26,7 +26,7 @@ def _lines(found: Bisection, colour: bool) -> Iterator[str]:
     label = "FIRST BAD" if is_one else "ONE OF THESE IS THE FIRST BAD"
     label = f"\x1b[1;31m{label}\x1b[0m" if colour else label
     if found.interrupted_by:
-        yield f"interrupted by {found.interrupted_by}; what was found out so far:"
+        yield f"interrupted by {found.interrupted_by}; results so far:"
     yield f"{label}  {one_line(found.found.label)}" if is_one else label
     if not is_one:
         shown = found.candidates[:MAX_CANDIDATES]
@@ -38,8 +38,8 @@ def _lines(found: Bisection, colour: bool) -> Iterator[str]:
     if is_one:
         yield f"  {one_line(found.found.reason)}"
     if found.verdict.first is not None:
-        whose = "it parts" if is_one else f"{one_line(found.found.label)} parts"
-        yield f"  {whose} from {one_line(found.last_good.label)} at {headline(found.verdict)}"
+        whose = "" if is_one else f" of {one_line(found.found.label)}"
+        yield f"  first difference{whose} from {one_line(found.last_good.label)}: {headline(found.verdict)}"
         yield from (f"    {line}" for line in attribution_lines(found.verdict))
     yield f"  {_effort(found)}"
     for note in found.notes:
@@ -56,7 +56,7 @@ def _effort(found: Bisection) -> str:
     line = f"{count(len(found.probes), 'probe')} between {_short(found.good)} and {_short(found.bad)}"
     if skipped:
         names = ", ".join(f"{_short(probe)} ({one_line(probe.reason, 80)})" for probe in skipped)
-        line += f", of which could not be run: {names}"
+        line += f"; could not be run: {names}"
     return line
 
 

@@ -1,4 +1,4 @@
-"""What `rlharness chaos` prints: a sentence on the cause, how often it showed, the command that shows it again."""
+"""What `rlharness chaos` prints: a sentence on the cause, how often it occurred, and the command that reproduces it."""
 
 import shlex
 from collections.abc import Iterator
@@ -38,34 +38,34 @@ NOUNS = {
 
 
 def chaos_text(chaos: Chaos, *, colour: bool) -> str:
-    """What was found, or that nothing was and how far it came."""
+    """Return the finding, or that there is none, and the extent of the search."""
     lines = [_headline(chaos, colour), *_without_baseline(chaos), *_detail(chaos)]
     if chaos.interrupted_by:
         lines.append(f"  interrupted by {chaos.interrupted_by}: {_how_far(chaos)}")
     elif chaos.is_out_of_time:
-        lines.append(f"  its time was up: {_how_far(chaos)}")
+        lines.append(f"  time limit reached: {_how_far(chaos)}")
     lines += [
         f"  not applied: {one_line(format_perturbation(e.perturbation))}: {one_line(e.why)}" for e in chaos.not_applied
     ]
     if chaos.finding is not None:
         lines += _closer(chaos.finding.outcome, chaos.plan.directory / BASELINE)
     if words := command(chaos):
-        lines.append(f"  see it again: {words}")
+        lines.append(f"  reproduce: {words}")
     lines.append(f"  traces: {shlex.quote(path_text(chaos.plan.directory))}")
     return "\n".join(lines)
 
 
 def _headline(chaos: Chaos, colour: bool) -> str:
     if chaos.problem:
-        label, tone, text = "NO BASELINE", "33", f"the run with nothing changed is not whole: {one_line(chaos.problem)}"
+        label, tone, text = "NO BASELINE", "33", f"the unperturbed run is incomplete: {one_line(chaos.problem)}"
     elif chaos.finding is not None:
         has_moved = chaos.finding.outcome.sign is Sign.MOVED
         label, tone, text = "DIVERGED" if has_moved else "BROKE", "1;31" if has_moved else "33", sentence(chaos)
     elif chaos.not_applied and not chaos.num_probes:
-        label, tone, text = "NOT APPLIED", "33", "no perturbation has happened: nothing is said of any"
+        label, tone, text = "NOT APPLIED", "33", "no perturbation took effect, so there is no result"
     elif not chaos.num_probes:
         label, tone = "INTERRUPTED" if chaos.interrupted_by else "OUT OF TIME", "33"
-        text = "no perturbation was run to its end: nothing is said of any"
+        text = "no perturbation finished, so there is no result"
     else:
         label, tone, text = "NOTHING FOUND", "32", _nothing(chaos)
     return f"\x1b[{tone}m{label}\x1b[0m  {text}" if colour else f"{label}  {text}"
@@ -74,11 +74,11 @@ def _headline(chaos: Chaos, colour: bool) -> str:
 def _nothing(chaos: Chaos) -> str:
     plan = chaos.plan
     if plan.only is not None:
-        runs = f"in {count(chaos.num_runs, 'run')}, the baseline's among them"
-        return f"{one_line(format_perturbation(plan.only))} {_verb('move', len(plan.only))} no bit {runs}"
+        runs = f"in {count(chaos.num_runs, 'run')}, including the baseline"
+        return f"{one_line(format_perturbation(plan.only))} {_verb('change', len(plan.only))} no bit {runs}"
     factors = ", ".join(factor.name for factor in plan.factors)
     probes = count(chaos.num_probes, "perturbation")
-    return f"{probes} of {factors} {_verb('move', chaos.num_probes)} no bit"
+    return f"{probes} of {factors} {_verb('change', chaos.num_probes)} no bit"
 
 
 def _verb(plural: str, number: int) -> str:
@@ -86,7 +86,7 @@ def _verb(plural: str, number: int) -> str:
 
 
 def sentence(chaos: Chaos) -> str:
-    """The trainer's thread count (training_threads=2) alone moves the gradient of embedding at step 2, in 3 of 3 runs.
+    """The thread count (training_threads=2) alone changes the gradient of embedding at step 2, in 3 of 3 runs.
 
     Empty without a finding.
     """
@@ -94,28 +94,35 @@ def sentence(chaos: Chaos) -> str:
     if finding is None:
         return ""
     if not finding.perturbation:
-        what = f"{effect(finding.outcome)}{_often(finding.tally)}"
-        return f"the run differs from itself with no perturbation at all: it {what}"
+        what = f"{_without_cause(finding.outcome)}{_often(finding.tally)}"
+        return f"the run is nondeterministic without any perturbation: {what}"
     abouts = {factor.name: factor.about for factor in chaos.plan.subject.factors}
     names = [_cause(abouts.get(name, ""), name, value) for name, value in finding.perturbation.items()]
     together = f"{names[0]} alone" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} together"
     verb = effect(finding.outcome)
-    verb = verb if len(names) == 1 else verb.replace("moves", "move", 1).replace("ends", "end", 1)
+    verb = verb if len(names) == 1 else verb.replace("changes", "change", 1).replace("ends", "end", 1)
     return f"{together} {verb}{_often(finding.tally)}"
 
 
 def _cause(about: str, name: str, value: Any) -> str:
-    """The hash seed (hash_seed=7); runtime.n=3 where nobody has said what it is called."""
+    """The hash seed (hash_seed=7); runtime.n=3 for a factor without a description."""
     setting = f"{name}={one_line(written(value))}"
     return f"{one_line(about)} ({setting})" if about else setting
 
 
 def effect(outcome: Outcome) -> str:
-    """moves the gradient of embedding at step 2; ends the run before step 2: and why."""
+    """changes the gradient of embedding at step 2; ends the run before step 2: and why."""
     if outcome.sign is Sign.BROKE:
-        return f"ends the run before step {outcome.step} is done: {one_line(outcome.problem)}"
+        return f"ends the run before step {outcome.step} is complete: {one_line(outcome.problem)}"
     assert outcome.verdict is not None and outcome.verdict.first is not None
-    return f"moves {_value(outcome.verdict.first)} at step {outcome.step}"
+    return f"changes {_value(outcome.verdict.first)} at step {outcome.step}"
+
+
+def _without_cause(outcome: Outcome) -> str:
+    """Return the effect of no perturbation: the first difference is in tokens of the rollout at step 2."""
+    if outcome.verdict is None or outcome.verdict.first is None:
+        return f"it {effect(outcome)}"
+    return f"the first difference is in {_value(outcome.verdict.first)} at step {outcome.step}"
 
 
 def _value(place: Divergence) -> str:
@@ -131,7 +138,7 @@ def _often(tally: Tally) -> str:
 
 
 def _without_baseline(chaos: Chaos) -> Iterator[str]:
-    """What may mend the run that is no baseline, and the end of what it printed."""
+    """Yield the remedy for an incomplete baseline, and the last lines of its output."""
     if chaos.remedy:
         yield f"  remedy: {one_line(chaos.remedy)}"
     if chaos.output is not None:
@@ -143,11 +150,11 @@ def _detail(chaos: Chaos) -> Iterator[str]:
     if finding is None:
         return
     if not finding.is_smallest:
-        yield "  the search for a smaller cause did not come to its end"
+        yield "  the search for a smaller cause did not finish"
     if finding.perturbation:
         without = finding.without
         differ = _verb("differ", without.num_runs)
-        yield f"  with nothing changed: {without.num_failed} of {count(without.num_runs, 'run')} {differ}"
+        yield f"  without perturbation: {without.num_failed} of {count(without.num_runs, 'run')} {differ}"
     if finding.index is not None and dict(finding.drawn) != dict(finding.perturbation):
         first = one_line(format_perturbation(finding.drawn))
         yield f"  first seen with perturbation {finding.index} of seed {chaos.plan.seed}: {first}"
@@ -167,12 +174,11 @@ def _closer(outcome: Outcome, baseline: Path) -> Iterator[str]:
 
 def _how_far(chaos: Chaos) -> str:
     wanted = 1 if chaos.plan.only is not None else chaos.plan.num_probes
-    were = "was" if wanted == 1 else "were"
-    return f"{chaos.num_probes} of {count(wanted, 'perturbation')} {were} run, in {count(chaos.num_runs, 'run')}"
+    return f"{chaos.num_probes} of {count(wanted, 'perturbation')} completed in {count(chaos.num_runs, 'run')}"
 
 
 def command(chaos: Chaos) -> str:
-    """What to type to see a finding again; empty without one."""
+    """Return the command that reproduces the finding; empty without one."""
     finding, plan = chaos.finding, chaos.plan
     if finding is None:
         return ""

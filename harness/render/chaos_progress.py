@@ -1,4 +1,4 @@
-"""A search for what matters though it must not, while it goes on: a line for each probe, on standard error."""
+"""Progress of a perturbation search: a line for each probe, on standard error."""
 
 from math import isfinite
 
@@ -10,9 +10,9 @@ from harness.lab.experiments.perturbation_factors import Perturbation, format_pe
 from harness.render.console import say
 
 EVERY_S = 30.0
-"""How often a run that goes on is worth a line."""
+"""Seconds between two lines about one run."""
 SIGNS = {
-    Sign.SAME: "every bit is the same",
+    Sign.SAME: "every bit equal",
     Sign.MOVED: "DIVERGED",
     Sign.BROKE: "BROKE",
     Sign.NOT_APPLIED: "NOT APPLIED",
@@ -20,11 +20,10 @@ SIGNS = {
 
 
 class ChaosLines:
-    """Hears of runs, and of probes made of them.
+    """Display of a perturbation search.
 
-    The first two are the baseline and itself once more; then come those that were drawn, or the one that was asked for,
-    several times; after the first that fails, those by which its cause is found, of which nobody knows how many there
-    will be.
+    The first two runs are the baseline and its repetition. Then come the drawn perturbations, or several runs of the
+    requested one. After the first failure come the runs that search for its cause; their number is unknown.
     """
 
     def __init__(self, plan: ChaosPlan, clock: Clock) -> None:
@@ -35,26 +34,26 @@ class ChaosLines:
         self._began_s = clock.monotonic_s()
         self._probes_began_s = self._began_s
         self._num_done = -1
-        """Probes that have ended; the baseline is before them."""
+        """Number of finished probes, after the baseline."""
         self._has_found = False
         self._said_s = 0.0
         self._text = ""
 
     def begins(self, perturbation: Perturbation) -> None:
-        """A run under this perturbation starts."""
+        """Report that a run with this perturbation starts."""
         self._text = one_line(format_perturbation(perturbation))
         if self._num_done < 0:
-            say("the baseline: with nothing changed, and once more")
+            say("baseline: two runs without perturbation")
             self._num_done = 0
         elif self._num_done == 0 and not perturbation:
             self._probes_began_s = self._clock.monotonic_s()
 
     def ended(self, outcome: Outcome, duration_s: float) -> None:
-        """It has ended."""
+        """Report the end of a probe."""
         if self._has_found:
-            title = "looking for the cause"
+            title = "searching for the cause"
         elif self._num_done == 0:
-            title = "the baseline"
+            title = "baseline"
         else:
             title = f"{self._noun} {self._num_done} of {self._num_probes}"
         self._num_done += 1
@@ -63,7 +62,7 @@ class ChaosLines:
         say(f"{title}: {self._text}: {SIGNS[outcome.sign]}{at}, {duration_s:.1f} s{self._left()}")
 
     def _left(self) -> str:
-        """How long the probes that are left will take; nothing while nobody knows how many these are."""
+        """Return the time that the remaining probes will take; empty while their number is unknown."""
         num_left = self._num_probes + 1 - self._num_done
         if self._has_found or num_left <= 0:
             return ""
@@ -73,23 +72,23 @@ class ChaosLines:
             left_s = min(left_s, max(0.0, self._began_s + self._max_s - now_s))
         return f"; about {_minutes(left_s)} left"
 
-    # Of single runs, as supervised runs tell them:
+    # Reports of single runs:
 
     def begin(self, number: int, *, has_operations: bool) -> None:
-        """A run starts."""
+        """Note that a run starts."""
         self._said_s = 0.0
 
     def progress(self, num_steps: int, elapsed_s: float) -> None:
-        """It goes on."""
+        """Report the progress of a run."""
         if elapsed_s - self._said_s >= EVERY_S:
             self._said_s = elapsed_s
             say(f"{self._text}: {count(num_steps, 'step')} after {elapsed_s:.0f} s")
 
     def end(self, line: str) -> None:
-        """It has ended: its probe says how."""
+        """Report nothing: the probe reports the result."""
 
     def close(self) -> None:
-        """No more runs."""
+        """Hold nothing."""
 
 
 def _minutes(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""The picture of a plan: a row per GPU and CPU place, time from left to right, and what bounds it; or as JSON.
+"""The picture of a plan: a row per GPU and CPU slot, time from left to right, and what bounds it; or as JSON.
 
 Plain text of a given width. A unit is drawn from `[` to `]` with as much of its name as fits between; one too short
 for that is `|`, and one shorter than half a column leaves no mark. `~` is a GPU kept free for an exclusive unit.
@@ -99,7 +99,7 @@ def _axis_label(seconds: float, step_s: float) -> str:
 
 
 def _side_by_side(placements: Iterable[Placement]) -> list[list[Placement]]:
-    """Units on CPU places, spread over as few rows as have no two overlap."""
+    """Spread units on CPU slots over the fewest rows without overlaps."""
     lanes: list[list[Placement]] = []
     for placement in sorted(placements, key=lambda p: p.start_s):
         lane = next((lane for lane in lanes if lane[-1].end_s <= placement.start_s), None)
@@ -156,11 +156,13 @@ def _bound_facts(plan: Plan, paths: Sequence[str]) -> list[str]:
     bound = plan.bound
     above = plan.makespan_s / bound.value_s - 1
     reached = "reached" if above <= TOLERANCE else f"the makespan is {above:.1%} above it"
-    where = f" on {count(bound.num_places, 'CPU place' if bound.is_cpu else 'GPU')}" if bound.num_places else ""
+    where = f" on {count(bound.num_places, 'CPU slot' if bound.is_cpu else 'GPU')}" if bound.num_places else ""
     lines = [f"lower bound  {bound.value_s:.1f} s, {reached}"]
     lines.append(f"             set by {bound.term.value}{where}")
     if bound.exclusive_s:
-        lines.append(f"             {bound.exclusive_s:.1f} s of it for exclusive files; ~ is kept free for them")
+        lines.append(
+            f"             {bound.exclusive_s:.1f} s of it for exclusive files; ~ marks GPUs kept free for them"
+        )
     if bound.unit is not None:
         alone_s = next(job.expected_s for job in plan.order if job.index == bound.unit)
         lines.append(f"split        {one_line(paths[bound.unit])}: its {alone_s:.1f} s set the bound")

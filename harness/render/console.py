@@ -1,4 +1,4 @@
-"""Lines on standard error and results on standard output, where either may be gone."""
+"""Lines on standard error and results on standard output; either may be closed."""
 
 import sys
 from contextlib import suppress
@@ -7,13 +7,13 @@ from harness.core.errors import UsageError
 
 
 def say(text: str) -> None:
-    """A line on stderr, for what no reporter says; silence where stderr is gone."""
+    """Print a line on standard error; do nothing if standard error is closed."""
     with suppress(OSError, ValueError):
         print(f"rlharness: {text.removeprefix('rlharness: ')}", file=sys.stderr, flush=True)
 
 
 def stdout_encodes(text: str) -> bool:
-    """Whether standard output has bytes for these characters."""
+    """Return whether standard output can encode these characters."""
     try:
         text.encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -22,9 +22,9 @@ def stdout_encodes(text: str) -> bool:
 
 
 def show(result: str) -> None:
-    """What was asked for, on stdout; a reader that has gone wants no more of it.
+    """Print a result on standard output; ignore a reader that closed the pipe.
 
-    Raises UsageError where it cannot be written.
+    Raises UsageError if the result cannot be written.
     """
     try:
         with suppress(BrokenPipeError):

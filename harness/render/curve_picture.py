@@ -1,4 +1,4 @@
-"""A small picture of one value of two curves: both over the steps, and the step at which the runs part.
+"""A small picture of one value of two curves over the steps, with the step at which the runs diverge.
 
 Dots of Braille, two by four in a character; where the terminal cannot, letters: a, b, * where both are.
 """
@@ -13,7 +13,7 @@ from harness.trace.verdict import Curves
 
 HEIGHT = 6
 CHARACTERS = "⣿│└─▲"
-"""What a terminal must be able to show, or letters are drawn."""
+"""Characters that the terminal must encode; otherwise letters are drawn."""
 MIN_MARGIN = len("1.234e-05")
 MIN_COLUMNS = 10
 MAX_COLUMNS = 72
@@ -27,7 +27,7 @@ Dots = set[tuple[int, int]]
 def curve_picture(curves: Curves, *, parted: int | None, width: int, is_ascii: bool) -> list[str]:
     """The lines of the picture, at most `width` characters each; none where there is nothing to see.
 
-    `parted` is the step at which the runs part; None where no step is marked.
+    `parted` is the step at which the runs diverge; None to mark no step.
     """
     known = [value for line in (curves.a, curves.b) for value in line if value is not None and isfinite(value)]
     if len(curves.steps) < 2 or not known:
@@ -56,7 +56,7 @@ def curve_picture(curves: Curves, *, parted: int | None, width: int, is_ascii: b
 
 
 def _labels(low: float, high: float) -> dict[int, str]:
-    """By row: the ends of the range, told apart."""
+    """Return the labels of the ends of the range by row, with enough digits to differ."""
     if low == high:
         return {HEIGHT // 2: f"{high:.4g}"}
     digits = next((digits for digits in range(4, 9) if f"{low:.{digits}g}" != f"{high:.{digits}g}"), 9)
@@ -96,7 +96,7 @@ def _below(steps: Sequence[int], parted: int | None, columns: int, is_ascii: boo
     words = f"step {steps[0]}"
     if parted is not None and steps[0] <= parted <= steps[-1]:
         rule[round(sum(step < parted for step in steps) * (columns - 1) / (len(steps) - 1))] = "^" if is_ascii else "▲"
-        words += f", they part at {parted}"
+        words += f", they diverge at {parted}"
     yield ("+" if is_ascii else "└") + "".join(rule)
     yield f" {words:<{columns - len(str(steps[-1]))}}{steps[-1]}" if len(words) < columns - 6 else f" {words}"
 

@@ -1,4 +1,4 @@
-"""What `rlharness diff` prints: the verdict and the first place where two traces differ, for a person or as JSON."""
+"""What `rlharness diff` prints: the verdict and the first difference of two traces, for a person or as JSON."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -38,7 +38,7 @@ LABELS = {
     Kind.INCOMPLETE: "INCOMPLETE",
 }
 MAX_FIELDS = 8
-"""So many names of each part of a fingerprint are shown side by side."""
+"""Maximum number of names of each part of a fingerprint that are shown."""
 MAX_CHARS = 60
 NOUNS = {
     TOKENS: "tokens",
@@ -51,7 +51,7 @@ STEP_ONLY = {Difference.STEP_ONLY_IN_A: "A", Difference.STEP_ONLY_IN_B: "B"}
 
 
 def verdict_text(verdict: Verdict, *, colour: bool, width: int | None = None, is_ascii: bool = False) -> str:
-    """The verdict on one line, then why, where, and what else is not the same.
+    """Return the verdict on one line, then reasons, the first difference, and other differences.
 
     With a picture of the curves where `width`, in columns, is given.
     """
@@ -86,14 +86,16 @@ def headline(verdict: Verdict) -> str:
         shown = "" if verdict.kind is Kind.DIVERGED else "first difference: "
         payload = " (NaN payloads only)" if verdict.is_nan_payload_only else ""
         return f"{shown}{_where(verdict.first, verdict.num_ranks)}{payload}"
-    return f"no difference in {count(verdict.num_steps, 'step')}" if verdict.num_steps else "no step is whole in both"
+    return (
+        f"no difference in {count(verdict.num_steps, 'step')}" if verdict.num_steps else "no step is complete in both"
+    )
 
 
 def _where(place: Divergence, num_ranks: int) -> str:
     """step 7, backward layers.3.weight, rank 1."""
     if place.what in STEP_ONLY:
         whose = "" if place.rank is None else f", rank {place.rank}"
-        return f"step {place.step}, which only {STEP_ONLY[place.what]} has{whose}"
+        return f"step {place.step}{whose} exists only in {STEP_ONLY[place.what]}"
     recorded_value = place.a or place.b
     assert recorded_value is not None
     rank = f", rank {place.rank}" if place.rank is not None and (place.rank or place.ranks != (0,)) else ""
@@ -105,7 +107,7 @@ def _name(recorded_value: RecordedValue, num_ranks: int, num_microbatches: int =
     name = f"{one_line(recorded_value.phase, MAX_CHARS)} {one_line(recorded_value.name)}"
     if recorded_value.scope is Scope.PHYSICAL:
         if recorded_value.occurrence or num_microbatches > 1:
-            name += f" in {'batch' if recorded_value.phase == 'rollout' else 'micro-batch'} {recorded_value.occurrence}"
+            name += f" in {'batch' if recorded_value.phase == 'rollout' else 'microbatch'} {recorded_value.occurrence}"
         return name + (" (this rank's part)" if num_ranks > 1 else "")
     name += f" #{recorded_value.occurrence}" if recorded_value.occurrence else ""
     return name + (" (this rank's shard)" if recorded_value.scope is Scope.SHARD and num_ranks > 1 else "")
@@ -121,23 +123,23 @@ def _place(verdict: Verdict) -> Iterator[str]:
         if place.value is not None:
             yield from _distance(place.value)
         yield f"  equal before it: {_before(place, verdict.num_ranks)}"
-        yield f"  different in this step: {place.num_different:,} of {count(place.num_values, 'leaf', 'leaves')}"
+        yield f"  different in this step: {place.num_different:,} of {count(place.num_values, 'value')}"
     if len(place.ranks) > 1 or (place.rank and place.what not in STEP_ONLY):
         yield f"  ranks that differ: {ranges(map(str, place.ranks))}"
     yield f"  different steps: {verdict.num_steps_different:,} of {verdict.num_steps:,}"
 
 
 def _before(place: Divergence, num_ranks: int) -> str:
-    """What went into it and is alike: 4 leaves of rollout, forward, loss; the last: loss loss."""
+    """What went into it and is alike: 4 values of rollout, forward, loss; the last: loss loss."""
     if place.last_equal is None:
         return "nothing in this step"
     phases = f" of {', '.join(place.phases_before)}" if place.phases_before else ""
-    return f"{count(place.num_before, 'leaf', 'leaves')}{phases}; the last: {_name(place.last_equal, num_ranks)}"
+    return f"{count(place.num_before, 'value')}{phases}; the last: {_name(place.last_equal, num_ranks)}"
 
 
 def _recorded_value(recorded_value: RecordedValue | None, value: ValueDifference | None, side: str) -> str:
     if recorded_value is None:
-        return "has no such leaf"
+        return "has no such value"
     kind = f"{one_line(recorded_value.dtype, MAX_CHARS)} [{', '.join(map(str, recorded_value.shape))}]"
     if value is not None:
         shape = (
@@ -154,11 +156,11 @@ def _element(index: int, shape: Sequence[int]) -> str:
 
 
 def _distance(value: ValueDifference) -> Iterator[str]:
-    how = "other bits"
+    how = "different bits"
     if value.is_nan_payload_only:
-        how = "NaN in both, with other payloads"
+        how = "NaN in both, with different payloads"
     elif value.max_ulp == 0:
-        how = "the sign of zero"
+        how = "only in the sign of zero"
     elif value.max_ulp is not None:
         how = f"{value.max_ulp:,} ulp apart ({value.max_abs:.3g})"
     elif value.max_abs is not None:
@@ -172,7 +174,7 @@ def _distance(value: ValueDifference) -> Iterator[str]:
     most = "at most " if value.max_abs else ""
     yield f"  {value.num_different:,} of {first}{count(value.num_compared, 'element')} differ, {most}{how}"
     if value.num_nan_only_a or value.num_nan_only_b:
-        both = f", in both with other payloads: {value.num_nan_both:,}" if value.num_nan_both else ""
+        both = f", in both with different payloads: {value.num_nan_both:,}" if value.num_nan_both else ""
         yield f"  NaN in A only: {value.num_nan_only_a:,}, in B only: {value.num_nan_only_b:,}{both}"
 
 
@@ -183,21 +185,21 @@ def _context(verdict: Verdict) -> Iterator[str]:
     names = ", ".join(one_line(name, MAX_CHARS) for name in context.names[:MAX_FIELDS])
     if context.step is not None:
         rank = f", rank {context.rank}" if verdict.num_ranks > 1 else ""
-        states, differ = ("state", "differs") if len(context.names) == 1 else ("states", "differ")
-        yield f"  the {states} of {names} {differ} since step {context.step}{rank}"
+        states, have = ("state", "has") if len(context.names) == 1 else ("states", "have")
+        yield f"  the {states} of {names} {have} differed since step {context.step}{rank}"
     elif verdict.first is not None:
-        yield f"  random-number states are equal up to there: {names}"
+        yield f"  random-number states are equal up to this point: {names}"
 
 
 def _part(verdict: Verdict) -> Iterator[str]:
     if verdict.part is not None:
-        whose = "ranks' parts" if verdict.num_ranks > 1 else "micro-batches"
+        whose = "ranks' parts" if verdict.num_ranks > 1 else "microbatches"
         where = _where(verdict.part, verdict.num_ranks)
-        yield f"  of {whose}, which do not count, the first difference: {where}"
+        yield f"  first difference in {whose} (does not affect the verdict): {where}"
 
 
 def attribution_lines(verdict: Verdict) -> Iterator[str]:
-    """Floats only, or what else changed in the whole run."""
+    """Yield the kinds of values that changed in the whole run, or that only floats did."""
     counts = verdict.attribution
     for kind in COUNTED:
         if kind in counts and not counts[kind].is_equal:
@@ -212,7 +214,7 @@ def attribution_lines(verdict: Verdict) -> Iterator[str]:
 
 
 def _is_floats_only(verdict: Verdict) -> bool:
-    """Whether everything that differs is a float, as far as is known; a step that one has more is none."""
+    """Return whether only floats differ, as far as is known; a step in one trace only is not a float."""
     is_leaf = verdict.first is not None and verdict.first.what not in STEP_ONLY
     return is_leaf and all(each.is_equal for each in verdict.attribution.values())
 
@@ -227,7 +229,7 @@ def _changed(kind: str, changed: Count, num_ranks: int) -> str:
         share = 100 * changed.num_different / changed.num_compared
         how_many.append(f"{changed.num_different:,} of {changed.num_compared:,} ({percent(share)} %)")
     if changed.num_unknown:
-        how_many.append(f"in {count(changed.num_unknown, 'leaf', 'leaves')} it is not known how many")
+        how_many.append(f"an unknown number in {count(changed.num_unknown, 'value')}")
     return f"{COUNTED[kind]}: {' and '.join(how_many)}; first {where}"
 
 

@@ -1,4 +1,4 @@
-"""What `rlharness doctor` prints: findings for a person, as JSON, or as the lines of a shell that mend them."""
+"""What `rlharness doctor` prints: findings for a person, as JSON, or as shell commands that fix them."""
 
 import shlex
 import textwrap
@@ -29,8 +29,8 @@ def findings_text(
 ) -> str:
     """Every finding, in the order given, then how many there are of each kind.
 
-    `fix_command` is what prints the lines that mend them; empty where it should not be typed again. `columns` is how
-    long a line may be, None for any length; what is to be typed is never broken.
+    `fix_command` prints the fixes; empty if it should not be suggested. `columns` is the maximum length of a line,
+    None for any length; commands are never wrapped.
     """
     width = min(MAX_CHECK_WIDTH, max((len(one_line(finding.check)) for finding in findings), default=0))
     lines = [line for finding in findings for line in _lines(finding, width, colour, columns)]
@@ -90,7 +90,7 @@ def _lines(finding: Finding, width: int, colour: bool, columns: int | None) -> I
 
 
 def _wrapped(head: str, text: str, columns: int | None) -> list[str]:
-    """The text behind `head`, broken between words where a line would be longer than `columns`."""
+    """Return the text after `head`, wrapped between words at `columns`."""
     line = head + one_line(text, MAX_CHARS)
     if columns is None or len(line) <= columns:
         return [line]
@@ -108,13 +108,13 @@ def _closing(findings: Sequence[Finding], took_s: float, colour: bool) -> Iterat
         f"{num[Severity.FINE]:,} fine" if num[Severity.FINE] else "",
     ]
     worst = next((severity for severity in Severity if num[severity]), Severity.FINE)
-    counted = ", ".join(filter(None, told)) or "nothing was looked at"
+    counted = ", ".join(filter(None, told)) or "nothing was checked"
     yield _paint(f"{counted} in {took_s:.1f} s", TONES[worst], colour)
 
 
 def _hint(findings: Sequence[Finding], fix_command: str) -> Iterator[str]:
     if fix_command and fix_lines(finding for finding in findings if finding.severity is not Severity.FINE):
-        yield f'what variables can mend:  eval "$({fix_command})"'
+        yield f'to fix the variables:  eval "$({fix_command})"'
 
 
 def _paint(text: str, code: str, colour: bool) -> str:

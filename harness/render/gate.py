@@ -40,7 +40,7 @@ PARTED = (Change.NUMERICS, Change.BEHAVIOUR)
 
 
 def gate_text(gate: Gate, *, colour: bool) -> str:
-    """Everything that a person wants to know, the decision last."""
+    """Return the report for a person, with the decision last."""
     lines = [sides_line(gate)]
     for scenario in gate.scenarios:
         lines += _scenario(gate, scenario, colour)
@@ -49,8 +49,8 @@ def gate_text(gate: Gate, *, colour: bool) -> str:
 
 
 def sides_line(gate: Gate) -> str:
-    """What was compared with what."""
-    head = f"{gate.head.short}{' and what is not committed' if gate.is_dirty else ''}"
+    """Return the line that names both sides."""
+    head = f"{gate.head.short}{' with uncommitted changes' if gate.is_dirty else ''}"
     if gate.base is None:
         return f"gate: {head}"
     return f"gate: {head}, against {gate.base.short} {one_line(gate.base.subject, 60)!r}"
@@ -68,7 +68,7 @@ def _scenario(gate: Gate, scenario: GateScenario, colour: bool) -> Iterator[str]
 
 
 def _next_command(gate: Gate, scenario: GateScenario) -> list[str]:
-    """What tells more of a scenario; nothing where nothing does."""
+    """Return the command that shows more about a scenario; empty if there is none."""
     finding = scenario.finding
     if finding.change is Change.NONDETERMINISTIC:
         return ["rlharness", "replay", *redact_argv(scenario.typed)]
@@ -93,7 +93,7 @@ def where(scenario: GateScenario) -> str:
 
 
 def detail_lines(scenario: GateScenario) -> Iterator[str]:
-    """Why, how far apart, what it costs; without the verdict itself."""
+    """Yield reasons, distances and costs, without the verdict itself."""
     finding, verdict = scenario.finding, scenario.finding.verdict
     is_parted = verdict is not None and verdict.first is not None and finding.change is not Change.EQUAL
     counted = {_what(line): line for line in attribution_lines(verdict)} if verdict and is_parted else {}
@@ -112,34 +112,34 @@ def detail_lines(scenario: GateScenario) -> Iterator[str]:
 
 
 def _what(line: str) -> str:
-    """Of "tokens flipped: 5 of 64, first at step 2" what comes first."""
+    """Return the beginning of "tokens flipped: 5 of 64, first at step 2", up to the colon."""
     return line.partition(":")[0]
 
 
 def golden_lines(golden: Golden, *, is_new: bool) -> Iterator[str]:
-    """Who accepted it and why; of a new one, what it holds too."""
+    """Yield when and why a golden was accepted, and the contents of a new one."""
     if is_new:
         roots = ", ".join(name.replace("_", " ") for name in golden.roots if name != WHOLE_STEP)
-        curve = ", ".join(common_names(golden.curve)) or "nothing"
+        curve = ", ".join(common_names(golden.curve)) or "no values"
         steps = count(len(golden.steps), "step")
-        yield f"it holds {steps}: a digest of each and of its {one_line(roots)}; a curve of {one_line(curve)}"
+        yield f"golden of {steps}: digests of each step and its {one_line(roots)}; curve of {one_line(curve)}"
     for newest in golden.history[-1:]:
         yield f"accepted on {newest.date} at {newest.commit}: {one_line(newest.reason)}"
 
 
 def rounding_lines(rounding: Rounding) -> Iterator[str]:
-    """The first tensor, the one that is furthest apart, and how far that is beside what is in it."""
+    """Yield the first differing tensor, the one that differs most, and by how much relative to its elements."""
     if not rounding.num_different:  # tokens and texts alone
         return
     is_most = (rounding.name, rounding.max_ulp) == (rounding.first, rounding.first_ulp)
     yield (
-        f"tensors of step {rounding.step}: {rounding.num_different:,} of {rounding.num_compared:,} differ, the first"
+        f"tensors of step {rounding.step}: {rounding.num_different:,} of {rounding.num_compared:,} differ, first"
         f" {one_line(rounding.first)} by up to {rounding.first_ulp:,} ulp"
-        + (", which is the most" if is_most else f", most {one_line(rounding.name)} by {rounding.max_ulp:,} ulp")
+        + (" (the largest)" if is_most else f", largest {one_line(rounding.name)} by {rounding.max_ulp:,} ulp")
     )
     if rounding.phase and rounding.is_rounding:  # else it is the reason
         share = f"{100 * rounding.share:.3g} % of the largest element of its phase"
-        yield f"before the optimizer at most {share}, in {rounding.phase}"
+        yield f"largest difference before the optimizer: {share}, in {rounding.phase}"
 
 
 def shown_costs(scenario: GateScenario) -> Iterator[CostChange]:
@@ -155,7 +155,7 @@ def cost_line(cost: CostChange) -> str:
     label = {SECONDS: "SLOWER: ", MEMORY: "MORE MEMORY: "}[cost.kind] if cost.is_too_much else ""
     what = f"{'peak memory' if cost.kind == MEMORY else 'time'} of {cost.name}"
     if not isfinite(cost.noise):
-        noise = "one run of each side: its noise is not known"
+        noise = "noise unknown: one run per side"
     else:
         noise = f"noise {100 * cost.noise / cost.base if cost.base else 0:.0f} %"
         if cost.is_over_limit and not cost.is_too_much:
@@ -165,7 +165,7 @@ def cost_line(cost: CostChange) -> str:
 
 def _decision(gate: Gate, colour: bool) -> Iterator[str]:
     if gate.interrupted_by:
-        yield f"interrupted by {gate.interrupted_by}: nothing is decided"
+        yield f"interrupted by {gate.interrupted_by}: no verdict"
         return
     if not gate.failures:
         yield f"\x1b[32mpassed\x1b[0m: {summary_line(gate)}" if colour else f"passed: {summary_line(gate)}"
@@ -173,7 +173,13 @@ def _decision(gate: Gate, colour: bool) -> Iterator[str]:
     label = "\x1b[1;31mFAILED\x1b[0m" if colour else "FAILED"
     for name, reasons in gate.failures.items():
         yield f"{label}  {one_line(name)}: {', '.join(reasons)}"
-    yield f"  it fails on {', '.join(gate.policy.fail_on) or 'nothing'}, and on what does not run"
+    yield f"  the gate fails on {failing_changes(gate)}"
+
+
+def failing_changes(gate: Gate) -> str:
+    """Return what fails the gate: behaviour, numerics and scenarios that do not run."""
+    changes = ", ".join(gate.policy.fail_on)
+    return f"{changes} and scenarios that do not run" if changes else "scenarios that do not run"
 
 
 def summary_line(gate: Gate) -> str:

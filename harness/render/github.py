@@ -15,14 +15,23 @@ from harness.core.text import one_line
 from harness.lab.gate.change import Change
 from harness.lab.gate.result import Gate, GateScenario
 from harness.render.console import say
-from harness.render.gate import LABELS, cost_line, detail_lines, shown_costs, sides_line, summary_line, where
+from harness.render.gate import (
+    LABELS,
+    cost_line,
+    detail_lines,
+    failing_changes,
+    shown_costs,
+    sides_line,
+    summary_line,
+    where,
+)
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 MAX_BYTES = 2**20
 """A summary with more is refused as a whole."""
 SIGNS = {Change.EQUAL: "✅", Change.NEW: "✅", Change.ACCEPTED: "✅", Change.NUMERICS: "🟡", Change.CONFIGURATION: "🟡"}
 UNREMARKABLE = (Change.EQUAL, Change.NEW, Change.ACCEPTED)
-"""No annotation tells of these."""
+"""Changes without an annotation."""
 
 
 def is_on_github(environ: Mapping[str, str]) -> bool:
@@ -44,7 +53,7 @@ def annotations(gate: Gate) -> Iterator[str]:
 
 def annotate(gate: Gate) -> None:
     """Say the annotations on standard error, which GitHub reads as well: standard output may be JSON."""
-    with suppress(OSError, ValueError):  # nobody is left to be told
+    with suppress(OSError, ValueError):  # standard error is closed
         for line in annotations(gate):
             print(line, file=sys.stderr, flush=True)
 
@@ -85,7 +94,7 @@ def summary(gate: Gate) -> str:
             lines += [f"<details><summary>{escape(title)}</summary>", "", *_fenced(told), "", "</details>", ""]
     lines += [f"- {plain(note)}" for note in gate.notes]
     if gate.failures:
-        lines += ["", f"It fails on {', '.join(gate.policy.fail_on) or 'nothing'}, and on what does not run."]
+        lines += ["", f"The gate fails on {failing_changes(gate)}."]
     return "\n".join(lines) + "\n"
 
 
@@ -104,7 +113,7 @@ def _fenced(lines: list[str]) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Text that stands for itself in Markdown and HTML, on one line."""
+    """Return text escaped for Markdown and HTML, on one line."""
     return re.sub(r"([\\`*_\[\]|~])", r"\\\1", escape(one_line(text), quote=False))
 
 
@@ -114,7 +123,7 @@ def append_summary(gate: Gate, environ: Mapping[str, str]) -> None:
         return
     data = summary(gate).encode("utf-8", "backslashreplace")
     if len(data) > MAX_BYTES:
-        data = f"### rlharness gate\n\n{plain(summary_line(gate))}; more than a summary may hold.\n".encode()
+        data = f"### rlharness gate\n\n{plain(summary_line(gate))}; the full summary exceeds the size limit.\n".encode()
     try:
         with Path(path).open("ab") as file:
             file.write(data)

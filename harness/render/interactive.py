@@ -12,12 +12,12 @@ from harness.trace.chain import RecordedValue
 from harness.trace.element_diff import ValueDifference, coordinates
 
 MAX_LISTED = 40
-"""So many values of one phase are listed, those that differ first."""
+"""Maximum number of listed values of a phase; those that differ come first."""
 BAD, GOOD = "1;31", "32"
 
 
 def prompt_text(walk: StepProgress) -> str:
-    """Where somebody stands: (step 7, before reward) ."""
+    """Return the prompt with the current position: (step 7, before reward) ."""
     last = walk.values[-1] if walk.values else None
     return f"(step {walk.step}, {_where(walk.why, walk.phase, last)}) "
 
@@ -32,11 +32,11 @@ def _where(why: str, phase: str, last: RecordedValue | None) -> str:
             return "end"
     if phase:
         return f"before {phase}"
-    return f"behind {last.phase} {one_line(last.name)}" if last is not None else "beginning"
+    return f"after {last.phase} {one_line(last.name)}" if last is not None else "beginning"
 
 
 def answer_text(answer: Answer, *, colour: bool) -> str:
-    """What a person reads."""
+    """Return the answer as text."""
     match answer:
         case Paused():
             lines = _paused(answer, colour)
@@ -58,7 +58,7 @@ def _paused(stood: Paused, colour: bool) -> Iterator[str]:
         case "":
             pass  # the notes say how it has ended
         case "end":
-            yield f"step {stood.step} has come to its end"
+            yield f"at the end of step {stood.step}"
         case "begin":
             yield f"at the beginning of step {stood.step}"
         case _:
@@ -85,18 +85,18 @@ def _agreement(marks: Sequence[Mark], recorded_values: Sequence[Marked], phrase:
         text = f"{len(unlike):,} NOT {phrase}, first {one_line(unlike[0].name)}"
         return f"\x1b[{BAD}m{text}\x1b[0m" if colour else text
     if set(marks) == {Mark.ABSENT}:
-        return f"nothing to compare with {phrase.removeprefix('as ')}"
+        return f"not {phrase.removeprefix('as ')}"
     if Mark.ABSENT in marks:
-        return f"{marks.count(Mark.EQUAL):,} {phrase}, {marks.count(Mark.ABSENT):,} not there"
+        return f"{marks.count(Mark.EQUAL):,} {phrase}, {marks.count(Mark.ABSENT):,} missing"
     return phrase
 
 
 def _listed(listed: Listed, colour: bool) -> Iterator[str]:
     if not listed.visits:
-        yield "nothing was recorded so far"
+        yield "nothing recorded so far"
         return
-    head = "= as recorded, ! not, ? not there"
-    yield f"{head}; second mark: as in {one_line(listed.other)}" if listed.other else head
+    head = "= as recorded, ! different, ? missing"
+    yield f"{head}; second mark: compared with {one_line(listed.other)}" if listed.other else head
     for visit, recorded_values in listed.visits:
         yield _visit_name(visit)
         shown = [
@@ -139,23 +139,23 @@ def _shown(shown: Shown) -> Iterator[str]:
         yield f"  {', '.join(told)}"
     yield from (f"  {line.rstrip()}" for line in shown.text.splitlines())
     if not shown.is_as_recorded:
-        yield "  the program has written to it since it was recorded: this is what it holds now"
+        yield "  the program has written to it since it was recorded; this is its current value"
 
 
 def _compared(compared: Compared) -> Iterator[str]:
     value, other = compared.value, compared.other
     whose = one_line(compared.whose)
-    yield f"{value.phase} {_name(value)}  {_kind(value)}{_part(compared.part)}, beside that of {whose}"
+    yield f"{value.phase} {_name(value)}  {_kind(value)}{_part(compared.part)}, compared with {whose}"
     if compared.is_equal:
         yield "  equal, every bit"
     elif other is None:
-        yield "  it has no such value"
+        yield "  no such value there"
     elif (value.dtype, value.shape) != (other.dtype, other.shape):
         yield f"  here {_kind(value)}, there {_kind(other)}"
     elif compared.difference is not None:
         yield from _difference(compared.difference, compared)
     else:
-        yield f"  DIFFERENT; by how much is not known: {one_line(compared.why_unknown)}"
+        yield f"  DIFFERENT by an unknown amount: {one_line(compared.why_unknown)}"
 
 
 def _part(text: str) -> str:

@@ -1,6 +1,6 @@
 """JUnit XML for CI systems: a testsuite per unit, a testcase per test, and one for a unit whose end no test explains.
 
-How an outcome is told:
+Representation of each outcome:
 
     passed, xpassed     a testcase alone
     failed, error       <failure>, <error>
@@ -180,7 +180,7 @@ def _test_case(nodeid: str, report: TestReport, result: UnitResult) -> TestCase:
 def _final_result(
     end: TestEnd, outcome: TestOutcome, result: UnitResult, *, pytest_finished: bool
 ) -> FinalResult | None:
-    """What stands in a test's testcase; None where the testcase alone says it."""
+    """Return the result element of a test's testcase; None for a testcase without one."""
     why = result.reason or result.outcome.value
     told: FinalResult | None = None
     match outcome:
@@ -202,7 +202,7 @@ def _final_result(
 
 
 def _unit_case(result: UnitResult, report: TestReport, unreadable: str) -> TestCase:
-    """The testcase that stands for a unit whose outcome no test of it explains."""
+    """Return a testcase for a unit whose outcome none of its tests explains."""
     outcome = result.outcome
     case = TestCase(f"[{outcome.value}]", _names(result.unit.path)[1], 0.0)
     message = _message(unreadable or result.reason or outcome.value.replace("_", " "))
@@ -241,7 +241,7 @@ def _message(text: str) -> str:
 
 
 def _output_of(result: UnitResult) -> str:
-    return _legal(f"output of the whole file: {Path(result.directory, 'output.log')}")
+    return _legal(f"output of the test file: {Path(result.directory, 'output.log')}")
 
 
 def _legal(text: str) -> str:

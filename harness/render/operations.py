@@ -1,4 +1,4 @@
-"""What is printed of the operations of a step: the first that differs, the first NaN, for a person or as JSON."""
+"""Operations of a step as text or JSON: the first that differs, and the first NaN."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,21 +11,23 @@ from harness.trace.ops import INF, NAN, OpDifference, OpDivergence, Operation, O
 
 MAX_CHARS = 90
 MAX_VALUES = 6
-"""So many of an operation's inputs or outputs are shown."""
+"""Maximum number of inputs or outputs of an operation that are shown."""
 SHOWN = {NAN: "NaN", INF: "Inf"}
-VALIDITY = "it counts if the step comes out the same without this record: rlharness replay --step K --trace-ops looks"
-FROM_OUTSIDE = "no recorded operation wrote what differs: it was there before, or NumPy or compiled code wrote it"
+VALIDITY = "valid only if this recording does not change the step; rlharness replay --step K --trace-ops checks that"
+FROM_OUTSIDE = (
+    "no recorded operation wrote the differing value: it existed before the step, or NumPy or compiled code wrote it"
+)
 ENTRANCE = "aten.lift_fresh."
 """Through it Python and NumPy values become tensors."""
-FROM_PYTHON = "Python or NumPy hands it something else"
+FROM_PYTHON = "its input comes from Python or NumPy and already differs"
 PHRASES = {
-    OpDifference.ONLY_IN_A: "only A has it",
-    OpDifference.ONLY_IN_B: "only B has it",
-    OpDifference.OTHER_OPERATION: "B has another operation in its place",
-    OpDifference.OTHER_ARGUMENTS: "it is called otherwise",
-    OpDifference.INPUT: "it reads something else",
-    OpDifference.RANDOM_STATE: "its random-number generator is in another state",
-    OpDifference.OUTPUT: "out of equal inputs it makes something else",
+    OpDifference.ONLY_IN_A: "exists only in A",
+    OpDifference.ONLY_IN_B: "exists only in B",
+    OpDifference.OTHER_OPERATION: "B runs a different operation here",
+    OpDifference.OTHER_ARGUMENTS: "its arguments differ",
+    OpDifference.INPUT: "its inputs differ",
+    OpDifference.RANDOM_STATE: "the states of its random-number generator differ",
+    OpDifference.OUTPUT: "inputs are identical, outputs differ",
 }
 
 
@@ -44,11 +46,11 @@ def _lines(verdict: OpVerdict) -> Iterator[str]:
     first = verdict.first
     if first is None:
         return
-    yield from _divergence("first that differs", first)
+    yield from _divergence("first operation that differs", first)
     if verdict.made is not None:
-        yield from _divergence("first that makes other values out of equal ones", verdict.made)
+        yield from _divergence("first operation with identical inputs and different outputs", verdict.made)
     if first.last_equal is not None:
-        yield f"equal just before: {named(first.last_equal)}"
+        yield f"last equal operation: {named(first.last_equal)}"
 
 
 def _divergence(title: str, place: OpDivergence) -> Iterator[str]:
@@ -63,7 +65,7 @@ def _divergence(title: str, place: OpDivergence) -> Iterator[str]:
         yield f"  B: {named(place.b)}"
         return
     if place.a.at != place.b.at:
-        yield f"  in B from {one_line(place.b.at, MAX_CHARS)}"
+        yield f"  in B called from {one_line(place.b.at, MAX_CHARS)}"
     if place.what is OpDifference.OTHER_ARGUMENTS:
         yield f"  A: {_call(place.a)}"
         yield f"  B: {_call(place.b)}"
@@ -73,7 +75,7 @@ def _divergence(title: str, place: OpDivergence) -> Iterator[str]:
         return
     yield from _values("outputs", place.a.outputs, place.b.outputs, place.outputs)
     for maker in place.makers:
-        yield f"  what differs was written by {named(maker)}" if maker else f"  {FROM_OUTSIDE}"
+        yield f"  the differing value was written by {named(maker)}" if maker else f"  {FROM_OUTSIDE}"
 
 
 def named(operation: Operation) -> str:
@@ -132,25 +134,25 @@ def _call(operation: Operation) -> str:
 
 
 def non_finite_lines(found: NonFinite) -> Iterator[str]:
-    """Which operation made the first NaN or Inf, of what, and where that began."""
+    """Yield the operation that produced the first NaN or Inf, its inputs, and the origin of the Inf."""
     kind = SHOWN[found.kind]
     if found.made_by is None:
         assert found.read_by is not None
-        yield f"first {kind}: it was there before the step, or NumPy or compiled code wrote it"
-        yield f"  read first by {named(found.read_by)}"
+        yield f"first {kind}: it existed before the step, or NumPy or compiled code wrote it"
+        yield f"  first read by {named(found.read_by)}"
         return
-    yield f"first {kind}: made by {named(found.made_by)}"
+    yield f"first {kind}: produced by {named(found.made_by)}"
     yield from _inputs(found.made_by)
     if found.origin is not None:
-        handed_on = f", handed on by {count(found.num_between, 'operation')}," if found.num_between else ""
-        yield f"  of an Inf{handed_on} that was made of finite numbers by {named(found.origin)}"
+        passed_on = f", passed on by {count(found.num_between, 'operation')}," if found.num_between else ""
+        yield f"  from an Inf{passed_on} that was produced from finite numbers by {named(found.origin)}"
         yield from _inputs(found.origin)
     elif found.kind == NAN and any(INF in value.not_finite for value in found.made_by.inputs):
-        yield "  of an Inf that was there before the step, or that NumPy or compiled code wrote"
+        yield "  from an Inf that existed before the step, or that NumPy or compiled code wrote"
 
 
 def _inputs(operation: Operation) -> Iterator[str]:
-    """What it read: dtypes, shapes, and whether that was finite."""
+    """Yield the inputs of an operation: dtypes, shapes, and whether they are finite."""
     shown = [
         value_kind(value)
         + (f" with {' and '.join(SHOWN[word] for word in sorted(value.not_finite))}" * bool(value.not_finite))

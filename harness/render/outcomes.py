@@ -20,7 +20,7 @@ _SHORT = {
 
 
 def label(outcome: Outcome) -> str:
-    """The outcome in words, in capitals where somebody should look: "passed", "FAILED", "TIMED OUT"."""
+    """The outcome in words, in capitals if it needs attention: "passed", "FAILED", "TIMED OUT"."""
     words = outcome.value.replace("_", " ")
     return words if outcome in (Outcome.PASSED, Outcome.NO_TESTS) else words.upper()
 
@@ -32,7 +32,7 @@ def tally(tests: TestCounts) -> str:
 
 
 def facts(result: UnitResult, state: RunState) -> list[str]:
-    """How long a unit ran, where, and what became of its tests; nothing of one that was never started."""
+    """Return how long a unit ran, on which GPUs, and its test counts; empty if it never started."""
     if not result.directory:
         return []
     return [f"{result.duration_s:.1f} s", gpus(result.gpu_ids, state), tally(result.tests)]

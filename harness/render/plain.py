@@ -15,7 +15,7 @@ from harness.runner.events import (
 from harness.runner.stats import RunState
 
 COLLECTION_EVERY_S = 10.0
-"""At most one line about a collection that goes on."""
+"""Seconds between two lines about a collection."""
 
 
 class PlainReporter:
@@ -29,7 +29,7 @@ class PlainReporter:
         self._last_progress_t = 0.0
 
     def on_event(self, event: Event, state: RunState) -> None:
-        """Say what is worth a line."""
+        """Write the lines of an event."""
         match event:
             case RunStarted():
                 self._put("\n".join(head_lines(event)))
@@ -50,7 +50,7 @@ class PlainReporter:
         self._stream.flush()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Hold nothing."""
 
     def _running(self, t: float, state: RunState) -> None:
         for attempt in state.running.values():

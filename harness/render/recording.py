@@ -1,4 +1,4 @@
-"""What `rlharness trace` says when the program has ended: what was recorded, why not all of it, what to type next."""
+"""What `rlharness trace` prints after the program: the recording, its problems, and the next command."""
 
 import shlex
 from collections.abc import Iterable, Iterator
@@ -8,9 +8,9 @@ from harness.lab.experiments.recording_result import Recording
 
 
 def recording_lines(recording: Recording, then: Iterable[str] = ()) -> Iterator[str]:
-    """One line of what there is, then what is missing, each with its remedy; `then` is what else has come of the run.
+    """Yield a line about the recording, its problems with remedies, then the lines of `then`.
 
-    Where nothing has, and it is whole, what it is good for.
+    A complete recording without further lines ends with the command that compares it.
     """
     directory = shlex.quote(path_text(recording.directory))
     if recording.ranks:

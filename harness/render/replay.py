@@ -37,7 +37,7 @@ def replay_text(replay: Replay, *, colour: bool, width: int | None = None, is_as
     plan = replay.plan
     lines = []
     if replay.interrupted_by:
-        lines.append(f"interrupted by {replay.interrupted_by}; what was recorded is kept")
+        lines.append(f"interrupted by {replay.interrupted_by}; all recorded steps are kept")
     for comparison in replay.comparisons:
         lines += [
             f"A: {one_line(comparison.a)}  B: {comparison.b}",
@@ -61,19 +61,19 @@ def _operations(comparison: Comparison) -> Iterator[str]:
     for note in comparison.notes:
         yield f"  note: {one_line(note)}"
     if comparison.operations and not comparison.notes:
-        yield f"    it counts: step {comparison.operations[0].step} came out the same without this record"
+        yield f"    valid: this recording did not change step {comparison.operations[0].step}"
 
 
 def _failures(runs: Sequence[Run]) -> Iterator[str]:
-    """What was wrong with each run, and the end of its output; those that ended alike are told together."""
+    """What was wrong with each run, and the end of its output; runs that ended alike are reported together."""
     told: dict[tuple[object, ...], str] = {}
     for run in runs:
         tail = output_tail(run.output)
         first = told.setdefault((run.recording.problems, *tail), run.name)
         if first != run.name:
-            yield f"{run.name} ended as {first} did ({one_line(path_text(run.output))})"
+            yield f"{run.name} ended like {first} ({one_line(path_text(run.output))})"
             continue
-        yield f"{run.name} is not whole"
+        yield f"{run.name} is incomplete"
         for problem in run.recording.problems:
             yield f"  {one_line(problem.what)}"
             if problem.remedy:
@@ -84,12 +84,12 @@ def _failures(runs: Sequence[Run]) -> Iterator[str]:
 def ending_lines(output: Path) -> Iterator[str]:
     """The last that a run printed, and the file that holds all of it."""
     tail, name = output_tail(output), one_line(path_text(output))
-    yield f"the end of its output ({name}):" if tail else f"it printed nothing ({name})"
+    yield f"last lines of its output ({name}):" if tail else f"it printed nothing ({name})"
     yield from (f"| {line}" for line in tail)
 
 
 def _step_to_open(replay: Replay) -> tuple[int, ...]:
-    """The first step that differs, where its operations would tell more; none where they are told, or nothing is."""
+    """Return the first step that differs, if its operations are not recorded yet; empty otherwise."""
     if replay.plan.against is not None:
         return ()
     found = [each.verdict.first for each in replay.comparisons if each.verdict.kind is Kind.DIVERGED]
@@ -98,7 +98,7 @@ def _step_to_open(replay: Replay) -> tuple[int, ...]:
 
 
 def _next_command(replay: Replay) -> str:
-    """What looks closer at the first difference, else at the first run that has died; empty where nothing would."""
+    """Return the command that inspects the first difference, else the first failed run; empty if there is none."""
     plan = replay.plan
     if step := _step_to_open(replay):
         run_spec = replace(plan.run_spec, typed=plan.typed)

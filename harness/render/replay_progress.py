@@ -1,4 +1,4 @@
-"""Runs of a replay while they go on: lines on standard error, or one line that is redrawn where that is a terminal."""
+"""Progress of a replay's runs: lines on standard error, or one redrawn line on a terminal."""
 
 import sys
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from harness.lab.experiments.run import Display, run_name, run_of_all
 from harness.render.console import say
 
 EVERY_S = 30.0
-"""How often a run that goes on is worth a line."""
+"""Seconds between two lines about one run."""
 
 
 class ReplayLines:
-    """The display where there is no terminal."""
+    """Display without a terminal."""
 
     def __init__(self, num_runs: int) -> None:
         self._num_runs = num_runs
@@ -21,27 +21,27 @@ class ReplayLines:
         self._said_s = 0.0
 
     def begin(self, number: int, *, has_operations: bool) -> None:
-        """A run starts."""
+        """Report that a run starts."""
         self._name, self._said_s = run_name(number, has_operations=has_operations), 0.0
         title = run_of_all(number, self._num_runs, has_operations=has_operations)
         say(f"{title}{',' if has_operations else ''} begins")
 
     def progress(self, num_steps: int, elapsed_s: float) -> None:
-        """It goes on."""
+        """Report the progress of a run."""
         if elapsed_s - self._said_s >= EVERY_S:
             self._said_s = elapsed_s
             say(f"{self._name}: {count(num_steps, 'step')} after {elapsed_s:.0f} s")
 
     def end(self, line: str) -> None:
-        """It has ended."""
+        """Report the end of a run."""
         say(line)
 
     def close(self) -> None:
-        """No more runs."""
+        """Hold nothing."""
 
 
 def make_display(num_runs: int, clock: Clock, *, colour: bool, environ: Mapping[str, str]) -> Display:
-    """What fits standard error."""
+    """Return the display that fits standard error."""
     is_terminal = sys.stderr is not None and sys.stderr.isatty() and environ.get("TERM") != "dumb"
     if not is_terminal:
         return ReplayLines(num_runs)

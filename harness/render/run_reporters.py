@@ -1,4 +1,4 @@
-"""Which reporters a run has, each behind its guard."""
+"""The reporters of a run, each in a guard that switches it off when it fails."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,15 +15,15 @@ from harness.runner.reporter import Guarded, Reporter
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """What was asked for, and what the output is."""
+    """Requested reports and the kind of the output."""
 
     is_terminal: bool
     """Whether the output is a terminal that understands cursor movements."""
     colour: bool
     record_file: Path | None = None
-    """The run's own record of its events."""
+    """File of events in the run's own directory."""
     events_file: Path | None = None
-    """The one that was asked for."""
+    """File of events that the user requested."""
     junit_file: Path | None = None
 
 

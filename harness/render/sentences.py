@@ -1,4 +1,4 @@
-"""What is said about an event while a run goes on: a sentence or two, shared by the plain and the live display."""
+"""Sentences about the events of a run, shared by the plain and the live display."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -20,7 +20,7 @@ from harness.runner.units import Outcome, UnitResult
 
 
 class Tone(Enum):
-    """How much a sentence matters."""
+    """Importance of a sentence."""
 
     GOOD = "good"
     QUIET = "quiet"
@@ -41,7 +41,7 @@ def head_lines(event: RunStarted) -> list[str]:
     """The run's first lines: its name, the GPUs it may use and those it may not, and where its output is kept."""
     first = (
         f"rlharness run {one_line(event.run_id)}: {count(len(event.gpus), 'GPU')}, "
-        f"{count(event.cpu_units, 'CPU place')}, containment {one_line(event.containment)}"
+        f"{count(event.cpu_units, 'CPU slot')}, containment {one_line(event.containment)}"
     )
     gpus = [f"  gpu {one_line(gpu)}" for gpu in event.gpus]
     left_out = [f"  not used: {one_line(gpu)}" for gpu in event.left_out]
@@ -50,7 +50,7 @@ def head_lines(event: RunStarted) -> list[str]:
 
 
 def sentences(event: Event, state: RunState) -> list[Sentence]:
-    """What to say about `event`; nothing about what is not worth a line."""
+    """Return the sentences about an event; empty for an event that needs none."""
     match event:
         case CollectionFinished():
             notes = [Sentence(Tone.WARNING, "note", one_line(note)) for note in event.notes]
@@ -73,13 +73,13 @@ def sentences(event: Event, state: RunState) -> list[Sentence]:
 
 def _doing(event: CancelRequested, state: RunState) -> str:
     if event.kill:
-        return "what runs is killed"
-    hint = ", what runs is ended; once more kills it" if event.interrupt and state.running else ""
-    return f"no further unit starts{hint}"
+        return "running units are killed"
+    hint = "; running units are terminated (interrupt again to kill them)" if event.interrupt and state.running else ""
+    return f"no more units start{hint}"
 
 
 def alive(state: RunState) -> str:
-    """How far the run is, in counts."""
+    """Return the progress of the run in counts."""
     if state.units:
         now = f"{len(state.running)} now, {state.num_queued} queued"
         return f"{now}, {len(state.results)} of {len(state.units)} done"
@@ -98,7 +98,7 @@ def running_line(attempt: Running, now_t: float, state: RunState) -> str:
 
 
 def bare_test(attempt: Running) -> str:
-    """The running test without its file, which stands beside it."""
+    """Return the running test without its file, which is shown next to it."""
     return attempt.test.removeprefix(attempt.path).removeprefix("::")
 
 

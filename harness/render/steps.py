@@ -1,4 +1,4 @@
-"""What `rlharness reproduce` prints: whether the step came out as it was recorded, and what is in it."""
+"""What `rlharness reproduce` prints: whether the step is reproduced, and its operations."""
 
 import shlex
 from collections.abc import Iterator
@@ -17,17 +17,17 @@ from harness.trace.verdict import EXIT_CODES
 VERSION = 1
 GREEN = "32"
 ENDINGS = {
-    Ending.WHOLE: "its root is the recorded one",
-    Ending.SAME_MIDDLE: "it ends in its middle, where the recorded one does",
-    Ending.GOES_ON: "the same as far as it was recorded, which is not to its end",
+    Ending.WHOLE: "its root digest is the recorded one",
+    Ending.SAME_MIDDLE: "it stops inside the step, where the recording stops",
+    Ending.GOES_ON: "it matches the recording, which stops before the end of the step",
 }
 
 
 def step_text(found: Reproduction, *, colour: bool) -> str:
-    """The verdict on the step, the operations in it, what it is to the other run's, and where everything lies."""
+    """Return the verdict on the step, its operations, the comparison with another run, and the directories."""
     lines = []
     if found.interrupted_by:
-        lines.append(f"interrupted by {found.interrupted_by}; what was recorded is kept")
+        lines.append(f"interrupted by {found.interrupted_by}; all recorded steps are kept")
     lines += repeated_lines(found.repeated, colour=colour)
     if found.other is not None:
         lines += _other(found.other, colour=colour)
@@ -40,7 +40,7 @@ def step_text(found: Reproduction, *, colour: bool) -> str:
         bundle = shlex.quote(path_text(found.bundle))
         where, trust = "on any machine", ""
         if found.bundle_needs:
-            where, trust = f"where {one_line(found.bundle_needs)} is", " --trust"
+            where, trust = f"on machines that have {one_line(found.bundle_needs)}", " --trust"
         lines += [f"  bundle: {bundle}", f"    {where}:  rlharness reproduce {bundle}{trust}"]
     if (command := found.next_command) is not None:
         lines.append(f"  {command}")
@@ -49,7 +49,7 @@ def step_text(found: Reproduction, *, colour: bool) -> str:
 
 
 def repeated_lines(repeated: Repeated, *, colour: bool) -> Iterator[str]:
-    """Whether a step came out again, and what its operations show."""
+    """Yield whether a step is reproduced, and its operations."""
     plan = repeated.plan
     if not repeated.verdicts:
         yield f"NOTHING RECORDED  step {plan.step} of {one_line(path_text(plan.run.directory))}"
@@ -59,7 +59,7 @@ def repeated_lines(repeated: Repeated, *, colour: bool) -> Iterator[str]:
     if different is None:
         yield _reproduced(repeated, colour=colour)
     else:
-        yield f"A: {one_line(path_text(plan.run.directory))}  B: its {_span(plan)} again"
+        yield f"A: {one_line(path_text(plan.run.directory))}  B: its {_span(plan)} repeated"
         yield from verdict_text(different, colour=colour).splitlines()
         yield from _failure(repeated)
     yield f"  root {repeated.root.hex()}; {_how(repeated)}"
@@ -73,7 +73,7 @@ def _span(plan: StepPlan) -> str:
 
 def _reproduced(repeated: Repeated, *, colour: bool) -> str:
     label = f"\x1b[{GREEN}mREPRODUCED\x1b[0m" if colour else "REPRODUCED"
-    values = count(repeated.num_values, "leaf", "leaves")
+    values = count(repeated.num_values, "value")
     return f"{label}  step {repeated.plan.step}: {ENDINGS[repeated.ending]}: {values}, every bit"
 
 
@@ -82,12 +82,12 @@ def _how(repeated: Repeated) -> str:
     start = f"the checkpoint of step {plan.first}" if plan.is_from_checkpoint else "the beginning of the run"
     num_before = plan.step - plan.first
     if not num_before or not repeated.is_reproduced:
-        return f"run again from {start}"
-    return f"run again from {start}; the {'step' if num_before == 1 else f'{num_before:,} steps'} before it too"
+        return f"repeated from {start}"
+    return f"repeated from {start}, with the {'step' if num_before == 1 else f'{num_before:,} steps'} before it"
 
 
 def _failure(repeated: Repeated) -> Iterator[str]:
-    """Why a run is not whole, and the end of what it printed."""
+    """Yield the problems of an incomplete run, and the last lines of its output."""
     for run in repeated.runs[:1]:
         for problem in run.recording.problems:
             yield f"  {one_line(problem.what)}"
@@ -102,13 +102,13 @@ def _operations(operations: StepOperations, step: int) -> Iterator[str]:
     if operations.problem:
         yield f"    note: {one_line(operations.problem)}"
     if operations.non_finite is None:
-        yield "    every number that they read and gave is finite, but for what was asked for"
+        yield "    all numbers that they read and wrote are finite, except those that their arguments name"
     else:
         yield from (f"    {line}" for line in non_finite_lines(operations.non_finite))
     if operations.is_faithful:
-        yield f"    it counts: step {step} came out the same without this record"
+        yield f"    valid: this recording did not change step {step}"
     else:
-        yield f"    note: not valid: step {step} came out otherwise with its operations recorded"
+        yield f"    note: not valid: recording the operations changed step {step}"
 
 
 def _other(other: OtherRun, *, colour: bool) -> Iterator[str]:
@@ -116,7 +116,7 @@ def _other(other: OtherRun, *, colour: bool) -> Iterator[str]:
     yield from repeated_lines(other.repeated, colour=colour)
     yield f"A: this run's step {plan.step}  B: {one_line(path_text(plan.run.directory))}"
     if other.verdict is None:
-        yield f"  step {plan.step} was not recorded in both"
+        yield f"  step {plan.step} is not recorded in both runs"
         return
     yield from verdict_text(other.verdict, colour=colour).splitlines()
     for operations in other.operations:

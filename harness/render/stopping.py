@@ -1,4 +1,4 @@
-"""What `replay` and `reproduce` print of a run that was to end where a condition holds: where it has, or none did."""
+"""What `replay` and `reproduce` print about a run with stop conditions: where one held, or that none did."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ def stopped_text(stopped: Stopped, *, colour: bool) -> str:
     lines = []
     recording = stopped.run.recording
     if stopped.interrupted_by:
-        lines.append(f"interrupted by {stopped.interrupted_by}; what was recorded is kept")
+        lines.append(f"interrupted by {stopped.interrupted_by}; all recorded steps are kept")
     if stopped.stop is not None or not stopped.interrupted_by:
         lines.append(condition_line(stopped.plan.conditions, stopped.stop, recording.num_steps, colour=colour))
     if stopped.stop is None and not recording.is_complete:
@@ -38,7 +38,7 @@ def stopped_text(stopped: Stopped, *, colour: bool) -> str:
 
 
 def stop_lines(run: TerminalRun) -> Iterator[str]:
-    """How a run in a terminal has ended that did not just come to its end, and what to type next."""
+    """Yield where a condition stopped a run in a terminal, and the next command."""
     if run.conditions:
         yield condition_line(run.conditions, run.stop, run.recording.num_steps, colour=False)
     if (command := run.next_command) is not None:
@@ -46,10 +46,10 @@ def stop_lines(run: TerminalRun) -> Iterator[str]:
 
 
 def condition_line(conditions: Sequence[Condition], stop: Stop | None, num_steps: int, *, colour: bool) -> str:
-    """Where one of these held, or that none did."""
+    """Return the line that names the condition that held, or those that did not."""
     if stop is not None:
         return f"{_label('STOPPED', YELLOW, colour)}  {where(stop)}"
-    return f"{_label('NOT MET', GREEN, colour)}  {', '.join(map(str, conditions))}: not in {count(num_steps, 'step')}"
+    return f"{_label('NOT MET', GREEN, colour)}  {', '.join(map(str, conditions))} in {count(num_steps, 'step')}"
 
 
 def where(stop: Stop) -> str:

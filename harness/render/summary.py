@@ -22,16 +22,16 @@ BOLD_RED, RED, YELLOW, GREEN = "1;31", "31", "33", "32"
 
 REMEDY_OF_NEED = {
     NeedSource.AST: "write the numbers in its gpus markers as literals, so that the plan can read them",
-    NeedSource.IMPORT: "its markers say something else each time it is imported: let them not depend on the machine",
-    NeedSource.TABLE: "ask for it in the needs table",
+    NeedSource.IMPORT: "its markers change between imports: make them independent of the machine",
+    NeedSource.TABLE: "correct the needs table",
 }
 REASON_OF_CODE = {
     ExitCode.INTERRUPTED: "the run was interrupted",
     ExitCode.INTERNAL_ERROR: "rlharness itself failed",
     ExitCode.USAGE_ERROR: "pytest refused its arguments",
     ExitCode.NOTHING_COLLECTED: "no tests were collected",
-    ExitCode.GPU_QUARANTINED: "the tests passed, and a GPU did not come back clean",
-    ExitCode.UNITS_NOT_RUN: "units were not run for want of GPUs (--allow-missing-gpus accepts that)",
+    ExitCode.GPU_QUARANTINED: "the tests passed, but a GPU was quarantined",
+    ExitCode.UNITS_NOT_RUN: "units were not run for lack of GPUs (--allow-missing-gpus accepts this)",
 }
 
 
@@ -46,7 +46,7 @@ class SummaryReporter:
         self._colour = colour
         self._cap_bytes = cap_bytes
         self._shown: dict[str, str] = {}
-        """Why units could not be collected: the text, and the first unit it was shown for."""
+        """Collection errors that were shown: the text, and the first unit it was shown for."""
 
     def on_event(self, event: Event, state: RunState) -> None:
         """Wait for the last event."""
@@ -72,17 +72,17 @@ class SummaryReporter:
         if not result.directory:
             first = self._shown.setdefault(result.unit.collect_error, result.unit.path)
             if first != result.unit.path:  # a conftest that cannot be imported fails every file below it
-                self._put(f"(as {one_line(first)}, above)\n")
+                self._put(f"(same error as {one_line(first)}, above)\n")
                 return
             output = OutputFilter(colour=self._colour)
             text = output.feed(result.unit.collect_error.encode("utf-8", "backslashreplace")) + output.finish()
             self._put(text.rstrip("\n") + "\n" if text else "(it never started)\n")
             return
         directory = Path(result.directory)
-        self._file(directory / "output.log", "it wrote nothing")
+        self._file(directory / "output.log", "no output")
         stacks = directory / "stacks.txt"
         if os.path.lexists(stacks):
-            self._put("\n" + self._paint(" stacks of its processes when it was ended ".center(WIDTH, "-"), RED) + "\n")
+            self._put("\n" + self._paint(" stacks of its processes at termination ".center(WIDTH, "-"), RED) + "\n")
             self._file(stacks, "")
         self._put(self._paint(f"(kept in {one_line(result.directory, 4096)})", "2") + "\n")
 
@@ -131,7 +131,7 @@ class SummaryReporter:
 
 
 def closing_line(event: RunFinished, state: RunState) -> str:
-    """The run in one line: counts, wall time against sequential time, how well the GPUs were used, the bound."""
+    """The run in one line: counts, wall time against sequential time, utilisation of the GPUs, lower bound."""
     outcomes = ", ".join(f"{state.outcomes[o]:,} {o.value.replace('_', ' ')}" for o in Outcome if state.outcomes[o])
     units = count(len(state.units), "unit") + (f": {outcomes}" if outcomes else "")
     if event.sequential_s <= 0:  # nothing ran
@@ -155,12 +155,12 @@ def _sections(event: RunFinished, state: RunState) -> Iterator[tuple[str, str, l
     failed = [f"{label(r.outcome)} {', '.join([one_line(r.unit.path), *facts(r, state)])}" for r in failures]
     yield "failed, shown above", RED, failed
     yield "interrupted", YELLOW, [_with_reason(r) for r in results if r.outcome is Outcome.INTERRUPTED]
-    yield "not run, since the run was cancelled", YELLOW, [_with_reason(r) for r in not_run if not r.for_want_of_gpus]
-    yield "not run for want of GPUs", YELLOW, [_with_reason(r) for r in not_run if r.for_want_of_gpus]
+    yield "not run because the run was cancelled", YELLOW, [_with_reason(r) for r in not_run if not r.for_want_of_gpus]
+    yield "not run for lack of GPUs", YELLOW, [_with_reason(r) for r in not_run if r.for_want_of_gpus]
     yield "no tests", YELLOW, [_with_reason(r) for r in results if r.outcome is Outcome.NO_TESTS]
     yield "every test skipped", YELLOW, [_skips(r) for r in results if r.tests.all_skipped]
     yield "left processes behind, now killed", YELLOW, [_left(r) for r in results if r.left_behind]
-    yield "needs other than planned", YELLOW, [_need(r) for r in results if r.need_disagrees]
+    yield "needs that differ from the plan", YELLOW, [_need(r) for r in results if r.need_disagrees]
     held = state.quarantined.values()
     quarantined = [f"{gpus([e.gpu_id], state)} after {one_line(e.path)}: {one_line(e.reason)}" for e in held]
     yield "GPUs in quarantine, not leased again", RED, quarantined
@@ -168,9 +168,9 @@ def _sections(event: RunFinished, state: RunState) -> Iterator[tuple[str, str, l
 
 
 def _reason(event: RunFinished, state: RunState) -> str:
-    """Why it ends with this code; empty where nothing has to be said of it."""
+    """Return the reason for the exit code; empty if it needs none."""
     if event.exit_code == ExitCode.USAGE_ERROR and not event.error and not state.outcomes[Outcome.USAGE_ERROR]:
-        return "a file that was asked for could not be written: see the notes"
+        return "a requested file could not be written: see the notes"
     return REASON_OF_CODE.get(ExitCode(event.exit_code), "")
 
 
@@ -187,7 +187,7 @@ def _left(result: UnitResult) -> str:
 
 
 def _need(result: UnitResult) -> str:
-    found = f"planned with {result.unit.need}, its markers ask for {result.collected_need}"
+    found = f"planned with {result.unit.need}, but its markers ask for {result.collected_need}"
     return _joined(result, [found, REMEDY_OF_NEED[result.unit.source]])
 
 

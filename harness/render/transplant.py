@@ -1,4 +1,4 @@
-"""What `rlharness transplant` prints: what was put into A, what came of it, and which difference caused the others."""
+"""What `rlharness transplant` prints: the patches, their results, and the difference that caused the rest."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ def transplant_text(findings: Findings, *, colour: bool) -> str:
     pair = findings.pair
     lines = [
         f"A: {path_text(pair.a.directory)}  B: {path_text(pair.b.directory)}",
-        f"{_begin(pair)}, and looked at up to step {pair.last}",
+        f"{_begin(pair)}, compared up to step {pair.last}",
         *_identity(pair.identity_differences),
         *(_table([_row(each) for each in findings.outcomes]) if findings.outcomes else ()),
         *_problems(findings.outcomes),
@@ -29,15 +29,15 @@ def transplant_text(findings: Findings, *, colour: bool) -> str:
         f"  traces: {shlex.quote(path_text(findings.directory))}",
     ]
     if findings.interrupted_by:
-        until = "; what was found until then:" if findings.outcomes else ", before anything was tried"
+        until = "; results so far:" if findings.outcomes else " before any patch was tried"
         lines.insert(0, f"interrupted by {findings.interrupted_by}{until}")
     return "\n".join(lines)
 
 
 def _begin(pair: Pair) -> str:
-    """Put in from step 7 on; and why there, where that is not where the two runs part."""
-    begin = f"put in from step {pair.step} on"
-    return begin if pair.step == pair.parts else f"they part at step {pair.parts}; {begin}"
+    """Return the first patched step, after the first difference if that is another step."""
+    begin = f"patched from step {pair.step} on"
+    return begin if pair.step == pair.parts else f"first difference at step {pair.parts}; {begin}"
 
 
 def _identity(differences: Sequence[FieldDifference]) -> Iterator[str]:
@@ -52,7 +52,7 @@ def _value(value: str | None) -> str:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    heads = ("B's put into A", "what follows", "leaves", "value", "from A", "from B", "of the way to B")
+    heads = ("patched from B", "result", "values as in B", "curve", "from A", "from B", "moved to B")
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     for row in (heads, *rows):
         cells = [text.ljust(width) for text, width in zip(row, widths, strict=True) if width]
@@ -60,7 +60,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:
-    """What was put, what follows, how many leaves behind it are B's, and how far the curve has moved at least."""
+    """Return the cells of a patch: title, result, number of later values as in B, and the distance of the curve."""
     values = f"{outcome.num_reached:,} of {outcome.num_apart:,}" if outcome.num_apart else ""
     told = one_line(outcome.patch.title), _effect(outcome), values
     if (distance := outcome.distance) is None:
@@ -79,15 +79,15 @@ def _share(distance: Distance) -> str:
 def _effect(outcome: Outcome) -> str:
     match outcome.effect:
         case Effect.BECOMES_B:
-            return "B, every bit"
+            return "equals B, every bit"
         case Effect.MOVES:
-            return f"not B: {_where(outcome.from_b)}"
+            return f"differs from B: {_where(outcome.from_b)}"
         case Effect.NOTHING:
             return "no effect"
         case Effect.SAME_ALREADY:
-            return "nothing to put: A has the same bits"
+            return "nothing to patch: A has the same bits"
         case Effect.DOES_NOT_FIT:
-            return "cannot be put in"
+            return "cannot be patched"
         case Effect.FAILED:
             return "the run failed"
 
@@ -100,61 +100,69 @@ def _where(where: Where | None) -> str:
 
 
 def _problems(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """What a row has no room for."""
+    """Yield notes that do not fit into a row."""
     for outcome in outcomes:
         title = one_line(outcome.patch.title)
         if outcome.effect is Effect.NOTHING:
-            yield f"  {title}: A in every bit still; what is recorded there is a copy, or nobody reads it"
+            yield f"  {title}: no bit of A changed; the recorded value is a copy, or nothing reads it"
         if outcome.problem:
             yield f"  {title}: {one_line(outcome.problem)}"
         if outcome.num_kept:
-            what = "no tensor" if outcome.num_kept == 1 else "no tensors"
-            yield f"  {title}: {count(outcome.num_kept, 'value')} stayed A's, being {what}"
+            why = (
+                "was not patched: it is not a tensor"
+                if outcome.num_kept == 1
+                else "were not patched: they are not tensors"
+            )
+            yield f"  {title}: {count(outcome.num_kept, 'value')} {why}"
 
 
 def _conclusion(findings: Findings, colour: bool) -> Iterator[str]:
-    """What the rows say together."""
+    """Yield the conclusion from all rows."""
     cause = findings.cause
     label = "CAUSE" if cause else "NO CAUSE FOUND" if findings.outcomes else "NOTHING TRIED"
     painted = f"\x1b[{TONES[bool(cause)]}m{label}\x1b[0m" if colour else label
     if not findings.outcomes:
-        yield f"{painted}  nothing of B was put into A: nothing is said of the cause"
+        yield f"{painted}  no patch was tried, so the cause is unknown"
         return
     if cause is None:
-        yield f"{painted}  from nothing that was put in does B follow"
+        yield f"{painted}  no patch turns A into B"
         return
     last = findings.pair.last
     title = one_line(cause.patch.title)
     if cause.effect is Effect.BECOMES_B:
-        yield f"{painted}  {title}: with B's, A becomes B in every bit behind it, up to step {last}"
+        yield f"{painted}  {title}: with B's values, A equals B in every later bit, up to step {last}"
     elif cause.distance is not None:
         share = min(99.99, 100 * (cause.distance.share or 0.0))
-        yield f"{painted}  {title}: with B's, every value goes {share:.4g} % of the way to B, or more"
-        yield f"  not to the bit: what is left begins at {_where(cause.from_b)}"
+        yield f"{painted}  {title}: with B's values, every curve value moves at least {share:.4g} % of the way to B"
+        yield f"  not bitwise: the first remaining difference is at {_where(cause.from_b)}"
     if cause.before:
-        yield f"  differs before it, and is A's still: {_names(cause.before)}"
+        yield f"  differs earlier and was not patched: {_names(cause.before)}"
     at = findings.outcomes.index(cause)
     if refused := [each.patch.take.text for each in findings.outcomes[:at] if each.effect is Effect.DOES_NOT_FIT]:
-        yield f"  could not be put in, and may be why: {_names(refused)}"
+        yield f"  could not be patched and may be the cause: {_names(refused)}"
     once = next(
         (each for each in findings.outcomes if each.patch.is_once and each.patch.take == cause.patch.take), None
     )
     if once is not None and once is not cause:
         is_enough = once.effect is Effect.BECOMES_B
-        told = "is enough: what differs later follows from it" if is_enough else "is not enough: it acts again later"
-        yield f"  once, at step {once.patch.first}, {told}"
+        told = "is enough: later differences follow from it" if is_enough else "is not enough: it acts again later"
+        yield f"  patching step {once.patch.first} alone {told}"
     on_the_way = [
         one_line(each.patch.take.text)
         for each in findings.outcomes
         if each.effect is Effect.BECOMES_B and each.patch.take != cause.patch.take
     ]
     if on_the_way:
-        told = "on the way from it to B" if cause.effect is Effect.BECOMES_B else "to the bit"
+        told = (
+            "also turn A into B, as effects of the cause"
+            if cause.effect is Effect.BECOMES_B
+            else "bitwise equal to B with"
+        )
         yield f"  {told}: {', '.join(dict.fromkeys(on_the_way))}"
 
 
 def look_closer(findings: Findings) -> str:
-    """What to type next: where a cause was found, for its first operation; else for where the two runs part."""
+    """Return the next command: for the first operation of the cause, else for the first difference."""
     pair, cause = findings.pair, findings.cause
     a, b = path_text(pair.a.directory), path_text(pair.b.directory)
     if cause is None:

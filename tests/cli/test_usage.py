@@ -38,17 +38,21 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
         (["run", "--junit", ""], "--junit ''", "a path"),
         (["run", "--events", ""], "--events ''", "a path"),
         (["plan", "--needs", ""], "--needs ''", "a path"),
-        (["replay", "--step"], "--step without K", "--step K"),
-        (["run", "--gpus"], "--gpus without auto|none|N|0,2,GPU-uuid|sim:N", "--gpus auto|none|N|0,2,GPU-uuid|sim:N"),
-        (["run", "--json=3"], "--json with a value", "--json"),
+        (["replay", "--step"], "--step needs a value", "--step K"),
+        (["run", "--gpus"], "--gpus needs a value", "--gpus auto|none|N|0,2,GPU-uuid|sim:N"),
+        (["run", "--json=3"], "--json takes no value", "--json"),
         (["diff", "a"], "rlharness diff: B is missing", "rlharness diff A B [OPTIONS]"),
         (["train", "x"], "rlharness train: --out DIR is missing", "rlharness train SCENARIO --out DIR [OPTIONS]"),
         (
             ["replay", "a", "b"],
-            "rlharness replay with more words than it takes: b",
+            "rlharness replay got more arguments than it takes: b",
             "rlharness replay [SCENARIO] [OP",
         ),
-        (["diff", "a", "b", "c d", "e"], "rlharness diff with more words than it takes: c d e", "rlharness diff A B"),
+        (
+            ["diff", "a", "b", "c d", "e"],
+            "rlharness diff got more arguments than it takes: c d e",
+            "rlharness diff A B",
+        ),
     ],
 )
 def test_a_value_is_told_with_what_is_legal(
@@ -84,11 +88,11 @@ def test_an_old_level_is_refused_with_the_present_one(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("words", "what", "near"),
     [
-        (["trian", "--json=x"], "trian is no command", "train or trace"),
-        (["--jsn"], "--jsn is no option", ""),
-        (["run", "--maxfial", "3"], "--maxfial is no option of rlharness run", "--maxfail"),
-        (["plan", "--junit", "x.xml"], "--junit is no option of rlharness plan", "--cpu-units or --json"),
-        (["run", "-z"], "-z is no option of rlharness run", ""),
+        (["trian", "--json=x"], "trian is not a command", "train or trace"),
+        (["--jsn"], "--jsn is not an option", ""),
+        (["run", "--maxfial", "3"], "--maxfial is not an option of rlharness run", "--maxfail"),
+        (["plan", "--junit", "x.xml"], "--junit is not an option of rlharness plan", "--cpu-units or --json"),
+        (["run", "-z"], "-z is not an option of rlharness run", ""),
     ],
 )
 def test_a_word_that_is_spelt_wrongly_is_told_with_those_that_are_near(
@@ -98,7 +102,7 @@ def test_a_word_that_is_spelt_wrongly_is_told_with_those_that_are_near(
     assert told[0] == what
     question = f"did you mean {near}? " if near else ""
     path = what.partition(" of ")[2] or "rlharness"
-    behind = f"; of pytest: {path} -- {words[1]}" if path != "rlharness" else ""
+    behind = f"; for an option of pytest: {path} -- {words[1]}" if path != "rlharness" else ""
     assert told[2] == f"{question}{path} --help{behind}"
     assert len(told[1].split(", ")) > 1
 
@@ -106,14 +110,14 @@ def test_a_word_that_is_spelt_wrongly_is_told_with_those_that_are_near(
 def test_what_stands_behind_two_dashes_is_told_where_they_were_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     told = refused(capsys, "trace", "--out", "a", "python", "train.py")
     assert told[:2] == [
-        "rlharness trace with more words than it takes: python train.py",
+        "rlharness trace got more arguments than it takes: python train.py",
         "rlharness trace --out DIR [OPTIONS] -- COMMAND",
     ]
     assert refused(capsys, "trace", "--out", "", "--")[:2] == ["--out ''", "a path"]
 
 
 def test_a_scenario_that_is_missing_is_told_with_where_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(capsys, "bisect")[2] == "rlharness bisect --help; rlharness scenarios shows what there is"
+    assert refused(capsys, "bisect")[2] == "rlharness bisect --help; rlharness scenarios lists the scenarios"
 
 
 def test_with_json_the_same_is_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,48 +153,48 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (
             "run --step 3 --trace-ops --against other --size full --json",
-            "run is the directory of a recorded run, and replay compares fresh runs",
+            "run is the directory of a recorded run, but replay compares fresh runs",
             "rlharness reproduce run --step 3 --trace-ops --against other --json",
         ),
         (
             "run --set output.a=1 --set output.b=2 --timeout 1.5 --break-on nan",
-            "run is the directory of a recorded run, and replay compares fresh runs",
+            "run is the directory of a recorded run, but replay compares fresh runs",
             "rlharness reproduce run --break-on nan --set output.a=1 --set output.b=2 --timeout 1.5",
         ),
         (
             "'a b.rlb' --trace-ops",
-            "a b.rlb is a bundle, and replay compares fresh runs",
+            "a b.rlb is a bundle, but replay compares fresh runs",
             "rlharness reproduce 'a b.rlb' --trace-ops",
         ),
         (
             "--bundle 'a b.rlb' --trace-ops --size tiny",
-            "--bundle is no option of rlharness replay, which compares fresh runs",
+            "--bundle is not an option of rlharness replay, which compares fresh runs",
             "rlharness reproduce 'a b.rlb' --trace-ops",
         ),
         (
             "run --step 2 --runs 3 --bundle=x.rlb",
-            "--bundle is no option of rlharness replay, which compares fresh runs",
+            "--bundle is not an option of rlharness replay, which compares fresh runs",
             "rlharness reproduce run --step 2 --bundle x.rlb",
         ),
         (
             "run --interactive --step 2",
-            "--interactive is no option of rlharness replay, which compares fresh runs",
+            "--interactive is not an option of rlharness replay, which compares fresh runs",
             "rlharness reproduce run --step 2 --interactive",
         ),
         (
             "--trust",
-            "--trust is no option of rlharness replay, which compares fresh runs",
+            "--trust is not an option of rlharness replay, which compares fresh runs",
             "rlharness reproduce RUN --trust",
         ),
         (
             "grpo_sorting --interactive --step 2",
-            "--interactive is no option of rlharness replay, which compares fresh runs",
+            "--interactive is not an option of rlharness replay, which compares fresh runs",
             "rlharness train grpo_sorting --out RUN, then rlharness reproduce RUN --step 2 --interactive",
         ),
         (
             "grpo_sorting --until 'reward<1' --bundle x.rlb",
-            "--bundle is no option of rlharness replay, which compares fresh runs",
-            "leave it out: a run of a scenario that ends at a condition leaves a bundle below --out",
+            "--bundle is not an option of rlharness replay, which compares fresh runs",
+            "omit it: a scenario run that stops at a condition writes a bundle below --out",
         ),
     ],
 )
@@ -233,7 +237,7 @@ def test_the_line_that_is_to_be_typed_is_one_that_reproduce_takes(recorded: Path
         ("'a b.rlb' --step 1 --bundle x", "--step, --bundle with a bundle"),
         ("'a b.rlb' --until 'loss<1' --against run", "--against, --until with a bundle"),
         ("nothing", "there is no run or bundle nothing"),
-        ("grpo_sorting", "grpo_sorting is a scenario, and nothing that was recorded"),
+        ("grpo_sorting", "grpo_sorting is a scenario, not a recorded run"),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_anything_is_read(

@@ -26,7 +26,7 @@ def test_both_options_are_read_and_words_belong_to_one_of_them() -> None:
 
 def test_a_run_that_knows_of_no_other_cannot_diverge() -> None:
     assert conditions_of_one_run(("nan",), ()) == (Condition("nan"),)
-    with pytest.raises(UsageError, match="nothing that the run could differ from") as refused:
+    with pytest.raises(UsageError, match="no recorded run to differ from") as refused:
         conditions_of_one_run(("nan", "divergence"), ())
     assert refused.value.legal.startswith("nan, inf, or")
     assert refused.value.remedy.startswith("rlharness replay")

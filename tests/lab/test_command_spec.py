@@ -80,4 +80,4 @@ def test_a_command_that_was_copied_without_its_secrets_is_not_started(tmp_path: 
     with pytest.raises(UsageError) as refused:
         make_command_spec(Invocation(tmp_path, {}, ("python", "train.py", word)), RecordingOptions())
     assert word in refused.value.what
-    assert "type the secret in place of <redacted>" in refused.value.remedy
+    assert "replace <redacted>" in refused.value.remedy

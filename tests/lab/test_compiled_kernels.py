@@ -23,7 +23,7 @@ def test_processes_agree_and_a_record_of_operations_has_the_kernels_and_moves_no
     replayed = type_command(tmp_path, "replay", *compiled, "--step", "1", "--trace-ops", "--out", "r")
     assert replayed.code == ExitCode.OK, replayed.stdout + replayed.stderr
     assert replayed.stdout.startswith("A: run 1  B: run 2\nEQUAL  2 steps, every bit\n")
-    assert "none differs\n    it counts: step 1 came out the same without this record\n" in replayed.stdout
+    assert "none differs\n    valid: this recording did not change step 1\n" in replayed.stdout
     found = read_ops(tmp_path / "r" / "run-1-op", 0, 1)
     assert found is not None
     of_kernels = [each for each in found.operations if each.name.startswith("rlcore.")]

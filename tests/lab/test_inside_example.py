@@ -19,8 +19,8 @@ def test_the_examples_are_of_these_commands() -> None:
     assert shown(INSIDE).startswith(f"```console\n$ {STAND}\nat the beginning of step 9\n")
     assert tuple(re.findall(r"^\(step 9, [^)]*\) (.*)$", shown(INSIDE), re.MULTILINE)) == TYPED
     assert all(parse_line(line) for line in TYPED)
-    assert "values came out again as before, every bit\n" in shown(INSIDE)
-    assert "its root is the recorded one, " in shown(INSIDE)
+    assert "values reproduced, every bit\n" in shown(INSIDE)
+    assert "its root digest is the recorded one, " in shown(INSIDE)
     assert shown(CAUSE).startswith(f"```console\n$ {TRANSPLANT}\n")
     assert re.search(r"^CAUSE  advantages, from step \d+ on: ", shown(CAUSE), re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""What to type next, after a run that has not come to its own end."""
+"""Next commands, after a run that has not come to its own end."""
 
 import shlex
 from dataclasses import replace

@@ -67,5 +67,5 @@ def test_what_was_recorded_is_refused_with_the_command_that_removes_it(tmp_path:
         subprocess.run(command, shell=True, check=True)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "mine").touch()
-    with pytest.raises(UsageError, match=r"or remove what is there$"):
+    with pytest.raises(UsageError, match=r"or delete what is there$"):
         OutDirectory.take(tmp_path)

@@ -69,7 +69,7 @@ def test_other_directories_are_refused(tmp_path: Path) -> None:
         read_recorded_run(tmp_path / "foreign")
     run = recorded(tmp_path / "cut")
     (run.directory / "call.json").write_text('{"entry": ', "utf-8")
-    with pytest.raises(UsageError, match="does not say which entry was called"):
+    with pytest.raises(UsageError, match="does not name the called entry"):
         read_recorded_run(run.directory)
 
 
@@ -79,7 +79,7 @@ def test_other_directories_are_refused(tmp_path: Path) -> None:
 def test_a_call_that_is_none_is_told_as_that(tmp_path: Path, text: str) -> None:
     run = recorded(tmp_path / "run")
     (run.directory / "call.json").write_text(text, "utf-8")
-    with pytest.raises(UsageError, match="does not say which entry was called"):
+    with pytest.raises(UsageError, match="does not name the called entry"):
         read_recorded_run(run.directory)
 
 

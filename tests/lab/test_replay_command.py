@@ -119,9 +119,9 @@ def test_a_run_that_fails_is_told_with_the_end_of_its_output(tmp_path: Path, wor
     done = replay(tmp_path, *words)
     assert done.code == ExitCode.INCOMPLETE_RECORDING
     assert done.stdout.startswith("A: run 1  B: run 2\nINCOMPLETE  no difference in 3 steps\n"), done.stdout
-    assert f"run 1 is not whole\n  {said}\n" in done.stdout
-    assert "  the end of its output (r/run-1/output.log):\n  | begins\n" in done.stdout
-    assert "run 2 ended as run 1 did (r/run-2/output.log)\n" in done.stdout
+    assert f"run 1 is incomplete\n  {said}\n" in done.stdout
+    assert "  last lines of its output (r/run-1/output.log):\n  | begins\n" in done.stdout
+    assert "run 2 ended like run 1 (r/run-2/output.log)\n" in done.stdout
 
 
 def test_a_run_that_fails_after_it_diverged_has_diverged(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_the_default_directory_is_hidden_from_git_and_bounded(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--runs", "1", "--", *PRETENDER], "--runs 1: a run that is compared with nothing"),
+        (["--runs", "1", "--", *PRETENDER], "--runs 1 leaves nothing to compare with"),
         (["--trace-ops", "--", *PRETENDER], "--trace-ops without --step"),
         (["--", "frobnicate"], "frobnicate cannot be started"),
         (["--against", "nowhere", "--", *PRETENDER], "no trace in "),
@@ -191,7 +191,7 @@ def test_the_default_directory_is_hidden_from_git_and_bounded(tmp_path: Path) ->
             ["--level", "invariant", "--", *PRETENDER],
             "the level 'invariant' for a program that is not ours: nobody can",
         ),
-        ([], "rlharness replay without anything to run"),
+        ([], "rlharness replay needs a scenario or a command"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path: Path, words: list[str], said: str) -> None:
@@ -236,6 +236,6 @@ def test_the_terminal_shows_the_run_that_goes_on(tmp_path: Path) -> None:
         code = process.wait(PATIENCE_S)
         shown = plain(terminal.all_shown())
     assert code == ExitCode.INTERRUPTED
-    assert "interrupted by SIGINT; what was recorded is kept" in shown
-    assert "run 1 is not whole\n  it was ended by SIGINT" in shown
+    assert "interrupted by SIGINT; all recorded steps are kept" in shown
+    assert "run 1 is incomplete\n  it was ended by SIGINT" in shown
     assert not re.search(r"^Traceback", shown, re.MULTILINE), "but for the program's own, among its output"

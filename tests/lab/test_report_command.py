@@ -51,7 +51,7 @@ def test_as_json_with_each_verdict(traces: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.usefixtures("traces")
 def test_a_run_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "a"]) == ExitCode.OK
-    assert capsys.readouterr().out.startswith("A: a, 3 steps, alone")
+    assert capsys.readouterr().out.startswith("A: a, 3 steps, no other run")
 
 
 @pytest.mark.usefixtures("traces")
@@ -60,7 +60,7 @@ def test_what_is_missing_of_a_run_is_said_and_the_page_is_made_all_the_same(caps
     assert main(["report", "a", "b"]) == ExitCode.OK, "it is the page that was asked for"
     assert capsys.readouterr().out.splitlines()[:-1] == [
         "B: b  NOT COMPARABLE  first difference: step 1, backward layers.0.weight",
-        "  B is not whole: manifest.json is missing or cut",
+        "  B is incomplete: manifest.json is missing or cut",
     ]
     assert main(["report", "b", "--json"]) == ExitCode.OK
     (run,) = json.loads(capsys.readouterr().out)["runs"]
@@ -87,7 +87,7 @@ def test_a_replay_stands_for_its_runs_in_their_order(capsys: pytest.CaptureFixtu
     [
         (["nowhere"], "no trace in"),
         (["a", "notes.txt"], "is a file"),
-        (["a", "--out", "notes.txt"], "exists, and is no report"),
+        (["a", "--out", "notes.txt"], "exists and is not a report"),
         (["a", "--out", "b"], "is a directory"),
         (["a", "--out", "notes.txt/x.html"], "the report cannot be written to notes.txt/x.html: "),
         (["nowhere", "--out", "none/x.html"], "no trace in"),
@@ -122,7 +122,7 @@ def test_an_earlier_report_is_replaced(capsys: pytest.CaptureFixture[str]) -> No
 def test_of_a_large_trace_it_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "LARGE_BYTES", 1000)
     assert main(["report", "a", "b"]) == ExitCode.OK
-    assert [line.partition(" has ")[0] for line in capsys.readouterr().err.splitlines()] == [
+    assert [line.partition(" is large ")[0] for line in capsys.readouterr().err.splitlines()] == [
         "rlharness: a",
         "rlharness: b",
     ]

@@ -130,7 +130,7 @@ def test_what_is_legal_is_told_in_words_of_the_file(lines: str, said: str, legal
     with pytest.raises(UsageError) as refused:
         parse_scenario("\n".join([*others, lines]), "a.yaml")
     assert (refused.value.what, refused.value.legal) == (f"a.yaml: {said}", legal)
-    assert refused.value.remedy == "mend the file"
+    assert refused.value.remedy == "correct the file"
 
 
 def test_each_key_of_the_file_has_a_legal_value() -> None:
@@ -140,7 +140,7 @@ def test_each_key_of_the_file_has_a_legal_value() -> None:
 
 
 def test_what_is_no_mapping_is_refused() -> None:
-    with pytest.raises(UsageError, match="is no mapping"):
+    with pytest.raises(UsageError, match="is not a mapping"):
         parse_scenario("- a", "x")
 
 
@@ -206,7 +206,7 @@ def test_the_nearest_names_are_told(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     path = write_tiny(tmp_path)
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match=r"tiny\.yaml is no text"):
+    with pytest.raises(UsageError, match=r"tiny\.yaml is not a text file"):
         find_scenario("tiny", tmp_path).read()
     path.write_text("about: [", encoding="utf-8")
     with pytest.raises(UsageError, match=r"tiny\.yaml, line 1, column 9: "):

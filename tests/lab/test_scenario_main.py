@@ -20,8 +20,8 @@ def test_an_entry_is_found() -> None:
 @pytest.mark.parametrize(
     ("name", "what", "remedy"),
     [
-        ("frobnicate.x:run", "entry frobnicate.x:run: there is no module frobnicate", "spelled"),
-        ("tests.lab.frobnicate:run", "there is no module tests.lab.frobnicate", "spelled"),
+        ("frobnicate.x:run", "entry frobnicate.x:run: there is no module frobnicate", "spelling"),
+        ("tests.lab.frobnicate:run", "there is no module tests.lab.frobnicate", "spelling"),
         ("entry_without_its_engine:run", "there is no module frobnicate_engine", "pip install"),
         ("tests.lab.tiny_entry:runn", "tests.lab.tiny_entry has no function runn", ""),
         ("tests.lab.tiny_entry:KEYS", "has no function KEYS", ""),

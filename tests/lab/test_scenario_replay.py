@@ -107,15 +107,15 @@ def test_the_command_that_looks_closer_names_the_scenario(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("given_ones", "said"),
     [
-        ({"trailing": ("python", "train.py")}, "the scenario tiny and a command"),
+        ({"trailing": ("python", "train.py")}, "both the scenario tiny and a command are given"),
         ({"scenario": None, "overrides": ("a=1",), "trailing": ("ls",)}, "--set without a scenario"),
         (
             {"scenario": None, "sweep": ("a=1",), "size": "full", "trailing": ("ls",)},
             "--size, --sweep without a scenario",
         ),
         ({"scenario": None, "level": "invariant", "trailing": ("ls",)}, "the level 'invariant' for a program that is"),
-        ({"num_runs": 1}, "--runs 1: a run that is compared with nothing"),
-        ({"sweep": ("seed=1,2",)}, "--sweep seed: runs that differ in it are not comparable"),
+        ({"num_runs": 1}, "--runs 1 leaves nothing to compare with"),
+        ({"sweep": ("seed=1,2",)}, "--sweep seed: it is part of the run identity"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(

@@ -117,14 +117,14 @@ def test_what_varies_is_another_value_for_each_run(tmp_path: Path) -> None:
         ({"overrides": ("seed",)}, "--set seed"),
         ({"overrides": ("=3",)}, "--set =3"),
         ({"overrides": ("seed=[1",)}, "--set seed=[1, line 1, column "),
-        ({"overrides": ("seed.x=1",)}, "--set: seed.x leads through seed, which is 1 and no section"),
+        ({"overrides": ("seed.x=1",)}, "--set: seed.x leads through seed, which is 1 and not a section"),
         ({"sweep": ("runtime.num_parts",)}, "--sweep runtime.num_parts"),
         ({"sweep": ("runtime.num_parts=",)}, "--sweep runtime.num_parts="),
-        ({"sweep": ("seed=1,2",)}, "--sweep seed: runs that differ in it are not comparable"),
+        ({"sweep": ("seed=1,2",)}, "--sweep seed: it is part of the run identity"),
         ({"size": "huge"}, "there is no size 'huge'"),
         ({"scenario": "tinny"}, "there is no scenario 'tinny'"),
         ({"metrics": ("loss",)}, "--metric loss"),
-        ({"overrides": ("api_key=<redacted>",)}, "--set api_key=<redacted>: rlharness has taken a secret out there"),
+        ({"overrides": ("api_key=<redacted>",)}, "--set api_key=<redacted>: rlharness removed a secret there"),
     ],
 )
 def test_what_cannot_be_used_is_refused(tmp_path: Path, given_ones: dict[str, Any], said: str) -> None:

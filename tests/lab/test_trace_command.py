@@ -184,7 +184,7 @@ def test_what_cannot_be_started_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     done = type_command(tmp_path, "trace", "--out", "t")
     assert (done.code, done.stdout) == (ExitCode.USAGE_ERROR, "")
-    assert "there is no command to record" in done.stderr
+    assert "the command to record is missing" in done.stderr
 
 
 def test_ctrl_c_reaches_the_program_once_and_the_recording_is_finished(tmp_path: Path) -> None:

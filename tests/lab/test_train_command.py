@@ -146,14 +146,14 @@ def test_a_run_ends_where_a_condition_holds_and_says_what_to_type_next(tmp_path:
     ]
     next_words = shlex.split(told["next"])[1:]
     looked = type_command(tmp_path, *next_words, "--out", "again")
-    assert "first NaN: made by forward aten.sub.Tensor" in looked.stdout, looked.stderr
+    assert "first NaN: produced by forward aten.sub.Tensor" in looked.stdout, looked.stderr
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--break-on", "divergence"), "there is nothing that the run could differ from"),
+        (("--break-on", "divergence"), "this run has no recorded run to differ from"),
         (("--until", "lose<3"), "the curve has no value 'lose'\n  legal:  loss"),
     ],
 )

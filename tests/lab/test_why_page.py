@@ -13,7 +13,7 @@ VERDICTS = {
     "operation": "words.py:10 <module>",
     "deterministic": "EQUAL  5 steps, every bit",
     "mended": "EQUAL  5 steps, every bit",
-    "chaos": "DIVERGED  runtime.num_parts=3 alone moves the gradient of weights at step 0",
+    "chaos": "DIVERGED  runtime.num_parts=3 alone changes the gradient of weights at step 0",
     "sweep": "DIVERGED  step 0, backward weights",
     "step": "mean.py:12 <genexpr>",
     "scenario_mended": "EQUAL  3 steps, every bit",

@@ -136,9 +136,9 @@ def test_where_a_branch_began(project: Project, tmp_path: Path) -> None:
 
 def test_what_is_no_commit_or_no_checkout_is_told(project: Project, tmp_path: Path) -> None:
     for revision in ("nothing", "--all", "HEAD:parts.py"):
-        with pytest.raises(UsageError, match="is no commit here"):
+        with pytest.raises(UsageError, match="is not a commit here"):
             checkout(project).commit(revision)
-    with pytest.raises(UsageError, match="is no git checkout"):
+    with pytest.raises(UsageError, match="is not a git checkout"):
         Checkout(tmp_path, {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)})
     project.commit("Second")
     shallow = tmp_path / "shallow"

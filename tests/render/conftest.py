@@ -1,8 +1,10 @@
 """One hand-written run that has met everything, its directories included, for every reporter to tell."""
 
 import json
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,7 @@ from harness.runner.events import (
 from harness.runner.reporter import Reporter
 from harness.runner.stats import RunState, closing_figures, exit_code
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
+from tests.support.golden import check_golden
 
 CARDS = ("GPU-aaaa", "GPU-bbbb")
 IMPORT_ERROR = "tests/test_import.py:1: in <module>\n    import moonshine\nE   ModuleNotFoundError: moonshine\n"
@@ -242,3 +245,9 @@ def sample_run(tmp_path: Path) -> SampleRun:
     code = exit_code(state, allow_missing_gpus=False)
     events.append(closing_figures(state, t=55.5, exit_code=code, lower_bound_s=36.0, bounding_unit=HANG.path))
     return SampleRun(root, events)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare the text of a renderer with a golden file: golden("plan.txt", text)."""
+    return partial(check_golden, is_updating=request.config.getoption("--update-goldens"))

@@ -2,7 +2,7 @@
 
 import json
 import re
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,6 @@ from harness.runner.leases import LeaseTable
 from harness.runner.packing import Job, Plan, plan
 from tests.support.packing_cases import EIGHT, NEEDS, QUICK, inventory, jobs_of
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 ANSI = re.compile("\x1b\\[[0-9;]*m")
 UNITS = [
     ("tests/rl/test_grpo_end_to_end.py", Need(gpus=8), 240.0),
@@ -39,9 +38,9 @@ def sample() -> Plan:
     return plan(jobs, LeaseTable(EIGHT, 2))
 
 
-def test_a_plan_looks_as_the_golden() -> None:
+def test_a_plan_looks_as_the_golden(golden: Callable[[str, str], None]) -> None:
     drawn = chart(sample(), PATHS, width=100)
-    assert drawn == (GOLDEN / "plan.txt").read_text("utf-8")
+    golden("plan.txt", drawn)
 
 
 def test_colour_adds_nothing_but_colour() -> None:

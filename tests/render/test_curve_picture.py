@@ -1,7 +1,7 @@
 """The picture of two curves: whole against goldens, and whatever the curves are it has its size."""
 
 import math
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,6 @@ from harness.render.curve_picture import HEIGHT, curve_picture
 from harness.trace.verdict import Curves
 from tests.support.traces import SEEDED
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 NUM_STEPS = 60
 FALLING = tuple(2 * math.exp(-step / 15) for step in range(NUM_STEPS))
 PARTED = Curves(
@@ -24,9 +23,8 @@ value = st.one_of(st.none(), st.floats(), st.floats(-1, 1))
 
 
 @pytest.mark.parametrize(("name", "is_ascii"), [("curve_picture", False), ("curve_picture_ascii", True)])
-def test_the_picture_is_the_golden(name: str, is_ascii: bool) -> None:
-    golden = (GOLDEN / f"{name}.txt").read_text("utf-8")
-    assert "\n".join(curve_picture(PARTED, parted=37, width=80, is_ascii=is_ascii)) + "\n" == golden
+def test_the_picture_is_the_golden(golden: Callable[[str, str], None], name: str, is_ascii: bool) -> None:
+    golden(f"{name}.txt", "\n".join(curve_picture(PARTED, parted=37, width=80, is_ascii=is_ascii)) + "\n")
 
 
 def test_the_mark_stands_below_the_step() -> None:

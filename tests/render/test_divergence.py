@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -116,9 +117,8 @@ MADE = {"equal": equal, "diverged": diverged, "values": values, "incomplete": in
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_the_text_is_the_golden(tmp_path: Path, name: str) -> None:
-    golden = (GOLDEN / f"diff_{name}.txt").read_text("utf-8")
-    assert verdict_text(MADE[name](tmp_path), colour=False, width=90) + "\n" == golden
+def test_the_text_is_the_golden(golden: Callable[[str, str], None], tmp_path: Path, name: str) -> None:
+    golden(f"diff_{name}.txt", verdict_text(MADE[name](tmp_path), colour=False, width=90) + "\n")
 
 
 def test_the_manual_shows_the_goldens() -> None:
@@ -162,12 +162,12 @@ def test_the_json_holds_what_the_text_says(tmp_path: Path) -> None:
 def test_a_step_that_one_has_more(tmp_path: Path) -> None:
     verdict = diff(trace(tmp_path / "a", steps_of(2)), trace(tmp_path / "b", steps_of(3)))
     assert verdict_text(verdict, colour=False).splitlines() == [
-        "DIVERGED  step 2, which only B has",
+        "DIVERGED  step 2 exists only in B",
         "  different steps: 1 of 3",
     ]
     assert verdict_json(verdict, exit_code=10)["first"]["a"] is None
     picture = verdict_text(verdict, colour=False, width=80).splitlines()[2:]
-    assert (picture[0], picture[-1].split()) == ("  loss", ["step", "0,", "they", "part", "at", "2", "2"])
+    assert (picture[0], picture[-1].split()) == ("  loss", ["step", "0,", "they", "diverge", "at", "2", "2"])
     assert picture[-2].endswith("▲"), "where one ends"
 
 
@@ -178,13 +178,13 @@ def test_a_step_that_one_rank_has_more(tmp_path: Path) -> None:
     both = trace_of_ranks(tmp_path / "both", [steps_of(4, loss), steps_of(2)])
     verdict = diff(even, uneven)
     assert verdict_text(verdict, colour=False).splitlines() == [
-        "DIVERGED  step 2, which only A has, rank 1",
+        "DIVERGED  step 2, rank 1 exists only in A",
         "  different steps: 2 of 4",
     ]
     told = verdict_json(verdict, exit_code=10)
     assert (told["first"]["what"], told["first"]["rank"], told["first"]["ranks"]) == ("step_only_in_a", 1, [1])
     assert verdict_text(diff(even, both), colour=False).splitlines()[:2] == [
-        "DIVERGED  step 2, which only A has, rank 1",
+        "DIVERGED  step 2, rank 1 exists only in A",
         "  ranks that differ: 0-1",
     ]
 
@@ -192,7 +192,7 @@ def test_a_step_that_one_rank_has_more(tmp_path: Path) -> None:
 def test_leaves_that_only_b_has_are_leaves_of_the_step(tmp_path: Path) -> None:
     a = trace(tmp_path / "a", [[recorded_value("loss", "loss", 1)]])
     b = trace(tmp_path / "b", [[recorded_value("forward", f"w{number}", 1) for number in range(3)]])
-    assert "  different in this step: 4 of 4 leaves" in verdict_text(diff(a, b), colour=False).splitlines()
+    assert "  different in this step: 4 of 4 values" in verdict_text(diff(a, b), colour=False).splitlines()
 
 
 def test_floats_only_is_said_of_leaves_and_not_of_steps_that_are_missing(tmp_path: Path) -> None:
@@ -228,9 +228,9 @@ def test_payloads_zeros_and_many_elements(tmp_path: Path) -> None:
     assert nan[1:4] == [
         "  A  f32 [1]  nan (7fc00000)",
         "  B  f32 [1]  nan (7fc00001)",
-        "  NaN in both, with other payloads",
+        "  NaN in both, with different payloads",
     ]
-    assert told(struct.pack("<f", 0.0), struct.pack("<f", -0.0))[3] == "  the sign of zero"
+    assert told(struct.pack("<f", 0.0), struct.pack("<f", -0.0))[3] == "  only in the sign of zero"
     many = told(struct.pack("<3f", 1, 2, 3), struct.pack("<3f", 1, 2.5, 3.5))
     assert many[1] == "  A  f32 [3]  2.0 at element 1"
     assert many[3] == "  2 of 3 elements differ, at most 2,097,152 ulp apart (0.5)"
@@ -242,14 +242,14 @@ def test_a_leaf_that_one_has_more_and_ranks_parts(tmp_path: Path) -> None:
     b = trace(tmp_path / "b", [[part._replace(digest=bytes(16)), recorded_value("loss", "loss", 1)]])
     assert verdict_text(diff(a, b), colour=False).splitlines() == [
         "EQUAL  1 step, every bit",
-        "  of micro-batches, which do not count, the first difference: step 0, forward hidden",
+        "  first difference in microbatches (does not affect the verdict): step 0, forward hidden",
     ]
     c = trace(tmp_path / "c", [[part]])
     lines = verdict_text(diff(a, c), colour=False).splitlines()
     assert lines[0] == "DIVERGED  step 0, loss loss"
     assert lines[2:4] == [
-        "  B  has no such leaf",
-        "  equal before it: 1 leaf of forward; the last: forward hidden",
+        "  B  has no such value",
+        "  equal before it: 1 value of forward; the last: forward hidden",
     ]
 
 
@@ -268,10 +268,10 @@ def test_a_micro_batch_and_a_batch_are_called_by_their_names(tmp_path: Path) -> 
             traces.append(trace_of_ranks(directory / side, [whole] * num_ranks))
         return verdict_text(diff(*traces), colour=False).splitlines()[0].partition("step 0, ")[2]
 
-    assert headline("loss", 0, 1) == "loss x in micro-batch 0"
-    assert headline("loss", 2, 1) == "loss x in micro-batch 2"
+    assert headline("loss", 0, 1) == "loss x in microbatch 0"
+    assert headline("loss", 2, 1) == "loss x in microbatch 2"
     assert headline("rollout", 1, 1) == "rollout x in batch 1"
-    assert headline("loss", 2, 2) == "loss x in micro-batch 2 (this rank's part), rank 0"
+    assert headline("loss", 2, 2) == "loss x in microbatch 2 (this rank's part), rank 0"
 
 
 def test_an_element_of_a_shard_has_no_place_in_the_whole(tmp_path: Path) -> None:
@@ -305,10 +305,12 @@ def test_many_names_are_counted(tmp_path: Path) -> None:
 
 
 def test_nothing_in_common() -> None:
-    assert verdict_text(Verdict(Kind.INCOMPLETE, ("x",)), colour=False) == "INCOMPLETE  no step is whole in both\n  x"
+    assert (
+        verdict_text(Verdict(Kind.INCOMPLETE, ("x",)), colour=False) == "INCOMPLETE  no step is complete in both\n  x"
+    )
     place = Divergence(3, Difference.STEP_ONLY_IN_A)
     assert verdict_text(Verdict(Kind.NOT_COMPARABLE, first=place), colour=False).startswith(
-        "NOT COMPARABLE  first difference: step 3, which only A has"
+        "NOT COMPARABLE  first difference: step 3 exists only in A"
     )
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -139,8 +140,10 @@ def container() -> tuple[Finding, ...]:
         ("doctor_colour.txt", sick()[-3:], True),
     ],
 )
-def test_the_text_is_the_golden(name: str, findings: tuple[Finding, ...], colour: bool) -> None:
-    assert findings_text(in_order(findings), took_s=0.83, colour=colour) + "\n" == (GOLDEN / name).read_text()
+def test_the_text_is_the_golden(
+    golden: Callable[[str, str], None], name: str, findings: tuple[Finding, ...], colour: bool
+) -> None:
+    golden(name, findings_text(in_order(findings), took_s=0.83, colour=colour) + "\n")
 
 
 def test_a_healthy_machine_raises_no_alarm() -> None:
@@ -185,7 +188,7 @@ def test_details_are_shown_below_and_foreign_text_is_made_safe() -> None:
 
 
 def test_nothing_to_say() -> None:
-    assert findings_text([], took_s=0.5, colour=False) == "\nnothing was looked at in 0.5 s"
+    assert findings_text([], took_s=0.5, colour=False) == "\nnothing was checked in 0.5 s"
 
 
 # ---- --fix ----
@@ -198,7 +201,7 @@ def test_what_mends_is_set_once_and_what_is_set_is_not_unset() -> None:
         Finding("c", Severity.FINE, "every pair of hosts can talk", "", "", (("W", "eth0"),)),
     ]
     assert fix_lines(findings) == ["unset Y", "export X=1", "export Z='a b'", "export W=eth0"]
-    hint = 'what variables can mend:  eval "$(rlharness doctor --fix)"'
+    hint = 'to fix the variables:  eval "$(rlharness doctor --fix)"'
     assert findings_text(findings, took_s=1, colour=False).endswith(hint)
     assert hint not in findings_text(findings, took_s=1, colour=False, fix_command="")
 

@@ -1,6 +1,7 @@
 """What `rlharness gate` prints: whole against a golden, and as JSON."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -20,11 +21,10 @@ from harness.trace.verdict import REWARDS, TOKENS, Count, Element
 from tests.render.gates import NOISY, SLOWER, STEADY, gate_of, scenario_of
 from tests.support.traces import flip_bit, steps_of, trace
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 ROUNDING = Rounding(1, 12, 5, "backward layers.0.weight", 3, 1200, "optimizer layers.0.weight", 2e-7, "backward", True)
 
 
-def test_the_text_is_the_golden(tmp_path: Path) -> None:
+def test_the_text_is_the_golden(golden: Callable[[str, str], None], tmp_path: Path) -> None:
     a = trace(tmp_path / "a", steps_of(3))
     b = trace(tmp_path / "b", steps_of(3, flip_bit(1, "backward", "layers.0.weight")))
     scenarios = (
@@ -37,7 +37,7 @@ def test_the_text_is_the_golden(tmp_path: Path) -> None:
         scenario_of("other", Change.CONFIGURATION, "seed was 1 and is 2", costs=()),
     )
     gate = replace(gate_of(*scenarios), is_dirty=True, notes=("a last note",))
-    assert gate_text(gate, colour=False) + "\n" == (GOLDEN / "gate.txt").read_text("utf-8")
+    golden("gate.txt", gate_text(gate, colour=False) + "\n")
 
 
 @pytest.mark.parametrize("change", Change)
@@ -79,14 +79,14 @@ def test_of_tensors_that_are_all_equal_nothing_is_told() -> None:
 
 def test_the_first_tensor_may_be_the_one_that_is_furthest_apart() -> None:
     alone = replace(ROUNDING, name=ROUNDING.first, max_ulp=ROUNDING.first_ulp)
-    assert next(rounding_lines(alone)).endswith(" the first backward layers.0.weight by up to 3 ulp, which is the most")
+    assert next(rounding_lines(alone)).endswith(" first backward layers.0.weight by up to 3 ulp (the largest)")
 
 
 def test_a_cost_says_what_its_noise_is() -> None:
     assert cost_line(STEADY) == "time of step: 0.2 s -> 0.21 s (x 1.05, noise 2 %)"
     assert cost_line(SLOWER).startswith("SLOWER: time of rollout: 0.1 s -> 0.2 s (x 2.00, noise 4 %)")
     assert cost_line(NOISY).endswith("(x 2.00, noise 500 %, which may explain it)")
-    assert cost_line(replace(STEADY, noise=inf)).endswith("one run of each side: its noise is not known)")
+    assert cost_line(replace(STEADY, noise=inf)).endswith("noise unknown: one run per side)")
     assert cost_line(replace(SLOWER, kind="memory_gb")).startswith("MORE MEMORY: peak memory of rollout: 0.1 GB")
     assert json.dumps(gate_json(gate_of(scenario_of("a", Change.EQUAL, costs=(replace(STEADY, noise=inf),)))))
 
@@ -99,7 +99,7 @@ def test_what_was_accepted_is_told_with_its_reason(tmp_path: Path) -> None:
     assert gate_text(gate, colour=False).splitlines()[1:-1] == [
         "ACCEPTED  a (golden 0123)",
         "  the first golden of this machine and environment",
-        "  it holds 2 steps: a digest of each and of its rollout, forward, loss, backward, optimizer; a curve of loss",
+        "  golden of 2 steps: digests of each step and its rollout, forward, loss, backward, optimizer; curve of loss",
         "  accepted on 2026-11-20 at aaaaaaa+: the clip is lower",
         "passed: 1 accepted",
     ]
@@ -115,7 +115,7 @@ def test_what_did_not_run_shows_the_end_of_what_it_printed(tmp_path: Path) -> No
     output = tmp_path / "output.log"
     output.write_text("step 0\nerror: \x1b[31mno such thing\n", encoding="utf-8")
     gate = gate_of(replace(scenario_of("a", Change.BROKEN, "head: exit code 1", costs=()), output=output))
-    lines = [f"the end of its output ({output}):", "| step 0", "| error: no such thing"]
+    lines = [f"last lines of its output ({output}):", "| step 0", "| error: no such thing"]
     assert gate_text(gate, colour=False).splitlines()[2:6] == ["  head: exit code 1", *(f"  {each}" for each in lines)]
     assert "\n".join(lines) in summary(gate)
     (told,) = gate_json(gate)["scenarios"]
@@ -126,7 +126,7 @@ def test_what_did_not_run_shows_the_end_of_what_it_printed(tmp_path: Path) -> No
 
 def test_an_interrupted_gate_decides_nothing() -> None:
     gate = replace(gate_of(scenario_of("a", Change.BEHAVIOUR)), interrupted_by="SIGINT")
-    assert "interrupted by SIGINT: nothing is decided\n" in gate_text(gate, colour=False)
+    assert "interrupted by SIGINT: no verdict\n" in gate_text(gate, colour=False)
     assert gate.exit_code is ExitCode.INTERRUPTED
 
 

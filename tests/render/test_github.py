@@ -1,6 +1,7 @@
 """What GitHub is told: workflow commands that stay one line, a summary that stays Markdown."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +22,6 @@ from harness.render.github import (
     summary,
 )
 from tests.render.gates import gate_of, scenario_of
-
-GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def read_back(line: str) -> tuple[str, dict[str, str], str]:
@@ -65,13 +64,12 @@ def test_each_scenario_that_is_not_what_it_was_is_annotated() -> None:
     assert told[1][2] == "CONFIGURATION CHANGED\nseed was 1 and is 2"
 
 
-def test_the_summary_is_a_table_and_what_there_is_to_say() -> None:
+def test_the_summary_is_a_table_and_what_there_is_to_say(golden: Callable[[str, str], None]) -> None:
     gate = gate_of(
         scenario_of("grpo_reverse_text", Change.EQUAL),
         scenario_of("ppo_<b>|`x`", Change.BEHAVIOUR, "tokens flipped: 5 of 64, first at step 2", "``` and a fence"),
     )
-    golden = (GOLDEN / "gate_summary.md").read_text("utf-8")
-    assert summary(replace(gate, notes=("a note",))) == golden
+    golden("gate_summary.md", summary(replace(gate, notes=("a note",))))
 
 
 def test_texts_stand_for_themselves() -> None:

@@ -64,7 +64,7 @@ ENDING = running("tests/test_b.py", 0, terminating="test_timeout")
 def test_a_frame_says_what_runs_where_since_when() -> None:
     assert drawn(progress(HANG, ENDING)) == [
         "",
-        " GPUs       file                           test                 tests    since",
+        " GPUs        file                           test                 tests    since",
         " cpu         tests/test_b.py                terminating                    1:02",
         " gpu 0-1     …sts/distributed/test_hang.py  test_y[p::q]             4     1:02",
         "",

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,6 @@ from harness.trace.diff import diff
 from harness.trace.ops import Operation, OpRecord, OpValue, OpVerdict, compare_ops
 from harness.trace.reader import read_trace
 from tests.support.traces import flip_bit, steps_of, write, write_ops
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "operations.txt"
 
 
 def digest(digit: str, shape: str = "16,8", *layout: str) -> OpValue:
@@ -72,9 +71,9 @@ VERDICTS = {
 }
 
 
-def test_the_texts_are_the_golden() -> None:
+def test_the_texts_are_the_golden(golden: Callable[[str, str], None]) -> None:
     made = "".join(f"{title}\n" + "\n".join(operations_text(each)) + "\n\n" for title, each in VERDICTS.items())
-    assert made == GOLDEN.read_text("utf-8")
+    golden("operations.txt", made)
 
 
 @pytest.mark.parametrize("title", VERDICTS)
@@ -105,7 +104,7 @@ def test_the_verdict_on_two_traces_shows_the_operations_of_its_step(tmp_path: Pa
         write_ops(side, operations)
     verdict = diff(read_trace(a), read_trace(b))
     text = verdict_text(verdict, colour=False)
-    assert "  operations of step 7, rank 0: A 4, B 4\n    first that differs: backward aten.index_put" in text
+    assert "  operations of step 7, rank 0: A 4, B 4\n    first operation that differs: backward aten.index_put" in text
     shown = verdict_json(verdict, exit_code=10)["operations"]
     assert (shown["first"]["what"], shown["first"]["a"]["at"]) == ("output", "train.py:31 forward")
     assert diff(read_trace(a), read_trace(a)).operations is None

@@ -1,5 +1,5 @@
 import io
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,19 +9,18 @@ from harness.render.plain import PlainReporter
 from harness.runner.events import CancelRequested, CollectionFinished, CollectionProgress, DumpRequested, UnitFinished
 from harness.runner.stats import RunState
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
+from tests.support.golden import GOLDEN
 from tests.support.manual import goldens
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "plain_run.txt"
 
-
-def test_a_whole_run_reads_as_the_golden(sample_run: Any) -> None:
+def test_a_whole_run_reads_as_the_golden(golden: Callable[[str, str], None], sample_run: Any) -> None:
     stream = io.StringIO()
     sample_run.tell(PlainReporter(stream))
-    assert sample_run.without_paths(stream.getvalue()) == GOLDEN.read_text()
+    golden("plain_run.txt", sample_run.without_paths(stream.getvalue()))
 
 
 def test_the_manual_shows_the_golden() -> None:
-    assert goldens("plain_run") == {"plain_run": GOLDEN.read_text("utf-8")}
+    assert goldens("plain_run") == {"plain_run": (GOLDEN / "plain_run.txt").read_text("utf-8")}
 
 
 def test_no_control_character_reaches_the_stream() -> None:
@@ -51,7 +50,7 @@ def test_units_that_a_cancelled_run_does_not_start_get_no_line_each() -> None:
     ):
         state.apply(event)
         reporter.on_event(event, state)
-    assert "SIGINT: no further unit starts" in stream.getvalue()
+    assert "SIGINT: no more units start" in stream.getvalue()
     assert stream.getvalue().count("\n") == 2
 
 

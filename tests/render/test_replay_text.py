@@ -59,12 +59,12 @@ def test_runs_that_failed(tmp_path: Path) -> None:
     runs = [run_of(tmp_path, 1, output=output, problem="it broke"), run_of(tmp_path, 2, problem="it broke")]
     runs[1] = with_reports(runs[1], replace(report(1, "h"), unfinished_step=3))
     lines = lines_of(compare_runs(plan_of(tmp_path), runs))
-    at = lines.index("run 1 is not whole")
+    at = lines.index("run 1 is incomplete")
     assert lines[at : at + 5] == [
-        "run 1 is not whole",
+        "run 1 is incomplete",
         "  it broke",
         "    remedy: a remedy",
-        f"  the end of its output ({tmp_path}/run-1/output.log):",
+        f"  last lines of its output ({tmp_path}/run-1/output.log):",
         "  | line 26",
     ]
     assert lines[at + 3 + TAIL_LINES] == "  | boom ?"
@@ -77,12 +77,12 @@ def test_runs_that_failed_alike_are_told_together(tmp_path: Path) -> None:
     runs = [run_of(tmp_path, number, output="boom\n", problem="it broke") for number in (1, 2, 3)]
     runs[2] = run_of(tmp_path / "other", 3, output="bang\n", problem="it broke")
     text = replay_text(compare_runs(plan_of(tmp_path, num_runs=3), runs), colour=False)
-    assert f"  | boom\nrun 2 ended as run 1 did ({tmp_path}/run-2/output.log)\nrun 3 is not whole\n" in text
+    assert f"  | boom\nrun 2 ended like run 1 ({tmp_path}/run-2/output.log)\nrun 3 is incomplete\n" in text
 
 
 def test_an_interrupted_replay_says_so_first(tmp_path: Path) -> None:
     lines = lines_of(compare_runs(plan_of(tmp_path), [run_of(tmp_path, 1, problem="it was ended")], "SIGTERM"))
-    assert lines[:2] == ["interrupted by SIGTERM; what was recorded is kept", "run 1 is not whole"]
+    assert lines[:2] == ["interrupted by SIGTERM; all recorded steps are kept", "run 1 is incomplete"]
     assert not any("look closer" in line for line in lines), "who has ended it knows why"
 
 
@@ -97,7 +97,7 @@ def test_operations_follow_their_verdict(tmp_path: Path) -> None:
     shown = [line for line in operations_text(comparison.operations[0]) if "rlharness replay" not in line]
     lines = lines_of(replay)
     assert lines[1:-2] == [*verdicts(replay)[0], *shown]
-    assert lines[-2] == "    it counts: step 1 came out the same without this record"
+    assert lines[-2] == "    valid: this recording did not change step 1"
     (told,) = replay_json(replay)["comparisons"]
     assert told["operations"][0]["first"]["what"] == "output"
     elsewhere = lines_of(compare_runs(plan_of(tmp_path, op_step=2), runs))
@@ -105,7 +105,7 @@ def test_operations_follow_their_verdict(tmp_path: Path) -> None:
 
 
 def test_the_first_operation_that_makes_a_nan_is_named(tmp_path: Path) -> None:
-    for words, told in (("aa nan", ["    first NaN: made by "]), ("aa inf", []), ("aa", [])):
+    for words, told in (("aa nan", ["    first NaN: produced"]), ("aa inf", []), ("aa", [])):
         place = tmp_path / words
         runs = [run_of(place, number, SAME, op=op) for number in (1, 2) for op in ("", words)]
         replay = compare_runs(plan_of(place, op_step=1), runs)
@@ -118,7 +118,7 @@ def test_the_first_operation_that_makes_a_nan_is_named(tmp_path: Path) -> None:
 def test_operations_that_cannot_be_trusted_say_so(tmp_path: Path) -> None:
     runs = [run_of(tmp_path, number, OTHER if op else SAME, op=op) for number in (1, 2) for op in ("", "b")]
     lines = lines_of(compare_runs(plan_of(tmp_path, op_step=1), runs))
-    assert "  note: rank 0: not valid: step 1 came out otherwise with its operations recorded" in lines
+    assert "  note: rank 0: not valid: recording the operations changed step 1" in lines
     assert not any("it counts" in line for line in lines)
 
 

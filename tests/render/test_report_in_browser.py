@@ -164,7 +164,7 @@ def test_extremes_have_no_distance(tab: Browser, tmp_path: Path, monkeypatch: py
     path = tmp_path / "long.html"
     path.write_text(page_of(tmp_path, write_run(tmp_path / "a"), write_run(tmp_path / "b", parts_at=5)), "utf-8")
     tab.open(path)
-    assert "the extremes, for every 4 steps" in tab.run("return document.querySelector('#panels').innerText")
+    assert "minimum and maximum, for every 4 steps" in tab.run("return document.querySelector('#panels').innerText")
     assert painted(tab, "run-1", "#panels canvas") > 100
     tab.run("document.querySelector('input[value=distance]').click()")
     texts = tab.run("return [...document.querySelectorAll('#panels .plot')].map((each) => each.innerText)")

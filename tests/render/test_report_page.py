@@ -144,16 +144,16 @@ def test_the_same_traces_make_the_same_page(tmp_path: Path) -> None:
 def test_equal_runs_have_no_first_place(tmp_path: Path) -> None:
     text = page_of(tmp_path, write_run(tmp_path / "a"), write_run(tmp_path / "b"))
     told = Elements(text).text
-    assert "EQUAL 12 steps, every bit" in told and "No leaf of 12 steps differs." in told
-    assert "Where they part" not in told and "What to type next" not in told
+    assert "EQUAL 12 steps, every bit" in told and "No value differs in 12 steps." in told
+    assert "First difference" not in told and "Next commands" not in told
     assert data_of(text)["curves"]["parts"] == []
 
 
 def test_a_run_alone_has_its_curve_and_its_fingerprint(tmp_path: Path) -> None:
     text = page_of(tmp_path, write_run(tmp_path / "a"))
     told = Elements(text).text
-    assert "Fingerprint identity" in told and "12 steps, 0 to 11. One run, compared with nothing" in told
-    assert "DIVERGED" not in told and "What differs when" not in told
+    assert "Fingerprint identity" in told and "12 steps, 0 to 11. A single run." in told
+    assert "DIVERGED" not in told and "Differences by step" not in told
     assert len(data_of(text)["curves"]["panels"]) == 3 and data_of(text)["grids"] == []
 
 
@@ -173,7 +173,7 @@ def test_incomplete_and_not_comparable_runs_are_shown_and_said(tmp_path: Path) -
     other = write(tmp_path / "other", steps_of(4), manifest_of(identity={"seed": "8"}))
     text = Elements(page_of(tmp_path, whole, cut, other)).text
     assert "INCOMPLETE no difference in 2 steps" in text
-    assert "Not whole: its program did not end in order; rank-0.log was not closed" in text
+    assert "Incomplete: its program did not end in order; rank-0.log was not closed" in text
     assert "NOT COMPARABLE no difference in 4 steps" in text
     assert "identity differs: seed" in text
 
@@ -187,7 +187,7 @@ def test_one_differs_and_two_differ_and_what_is_hatched_is_said(tmp_path: Path) 
     longer = write(tmp_path / "longer", steps_of(4, flip_bit(1, "backward", "layers.0.weight")))
     text = Elements(page_of(tmp_path, one, longer)).text
     assert "3 of 4 steps differ." in text
-    assert "Hatched: only one of them has the step." in text
+    assert "Hatched steps exist in one run only." in text
 
 
 def test_a_trace_without_steps_curve_or_manifest_is_a_page(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What `rlharness reproduce` prints: whole against a golden, line by line elsewhere, and as JSON."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,17 +65,17 @@ def reproduction_of(found: Repeated, *, other: OtherRun | None = None, interrupt
     return Reproduction(found, directory, other, interrupted_by=interrupted_by)
 
 
-def test_the_text_is_the_golden_and_the_manual_shows_it() -> None:
-    golden = (ROOT / "tests" / "golden" / "step_reproduced.txt").read_text("utf-8")
-    assert step_text(reproduction_of(repeated(EQUAL)), colour=False) + "\n" == golden
-    assert goldens("step_reproduced") == {"step_reproduced": golden}
+def test_the_text_is_the_golden_and_the_manual_shows_it(golden: Callable[[str, str], None]) -> None:
+    text = step_text(reproduction_of(repeated(EQUAL)), colour=False) + "\n"
+    golden("step_reproduced.txt", text)
+    assert goldens("step_reproduced") == {"step_reproduced": text}
 
 
 def test_a_step_that_is_not_the_same_is_told_as_diff_tells_it(tmp_path: Path) -> None:
     a, b = trace(tmp_path / "a", steps_of(2)), trace(tmp_path / "b", steps_of(2, flip_bit(1, "loss", "loss")))
     reproduced = reproduction_of(repeated(diff(a, b), ending=Ending.WHOLE, operations=False))
     text = step_text(reproduced, colour=True)
-    assert text.startswith("A: broken  B: its step 1 again\n\x1b[1;31mDIVERGED\x1b[0m  step 1, loss loss\n")
+    assert text.startswith("A: broken  B: its step 1 repeated\n\x1b[1;31mDIVERGED\x1b[0m  step 1, loss loss\n")
     assert "  the program ended with exit code 1\n" in text
     assert reproduced.exit_code == 10
     assert step_json(reproduced)["comparisons"][0]["first"]["a"]["name"] == "loss"
@@ -94,10 +94,10 @@ def test_what_comes_next_is_the_operations_of_a_step_that_ends_in_its_middle() -
 
 def test_steps_before_it_are_counted(tmp_path: Path) -> None:
     found = repeated(EQUAL)
-    for first, told in ((1, ""), (0, "; the step before it too"), (-2, "; the 3 steps before it too")):
+    for first, told in ((1, ""), (0, ", with the step before it"), (-2, ", with the 3 steps before it")):
         plan = replace(found.plan, first=first)
         text = step_text(reproduction_of(replace(found, plan=plan)), colour=False)
-        assert f"run again from the checkpoint of step {first}{told}\n" in text
+        assert f"repeated from the checkpoint of step {first}{told}\n" in text
 
 
 def test_a_step_of_which_nothing_was_recorded_is_no_success() -> None:
@@ -132,22 +132,22 @@ def test_a_whole_run_is_told_against_a_trace_as_diff_tells_it(tmp_path: Path) ->
 def test_operations_that_came_out_otherwise_do_not_count() -> None:
     doubtful = replace(OPERATIONS, is_faithful=False, problem="its recording was cut", non_finite=None)
     text = step_text(reproduction_of(replace(repeated(EQUAL), operations=(doubtful,))), colour=False)
-    assert "    note: its recording was cut\n    every number that they read and gave is finite" in text
-    assert "    note: not valid: step 1 came out otherwise with its operations recorded\n" in text
+    assert "    note: its recording was cut\n    all numbers that they read and wrote are finite" in text
+    assert "    note: not valid: recording the operations changed step 1\n" in text
 
 
 @pytest.mark.parametrize(
     ("found", "lines"),
     [
-        (NonFinite(INF, ORIGIN), ["first Inf: made by backward aten.mul.Tensor (#1751)"]),
-        (NonFinite(NAN, None, read_by=MADE), ["first NaN: it was there before the step", "  read first by backward"]),
+        (NonFinite(INF, ORIGIN), ["first Inf: produced by backward aten.mul.Tensor (#1751)"]),
+        (NonFinite(NAN, None, read_by=MADE), ["first NaN: it existed before the step", "  first read by backward"]),
         (
             NonFinite(NAN, MADE),
-            ["first NaN: made by", "    it read f32 [16, 16, 64] with Inf", "  of an Inf that was there"],
+            ["first NaN: produced by", "    it read f32 [16, 16, 64] with Inf", "  from an Inf that existed"],
         ),
         (
             NonFinite(NAN, MADE, origin=ORIGIN, num_between=2),
-            ["first NaN", "    it", "  of an Inf, handed on by 2 operations, that was"],
+            ["first NaN", "    it", "  from an Inf, passed on by 2 operations, that was"],
         ),
     ],
 )
@@ -190,7 +190,7 @@ def test_what_comes_next_is_said_where_there_is_a_bundle(tmp_path: Path) -> None
     assert "  look closer: rlharness replay --step 3 --trace-ops -- python\n" in of_command
     never = replace(met, stop=None, bundle=None)
     assert "look closer" not in stopped_text(never, colour=False)
-    assert stopped_text(never, colour=False).startswith("NOT MET  nan, loss>3.0: not in 3 steps\n")
+    assert stopped_text(never, colour=False).startswith("NOT MET  nan, loss>3.0 in 3 steps\n")
     assert (never.exit_code, stopped_json(never)["stop"]) == (0, None)
     assert replace(met, stop=Stop("divergence", 3)).exit_code == 10
     assert replace(never, interrupted_by="SIGINT").exit_code == 2

@@ -141,8 +141,11 @@ def test_the_summary_shows_each_failure_once_and_lists_what_needs_attention(mixe
     text = mixed.stderr
     assert text.count("E       AssertionError: the reason") == 1
     assert "every test skipped (1)\n  test_skipped.py: needs the moon\n" in text
-    assert "needs other than planned (1)\n  test_secret_need.py: planned with 0 GPUs, its markers ask for 1 GPU" in text
-    assert "not run for want of GPUs (1)\n  test_wide.py: " in text
+    assert (
+        "needs that differ from the plan (1)\n  test_secret_need.py: planned with 0 GPUs, but its markers ask for 1 GPU"
+        in text
+    )
+    assert "not run for lack of GPUs (1)\n  test_wide.py: " in text
     assert "no tests (1)\n  test_no_tests.py\n" in text
     assert text.splitlines()[-1].startswith("11 units: 5 passed, 1 failed, 1 no tests, ")
     assert "lower bound" in text.splitlines()[-1]
@@ -167,7 +170,7 @@ def test_a_need_that_was_misread_is_imported_the_next_time(mixed: Done) -> None:
     (unit,) = again.of("collection_finished")[0]["units"]
     assert (unit["source"], unit["need"]["gpus"]) == ("import", 1)
     assert again.results["test_secret_need.py"]["gpu_ids"] == ["SIM-0"]
-    assert "needs other than planned" not in again.stdout
+    assert "needs that differ from the plan" not in again.stdout
     assert [(e["num_done"], e["num_total"]) for e in again.of("collection_progress")] == [(1, 1)]
 
 
@@ -248,7 +251,7 @@ def test_a_report_that_was_asked_for_and_is_not_there_does_not_end_with_0(tmp_pa
     assert done.code == ExitCode.USAGE_ERROR, done.stdout + done.stderr
     notes = done.stdout.partition("\nnotes (1)\n")[2]
     assert "/dev/full is not whole: [Errno 28] No space left on device" in notes.splitlines()[0]
-    assert "exit code 4: a file that was asked for could not be written: see the notes" in notes
+    assert "exit code 4: a requested file could not be written: see the notes" in notes
     finished = done.events[-1]
     assert (finished["event"], finished["exit_code"]) == ("run_finished", 4), "the record says what the process says"
     (note,) = finished["notes"]
@@ -332,7 +335,7 @@ def test_plan_shows_the_schedule_and_leaves_nothing_behind(tmp_path: Path) -> No
     assert {len(line) for line in lines[:3]} == {60}
     assert any(line.startswith("lower bound") for line in lines)
     assert "  test_b.py: needs 4 GPUs; this run has 2 x sim 80 GB" in lines
-    assert any(line.startswith("  test_c.py: it cannot be collected: ") for line in lines)
+    assert any(line.startswith("  test_c.py: cannot be collected: ") for line in lines)
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == set(files)
 
 
@@ -366,7 +369,12 @@ WITH_IDS = "import pytest\n@pytest.mark.parametrize('a', ['x/../y'])\ndef test_w
     [
         ({"test_a.py": WITH_IDS}, ("test_a.py::test_with_ids[x/../y]",), ExitCode.OK, ""),
         ({"test_a.py": QUICK}, ("test_a.py::test_gone", "test_a.py::TestA"), ExitCode.USAGE_ERROR, "not found: "),
-        ({"test_a.py": "import no_such_module\n" + QUICK}, ("test_a.py::test_quick",), ExitCode.TESTS_FAILED, "it can"),
+        (
+            {"test_a.py": "import no_such_module\n" + QUICK},
+            ("test_a.py::test_quick",),
+            ExitCode.TESTS_FAILED,
+            "cannot be collected",
+        ),
     ],
 )
 def test_plan_ends_as_a_run_does_for_node_ids(

@@ -63,7 +63,7 @@ def test_one_signal_ends_what_runs_in_order_and_keeps_every_result(tmp_path: Pat
     assert others <= {"passed", "not_run"}
     (cancel,) = done.of("cancel_requested")
     assert (cancel["reason"], cancel["kill"]) == (signum.name, False)
-    assert f"cancelled        {signum.name}: no further unit starts" in done.stdout
+    assert f"cancelled        {signum.name}: no more units start" in done.stdout
     assert "interrupted (1)\n  test_b.py: the run was cancelled" in done.stdout
 
 
@@ -95,7 +95,7 @@ def test_an_interrupted_plan_says_so(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": COMPUTED + SLOW_IMPORT})
     done = interrupted(tmp_path, "plan", "--gpus", "none", ready=lambda: asleep(tmp_path), signums=(signal.SIGTERM,))
     assert (done.code, done.stdout) == (ExitCode.INTERRUPTED, "")
-    assert done.stderr == "rlharness: interrupted by SIGTERM before anything was run\n"
+    assert done.stderr == "rlharness: interrupted by SIGTERM before any test ran\n"
 
 
 HANGING_DRIVER = """
@@ -121,7 +121,7 @@ def test_a_driver_that_hangs_does_not_hold_back_an_interrupt(tmp_path: Path, com
         process.send_signal(signal.SIGINT)
         done = ended(process, tmp_path)
     assert (done.code, done.stdout) == (ExitCode.INTERRUPTED, "")
-    assert done.stderr == "rlharness: interrupted by SIGINT before anything was run\n"
+    assert done.stderr == "rlharness: interrupted by SIGINT before any test ran\n"
     assert not (tmp_path / ".rlharness").exists()
 
 
@@ -193,7 +193,7 @@ def test_limits_of_a_marker_the_table_and_the_command_line(tmp_path: Path) -> No
     for path in done.outcomes:
         assert "test_" in Path(result(done, path)["directory"], "stacks.txt").read_text()
         assert result(done, path)["tests"]["counts"]["passed"] == 1
-    assert done.stdout.count(" stacks of its processes when it was ended ") == 2
+    assert done.stdout.count(" stacks of its processes at termination ") == 2
 
 
 def test_a_file_is_held_to_the_limit_of_the_command_line(tmp_path: Path) -> None:
@@ -240,6 +240,6 @@ def test_what_maxfail_left_out_is_listed(tmp_path: Path) -> None:
     done = run(write_suite(tmp_path, files), *RUN, "-x", "--cpu-units", "1")
     done.assert_sound()
     assert sorted(done.outcomes.values()) == ["failed", "not_run", "not_run"]
-    assert "not run, since the run was cancelled (2)" in done.stdout
+    assert "not run because the run was cancelled (2)" in done.stdout
     assert "--maxfail 1 was reached" in done.stdout
     assert not done.events[-1]["error"]

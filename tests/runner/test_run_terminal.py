@@ -32,7 +32,9 @@ def test_ctrl_c_typed_on_the_terminal(tmp_path: Path, num_times: int) -> None:
     assert done.outcomes["test_a.py"] == "interrupted"
     assert shown.count(HIDE_CURSOR) == shown.count(SHOW_CURSOR) == 1
     text = plain(shown)
-    assert "SIGINT: no further unit starts, what runs is ended; once more kills it" in " ".join(text.split())
+    assert "SIGINT: no more units start; running units are terminated (interrupt again to kill them)" in " ".join(
+        text.split()
+    )
     assert text.rstrip().splitlines()[-1].strip().endswith(")")
     assert "Traceback" not in text
     assert "^C" not in text.rstrip().splitlines()[-1]

@@ -59,7 +59,7 @@ def widths(max_width: int) -> st.SearchStrategy[Need]:
 
 
 Demand = tuple[int, ...]
-"""How much a unit takes of each kind of GPU, then of the CPU places."""
+"""How much a unit takes of each kind of GPU, then of the CPU slots."""
 
 
 def optimum_s(jobs: Sequence[Job], table: LeaseTable) -> float:

@@ -17,7 +17,7 @@ from harness.render.run_lines import RunLines
 
 
 def run_bisect(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
-    """Carry out `rlharness bisect`; HarnessError for what the user can mend."""
+    """Carry out `rlharness bisect`; raises HarnessError for a user error."""
     options = BisectOptions(
         scenario=arguments["scenario"],
         criterion=parse_criterion(arguments["by"], arguments["tolerance"]),

@@ -42,7 +42,7 @@ def chaos_options(arguments: Mapping[str, Any]) -> ChaosOptions:
 
 
 def run_chaos(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
-    """Carry out `rlharness chaos`; HarnessError for what the user can mend."""
+    """Carry out `rlharness chaos`; raises HarnessError for a user error."""
     clock = SystemClock()
     chaos_id = new_run_id(clock.wall())
     plan = make_plan(invocation, chaos_options(arguments), chaos_id, lambda: read_input(0, say))

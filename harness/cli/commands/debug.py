@@ -1,8 +1,8 @@
 """`rlharness reproduce RUN --step K --interactive` from options to exit code.
 
-plan ─▶ session: a line ─▶ command ─▶ answer, until there is none any more ─▶ every process is ended
+plan ─▶ session: a line ─▶ command ─▶ answer, until the lines end ─▶ every process is terminated
 
-Ctrl-C stops what goes on at the next value that is recorded; twice it leaves. The end of the lines leaves, too.
+Ctrl-C pauses the run at the next recorded value; a second Ctrl-C leaves, as does the end of the input.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ HISTORY = "interactive-history"
 
 
 def run_interactive(invocation: Invocation, options: ReproduceOptions, *, color: str, is_json: bool) -> ExitCode:
-    """Carry out a session of the step debugger; HarnessError for what the user can mend."""
+    """Carry out a session of the step debugger; raises HarnessError for a user error."""
     program, run_id = check_machine(invocation), new_run_id(SystemClock().wall())
     inside = open_debugger(invocation, options, run_id)
     place = LaunchContext(program, invocation.cwd, invocation.environ, run_id)
@@ -59,7 +59,7 @@ async def _converse(
     show_answer: Callable[[Answer], None],
     open_for: Callable[[Console], Lines],
 ) -> ExitCode:
-    """Answer one line after another."""
+    """Answer the lines of a session, one after another."""
     with open_launcher(place, SilentRuns()) as session:
         console = Console(inside, session, say)
         talk = asyncio.create_task(_talk(console, show_answer, open_for(console)))
@@ -67,7 +67,7 @@ async def _converse(
         def on_signal(name: str) -> None:
             if name == "SIGINT" and console.is_going and not console.is_pausing:
                 console.pause()
-                say("it stops at the next value; once more leaves")
+                say("pausing at the next recorded value; press Ctrl-C again to leave")
             else:
                 say(f"interrupted by {name}")
                 talk.cancel()
@@ -84,7 +84,7 @@ async def _converse(
 
 
 async def _talk(console: Console, show_answer: Callable[[Answer], None], lines: Lines) -> ExitCode:
-    """One line after another, to the last; a person who presses Ctrl-C twice at the prompt leaves too."""
+    """Answer lines until the last one, `quit`, or a second Ctrl-C at the prompt."""
     show_answer(await console.begin())
     is_warned = False
     while True:
@@ -94,7 +94,7 @@ async def _talk(console: Console, show_answer: Callable[[Answer], None], lines: 
             if is_warned:
                 return ExitCode.INTERRUPTED
             is_warned = True
-            say("once more leaves; so does quit")
+            say("press Ctrl-C again to leave, or type quit")
             continue
         is_warned = False
         if line is None:
@@ -108,11 +108,11 @@ async def _talk(console: Console, show_answer: Callable[[Answer], None], lines: 
             continue
         if command.name == "quit":
             return ExitCode.OK
-        show(await console.carry_out(command))
+        show_answer(await console.carry_out(command))
 
 
 def _history(invocation: Invocation) -> Path | None:
-    """Where the lines typed in this directory are remembered; None where there is no place for them."""
+    """Return the file of the input history of this directory; None if there is no cache directory."""
     try:
         return cache_path(invocation.environ, HISTORY, invocation.cwd)
     except UsageError:
@@ -120,6 +120,6 @@ def _history(invocation: Invocation) -> Path | None:
 
 
 def _words(console: Console) -> set[str]:
-    """What may be completed: commands, phases, and the names of what was recorded."""
+    """Return the words that Tab completes: commands, phases and names of recorded values."""
     recorded_values = console.walk.values or console.walk.recorded.values()
     return {*COMMANDS, *PHASES, *(recorded_value.name for recorded_value in recorded_values)}

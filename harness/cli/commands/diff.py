@@ -26,12 +26,12 @@ def span_of(text: str) -> tuple[int, int]:
     match = _SPAN.fullmatch(text.strip())
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if first > last:
-        raise UsageError(f"--steps {text}", legal="a step, or the first and the last of some: 7, 10-19")
+        raise UsageError(f"--steps {text}", legal="a step or a range of steps: 7, 10-19")
     return first, last
 
 
 def run_diff(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
-    """Carry out `rlharness diff`; TraceError for what the user can mend."""
+    """Carry out `rlharness diff`; raises TraceError for a user error."""
     a, b = (read_trace(Path(path_text(invocation.cwd / arguments[side]))) for side in ("a", "b"))
     if (text := arguments["steps"]) is not None:
         first, last = span_of(text)

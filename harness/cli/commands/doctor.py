@@ -19,7 +19,7 @@ from harness.render.findings import findings_json, findings_text, fix_lines
 def doctor_options(arguments: Mapping[str, Any]) -> DoctorOptions:
     """Return the typed options; UsageError for options that exclude each other, or need another."""
     if arguments["json"] and arguments["fix"]:
-        raise UsageError("--json and --fix", legal="one of them", remedy="rlharness doctor --json has the exports too")
+        raise UsageError("--json and --fix", legal="one of them", remedy="rlharness doctor --json contains the exports")
     return DoctorOptions(
         numerics=bool(arguments["numerics"]),
         num_ranks=arguments["distributed"],
@@ -32,7 +32,7 @@ def doctor_options(arguments: Mapping[str, Any]) -> DoctorOptions:
 
 
 def run_doctor(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
-    """Carry out `rlharness doctor`; HarnessError for what the user can mend."""
+    """Carry out `rlharness doctor`; raises HarnessError for a user error."""
     options = doctor_options(arguments)
     check_limits()
     return asyncio.run(_carry_out(options, invocation, arguments))
@@ -63,7 +63,7 @@ async def _carry_out(options: DoctorOptions, invocation: Invocation, arguments: 
 
 
 def fix_command(options: DoctorOptions) -> str:
-    """What prints the lines that mend what was found; empty where other hosts would have to be asked again."""
+    """Return the command that prints the fixes; empty if it would need the other hosts again."""
     if options.meets_others:
         return ""
     given = (("distributed", options.num_ranks), ("backend", options.backend))

@@ -20,11 +20,11 @@ from harness.render.run_lines import RunLines
 
 
 def carry_out_gate(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
-    """Carry out `rlharness gate`; HarnessError for what the user can mend."""
+    """Carry out `rlharness gate`; raises HarnessError for a user error."""
     clock = SystemClock()
     options = gate_options(invocation, arguments)
     checkout = Checkout(invocation.cwd, invocation.environ)
-    base = checkout.commit(options.base) if options.base else None  # a revision that is none is told at once
+    base = checkout.commit(options.base) if options.base else None  # an unknown revision is reported at once
     golden = AgainstGolden(options, options.golden, checkout, clock) if options.golden else None
     gate_id = new_run_id(clock.wall())
     place = LaunchContext(CHILD[0], invocation.cwd, invocation.environ, gate_id, options.timeout_s)

@@ -24,12 +24,14 @@ def gate_options(invocation: Invocation, arguments: Mapping[str, Any]) -> GateOp
     if golden is None and keys.golden:
         golden = root / keys.golden
     if arguments["accept"] and not golden:
-        raise UsageError("--accept without goldens", legal="--golden DIR --accept", remedy="say where they are kept")
+        raise UsageError(
+            "--accept without goldens", legal="--golden DIR --accept", remedy="name the directory of the goldens"
+        )
     if arguments["accept"] and not (arguments["reason"] or "").strip():
         raise UsageError(
             "--accept without a reason",
             legal="--accept --reason TEXT",
-            remedy="say why the bits may change: it is kept beside them",
+            remedy="state why the bits may change; the gate stores the reason with the goldens",
         )
     if arguments["reason"] and not arguments["accept"]:
         raise UsageError("--reason without --accept", legal="--accept --reason TEXT")

@@ -49,9 +49,9 @@ def replay_options(arguments: Mapping[str, Any]) -> ReplayOptions:
 
 
 def run_replay(invocation: Invocation, arguments: Mapping[str, Any], reproduce_line: str) -> ExitCode:
-    """Carry out `rlharness replay`; HarnessError for what the user can mend.
+    """Carry out `rlharness replay`; raises HarnessError for a user error.
 
-    `reproduce_line` is what to type where SCENARIO names something that was recorded.
+    `reproduce_line` is the command to suggest if SCENARIO names a recorded run or a bundle.
     """
     options = replay_options(arguments)
     if options.scenario is not None:
@@ -62,18 +62,18 @@ def run_replay(invocation: Invocation, arguments: Mapping[str, Any], reproduce_l
 
 
 def _refuse_recorded(invocation: Invocation, name: str, reproduce_line: str) -> None:
-    """UsageError for a word that names something recorded, and no scenario."""
+    """Raise UsageError if the word names a recorded run or a bundle instead of a scenario."""
     kind = find_recorded(invocation.cwd, name)
     if kind is not None:
         raise UsageError(
-            f"{name} is {kind.value}, and replay compares fresh runs",
+            f"{name} is {kind.value}, but replay compares fresh runs",
             legal="the name of a scenario, a YAML file, or a command after --",
             remedy=reproduce_line,
         )
 
 
 def _run_until(invocation: Invocation, options: ReplayOptions, *, color: str, is_json: bool) -> ExitCode:
-    """One run of a scenario or of a command, to where a condition holds."""
+    """Carry out one run of a scenario or a command until a condition holds."""
     from harness.cli.commands.run_until import run_until
 
     plan = plan_stop(invocation, options)
@@ -86,7 +86,7 @@ def _run_until(invocation: Invocation, options: ReplayOptions, *, color: str, is
 
 
 def _compare(invocation: Invocation, options: ReplayOptions, *, color: str, is_json: bool) -> ExitCode:
-    """Runs of a scenario or of a command, compared with each other or with one that was kept."""
+    """Compare runs of a scenario or a command with each other, or with a recorded trace."""
     replay = record_and_compare(invocation, options, color=color)
     if is_json:
         show(json.dumps(replay_json(replay)))

@@ -28,12 +28,12 @@ from harness.trace.verdict import EXIT_CODES
 VERSION = 1
 LARGE_BYTES = 2**28
 MARK_BYTES = 4096
-"""Of a file's beginning, in which a page says that it is one."""
+"""Number of bytes at the beginning of a file that are searched for the mark of a report."""
 _RUN = re.compile(r"run-(\d+)")
 
 
 def run_report(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
-    """Carry out `rlharness report`; UsageError and TraceError for what the user can mend."""
+    """Carry out `rlharness report`; raises UsageError and TraceError for user errors."""
     out = place_of(invocation.cwd, arguments["out"])
     require_jinja()
     _check_out(out)
@@ -47,7 +47,7 @@ def run_report(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode
 
 
 def read_report(cwd: Path, typed: Sequence[str]) -> Report:
-    """The runs as they were typed, and the verdicts; the directory of a replay stands for its runs."""
+    """Read the runs that were typed and compare them; the directory of a replay stands for its runs."""
     names = [name for each in typed for name in _traces_of(cwd, _without_detours(cwd, each))]
     subjects = [Subject(letter(at), name, _read(cwd, name)) for at, name in enumerate(names)]
     first = subjects[0]
@@ -55,20 +55,20 @@ def read_report(cwd: Path, typed: Sequence[str]) -> Report:
 
 
 def _read(cwd: Path, name: str) -> Trace:
-    """A trace; of a large one it is said that this takes a while."""
+    """Read a trace; report first that a large one takes a while."""
     size_bytes = sum(path.stat().st_size for path in (cwd / name).glob("rank-*.log"))
     if size_bytes >= LARGE_BYTES:
-        say(f"{one_line(name)} has {size_bytes / 1e6:,.0f} MB: reading and comparing it takes a while")
+        say(f"{one_line(name)} is large ({size_bytes / 1e6:,.0f} MB): reading and comparing it takes a while")
     return read_trace(cwd / name)
 
 
 def _without_detours(cwd: Path, typed: str) -> str:
-    """A path as it was typed, but for `..` in it: the page shows it, and commands to type next hold it."""
+    """Return a typed path without `..` in it: the page shows it, and suggested commands contain it."""
     return path_text(place_of(cwd, typed)) if ".." in Path(typed).parts else typed
 
 
 def _traces_of(cwd: Path, typed: str) -> list[str]:
-    """What was typed; of the directory of a replay its runs, those with operations left out."""
+    """Return the typed trace, or the runs of the directory of a replay, without those that record operations."""
     directory = cwd / typed
     if any((directory / name).exists() for name in (MANIFEST, log_name(0))):
         return [typed]
@@ -77,22 +77,22 @@ def _traces_of(cwd: Path, typed: str) -> list[str]:
 
 
 def _lines(report: Report) -> Iterator[str]:
-    """A line for each verdict; of one run alone, how far it goes; what of a run is missing or damaged."""
+    """Yield a line for each verdict, or the length of a single run, then missing and damaged parts."""
     for pair in report.pairs:
         yield f"{pair.b.letter}: {one_line(pair.b.name)}  {LABELS[pair.verdict.kind]}  {headline(pair.verdict)}"
     if not report.pairs:
         (only,) = report.subjects
         steps = count(len(only.trace.steps), "step")
-        yield f"A: {one_line(only.name)}, {steps}, alone: there is nothing to compare it with"
+        yield f"A: {one_line(only.name)}, {steps}, no other run to compare with"
     for subject in report.subjects:
         for gap in subject.trace.gaps:
-            yield f"  {subject.letter} is not whole: {one_line(gap)}"
+            yield f"  {subject.letter} is incomplete: {one_line(gap)}"
         for damage in subject.trace.damages:
             yield f"  note: {subject.letter}: {one_line(damage)}"
 
 
 def report_json(report: Report, out: Path, size_bytes: int) -> dict[str, Any]:
-    """What was compared, and where the page is."""
+    """Return the comparisons and the path of the page as plain values."""
     return {
         "version": VERSION,
         "exit_code": int(ExitCode.OK),
@@ -114,16 +114,16 @@ def report_json(report: Report, out: Path, size_bytes: int) -> dict[str, Any]:
 
 
 def _check_out(out: Path) -> None:
-    """UsageError for a place where no page can be, and for a file that is none: that somebody may want to keep."""
+    """Raise UsageError for a directory, and for a file that is not a report and may be worth keeping."""
     if out.is_dir():
         raise UsageError(
             f"{path_text(out)} is a directory", legal="a file, new or an earlier report", remedy="--out FILE.html"
         )
     if out.exists() and GENERATOR.encode() not in _beginning(out):
         raise UsageError(
-            f"{path_text(out)} exists, and is no report",
+            f"{path_text(out)} exists and is not a report",
             legal="a new file, or an earlier report, which is replaced",
-            remedy="name another one with --out, or remove it",
+            remedy="choose another file with --out, or delete this one",
         )
 
 
@@ -135,12 +135,12 @@ def _beginning(path: Path) -> bytes:
         raise UsageError(
             f"{path_text(path)} cannot be read: {error.strerror}",
             legal="an earlier report, which is replaced",
-            remedy="name another place with --out",
+            remedy="choose another file with --out",
         ) from None
 
 
 def _write(out: Path, text: str) -> int:
-    """Put a page in place whole; returns its bytes. UsageError where it cannot be written, and nothing is left then."""
+    """Write a page atomically and return its size in bytes; raises UsageError, and leaves nothing, if that fails."""
     data = text.encode("utf-8", "backslashreplace")
     beside = out.with_name(f".{out.name}.new")
     try:
@@ -151,7 +151,7 @@ def _write(out: Path, text: str) -> int:
         raise UsageError(
             f"the report cannot be written to {path_text(out)}: {error.strerror}",
             legal="a file in a directory that can be written to",
-            remedy="name another place with --out",
+            remedy="choose another file with --out",
         ) from None
     finally:
         with suppress(OSError):

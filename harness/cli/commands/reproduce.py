@@ -54,7 +54,7 @@ def reproduce_options(arguments: Mapping[str, Any]) -> ReproduceOptions:
 
 
 def run_reproduce(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
-    """Carry out `rlharness reproduce`; HarnessError for what the user can mend."""
+    """Carry out `rlharness reproduce`; raises HarnessError for a user error."""
     options = reproduce_options(arguments)
     color, is_json = arguments["color"], arguments["json"]
     kind = recorded_kind(invocation.cwd, options.subject)
@@ -70,7 +70,7 @@ def run_reproduce(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitC
 
 
 def _of_run(invocation: Invocation, options: ReproduceOptions) -> Reproduction:
-    """A recorded run, or one of its steps."""
+    """Repeat a recorded run, or one of its steps."""
     program = check_machine(invocation)
     run = named_run(invocation, options.subject, is_trusted=options.is_trusted)
     plan = plan_step(run, options.step, options)
@@ -85,7 +85,7 @@ def _of_run(invocation: Invocation, options: ReproduceOptions) -> Reproduction:
     out = out_directory(invocation.cwd, options.out, REPRODUCTIONS, own_id)
     place = LaunchContext(program, invocation.cwd, invocation.environ, own_id, plan.timeout_s)
     found = asyncio.run(reproduce(plan, other_plan, out, place, RunLines()))
-    found = replace(found, notes=tuple(f"a damaged checkpoint is passed over: {each}" for each in plan.passed_over))
+    found = replace(found, notes=tuple(f"skipped a damaged checkpoint: {each}" for each in plan.passed_over))
     if other_trace is not None and not found.interrupted_by:
         found = replace(found, other_trace=check_trace(found.repeated, other_trace))
     if bundle is not None and found.repeated.runs and not found.interrupted_by:
@@ -94,7 +94,7 @@ def _of_run(invocation: Invocation, options: ReproduceOptions) -> Reproduction:
 
 
 def _of_bundle(invocation: Invocation, options: ReproduceOptions) -> Reproduction:
-    """The step of a bundle."""
+    """Repeat the step of a bundle."""
     program = check_machine(invocation)
     bundle = trusted_bundle(invocation, options.subject, is_trusted=options.is_trusted)
     own_id = new_run_id(SystemClock().wall())
@@ -111,7 +111,7 @@ def _of_bundle(invocation: Invocation, options: ReproduceOptions) -> Reproductio
 
 
 def _run_until(invocation: Invocation, options: ReproduceOptions, *, color: str, is_json: bool) -> ExitCode:
-    """A recorded run, or one of its steps, to where a condition holds."""
+    """Repeat a recorded run, or one of its steps, until a condition holds."""
     from harness.cli.commands.run_until import run_until
 
     run = named_run(invocation, options.subject, is_trusted=options.is_trusted)

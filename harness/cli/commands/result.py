@@ -10,11 +10,11 @@ from harness.render.console import show
 
 
 class Result(Protocol):
-    """What a command has found."""
+    """Result of a command."""
 
     @property
     def exit_code(self) -> ExitCode:
-        """Exit code that says it."""
+        """Exit code of the command."""
 
 
 R = TypeVar("R", bound=Result)

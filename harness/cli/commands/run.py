@@ -27,7 +27,7 @@ from harness.runner.unit_run import why_uncollected
 
 
 def run_suite(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
-    """Carry out `rlharness run`; HarnessError for what the user can mend."""
+    """Carry out `rlharness run`; raises HarnessError for a user error."""
     options = make_options(invocation, arguments)
     ended = run_with_reports(options)
     if isinstance(ended, str):
@@ -73,7 +73,7 @@ def plan_suite(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode
 
 
 def _code_of_plan(collected: Collected) -> ExitCode:
-    """With what a run of it would end, as far as collection shows; said where nothing else says why."""
+    """Return the exit code that a run would have after this collection, and print the reason for a failure."""
     if not all(unit.can_run for unit in collected.units):
         return ExitCode.TESTS_FAILED
     if collected.units and not collected.not_found:
@@ -84,15 +84,15 @@ def _code_of_plan(collected: Collected) -> ExitCode:
 
 
 def _interrupted(signal: str) -> ExitCode:
-    say(f"interrupted by {signal} before anything was run")
+    say(f"interrupted by {signal} before any test ran")
     return ExitCode.INTERRUPTED
 
 
 def _show(planned: Planned, options: RunOptions, width: int | None) -> None:
-    """Print the plan; what cannot be collected, or names no test, stands among what cannot run."""
+    """Print the plan; files that cannot be collected or name no test are listed as files that cannot run."""
     units, not_found = planned.collected.units, planned.collected.not_found
     broken = tuple(
-        (n, f"it cannot be collected: {why_uncollected(unit)}") for n, unit in enumerate(units) if not unit.can_run
+        (n, f"cannot be collected: {why_uncollected(unit)}") for n, unit in enumerate(units) if not unit.can_run
     )
     broken += tuple((n, "; ".join(not_found[u.path].splitlines())) for n, u in enumerate(units) if u.path in not_found)
     never = tuple(

@@ -17,9 +17,9 @@ from harness.runner.options import (
 RUN_NOTHING = frozenset(
     ("--collect-only", "--co", "--collectonly", "--setup-plan", "--setupplan", "--cache-show")
 ) | frozenset(("--fixtures", "--funcargs", "--fixtures-per-test", "--markers", "-h", "--help", "-V", "--version"))
-"""Options of pytest under which it tells something and runs no test."""
+"""Options of pytest that print information and run no test."""
 WANT_A_KEYBOARD = frozenset(("--pdb", "--trace"))
-"""Options of pytest under which a failing test waits for a person."""
+"""Options of pytest with which a failing test waits for input."""
 
 
 def make_options(invocation: Invocation, given: Mapping[str, Any]) -> RunOptions:
@@ -30,7 +30,7 @@ def make_options(invocation: Invocation, given: Mapping[str, Any]) -> RunOptions
     hidden_by = shadowing(invocation.cwd)
     if hidden_by and not given["safe_path"]:
         raise UsageError(
-            f"{hidden_by} would be imported in place of rlharness's own package of that name",
+            f"{hidden_by} would be imported instead of rlharness's own package",
             legal="a working directory without a top-level package `harness`, or --safe-path",
             remedy="add --safe-path (pytest then starts without the working directory on sys.path)",
         )
@@ -58,25 +58,25 @@ def make_options(invocation: Invocation, given: Mapping[str, Any]) -> RunOptions
 
 
 def _check_pytest_args(pytest_args: Sequence[str]) -> None:
-    """UsageError for an option of pytest under which a file could have no outcome."""
+    """Raise UsageError for an option of pytest that would leave a file without an outcome."""
     for arg in pytest_args:
         name = arg.partition("=")[0]
         if name in RUN_NOTHING:
             raise UsageError(
-                f"-- {arg}: with it pytest runs no test",
-                legal="after --, options of pytest under which tests are run",
-                remedy="type rlharness plan to see what would run, or ask pytest itself",
+                f"-- {arg}: pytest runs no tests with this option",
+                legal="after --, pytest options that run tests",
+                remedy="use rlharness plan to see the schedule, or run pytest directly",
             )
         if name in WANT_A_KEYBOARD:
             raise UsageError(
-                f"-- {arg}: files run side by side, and none of them has the keyboard",
-                legal="after --, options of pytest that ask nobody",
-                remedy=f"run one file by hand: pytest {arg} FILE",
+                f"-- {arg}: test files run in parallel and cannot read the keyboard",
+                legal="after --, pytest options that need no input",
+                remedy=f"run one file directly: pytest {arg} FILE",
             )
 
 
 def _layered(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that may stand in both places: the command line's value, else the configuration's, else the default."""
+    """Return each option from the command line, else from the configuration, else its default."""
     defaults = {
         "cpu_units": (given["cpu_units"], config.cpu_units, num_cores()),
         "timeout_s": (given.get("timeout"), config.timeout_s, DEFAULT_TIMEOUT_S),

@@ -27,7 +27,7 @@ def run_until(
     bundle: Path | None = None,
     refers_to_checkpoint: bool = False,
 ) -> ExitCode:
-    """Carry out the run, write its bundle, and print where it has ended; HarnessError for what the user can mend."""
+    """Carry out the run, write its bundle, and print where it has ended; raises HarnessError for a user error."""
     stopped = asyncio.run(record_until(plan, out, place, RunLines()))
     stopped = with_bundle(stopped, bundle, refers_to_checkpoint=refers_to_checkpoint)
     return show_result(stopped, invocation, stopped_text, stopped_json, color=color, is_json=is_json)

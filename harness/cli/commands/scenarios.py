@@ -16,7 +16,7 @@ VERSION = 1
 
 
 def run_scenarios(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
-    """Carry out `rlharness scenarios`; a file that holds none is shown with the reason, and fails `--check` only."""
+    """Carry out `rlharness scenarios`; a file that is not a scenario is listed with the reason, and fails `--check`."""
     found: list[dict[str, Any]] = []
     for file in all_scenarios(invocation.cwd):
         try:
@@ -29,7 +29,7 @@ def run_scenarios(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitC
     if arguments["json"]:
         show(json.dumps({"version": VERSION, "exit_code": int(code), "scenarios": found}))
     else:
-        show("\n\n".join(map(_text, found)) or "there are no scenarios")
+        show("\n\n".join(map(_text, found)) or "no scenarios found")
     return code
 
 

@@ -15,10 +15,10 @@ from harness.render.stopping import stop_lines
 
 
 def run_trace(invocation: Invocation, arguments: Mapping[str, Any]) -> int:
-    """Carry out `rlharness trace`; the program's own exit code, INCOMPLETE_RECORDING where only the recording failed.
+    """Carry out `rlharness trace` and return the exit code of the program.
 
-    Where a condition has ended it, that of `replay` there. UsageError for what the user can mend before anything was
-    started.
+    Returns INCOMPLETE_RECORDING if only the recording failed, and the exit code of `replay` if a condition stopped the
+    program. Raises UsageError for a user error before anything is started.
     """
     run_spec = make_command_spec(invocation, recording_options(arguments))
     conditions = conditions_of_one_run(arguments["break_on"], arguments["until"])

@@ -22,9 +22,10 @@ STDERR = 2
 
 
 def run_train(invocation: Invocation, arguments: Mapping[str, Any]) -> int:
-    """Carry out `rlharness train`; the exit code of the entry's process, INCOMPLETE_RECORDING where only that failed.
+    """Carry out `rlharness train` and return the exit code of the run.
 
-    UsageError for what the user can mend, which the entry may say too, before its first step: nothing is left then.
+    Returns INCOMPLETE_RECORDING if only the recording failed. Raises UsageError for a user error, also one that the
+    entry reports before its first step; nothing is left then.
     """
     options = scenario_options(arguments)
     asked = asked_scenario(invocation, arguments["scenario"], options, FULL)

@@ -25,7 +25,7 @@ TRANSPLANTS = "transplants"
 
 
 def run_transplant(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
-    """Carry out `rlharness transplant`; HarnessError for what the user can mend."""
+    """Carry out `rlharness transplant`; raises HarnessError for a user error."""
     program = check_machine(invocation)
     a, b = (named_run(invocation, arguments[side], is_trusted=arguments["trust"]) for side in ("a", "b"))
     plan = make_plan(

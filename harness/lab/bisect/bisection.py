@@ -56,7 +56,7 @@ class BisectOptions:
             raise UsageError(f"--packages and {' '.join(given)}", legal="one of the two: revisions, or versions")
         if not self.packages and len(given) < 2:
             raise UsageError(
-                "between what shall it look?",
+                "the range to search is missing",
                 legal="--good REV --bad REV, or --packages NAME==A..B",
                 remedy="rlharness bisect SCENARIO --good v1.0 --bad HEAD",
             )

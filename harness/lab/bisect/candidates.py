@@ -79,9 +79,9 @@ def checked_ends(checkout: Checkout, good: str, bad: str) -> tuple[Commit, Commi
     if not checkout.is_ancestor(*ends):
         turned = checkout.is_ancestor(ends[1], ends[0])
         raise UsageError(
-            f"--good {good} is no ancestor of --bad {bad}",
-            legal="a good commit from which the bad one has come",
-            remedy=f"--good {bad} --bad {good} finds the commit between them too; then turn a condition of --by round"
+            f"--good {good} is not an ancestor of --bad {bad}",
+            legal="a good commit that is an ancestor of the bad one",
+            remedy=f"--good {bad} --bad {good} searches between them; then invert the condition of --by"
             if turned
             else f"git merge-base {good} {bad} names one that both have come from",
         )

@@ -51,9 +51,9 @@ class Criterion:
         name = self.condition.name_among(known) if self.condition else REWARD_MEAN
         if self.text != BITS and name not in known:
             raise UsageError(
-                f"{OPTION} {self.text}: the curve of the good one has no value {name!r}",
-                legal=", ".join(sorted(known)) or "none: this scenario tells no values",
-                remedy=f"{OPTION} {BITS} looks at everything that is recorded",
+                f"{OPTION} {self.text}: the curve of the good run has no value {name!r}",
+                legal=", ".join(sorted(known)) or "none: this scenario records no curve",
+                remedy=f"{OPTION} {BITS} compares everything that is recorded",
             )
 
     def _by_reward(self, good: Trace, probe: Trace) -> Classified:

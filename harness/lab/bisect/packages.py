@@ -49,8 +49,7 @@ def parse_packages(text: str) -> tuple[str, Version, Version]:
         raise UsageError(
             f"--packages {text}: {good} is later than {bad}",
             legal=LEGAL,
-            remedy=f"--packages {match[1]}=={bad}..{good} finds the version between them too; then turn a condition of"
-            " --by round",
+            remedy=f"--packages {match[1]}=={bad}..{good} searches between them; then invert the condition of --by",
         )
     return name, good, bad
 
@@ -66,7 +65,7 @@ def versions_between(known: Sequence[str], name: str, good: Version, bad: Versio
             raise UsageError(
                 f"pip finds no {name} {wanted} for Python {sys.version_info.major}.{sys.version_info.minor} here",
                 legal=", ".join(by_version[each] for each in sorted(by_version)[-12:]) or "none: it finds no version",
-                remedy=f"pip index versions {name} shows them all; of yanked and foreign builds it says nothing",
+                remedy=f"pip index versions {name} lists all versions except yanked ones",
             )
     takes_all = good.is_prerelease or bad.is_prerelease
     return [by_version[v] for v in sorted(by_version) if good <= v <= bad and (takes_all or not v.is_prerelease)]

@@ -85,7 +85,7 @@ def _check_start(invocation: Invocation, subject: Subject) -> None:
     run_spec.level_env(invocation.environ)
     if shutil.which(run_spec.argv[0], path=invocation.environ.get("PATH")) is None:
         raise UsageError(
-            f"{run_spec.argv[0]} cannot be started: there is no such program",
-            legal="a program on the path, or the path of one",
-            remedy="check how it is spelled",
+            f"{run_spec.argv[0]} cannot be started: program not found",
+            legal="a program on PATH, or the path of a program",
+            remedy="check the spelling",
         )

@@ -125,9 +125,9 @@ class PerturbationSearch:
             self._factors = {each.name: each for each in factors}
             if not self._factors:
                 raise UsageError(
-                    f"there is nothing to change: a run of {len(self._bench.baseline.steps)} steps is not crashed",
+                    f"nothing to perturb: a run of {len(self._bench.baseline.steps)} steps is too short for a crash",
                     legal="2 steps or more, or other factors",
-                    remedy="more steps, or leave out --factors",
+                    remedy="run more steps, or omit --factors",
                 )
             await self._search()
         except OutOfTimeError:

@@ -59,9 +59,9 @@ def make_subject(invocation: Invocation, asked_for: ChaosOptions) -> Subject:
         return _command_subject(invocation, options)
     if invocation.trailing:
         raise UsageError(
-            f"the scenario {name} and a command",
+            f"both the scenario {name} and a command are given",
             legal="one of the two: a scenario, or a command after --",
-            remedy="what a scenario does is changed with --set KEY=VALUE",
+            remedy="change a scenario with --set KEY=VALUE",
         )
     return _scenario(invocation, name, options)
 

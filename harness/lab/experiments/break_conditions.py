@@ -57,7 +57,7 @@ def refuse_divergence(conditions: Iterable[Condition], *, legal: str, remedy: st
     """UsageError for the condition of a divergence, where there is no trace that could be diverged from."""
     if any(condition.word == DIVERGENCE for condition in conditions):
         raise UsageError(
-            f"--break-on {DIVERGENCE}: there is nothing that the run could differ from", legal=legal, remedy=remedy
+            f"--break-on {DIVERGENCE}: this run has no recorded run to differ from", legal=legal, remedy=remedy
         )
 
 

@@ -21,15 +21,15 @@ def make_command_spec(invocation: Invocation, options: RecordingOptions) -> RunS
     argv = invocation.trailing
     if not argv:
         raise UsageError(
-            "there is no command to record",
+            "the command to record is missing",
             legal="a command after --",
-            remedy="put it behind --, as in: -- python train.py",
+            remedy="add it after --, as in: -- python train.py",
         )
     if hidden := next((word for word in argv if REDACTED in word), ""):
         raise UsageError(
-            f"{hidden} is where rlharness has taken a secret out of the command",
-            legal="a command with its secrets, as it was first typed",
-            remedy=f"type the secret in place of {REDACTED}, or hand it on in a variable of the environment",
+            f"{hidden} stands for a secret that rlharness removed from the command",
+            legal="the original command with its secrets",
+            remedy=f"replace {REDACTED} by the secret, or pass it in an environment variable",
         )
     return RunSpec(
         argv=argv,
@@ -47,8 +47,8 @@ def refuse_scenario_options(options: ScenarioOptions) -> None:
     if given := [name for name, value in values.items() if value]:
         raise UsageError(
             f"{', '.join(given)} without a scenario",
-            legal="options of a command are typed behind it",
-            remedy="rlharness scenarios shows what they go with",
+            legal="a scenario; a command takes its own options",
+            remedy="rlharness scenarios lists the scenarios",
         )
 
 

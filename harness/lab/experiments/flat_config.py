@@ -37,9 +37,9 @@ def _put(section: dict[str, Any], path: list[str], value: Any, where: str) -> No
     inner = section.get(name, {})
     if not isinstance(inner, Mapping):
         raise UsageError(
-            f"{where} leads through {name}, which is {inner!r} and no section",
-            legal="a dotted key whose parts but the last are sections",
-            remedy=f"override {name} as a whole, or check how the key is spelled",
+            f"{where} leads through {name}, which is {inner!r} and not a section",
+            legal="a dotted key in which every part except the last is a section",
+            remedy=f"override {name} itself, or check the spelling of the key",
         )
     section[name] = dict(inner)
     _put(section[name], rest, value, where)

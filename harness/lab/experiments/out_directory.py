@@ -35,8 +35,8 @@ class OutDirectory:
         if not is_empty:
             raise UsageError(
                 f"{path_text(path)} is not empty",
-                legal="a directory that is new or empty",
-                remedy=f"name another one with --out, or remove {_what_is_in(path)}",
+                legal="a new or empty directory",
+                remedy=f"choose another one with --out, or delete {_what_is_in(path)}",
             )
         return cls(path, is_new)
 
@@ -77,8 +77,8 @@ def out_directory(cwd: Path, out: str | None, kind: str, own_id: str) -> OutDire
 def _unwritable(directory: Path, error: OSError) -> UsageError:
     return UsageError(
         f"nothing can be written to {path_text(directory)}: {error.strerror}",
-        legal="a directory that is new or empty, where this user may write",
-        remedy="name another one with --out",
+        legal="a new or empty directory that this user can write to",
+        remedy="choose another one with --out",
     )
 
 

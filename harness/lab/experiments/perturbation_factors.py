@@ -138,7 +138,7 @@ def parse_only(texts: Sequence[str], factors: Sequence[Factor]) -> dict[str, Any
             raise UsageError(
                 f"--only {text}",
                 legal=f"FACTOR=VALUE, with one of {', '.join(by_name)}",
-                remedy="check how it is spelled",
+                remedy="check the spelling",
             )
         if name == CRASH:
             parse_moment(value)
@@ -160,6 +160,6 @@ def chosen(factors: Sequence[Factor], asked: str | None) -> tuple[Factor, ...]:
         raise UsageError(f"there is no factor {unknown[0]!r} here", legal=", ".join(known) or "none")
     if not names:
         raise UsageError(
-            "there is nothing to change", legal="factors", remedy="declare some under `chaos` in the scenario's file"
+            "there is nothing to perturb", legal="factors", remedy="declare some under `chaos` in the scenario's file"
         )
     return tuple(known[name] for name in dict.fromkeys(names))

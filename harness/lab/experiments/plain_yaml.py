@@ -102,5 +102,5 @@ def read_yaml(text: str, where: str) -> Any:
     raise UsageError(
         what,
         legal="YAML of texts, numbers, true, false, null, lists and mappings, each key once",
-        remedy="mend it there",
+        remedy="correct it there",
     )

@@ -36,7 +36,7 @@ def read_input(fd: int, say: Callable[[str], None]) -> bytes:
             if num_bytes > MAX_BYTES:
                 raise UsageError(
                     f"standard input has more than {MAX_BYTES:,} bytes",
-                    legal="an input that can be kept and given to every run",
+                    legal="an input that rlharness can store and give to every run",
                     remedy="name a file in the command, or give none: < /dev/null",
                 )
     except OSError as error:
@@ -44,7 +44,7 @@ def read_input(fd: int, say: Callable[[str], None]) -> bytes:
             return b""
         raise UsageError(
             f"standard input cannot be read: {error.strerror}",
-            legal="an input that can be kept and given to every run",
+            legal="an input that rlharness can store and give to every run",
             remedy="give none: < /dev/null",
         ) from None
     return b"".join(chunks)

@@ -39,7 +39,7 @@ def recorded_kind(cwd: Path, name: str) -> RecordedKind:
         raise no_run_in(path, name)
     is_scenario = path.is_file() or name in {each.name for each in all_scenarios(cwd)}
     raise UsageError(
-        f"{name} is a scenario, and nothing that was recorded" if is_scenario else f"there is no run or bundle {name}",
+        f"{name} is a scenario, not a recorded run" if is_scenario else f"there is no run or bundle {name}",
         legal=LEGAL,
         remedy=f"rlharness replay {name} runs a scenario"
         if is_scenario

@@ -89,7 +89,7 @@ class RecordedRun:
         call = replace(self.call, config=overridden(self.call.config, values, "--set"))
         if hidden := [key for key, text in flattened(call.config).items() if REDACTED in text]:
             raise UsageError(
-                f"the secrets of {path_text(self.directory)} were not recorded, and it cannot run without them",
+                f"the secrets of {path_text(self.directory)} were not recorded, but the run needs them",
                 legal=f"a value for each of {', '.join(hidden)}",
                 remedy=f"add {' '.join(f'--set {key}=VALUE' for key in hidden)}",
             )
@@ -118,20 +118,20 @@ def read_recorded_run(directory: Path) -> RecordedRun:
         call = EntryCall.parse(read_regular(path, follows_links=True))
     except FileNotFoundError:
         raise UsageError(
-            f"{path_text(directory)} is the trace of a command, and says nothing of how to run it again",
+            f"{path_text(directory)} is the trace of a command, which reproduce cannot repeat",
             legal="the directory of a run of a scenario",
             remedy="rlharness replay -- COMMAND runs a command again",
         ) from None
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{path_text(path)} does not say which entry was called, and with which configuration: {error!s:.100}",
-            legal="what rlharness has written",
+            f"{path_text(path)} does not name the called entry and its configuration: {error!s:.100}",
+            legal="a file written by rlharness",
             remedy=AGAIN,
         ) from None
     if not isinstance(trace.manifest, Manifest):
         raise UsageError(
-            f"{path_text(directory)} has no whole manifest, so that nobody knows its level",
-            legal="a run that is whole, but for its last step",
+            f"{path_text(directory)} has no complete manifest, so its level is unknown",
+            legal="a run that is complete except for its last step",
             remedy=AGAIN,
         )
     return RecordedRun(trace, call)

@@ -153,7 +153,7 @@ def parse_scenario(text: str, where: str) -> Scenario:
     fields = read_yaml(text, where)
     if not isinstance(fields, dict):
         raise UsageError(
-            f"{where} is no mapping", legal=f"the keys {', '.join(_KEYS[()])}", remedy="see rlharness scenarios"
+            f"{where} is not a mapping", legal=f"the keys {', '.join(_KEYS[()])}", remedy="see rlharness scenarios"
         )
     try:
         return Scenario.model_validate(fields)
@@ -162,7 +162,7 @@ def parse_scenario(text: str, where: str) -> Scenario:
     raise UsageError(
         f"{where}: " + "; ".join(what for what, _ in faults),
         legal="; ".join(dict.fromkeys(legal for _, legal in faults if legal)),
-        remedy="mend the file",
+        remedy="correct the file",
     )
 
 

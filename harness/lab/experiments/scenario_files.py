@@ -34,7 +34,7 @@ class ScenarioFile:
             ) from None
         except UnicodeDecodeError as error:
             raise UsageError(
-                f"{self.file} is no text: {error.reason}", legal="YAML in UTF-8", remedy="save it as that"
+                f"{self.file} is not a text file: {error.reason}", legal="YAML in UTF-8", remedy="save it as UTF-8"
             ) from None
         return parse_scenario(text, str(self.file))
 
@@ -60,8 +60,8 @@ def find_scenario(name: str, cwd: Path, *others: str) -> ScenarioFile:
         if not (cwd / name).is_file():
             raise UsageError(
                 f"there is no file {name}",
-                legal="; ".join(["a YAML file, or a name that rlharness scenarios shows", *others]),
-                remedy="check how it is spelled, and from where it is meant",
+                legal="; ".join(["a YAML file, or a name listed by rlharness scenarios", *others]),
+                remedy="check the spelling and the working directory",
             )
         return ScenarioFile(name, cwd / name)
     known = {each.name: each for each in all_scenarios(cwd)}
@@ -83,7 +83,7 @@ def nothing_to_run(command: str, cwd: Path) -> UsageError:
     """That a command was typed with nothing to run."""
     names = ", ".join(each.name for each in all_scenarios(cwd))
     return UsageError(
-        f"rlharness {command} without anything to run",
+        f"rlharness {command} needs a scenario or a command",
         legal=f"a scenario: {names}, or a YAML file; {A_COMMAND}",
         remedy=f"rlharness {command} SCENARIO, or rlharness {command} -- python train.py",
     )

@@ -113,13 +113,14 @@ def load_entry(name: str) -> Callable[..., Any]:
         raise UsageError(
             f"entry {name}: there is no module {error.name}",
             legal="a module that can be imported from the working directory, or is installed",
-            remedy="check how it is spelled" if is_own else "install what brings it: pip install 'rlharness[engine]'",
+            remedy="check the spelling" if is_own else "install its package: pip install 'rlharness[engine]'",
         ) from None
     function = getattr(module, function_name, None)
     if not callable(function):
         near = difflib.get_close_matches(function_name, dir(module), n=3)
         raise UsageError(
-            f"entry {name}: {module_name} has no function {function_name}", legal=", ".join(near) or "one that it has"
+            f"entry {name}: {module_name} has no function {function_name}",
+            legal=", ".join(near) or "an existing function",
         )
     return function  # type: ignore[no-any-return]
 

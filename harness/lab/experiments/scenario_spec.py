@@ -125,9 +125,9 @@ def override_of(text: str) -> tuple[str, Any]:
         )
     if REDACTED in value:
         raise UsageError(
-            f"--set {text}: rlharness has taken a secret out there",
+            f"--set {text}: rlharness removed a secret there",
             legal="the value itself",
-            remedy=f"type the secret in place of {REDACTED}",
+            remedy=f"replace {REDACTED} by the secret",
         )
     return key.strip(), read_yaml(value, f"--set {text}")
 
@@ -144,9 +144,9 @@ def _swept(text: str, free: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
         )
     if key.partition(".")[0] not in free:
         raise UsageError(
-            f"--sweep {key}: runs that differ in it are not comparable, since it is part of what a run is",
-            legal=f"keys of {', '.join(free)}" if free else "none: this scenario says of no section that it is free",
-            remedy="rlharness train records each by itself, and rlharness diff shows where they part",
+            f"--sweep {key}: it is part of the run identity, so runs that differ in it are not comparable",
+            legal=f"keys of {', '.join(free)}" if free else "none: this scenario declares no runtime settings",
+            remedy="rlharness train records each run, and rlharness diff shows their first difference",
         )
     found = read_yaml(f"[{values}]", f"--sweep {text}")
     if not found:
@@ -158,7 +158,7 @@ def check_entries(invocation: Invocation) -> None:
     """UsageError where no entry could be called and recorded here."""
     if hidden_by := shadowing(invocation.cwd):
         raise UsageError(
-            f"{hidden_by} would be imported in place of rlharness's own package of that name",
+            f"{hidden_by} would be imported instead of rlharness's own package",
             legal="a working directory without a top-level package `harness`",
             remedy="change into another directory",
         )
@@ -176,14 +176,14 @@ def check_machine(invocation: Invocation, scenario: Scenario) -> None:
             raise UsageError(
                 f"this scenario needs {count(scenario.gpus, 'GPU')}, and {len(inventory.gpus)} are free here",
                 legal="a machine with as many free GPUs within CUDA_VISIBLE_DEVICES",
-                remedy="rlharness doctor says what keeps GPUs from being used",
+                remedy="rlharness doctor reports why GPUs cannot be used",
             )
 
 
 def _check_torch() -> None:
     if find_spec("torch") is None:
         raise UsageError(
-            f"torch is not installed for {sys.executable}, and entries are recorded with it",
+            f"torch is not installed for {sys.executable}, but recording an entry needs it",
             legal="a Python that has torch",
             remedy="pip install 'rlharness[engine]'",
         )

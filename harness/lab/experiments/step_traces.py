@@ -55,7 +55,7 @@ def check_step(trace: Trace, step: int) -> None:
         raise UsageError(
             f"--step {step}: {path_text(trace.directory)} has none",
             legal=f"a step that it has recorded: {span}",
-            remedy="record a run that comes so far",
+            remedy="record a run with more steps",
         )
 
 

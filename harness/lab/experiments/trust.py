@@ -101,8 +101,8 @@ def check_trust(name: str, found: Sequence[Unnamed], invocation: Invocation, *, 
     raise UsageError(
         "\n    ".join([what, *lines]),
         legal=f"what the scenarios here name ({one_line(known)}), and runs that you have recorded on this machine",
-        remedy="add --trust only if you know whose it is: what it names can do all that you can; or record it with a"
-        " scenario of your own",
+        remedy="add --trust only if you trust its author: the code it names runs with all your permissions; or record"
+        " it with a scenario of your own",
     )
 
 

@@ -73,7 +73,7 @@ class Checkout:
             self.root = Path(self._git("rev-parse", "--show-toplevel")).resolve()
         except GitError as error:
             raise UsageError(
-                f"{cwd} is no git checkout ({error.what})",
+                f"{cwd} is not a git checkout ({error.what})",
                 legal="a directory of a git checkout",
                 remedy="change into one",
             ) from None
@@ -90,7 +90,7 @@ class Checkout:
         except GitError:
             shallow = self.is_shallow
             raise UsageError(
-                f"{revision} is no commit here" + (", and this is a shallow clone" if shallow else ""),
+                f"{revision} is not a commit here" + (", and this is a shallow clone" if shallow else ""),
                 legal="a branch, a tag or a commit of this repository",
                 remedy="git fetch --unshallow; in GitHub Actions, fetch-depth: 0" if shallow else "git fetch, git log",
             ) from None

@@ -43,7 +43,7 @@ class AgainstGolden:
         """Read the goldens of these; GoldenError for one that cannot be read, UsageError for no such directory."""
         if not self._options.accepts and not self._directory.is_dir():
             raise UsageError(
-                f"there are no goldens in {path_text(self._directory)}: it is no directory",
+                f"there are no goldens in {path_text(self._directory)}: it is not a directory",
                 legal="a directory that rlharness gate --accept has written to",
                 remedy="rlharness gate --golden DIR --accept --reason TEXT writes the first ones",
             )

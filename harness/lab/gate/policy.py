@@ -61,6 +61,8 @@ def checked_reasons(words: Sequence[str], where: str) -> tuple[str, ...]:
         return ()
     if unknown := [word for word in words if word not in REASONS]:
         raise UsageError(
-            f"{where} {unknown[0]!r}", legal=", ".join((*REASONS, "or none")), remedy="what does not run always fails"
+            f"{where} {unknown[0]!r}",
+            legal=", ".join((*REASONS, "or none")),
+            remedy="a scenario that does not run fails",
         )
     return tuple(dict.fromkeys(words))

@@ -136,16 +136,16 @@ def _doubts(step: int, ranks: Iterable[int], a: _Side, b: _Side) -> Iterator[str
         if all(x and y and is_faithful(x, y) for x, y in zip(recorded, without, strict=True)):
             continue
         if without[0] == without[1]:
-            yield f"rank {rank}: not valid: step {step} came out otherwise with its operations recorded"
+            yield f"rank {rank}: not valid: recording the operations changed step {step}"
         elif recorded[0] == recorded[1]:
             yield (
-                f"rank {rank}: the runs with operations agree with each other in step {step}: what differs comes and"
-                " goes, and did not come with them"
+                f"rank {rank}: the runs with operations agree in step {step}: the difference is intermittent and"
+                " did not occur in them"
             )
         else:
             yield (
-                f"rank {rank}: step {step} comes out otherwise in every run: its operations are those of two more runs,"
-                " and not proven for the first ones"
+                f"rank {rank}: step {step} is nondeterministic: the operations shown come from two additional runs and"
+                " may differ from the runs compared above"
             )
 
 

@@ -106,8 +106,8 @@ def plan_stop(invocation: Invocation, options: ReplayOptions) -> StopPlan:
     if unused := [name for name, is_given in given.items() if is_given]:
         raise UsageError(
             f"{', '.join(unused)} with a condition",
-            legal="one run, which ends where the condition holds",
-            remedy="leave it out; the last line of the result says how to look closer",
+            legal="one run, which stops when the condition holds",
+            remedy="omit it; the last line of the result is the command that looks closer",
         )
     reference = _reference(invocation, options)
     if reference is None:
@@ -138,9 +138,9 @@ def _run_specs(invocation: Invocation, options: ReplayOptions) -> tuple[tuple[Ru
         return (make_command_spec(invocation, recording),), ()
     if invocation.trailing:
         raise UsageError(
-            f"the scenario {options.scenario} and a command",
+            f"both the scenario {options.scenario} and a command are given",
             legal="one of the two: a scenario, or a command after --",
-            remedy="what a scenario does is changed with --set KEY=VALUE",
+            remedy="change a scenario with --set KEY=VALUE",
         )
     asked = asked_scenario(invocation, options.scenario, options.scenario_options, SMOKE, A_COMMAND)
     return tuple(make_scenario_spec(asked, recording, variant) for variant in range(asked.num_variants)), asked.typed
@@ -151,9 +151,9 @@ def _program(run_spec: RunSpec, invocation: Invocation) -> str:
     program = shutil.which(run_spec.argv[0], path=invocation.environ.get("PATH"))
     if program is None:
         raise UsageError(
-            f"{run_spec.argv[0]} cannot be started: there is no such program",
-            legal="a program on the path, or the path of one",
-            remedy="check how it is spelled",
+            f"{run_spec.argv[0]} cannot be started: program not found",
+            legal="a program on PATH, or the path of a program",
+            remedy="check the spelling",
         )
     return program
 
@@ -177,8 +177,8 @@ def _num_runs(options: ReplayOptions, num_variants: int) -> int:
     """
     if options.num_runs == 1 and not options.against:
         raise UsageError(
-            "--runs 1: a run that is compared with nothing",
+            "--runs 1 leaves nothing to compare with",
             legal="2 runs or more, or --against DIR",
-            remedy="rlharness trace --out DIR -- COMMAND, or rlharness train SCENARIO --out DIR, records a run alone",
+            remedy="rlharness trace --out DIR -- COMMAND, or rlharness train SCENARIO --out DIR, records a single run",
         )
     return options.num_runs or max(num_variants, 1 if options.against else 2)

@@ -99,8 +99,8 @@ def check_options(options: ReproduceOptions, kind: RecordedKind) -> None:
     elif options.has_operations and options.has_condition:
         raise UsageError(
             "--trace-ops with a condition",
-            legal="one run, which ends where the condition holds",
-            remedy="look closer at the bundle that it leaves: rlharness reproduce FILE --trace-ops",
+            legal="one run, which stops when the condition holds",
+            remedy="inspect the bundle that it writes: rlharness reproduce FILE --trace-ops",
         )
     elif options.has_operations and options.step is None:
         raise UsageError(
@@ -110,7 +110,7 @@ def check_options(options: ReproduceOptions, kind: RecordedKind) -> None:
         raise UsageError(
             "--reference-checkpoint without a bundle",
             legal="--bundle FILE --reference-checkpoint",
-            remedy="name the bundle that shall be written, or leave it out",
+            remedy="name the bundle to write, or omit the option",
         )
 
 

@@ -107,11 +107,11 @@ def free_overrides(run: RecordedRun, overrides: Sequence[str]) -> dict[str, Any]
     for key in values:
         if key.partition(".")[0] not in run.call.runtime_sections and REDACTED not in recorded.get(key, ""):
             raise UsageError(
-                f"--set {key}: with another value it would be another run",
+                f"--set {key}: a different value makes a different run",
                 legal=f"keys of {', '.join(run.call.runtime_sections)}"
                 if run.call.runtime_sections
-                else "none: no section of it is free",
-                remedy="rlharness train records another run, and rlharness diff shows where the two part",
+                else "none: it has no runtime settings",
+                remedy="rlharness train records a different run, and rlharness diff shows the first difference",
             )
     return values
 
@@ -122,7 +122,7 @@ def check_machine(invocation: Invocation) -> str:
         raise UsageError(
             "a recorded run and a command",
             legal="the directory of a run, or a bundle",
-            remedy="leave out what stands after --; rlharness replay -- COMMAND runs a command",
+            remedy="omit everything after --; rlharness replay -- COMMAND runs a command",
         )
     check_entries(invocation)
     return CHILD[0]

@@ -111,8 +111,8 @@ def patch_of(take: PatchSource, a: Trace, b: Trace, step: int, last: int, *, is_
         if not found.values:
             raise UsageError(
                 f"no weights are recorded in step {first} of {path_text(a.directory)}",
-                legal="leaves of the optimizer that are named as gradients are",
-                remedy="take what it records: --take PHASE/NAME",
+                legal="optimizer values with the names of gradients",
+                remedy="patch a recorded value: --take PHASE/NAME",
             )
         return Patch(found, first, first, is_once=True)
     is_once = is_once or take.operation is not None
@@ -128,7 +128,7 @@ def first_put(take: PatchSource, a: Trace, b: Trace, step: int) -> int:
     if first not in a.steps or first not in b.steps:
         raise UsageError(
             f"the {take.text} of step {step} are not recorded in both runs: step {first} made them",
-            legal="a step behind one that both runs have recorded",
+            legal="a step after one that both runs recorded",
             remedy=f"--step {common_steps(a, b)[0] + 1}",
         )
     return first
@@ -145,7 +145,7 @@ def check_known(take: PatchSource, trace: Trace, step: int) -> None:
         near = difflib.get_close_matches(absent[0], names, n=1)
         raise UsageError(
             f"--take {take.text}: {path_text(trace.directory)} records no {absent[0]} in step {step}",
-            legal=f"phases and leaves of that step, of the phases {', '.join(dict.fromkeys(key[0] for key in keys))}",
+            legal=f"phases and values of that step, of the phases {', '.join(dict.fromkeys(key[0] for key in keys))}",
             remedy=f"--take {near[0]}" if near else "",
         )
 

@@ -49,7 +49,7 @@ def make_plan(
         if tuple(run.trace.ranks) != (0,):
             raise UsageError(
                 f"{path_text(run.directory)} has {count(len(run.trace.ranks), 'rank')}",
-                legal="runs of one process, into whose memory values are put",
+                legal="runs of one process, whose memory can be patched",
                 remedy="record both runs with one rank",
             )
     common, parts = common_steps(a.trace, b.trace), first_difference(a.trace, b.trace)
@@ -58,13 +58,13 @@ def make_plan(
         raise UsageError(
             f"--step {step}",
             legal=f"a step that both runs have recorded: {span}",
-            remedy="leave it out to begin where what is taken differs",
+            remedy="omit it to begin at the first difference of the patched values",
         )
     if parts is None:
         raise UsageError(
-            f"{path_text(a.directory)} and {path_text(b.directory)} have the same bits in every step that both have",
-            legal="two runs that differ: there is nothing to explain",
-            remedy="name another run; rlharness diff says whether one of them goes on for longer",
+            f"{path_text(a.directory)} and {path_text(b.directory)} are equal in every step that both have",
+            legal="two runs that differ",
+            remedy="choose another run; rlharness diff shows whether one has more steps",
         )
     takes = [parse_patch(text) for text in dict.fromkeys(texts)] or candidates(
         a.trace, b.trace, parts if step is None else step
@@ -72,8 +72,8 @@ def make_plan(
     if not takes:
         at = parts if step is None else step
         raise UsageError(
-            f"in step {at} nothing differs that could be put in",
-            legal=f"a step with values that differ, as from step {parts} on; texts are no values",
+            f"no value that could be patched differs in step {at}",
+            legal=f"a step with differing values, e.g. step {parts}; texts cannot be patched",
             remedy="" if at == parts else f"--step {parts}",
         )
     begins = [_begin(take, a.trace, b.trace, parts, step, is_once=is_once) for take in takes]
@@ -140,7 +140,7 @@ def _begin(take: PatchSource, a: Trace, b: Trace, parts: int, step: int | None, 
         differing = ", ".join(each.text for each in candidates(a, b, parts))
         raise UsageError(
             f"--take {take.text}: the two runs have the same values in {where}",
-            legal=f"what differs: in step {parts}, {differing or 'texts only, which cannot be put in'}",
+            legal=f"a difference: in step {parts}, {differing or 'texts only, which cannot be patched'}",
             remedy=f"--take {candidates(a, b, parts)[0].text}" if differing else "",
         )
     if step is not None:

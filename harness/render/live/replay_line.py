@@ -1,4 +1,4 @@
-"""The run of a replay that goes on, in one line that is redrawn; lines of those that have ended stay above it.
+"""The current run of a replay in one redrawn line; lines about finished runs stay above it.
 
 As with the display of tests, only a thread of its own waits for the terminal, and its first failure turns it off.
 """
@@ -38,7 +38,7 @@ class ReplayLine:
         self._thread: threading.Thread | None = None
 
     def begin(self, number: int, *, has_operations: bool) -> None:
-        """A run starts."""
+        """Show that a run starts."""
         with self._lock:
             self._name = run_of_all(number, self._num_runs, has_operations=has_operations)
             self._num_steps, self._began_s = 0, self._clock.monotonic_s()
@@ -48,12 +48,12 @@ class ReplayLine:
         self._wake.set()
 
     def progress(self, num_steps: int, elapsed_s: float) -> None:
-        """It goes on."""
+        """Show the progress of the run."""
         with self._lock:
             self._num_steps = num_steps
 
     def end(self, line: str) -> None:
-        """It has ended."""
+        """Print the line about a finished run."""
         with self._lock:
             self._lines.append(Text(one_line(line)))
             self._name = ""

@@ -1,4 +1,4 @@
-"""What runs on which GPU since when, kept in place on a terminal, with what matters scrolling above it.
+"""Live table of the running files and their GPUs on a terminal, with sentences that scroll above it.
 
     run's thread:   on_event ──(lines, Progress)──┐ under a lock, never waits for the terminal
     drawing thread:                               └──> Screen ──> terminal
@@ -31,7 +31,7 @@ CLOSE_S = 2.0
 class LiveReporter:
     """Draws on `stream`, a terminal that understands cursor movements, until the run finishes or `close`.
 
-    `size` gives (columns, lines); `say` is told once when the display is off because it failed; `close_s` is how long
+    `size` gives (columns, lines); `say` is called once if the display fails and is switched off; `close_s` is how long
     the end of a run waits for a terminal that takes nothing.
     """
 
@@ -108,7 +108,7 @@ class LiveReporter:
 
 
 def _lines(event: Event, state: RunState) -> list[Line]:
-    """What is printed for good: the run's head, what somebody should look at, and a dump that was asked for."""
+    """Return the lines that stay on the terminal: the head, sentences on events, and a requested dump."""
     if isinstance(event, RunStarted):
         return [Text(line, style="bold" if index == 0 else "dim") for index, line in enumerate(head_lines(event))]
     if isinstance(event, DumpRequested):

@@ -110,7 +110,7 @@ def _wrapped(line: Line, console: Console) -> list[Text]:
 
 
 def terminal_size(stream: TextIO) -> tuple[int, int]:
-    """(columns, lines) of the terminal behind `stream`, a common size where it does not say."""
+    """Return (columns, lines) of the terminal of `stream`; a common size if it is unknown."""
     try:
         columns, lines = os.get_terminal_size(stream.fileno())
     except OSError:

@@ -16,9 +16,9 @@ from harness.trace.verdict import REWARDS, TOKENS
 
 MAX_STEPS = 3
 MAX_SEQUENCES = 8
-"""Of a step; those that differ come first."""
+"""Maximum number of sequences of a step; those that differ come first."""
 MAX_TOKENS = 512
-"""Of a sequence."""
+"""Maximum number of tokens of a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Twin:
     """Its tokens, as far as they are shown; without what fills it up."""
     b: tuple[int, ...]
     num_prompt: int
-    """So many at its beginning were not generated; 0 where no mask tells."""
+    """Number of prompt tokens at its beginning; 0 without a mask."""
     reward_a: float | None
     reward_b: float | None
 
@@ -102,7 +102,7 @@ class _Generated:
         return mask.index(1) if 1 in mask else 0
 
     def shown(self, number: int) -> tuple[int, ...]:
-        """The tokens of a sequence up to the last that was generated, where a mask tells which that is."""
+        """The tokens of a sequence up to the last generated one, if a mask marks it."""
         row, mask = self.rows[number], self.masks[number] if self.masks else ()
         end = len(row) - mask[::-1].index(1) if 1 in mask else len(row)
         return row[: min(end, MAX_TOKENS)]
@@ -145,7 +145,7 @@ def _rows(trace: Trace, step: int, rank: int, recorded_value: RecordedValue) -> 
 
 
 def _masks(trace: Trace, step: int, rank: int, tokens: RecordedValue) -> list[tuple[int, ...]] | None:
-    """Which positions of these tokens were generated: a rollout's mask of the same shape; None where there is none."""
+    """Which positions of these tokens were generated: a rollout's mask of the same shape; None without one."""
     for _, recorded_value in trace.columns(step, rank).of_phases(("rollout",)):
         if (
             recorded_value.dtype == "bool"

@@ -9,7 +9,7 @@ from harness.trace.curve_diff import is_cost
 from harness.trace.values import Float
 
 MAX_POINTS = 2_000
-"""Of a line; of longer ones neighbouring steps are told by their extremes."""
+"""Maximum number of points of a line; longer lines show extremes of neighbouring steps."""
 
 Line = tuple[float | None, ...]
 
@@ -21,13 +21,13 @@ class Panel:
     name: str
     steps: tuple[int, ...]
     lines: tuple[Line, ...]
-    """Of each run, over `steps`; None where a run has no such value, or none that is finite."""
+    """Values of each run over `steps`; None for a missing or non-finite value."""
     num_together: int
-    """So many steps are told by two points, their extremes; 1 where each has its own."""
+    """Number of steps that two points stand for, their extremes; 1 if each step has its own point."""
     non_finite: tuple[tuple[int, int, str], ...]
     """(run, step, "nan" or "inf") of the first value of each run that is no number."""
     is_cost: bool
-    """Whether it tells seconds or bytes, which are never the same twice."""
+    """Whether the values are seconds or bytes, which vary between runs."""
 
 
 def panels(curves: Sequence[Sequence[CurvePoint]]) -> list[Panel]:

@@ -6,10 +6,10 @@ from harness.core.redaction import redact_fields
 from harness.trace.manifest import PARTS, Manifest
 
 ABOUT = {
-    "identity": "What the configuration means. Where it differs, two runs are not comparable.",
-    "numerics": "What computes. No level of determinism holds across a difference here.",
+    "identity": "The configuration that defines the results. Runs are comparable only if it is equal.",
+    "numerics": "The software and hardware that compute. No determinism level holds if it differs.",
     "subject": "The code under test.",
-    "perturbation": "How the work is spread, which must not matter at level invariant.",
+    "perturbation": "How the work is distributed. It must not affect results at level invariant.",
 }
 
 

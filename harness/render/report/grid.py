@@ -53,7 +53,7 @@ class Row:
     phase: str
     names: tuple[str, ...]
     is_part: bool
-    """Whether they are a rank's or a micro-batch's: told, and not what decides."""
+    """Whether they belong to one rank or microbatch, which does not affect the verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ def _add_unlike(
 
 
 def _difference(a: RecordedValue | None, b: RecordedValue | None) -> Difference | None:
-    """None also for digests of different algorithms, which tell nothing."""
+    """Return the kind of difference; None also for digests of different algorithms."""
     if a is None or b is None:
         return Difference.VALUE_ONLY_IN_B if a is None else Difference.VALUE_ONLY_IN_A
     if a.dtype != b.dtype:

@@ -23,9 +23,9 @@ from harness.trace.verdict import Difference
 KINDS = tuple(Difference)
 NO_RANK = 0xFFFF
 MAX_VALUES = 5_000
-"""Cells whose values are told, the earliest steps first."""
+"""Maximum number of cells with values, the earliest steps first."""
 MAX_KEPT_BYTES = 2**23
-"""Of kept tensors that are compared for that."""
+"""Maximum number of bytes of saved tensors that are compared for them."""
 
 
 def grid_data(grid: Grid, a: Trace, b: Trace) -> dict[str, Any]:

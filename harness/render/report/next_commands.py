@@ -1,4 +1,4 @@
-"""What to type next, after a report has said where two runs part. Of files only `call.json` is read: what may vary."""
+"""Suggested commands for two runs that diverge. The only file read is `call.json`, for the runtime settings."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ class Next:
 
 
 def next_commands(pair: Pair) -> list[Next]:
-    """Commands that look closer at how these two came apart; of equal runs none."""
+    """Return commands that inspect the difference of two runs; none for equal runs."""
     if pair.verdict.kind is Kind.EQUAL:
         return []
     again: Iterator[Next] = iter(())
@@ -33,33 +33,38 @@ def next_commands(pair: Pair) -> list[Next]:
         again = _of_scenario(pair, argv[len(TRAIN) :])
     elif is_comparable:
         again = _of_program(pair, argv)
-    return [*again, Next("The same verdict in a terminal, or for a script", _typed("diff", pair.a.name, pair.b.name))]
+    return [
+        *again,
+        Next("Print the same verdict in a terminal or for a script", _typed("diff", pair.a.name, pair.b.name)),
+    ]
 
 
 def _of_program(pair: Pair, argv: Sequence[str]) -> Iterator[Next]:
-    """Commands for runs of a command line, whose values nobody else can have again."""
+    """Commands for runs of a command line, whose values cannot be restored."""
     if not argv:
         return
     program, step = ("--", *argv), _step(pair)
     words = ("--step", step, "--trace-ops") if step else ()
-    yield Next("Run it twice here, and name the first operation that differs", _typed("replay", *words, *program))
+    yield Next(
+        "Run it twice on this machine, and find the first operation that differs", _typed("replay", *words, *program)
+    )
     if pair.a.trace.manifest and pair.a.trace.manifest.level == "off":
-        why = "See whether determinism can be had from outside the program"
+        why = "Check whether determinism flags set from outside the program are enough"
         yield Next(why, _typed("replay", "--level", "deterministic", *program))
 
 
 def _of_scenario(pair: Pair, words: Sequence[str]) -> Iterator[Next]:
-    """Commands for runs of a scenario, any step of which can be run again, in runs of other identities too."""
+    """Yield commands for runs of a scenario; any of its steps can be repeated."""
     a, b, step = pair.a, pair.b, _step(pair)
     if step and all((each.trace.directory / CALL).is_file() for each in (a, b)):
-        why = f"Run step {step} of both again with the code that they name, and name the first operation that differs"
+        why = f"Repeat step {step} of both with the code that they name, and find the first operation that differs"
         yield Next(why, _typed("reproduce", a.name, "--step", step, "--trace-ops", "--against", b.name))
-        yield Next("Find out which of the differences caused the others", _typed("transplant", a.name, b.name))
+        yield Next("Find the difference that caused the rest", _typed("transplant", a.name, b.name))
     if pair.verdict.kind is Kind.NOT_COMPARABLE:
         return
     if varied := [word for name, x, y in _varied(pair) for word in ("--sweep", f"{name}={x},{y}")]:
-        yield Next("Run both again, with what was other in them", _typed("replay", *words, *varied))
-        yield Next("Find the smallest change that moves a bit", _typed("chaos", *words))
+        yield Next("Repeat both with the runtime settings that differ", _typed("replay", *words, *varied))
+        yield Next("Find the smallest perturbation that changes a bit", _typed("chaos", *words))
 
 
 def _typed(*words: str) -> str:
@@ -67,13 +72,13 @@ def _typed(*words: str) -> str:
 
 
 def _step(pair: Pair) -> str:
-    """The step whose operations would tell more; empty where one run does not have it."""
+    """Return the step whose operations to record; empty if one run lacks it."""
     first = pair.verdict.first
     return str(first.step) if first is not None and first.what not in STEP_ONLY else ""
 
 
 def _varied(pair: Pair) -> Iterator[tuple[str, str, str]]:
-    """Values of the free sections that are other in the two."""
+    """Yield the runtime settings that differ, with both values."""
     free = _runtime_sections(pair.a.trace.directory)
     for field in pair.verdict.fingerprints.get("perturbation", ()):
         if field.name.partition(".")[0] in free and field.a is not None and field.b is not None:

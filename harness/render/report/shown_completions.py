@@ -69,7 +69,7 @@ def _parsed(lines: Sequence[str]) -> Iterator[Shown]:
 
 
 def shown_pairs(a: Sequence[Shown], b: Sequence[Shown] | None) -> list[ShownPair]:
-    """Of the last step that all have, those that differ first; at most MAX_SHOWN."""
+    """Return at most MAX_SHOWN pairs of the last step that both runs have, those that differ first."""
     steps = {each.step for each in a} & {each.step for each in (a if b is None else b)}
     if not steps:
         return []

@@ -23,9 +23,9 @@ from harness.trace.verdict import TOKENS, Kind
 
 SIGNS = {Kind.EQUAL: "=", Kind.DIVERGED: "≠", Kind.NOT_COMPARABLE: "?", Kind.INCOMPLETE: "…"}
 MAX_VALUES = 50
-"""Of the table of first differences."""
+"""Maximum number of rows of the table of first differences."""
 MAX_SHOWN_CHARS = 20_000
-"""Of a text that a run has shown."""
+"""Maximum length of a sample completion."""
 MAX_BY_LETTER = 400
 """Letters of two texts that are compared one by one: of texts that repeat themselves it takes the cube of them."""
 EQUAL, DIFFERENT, FIRST, ABSENT = "equal", "different", "first", "absent"
@@ -33,7 +33,7 @@ EQUAL, DIFFERENT, FIRST, ABSENT = "equal", "different", "first", "absent"
 
 @dataclass(frozen=True, slots=True)
 class PhaseState:
-    """A phase of the step in which two runs part."""
+    """A phase of the step at which two runs diverge."""
 
     name: str
     state: str
@@ -54,7 +54,7 @@ class ValueState:
 
     @property
     def occurrence(self) -> int:
-        """Of the leaf that differs first."""
+        """Occurrence of the value that differs first."""
         value = self.first.a or self.first.b
         return value.occurrence if value else 0
 
@@ -135,7 +135,7 @@ def _sentence(text: str) -> str:
 
 
 def _phases(pair: Pair) -> Iterator[PhaseState]:
-    """The phases of the step in which two runs part, in their order; none where they do not, or a step is missing."""
+    """Yield the phases of the step at which two runs diverge, in order; none if they are equal or lack the step."""
     first = pair.verdict.first
     if first is None or (value := first.a or first.b) is None:
         return
@@ -224,7 +224,7 @@ def _tokens(tokens: tuple[int, ...], flipped: set[int], twin: Twin, vocabulary: 
 
 
 def _seen(text: str) -> str:
-    """A token that would be nothing but white is told by its sign."""
+    """Return a token's text, with signs for a token of white space only."""
     return visible(text) if text.strip(" ") else "␣" * len(text) or "∅"
 
 
@@ -232,7 +232,7 @@ Pieces = list[tuple[str, bool]]
 
 
 def shown_view(pair: ShownPair) -> dict[str, Any]:
-    """A completion that a run has shown, with what the other run has otherwise."""
+    """Return a sample completion, with its differences from the other run marked."""
     both = [each for each in (pair.a, pair.b) if each is not None]
     texts = [_cut(visible(redact_text(each.completion))) for each in both]
     pieces = _pieces(*texts) if len(texts) == 2 else ([(texts[0], False)],)

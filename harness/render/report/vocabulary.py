@@ -30,7 +30,7 @@ def read_vocabulary(directory: Path) -> Mapping[int, str]:
 
 
 def parse_vocabulary(fields: Mapping[str, Any]) -> dict[int, str]:
-    """The text of each token of a tokenizer.json; KeyError, TypeError or ValueError for what is none."""
+    """The text of each token of a tokenizer.json; raises KeyError, TypeError or ValueError for any other file."""
     listed = fields["model"]["vocab"]
     vocab = listed.items() if isinstance(listed, dict) else ((entry[0], at) for at, entry in enumerate(listed))
     is_bytes = '"ByteLevel"' in json.dumps([fields.get("decoder"), fields.get("pre_tokenizer")])
@@ -39,7 +39,7 @@ def parse_vocabulary(fields: Mapping[str, Any]) -> dict[int, str]:
 
 
 def _of_bytes(text: str) -> str:
-    """The bytes for which these letters stand; part of a character is told as such."""
+    """The bytes for which these letters stand; part of a character is escaped."""
     try:
         return bytes(_BYTES[letter] for letter in text).decode("utf-8", "backslashreplace")
     except KeyError:

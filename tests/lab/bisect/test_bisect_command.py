@@ -70,12 +70,12 @@ def test_a_reward_is_bisected_beyond_its_tolerance_and_ends_that_agree_are_refus
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "between what shall it look?"),
-        (("--good", "HEAD"), "between what shall it look?"),
+        ((), "the range to search is missing"),
+        (("--good", "HEAD"), "the range to search is missing"),
         (("--good", "HEAD", "--bad", "HEAD"), "are one commit"),
-        (("--good", "nothing", "--bad", "HEAD"), "nothing is no commit here"),
+        (("--good", "nothing", "--bad", "HEAD"), "nothing is not a commit here"),
         (("--packages", "a==1..2", "--bad", "HEAD"), "--packages and --bad"),
-        (("--good", "HEAD", "--bad", "HEAD~1"), "--good HEAD is no ancestor of --bad HEAD~1"),
+        (("--good", "HEAD", "--bad", "HEAD~1"), "--good HEAD is not an ancestor of --bad HEAD~1"),
     ],
 )
 def test_what_cannot_be_is_refused(project: Project, words: tuple[str, ...], said: str) -> None:
@@ -90,7 +90,7 @@ def test_what_cannot_be_is_refused(project: Project, words: tuple[str, ...], sai
 
 
 def test_keys_that_are_perhaps_misspelt_are_told(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UsageError, match="nowhere is no commit"):
+    with pytest.raises(UsageError, match="nowhere is not a commit"):
         arguments = parsed("--good", "nowhere", "--bad", "HEAD", "--set", "num_stesp=2")
         run_bisect(Invocation(project.directory, os.environ, note=say), arguments)
     told = "rlharness: note: --set num_stesp: config has no such key; did you mean num_steps?\n"

@@ -76,7 +76,7 @@ def test_what_the_curve_has_not_is_refused_with_what_it_has(good: Trace) -> None
     with pytest.raises(UsageError) as refused:
         parse_criterion("foo>1", None).check(base)
     assert (refused.value.what, refused.value.legal) == (
-        "--by foo>1: the curve of the good one has no value 'foo'",
+        "--by foo>1: the curve of the good run has no value 'foo'",
         "reward_mean",
     )
     with pytest.raises(UsageError, match="has no value 'reward_mean'"):

@@ -165,5 +165,5 @@ def test_later_it_tells_how_far_it_came(tmp_path: Path) -> None:
 
 
 def test_a_value_of_the_curve_that_nobody_tells_is_no_end(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--by loss>3: the curve of the good one has no value 'loss'"):
+    with pytest.raises(UsageError, match="--by loss>3: the curve of the good run has no value 'loss'"):
         hunted(tmp_path, runs("gb"), by="loss>3")

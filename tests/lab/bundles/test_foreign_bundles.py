@@ -73,7 +73,7 @@ def test_what_no_scenario_here_names_is_listed_and_not_used(
     assert f"evil.rlb would use {len(values)} value" in done.stderr
     for line in listed:
         assert f"\n    {line}" in done.stderr
-    assert "remedy: add --trust only if you know whose it is" in done.stderr
+    assert "remedy: add --trust only if you trust its author" in done.stderr
     assert "\x1b" not in done.stderr
     assert not (tmp_path / "again").exists(), "nothing was unpacked"
 

@@ -107,7 +107,10 @@ def test_a_bundle_goes_where_directories_can_be_made_for_it(tmp_path: Path) -> N
     write_bundle_of(recorded(tmp_path / "run"), 3, bundle_place(tmp_path / "run", "../new/a.b"))
     assert bundle_place(tmp_path, "new/a.b") == tmp_path / "new" / "a.b", "an earlier bundle is replaced"
     (tmp_path / "notes").write_text("mine", "utf-8")
-    for name, said in (("notes/a", "cannot be written: .*notes is no directory"), ("run/call.json", "is no bundle")):
+    for name, said in (
+        ("notes/a", "cannot be written: .*notes is not a writable directory"),
+        ("run/call.json", "is no bundle"),
+    ):
         with pytest.raises(UsageError, match=said):
             bundle_place(tmp_path, name)
 

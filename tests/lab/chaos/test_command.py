@@ -44,10 +44,12 @@ def test_a_crash_finds_a_generator_that_no_checkpoint_holds_and_its_command_show
     done = chaos(tmp_path, name, *words, "--json")
     assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
     found = done.finding
-    assert found["sentence"] == "a crash (crash=1.rollout) alone moves actions of the rollout at step 1, in 1 of 1 run"
+    assert (
+        found["sentence"] == "a crash (crash=1.rollout) alone changes actions of the rollout at step 1, in 1 of 1 run"
+    )
     assert found["num_steps"] == 2
     assert found["reproduce"] == "rlharness chaos forgotten_generator --only crash=1.rollout --steps 2"
-    assert "looking for the cause" in done.stderr
+    assert "searching for the cause" in done.stderr
     shown = again(tmp_path, found["reproduce"])
     assert shown.code == ExitCode.DIVERGED
     assert shown.finding["sentence"] == found["sentence"]
@@ -60,10 +62,10 @@ def test_the_order_of_a_set_is_the_hash_seeds_doing_alone(tmp_path: Path) -> Non
     done = chaos(tmp_path, name, "--factors", "hash_seed,runtime.concurrency", "--repeats", "1")
     assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
     assert done.stdout.startswith(
-        "DIVERGED  the hash seed (hash_seed=1) alone moves prompts of the rollout at step 0, in 1 of 1 run\n"
+        "DIVERGED  the hash seed (hash_seed=1) alone changes prompts of the rollout at step 0, in 1 of 1 run\n"
     )
     assert re.search(r"^      hash_seed +A 0  B 1$", done.stdout, re.MULTILINE), done.stdout
-    assert "see it again: rlharness chaos set_order --only hash_seed=1 --steps 1\n" in done.stdout
+    assert "reproduce: rlharness chaos set_order --only hash_seed=1 --steps 1\n" in done.stdout
 
 
 @pytest.mark.full
@@ -78,7 +80,7 @@ def test_somebodys_program_is_perturbed_from_outside(tmp_path: Path) -> None:
     assert done.finding["reproduce"].endswith(f"--only hash_seed=1 -- {sys.executable} train.py")
     harmless = chaos(tmp_path, "--only", "load=2", "--only", "nice=5", "--repeats", "1", *program)
     assert harmless.code == ExitCode.OK, harmless.stdout + harmless.stderr
-    assert harmless.stdout.startswith("NOTHING FOUND  load=2, nice=5 move no bit in 3 runs")
+    assert harmless.stdout.startswith("NOTHING FOUND  load=2, nice=5 change no bit in 3 runs")
 
 
 @pytest.mark.full
@@ -134,7 +136,7 @@ def test_an_interruption_keeps_what_is_known_and_leaves_nothing_running(tmp_path
         process.send_signal(signal.SIGINT)
         said, told = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == ExitCode.INTERRUPTED, told
-    assert "interrupted by SIGINT: 0 of 20 perturbations were run, in 3 runs" in said
+    assert "interrupted by SIGINT: 0 of 20 perturbations completed in 3 runs" in said
     assert not (tmp_path / "t" / "load-3").exists()
 
 
@@ -148,7 +150,7 @@ def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path: Path) -> No
         ((name, "--", "ls"), "the scenario sound and a command"),
         (("--steps", "3", "--", "ls"), "--steps and a command"),
         (("--", "no-such-program"), "no-such-program cannot be started"),
-        ((), "rlharness chaos without anything to run"),
+        ((), "rlharness chaos needs a scenario or a command"),
     ):
         done = chaos(tmp_path, *words)
         assert (done.code, said in done.stderr.partition("\n")[0]) == (ExitCode.USAGE_ERROR, True), done.stderr

@@ -77,7 +77,7 @@ def test_factors_are_chosen_by_name() -> None:
     assert chosen(FACTORS, None) == FACTORS
     with pytest.raises(UsageError, match="there is no factor 'loud'"):
         chosen(FACTORS, "loud")
-    with pytest.raises(UsageError, match="there is nothing to change"):
+    with pytest.raises(UsageError, match="there is nothing to perturb"):
         chosen((), None)
 
 

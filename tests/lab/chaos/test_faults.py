@@ -24,18 +24,18 @@ def _threads() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ("plain_matmul", "runtime.concurrency=1 alone moves logits of the rollout at step 1"),
-        ("unsorted_arrival", "runtime.arrival_seed=1 alone moves prompts of the rollout at step 0"),
-        ("local_denominators", "runtime.microbatch_size=8 alone moves the gradient of weight at step 0"),
+        ("plain_matmul", "runtime.concurrency=1 alone changes logits of the rollout at step 1"),
+        ("unsorted_arrival", "runtime.arrival_seed=1 alone changes prompts of the rollout at step 0"),
+        ("local_denominators", "runtime.microbatch_size=8 alone changes the gradient of weight at step 0"),
         (
             "full_sum",
-            "the trainer's thread count (runtime.training_threads=2) alone moves penalty of the loss at step 0",
+            "the trainer's thread count (runtime.training_threads=2) alone changes penalty of the loss at step 0",
         ),
         (
             "all_reduce_in_fp32",
-            "the number of workers (runtime.world_size=2) alone moves the gradient of weight at step 0",
+            "the number of workers (runtime.world_size=2) alone changes the gradient of weight at step 0",
         ),
-        ("judges_as_they_answer", "tool latency (latency=1) alone moves the rewards at step 0"),
+        ("judges_as_they_answer", "tool latency (latency=1) alone changes the rewards at step 0"),
     ],
 )
 def test_a_fault_is_shrunk_to_its_one_cause(tmp_path: Path, entry: str, said: str) -> None:
@@ -58,7 +58,7 @@ def test_a_fault_that_comes_and_goes_is_shrunk_to_its_one_cause(tmp_path: Path) 
     assert chaos.finding.tally.num_runs >= 8
     said = sentence(chaos)
     assert re.match(
-        r"perturbation\.tool_threads=[234] alone moves the rewards at step 0, in [1-9]\d* of \d+ runs$", said
+        r"perturbation\.tool_threads=[234] alone changes the rewards at step 0, in [1-9]\d* of \d+ runs$", said
     )
 
 
@@ -67,8 +67,8 @@ def test_what_differs_from_itself_needs_no_perturbation(tmp_path: Path) -> None:
     assert chaos.exit_code == ExitCode.DIVERGED
     assert chaos.finding is not None
     assert sentence(chaos) == (
-        "the run differs from itself with no perturbation at all: it moves actions of the rollout at step 0,"
-        " in 3 of 3 runs"
+        "the run is nondeterministic without any perturbation: the first difference is in actions"
+        " of the rollout at step 0, in 3 of 3 runs"
     )
     assert chaos.num_probes == 0
 

@@ -241,7 +241,7 @@ def test_a_crash_may_come_in_any_phase_that_a_checkpoint_precedes(baseline: Trac
 def test_a_run_of_one_step_is_not_crashed(tmp_path: Path) -> None:
     short = trace(tmp_path / "t", steps_of(1))
     assert with_moments([FACTORS[0], crash_factor(())], short) == (FACTORS[0],)
-    with pytest.raises(UsageError, match="there is nothing to change: a run of 1 steps is not crashed"):
+    with pytest.raises(UsageError, match="nothing to perturb: a run of 1 steps is too short for a crash"):
         search(FakeBench(short, lambda perturbation: None), factors=(crash_factor(()),))
 
 

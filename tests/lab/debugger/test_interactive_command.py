@@ -57,26 +57,26 @@ def test_somebody_walks_through_a_step_and_back_and_looks_at_both_runs(runs: Pat
     assert done.code == ExitCode.OK, done.stdout + done.stderr
     said = done.stdout
     assert said.startswith(
-        "at the beginning of step 3\n  run again from the beginning: steps 0 to 2 came out as recorded, every bit\n"
-        "(step 3, beginning) back\nthis is the beginning of step 3 already: there is nothing to run again\n"
-        "(step 3, beginning) list\nnothing was recorded so far\n(step 3, beginning) next\n"
+        "at the beginning of step 3\n  repeated from the beginning: steps 0 to 2 are reproduced, every bit\n"
+        "(step 3, beginning) back\nthis is already the beginning of step 3\n"
+        "(step 3, beginning) list\nnothing recorded so far\n(step 3, beginning) next\n"
         "  rollout       2 values: as recorded; 2 NOT as in the other run, first names\n"
         "before reward\n(step 3, before reward) back\n"
         "at the beginning of step 3\n(step 3, beginning) next\n"
         "  rollout       2 values: as recorded; 2 NOT as in the other run, first names\n"
-        "before reward\n(step 3, before reward) list sync\nnothing of sync was recorded so far\n"
+        "before reward\n(step 3, before reward) list sync\nnothing of sync recorded so far\n"
         "(step 3, before reward) n adv\n"
     )
     assert "the slice [64] of a value of shape [64]\n  legal:  at most 1 index: -64 to 63\n  remedy: " in said
     assert "the slice [0] of names, which is a text\n" in said
-    assert "by how much is not known: texts have no elements" in said
-    assert "f32 [64] [60:], beside that of b\n  DIFFERENT in 4 of 4 elements, by at most " in said
+    assert "DIFFERENT by an unknown amount: texts have no elements" in said
+    assert "f32 [64] [60:], compared with b\n  DIFFERENT in 4 of 4 elements, by at most " in said
     assert "\n  the first, [60]: here " in said
     assert "\n'wieght' is neither a phase nor a value of this step\n" in said
-    assert "stops behind weight, where optimizer begins\n" in said
-    assert "clear opt\nstops behind weight\n" in said
-    assert "(step 3, before advantage) back\nbefore reward\n  2 values came out again as before, every bit\n" in said
-    assert "behind backward weight\n(step 3, behind backward weight) list\n" in said
+    assert "stops after weight, before optimizer\n" in said
+    assert "clear opt\nstops after weight\n" in said
+    assert "(step 3, before advantage) back\nbefore reward\n  2 values reproduced, every bit\n" in said
+    assert "after backward weight\n(step 3, after backward weight) list\n" in said
     assert "  = !  weight  f32 [64]\n" in said
     shown = said.split("[0:2]\nbackward weight  f32 [64] [0:2] [2]\n  min ")[1]
     compared = said.split("compare backward/weight\n")[1]
@@ -85,11 +85,11 @@ def test_somebody_walks_through_a_step_and_back_and_looks_at_both_runs(runs: Pat
     assert "\n  [62]  " in said.split("show backward/weight [62:]\n")[1].split("(step 3")[0]
     assert "\n  DIFFERENT in 64 of 64 elements, by at most " in compared
     assert f"  the first, [0]: here {first}, there " in compared
-    assert "  its root is the recorded one, " in said
+    assert "  its root digest is the recorded one, " in said
     assert "\n'b' is short for back and break\n" in said
-    assert "rlharness: going back: step 3 is run again, to its beginning\n" in done.stderr
-    assert "rlharness: going back: step 3 is run again, through its first 2 values\n" in done.stderr
-    assert "rlharness: b is run again, up to the end of step 3\n" in done.stderr
+    assert "rlharness: going back: repeating step 3 up to its beginning\n" in done.stderr
+    assert "rlharness: going back: repeating step 3 up to its first 2 values\n" in done.stderr
+    assert "rlharness: repeating b up to the end of step 3\n" in done.stderr
     assert {path.name for path in (runs / "walk").glob("run-*")} == {f"run-{number}" for number in range(1, 5)}
 
 
@@ -105,7 +105,7 @@ def test_a_run_that_ends_in_its_step_is_walked_into_all_the_same(runs: Path) -> 
     assert [visit["phase"] for visit in ended["visits"]] == ["rollout", "reward", "advantage", "backward"]
     assert {recorded_value["recorded"] for visit in ended["visits"] for recorded_value in visit["leaves"]} == {"absent"}
     assert refused["is_refused"]
-    assert back["notes"] == ["4 values came out again as before, every bit"]
+    assert back["notes"] == ["4 values reproduced, every bit"]
     assert shown["shape"] == []
 
 
@@ -117,8 +117,8 @@ def test_a_run_that_ends_in_its_step_is_walked_into_all_the_same(runs: Path) -> 
         (("tiny", "--step", "1"), "there is no run or bundle tiny"),
         (("a", "--step", "1", "--commands", "none.txt"), "--commands"),
         (("a", "--step", "1", "--trace-ops", "--until", "x<1"), "--trace-ops, --until with --interactive"),
-        (("a", "--step", "1", "--runs", "3"), "--runs is no option of rlharness reproduce"),
-        (("a", "--step", "1", "--set", "seed=3"), "--set seed: with another value it would be another run"),
+        (("a", "--step", "1", "--runs", "3"), "--runs is not an option of rlharness reproduce"),
+        (("a", "--step", "1", "--set", "seed=3"), "--set seed: a different value makes a different run"),
     ],
 )
 def test_what_nobody_can_stand_in_is_refused(runs: Path, words: tuple[str, ...], said: str) -> None:
@@ -161,7 +161,10 @@ def test_ctrl_c_stops_what_goes_on_at_the_next_value_and_leaves_where_nothing_do
         process.stdin.flush()
         with gate.open("w"):  # it is open once the step reads it
             process.send_signal(signal.SIGINT)
-            assert process.stderr.readline() == "rlharness: it stops at the next value; once more leaves\n"
+            assert (
+                process.stderr.readline()
+                == "rlharness: pausing at the next recorded value; press Ctrl-C again to leave\n"
+            )
         lines = list(takewhile(lambda line: line != "before reward\n", process.stdout))
         assert "  rollout       2 values: as recorded\n" in lines
         process.send_signal(signal.SIGINT)
@@ -231,7 +234,7 @@ def test_at_a_terminal_names_are_completed_and_ctrl_c_twice_leaves(terminal: Ter
     terminal.wait_for("rollout pulls  i64 [96]")
     terminal.wait_for("(step 3, before reward)")
     terminal.type("\x03")
-    terminal.wait_for("once more leaves")
+    terminal.wait_for("press Ctrl-C again to leave")
     terminal.wait_for("(step 3, before reward)")
     terminal.type("\x03")
     assert terminal.process.wait(PATIENCE_S) == ExitCode.INTERRUPTED

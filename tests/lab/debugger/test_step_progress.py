@@ -71,7 +71,7 @@ def test_a_value_is_found_by_what_people_call_it(name: str, position: int) -> No
 def test_names_of_nothing_and_of_several_are_refused() -> None:
     with pytest.raises(UsageError, match="logprobs"):
         walked(7).find("logprob")
-    with pytest.raises(UsageError, match="was recorded so far"):
+    with pytest.raises(UsageError, match="is recorded so far"):
         walked(2).find("head")
     walk = walked(7)
     walk.values.append(recorded_value("backward", "head", 8))

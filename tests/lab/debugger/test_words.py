@@ -42,12 +42,12 @@ def test_a_line_is_a_command(line: str, command: Command | None) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("frobnicate", "'frobnicate' is no command"),
+        ("frobnicate", "'frobnicate' is not a command"),
         ("b", "short for back and break"),
         ("nxt", "remedy: did you mean next?"),
-        ("show", "'show': show wants a name\n  legal:  show NAME [SLICE]"),
+        ("show", "'show': show needs a name\n  legal:  show NAME [SLICE]"),
         ("clear", "legal:  clear PHASE|NAME"),
-        ("quit now", "'quit now': quit wants no more words\n  legal:  quit"),
+        ("quit now", "'quit now': quit takes no more arguments\n  legal:  quit"),
         ("show a [x]", "the slice [x]"),
         ("show a [0:2:0]", "the slice [0:2:0]"),
         ("show a [,]", "the slice [,]"),
@@ -80,9 +80,9 @@ def test_a_beginning_that_no_other_has_is_enough(word: str, phase: str) -> None:
     ("word", "what", "remedy"),
     [
         ("re", "'re' is short for reward and reference", "did you mean reward or reference?"),
-        ("optmizer", "'optmizer' is no phase", "did you mean optimizer?"),
-        ("ward", "'ward' is no phase", "did you mean reward or forward or backward?"),
-        ("xyz", "'xyz' is no phase", "help says what each command takes"),
+        ("optmizer", "'optmizer' is not a phase", "did you mean optimizer?"),
+        ("ward", "'ward' is not a phase", "did you mean reward or forward or backward?"),
+        ("xyz", "'xyz' is not a phase", "help lists the commands"),
     ],
 )
 def test_any_other_word_is_refused_with_those_that_are_near(word: str, what: str, remedy: str) -> None:

@@ -220,5 +220,5 @@ def test_what_is_interrupted_leaves_nothing_behind(project: Project) -> None:
     process.send_signal(signal.SIGINT)
     stdout, _ = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED
-    assert "interrupted by SIGINT: nothing is decided" in stdout
+    assert "interrupted by SIGINT: no verdict" in stdout
     assert project.worktrees == []

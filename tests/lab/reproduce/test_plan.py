@@ -54,8 +54,8 @@ def test_it_is_said_what_a_directory_is_that_holds_no_recorded_run(
 @pytest.mark.parametrize(
     ("name", "what", "remedy"),
     [
-        ("mine.yaml", "mine.yaml is a scenario, and nothing that was recorded", "rlharness replay mine.yaml runs"),
-        ("grpo_sorting", "grpo_sorting is a scenario, and nothing that was recorded", "rlharness replay grpo_sorting"),
+        ("mine.yaml", "mine.yaml is a scenario, not a recorded run", "rlharness replay mine.yaml runs"),
+        ("grpo_sorting", "grpo_sorting is a scenario, not a recorded run", "rlharness replay grpo_sorting"),
         ("nothing", "there is no run or bundle nothing", "check how it is spelled"),
         ("gone.yaml", "there is no run or bundle gone.yaml", "check how it is spelled"),
     ],

@@ -46,8 +46,8 @@ def told(done: Done) -> dict[str, Any]:
 def test_a_step_comes_out_again_from_the_nearest_checkpoint(project: Path, tmp_path: Path) -> None:
     done = reproduce(project, tmp_path, "whole", "--step", "3")
     assert done.code == ExitCode.OK, done.stdout + done.stderr
-    assert done.stdout.startswith("REPRODUCED  step 3: its root is the recorded one: 3 leaves, every bit\n")
-    assert "run again from the checkpoint of step 2; the step before it too\n" in done.stdout
+    assert done.stdout.startswith("REPRODUCED  step 3: its root digest is the recorded one: 3 values, every bit\n")
+    assert "repeated from the checkpoint of step 2, with the step before it\n" in done.stdout
     assert "output.resume" not in (tmp_path / "out" / "run-1" / "call.json").read_text("utf-8").split('"resume": {')[0]
 
 
@@ -63,9 +63,9 @@ def test_a_step_that_does_not_come_out_again_is_told_with_its_first_leaf(project
 
 def test_what_would_be_another_run_is_refused(project: Path, tmp_path: Path) -> None:
     for words, said in (
-        (("--step", "3", "--set", "seed=2"), "--set seed: with another value it would be another run"),
+        (("--step", "3", "--set", "seed=2"), "--set seed: a different value makes a different run"),
         (("--step", "9"), "a step that it has recorded: 0 to 4"),
-        (("--step", "3", "--size", "full"), "--size is no option of rlharness reproduce"),
+        (("--step", "3", "--size", "full"), "--size is not an option of rlharness reproduce"),
         (("--trace-ops",), "--trace-ops without --step"),
     ):
         done = reproduce(project, tmp_path, "whole", *words)
@@ -91,9 +91,9 @@ def test_a_damaged_checkpoint_is_passed_over_and_a_bundle_says_what_it_needs(pro
     bundle = ("--bundle", str(tmp_path / "a"), "--reference-checkpoint")
     done = reproduce(project, tmp_path, str(tmp_path / "run"), "--step", "4", *bundle)
     assert done.code == ExitCode.OK, done.stdout + done.stderr
-    assert "run again from the checkpoint of step 2; the 2 steps before it too\n" in done.stdout
-    assert f"note: a damaged checkpoint is passed over: {damaged}: checksums.json cannot be read" in done.stdout
-    assert f"where {damaged.with_name('step-000002')} is:  rlharness reproduce {tmp_path}" in done.stdout
+    assert "repeated from the checkpoint of step 2, with the 2 steps before it\n" in done.stdout
+    assert f"note: skipped a damaged checkpoint: {damaged}: checksums.json cannot be read" in done.stdout
+    assert f"on machines that have {damaged.with_name('step-000002')}:  rlharness reproduce {tmp_path}" in done.stdout
     assert " --trust\n" in done.stdout
     assert "on any machine" not in done.stdout
 
@@ -142,12 +142,12 @@ def test_a_step_in_whose_middle_a_run_ended_comes_out_again_and_its_nan_is_named
         project, tmp_path, "broken", "--step", "3", "--trace-ops", "--bundle", str(tmp_path / "broken.rlb")
     )
     assert done.code == ExitCode.OK, done.stdout + done.stderr
-    assert done.stdout.startswith("REPRODUCED  step 3: it ends in its middle, where the recorded one does: 2 leaves")
+    assert done.stdout.startswith("REPRODUCED  step 3: it stops inside the step, where the recording stops: 2 values")
     made, origin = (line for line in done.stdout.splitlines() if "aten." in line)
-    assert "first NaN: made by forward aten.sub.Tensor" in made
-    assert "of an Inf that was made of finite numbers by forward aten.mul.Tensor" in origin
-    assert "it counts: step 3 came out the same without this record" in done.stdout
+    assert "first NaN: produced by forward aten.sub.Tensor" in made
+    assert "from an Inf that was produced from finite numbers by forward aten.mul.Tensor" in origin
+    assert "valid: this recording did not change step 3" in done.stdout
 
     again = type_command(project, "reproduce", str(tmp_path / "broken.rlb"), "--out", str(tmp_path / "again"))
     assert again.code == ExitCode.OK, again.stdout + again.stderr
-    assert again.stdout.startswith("REPRODUCED  step 3: it ends in its middle, where the recorded one does: 2 leaves")
+    assert again.stdout.startswith("REPRODUCED  step 3: it stops inside the step, where the recording stops: 2 values")

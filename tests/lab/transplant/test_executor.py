@@ -73,7 +73,7 @@ def test_what_comes_before_the_cause_moves_nothing(tmp_path: Path) -> None:
     assert found.exit_code == ExitCode.DIVERGED
     assert all(each.effect is not Effect.BECOMES_B for each in found.outcomes)
     assert not any(each.is_near for each in found.outcomes)
-    assert "\nNO CAUSE FOUND  from nothing that was put in does B follow\n" in transplant_text(found, colour=False)
+    assert "\nNO CAUSE FOUND  no patch turns A into B\n" in transplant_text(found, colour=False)
 
 
 def test_a_cause_is_told_from_noise_beside_it(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_signal_ends_the_search_and_keeps_what_was_found(tmp_path: Path) -> No
     found = searched(tmp_path, {}, {"normalises": True}, session=InProcess(ends_after=4))
     assert found.exit_code == ExitCode.INTERRUPTED
     assert list(effects(found)) == ["advantages, from step 0 on"]
-    assert transplant_text(found, colour=False).startswith("interrupted by SIGINT; what was found until then:\n")
+    assert transplant_text(found, colour=False).startswith("interrupted by SIGINT; results so far:\n")
 
 
 def test_a_run_that_broke_off_is_explained_as_far_as_it_went(tmp_path: Path) -> None:

@@ -90,8 +90,8 @@ def test_a_step_that_is_asked_for_is_where_it_begins(tmp_path: Path) -> None:
         (("gradients",), {"step": 2, "is_once": True}, "the same values in step 2", "--take loss"),
         (("weights",), {"step": 3}, "--take weights: the two runs have the same values in step 3", "--take loss"),
         (("weights",), {"step": 0}, "the weights of step 0 are not recorded in both runs", "--step 1"),
-        ((), {"step": 0}, "in step 0 nothing differs that could be put in", "--step 1"),
-        (("loss",), {"step": 9}, "--step 9", "leave it out to begin where what is taken differs"),
+        ((), {"step": 0}, "no value that could be patched differs in step 0", "--step 1"),
+        (("loss",), {"step": 9}, "--step 9", "omit it to begin at the first difference of the patched values"),
         (("sync",), {}, "records no sync in step 1", ""),
     ],
 )
@@ -158,7 +158,7 @@ def test_weights_that_no_step_begins_with_are_refused(tmp_path: Path) -> None:
 
 
 def test_two_equal_runs_have_nothing_to_explain(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="have the same bits in every step that both have"):
+    with pytest.raises(UsageError, match="are equal in every step that both have"):
         planned(tmp_path, [])
 
 

@@ -24,9 +24,9 @@ def test_the_planted_cause_is_named(runs: Path) -> None:
     done = type_command(runs, "transplant", "a", "b", "--take", "advantages", "--out", "found", "--steps", "3")
     assert done.code == ExitCode.OK, done.stdout + done.stderr
     said = done.stdout
-    assert said.startswith("A: a  B: b\nput in from step 0 on, and looked at up to step 2\n")
-    cause = "CAUSE  advantages, from step 0 on: with B's, A becomes B in every bit behind it, up to step 2"
-    assert f"\n{cause}\n  once, at step 0, is not enough: it acts again later\n" in said
+    assert said.startswith("A: a  B: b\npatched from step 0 on, compared up to step 2\n")
+    cause = "CAUSE  advantages, from step 0 on: with B's values, A equals B in every later bit, up to step 2"
+    assert f"\n{cause}\n  patching step 0 alone is not enough: it acts again later\n" in said
     assert said.endswith("  look closer: rlharness reproduce a --step 0 --trace-ops --against b\n  traces: found\n")
     titles = [line.removeprefix("rlharness: ") for line in done.stderr.splitlines() if line.endswith(" begins")]
     assert titles == [
@@ -40,7 +40,7 @@ def test_the_planted_cause_is_named(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("a", "a"), "have the same bits in every step that both have"),
+        (("a", "a"), "are equal in every step that both have"),
         (("a", "b", "--step", "9"), "--step 9\n  legal:  a step that both runs have recorded: 0 to 4"),
         (("a", "b", "--take", "advantage/advantage"), "remedy: --take advantage/advantages"),
         (("a", "none"), "no trace"),

@@ -92,7 +92,7 @@ def bundle_place(cwd: Path, name: str) -> Path:
         raise UsageError(f"{path_text(path)}: {error.strerror}", legal=legal, remedy=remedy) from None
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise UsageError(
-            f"{path_text(path)} cannot be written: {path_text(above)} is no directory to write to",
+            f"{path_text(path)} cannot be written: {path_text(above)} is not a writable directory",
             legal=legal,
             remedy=remedy,
         )

@@ -119,7 +119,7 @@ class Console:
             case "where":
                 return self._stood(ProcessGone((), None), ())
         lines = [f"{f'{name} {usage}'.strip():<22}{does}" for name, (usage, does) in COMMANDS.items()]
-        return Message((*lines, "each may be cut to a beginning that no other has"))
+        return Message((*lines, "each may be shortened to an unambiguous prefix"))
 
     def pause(self) -> None:
         """Stop what goes on at the next value."""
@@ -155,16 +155,16 @@ class Console:
         start = self._inside.run.start_before(self._inside.step)
         begun = "from the beginning" if start is None else f"from the checkpoint of step {start}"
         if not process.passed:
-            return (f"run again {begun}",)
+            return (f"repeated {begun}",)
         made, recorded = read_trace(process.directory), self._inside.run.trace
         known = [step for step in process.passed if _root(recorded, step) is not None]
         if not known:
-            return (f"run again {begun}",)
+            return (f"repeated {begun}",)
         if unlike := [step for step in known if _root(made, step) != _root(recorded, step)]:
-            return (f"run again {begun}: step {unlike[0]} did NOT come out as it was recorded",)
+            return (f"repeated {begun}: step {unlike[0]} is NOT reproduced",)
         first, last = process.passed[0], process.passed[-1]
-        span = f"step {first}" if first == last else f"steps {first} to {last}"
-        return (f"run again {begun}: {span} came out as recorded, every bit",)
+        span = f"step {first} is" if first == last else f"steps {first} to {last} are"
+        return (f"repeated {begun}: {span} reproduced, every bit",)
 
     async def _next(self, word: str) -> Answer:
         phase = completed(word, PHASES, "phase") if word else ""
@@ -174,9 +174,9 @@ class Console:
         process = self._living()
         if self.walk.has_ended:
             raise UsageError(
-                f"step {self.walk.step} has come to its end",
+                f"step {self.walk.step} has ended",
                 legal="back, list, show, compare or quit",
-                remedy="back runs it again, up to its last phase",
+                remedy="back repeats it, up to its last phase",
             )
         phases = [phase] if phase else []
         phases += [each for each in self._breaks if each in PHASES]
@@ -187,14 +187,14 @@ class Console:
 
     async def _back(self) -> Answer:
         if self.walk.why == BEGIN:
-            return Message((f"this is the beginning of step {self.walk.step} already: there is nothing to run again",))
+            return Message((f"this is already the beginning of step {self.walk.step}",))
         position, before = self.walk.position_back(), list(self.walk.values)
         if self._process is not None:
             await self._process.end()
         self._process = None
         self.walk.take((), None)
-        to = f"through its first {count(position, 'value')}" if position else "to its beginning"
-        self._say(f"going back: step {self.walk.step} is run again, {to}")
+        to = f"up to its first {count(position, 'value')}" if position else "up to its beginning"
+        self._say(f"going back: repeating step {self.walk.step} {to}")
         self._process, gone = await self._start(self._inside.run)
         self.walk.values.clear()
         self.walk.take(gone.values, gone.stop)
@@ -205,11 +205,11 @@ class Console:
         if not position:  # nothing of the step has come out yet
             return self._stood(ProcessGone((), gone.stop), self._how_it_ended(gone))
         if (recorded_value := first_other(before, recorded_values)) is not None:
-            proof = f"NOT the same again: {recorded_value.phase} {recorded_value.name} has other bits than before"
+            proof = f"NOT reproduced: {recorded_value.phase} {recorded_value.name} has different bits"
         elif len(recorded_values) < position:
-            proof = f"NOT the same again: {count(len(recorded_values), 'value')} came out, {position:,} did before"
+            proof = f"NOT reproduced: {count(len(recorded_values), 'value')}, {position:,} before"
         else:
-            proof = f"{count(len(recorded_values), 'value')} came out again as before, every bit"
+            proof = f"{count(len(recorded_values), 'value')} reproduced, every bit"
         return self._stood(ProcessGone((), gone.stop), (proof, *self._how_it_ended(gone)))
 
     def _how_it_ended(self, gone: ProcessGone) -> tuple[str, ...]:
@@ -225,12 +225,12 @@ class Console:
         recorded = _root(self._inside.run.trace, self.walk.step)
         made = _root(read_trace(process.directory), self.walk.step)
         if recorded is None or made is None:
-            whose = "the recorded run has no" if recorded is None else "the disk did not take this"
+            whose = "the recorded run has no" if recorded is None else "the disk did not store this"
             return (f"{whose} step {self.walk.step}: there is nothing to compare",)
         if made == recorded:
             num_values = count(len(self.walk.values), "value")
-            return (f"its root is the recorded one, {made.hex()}: {num_values}, every bit",)
-        return (f"its root is NOT the recorded one: {made.hex()}, recorded {recorded.hex()}",)
+            return (f"its root digest is the recorded one, {made.hex()}: {num_values}, every bit",)
+        return (f"its root digest is NOT the recorded one: {made.hex()}, recorded {recorded.hex()}",)
 
     def _last_words(self) -> tuple[str, ...]:
         run = self._process.run if self._process is not None else None
@@ -274,15 +274,15 @@ class Console:
         ):
             return compared
         if recorded_value.dtype in TEXTS:
-            return replace(compared, why_unknown="texts have no elements; show shows this one")
+            return replace(compared, why_unknown="texts have no elements; use show")
         mine, is_as_recorded = await self._living().value(position, recorded_value)
         theirs = self._inside.other.trace.tensor(self.walk.step, 0, other)
         if theirs is None:
             theirs = await self._value_of_other(other)
         if mine is None or theirs is None or len(mine) != len(theirs):
-            return replace(compared, why_unknown="the other run does not come out again as it was recorded")
+            return replace(compared, why_unknown="the other run is not reproduced")
         if not is_as_recorded:
-            return replace(compared, why_unknown="the program has written to it since: go back, and compare it there")
+            return replace(compared, why_unknown="the program has written to it since; go back and compare it there")
         if command.slices:
             mine, theirs = (part_bytes(each, recorded_value.shape, ranges) for each in (mine, theirs))
         return replace(compared, is_equal=mine == theirs, difference=compare(recorded_value.dtype, mine, theirs))
@@ -290,7 +290,7 @@ class Console:
     async def _value_of_other(self, recorded_value: RecordedValue) -> bytes | None:
         """A value of the other run, which is run again for it to the end of the step; None where it is another one."""
         if self._other is None:
-            self._say(f"{self._inside.whose} is run again, up to the end of step {self.walk.step}")
+            self._say(f"repeating {self._inside.whose} up to the end of step {self.walk.step}")
             self._other, gone = await self._start(self._inside.other)
             if gone.stop is not None:
                 gone = await self._other.run_to()
@@ -304,7 +304,7 @@ class Console:
         phase = completed(word, PHASES, "phase") if word else ""
         found = [visit for visit in self.walk.visits() if phase in ("", visit.phase)]
         if not found:
-            return Message((f"nothing of {phase} was recorded so far" if phase else "nothing was recorded so far",))
+            return Message((f"nothing of {phase} recorded so far" if phase else "nothing recorded so far",))
         other = "" if self._inside.against is None else self._inside.whose
         return Listed(tuple((visit, self._marked(visit)) for visit in found), other)
 
@@ -313,8 +313,8 @@ class Console:
             del self._breaks[completed(command.argument, self._breaks, "break")]
         elif command.argument:
             self._breaks[self._place(command.argument)] = None
-        places = [f"where {each} begins" if each in PHASES else f"behind {each}" for each in self._breaks]
-        return Message((f"stops {', '.join(places)}" if places else "no breaks: continue goes to the end of the step",))
+        places = [f"before {each}" if each in PHASES else f"after {each}" for each in self._breaks]
+        return Message((f"stops {', '.join(places)}" if places else "no stops: continue runs to the end of the step",))
 
     def _place(self, word: str) -> str:
         """The phase or the value that somebody means; any word may be a value where nothing was recorded of the step.
@@ -346,9 +346,7 @@ class Console:
 
 
 def _has_ended() -> UsageError:
-    return UsageError(
-        "the run has ended", legal="back, list or quit", remedy="back runs it again, up to its last phase"
-    )
+    return UsageError("the run has ended", legal="back, list or quit", remedy="back repeats it, up to its last phase")
 
 
 def _checked_ranges(recorded_value: RecordedValue, slices: Sequence[Slice]) -> tuple[range, ...]:
@@ -358,7 +356,7 @@ def _checked_ranges(recorded_value: RecordedValue, slices: Sequence[Slice]) -> t
         raise UsageError(
             f"the slice {slices_text(slices)} of {recorded_value.name}, which is {kind}",
             legal="a slice of a tensor",
-            remedy="leave the brackets out",
+            remedy="omit the brackets",
         )
     return () if recorded_value.dtype in TEXTS else ranges_of(slices, recorded_value.shape)
 

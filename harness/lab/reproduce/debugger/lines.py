@@ -114,7 +114,7 @@ def open_lines(
             raise UsageError(
                 f"--commands {path_text(commands)}: {why}",
                 legal="a text file, a command a line",
-                remedy="leave --commands out to type them, or to read them from a pipe",
+                remedy="omit --commands to type them, or to read them from a pipe",
             ) from None
     if sys.stdin.isatty() and sys.stdout.isatty():
         return EditedLines(history, words)

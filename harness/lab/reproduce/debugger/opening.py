@@ -27,7 +27,7 @@ def open_debugger(invocation: Invocation, options: ReproduceOptions, run_id: str
         raise UsageError(
             f"--step {step}: {path_text(run.directory)} has none",
             legal=f"0 to {after}, the one after its last included",
-            remedy=f"--step {after} stands in the step in which the run has ended",
+            remedy=f"--step {after} opens the step in which the run ended",
         )
     overrides = free_overrides(run, options.overrides)
     out = out_directory(invocation.cwd, options.out, REPRODUCTIONS, run_id)

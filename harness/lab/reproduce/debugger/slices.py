@@ -75,7 +75,7 @@ def _refusal(slices: Sequence[Slice], shape: Sequence[int]) -> UsageError:
     return UsageError(
         f"the slice {slices_text(slices)} of a value of shape [{', '.join(map(str, shape))}]",
         legal=f"at most {count(len(shape), 'index', 'indices')}: {legal}" if shape else "no slice: it is one number",
-        remedy="BEGIN:END takes what there is of a part",
+        remedy="use BEGIN:END for a part of unknown size",
     )
 
 

@@ -105,9 +105,9 @@ class StepProgress:
             raise UsageError(f"{text!r} is the name of several values", legal=names, remedy="type its phase before it")
         if not found:
             raise UsageError(
-                f"nothing called {text!r} was recorded so far",
+                f"no value {text!r} is recorded so far",
                 legal="the names that list shows",
-                remedy=did_you_mean(name, names_of(self.values)) or "next, or continue, goes on to what comes later",
+                remedy=did_you_mean(name, names_of(self.values)) or "next or continue runs to later values",
             )
         return found[-1]
 

@@ -14,17 +14,17 @@ from harness.core.errors import UsageError
 from harness.lab.reproduce.debugger.slices import Slice, parse_slices
 
 COMMANDS = {
-    "next": ("[PHASE]", "go on to where the next phase begins, or the next PHASE"),
-    "back": ("", "to the beginning of this phase, or from there to that of the phase before"),
-    "continue": ("", "go on to the end of the step, or to the next break"),
-    "list": ("[PHASE]", "what was recorded, and whether it is the same as in the recorded run"),
-    "show": ("NAME [SLICE]", "a value: what it is, its range, its elements; of a part: show NAME [0:2, -1]"),
-    "compare": ("NAME [SLICE]", "a value here and in the other run: how many elements differ, by how much, the first"),
-    "break": ("[PHASE|NAME]", "stop where this phase begins, or behind this value; alone: say where"),
-    "clear": ("PHASE|NAME", "stop there no more"),
-    "where": ("", "where the run stands"),
-    "help": ("", "this"),
-    "quit": ("", "leave"),
+    "next": ("[PHASE]", "run to the beginning of the next phase, or of the next PHASE"),
+    "back": ("", "go back to the beginning of this phase, or of the previous phase"),
+    "continue": ("", "run to the end of the step, or to the next stop"),
+    "list": ("[PHASE]", "list the values, and whether they equal those of the recorded run"),
+    "show": ("NAME [SLICE]", "show the type, range and elements of a value; of a part: show NAME [0:2, -1]"),
+    "compare": ("NAME [SLICE]", "compare a value with the other run: differing elements, distance, first difference"),
+    "break": ("[PHASE|NAME]", "stop before this phase or after this value; without a name, list the stops"),
+    "clear": ("PHASE|NAME", "remove this stop"),
+    "where": ("", "show the current position"),
+    "help": ("", "show this list"),
+    "quit": ("", "leave the debugger"),
 }
 """Name -> (arguments, what it does)."""
 SHORT = {"c": "continue"}
@@ -58,9 +58,11 @@ def parse_line(line: str) -> Command | None:
     usage = COMMANDS[name][0]
     is_wanted, is_allowed = bool(usage) and not usage.startswith("["), bool(usage)
     if (is_wanted and not rest) or (rest and not is_allowed):
-        problem = "wants no more words" if rest else "wants a name"
+        problem = "takes no more arguments" if rest else "needs a name"
         raise UsageError(
-            f"{text!r}: {name} {problem}", legal=f"{name} {usage}".strip(), remedy="help says what each command takes"
+            f"{text!r}: {name} {problem}",
+            legal=f"{name} {usage}".strip(),
+            remedy="help lists the commands",
         )
     return Command(name, rest, parse_slices(slices) if slices.strip() else ())
 
@@ -76,9 +78,9 @@ def completed(word: str, known: Collection[str], kind: str) -> str:
     if word in known or len(found) == 1:
         return word if word in known else found[0]
     raise UsageError(
-        f"{word!r} is short for {' and '.join(found)}" if found else f"{word!r} is no {kind}",
+        f"{word!r} is short for {' and '.join(found)}" if found else f"{word!r} is not a {kind}",
         legal=", ".join(known) or f"nothing: there is no {kind}",
-        remedy=did_you_mean(word, found or known) or "help says what each command takes",
+        remedy=did_you_mean(word, found or known) or "help lists the commands",
     )
 
 

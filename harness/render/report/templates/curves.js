@@ -31,7 +31,7 @@
       ctx.moveTo(x, bbox.top);
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
-      const text = isOne ? `${letter} parts` : letter;
+      const text = isOne ? `${letter} diverges` : letter;
       const width = ctx.measureText(text).width + 5 * ratio;
       const isRight = x + width < bbox.left + bbox.width;
       const start = isRight ? x : x - width;
@@ -80,7 +80,7 @@
     const isUnlike = isDistance && panel.together > 1; // extremes of two runs need not be of the same steps
     if (isUnlike || lines.every((line) => line.every((value) => value == null))) {
       const why = isUnlike ? `two points stand for ${panel.together} steps` : "equal wherever both have a value";
-      target.textContent = isDistance ? `no distance: ${why}` : "no number in it";
+      target.textContent = isDistance ? `no distance: ${why}` : "no numbers";
       target.classList.add("blank");
       return;
     }
@@ -119,7 +119,7 @@
     title.textContent = panel.name;
     caption.append(title);
     const notes = [...panel.wild];
-    if (panel.together > 1) notes.push(`two points, the extremes, for every ${panel.together} steps`);
+    if (panel.together > 1) notes.push(`two points, minimum and maximum, for every ${panel.together} steps`);
     if (notes.length) {
       const told = document.createElement("small");
       told.textContent = notes.join("; ");
