@@ -1,6 +1,6 @@
 """Errors a user of the engine can cause and mend.
 
-EngineError             base of all: says the value, what is legal, and the remedy
+RlcoreError             base of all: says the value, what is legal, and the remedy
 ├── InvalidValueError   a number or a name that cannot be used (also a ValueError)
 ├── ShapeError          tensors that do not belong together (also a ValueError)
 ├── EmptyMaskError      a sample, or a batch, without anything to learn from (also a ValueError)

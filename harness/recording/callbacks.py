@@ -2,7 +2,7 @@
 
     Recorder(sink, watchers=[Breakpoints(...), ...])
 
-    begin_step ─▶ on_begin_step    record ─▶ on_record ─▶ (its value is digested) ─▶ on_leaf    end_step ─▶ on_end_step
+    begin_step ─▶ on_begin_step    record ─▶ on_record ─▶ (its value is digested) ─▶ on_value    end_step ─▶ on_end_step
 
 A watcher sees the program's own tensors. It may raise RunEnded, which ends the run right there.
 """

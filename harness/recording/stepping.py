@@ -1,6 +1,6 @@
 """Stops a run within one step, and answers about what it has recorded: the process's side of the step debugger.
 
-    on_begin_step ─▶ stop     on_record ─▶ stop, where another phase begins     on_leaf ─▶ stop, where it was asked for
+    on_begin_step ─▶ stop     on_record ─▶ stop, where another phase begins     on_value ─▶ stop, where it was asked for
     on_end_step ─▶ stop       the process waits in each for orders, and goes on with "run"
 
 It looks, and changes no bit. Values are copied as they are recorded, since programs write into their tensors later; of

@@ -37,6 +37,6 @@ def plain_value(value: RecordedValue) -> list[Any]:
 
 
 def recorded_value_of(fields: list[Any]) -> RecordedValue:
-    """The inverse of plain_leaf."""
+    """The inverse of plain_value."""
     phase, name, occurrence, dtype, shape, algorithm, digest, scope = fields
     return RecordedValue(phase, name, occurrence, dtype, tuple(shape), algorithm, bytes.fromhex(digest), Scope(scope))

@@ -323,7 +323,7 @@ def _divergence_json(place: Divergence | None) -> dict[str, Any] | None:
         "phases_before": list(place.phases_before),
         "num_before": place.num_before,
         "num_microbatches": place.num_microbatches,
-        "num_leaves": place.num_values,
+        "num_values": place.num_values,
         "num_different": place.num_different,
         "value": value
         and {**asdict(value), "max_abs": _finite(value.max_abs), "is_nan_payload_only": value.is_nan_payload_only},

@@ -157,7 +157,7 @@ def repeated_json(repeated: Repeated) -> dict[str, Any]:
         "is_from_checkpoint": plan.is_from_checkpoint,
         "is_reproduced": repeated.is_reproduced,
         "ending": repeated.ending.value,
-        "num_leaves": repeated.num_values,
+        "num_values": repeated.num_values,
         "root": repeated.root.hex(),
         "comparisons": [verdict_json(each, exit_code=EXIT_CODES[each.kind]) for each in repeated.verdicts],
         "operations": [_operations_json(each) for each in repeated.operations],

@@ -79,7 +79,7 @@ def asking(
     """Each test in `space`, once for each of its parameter sets.
 
     `enclosing` is the marker closest around `space`, `within` what stands before the names of its tests. Raises
-    CannotTell where the closest marker is not known.
+    UnknownValue where the closest marker is not known.
     """
     lineage = _lineage(space)
     is_class = isinstance(space, DeclaredClass)

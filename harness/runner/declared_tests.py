@@ -40,7 +40,7 @@ REACHES_NAMESPACES = frozenset(("globals", "locals", "vars", "setattr", "exec", 
 def declared_needs(tree: ast.Module, patterns: Patterns) -> tuple[NeedJson, dict[str, NeedJson]]:
     """The need of the tests in `tree` together, as the plugin would collect it, and that of each by its name.
 
-    Raises CannotTell where the source alone does not say.
+    Raises UnknownValue where the source alone does not say.
     """
     module = Namespace()
     module.may_have_more = any(isinstance(node, ast.Name) and node.id in REACHES_NAMESPACES for node in ast.walk(tree))
@@ -240,7 +240,7 @@ class _Reader:
             raise UnknownValue(f"the bases of {node.name} cannot be ordered", node) from None
 
     def check_leftovers(self, tree: ast.Module) -> None:
-        """Raise CannotTell for a use of the marker, of an alias, or of a marked test that has not been understood."""
+        """Raise UnknownValue for a use of the marker, of an alias, or of a marked test that has not been understood."""
         evaluator = self.evaluator
         for node in mentions(tree, evaluator.aliases, evaluator.class_aliases):
             if id(node) not in evaluator.understood:

@@ -1,6 +1,6 @@
 """Which GPUs a unit may have, and which of the free ones it is best given: pure, no state of a run.
 
-Sets of GPUs are bit masks over `CardChoice.gpus`, so that a free set is one integer and a choice can be cached.
+Sets of GPUs are bit masks over `GpuChoice.gpus`, so that a free set is one integer and a choice can be cached.
 """
 
 from collections.abc import Iterator

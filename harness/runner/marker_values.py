@@ -114,7 +114,7 @@ def carries_marker(value: Value) -> bool:
 def closest(value: Value, node: ast.AST) -> NeedJson | None:
     """The need of the first `gpus` marker in `value`, a marker or a list of markers; None where there is none.
 
-    Raises CannotTell for one without arguments, which the plugin refuses, and for parameters of other tests.
+    Raises UnknownValue for one without arguments, which the plugin refuses, and for parameters of other tests.
     """
     match value:
         case Kind.GPUS:
@@ -141,7 +141,7 @@ class Evaluator:
     """Those of them that were bound in a class, and so can be reached as attributes."""
 
     def value(self, node: ast.expr, scope: Scope) -> Value:
-        """What `node` is; raises CannotTell where it is a marker whose arguments cannot be read."""
+        """What `node` is; raises UnknownValue where it is a marker whose arguments cannot be read."""
         match node:
             case ast.Constant(value):
                 return Literal(value)

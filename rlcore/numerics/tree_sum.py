@@ -16,7 +16,7 @@ NodePosition = tuple[int, int]
 
 
 class TreeSum:
-    """The sum of up to `num_values` tensors of one shape; leaves in order need log2(num_leaves) + 1 at a time."""
+    """The sum of up to `num_values` tensors of one shape; leaves in order need log2(num_values) + 1 at a time."""
 
     def __init__(self, num_values: int) -> None:
         if num_values < 1:

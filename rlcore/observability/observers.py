@@ -22,7 +22,7 @@ class Observer:
         return nullcontext()
 
     def observe(self, event: Event) -> None:
-        """See an event; raise an EngineError to stop the run."""
+        """See an event; raise an RlcoreError to stop the run."""
 
 
 class Observers(Observer):

@@ -15,11 +15,11 @@ pytest.importorskip("torch")
 PROGRAM = """
 import json, random, sys, warnings
 import torch
-from harness.recording.determinism_flags import seed_numpy, switch_on
+from harness.recording.determinism_flags import seed_numpy, set_flags
 from types import SimpleNamespace
 
 level = sys.argv[1]
-without_effect = switch_on(level)
+without_effect = set_flags(level)
 seeds = []
 seed_numpy(SimpleNamespace(seed=seeds.append), level)
 torch.set_num_threads(2)
@@ -61,8 +61,8 @@ def test_a_program_with_numpy_alone_is_given_no_torch() -> None:
 
 def test_a_switch_that_took_no_effect_is_named() -> None:
     undone = PROGRAM.replace(
-        "switch_on(level)",
-        "(switch_on(level), torch.use_deterministic_algorithms(False), determinism_flags.without_effect())[2]",
+        "set_flags(level)",
+        "(set_flags(level), torch.use_deterministic_algorithms(False), determinism_flags.without_effect())[2]",
     ).replace("import torch\n", "import torch\nfrom harness.recording import determinism_flags\n", 1)
     command = [sys.executable, "-W", "ignore", "-c", undone, "deterministic"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)

@@ -88,7 +88,7 @@ def test_another_order_of_additions_moves_last_digits_alone(clone: Path) -> None
         clone,
         "rlcore/numerics/tree_sum.py",
         "self._put((0, leaf), value)",
-        "self._put((0, (0, 2, 1, 3)[leaf] if self.num_leaves == 4 else leaf), value)",
+        "self._put((0, (0, 2, 1, 3)[leaf] if self.num_values == 4 else leaf), value)",
     )
     assert (code, found["change"], found["reasons"]) == (ExitCode.DIVERGED, "numerics", [])
     counts = found["verdict"]["attribution"]

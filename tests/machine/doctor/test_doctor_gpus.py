@@ -220,9 +220,9 @@ def doctor_of(machine: Machine, nvml_library: Path, tmp_path: Path, **environ: s
     machine.write(tmp_path / "machine")
     code = (
         "import asyncio, json, os\nfrom dataclasses import astuple\nfrom pathlib import Path\n"
-        "from harness.doctor.gpus import look_at_cards\nfrom harness.doctor.host import Answer, Host\n"
+        "from harness.doctor.gpus import inspect_gpus\nfrom harness.doctor.host import Answer, Host\n"
         "async def ask(argv, *, limit_s): return Answer('{}')\n"
-        "found = asyncio.run(look_at_cards(Host(dict(os.environ), Path('/'), ask)))\n"
+        "found = asyncio.run(inspect_gpus(Host(dict(os.environ), Path('/'), ask)))\n"
         "print(json.dumps([astuple(f)[0:1] + (f.severity.value,) + astuple(f)[2:5] for f in found]))"
     )
     own = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}  # of a run around this
@@ -292,8 +292,8 @@ def test_nccl_wants_a_card_a_rank(
     machine_of(*gpus).write(tmp_path / "machine")
     code = (
         "import asyncio, os\nfrom harness.core.errors import InventoryError\n"
-        "from harness.doctor.gpus import check_cards_for\n"
-        "try: asyncio.run(check_cards_for(2, dict(os.environ)))\nexcept InventoryError as error: print(error)"
+        "from harness.doctor.gpus import check_gpus_for\n"
+        "try: asyncio.run(check_gpus_for(2, dict(os.environ)))\nexcept InventoryError as error: print(error)"
     )
     own = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
     given = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}

@@ -108,7 +108,7 @@ class Machine:
         for number, gpu in enumerate(self.gpus):
             major, minor = gpu.capability
             numbers = f"{gpu.total_mb} {gpu.used_mb} {major} {minor} {gpu.compute_mode} {gpu.mig_mode}"
-            lines.append(f"GPU {gpu.uuid} {gpu.bus_id} {numbers} {gpu.model}")
+            lines.append(f"gpu {gpu.uuid} {gpu.bus_id} {numbers} {gpu.model}")
             lines += [f"process {number} -1 {p.pid} {p.used_mb} {p.kind}" for p in gpu.processes]
             lines += [f"link {number} {link} 1 {peer}" for link, peer in enumerate(gpu.links)]
             idle = range(len(gpu.links), len(gpu.links) + gpu.idle_links)
@@ -119,7 +119,7 @@ class Machine:
                 ids = f"{part.gpu_instance} {part.compute_instance}"
                 lines.append(f"mig {number} {part.uuid} {ids} {part.total_mb} {part.used_mb} {part.model}")
                 lines += [f"process {number} {place} {p.pid} {p.used_mb} {p.kind}" for p in part.processes]
-        lines += [f"fail {function} {card_number} {code}" for function, card_number, code in self.failures]
+        lines += [f"fail {function} {gpu_number} {code}" for function, gpu_number, code in self.failures]
         return "\n".join(lines) + "\n"
 
     def write(self, file: Path) -> None:

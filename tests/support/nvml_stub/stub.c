@@ -3,14 +3,14 @@
  * It shows what the text file named by $NVML_STUB_FILE says, read anew at every call, so that memory, processes and
  * faults can change while a program runs. Lines, their fields parted by blanks:
  *
- *   card UUID BUS_ID TOTAL_MB USED_MB MAJOR MINOR COMPUTE_MODE MIG_MODE MODEL...   cards count from 0, in this order
- *   mig CARD UUID GPU_INSTANCE COMPUTE_INSTANCE TOTAL_MB USED_MB MODEL...          instances count from 0 per card
- *   process CARD INSTANCE PID USED_MB KIND      INSTANCE -1 for the whole card; KIND compute or graphics
- *   link CARD LINK ACTIVE PEER_BUS_ID           links not listed do not exist
- *   numa CARD NODE                              the card is a NUMA node
- *   slow CARD REASONS                           why its clocks are lowered, NVML's bits as a number
+ *   gpu UUID BUS_ID TOTAL_MB USED_MB MAJOR MINOR COMPUTE_MODE MIG_MODE MODEL...   gpus count from 0, in this order
+ *   mig GPU UUID GPU_INSTANCE COMPUTE_INSTANCE TOTAL_MB USED_MB MODEL...          instances count from 0 per gpu
+ *   process GPU INSTANCE PID USED_MB KIND      INSTANCE -1 for the whole gpu; KIND compute or graphics
+ *   link GPU LINK ACTIVE PEER_BUS_ID           links not listed do not exist
+ *   numa GPU NODE                              the gpu is a NUMA node
+ *   slow GPU REASONS                           why its clocks are lowered, NVML's bits as a number
  *   driver VERSION CUDA                         CUDA as NVML writes it, 12040 for 12.4
- *   fail FUNCTION CARD CODE                     that function answers CODE for that card; CARD -1 for every call of it
+ *   fail FUNCTION GPU CODE                     that function answers CODE for that gpu; GPU -1 for every call of it
  *
  * MB are 10^6 bytes. The declarations follow NVML's documented C interface, cut to what is used.
  */
@@ -20,7 +20,7 @@
 #include <string.h>
 
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
-enum { MAX_CARDS = 64, MAX_INSTANCES = 8, MAX_LINKS = 36, MAX_PROCESSES = 128, TEXT = 96 };
+enum { MAX_GPUS = 64, MAX_INSTANCES = 8, MAX_LINKS = 36, MAX_PROCESSES = 128, TEXT = 96 };
 #define MB 1000000ULL
 #define RESERVED (600 * MB) /* what a driver keeps for itself; version 1 of the memory call counts it as used */
 
@@ -31,16 +31,16 @@ typedef struct {
     char bus_id[32], peers[MAX_LINKS][32];
     int major, minor, compute_mode, mig_mode, num_instances, numa_node, links[MAX_LINKS];
     unsigned long long slow;
-} Card;
-typedef struct { int card, instance; unsigned pid; unsigned long long used; char kind[16]; } Process;
+} Gpu;
+typedef struct { int gpu, instance; unsigned pid; unsigned long long used; char kind[16]; } Process;
 typedef struct { unsigned long long total, free, used; } MemoryV1;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } MemoryV2;
 typedef struct { unsigned pid; unsigned long long used; unsigned gi, ci; } ProcessInfo;
 typedef struct { char legacy[16]; unsigned domain, bus, device, device_id, subsystem_id; char bus_id[32]; } PciInfo;
 
-static Card cards[MAX_CARDS];
+static Gpu gpus[MAX_GPUS];
 static Process processes[MAX_PROCESSES];
-static int num_cards, num_processes, driver_cuda;
+static int num_gpus, num_processes, driver_cuda;
 static char driver_version[TEXT];
 
 static void read_part(const char *line, Part *part, int offset) {
@@ -49,43 +49,43 @@ static void read_part(const char *line, Part *part, int offset) {
     part->model[strcspn(part->model, "\n")] = 0;
 }
 
-/* Reads the file; the code that `function` is to answer with for `card`, or SUCCESS. */
-static int load(const char *function, int card) {
+/* Reads the file; the code that `function` is to answer with for `gpu`, or SUCCESS. */
+static int load(const char *function, int gpu) {
     static char line[512];
     const char *path = getenv("NVML_STUB_FILE");
     FILE *file = path ? fopen(path, "r") : NULL;
     int answer = SUCCESS;
     if (!file) { fprintf(stderr, "nvml stub: cannot read NVML_STUB_FILE\n"); abort(); }
-    num_cards = num_processes = 0;
-    memset(cards, 0, sizeof cards);
+    num_gpus = num_processes = 0;
+    memset(gpus, 0, sizeof gpus);
     while (fgets(line, sizeof line, file)) {
         char name[TEXT], peer[32];
         int owner = 0, number, value, offset = 0;
-        if (num_cards < MAX_CARDS) {
-            Card *c = &cards[num_cards];
-            if (sscanf(line, "card %95s %31s %llu %llu %d %d %d %d %n", c->whole.uuid, c->bus_id, &c->whole.total,
+        if (num_gpus < MAX_GPUS) {
+            Gpu *c = &gpus[num_gpus];
+            if (sscanf(line, "gpu %95s %31s %llu %llu %d %d %d %d %n", c->whole.uuid, c->bus_id, &c->whole.total,
                        &c->whole.used, &c->major, &c->minor, &c->compute_mode, &c->mig_mode, &offset) == 8) {
                 read_part(line, &c->whole, offset);
                 c->numa_node = -1;
                 memset(c->links, -1, sizeof c->links);
-                num_cards++;
+                num_gpus++;
                 continue;
             }
         }
         if (sscanf(line, "fail %95s %d %d", name, &owner, &value) == 3) {
-            if (!strcmp(name, function) && (owner == card || owner == -1)) answer = value;
+            if (!strcmp(name, function) && (owner == gpu || owner == -1)) answer = value;
             continue;
         }
         if (sscanf(line, "driver %95s %d", driver_version, &driver_cuda) == 2) continue;
-        if (sscanf(line, "%95s %d", name, &owner) != 2 || owner < 0 || owner >= num_cards) continue;
-        Card *c = &cards[owner];
+        if (sscanf(line, "%95s %d", name, &owner) != 2 || owner < 0 || owner >= num_gpus) continue;
+        Gpu *c = &gpus[owner];
         Part *part = &c->instances[c->num_instances];
         Process *p = &processes[num_processes];
         if (!strcmp(name, "mig") && c->num_instances < MAX_INSTANCES) {
             if (sscanf(line, "mig %*d %95s %u %u %llu %llu %n", part->uuid, &part->gi, &part->ci, &part->total,
                        &part->used, &offset) == 5) read_part(line, part, offset), c->num_instances++;
         } else if (!strcmp(name, "process") && num_processes < MAX_PROCESSES) {
-            p->card = owner;
+            p->gpu = owner;
             if (sscanf(line, "process %*d %d %u %llu %15s", &p->instance, &p->pid, &p->used, p->kind) == 4)
                 p->used *= MB, num_processes++;
         } else if (sscanf(line, "link %*d %d %d %31s", &number, &value, peer) == 3 && number < MAX_LINKS) {
@@ -101,16 +101,16 @@ static int load(const char *function, int card) {
     return answer;
 }
 
-/* A handle is card * 16 + instance + 2, the whole card being instance -1. */
-static Handle handle_of(int card, int instance) { return (Handle)(uintptr_t)(card * 16 + instance + 2); }
-static int card_of(Handle handle) { return (int)((uintptr_t)handle - 1) / 16; }
+/* A handle is gpu * 16 + instance + 2, the whole gpu being instance -1. */
+static Handle handle_of(int gpu, int instance) { return (Handle)(uintptr_t)(gpu * 16 + instance + 2); }
+static int gpu_of(Handle handle) { return (int)((uintptr_t)handle - 1) / 16; }
 static int instance_of(Handle handle) { return (int)((uintptr_t)handle - 1) % 16 - 1; }
 static Part *part_of(Handle handle) {
-    Card *card = &cards[card_of(handle)];
-    return instance_of(handle) < 0 ? &card->whole : &card->instances[instance_of(handle)];
+    Gpu *gpu = &gpus[gpu_of(handle)];
+    return instance_of(handle) < 0 ? &gpu->whole : &gpu->instances[instance_of(handle)];
 }
 
-#define ANSWER(card) do { int code = load(__func__, card); if (code) return code; } while (0)
+#define ANSWER(gpu) do { int code = load(__func__, gpu); if (code) return code; } while (0)
 
 int nvmlInitWithFlags(unsigned flags) { (void)flags; ANSWER(-2); return SUCCESS; }
 int nvmlShutdown(void) { ANSWER(-2); return SUCCESS; }
@@ -121,84 +121,84 @@ int nvmlSystemGetDriverVersion(char *text, unsigned size) {
 }
 int nvmlSystemGetCudaDriverVersion_v2(int *version) { ANSWER(-2); *version = driver_cuda; return SUCCESS; }
 
-int nvmlDeviceGetCount_v2(unsigned *count) { ANSWER(-2); *count = (unsigned)num_cards; return SUCCESS; }
+int nvmlDeviceGetCount_v2(unsigned *count) { ANSWER(-2); *count = (unsigned)num_gpus; return SUCCESS; }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, Handle *handle) {
     ANSWER((int)index);
-    if ((int)index >= num_cards) return INVALID_ARGUMENT;
+    if ((int)index >= num_gpus) return INVALID_ARGUMENT;
     *handle = handle_of((int)index, -1);
     return SUCCESS;
 }
 
 int nvmlDeviceGetHandleByUUID(const char *uuid, Handle *handle) {
     ANSWER(-2);
-    for (int card = 0; card < num_cards; card++)
-        for (int instance = -1; instance < cards[card].num_instances; instance++)
-            if (!strcmp(part_of(handle_of(card, instance))->uuid, uuid)) {
-                ANSWER(card);
-                *handle = handle_of(card, instance);
+    for (int gpu = 0; gpu < num_gpus; gpu++)
+        for (int instance = -1; instance < gpus[gpu].num_instances; instance++)
+            if (!strcmp(part_of(handle_of(gpu, instance))->uuid, uuid)) {
+                ANSWER(gpu);
+                *handle = handle_of(gpu, instance);
                 return SUCCESS;
             }
     return NOT_FOUND;
 }
 
 int nvmlDeviceGetUUID(Handle h, char *text, unsigned size) {
-    ANSWER(card_of(h)); snprintf(text, size, "%s", part_of(h)->uuid); return SUCCESS;
+    ANSWER(gpu_of(h)); snprintf(text, size, "%s", part_of(h)->uuid); return SUCCESS;
 }
 int nvmlDeviceGetName(Handle h, char *text, unsigned size) {
-    ANSWER(card_of(h)); snprintf(text, size, "%s", part_of(h)->model); return SUCCESS;
+    ANSWER(gpu_of(h)); snprintf(text, size, "%s", part_of(h)->model); return SUCCESS;
 }
 int nvmlDeviceGetMemoryInfo(Handle h, MemoryV1 *memory) {
-    ANSWER(card_of(h));
+    ANSWER(gpu_of(h));
     unsigned long long total = part_of(h)->total, used = part_of(h)->used + RESERVED;
     *memory = (MemoryV1){total, total - used, used};
     return SUCCESS;
 }
 int nvmlDeviceGetMemoryInfo_v2(Handle h, MemoryV2 *memory) {
-    ANSWER(card_of(h));
+    ANSWER(gpu_of(h));
     unsigned long long total = part_of(h)->total, used = part_of(h)->used;
     *memory = (MemoryV2){memory->version, total, RESERVED, total - used - RESERVED, used};
     return SUCCESS;
 }
 int nvmlDeviceGetNumaNodeId(Handle h, int *node) {
-    ANSWER(card_of(h)); *node = cards[card_of(h)].numa_node; return *node < 0 ? NOT_SUPPORTED : SUCCESS;
+    ANSWER(gpu_of(h)); *node = gpus[gpu_of(h)].numa_node; return *node < 0 ? NOT_SUPPORTED : SUCCESS;
 }
 int nvmlDeviceGetComputeMode(Handle h, int *mode) {
-    ANSWER(card_of(h)); *mode = cards[card_of(h)].compute_mode; return SUCCESS;
+    ANSWER(gpu_of(h)); *mode = gpus[gpu_of(h)].compute_mode; return SUCCESS;
 }
 int nvmlDeviceGetCurrentClocksEventReasons(Handle h, unsigned long long *reasons) {
-    ANSWER(card_of(h)); *reasons = cards[card_of(h)].slow; return SUCCESS;
+    ANSWER(gpu_of(h)); *reasons = gpus[gpu_of(h)].slow; return SUCCESS;
 }
 int nvmlDeviceGetCudaComputeCapability(Handle h, int *major, int *minor) {
-    ANSWER(card_of(h));
-    *major = cards[card_of(h)].major, *minor = cards[card_of(h)].minor;
+    ANSWER(gpu_of(h));
+    *major = gpus[gpu_of(h)].major, *minor = gpus[gpu_of(h)].minor;
     return SUCCESS;
 }
 int nvmlDeviceGetPciInfo_v3(Handle h, PciInfo *info) {
-    ANSWER(card_of(h)); memcpy(info->bus_id, cards[card_of(h)].bus_id, 32); return SUCCESS;
+    ANSWER(gpu_of(h)); memcpy(info->bus_id, gpus[gpu_of(h)].bus_id, 32); return SUCCESS;
 }
 
 int nvmlDeviceGetMigMode(Handle h, unsigned *current, unsigned *pending) {
-    ANSWER(card_of(h));
-    if (cards[card_of(h)].mig_mode < 0) return NOT_SUPPORTED;
-    *current = *pending = (unsigned)cards[card_of(h)].mig_mode;
+    ANSWER(gpu_of(h));
+    if (gpus[gpu_of(h)].mig_mode < 0) return NOT_SUPPORTED;
+    *current = *pending = (unsigned)gpus[gpu_of(h)].mig_mode;
     return SUCCESS;
 }
-int nvmlDeviceGetMaxMigDeviceCount(Handle h, unsigned *count) { ANSWER(card_of(h)); *count = 7; return SUCCESS; }
+int nvmlDeviceGetMaxMigDeviceCount(Handle h, unsigned *count) { ANSWER(gpu_of(h)); *count = 7; return SUCCESS; }
 int nvmlDeviceGetMigDeviceHandleByIndex(Handle h, unsigned index, Handle *instance) {
-    ANSWER(card_of(h));
-    if ((int)index >= cards[card_of(h)].num_instances) return NOT_FOUND;
-    *instance = handle_of(card_of(h), (int)index);
+    ANSWER(gpu_of(h));
+    if ((int)index >= gpus[gpu_of(h)].num_instances) return NOT_FOUND;
+    *instance = handle_of(gpu_of(h), (int)index);
     return SUCCESS;
 }
-int nvmlDeviceGetGpuInstanceId(Handle h, unsigned *id) { ANSWER(card_of(h)); *id = part_of(h)->gi; return SUCCESS; }
-int nvmlDeviceGetComputeInstanceId(Handle h, unsigned *id) { ANSWER(card_of(h)); *id = part_of(h)->ci; return SUCCESS; }
+int nvmlDeviceGetGpuInstanceId(Handle h, unsigned *id) { ANSWER(gpu_of(h)); *id = part_of(h)->gi; return SUCCESS; }
+int nvmlDeviceGetComputeInstanceId(Handle h, unsigned *id) { ANSWER(gpu_of(h)); *id = part_of(h)->ci; return SUCCESS; }
 
 static int list_processes(Handle h, const char *kind, unsigned *count, ProcessInfo *infos) {
     unsigned num_found = 0;
     for (int i = 0; i < num_processes; i++) {
         Process *p = &processes[i];
-        if (p->card != card_of(h) || p->instance != instance_of(h) || strcmp(p->kind, kind)) continue;
+        if (p->gpu != gpu_of(h) || p->instance != instance_of(h) || strcmp(p->kind, kind)) continue;
         if (num_found < *count) infos[num_found] = (ProcessInfo){p->pid, p->used, ~0u, ~0u};
         num_found++;
     }
@@ -207,21 +207,21 @@ static int list_processes(Handle h, const char *kind, unsigned *count, ProcessIn
     return code;
 }
 int nvmlDeviceGetComputeRunningProcesses_v3(Handle h, unsigned *count, ProcessInfo *infos) {
-    ANSWER(card_of(h)); return list_processes(h, "compute", count, infos);
+    ANSWER(gpu_of(h)); return list_processes(h, "compute", count, infos);
 }
 int nvmlDeviceGetComputeRunningProcesses_v2(Handle h, unsigned *count, ProcessInfo *infos) {
-    ANSWER(card_of(h)); return list_processes(h, "compute", count, infos);
+    ANSWER(gpu_of(h)); return list_processes(h, "compute", count, infos);
 }
 int nvmlDeviceGetGraphicsRunningProcesses_v3(Handle h, unsigned *count, ProcessInfo *infos) {
-    ANSWER(card_of(h)); return list_processes(h, "graphics", count, infos);
+    ANSWER(gpu_of(h)); return list_processes(h, "graphics", count, infos);
 }
 
 int nvmlDeviceGetNvLinkState(Handle h, unsigned link, unsigned *active) {
-    ANSWER(card_of(h));
-    if (link >= MAX_LINKS || cards[card_of(h)].links[link] < 0) return INVALID_ARGUMENT;
-    *active = (unsigned)cards[card_of(h)].links[link];
+    ANSWER(gpu_of(h));
+    if (link >= MAX_LINKS || gpus[gpu_of(h)].links[link] < 0) return INVALID_ARGUMENT;
+    *active = (unsigned)gpus[gpu_of(h)].links[link];
     return SUCCESS;
 }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(Handle h, unsigned link, PciInfo *info) {
-    ANSWER(card_of(h)); memcpy(info->bus_id, cards[card_of(h)].peers[link], 32); return SUCCESS;
+    ANSWER(gpu_of(h)); memcpy(info->bus_id, gpus[gpu_of(h)].peers[link], 32); return SUCCESS;
 }
