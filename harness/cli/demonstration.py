@@ -21,9 +21,10 @@ from harness.core.invocation import Invocation
 @color_option
 @click.pass_obj
 def demo(invocation: Invocation, /, **arguments: Any) -> int:
-    """Show `run` and `replay` at work: a suite with a hang and a crash, and a program whose runs differ.
+    """Show `run` and `replay` at work on an example project.
 
-    Needs no GPU. The part with `replay` needs torch. Exits with 0 if both found everything that is planted, else 3.
+    Its suite has a hang and a crash, and the runs of its program differ. Needs no GPU. The part with `replay` needs
+    torch. Exits with 0 if both found everything that is planted, else 3.
     """
     from harness.cli.commands.demo import DemoOptions, run_demo
 

@@ -38,7 +38,10 @@ def scenarios(invocation: Invocation, /, **arguments: Any) -> int:
 @click.option("--out", type=SomePath(path_type=Path), metavar="DIR", help="Write the schema, or all of them, into DIR.")
 @click.pass_obj
 def schema(invocation: Invocation, /, **arguments: Any) -> int:
-    """Print the JSON schema of [tool.rlharness], of scenario files, or of the scenario files of one entry."""
+    """Print JSON schemas for editors.
+
+    NAME is pyproject ([tool.rlharness]), scenario (every scenario file), or an entry such as rlcore.entrypoint:run.
+    """
     from harness.cli.commands.schema import run_schema
 
     return int(run_schema(invocation, arguments))
