@@ -98,6 +98,7 @@ def test_true_stands_for_no_arguments_and_quotes_must_match(tmp_path: Path, prog
     assert (unmatched.returncode, unmatched.stdout) == (1, "")
 
 
+@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_the_gate_step_compares_with_the_base(tmp_path: Path, programs: Path) -> None:
     pytest.importorskip("torch")

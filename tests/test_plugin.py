@@ -203,15 +203,15 @@ def pytest_runtest_protocol(item, nextitem):
             item.ihook.pytest_runtest_logstart(**told)
         for report in runtestprotocol(item, nextitem=nextitem, log=False):
             if report.failed and attempt == 0:
-                report.outcome = "deterministic"
+                report.outcome = "rerun"
             item.ihook.pytest_runtest_logreport(report=report)
         if attempt == 1 or EACH:
             item.ihook.pytest_runtest_logfinish(**told)
     return True
 
 def pytest_report_teststatus(report):
-    if report.outcome == "deterministic":
-        return "deterministic", "R", ("DETERMINISTIC", {{"yellow": True}})
+    if report.outcome == "rerun":
+        return "rerun", "R", ("RERUN", {{"yellow": True}})
 """
 
 
@@ -222,7 +222,7 @@ def test_reruns_are_one_test(pytester: pytest.Pytester, each: bool) -> None:
     pytester.makepyfile("tries = []\ndef test_flaky():\n    tries.append(1)\n    assert len(tries) == 2")
     result, records = run(pytester)
     [end] = of_kind(records, "end")
-    assert end["counted"] == ["deterministic", "passed"]
+    assert end["counted"] == ["rerun", "passed"]
     assert (end["outcome"], end["reason"], end["text"]) == ("passed", "", "")
     assert result.ret == 0
 

@@ -165,7 +165,7 @@ def test_its_description_has_no_relative_link(wheel: Path) -> None:
     description = str(metadata.get_payload())
     links = re.findall(r"(!?)\[[^\]]*\]\(([^)\s]+)", description)
     home = metadata_urls(metadata)["Repository"]
-    assert len(links) > 30
+    assert len(links) > 20
     assert [target for _, target in links if not target.startswith(("https://", "#"))] == []
     raw = home.replace("https://github.com/", "https://raw.githubusercontent.com/")
     pictures = [target for mark, target in links if mark]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.lab import replay_example
 from tests.lab.replay_example import BEGIN, END, EXAMPLE, PICTURES, example, picture, without_digits
-from tests.support.manual import README, between
+from tests.support.manual import between, pages
 
 
 @pytest.mark.full
@@ -23,7 +23,8 @@ def test_the_manual_has_both_verdicts_and_pictures_of_both() -> None:
     shown = between(BEGIN, END)
     assert re.findall(r"^\$ (.*)$", shown, re.MULTILINE) == list(EXAMPLE)
     assert re.findall(r"^(EQUAL|DIVERGED) ", shown, re.MULTILINE) == ["DIVERGED", "EQUAL"]
-    assert all(f"(.github/screenshots/{name}.svg)" in README.read_text("utf-8") for name in PICTURES)
+    shown_in = "".join(page.read_text("utf-8") for page in pages().values())
+    assert all(f".github/screenshots/{name}.svg)" in shown_in for name in PICTURES)
 
 
 def test_the_dots_of_a_curve_stand_in_their_columns_whatever_the_font(monkeypatch: pytest.MonkeyPatch) -> None:

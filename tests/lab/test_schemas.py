@@ -122,7 +122,7 @@ def test_every_form_of_a_need_is_accepted() -> None:
         ({"entry": "rlcore.entrypoint.run"}, "$.entry"),
         ({"determinism": "always"}, "$.determinism"),
         ({"gpus": -1}, "$.gpus"),
-        ({"free": "output"}, "$.free"),
+        ({"runtime_sections": "output"}, "$.runtime_sections"),
         ({"resume": {"run": "output.resume"}}, "$.resume"),
         ({"chaos": {"factors": {"nodot": [1]}}}, "$.chaos.factors"),
     ],

@@ -59,6 +59,7 @@ def test_a_compiled_step_of_adamw_is_recorded_and_no_bit_of_it_changed(kind: str
         assert made >= {"0.weight", "0.weight exp_avg", "0.bias exp_avg_sq", "group0.lr"}
 
 
+@pytest.mark.full
 def test_a_step_that_is_compiled_whole_is_said_to_be_missing(tmp_path: Path) -> None:
     """AdamW steps first, which can be recorded; the other optimizer steps in one graph, and must go on to."""
     done = record_beside_plain(tmp_path, "both", exit_code=12)

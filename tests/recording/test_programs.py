@@ -241,6 +241,7 @@ def test_sums_in_any_order_are_seen_in_backward(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------- other processes
 
 
+@pytest.mark.full
 def test_ranks_of_torchrun_have_a_log_each(tmp_path: Path) -> None:
     command = [*TORCHRUN, *program("two_ranks")[1:]]
     assert pair(tmp_path, command, a={}, b={})["verdict"] == "equal"

@@ -303,6 +303,7 @@ def test_leaves_memory():
 """
 
 
+@pytest.mark.full
 def test_a_card_whose_memory_does_not_come_back_is_quarantined(tmp_path: Path) -> None:
     if compiler() is None:
         pytest.skip("no C compiler here: the pretended NVIDIA driver cannot be built")

@@ -204,6 +204,7 @@ def test_a_file_is_held_to_the_limit_of_the_command_line(tmp_path: Path) -> None
     )
 
 
+@pytest.mark.full
 def test_a_file_that_hangs_at_import_has_an_outcome(tmp_path: Path) -> None:
     files = {"test_a.py": SLOW_IMPORT, "test_b.py": COMPUTED + SLOW_IMPORT, "test_c.py": QUICK}
     done = run(write_suite(tmp_path, files), *RUN, "--collect-timeout", "5", "--grace", "0.5")

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Perturbation:
-    """Other values of the section `perturbation`, or a crash."""
+    """Values of the section `runtime`, or a crash."""
 
     name: str
     values: Mapping[str, Any]

@@ -104,6 +104,7 @@ def test_it():
 """
 
 
+@pytest.mark.full
 def test_a_timeout_and_processes_left_behind_show_none(tmp_path: Path) -> None:
     words = ["--api-key=STACKSECRET12345", "--password", PLAIN, "--", f"hf_{ALNUM}", f"https://bob:{PLAIN}@host/x"]
     files = {

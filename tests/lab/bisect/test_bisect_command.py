@@ -31,6 +31,7 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path / "project")
 
 
+@pytest.mark.full
 def test_the_commit_that_first_moved_a_bit_is_found_past_one_that_does_not_run(project: Project) -> None:
     """On a branch that was merged; what is not committed does not count."""
     project.git("checkout", "--quiet", "-b", "side")

@@ -56,6 +56,7 @@ def test_a_crash_finds_a_generator_that_no_checkpoint_holds_and_its_command_show
     assert shown.finding["verdict"]["first"] == found["verdict"]["first"]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_the_order_of_a_set_is_the_hash_seeds_doing_alone(tmp_path: Path) -> None:
     name = write_scenario(tmp_path, "set_order")

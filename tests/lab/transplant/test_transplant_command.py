@@ -19,6 +19,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_the_planted_cause_is_named(runs: Path) -> None:
     done = type_command(runs, "transplant", "a", "b", "--take", "advantages", "--out", "found", "--steps", "3")

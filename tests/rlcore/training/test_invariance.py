@@ -145,6 +145,7 @@ def test_a_crash_at_any_step_and_a_resume_move_no_bit(
     assert first_difference(undisturbed(variant), found) is None
 
 
+@pytest.mark.full
 def test_the_hash_seed_moves_no_bit(undisturbed: Callable[[str], Digests], tmp_path: Path) -> None:
     code = (
         "import sys, pathlib, torch; torch.set_num_threads(1)\n"

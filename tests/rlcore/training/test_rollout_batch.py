@@ -214,7 +214,7 @@ def test_a_grpo_step_learns_nothing_of_what_a_tool_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token_budget: int
 ) -> None:
     of = config(optimizer={"max_gradient_norm": None}, correction={"weights": "token", "high": 2.0},
-                perturbation={"token_budget": token_budget})  # fmt: skip
+                runtime={"token_budget": token_budget})  # fmt: skip
     recorder = Kept()
     state = state_of(of, tmp_path, recorder)
     policy = copy.deepcopy(state.decoder)

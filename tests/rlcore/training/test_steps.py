@@ -82,7 +82,7 @@ def check_gradients(recorder: Kept, learner: str, model: torch.nn.Module) -> Non
 def test_a_grpo_step_has_the_gradient_of_its_paper(tmp_path: Path, token_budget: int) -> None:
     """Mean over all tokens of -A r + kl_coef k3 - entropy_coef H, r = 1 on policy; A of groups of four."""
     of = config(algorithm={"name": "grpo", "kl_coef": 0.3, "entropy_coef": 0.05}, optimizer={"max_gradient_norm": None},
-                perturbation={"token_budget": token_budget})  # fmt: skip
+                runtime={"token_budget": token_budget})  # fmt: skip
     recorder = Kept()
     state = state_of(of, tmp_path, recorder)
     with torch.no_grad():  # a reference that is not the policy
