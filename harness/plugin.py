@@ -1,5 +1,5 @@
-"""The pytest plugin: two markers, two fixtures and, with `--rlharness-report=FILE`, a line per thing that happens. One
-file, loaded into anybody's suite by its entry point or `-p harness.plugin`: it imports pytest and the standard library.
+"""The pytest plugin: two markers, two fixtures and, with `--rlharness-report=FILE`, a line per event. One
+file, loaded into any suite by its entry point or `-p harness.plugin`: it imports pytest and the standard library.
 
 `report.jsonl`, append-only, one JSON object and one write per line, so that a killed process tears the last at most:
 
@@ -13,7 +13,7 @@ file, loaded into anybody's suite by its entry point or `-p harness.plugin`: it 
 
 There is one `end` per test, whatever its phases, subtests and reruns. `counted` holds every category in which pytest's
 own closing line counts it, in order: a test that passes and whose teardown fails is `["passed","error"]` there, two
-failed subtests give three times "failed". `outcome` is the most telling of them: error, failed, xpassed, xfailed,
+failed subtests give three times "failed". `outcome` is the most severe of them: error, failed, xpassed, xfailed,
 passed, skipped, in this order. A file that skips itself while it is imported has no tests, and an `end` of its own
 under its path.
 """
@@ -67,7 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--rlharness-report", metavar="FILE", default=None, help="Append what the tests do to FILE, a JSON line each."
     )
-    as_found = "Take from a file what pytest takes when it comes upon it, though the file is named."
+    as_found = "Collect from a named file only what pytest collects when it finds the file itself."
     group.addoption("--rlharness-as-found", action="store_true", help=as_found)
 
 
@@ -77,10 +77,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "gpus(n, memory_gb=0, model=None, min_capability=None, exclusive=False): the test needs n GPUs, each with"
         " memory_gb GB, of a model whose name contains `model`, of a CUDA capability of at least min_capability;"
-        " exclusive: no other file may run on the machine meanwhile.",
+        " exclusive: no other file runs on the machine at the same time.",
     )
     if not (config.pluginmanager.hasplugin("timeout") or config.pluginmanager.hasplugin("pytest_timeout")):
-        config.addinivalue_line("markers", "timeout(seconds): limit on the test, as pytest-timeout spells it.")
+        config.addinivalue_line("markers", "timeout(seconds): time limit of the test, spelled as in pytest-timeout.")
     path = config.getoption("rlharness_report")
     if path and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Reporter(os.path.abspath(path), config), "rlharness-reporter")
@@ -155,7 +155,7 @@ def need_of_mark(args: Sequence[object], kwargs: Mapping[str, object]) -> NeedJs
     if given:
         raise MarkError(f"unknown keyword {min(given)!r}; legal: memory_gb, model, min_capability, exclusive")
     if num_gpus == 0 and any(of_kind.values()):
-        raise MarkError("0 GPUs of a certain kind; legal: 1 or more where memory_gb, model or min_capability is given")
+        raise MarkError("describes 0 GPUs; legal: 1 or more GPUs with memory_gb, model or min_capability")
     return {"gpus": num_gpus, **of_kind, "exclusive": exclusive}
 
 
@@ -227,7 +227,7 @@ def capability(value: Any) -> list[int] | None:
 
 @contextlib.contextmanager
 def held_port() -> Iterator[int]:
-    """A TCP port that nobody else is given meanwhile, and a server may listen on: SO_REUSEADDR, as on nearly all."""
+    """Hold a TCP port that no other process gets meanwhile; a server with SO_REUSEADDR can listen on it."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("", 0))
@@ -295,7 +295,7 @@ class Reporter:
                 line = line[_write(file, line) :]
         except OSError as error:
             self._stopped = True
-            _warn(f"rlharness: the report {self._path} ends here, it cannot be written: {error}")
+            _warn(f"rlharness: the report {self._path} ends here: it cannot be written: {error}")
 
     def _descriptor(self) -> int:
         """The open file; opened again where a test closed it, or closed it and its number is another file's now."""

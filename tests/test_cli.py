@@ -88,7 +88,7 @@ def test_a_wrong_text_of_gpus_names_the_legal_forms(
         ("[tool.rlharness]\ntimeout = -3\n", "seconds, above 0"),
         ("[tool.rlharness]\nneeds = 3\n", "a table of patterns"),
         ("[tool.rlharness.needs]\n'*.py' = { gpu = 1 }\n", "did you mean 'gpus'?"),
-        ("[tool.rlharness\n", "is no TOML"),
+        ("[tool.rlharness\n", "is not valid TOML"),
     ],
 )
 def test_a_wrong_configuration_names_the_nearest_key_or_what_is_legal(
@@ -241,7 +241,7 @@ def test_a_reader_that_goes_away_changes_nothing(suite: Path, command: str) -> N
         assert process.wait(60) == ExitCode.OK
     assert "Traceback" not in err
     assert "BrokenPipeError: [Errno 32]" not in err.replace(
-        "(BrokenPipeError: [Errno 32] Broken pipe); the run goes on", ""
+        "(BrokenPipeError: [Errno 32] Broken pipe); the run continues", ""
     )
     if command == "run --gpus none":
         assert "the display is off for the rest of this run" in err

@@ -82,7 +82,7 @@ def test_the_closest_marker_wins_and_a_file_needs_the_maximum(pytester: pytest.P
         ("gpus(1, model=3)", "model 3"),
         ("gpus(1, min_capability='hopper')", "min_capability 'hopper'; legal: 9.0, '9.0' or (9, 0)"),
         ("gpus(1, exclusive=1)", "exclusive 1"),
-        ("gpus(0, memory_gb=40)", "0 GPUs of a certain kind"),
+        ("gpus(0, memory_gb=40)", "describes 0 GPUs"),
         ("timeout('soon')", "timeout marker: 'soon'; legal: a number of seconds"),
     ],
 )

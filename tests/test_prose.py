@@ -9,18 +9,11 @@ from tests.support.prose import banned_words, long_sentences, num_banned_of, sen
 ROOT = Path(__file__).parents[1]
 
 NUM_BANNED = {
-    "harness": 6,
-    "harness/cli": 21,
-    "harness/core": 17,
     "harness/determinism": 3,
     "harness/doctor": 49,
-    "harness/fixtures": 31,
     "harness/lab": 199,
     "harness/machine": 120,
-    "harness/process": 31,
     "harness/recording": 78,
-    "harness/render": 46,
-    "harness/runner": 117,
     "harness/trace": 103,
     "rlcore": 9,
     "rlcore/algorithms": 6,

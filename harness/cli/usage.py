@@ -79,7 +79,7 @@ def legal_values(kind: object) -> str:
             return f"{number} above {kind.min}" if kind.min_open else f"{number}, {kind.min} or more"
         case click.Path():
             return "a path"
-    return "the values that its help lists"
+    return "the values listed in its help"
 
 
 def _unknown(what: str, name: str, known: Sequence[str], remedy: str) -> UsageError:

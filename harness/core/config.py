@@ -14,8 +14,8 @@
     "tests/slow/" = { timeout = 7200 }
 
 Patterns are those of .gitignore, against paths relative to the root directory. The last pattern that matches wins, for
-the need and for the timeout each by itself; a need from here wins over markers. What is absent is None: the command
-line's values go over these, its defaults under them.
+the need and for the timeout each by itself; a need from here wins over markers. An absent key has the value None:
+the command line's values override these, and these override its defaults.
 """
 
 import difflib
@@ -169,7 +169,7 @@ def load_needs_file(path: Path) -> tuple[NeedRule, ...]:
         raise UsageError(
             f"{path} has [tool.…] tables",
             legal='patterns at the top level of the file, such as "tests/gpu/**" = 2',
-            remedy="take the line [tool.rlharness.needs] out of it",
+            remedy="remove the line [tool.rlharness.needs]",
         )
     return _rules(table, str(path))
 
@@ -186,9 +186,9 @@ def _toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", remedy="give a file that can be read") from None
+        raise UsageError(f"{path}: {error.strerror}", remedy="name a readable file") from None
     except ValueError as error:
-        raise UsageError(f"{path} is no TOML: {error}", remedy="mend the file") from None
+        raise UsageError(f"{path} is not valid TOML: {error}", remedy="correct the file") from None
 
 
 def _config(table: Any, path: Path) -> Config:
@@ -222,8 +222,8 @@ def _rule(glob: str, entry: Any, where: str) -> NeedRule:
     of_gpus = checked.memory_gb or checked.model or checked.min_capability
     if of_gpus and not checked.gpus:
         raise UsageError(
-            f"{where} asks for a kind of GPU, and for none of them",
-            legal="gpus = 1 or more where memory-gb, model or min-capability is given",
+            f"{where} describes GPUs but requests 0 of them",
+            legal="gpus = 1 or more if memory-gb, model or min-capability is given",
             remedy="add gpus = 1",
         )
     need = None

@@ -1,14 +1,14 @@
-"""Errors a user can cause and mend.
+"""Errors that a user can cause and correct.
 
-HarnessError            base of all: says the value, what is legal, and the remedy
+HarnessError            base of all: the value found, the legal values, and the remedy
 ├── UsageError          a command line or configuration value (also a ValueError)
 ├── InventoryError      the machine's GPUs cannot be read as asked (also a LookupError)
 ├── CollectionError     the suite as a whole could not be collected; a failure of the tests, as that of one file is
-├── NetworkError        hosts that shall work together do not reach each other
-├── HistoryError        the duration history cannot be used (a run goes on without it)
+├── NetworkError        hosts of one job do not reach each other
+├── HistoryError        the duration history cannot be used (a run continues without it)
 ├── ReportError         an attempt's report was written by another version (also a ValueError)
 ├── TraceError          a trace that cannot be written or read as asked (also a ValueError)
-└── BundleError         a bundle that cannot be written, is damaged, or is none (also a ValueError)
+└── BundleError         a bundle that cannot be written, is damaged, or is not a bundle (also a ValueError)
 """
 
 from harness.core.exit_codes import ExitCode
@@ -16,7 +16,7 @@ from harness.core.redaction import redact_text
 
 
 class HarnessError(Exception):
-    """A failure that is the user's to mend; printed as three lines, never as a traceback.
+    """A failure that the user can correct; printed as three lines, never as a traceback.
 
     `what` names the value at fault, `legal` what would be accepted, `remedy` what to type or change, each without
     secrets: they may quote a command line. `exit_code` is that of a command it ends.

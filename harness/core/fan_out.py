@@ -1,10 +1,10 @@
-"""A bounded concurrent map. The only user of asyncio_pool, whose pool holds the cap; around it, what 0.6.0 lacks:
+"""A bounded concurrent map. It alone uses asyncio_pool, whose pool holds the cap, and adds what version 0.6.0 lacks:
 
-- waiting for a free place in the pool swallows a cancellation: it is never made to wait, an item is handed over only
+- waiting for a free slot in the pool swallows a cancellation: it is never made to wait, an item is handed over only
   once one has ended;
 - leaving the pool's context joins its children instead of cancelling them: they are cancelled by hand, and awaited;
 - a failure stays in its future: it is taken out, and the other children are cancelled;
-- a task cancelled before its first step keeps its place for ever: nothing is cancelled in the turn that spawned it.
+- a task cancelled before its first step keeps its slot for ever: nothing is cancelled in the turn that spawned it.
 
 No attempt that holds GPUs goes through here: those need leases.
 """
@@ -20,10 +20,10 @@ R = TypeVar("R")
 
 
 async def fan_out(function: Callable[[T], Awaitable[R]], items: Iterable[T], *, limit: int) -> list[R]:
-    """`function` of each item, at most `limit` (at least 1) at a time; the results in the order of the items.
+    """Call `function` for each item, at most `limit` (at least 1) at a time; results are in the order of the items.
 
     The first failure cancels what still runs, waits for it to end, and is raised; so does a cancellation. A second
-    cancellation does not cut that short: children are not left behind.
+    cancellation does not cut that short: no child keeps running.
     """
     if limit < 1:
         raise ValueError(f"limit {limit}: at least 1")

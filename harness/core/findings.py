@@ -10,7 +10,7 @@ class Severity(Enum):
     BROKEN = "broken"
     """Something will break: `doctor` exits with 1."""
     WARNING = "warning"
-    """It works, and will cost time or surprise somebody."""
+    """It works, but costs time or has surprising effects."""
     FINE = "fine"
     """It was looked at, and is as it should be."""
 

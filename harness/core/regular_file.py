@@ -1,6 +1,6 @@
-"""Opening and reading files that another process may have replaced: no call here waits for a writer or has no end.
+"""Open and read files that another process may have replaced: every call ends, and none waits for a writer.
 
-A process can put anything in the place of a file whose name it knows: a FIFO, which blocks its reader; a link to
+A process can replace a file whose name it knows by anything: a FIFO, which blocks its reader; a link to
 /dev/zero, which never ends; a directory; a file of terabytes. `open_regular` opens regular files alone, and the readers
 here have limits. Standard library only: supervisors import this.
 """
@@ -35,11 +35,11 @@ _KINDS = {
 
 def kind_of(mode: int) -> str:
     """Name the kind of file that a mode means, with its article; "another file" for a regular one."""
-    return _KINDS.get(stat.S_IFMT(mode), "no regular file")
+    return _KINDS.get(stat.S_IFMT(mode), "a special file")
 
 
 def open_regular(path: StrPath, *, follows_links: bool = False) -> BinaryIO:
-    """Open a regular file for reading, without waiting for anybody.
+    """Open a regular file for reading, without waiting for another process.
 
     OSError where there is none, it cannot be read, or something else has its name: with `follows_links` unset, a
     symbolic link too.
@@ -74,7 +74,7 @@ def read_text(path: StrPath, *, max_bytes: int = MAX_BYTES, errors: str = "stric
 
 
 class GrowingFile:
-    """A file that another process appends to, opened once: what is put in its place later is not read.
+    """A file that another process appends to, opened once: a later file of the same name is not read.
 
     `max_bytes` limits what is read of it in all; UNLIMITED is for readers that keep nothing.
     """

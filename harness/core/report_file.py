@@ -62,7 +62,7 @@ class TestReport:
     refused: str = ""
     """What pytest says is wrong with its arguments, a line for each; empty where it took them."""
     asks: dict[str, Need] = field(default_factory=dict)
-    """What each test asks for, by its name in the file; told only where a file is imported for its need."""
+    """Need of each test, by its name in the file; empty unless the file is imported for its need."""
     num_unreadable: int = 0
     """Whole lines that are no record."""
     unread: str = ""
@@ -104,7 +104,7 @@ def read_report(path: str | Path) -> TestReport:
 class ReportTail:
     """Follows a report while it is written: each `poll` gives the records since the one before.
 
-    The file is opened once; what is put in its place later is not read.
+    The file is opened once; a later file of the same name is not read.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -146,9 +146,9 @@ class ReportTail:
         report.num_unreadable = records.num_unreadable
         report.unread = self.file.excess
         if first_kind not in ("", "hello"):  # the plugin writes that one before any test
-            report.unread = f"{self.file.path} has lost its beginning: a test has emptied or cut it"
+            report.unread = f"{self.file.path} has lost its beginning: a test emptied or truncated it"
         if records.has_given_up:
-            report.unread = f"{self.file.path} has {records.num_unreadable:,} lines that are no records, and maybe more"
+            report.unread = f"{self.file.path} has {records.num_unreadable:,} lines that are not records, maybe more"
         return report
 
     def close(self) -> None:
@@ -228,5 +228,5 @@ def _check_version(version: object, path: str) -> None:
     raise ReportError(
         f"{path} was written by version {version} of the pytest plugin",
         legal=f"versions up to {VERSION}",
-        remedy="install the same rlharness in the environment of the tests and in the one that runs them",
+        remedy="install the same version of rlharness in the environment of the tests and in that of the runner",
     )

@@ -44,11 +44,11 @@ def _private(parent: Path, name: str) -> Path:
     if stat.S_ISLNK(found.st_mode):
         raise _unusable(directory, "it is a link")
     if not stat.S_ISDIR(found.st_mode):
-        raise _unusable(directory, "it is no directory")
+        raise _unusable(directory, "it is not a directory")
     if found.st_uid != os.geteuid():
-        raise _unusable(directory, f"it belongs to user {found.st_uid}, and this is user {os.geteuid()}")
+        raise _unusable(directory, f"user {found.st_uid} owns it, and rlharness runs as user {os.geteuid()}")
     if found.st_mode & stat.S_IWOTH:
-        raise _unusable(directory, f"every user may write to it (mode {stat.S_IMODE(found.st_mode):04o})")
+        raise _unusable(directory, f"every user can write to it (mode {stat.S_IMODE(found.st_mode):04o})")
     if found.st_mode & stat.S_IWGRP:
         directory.chmod(0o700)
     return directory
@@ -57,6 +57,6 @@ def _private(parent: Path, name: str) -> Path:
 def _unusable(directory: Path, why: str) -> UsageError:
     return UsageError(
         f"the cache directory {directory} cannot be used: {why}",
-        legal="a directory of this user that no other user can write to",
+        legal="a directory that this user owns and no other user can write to",
         remedy="set XDG_CACHE_HOME to a directory of your own, or chmod 700 it",
     )

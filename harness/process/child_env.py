@@ -69,6 +69,6 @@ def child_env(
 
 
 def probe_env(parent: Mapping[str, str], *, tmpdir: str, marker: str) -> dict[str, str]:
-    """The environment of a process that tries what `parent` would do to a training: it, with logs that tell more."""
+    """Return `parent` with more verbose logs, for a process that tries what it would do to a training."""
     logs = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,NET,ENV", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
     return {**parent, **logs, "TMPDIR": tmpdir, ATTEMPT_MARKER: marker}

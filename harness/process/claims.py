@@ -64,7 +64,7 @@ class Claims:
 
 
 def holder_pid(name: str) -> int | None:
-    """The process that holds `name`, as numbered in our PID namespace; None where nobody does or it cannot be told."""
+    """Return the process that holds `name`, as numbered in our PID namespace; None if no or an unknown process does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
         asker.setblocking(False)
         try:

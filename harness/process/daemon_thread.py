@@ -1,4 +1,4 @@
-"""A call that may never come back, made where nobody has to wait for it: a driver that hangs must not hang a run."""
+"""Run a call that may never return in a daemon thread: a driver that hangs must not hang a run."""
 
 import asyncio
 import threading

@@ -65,7 +65,7 @@ def is_listenable(port: int) -> bool:
 
 
 class PortBlocks:
-    """Gives each slot of a run its block, and a new one when somebody sits on its first port."""
+    """Gives each slot of a run its block, and a new one if another process uses its first port."""
 
     def __init__(self, claims: Claims, ephemeral: tuple[int, int]) -> None:
         self._claims = claims
@@ -94,7 +94,7 @@ class PortBlocks:
             f"no free block of {BLOCK_SIZE} ports is left for slot {slot}",
             legal=f"a block between ports {self._starts[0]} and {self._starts[-1] + BLOCK_SIZE - 1} whose first port is"
             " free and which no other run holds",
-            remedy="end other rlharness runs and what listens on these ports (ss -ltnp), or run fewer units at once",
+            remedy="end other rlharness runs or programs on these ports (ss -ltnp), or run fewer units at once",
         )
 
     def release(self, slot: int) -> None:

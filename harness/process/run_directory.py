@@ -21,11 +21,11 @@ from harness.process.scratch import remove_tree
 HOME = ".rlharness"
 RUNS = "runs"
 MARK = ".made-by-rlharness"
-"""A file in every directory that is made here; one without it is somebody else's."""
+"""Name of a file in every directory that rlharness makes; a directory without it is not its own."""
 NUM_KEPT = 20
 RESULT = {RUNS: "units"}
 """An entry that every directory with results has. Others are counted apart: each mistyped path makes one."""
-_MARK_TEXT = f"rlharness removes this directory once {NUM_KEPT} newer ones lie beside it; without this file it stays.\n"
+_MARK_TEXT = f"rlharness removes this directory once {NUM_KEPT} newer ones exist; without this file it stays.\n"
 _ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -46,8 +46,8 @@ def make_run_directory(root: Path, run_id: str) -> Path:
         return make_kept_directory(root, RUNS, run_id)
     except OSError as error:
         raise HarnessError(
-            f"no run directory can be made in {root / HOME / RUNS}: {error.strerror}",
-            legal="a directory in which results and outputs can be kept",
+            f"cannot create a run directory in {root / HOME / RUNS}: {error.strerror}",
+            legal="a writable directory for results and outputs",
             remedy="make it writable, or start from another directory",
         ) from error
 
@@ -96,7 +96,7 @@ def _opened(path: Path, parent_fd: int | None, alternative: str) -> Iterator[int
 def _refused(what: str, remedy: str) -> UsageError:
     return UsageError(
         f"{what}, and rlharness removes old results from there",
-        legal="a directory of this user that is no link, or none",
+        legal="a directory that this user owns and that is not a link; rlharness creates a missing one",
         remedy=remedy,
     )
 

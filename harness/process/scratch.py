@@ -26,7 +26,7 @@ MAX_ATTEMPT_NAME_BYTES = 5
 """Longest name of an attempt's directory below the scratch root."""
 _ROOT_PREFIX = "rlh-"
 _HELD = ".held"
-"""A file in the scratch root that its run keeps locked; without it, nobody but a person removes the root."""
+"""Name of a file in the scratch root that its run keeps locked; rlharness never removes a root without it."""
 _ROOT_NAME_BYTES = len(_ROOT_PREFIX) + 8  # mkdtemp's random part
 MAX_PARENT_BYTES = MAX_TMPDIR_BYTES - len("/") - _ROOT_NAME_BYTES - len("/") - MAX_ATTEMPT_NAME_BYTES
 """Longest directory the scratch root can be made in."""
@@ -38,8 +38,8 @@ _NETWORK = re.compile(
     r"|fuse\.(afp|alluxio-fuse|beegfs|blobfuse2?|ceph(-fuse)?|curlftpfs|cvmfs2|davfs2?|gcsfuse|glusterfs|goofys|gpfs"
     r"|hdfs|juicefs|JuiceFS:.*|mfs|moosefs|mount-s3|objectivefs|quobyte|rclone|s3fs|s3ql|seaweedfs|sshfs|weed)"
 )
-"""Types, as the mount table spells them, whose files lie on another machine. What else is behind "fuse." (overlays,
-encryption) is local."""
+"""Types, as the mount table spells them, whose files lie on another machine. Other types with "fuse." (overlays,
+encryption) are local."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Candidate:
     is_writable: bool
     """Whether it is a directory in which this process can make another."""
     fs_type: str
-    """Of the file system that holds it, behind all links; empty where that is not known."""
+    """Type of the file system that holds it, with all links resolved; empty if unknown."""
     from_tmpdir: bool = False
     """The user's own TMPDIR, which is worth a word where it is passed over."""
 
@@ -92,7 +92,7 @@ def why_unfit(candidate: Candidate) -> str:
     if not os.path.isabs(candidate.path):
         return "is not an absolute path"
     if not candidate.is_writable:
-        return "is no writable directory"
+        return "is not a writable directory"
     if is_network(candidate.fs_type):
         return f"is on a network file system ({candidate.fs_type})"
     num_bytes = len(os.fsencode(candidate.path))
@@ -108,12 +108,12 @@ def choose(candidates: Sequence[Candidate]) -> Scratch:
     for candidate in candidates:
         reason = why_unfit(candidate)
         if not reason:
-            return Scratch(candidate.path, note and f"{note}; attempts get theirs in {candidate.path}")
+            return Scratch(candidate.path, note and f"{note}; the attempts use {candidate.path} instead")
         reasons.append(f"{candidate.path} {reason}")
         if candidate.from_tmpdir:
             note = f"TMPDIR {reasons[-1]}"
     raise UsageError(
-        "no directory can hold the attempts' TMPDIRs: " + "; ".join(reasons),
+        "no directory is fit for the temporary directories of the attempts: " + "; ".join(reasons),
         legal=f"a writable directory on a local file system, its path at most {MAX_PARENT_BYTES} bytes long",
         remedy="set TMPDIR to one, such as /tmp",
     )
@@ -165,7 +165,7 @@ def remove_abandoned(parent: str) -> list[str]:
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            said.append(remove_tree(root.path) or f"removed {root.path}, which a killed run had left behind")
+            said.append(remove_tree(root.path) or f"removed {root.path}, left by a killed run")
         except BlockingIOError:
             pass
         finally:
@@ -174,10 +174,10 @@ def remove_abandoned(parent: str) -> list[str]:
 
 
 def remove_tree(path: str, *, dir_fd: int | None = None) -> str:
-    """Removes `path` and all below it; the reason where something stays, else empty. Raises nothing for a bad tree.
+    """Remove `path` and all below it; return the reason if something remains, or an empty text. Never raises.
 
     With `dir_fd`, `path` is a name in that open directory. Directories without permissions are opened up first.
-    Symbolic links are removed, never followed, even where one takes the place of a directory meanwhile. What is mounted
+    Symbolic links are removed, never followed, even if one replaces a directory meanwhile. What is mounted
     below `path` stays as it is, with the directories that lead to it. Blocks for as long as the tree is large.
     """
     parent, name = os.path.split(path.rstrip("/"))
@@ -188,7 +188,7 @@ def remove_tree(path: str, *, dir_fd: int | None = None) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        return f"{shown} was not removed whole: {error}"
+        return f"{shown} was not removed completely: {error}"
     try:
         if not _is_there(name, parent_fd):
             return ""
@@ -198,10 +198,10 @@ def remove_tree(path: str, *, dir_fd: int | None = None) -> str:
     except (OSError, RecursionError) as error:
         if isinstance(error, OSError) and error.filename == name:
             error.filename = shown
-        return f"{shown} was not removed whole: {error}"
+        return f"{shown} was not removed completely: {error}"
     finally:
         os.close(parent_fd)
-    return f"{shown} was not removed whole: {', '.join(sorted(mounted))} is mounted in it" if mounted else ""
+    return f"{shown} was not removed completely: {', '.join(sorted(mounted))} is mounted in it" if mounted else ""
 
 
 def _survey(path: str, mounts: Sequence[Mount], *, from_tmpdir: bool = False) -> Candidate:

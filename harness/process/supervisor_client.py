@@ -1,9 +1,9 @@
-"""The runner's side of an attempt: starts its supervisor, gives it orders, hears how it ended.
+"""The runner's side of an attempt: starts its supervisor, sends it orders and receives its end.
 
     run() ──fork server──▶ supervisor ("started", "terminating", "finished" as JSON lines on its stdout)
       │ cancel(), kill(): a word on its stdin. The pipe closing (this process died) makes it kill the tree.
       ├─ the supervisor's stdout closing without "finished": it was killed, and the tree is ended from here.
-      └─ "finished" with somebody unkillable: the supervisor stays with them, and is reaped when it goes.
+      └─ "finished" with an unkillable process: the supervisor stays until it ends, and is then reaped.
 
 Whatever happens ends in one future, `_Attempt.ended`; cancelling run() kills the tree and still waits for it.
 """
@@ -32,7 +32,7 @@ RESCUE_ROUND_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """What a supervisor is told: one command, its files, its limits."""
+    """Order to a supervisor: one command, its files and its limits."""
 
     argv: tuple[str, ...]
     """The leader's command; the first word is a path."""
@@ -304,7 +304,7 @@ class _Attempt:
 
 
 def probe_backends(wanted: str = "auto") -> ContainmentBackends:
-    """Try each tier on this machine, for real; `wanted` other than "auto" must be one that works.
+    """Try each tier on this machine, for real; `wanted` must be "auto" or a tier that works.
 
     Raises HarnessError when the wanted tier, or every tier, is refused.
     """

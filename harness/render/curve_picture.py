@@ -13,7 +13,7 @@ from harness.trace.verdict import Curves
 
 HEIGHT = 6
 CHARACTERS = "⣿│└─▲"
-"""Characters that the terminal must encode; otherwise letters are drawn."""
+"""Characters that the terminal must encode; if it cannot, letters are drawn."""
 MIN_MARGIN = len("1.234e-05")
 MIN_COLUMNS = 10
 MAX_COLUMNS = 72

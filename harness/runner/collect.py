@@ -1,15 +1,15 @@
-"""From paths on a command line to units: which files there are, and what each of them needs.
+"""Find the test files below the paths of a command line, and the need of each.
 
     paths ──▶ discovery child: pytest walks the suite, imports conftest files, reads needs from source (`discovery`)
-                │  one conftest that hangs or ends the process: again without it, its files are units that failed
+                │  one conftest that hangs or ends the process: it starts again without it; its files failed
                 ▼
               files ──▶ a pattern of the needs table? ──▶ its need
                         readable from source?         ──▶ that
-                        else                          ──▶ import child, one per file, some at a time
+                        neither                       ──▶ import child, one per file, some at a time
                 a plan: a file of which node ids were asked for ──▶ a child that finds them, or says which it cannot
 
-Every child is an attempt like any other: supervised, limited in time, its tree ended for certain. What cannot be
-collected is a unit with the reason, never a hole; no file of the children is left behind.
+Every child is supervised like any attempt: it has a time limit, and rlharness kills its whole process tree. A file
+that cannot be collected is a unit with the reason. rlharness removes every file that the children write.
 """
 
 import json
@@ -59,9 +59,9 @@ class CollectOptions:
     pytest_args: tuple[str, ...] = ()
     needs: tuple[NeedRule, ...] = ()
     distrusted: Callable[[Path], frozenset[str]] = lambda rootdir: frozenset()
-    """Files, relative to the root directory, whose source told another need than they turned out to have: imported."""
+    """Files, relative to the root directory, to import: their source once differed from the need of their tests."""
     finds_node_ids: bool = False
-    """Whether the tests that node ids name are looked for, which imports their files; a run is told by its units."""
+    """Whether to find the tests that node ids name, which imports their files; a run learns of them from its units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Collected:
     sizes_bytes: Mapping[str, int] = field(default_factory=dict)
     """Size of each file, by the path of its unit."""
     why_imported: Mapping[str, str] = field(default_factory=dict)
-    """Why a file's source did not tell its need, for those that were imported."""
+    """Why the source of a file does not show its need, by path, for the imported files."""
     asks: Mapping[str, Mapping[str, Need]] = field(default_factory=dict)
     """What each test of a file asks for, by the path of its unit and the test's name in it; where markers say so."""
     not_found: Mapping[str, str] = field(default_factory=dict)
@@ -158,7 +158,8 @@ class _Collector:
             units[unit.path] = unit
         not_found = await self._unfound(units, rootdir, args) if self.options.finds_node_ids else {}
         files = [file for file in suite.found["files"] if file[0] in units]
-        why = {path: reason or "its source told another need before" for path, _, _, reason in files}
+        differs = "an earlier run found a need that differs from its source"
+        why = {path: reason or differs for path, _, _, reason in files}
         return Collected(
             units=tuple(units.values()),
             rootdir=rootdir,
@@ -196,7 +197,7 @@ class _Collector:
                 continue
             if end.exit_code == USAGE and suite.broken and own_args != ("-o", "addopts="):
                 # Options that a broken conftest would have defined are unknown now; its files fail in any case.
-                suite.notes.append("pytest's arguments and addopts were left out to find the files: a conftest failed")
+                suite.notes.append("a conftest failed: the files were found without pytest's arguments and addopts")
                 own_args = ("-o", "addopts=")
                 continue
             raise self._failure(end, directory)
@@ -227,7 +228,7 @@ class _Collector:
 
     def _ending(self, end: ProcessEnd) -> str:
         if end.reason == "timeout":
-            return f"had run for {self.options.timeout_s:g} s"
+            return f"reached its limit of {self.options.timeout_s:g} s"
         if end.reason:
             return f"was ended: {end.reason}"
         return f"died of {signal_name(end.signal)}" if end.signal is not None else f"exited with {end.exit_code}"
@@ -236,9 +237,9 @@ class _Collector:
         output = output_of(directory)
         if end.exit_code == USAGE and not end.reason:
             _, error, said = output.partition("ERROR: ")
-            return UsageError(said.strip() if error else output, remedy="change the paths, or what follows --")
-        what = f"no list of test files: pytest {self._ending(end)}"
-        remedy = "raise --collect-timeout, or give paths" if end.reason == "timeout" else "see what pytest said"
+            return UsageError(said.strip() if error else output, remedy="change the paths or the arguments after --")
+        what = f"the test files cannot be listed: pytest {self._ending(end)}"
+        remedy = "raise --collect-timeout, or name fewer paths" if end.reason == "timeout" else "correct pytest's error"
         return CollectionError(f"{what}\n{output}".rstrip(), remedy=remedy)
 
     def _planned(self, suite: _Suite, selections: list["Selection"]) -> tuple[dict[str, Unit], list[Unit]]:
@@ -267,7 +268,7 @@ class _Collector:
             units[path] = unit
         for nodeid, text in suite.errors:
             if not nodeid:
-                raise CollectionError(f"no list of test files\n{text}", remedy="see what pytest said")
+                raise CollectionError(f"the test files cannot be listed\n{text}", remedy="correct pytest's error")
             units[nodeid] = Unit(nodeid, Need(), NeedSource.AST, collect_error=text)
         for skipped, reason in suite.skipped.items():
             suite.notes.append(f"{os.path.relpath(skipped, rootdir)} skips itself: {reason}")
@@ -331,7 +332,7 @@ class Selection:
 
 
 def split_selections(paths: Sequence[str], cwd: Path) -> list[Selection]:
-    """Each of `paths` apart from the node id in it; a `::` inside the brackets of a parameter set is none."""
+    """Split each of `paths` from the node id in it; a `::` inside the brackets of a parameter set does not count."""
     selections = []
     for path in paths:
         file, colons, _ = path.partition("[")[0].partition("::")
@@ -371,7 +372,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         return []
     except OSError as error:
         raise CollectionError(
-            f"no list of test files: {path.name} cannot be read: {error.strerror}",
-            remedy="have no conftest touch the files of the run",
+            f"the test files cannot be listed: {path.name} cannot be read: {error.strerror}",
+            remedy="keep conftest files from changing the run's files",
         ) from None
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

@@ -157,5 +157,5 @@ def _lineage(space: Namespace) -> list[Namespace]:
 def _own_of(lineage: list[Namespace]) -> NeedJson | None:
     marked = [each.own for each in lineage if each.own is not None]
     if any(need != marked[0] for need in marked):  # which is closest differs between versions of pytest
-        raise UnknownValue("a class and its base class ask for different things")
+        raise UnknownValue("a class and its base class have different needs")
     return marked[0] if marked else None

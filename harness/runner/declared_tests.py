@@ -1,7 +1,7 @@
-"""Reads the source of a test file for the tests it declares and the `gpus` marker closest to each.
+"""Find the tests that the source of a test file declares, and the `gpus` marker closest to each.
 
-The module is followed from top to bottom as Python would run it, as far as that is certain; a file's need is told only
-where it is the same with and without the tests that are not certain.
+The module is followed from top to bottom as Python would run it, as far as that is certain. A file has a known need
+only if the need is the same with and without the tests that are not certain.
 """
 
 import ast

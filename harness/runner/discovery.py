@@ -1,9 +1,9 @@
 """A pytest plugin for the child that finds the test files: pytest walks the suite, and no test module is imported.
 
 With `--rlharness-discover=FILE` every file that pytest would collect from gets a collector that only notes it, and its
-need is read from the source. conftest files are imported, as their options, ignore lists and
-hooks decide what is found. One that fails is replaced by an empty one, so that the other directories go on; one that
-hangs or ends the process is found by the note made before its import, and named in `--rlharness-broken` the next time.
+need is read from the source. conftest files are imported, as their options, ignore lists and hooks decide what is
+found. One that fails is replaced by an empty one, so that the other directories are still walked. One that hangs or
+ends the process is found by the note made before its import, and named in `--rlharness-broken` the next time.
 
 FILE holds JSON lines: `conftest` (path) before an import and `imported` (path) or `broken` (path, text) after it,
 `skipped` (path, reason) for a directory that skips itself, `error` (id, text) for what cannot be collected, and at the

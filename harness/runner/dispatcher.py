@@ -1,4 +1,4 @@
-"""The one place where a run's decisions are taken, one event at a time.
+"""The loop that takes every decision of a run, one event at a time.
 
     signals ─┐
     ticks ───┤                       ┌─▶ RunState.apply (the fold)
@@ -160,7 +160,7 @@ class Dispatcher:
         for gpu_id in running.lease.gpu_ids:
             if gpu_id in self._recorder.state.leases:
                 self._table.quarantine(gpu_id)
-                reason = "rlharness failed before it had looked at this GPU"
+                reason = "rlharness failed before it checked this GPU"
                 self._recorder.take(
                     events.GpuQuarantined(self._recorder.t(), self._units[running.number].path, gpu_id, reason)
                 )

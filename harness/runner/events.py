@@ -97,7 +97,7 @@ class TestFinished(Event):
 
 @dataclass(frozen=True, slots=True)
 class AttemptSlow(Event):
-    """The unit has run for longer than --slow; told once per unit."""
+    """The unit has run for longer than --slow; reported once per unit."""
 
     path: str
     running_s: float

@@ -5,8 +5,8 @@ expected durations, so that a plan is what would happen if the expectations held
 fits, whatever the order: that alone keeps the makespan within (2 - 1/m) of the optimum for m GPUs, and the order, not
 the rule, is what `order_search` improves.
 
-Nobody starves, since the queue is finite: a wide or exclusive unit that is passed over again and again gets its GPUs
-at the latest when everything else has ended. `packing.plan` puts exclusive units first, where nothing has to be
+No unit starves, since the queue is finite: a wide or exclusive unit that is passed over repeatedly gets its GPUs
+at the latest when all other units have ended. `packing.plan` puts exclusive units first, where nothing has to be
 drained for them.
 """
 
@@ -107,7 +107,7 @@ def _position(head: tuple[int, Need, deque[tuple[int, Job]]]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Start(Generic[L]):
-    """One unit's place in a simulated schedule, in seconds from the start of the run."""
+    """Start and end of one unit in a simulated schedule, in seconds from the start of the run."""
 
     job: Job
     lease: L

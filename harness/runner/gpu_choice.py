@@ -100,7 +100,7 @@ class GpuChoice:
             gpus = kept
         num_global = sum(not gpu.is_mig for gpu in gpus)
         if num_global < need.gpus:
-            return f"MIG instances cannot be combined, and {num_global} of these GPUs are whole"
+            return f"MIG instances cannot be combined, and {num_global} of these GPUs are not partitioned"
         return f"mixed models are not allowed in one lease, and no single model has {need.gpus}"
 
     def _options_of(self, need: Need) -> _Options:

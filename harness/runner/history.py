@@ -107,7 +107,7 @@ class History:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should be told: a file set aside, a history that cannot be used or written."""
+        """Notes for the user: a file set aside, a history that cannot be used or written."""
         return tuple(self._notes)
 
     def expectations(self, sizes: Mapping[str, int]) -> dict[str, Expectation]:
@@ -218,12 +218,12 @@ class History:
         if len(good) < len(rows):
             passed = len(rows) - len(good)
             rows_text = "row" if passed == 1 else "rows"
-            self._notes.append(f"duration history: passed over {passed} {rows_text} without a measurement")
+            self._notes.append(f"duration history: passed over {passed} {rows_text} without a valid measurement")
         return good
 
     def _give_up(self, doing: str, error: Exception) -> None:
         """One failure is told once; a history that failed is not tried again for every unit to wait on."""
-        self._notes.append(f"duration history: {doing} it failed ({error}); nothing more is recorded in this run")
+        self._notes.append(f"duration history: {doing} it failed ({error}); this run records no more durations")
         self.close()
 
 

@@ -122,26 +122,26 @@ def _check_files(path: Path) -> None:
     if found is not None and stat.S_ISLNK(found.st_mode):
         raise HistoryError("it is a link")
     if found is not None and not stat.S_ISREG(found.st_mode):
-        raise HistoryError("it is no regular file")
+        raise HistoryError("it is not a regular file")
     if found is not None and found.st_uid != os.geteuid():
-        raise HistoryError(f"it belongs to user {found.st_uid}, and this is user {os.geteuid()}")
+        raise HistoryError(f"user {found.st_uid} owns it, and rlharness runs as user {os.geteuid()}")
     for suffix in ("-wal", "-shm"):
         if _look_at(Path(f"{path}{suffix}")) is not None:
-            raise _NotOursError(f"a file {suffix} lies beside it")
+            raise _NotOursError(f"SQLite left a file {suffix} next to it")
     journal = Path(f"{path}-journal")
     beside = _look_at(journal)
     for each in (found, beside):
         if each is not None and each.st_size > MAX_BYTES:
-            raise _NotOursError(f"{each.st_size:,} bytes are too many")
+            raise _NotOursError(f"{each.st_size:,} bytes exceed the limit of {MAX_BYTES:,}")
     if beside is not None and not stat.S_ISREG(beside.st_mode):
-        raise _NotOursError("its journal is no regular file")
+        raise _NotOursError("its journal is not a regular file")
     if _end(journal, len(_JOURNAL_MAGIC)) == _JOURNAL_MAGIC:
         raise _NotOursError("its journal names another file")
     if found is not None and found.st_size:
         with path.open("rb") as file:
             header = file.read(20)
         if header[:16] != _HEADER or header[18:] != _ROLLBACK_MODE:
-            raise _NotOursError("it is no history")
+            raise _NotOursError("it is not a duration history")
 
 
 def _look_at(path: Path) -> os.stat_result | None:
@@ -174,7 +174,7 @@ def _check_or_make_schema(connection: "sqlite3.Connection") -> None:
         elif version > SCHEMA_VERSION:
             raise HistoryError(f"it was written by a later version of rlharness (schema {version})")
         elif _schema(connection) != _own_schema():
-            raise _NotOursError("its schema is not that of a history")
+            raise _NotOursError("its schema is not that of a duration history")
         else:
             (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if verdict != b"ok":
@@ -211,7 +211,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def _set_aside(path: Path, seen: tuple[int, int] | None) -> str:
     """Rename the broken file `seen` at `path`, and what SQLite keeps beside it; says what was done."""
     if _identity(path) != seen:
-        return "another run has replaced it meanwhile"
+        return "another run has replaced it"
     number = next(n for n in count(1) if not os.path.lexists(f"{path}.broken-{n}"))
     aside = path.with_name(f"{path.name}.broken-{number}")
     # The journals go first: left behind, one would be played back into the file that is made next.

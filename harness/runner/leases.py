@@ -1,11 +1,11 @@
-"""Which GPUs and CPU places are free, leased, or quarantined: state alone, no machine behind it.
+"""State of the GPUs and CPU slots: free, leased or quarantined. Nothing here reads the machine.
 
 The dispatcher owns the one table of a run. A simulation owns a `fresh` one, so that what is planned and what is run
 follow the same rules:
 
-- a unit of no GPUs takes one of the CPU places, a unit of GPUs takes none;
+- a unit of no GPUs takes one of the CPU slots; a unit of GPUs does not take one;
 - an exclusive lease is given only when nothing else is out, and nothing is given beside it;
-- which GPUs: see `card_choice`.
+- `gpu_choice` selects the GPUs.
 """
 
 from collections.abc import Mapping
@@ -27,10 +27,10 @@ class Lease:
     gpus: tuple[Gpu, ...]
     """By index; empty for a unit of no GPUs."""
     slot: int
-    """Lowest number, from 0, that no other lease out at the time has: tells concurrent attempts apart."""
+    """Lowest number, from 0, that no other current lease has: it distinguishes concurrent attempts."""
     exclusive: bool
     is_cpu: bool
-    """It holds one of the CPU places."""
+    """Whether it holds one of the CPU slots."""
 
     @property
     def gpu_ids(self) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class LeaseTable:
         return table
 
     def lease(self, need: Need) -> Lease | None:
-        """The best GPUs (or the CPU place) `need` can have now; None where it has to wait."""
+        """Lease the best GPUs (or the CPU slot) that `need` can have now; None if it has to wait."""
         if self._out and (need.exclusive or self._has_exclusive):
             return None
         if need.gpus == 0:
@@ -88,7 +88,7 @@ class LeaseTable:
         Giving back what is not out is a bug of ours: AssertionError.
         """
         out, gpus = self._out.get(lease.slot, (None, 0))
-        assert out is lease, f"given back, but not out: {lease}"
+        assert out is lease, f"returned but not leased: {lease}"
         del self._out[lease.slot]
         self._has_exclusive = False  # an exclusive lease was the only one out
         if lease.is_cpu:
@@ -105,7 +105,7 @@ class LeaseTable:
         """Why no lease for `need` can ever be given by the GPUs not quarantined; "" where one could be."""
         if need.gpus > 0:
             return self.choice.why_never(need, self.choice.all_gpus & ~self._quarantined)
-        return "" if self.cpu_units > 0 else f"needs {need}, so a CPU place; this run has none (cpu_units is 0)"
+        return "" if self.cpu_units > 0 else f"needs {need}, hence a CPU slot; this run has none (cpu_units is 0)"
 
     def who_keeps_it(self, asks: Mapping[str, Need]) -> str:
         """What to add to why a file can never run whose tests ask for these: which of them keep it, and a remedy.
@@ -119,7 +119,7 @@ class LeaseTable:
         who = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
         verb, it = ("asks", "it") if len(keeping) == 1 else ("ask", "them")
         own = "a file of its own" if len(keeping) == 1 else "a file of their own"
-        return f"; only {who} {verb} for that: put {it} in {own}, and the others of this file can run"
+        return f"; only {who} {verb} for that: move {it} to {own}, so that the other tests of this file can run"
 
     @property
     def leases(self) -> tuple[Lease, ...]:

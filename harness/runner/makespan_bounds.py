@@ -1,7 +1,7 @@
 """Lower bounds of the makespan: no schedule whatever can end sooner, so a plan that reaches one is optimal.
 
-A set of m equal places (GPUs, or CPU places) is bounded by the largest of several terms over the units that can run
-nowhere else; q is a unit's width in places, p its seconds:
+A set of m equal slots (GPUs, or CPU slots) is bounded by the largest of several terms over the units that can run
+in no other set; q is a unit's width in slots, p its seconds:
 
     longest         the longest p
     area            sum of p q / m
@@ -38,14 +38,14 @@ MAX_STEPS = 12
 class Term(StrEnum):
     """What sets a bound; the value says it to a person."""
 
-    NOTHING = "there is nothing to run"
+    NOTHING = "no file to run"
     LONGEST = "the longest file"
     AREA = "all the work shared evenly"
-    ONE_AT_A_TIME = "files of which no two fit side by side"
-    BESIDE = "one file and those that cannot run beside it"
-    DUAL_FEASIBLE = "how the files' widths fit together"
-    CHAIN = "long files of which some must follow each other"
-    PREEMPTIVE = "how the files fit together, even if they could be interrupted"
+    ONE_AT_A_TIME = "files of which no two can run at the same time"
+    BESIDE = "one file and those that cannot run at the same time"
+    DUAL_FEASIBLE = "the numbers of GPUs that the files need"
+    CHAIN = "long files of which some must run one after another"
+    PREEMPTIVE = "a schedule in which files could be interrupted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +58,16 @@ class Bound:
     """`Job.index` of the unit whose length sets the bound, so that splitting it in two files that can run side by side
     would lower it; None where no single unit does."""
     num_places: int = 0
-    """Size of the set of GPUs, or of CPU places, that sets the bound; 0 where exclusive units alone do."""
+    """Size of the set of GPUs, or of CPU slots, that sets the bound; 0 if exclusive units alone do."""
     is_cpu: bool = False
     exclusive_s: float = 0.0
     """Part of `value_s` in which exclusive units have the machine."""
 
 
 def lower_bound(jobs: Sequence[Job], table: LeaseTable, enough_s: float = inf) -> Bound:
-    """The greatest known lower bound for `jobs` on the GPUs and CPU places of `table`, whatever of them is leased.
+    """Return the greatest known lower bound for `jobs` on the GPUs and CPU slots of `table`, leased or not.
 
-    Taken over the CPU places and every distinct set of GPUs some unit is confined to. Units that can never run (see
+    Taken over the CPU slots and every distinct set of GPUs some unit is confined to. Units that can never run (see
     `LeaseTable.why_never`) must be left out. The dear term is computed only for a bound that is below `enough_s`, the
     makespan already reached.
     """
@@ -95,7 +95,7 @@ def with_exclusives(bounds: Iterable[Bound], exclusive_s: float) -> Bound:
 
 
 def places_bound(seconds: Sequence[float], widths: Sequence[int], num_places: int, enough_s: float = inf) -> Bound:
-    """Lower bound for units that all run on the same `num_places` equal places, none of them wider than that.
+    """Return a lower bound for units that all run on the same `num_places` equal slots and are not wider than that.
 
     `unit` of the result is a position in `seconds`; `enough_s` is as for `lower_bound`.
     """

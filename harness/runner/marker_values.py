@@ -1,8 +1,8 @@
-"""What an expression of a test file's source means for `gpus` markers, without running it.
+"""Evaluate expressions of a test file's source for `gpus` markers, without running them.
 
 `Evaluator.value` turns an expression into one of a few values: a `gpus` marker with its need, a list of markers, a
 parameter set, a number, or "something else". It remembers every mention of the marker that it understood, so that
-whoever reads a file can ask at the end whether any mention was left over.
+the reader of a file can check at the end whether any mention remains.
 """
 
 import ast

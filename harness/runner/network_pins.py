@@ -27,7 +27,7 @@ async def network_pins(units: Iterable[Unit], rootdir: Path, invocation: Invocat
 
 
 def needs_network(unit: Unit, rootdir: Path) -> bool:
-    """Whether the processes of `unit` will talk to each other through sockets, as far as can be told."""
+    """Return whether the processes of `unit` probably communicate through sockets."""
     if not unit.can_run:
         return False
     if unit.need.gpus >= 2:

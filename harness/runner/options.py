@@ -54,6 +54,6 @@ class RunOptions:
 
 
 def runs_parts_of_files(pytest_args: Sequence[str]) -> bool:
-    """Whether pytest is told to run some tests of a file only, so that its duration is not the file's."""
+    """Return whether pytest's arguments select some tests of a file, so that its duration is not measured."""
     names = {arg.partition("=")[0] for arg in pytest_args}
     return bool(names & SELECTING) or any(arg[:2] in ("-k", "-m") for arg in pytest_args)

@@ -1,7 +1,7 @@
 """Find a good order for first fit: simulate orders made by rules, keep the best, improve it a little by trial.
 
 Durations are expectations, and an order tuned to the second against them does worse, once they are off by a tenth,
-than the plain rule it was tuned from. So an order is judged by its makespan as expected *and* over a few scenarios in
+than the plain rule it was tuned from. So an order is rated by its makespan as expected *and* over a few scenarios in
 which every duration is off by as much as its `Job.spread` says; and only orders of well-known durations are improved
 by trial at all. The budget is a number of simulations, never a time: the same units give the same order anywhere.
 """
@@ -16,15 +16,15 @@ from harness.runner.first_fit import Job, Table, makespan_s
 from harness.runner.makespan_bounds import TOLERANCE
 
 NUM_SCENARIOS = 8
-"""Perturbed sets of durations an order is judged by, beside the expected one."""
+"""Number of perturbed sets of durations that rate an order, in addition to the expected one."""
 MAX_TRIED_SPREAD = 0.3
 """Above this mean `Job.spread` (weighed by GPUs x seconds) orders are chosen by rule alone."""
 
 
 class FreeCount:
-    """The `Table` where any free places do: a count. The need itself serves as the lease.
+    """A `Table` for interchangeable slots: a count. The need itself serves as the lease.
 
-    For the units of one set of interchangeable GPUs, or of the CPU places; none of them exclusive.
+    For the units of one set of interchangeable GPUs, or of the CPU slots; none of them exclusive.
     """
 
     def __init__(self, num_places: int) -> None:

@@ -1,4 +1,4 @@
-"""From how a process ended and what its report says to the unit's one outcome: pure."""
+"""Classify a unit's one outcome from the end of its process and its report, without side effects."""
 
 import signal
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from harness.runner.units import Outcome
 PYTEST_EXITS = {
     0: (Outcome.PASSED, ""),
     1: (Outcome.FAILED, ""),
-    2: (Outcome.FAILED, "pytest was interrupted from within (exit 2)"),
+    2: (Outcome.FAILED, "a test or plugin interrupted pytest (exit 2)"),
     3: (Outcome.PYTEST_ERROR, "pytest had an internal error (exit 3)"),
     4: (Outcome.USAGE_ERROR, "pytest refused its arguments or a conftest (exit 4)"),
     5: (Outcome.NO_TESTS, ""),
@@ -25,7 +25,7 @@ BY_REASON = {
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """What the judgement needs of a report."""
+    """The facts of a report that `classify_outcome` uses."""
 
     pytest_exit: int | None
     """The exit status pytest itself announced; None when it never finished."""
@@ -33,7 +33,7 @@ class Reported:
     """The test that had begun and not ended; empty for none."""
     num_ended: int
     collect_error: str
-    """The telling line of a collection error; empty for none."""
+    """Most informative line of a collection error; empty if there is no error."""
     num_failed: int = 0
     """Tests that failed or had an error."""
     refused: str = ""
@@ -51,15 +51,15 @@ def signal_name(number: int) -> str:
 
 
 def classify_outcome(end: ProcessEnd, reported: Reported, timeout_s: float) -> tuple[Outcome, str]:
-    """The outcome of an attempt, and one line that says why (empty when it passed or just failed its tests).
+    """Return the outcome of an attempt, and one line with the reason (empty if it passed or only failed tests).
 
-    What was ended by us never passes, and neither does a process that went before pytest had finished, or
-    that ended otherwise than pytest announced.
+    An attempt that rlharness ended never passes. Neither does a process that ended before pytest had finished, or
+    with an exit code that differs from the one that pytest reported.
     """
     outcome, why = _classify(end, reported, timeout_s)
     if not reported.unread or not outcome.is_failure:
         return outcome, why
-    unread = f"its report could not be read whole: {reported.unread}"
+    unread = f"its report could not be read completely: {reported.unread}"
     return outcome, f"{why}; {unread}" if why else unread
 
 
@@ -68,7 +68,8 @@ def _classify(end: ProcessEnd, reported: Reported, timeout_s: float) -> tuple[Ou
     if end.unkillable:
         return Outcome.UNKILLABLE, f"SIGKILL did not end {', '.join(end.unkillable)}"
     if end.reason == "supervisor_lost":
-        return Outcome.SUPERVISOR_LOST, f"the supervisor of this attempt was killed{during}; its tree was ended"
+        why = f"the supervisor of this attempt was killed{during}; rlharness killed its processes"
+        return Outcome.SUPERVISOR_LOST, why
     if end.reason:
         return BY_REASON[end.reason], _why_ended(end.reason, reported, timeout_s)
     if end.signal is not None:
@@ -79,7 +80,7 @@ def _classify(end: ProcessEnd, reported: Reported, timeout_s: float) -> tuple[Ou
     if reported.collect_error:
         return Outcome.COLLECT_ERROR, reported.collect_error
     if end.exit_code != reported.pytest_exit:
-        why = f"pytest announced exit {reported.pytest_exit}, the process exited with {end.exit_code}"
+        why = f"pytest reported exit code {reported.pytest_exit}, but the process exited with {end.exit_code}"
         return (Outcome.FAILED if reported.pytest_exit == 1 else Outcome.CRASHED), why
     if end.exit_code in (0, 5) and reported.num_failed:  # a plugin or an exit hook rewrote pytest's status
         return Outcome.FAILED, f"pytest exited with {end.exit_code} although {reported.num_failed} tests had failed"
@@ -87,7 +88,7 @@ def _classify(end: ProcessEnd, reported: Reported, timeout_s: float) -> tuple[Ou
         return Outcome.EXITED_EARLY, f"pytest ended with {end.exit_code}{during}"
     if end.exit_code == 5 and reported.num_ended:  # the whole file skipped itself
         return Outcome.PASSED, ""
-    outcome, why = PYTEST_EXITS.get(end.exit_code, (Outcome.PYTEST_ERROR, f"unknown exit {end.exit_code}"))
+    outcome, why = PYTEST_EXITS.get(end.exit_code, (Outcome.PYTEST_ERROR, f"unknown exit code {end.exit_code}"))
     return outcome, reported.refused if reported.refused and outcome is Outcome.USAGE_ERROR else why
 
 
@@ -97,10 +98,10 @@ def _why_ended(reason: str, reported: Reported, timeout_s: float) -> str:
         return f"{reported.running or 'a test'} ran longer than its own limit"
     if reason == "timeout":
         hung_after = not reported.running and reported.pytest_exit not in (None, 2)  # 2: it heeded our SIGINT
-        late = "; pytest had finished, the process had not" if hung_after else during
+        late = "; pytest had finished, but its process had not exited" if hung_after else during
         return f"the file ran longer than {timeout_s:g} s{late}"
     if reason == "collect_timeout":
-        return "the file was still being imported when its limit passed"
+        return "the import of the file exceeded its time limit"
     return f"the run was {'cancelled' if reason == 'cancelled' else 'killed'}{during}"
 
 

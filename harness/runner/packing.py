@@ -37,7 +37,7 @@ class Placement:
 
     index: int
     gpu_ids: tuple[str, ...]
-    """Empty for a unit on a CPU place."""
+    """Empty for a unit on a CPU slot."""
     start_s: float
     end_s: float
     exclusive: bool = False
@@ -82,7 +82,7 @@ class _Pool:
 
 
 def plan(jobs: Sequence[Job], table: LeaseTable, *, num_simulations: int = NUM_SIMULATIONS, seed: int = 0) -> Plan:
-    """The best order found for `jobs` on the GPUs and CPU places of `table`, whatever of them is leased now.
+    """Return the best order found for `jobs` on the GPUs and CPU slots of `table`, leased or not.
 
     The same arguments give the same plan.
     """
@@ -104,7 +104,7 @@ def plan(jobs: Sequence[Job], table: LeaseTable, *, num_simulations: int = NUM_S
             pool.search.improve(bound.value_s - bound.exclusive_s - pool.alone_s)
     order = (*exclusive, *(job for pool in pools for job in pool.order), *(job for job, _ in never))
     schedule = simulate(order, table)
-    assert len(schedule.unplaced) == len(never), f"no reason was found why these do not fit: {schedule.unplaced}"
+    assert len(schedule.unplaced) == len(never), f"these do not fit, for an unknown reason: {schedule.unplaced}"
     found = [pool.search.found for pool in pools if pool.search]
     return Plan(
         order,

@@ -35,8 +35,8 @@ async def collect_and_plan(
 ) -> Planned:
     """Find the units, expect their durations, pack them.
 
-    `on_progress` hears how many of the files that have to be imported are done. With `finds_node_ids` what names no
-    test is told now, and not planned. Raises CollectionError, UsageError.
+    `on_progress` gets the number of imported files. With `finds_node_ids`, a node id that names no test is reported
+    now and not planned. Raises CollectionError, UsageError.
     """
     options = context.options
     wanted = CollectOptions(
@@ -63,7 +63,7 @@ async def collect_and_plan(
 
 
 def new_table(context: RunContext) -> LeaseTable:
-    """A table of this run's GPUs and CPU places, everything free."""
+    """Return a table of this run's GPUs and CPU slots, all of them free."""
     return LeaseTable(context.gpus.inventory, context.options.cpu_units, context.options.mix_models)
 
 

@@ -9,12 +9,12 @@ any such prices prove that the makespan is at least sum p_j y_j: a dual feasible
 the width alone, and "p_j plus all wide units that cannot run beside j" is one that does not. So this bound is no
 less than either, and it closes most of the gap they leave for short suites (see tests/benchmarks/packing.py).
 
-The sets are too many to list: each one that enters is the best at the present prices, a knapsack over the places
+The sets are too many to list: each one that enters is the best at the present prices, a knapsack over the slots
 (Gilmore and Gomory's column generation, 1961). Every iteration's prices, scaled until no set costs more than 1, are a
-proof of their own, so that stopping early is sound.
+proof by themselves, so that stopping early is sound.
 
 To keep it small, only the longest units have a price of their own; the others of one width share one and are
-treated as a single amount of work that any number of places may share. That is a relaxation, so still a bound.
+treated as a single amount of work that any number of slots may share. That is a relaxation, so still a bound.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class _Row:
 
 
 def preemptive_bound(seconds: Sequence[float], widths: Sequence[int], num_places: int, enough_s: float) -> float:
-    """Lower bound, in seconds, of the makespan of units of these durations and widths on `num_places` equal places.
+    """Return a lower bound, in seconds, of the makespan of units of these durations and widths on `num_places` slots.
 
     Every width is from 1 to `num_places`. Stops as soon as the bound reaches `enough_s`.
     """

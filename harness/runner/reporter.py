@@ -19,10 +19,10 @@ class Reporter(Protocol):
 
 
 class Guarded:
-    """A reporter that is switched off at its first failure, which is said once; the run goes on.
+    """A reporter that is switched off at its first failure, which is reported once; the run continues.
 
-    `say` is given one line; stderr itself may be gone by then. `is_asked`: it writes a file that somebody has named,
-    and will look for. `is_late`: it has written nothing before the last event.
+    `say` receives one line; stderr itself may be closed by then. `is_asked`: it writes a file that the user named.
+    `is_late`: it has written nothing before the last event.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Guarded:
     @property
     def loss(self) -> str:
         """What is not there because it has failed; empty while it works."""
-        return f"{self._name} is not whole: {self.failure}" if self.failure is not None else ""
+        return f"{self._name} is incomplete: {self.failure}" if self.failure is not None else ""
 
     def on_event(self, event: Event, state: RunState) -> None:
         """Pass the event on while the reporter works."""
@@ -66,6 +66,6 @@ class Guarded:
 
 
 def complain(say: Callable[[str], None], name: str, error: BaseException) -> None:
-    """Say once that `name` is off; silence where there is nobody left to say it to."""
+    """Report once that `name` is off, if the terminal is still open."""
     with suppress(OSError, ValueError):  # stderr may be the same closed terminal
-        say(f"rlharness: {name} is off for the rest of this run ({type(error).__name__}: {error}); the run goes on")
+        say(f"rlharness: {name} is off for the rest of this run ({type(error).__name__}: {error}); the run continues")

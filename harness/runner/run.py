@@ -173,7 +173,7 @@ class _Run:
 
     def _started(self) -> events.RunStarted:
         context, inventory = self.context, self.context.gpus.inventory
-        refused = [f"containment {backend} is refused here: {why}" for backend, why in context.backends.refused.items()]
+        refused = [f"containment {backend} is unavailable: {why}" for backend, why in context.backends.refused.items()]
         return events.RunStarted(
             t=self.recorder.t(),
             run_id=context.run_id,
@@ -222,7 +222,7 @@ def _undone(collected: Collected) -> tuple[str, ...]:
     """What pytest's arguments ask for, and is not done."""
     if not collected.num_workers:
         return ()
-    return (f"-n {collected.num_workers} of pytest-xdist is set to 0: files are distributed here, --cpu-units at once",)
+    return (f"-n {collected.num_workers} of pytest-xdist is set to 0: rlharness itself runs --cpu-units files at once",)
 
 
 def _worth_splitting(ran: Sequence[UnitResult], number: int | None) -> str:

@@ -66,8 +66,8 @@ async def read_run_gpus(options: RunOptions, claims: Claims) -> RunGpus:
     except TimeoutError:
         raise InventoryError(
             f"--gpus {options.gpus}: the NVIDIA driver did not answer within {INVENTORY_S:g} s",
-            legal="GPUs whose driver answers",
-            remedy="see what dmesg says of the driver; --gpus none runs what needs no GPU",
+            legal="GPUs with a driver that answers",
+            remedy="check the messages of the driver in dmesg, or run the files that need no GPU with --gpus none",
         ) from None
 
 
@@ -75,7 +75,7 @@ async def read_run_gpus(options: RunOptions, claims: Claims) -> RunGpus:
 async def open_run_context(
     options: RunOptions, clock: Clock, gpus: RunGpus, claims: Claims, *, is_run: bool
 ) -> AsyncIterator[RunContext]:
-    """Find the means and make the places; everything is given back in the end. A plan leaves nothing behind."""
+    """Find the GPUs, and make the directories; return and remove all of them in the end. A plan keeps no file."""
     with ExitStack() as stack:
         backends = probe_backends(options.containment)
         scratch, held, scratch_notes = await _make_scratch(options.invocation.environ)
@@ -110,9 +110,9 @@ async def _make_scratch(environ: Mapping[str, str]) -> tuple[str, int, tuple[str
         return await in_daemon_thread(make, limit_s=SCRATCH_S)
     except TimeoutError:
         raise UsageError(
-            f"no directory could be made in TMPDIR, or in /tmp, within {SCRATCH_S:g} s",
+            f"cannot create a directory in TMPDIR or /tmp within {SCRATCH_S:g} s",
             legal="a TMPDIR on a local file system that answers",
-            remedy="rlharness doctor says which does not; set TMPDIR to another one",
+            remedy="find the file system that does not answer with rlharness doctor, and set TMPDIR to another one",
         ) from None
 
 

@@ -1,13 +1,13 @@
-"""What a test file needs, read from its source without importing it.
+"""Read the need of a test file from its source, without importing it.
 
 A literal `gpus` marker is understood wherever pytest takes one: as a decorator of a function or a class, in
 `pytestmark`, in the `marks` of a `pytest.param`, under another name, with constants of the module as arguments.
 Whatever else there is (a computed argument, a condition, a helper that applies the marker, a module of the suite that
 uses it and is imported here) cannot be read so: the answer says why, and the file has to be imported.
 
-A file without the word needs nothing; of one that skips itself while it is imported, what it would need is told. What
-this cannot see, a marker that reaches the file through two imports, or is made by an installed plugin at run time,
-shows after the real run, where plan and truth are compared.
+A file without the word needs nothing; a file that skips itself while it is imported counts with the need that it
+would have. What this cannot see, a marker that reaches the file through two imports, or is made by an installed plugin
+at run time, shows after the real run, which compares the plan with the markers.
 """
 
 import ast

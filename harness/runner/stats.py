@@ -214,7 +214,7 @@ class RunState:
 
     def _collected(self, event: CollectionFinished) -> None:
         self.units = {unit.path: unit for unit in event.units}
-        _hold(len(self.units) == len(event.units), "two units of one path")
+        _hold(len(self.units) == len(event.units), "two units have the same path")
         self.expected_s = dict(zip(self.units, event.expected_s, strict=True))
         self.expected_total_s = sum(event.expected_s)
         self.planned_makespan_s = event.planned_makespan_s
@@ -222,11 +222,11 @@ class RunState:
 
     def _attempt_started(self, event: AttemptStarted) -> None:
         path = event.path
-        _hold(path in self.units and path not in self.results, f"{path} was started, and is no unit that waits")
+        _hold(path in self.units and path not in self.results, f"{path} was started but was not waiting")
         _hold(path not in self.running, f"{path} was started twice")
         for gpu_id in event.gpu_ids:
             _hold(gpu_id not in self.leases, f"{gpu_id} was leased to {path} and {self.leases.get(gpu_id)}")
-            _hold(gpu_id not in self.quarantined, f"{gpu_id} was leased to {path} in quarantine")
+            _hold(gpu_id not in self.quarantined, f"{gpu_id} was leased to {path} while in quarantine")
             self.leases[gpu_id] = (path, event.t)
         expected_s = self.expected_s[path]
         self.running[path] = Running(path, event.gpu_ids, event.slot, event.directory, event.t, expected_s)
@@ -248,14 +248,14 @@ class RunState:
 
     def _lease_ended(self, path: str, gpu_ids: tuple[str, ...], t: float) -> None:
         for gpu_id in gpu_ids:
-            holder, since = self.leases.pop(gpu_id, ("nobody", t))
+            holder, since = self.leases.pop(gpu_id, ("no unit", t))
             _hold(holder == path, f"{path} gave {gpu_id} back, which {holder} holds")
             self._returned_gpu_s += t - since
             self.last_end_t = max(self.last_end_t, t)
 
     def _unit_finished(self, result: UnitResult, t: float) -> None:
         path = result.unit.path
-        _hold(path in self.units, f"{path} has an outcome, and is no unit of this run")
+        _hold(path in self.units, f"{path} has an outcome but is not a unit of this run")
         _hold(path not in self.results, f"{path} has a second outcome, {result.outcome.value}")
         if self.running.pop(path, None) is not None:
             self.last_end_t = max(self.last_end_t, t)

@@ -209,7 +209,7 @@ class UnitRunner:
     ) -> None:
         """Wait until the GPUs' memory is back; a GPU on which it does not come back is quarantined."""
         if unkillable:
-            held = dict.fromkeys(gpu_ids, f"a process that SIGKILL does not end: {unkillable[0]}")
+            held = dict.fromkeys(gpu_ids, f"SIGKILL did not end a process: {unkillable[0]}")
         else:
             held = await self.watch.not_back(gpu_ids, baseline, hurry=lambda: number in self.killed)
         for gpu_id, reason in held.items():
@@ -224,7 +224,7 @@ class UnitRunner:
             try:
                 keep_ray_logs(tmpdir / "ray", self.directory(number) / "ray_logs")
             except OSError as error:
-                self.notes.append(f"not all of Ray's logs of {result.unit.path} could be kept: {error}")
+                self.notes.append(f"some of Ray's logs of {result.unit.path} could not be kept: {error}")
             if self.options.keep_tmp and tmpdir.exists():
                 self.notes.append(f"kept the temporary directory of {result.unit.path}: {tmpdir}")
                 return
@@ -290,12 +290,12 @@ def _put_back(tail: ReportTail, path: str) -> list[str]:
         return []
     did = "removed" if found == NOTHING else "replaced"
     what = "" if found == NOTHING else f" by {found}"
-    note = f"{path} {did} its report {tail.file.path}{what}: what pytest wrote to the original counts"
+    note = f"{path} {did} its report {tail.file.path}{what}: the outcomes come from what pytest wrote to the original"
     try:
         tail.file.put_back()
     except OSError as error:
-        return [f"{note}, and could not be put back: {error.strerror}"]
-    return [f"{note}, and was put back"]
+        return [f"{note}; rlharness could not restore the report: {error.strerror}"]
+    return [f"{note}; rlharness restored the report"]
 
 
 def _result(
@@ -319,7 +319,7 @@ def _result(
 def why_uncollected(unit: Unit) -> str:
     """One line on why a unit cannot be run; of one that hung, the text ends with its stacks."""
     if unit.collect_timed_out:
-        return "the file was still being imported when its limit passed"
+        return "the import of the file exceeded its time limit"
     return last_line(unit.collect_error)
 
 

@@ -122,7 +122,7 @@ def test_the_gate_has_a_table_of_its_own(tmp_path: Path) -> None:
         ("needs.'a*' = {gpus = 1, model = ''}", "'a*' model = ''", "a part of the GPU's name, such as 'H100'"),
         ("needs.'a*' = {gpus = 1, min-capability = 'x'}", "'a*' min-capability = 'x'", "9.0, '9.0' or [9, 0]"),
         ("needs.'a*' = {gpus = 1, min-capability = true}", "'a*' min-capability = True", "9.0, '9.0' or [9, 0]"),
-        ("needs.'a*' = {memory-gb = 40}", "'a*' asks for a kind of GPU", "gpus = 1 or more"),
+        ("needs.'a*' = {memory-gb = 40}", "'a*' describes GPUs but requests 0", "gpus = 1 or more"),
         ("needs.'!a*' = 1", "'!a*' matches nothing", "a pattern as in .gitignore"),
         ("needs.'# a' = 1", "'# a' matches nothing", "a pattern as in .gitignore"),
     ],
@@ -153,7 +153,7 @@ def test_an_unknown_key_is_told_the_nearest_one(tmp_path: Path, text: str, unkno
 
 @pytest.mark.parametrize("text", ["timeout = ", "[tool.rlharness", "\x00"])
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UsageError, match=r"pyproject\.toml is no TOML"):
+    with pytest.raises(UsageError, match=r"pyproject\.toml is not valid TOML"):
         configured(tmp_path, text)
 
 

@@ -45,7 +45,7 @@ def test_one_that_everybody_can_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rlharness").mkdir()
     (tmp_path / "rlharness").chmod(0o777)
 
-    with pytest.raises(UsageError, match="every user may write to it"):
+    with pytest.raises(UsageError, match="every user can write to it"):
         user_cache({"XDG_CACHE_HOME": str(tmp_path)})
 
 
@@ -54,5 +54,5 @@ def test_one_of_another_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rlharness").mkdir(mode=0o700)
     os.chown(tmp_path / "rlharness", 65534, 65534)
 
-    with pytest.raises(UsageError, match="it belongs to user 65534"):
+    with pytest.raises(UsageError, match="user 65534 owns it"):
         user_cache({"XDG_CACHE_HOME": str(tmp_path)})

@@ -127,15 +127,15 @@ def test_the_scratch_root_is_ours_alone() -> None:
 @pytest.mark.parametrize(
     ("tmpdir", "why"),
     [
-        ("/nowhere", "is no writable directory"),
+        ("/nowhere", "is not a writable directory"),
         ("not/absolute", "is not an absolute path"),
-        ("/etc/hostname", "is no writable directory"),
+        ("/etc/hostname", "is not a writable directory"),
     ],
 )
 def test_a_tmpdir_that_does_not_fit_is_passed_over_with_a_word(tmpdir: str, why: str) -> None:
     root, note = make_scratch_root({"TMPDIR": tmpdir})
     assert remove_tree(root) == ""
-    assert note == f"TMPDIR {tmpdir} {why}; attempts get theirs in {os.path.dirname(root)}"
+    assert note == f"TMPDIR {tmpdir} {why}; the attempts use {os.path.dirname(root)} instead"
 
 
 def test_a_tmpdir_too_long_for_ray_is_passed_over(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_without_a_tmpdir_nothing_is_said_and_without_any_directory_it_is_an_err
     root, note = make_scratch_root({}, ["/nowhere", "/tmp"])
     assert remove_tree(root) == ""
     assert note == ""
-    with pytest.raises(UsageError, match="/nowhere is no writable directory"):
+    with pytest.raises(UsageError, match="/nowhere is not a writable directory"):
         make_scratch_root({}, ["/nowhere"])
 
 
@@ -166,10 +166,10 @@ def test_a_root_is_removed_when_its_run_is_gone_and_never_while_it_lives(tmp_pat
         os.close(hold(str(root)))  # as a SIGKILL does
     let_go(str(kept))
     (tmp_path / "rlh-file").write_text("")
-    assert remove_abandoned(str(tmp_path)) == [f"removed {gone}, which a killed run had left behind"]
+    assert remove_abandoned(str(tmp_path)) == [f"removed {gone}, left by a killed run"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rlh-file", "rlh-held", "rlh-kept", "rlh-strange"]
     os.close(fd)
-    assert remove_abandoned(str(tmp_path)) == [f"removed {held}, which a killed run had left behind"]
+    assert remove_abandoned(str(tmp_path)) == [f"removed {held}, left by a killed run"]
     assert remove_abandoned(str(tmp_path)) == []
 
 
@@ -254,7 +254,7 @@ def test_permissions_do_not_hold_a_tree_but_an_error_is_a_text() -> None:
     child = run_child(REMOVING)
     assert child.stdout.splitlines() == [
         "['', False]",
-        "[\"TREE was not removed whole: [Errno 13] Permission denied: 'TREE'\", True]",
+        "[\"TREE was not removed completely: [Errno 13] Permission denied: 'TREE'\", True]",
         "['']",
     ], child.stderr
 
@@ -285,7 +285,7 @@ def test_what_is_mounted_in_a_tree_stays_and_is_named() -> None:
     if child.returncode:
         pytest.skip(f"nothing can be mounted here: {child.stderr[-200:]}")
     assert child.stdout.splitlines() == [
-        "['ROOT was not removed whole: ROOT/a/bound is mounted in it', ['kept'], ['a'], ['bound']]",
+        "['ROOT was not removed completely: ROOT/a/bound is mounted in it', ['kept'], ['a'], ['bound']]",
         "['', False, ['kept']]",
     ]
 

@@ -200,10 +200,10 @@ def test_any_text_gives_valid_xml(tmp_path_factory: pytest.TempPathFactory, text
 
 def test_what_ended_the_run_early_is_an_error_of_its_own(tmp_path: Path) -> None:
     state, reporter = RunState(), JUnitReporter(tmp_path / "j.xml", FakeClock())
-    event = RunFinished(1.0, 1, 1.0, 0.0, 0.0, 0.0, 0.0, "", error="no list of test files\nas pytest died")
+    event = RunFinished(1.0, 1, 1.0, 0.0, 0.0, 0.0, 0.0, "", error="the test files cannot be listed\nas pytest died")
     state.apply(event)
     reporter.on_event(event, state)
     (case,) = suites(tmp_path / "j.xml")["rlharness"]
     assert (case.name, case.classname) == ("[run]", "rlharness")
-    assert case.result[0].message == "no list of test files as pytest died"
-    assert case.result[0].text == "no list of test files\nas pytest died"
+    assert case.result[0].message == "the test files cannot be listed as pytest died"
+    assert case.result[0].text == "the test files cannot be listed\nas pytest died"

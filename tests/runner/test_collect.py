@@ -149,7 +149,7 @@ def test_a_distrusted_file_is_imported(suite: Suite) -> None:
     suite.write({"test_a.py": marked("1"), "test_b.py": marked("1")})
     collected = suite.collect(distrusted=lambda rootdir: frozenset({"test_b.py"}))
     assert [unit.source for unit in collected.units] == [NeedSource.AST, NeedSource.IMPORT]
-    assert collected.why_imported == {"test_b.py": "its source told another need before"}
+    assert collected.why_imported == {"test_b.py": "an earlier run found a need that differs from its source"}
 
 
 FAILING = {
@@ -186,7 +186,7 @@ def test_a_file_that_hangs_at_import_is_a_unit_that_timed_out(suite: Suite) -> N
     units = suite.units()
     assert units["test_a.py"].collect_timed_out
     assert units["test_a.py"].need == Need()
-    assert f"had run for {LATE_S:g} s" in units["test_a.py"].collect_error
+    assert f"reached its limit of {LATE_S:g} s" in units["test_a.py"].collect_error
     assert units["test_b.py"].need == Need(gpus=2, model="H100")
     assert not list(suite.scratch.iterdir())
 
@@ -218,7 +218,7 @@ class TestB:
     [
         ("raise RuntimeError('in conftest')", "RuntimeError: in conftest", False),
         ("import os\nos._exit(7)", "exited with 7", False),
-        (HANG, "had run for", True),
+        (HANG, "reached its limit of", True),
     ],
 )
 def test_a_conftest_that_fails_takes_its_own_files_only(
@@ -255,7 +255,7 @@ def test_files_are_found_although_a_broken_conftest_defines_their_options(suite:
     collected = suite.collect(pytest_args=("--own-option",))
     assert [unit.path for unit in collected.units] == ["tests/test_a.py"]
     assert "No module named 'gone'" in collected.units[0].collect_error
-    assert "left out" in collected.notes[0]
+    assert "without pytest's arguments" in collected.notes[0]
 
 
 def test_a_directory_that_skips_itself_is_noted(suite: Suite) -> None:
@@ -299,7 +299,7 @@ def test_a_session_that_fails_as_a_whole_is_an_error_with_its_output(suite: Suit
     with pytest.raises(CollectionError, match=r"(?s)exited with 3.*at the start"):
         suite.collect()
     suite.write({"conftest.py": f"def pytest_sessionstart():\n{textwrap.indent(HANG, '    ')}"})
-    with pytest.raises(CollectionError, match="had run for") as caught:
+    with pytest.raises(CollectionError, match="reached its limit of") as caught:
         suite.collect()
     assert "--collect-timeout" in caught.value.remedy
     assert not list(suite.scratch.iterdir())

@@ -49,7 +49,7 @@ def test_a_file_that_hung_at_import_has_its_own_outcome(tmp_path: Path) -> None:
     run = ScriptedRun(tmp_path, [hung]).run()
     assert (run.outcomes, run.results[0].reason) == (
         [Outcome.COLLECT_TIMEOUT],
-        "the file was still being imported when its limit passed",
+        "the import of the file exceeded its time limit",
     )
 
 

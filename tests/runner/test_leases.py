@@ -64,11 +64,11 @@ def test_giving_back_what_is_not_out_is_our_bug() -> None:
     table = LeaseTable(EIGHT, cpu_units=2)
     lease = got(table.lease(Need(gpus=2)))
     table.give_back(lease)
-    with pytest.raises(AssertionError, match="not out"):
+    with pytest.raises(AssertionError, match="not leased"):
         table.give_back(lease)
     assert len(table.free_gpus) == 8
     got(table.lease(Need(gpus=2)))  # an equal lease is out: still not the one that was given back
-    with pytest.raises(AssertionError, match="not out"):
+    with pytest.raises(AssertionError, match="not leased"):
         table.give_back(lease)
 
 
@@ -95,8 +95,11 @@ def test_who_keeps_a_file_from_running() -> None:
     table = LeaseTable(inventory((3, "H200", 143.0)), cpu_units=1)
     asks = {"test_a": Need(gpus=1), "test_b": CPU, "test_c": Need(gpus=4)}
     said = table.who_keeps_it(asks)
-    assert said == "; only test_c asks for that: put it in a file of its own, and the others of this file can run"
-    assert table.who_keeps_it({**asks, "test_c": Need(gpus=2)}) == "", "nobody alone does"
+    assert (
+        said
+        == "; only test_c asks for that: move it to a file of its own, so that the other tests of this file can run"
+    )
+    assert table.who_keeps_it({**asks, "test_c": Need(gpus=2)}) == "", "no test alone does"
     assert table.who_keeps_it({"test_c": Need(gpus=4), "test_d": Need(gpus=5)}) == "", "there are no others"
     many = {f"test_{number}": Need(gpus=4) for number in range(7)}
     assert "only test_0, test_1, test_2 and 4 more ask for that" in table.who_keeps_it({**asks, **many, "test_c": CPU})

@@ -96,7 +96,7 @@ def said(
     [
         (ended(0), said(0), Outcome.PASSED, ""),
         (ended(1), said(1, num_failed=1), Outcome.FAILED, ""),
-        (ended(2), said(2), Outcome.FAILED, "pytest was interrupted from within (exit 2)"),
+        (ended(2), said(2), Outcome.FAILED, "a test or plugin interrupted pytest (exit 2)"),
         (ended(2), said(2, error="ImportError: x"), Outcome.COLLECT_ERROR, "ImportError: x"),
         (ended(3), said(3), Outcome.PYTEST_ERROR, "pytest had an internal error (exit 3)"),
         (
@@ -110,7 +110,7 @@ def said(
         (ended(4), replace(said(4), refused="not found: a"), Outcome.USAGE_ERROR, "not found: a"),
         (ended(4), replace(said(4, error="No x"), refused="not found: a"), Outcome.COLLECT_ERROR, "No x"),
         (ended(3), replace(said(3), refused="of old"), Outcome.PYTEST_ERROR, "pytest had an internal error (exit 3)"),
-        (ended(99), said(99), Outcome.PYTEST_ERROR, "unknown exit 99"),
+        (ended(99), said(99), Outcome.PYTEST_ERROR, "unknown exit code 99"),
         (ended(0), said(0, num_failed=2), Outcome.FAILED, "pytest exited with 0 although 2 tests had failed"),
         (
             ended(0),
@@ -131,8 +131,8 @@ def said(
             Outcome.CRASHED,
             "the process exited with 3 before pytest had finished while a::x ran",
         ),
-        (ended(7), said(0), Outcome.CRASHED, "pytest announced exit 0, the process exited with 7"),
-        (ended(0), said(1, num_failed=1), Outcome.FAILED, "pytest announced exit 1, the process exited with 0"),
+        (ended(7), said(0), Outcome.CRASHED, "pytest reported exit code 0, but the process exited with 7"),
+        (ended(0), said(1, num_failed=1), Outcome.FAILED, "pytest reported exit code 1, but the process exited with 0"),
         (ended(signal=11), said(None, running="a::x"), Outcome.CRASHED, "SIGSEGV while a::x ran"),
         (ended(signal=9), said(0), Outcome.CRASHED, "SIGKILL after pytest had finished"),
         (ended(signal=40), said(None), Outcome.CRASHED, "signal 40"),
@@ -160,7 +160,7 @@ def test_examples(end: ProcessEnd, reported: Reported, outcome: Outcome, why: st
 
 def test_a_timeout_after_pytest_had_finished_says_so() -> None:
     _, why = classify_outcome(ended(signal=9, reason="timeout"), said(0), 90.0)
-    assert why == "the file ran longer than 90 s; pytest had finished, the process had not"
+    assert why == "the file ran longer than 90 s; pytest had finished, but its process had not exited"
 
 
 def test_unkillable_processes_are_named() -> None:

@@ -95,7 +95,7 @@ def test_a_newer_version_is_refused_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="version 2") as caught:
         read_report(path)
     assert "up to 1" in caught.value.legal
-    assert "same rlharness" in caught.value.remedy
+    assert "same version of rlharness" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_of_nonsense_without_end_only_so_much_is_read(tmp_path: Path) -> None:
     report = read_report(path)
     assert report.counts().total == 3
     assert report.finished_exit is None
-    assert "lines that are no records" in report.unread
+    assert "lines that are not records" in report.unread
     tail = ReportTail(path)
     assert tail.poll() == RECORDS[:-1]
     assert not tail.is_behind

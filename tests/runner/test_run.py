@@ -194,7 +194,7 @@ def test_tests_that_keep_their_file_from_running_are_named(tmp_path: Path, numbe
     write_suite(tmp_path, {"test_a.py": SOME_WANT_NINE.format(number), "test_b.py": NEEDS_FOUR.replace("4", "9")})
     lines = {
         "  test_a.py: needs 9 GPUs; this run has 8 x sim 80 GB; only test_nine and TestRing::test_wide ask for that: "
-        "put them in a file of their own, and the others of this file can run",
+        "move them to a file of their own, so that the other tests of this file can run",
         "  test_b.py: needs 9 GPUs; this run has 8 x sim 80 GB",
     }
     for command in "run", "plan":
@@ -250,12 +250,12 @@ def test_a_report_that_was_asked_for_and_is_not_there_does_not_end_with_0(tmp_pa
     done = run(tmp_path, "run", "--gpus", "none", option, "/dev/full")
     assert done.code == ExitCode.USAGE_ERROR, done.stdout + done.stderr
     notes = done.stdout.partition("\nnotes (1)\n")[2]
-    assert "/dev/full is not whole: [Errno 28] No space left on device" in notes.splitlines()[0]
+    assert "/dev/full is incomplete: [Errno 28] No space left on device" in notes.splitlines()[0]
     assert "exit code 4: a requested file could not be written: see the notes" in notes
     finished = done.events[-1]
     assert (finished["event"], finished["exit_code"]) == ("run_finished", 4), "the record says what the process says"
     (note,) = finished["notes"]
-    assert "/dev/full is not whole" in note
+    assert "/dev/full is incomplete" in note
     told = json.loads(run(tmp_path, "run", "--gpus", "none", option, "/dev/full", "--json").stdout)
     assert (told["exit_code"], told["notes"]) == (4, [note])
 
@@ -276,7 +276,7 @@ def test_tests_that_failed_weigh_more_than_a_report_that_is_not_there(tmp_path: 
     done = run(tmp_path, "run", "--gpus", "none", "--junit", "/dev/full", "--json")
     told = json.loads(done.stdout)
     assert (done.code, told["exit_code"]) == (ExitCode.TESTS_FAILED, 1), done.stderr
-    assert [note.partition(": ")[0] for note in told["notes"]] == ["the JUnit XML in /dev/full is not whole"]
+    assert [note.partition(": ")[0] for note in told["notes"]] == ["the JUnit XML in /dev/full is incomplete"]
 
 
 def test_a_suite_that_cannot_be_collected_is_a_failure_with_its_reason_in_every_report(tmp_path: Path) -> None:
@@ -284,10 +284,10 @@ def test_a_suite_that_cannot_be_collected_is_a_failure_with_its_reason_in_every_
     done = run(tmp_path, "run", "--gpus", "none", "--json", "--junit", "junit.xml")
     done.assert_sound()
     assert done.code == ExitCode.TESTS_FAILED
-    assert "error: no list of test files: pytest died of SIGKILL" in done.stderr
+    assert "error: the test files cannot be listed: pytest died of SIGKILL" in done.stderr
     assert "Traceback" not in done.stderr
-    assert "no list of test files" in json.loads(done.stdout)["error"]
-    assert "no list of test files" in done.events[-1]["error"]
+    assert "the test files cannot be listed" in json.loads(done.stdout)["error"]
+    assert "the test files cannot be listed" in done.events[-1]["error"]
     (suite,) = ET.parse(tmp_path / "junit.xml").getroot()
     assert suite.get("errors") == "1"
 
@@ -394,4 +394,4 @@ def test_plan_ends_as_a_run_does_for_node_ids(
 def test_plan_of_a_suite_that_cannot_be_collected(tmp_path: Path) -> None:
     done = run(write_suite(tmp_path, {"test_a.py": QUICK, "conftest.py": REFUSES}), "plan", "--gpus", "none")
     assert (done.code, done.stdout) == (ExitCode.TESTS_FAILED, "")
-    assert done.stderr.startswith("error: no list of test files: ")
+    assert done.stderr.startswith("error: the test files cannot be listed: ")

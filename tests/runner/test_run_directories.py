@@ -161,7 +161,9 @@ def test_a_read_only_root_is_refused_with_what_to_do(tmp_path: Path) -> None:
     suite = write_suite(tmp_path / "suite", {"test_a.py": QUICK, "read-only": ""})
     done = run_mounted(suite, "size=1m", *RUN)
     assert done.code == ExitCode.USAGE_ERROR
-    assert done.stderr.startswith(f"error: no run directory can be made in {suite}.mnt/.rlharness/runs: Read-only file")
+    assert done.stderr.startswith(
+        f"error: cannot create a run directory in {suite}.mnt/.rlharness/runs: Read-only file"
+    )
     assert "  remedy: make it writable, or start from another directory" in done.stderr
 
 

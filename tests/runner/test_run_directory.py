@@ -94,6 +94,6 @@ def test_a_place_where_nothing_can_be_made_is_said(tmp_path: Path, in_the_way: s
     path.write_text("a file")
     with pytest.raises(HarnessError) as caught:
         make_run_directory(tmp_path, "r1")
-    assert f"no run directory can be made in {tmp_path}/.rlharness/runs" in caught.value.what
+    assert f"cannot create a run directory in {tmp_path}/.rlharness/runs" in caught.value.what
     assert caught.value.legal
     assert caught.value.remedy

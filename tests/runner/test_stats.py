@@ -116,15 +116,15 @@ def test_a_card_that_never_came_back_counts_up_to_the_last_end() -> None:
     ("events", "message"),
     [
         ([ended("a.py", Outcome.PASSED), ended("a.py", Outcome.FAILED)], "second outcome"),
-        ([ended("z.py", Outcome.PASSED)], "no unit"),
-        ([AttemptStarted(2.0, "z.py", (), 0, "/d")], "no unit that waits"),
+        ([ended("z.py", Outcome.PASSED)], "not a unit"),
+        ([AttemptStarted(2.0, "z.py", (), 0, "/d")], "was started but was not waiting"),
         ([AttemptStarted(2.0, "a.py", (), 0, "/d"), AttemptStarted(2.0, "a.py", (), 1, "/e")], "started twice"),
         (
             [AttemptStarted(2.0, "a.py", GPUS[:2], 0, "/d"), AttemptStarted(2.0, "b.py", GPUS[1:3], 1, "/e")],
             "SIM-1 was leased",
         ),
         ([AttemptStarted(2.0, "a.py", GPUS[:1], 0, "/d"), LeaseReturned(3.0, "b.py", GPUS[:1])], "a.py holds"),
-        ([collected(unit("a.py"), unit("a.py"))], "one path"),
+        ([collected(unit("a.py"), unit("a.py"))], "the same path"),
     ],
 )
 def test_what_cannot_happen_raises(events: list[Event], message: str) -> None:

@@ -110,7 +110,7 @@ def test_a_disk_too_full_for_rays_logs_costs_a_note(tmp_path: Path) -> None:
     run = ScriptedRun(tmp_path, [1], {0: Script(report=FAILING, exit_code=1, on_begin=in_the_way)}).run()
     run.assert_sound()
     assert run.outcomes == [Outcome.FAILED]
-    assert "not all of Ray's logs of test_0.py could be kept" in run.runner.notes[0]
+    assert "some of Ray's logs of test_0.py could not be kept" in run.runner.notes[0]
 
 
 def test_a_directory_that_cannot_be_made_is_that_units_failure(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_of_a_report_that_cannot_be_read_the_exit_code_decides_and_none_passes(
     run = ScriptedRun(tmp_path, [0], {0: Script(report=report, exit_code=exit_code)}).run()
     run.assert_sound()
     assert run.outcomes == [outcome]
-    assert "its report could not be read whole: " in run.results[0].reason
+    assert "its report could not be read completely: " in run.results[0].reason
     assert "version 9" in run.results[0].reason
 
 

@@ -1,6 +1,6 @@
 """`rlharness replay` from arguments to exit code: fresh processes, one run after another, each compared with the first.
 
-plan ─▶ run 1, run 2, ... (with --trace-ops each once more, its operations recorded) ─▶ judgement ─▶ text or JSON
+plan ─▶ run 1, run 2, ... (with --trace-ops each once more, its operations recorded) ─▶ verdict ─▶ text or JSON
 """
 
 import json

@@ -1,14 +1,14 @@
-"""Secrets are taken out of every word that leaves a process: traces, reports and error messages travel.
+"""Remove secrets from every word that leaves a process: traces, reports and error messages.
 
     names    whether a name says that its value is a secret
     shapes   what well-known secrets look like
     text     text: JSON, headers, query strings, settings
     words    command lines
 
-In doubt it is a secret. What a test or a recorded program prints itself is not looked at.
+In doubt, a value is a secret. What a test or a recorded program prints itself is not checked.
 
 The standard library alone is needed, and this package is imported by its own name or by any other: the boot hook of a
-recorded program loads it where `harness` is somebody else's package, so its modules name each other relatively, and
+recorded program loads it where `harness` is another package, so its modules name each other relatively, and
 keep to what Python 3.9 understands.
 """
 

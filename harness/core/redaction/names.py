@@ -46,7 +46,7 @@ _BEFORE_HARMLESS_KEY = word_set(
     " rewards rng row sample seed sequence solution sort source state step system tag target task text tool turn"
     " unique value video weight"
 )
-"""Before a `key` that names a column, a place in a table or a random state."""
+"""Words before a `key` that names a column, a table entry or a random state."""
 _BEFORE_HARMLESS_TOKEN = word_set(
     "additional assistant audio bad boi bos by cls completion decoder end eod eoi eom eos eot first forced image last"
     " mask new next pad per prompt sep special start stop suppress system think tool unk user video"

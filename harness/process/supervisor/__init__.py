@@ -1,7 +1,7 @@
 """One small process per attempt, which owns that attempt's process tree and ends it for certain.
 
 It imports the standard library alone (no asyncio, no dataclasses), and is forked from a process that has imported it
-already: one costs about 8 ms of processor time and 2.5 MB. This package is the one place that sends signals.
+already: one costs about 8 ms of processor time and 2.5 MB. Only this package sends signals.
 
     runner ──stdin: the order, then "cancel"/"kill"──▶ supervisor ──fork, exec──▶ leader (pytest) ──▶ ...
            ◀─stdout: JSON lines started/terminating/finished──

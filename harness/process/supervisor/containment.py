@@ -1,6 +1,6 @@
 """The three means of holding a process tree so that all of it can be ended, strongest first.
 
-| tier | holds | proof that nobody lives |
+| tier | holds | proof that no process lives |
 |---|---|---|
 | cgroup | a control group (v2) of its own, ended by cgroup.kill | its `populated` is 0 |
 | pidns | a PID namespace with an init of ours; it dies with the supervisor too | that init has been reaped |
@@ -79,7 +79,7 @@ class Subreaper:
             os.close(go_write)
 
     def hold(self, pid: int) -> None:
-        """Take hold of the leader, which waits to be told that its program may start."""
+        """Take hold of the leader, which waits for permission to start its program."""
 
     def reap(self) -> None:
         while True:
@@ -237,7 +237,7 @@ def group_members(directory: str) -> list[Process]:
 
 
 def kill_group(directory: str) -> None:
-    """SIGKILL to everybody in a control group and below; one that is gone holds nobody."""
+    """Send SIGKILL to every process in a control group and below; a missing group is empty."""
     try:
         fd = os.open(os.path.join(directory, KILL_FILE), os.O_WRONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -249,7 +249,7 @@ def kill_group(directory: str) -> None:
 
 
 def remove_group(directory: str) -> None:
-    """Remove a control group in which nobody lives, and those below it."""
+    """Remove a control group without processes, and those below it."""
     for below, _, _ in os.walk(directory, topdown=False):
         try:
             os.rmdir(below)

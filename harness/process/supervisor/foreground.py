@@ -1,13 +1,13 @@
 """One program in the terminal of this process, as if it had been started without it.
 
     terminal ──Ctrl-C──▶ the whole foreground group: the program has it already, nothing is passed on
-    somebody ──kill────▶ this process alone: passed on to the program
+    a person ──kill────▶ this process alone: passed on to the program
              ──kill -9─▶ this process alone: the kernel sends the program the same (PR_SET_PDEATHSIG)
     program  ──ends────▶ its status
 
 It keeps this process's standard input, output and error, process group and session: isatty, job control and the
 terminal's signals are what they would be. Nothing else is ended here: what the program has started is its own, also
-where this process is killed, since to hold that it would have to stand between the program and its terminal.
+where this process is killed, since holding that would put it between the program and its terminal.
 """
 
 import os
@@ -29,10 +29,10 @@ def run_in_foreground(
     *,
     stdout: int | None = None,
 ) -> int:
-    """Run a program to its end; its exit code, or the negative number of the signal that ended it.
+    """Run a program to its end; return its exit code, or the negative number of the signal that ended it.
 
-    `argv[0]` is looked for on the path of `env`. UsageError where it cannot be started. `on_start` is told its
-    pid; `stdout` is a descriptor that it gets in the place of this process's standard output. For a process with one
+    `argv[0]` is looked for on the path of `env`. Raises UsageError if it cannot be started. `on_start` gets its
+    pid; `stdout` is a descriptor that it gets instead of this process's standard output. For a process with one
     thread only: a signal for it must find that one.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody's status can be waited for
@@ -67,7 +67,7 @@ def _start(
         raise UsageError(
             f"{argv[0]} cannot be started: {error.strerror}",
             legal="a program that can be executed" if found else "a program on the path, or the path of one",
-            remedy="begin its first line with #!, or name its interpreter" if found else "check how it is spelled",
+            remedy="begin its first line with #!, or name its interpreter" if found else "check its spelling",
         ) from None
 
 

@@ -4,7 +4,7 @@
            ◀─its number────                          └─ends at once: the supervisor becomes the runner's child, since
                                                         orphans come to the nearest subreaper
 
-So whoever was forked is the runner's own child and needs this process no more. Lost, it is replaced; when the runner's
+So each supervisor is the runner's own child and no longer needs this process. Lost, it is replaced; when the runner's
 end of the socket closes, it ends.
 """
 
@@ -95,7 +95,7 @@ class ForkServer:
             socket.send_fds(self._socket, [b"f"], [its_stdin, its_stdout, stderr])
             answer = self._socket.recv(64)
             if not answer:
-                raise ConnectionResetError(errno.ECONNRESET, "the fork server has gone")
+                raise ConnectionResetError(errno.ECONNRESET, "the fork server has ended")
             if int(answer) < 0:
                 raise OSError(-int(answer), f"a supervisor cannot be forked: {os.strerror(-int(answer))}")
         except OSError:

@@ -1,10 +1,10 @@
 """The life of one attempt, from the runner's order to the proof that none of its processes lives.
 
-    RUNNING ──leader ended──▶ SETTLING ──nobody left──▶ done
-       │                         └──somebody left──▶ KILLING
+    RUNNING ──leader ended──▶ SETTLING ──none left──▶ done
+       │                         └──some left──▶ KILLING
        └─a limit, "cancel"──▶ TERMINATING: stacks, SIGINT, half the grace, SIGTERM, the other half ──▶ KILLING
-    KILLING: SIGKILL to all, again and again ──nobody left──▶ done
-       └─still somebody after `unkillable_after_s`──▶ said as an outcome; this process stays until they are gone
+    KILLING: SIGKILL to all, again and again ──none left──▶ done
+       └─some left after `unkillable_after_s`──▶ reported as an outcome; this process stays until they are gone
 
 One thread, one loop, woken by its two pipes (orders, SIGCHLD) and by the next deadline.
 """
@@ -118,7 +118,7 @@ class Attempt:
         self.enter(Phase.TERMINATING)
 
     def dump_stacks(self) -> None:
-        """What the tree was doing goes to stacks.txt; a full disk keeps nobody alive."""
+        """Write the stacks of the tree to stacks.txt; a full disk does not stop the kill."""
         path = os.path.join(self.order["directory"], "stacks.txt")
         try:
             stacks.dump_stacks(self.containment.alive(), path, self.order["py_spy"], self.clock)
@@ -159,7 +159,7 @@ class Attempt:
                 self.read_requests()
 
     def on_signals(self, signums: bytes) -> None:
-        """Being told to end is an order to kill: this process has nothing else to live for."""
+        """Kill the tree when this process gets a signal to end: it has no other task."""
         if any(signum != signal.SIGCHLD for signum in signums):
             self.kill()
 
@@ -268,7 +268,7 @@ def probe(home: Callable[[], str] = cgroup_home) -> None:
         _, status = os.waitpid(pid, 0)
         code = os.waitstatus_to_exitcode(status)
         if code != 1:
-            say({"tier": backend, "error": f"its probe ended with {code}" if code else ""})
+            say({"tier": backend, "error": f"its probe exited with {code}" if code else ""})
 
 
 def probe_backend(backend: str, cgroup_directory: str) -> None:

@@ -35,7 +35,7 @@ def unshare(flags: int) -> None:
 
 
 def enter_namespace(fd: int, kind: int) -> None:
-    """Enter the namespace behind `fd`; for CLONE_NEWPID this concerns children forked from now on."""
+    """Enter the namespace of `fd`; for CLONE_NEWPID this concerns children forked from now on."""
     _checked(_libc.setns(fd, kind), "setns")
 
 

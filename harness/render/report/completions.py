@@ -1,7 +1,7 @@
-"""What two runs generated, sequence beside sequence, the tokens that flipped marked. Reads kept tensors only.
+"""Completions of two runs side by side, with flipped tokens marked. Only saved tensors are read.
 
 Tokens are integers of a rollout, [sequences, positions], kept with every step of a run that is not large. A mask of
-their shape tells which positions were generated; a reward for each sequence is shown beside it.
+their shape shows which positions were generated; a reward for each sequence is shown beside it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,8 @@
-"""Which leaf differs at which step of two traces, in at most so many cells: rows of leaves, columns of steps.
+"""Grid of the values that differ between two traces: rows of values, columns of steps, a limited number of cells.
 
-    each step of both ─▶ opened ─▶ pairs of leaves, those that differ ─▶ counted by cell, the first of each cell kept
+    each step of both ─▶ opened ─▶ pairs of values, those that differ ─▶ counted by cell, the first of each cell kept
 
-A row is all of a phase and name, whatever its occurrences and ranks. Beyond MAX_ROWS neighbouring leaves of a phase
+A row is all of a phase and name, whatever its occurrences and ranks. Beyond MAX_ROWS neighbouring values of a phase
 share a row; where the cells would still be too many, neighbouring steps share a column.
 """
 

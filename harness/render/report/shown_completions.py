@@ -1,4 +1,4 @@
-"""completions.jsonl, which an entry may write beside its trace: completions that were shown to somebody, as text.
+"""completions.jsonl, which an entry may write next to its trace: completions as text, for a reader.
 
     {"step": 40, "prompt": "ovb>", "completion": "bvd", "answer": "bvo", "reward": 0.75}
 
@@ -31,7 +31,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class ShownPair:
-    """What two runs made of one prompt in one step; `b` is None in a report of one run."""
+    """Completions of one prompt in one step of two runs; `b` has the value None in a report of one run."""
 
     a: Shown
     b: Shown | None

@@ -37,7 +37,7 @@ EXPECTED = {
     "test_deletes_its_directories.py": Expected("passed", "", {"passed": 2}),
     "test_ends_the_session_with_0.py": Expected("exited_early", "::test_ends_the_session ran", MIDWAY),
     "test_exits_early.py": Expected("exited_early", "before pytest had finished while ", MIDWAY),
-    "test_exits_otherwise.py": Expected("crashed", "announced exit 0, the process exited with 7", PASSES),
+    "test_exits_otherwise.py": Expected("crashed", "reported exit code 0, but the process exited with 7", PASSES),
     "test_first_thread_ends.py": Expected("timed_out", "::test_ends_its_first_thread ran", HANGS),
     "test_forks_without_end.py": Expected("timed_out", "::test_forks ran", HANGS),
     "test_grandchild_keeps_stdout.py": Expected("passed", "", PASSES, "still here"),
@@ -54,7 +54,7 @@ EXPECTED = {
     "test_prints_no_text.py": Expected("failed", "", {"failed": 1}),
     "test_replaces_its_report.py": Expected("timed_out", f"longer than {TIMEOUT_S} s", MIDWAY),
     "test_segfaults.py": Expected("crashed", "SIGSEGV while test_segfaults.py::test_segfaults ran", MIDWAY),
-    "test_thread_keeps_it_alive.py": Expected("timed_out", "pytest had finished, the process had not", PASSES),
+    "test_thread_keeps_it_alive.py": Expected("timed_out", "pytest had finished, but its process had not", PASSES),
     "test_wants_16_gpus.py": Expected("not_run", "16 GPUs"),
     "test_writes_into_its_report.py": Expected("passed", "", {"passed": 2}),
 }
