@@ -37,7 +37,7 @@ VERSION = 1
 MAX_TEXT_CHARS = 1_000_000
 MAX_REASON_CHARS = 500
 RERUN = "rerun"
-"""What the plugins that run failed tests again call such a failure."""
+"""Names of such a failure in plugins that rerun failed tests."""
 MOST_TELLING_FIRST = ("error", "failed", "xpassed", "xfailed", "passed", "skipped")
 
 NeedJson = dict[str, Any]
@@ -160,7 +160,7 @@ def need_of_mark(args: Sequence[object], kwargs: Mapping[str, object]) -> NeedJs
 
 
 def merge_needs(needs: Iterable[NeedJson]) -> NeedJson:
-    """What satisfies each of `needs`: the maximum of each field. Raises MarkError where they ask for two models."""
+    """Return the need that satisfies each of `needs`: the maximum of each field. Raises MarkError for two models."""
     merged = NOTHING
     for need in needs:
         models = {model.casefold(): model for model in (merged["model"], need["model"]) if model}

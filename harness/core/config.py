@@ -76,7 +76,7 @@ class GateKeys:
     """The keys of `[tool.rlharness.gate]`; see `rlharness gate --help` for what each does."""
 
     scenarios: Names | None = None
-    """Those that it runs; None: all of the project."""
+    """Scenarios that it runs; with None, all of the project."""
     size: Annotated[str, MinLen(1), "the name of a size"] | None = None
     runs: Count | None = None
     golden: Annotated[str, MinLen(1), "a directory"] | None = None
@@ -100,7 +100,7 @@ class NeedEntry:
 
 @dataclass(frozen=True, slots=True)
 class NeedRule:
-    """What the files that match a pattern need."""
+    """Need of the files that match a pattern."""
 
     glob: str
     need: Need | None
@@ -125,7 +125,7 @@ class NeedsTable:
         self._last_first = [(rule, _pattern(rule.glob)) for rule in rules][::-1]
 
     def need(self, path: str) -> Need | None:
-        """What the last matching rule with a need says of `path`, relative to the root directory; None for none."""
+        """Return the need of the last matching rule with one for `path`, relative to the root directory; else None."""
         return next((rule.need for rule, spec in self._last_first if rule.need and spec.match_file(path)), None)
 
     def timeout_s(self, path: str) -> float | None:

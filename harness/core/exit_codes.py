@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the process's exit status says; the order in which one wins over another is `worst_of`."""
+    """Exit status of the process; the order in which one wins over another is `worst_of`."""
 
     OK = 0
     TESTS_FAILED = 1

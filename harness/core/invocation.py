@@ -1,4 +1,4 @@
-"""What a process of rlharness inherited: read once, by the command line, and passed down."""
+"""Inherited state of a process of rlharness, read once by the command line and passed down."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ def discard(line: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """What the process inherited, read once by the command line and passed down."""
+    """Inherited state of the process, read once by the command line and passed down."""
 
     cwd: Path
     environ: Mapping[str, str]

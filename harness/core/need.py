@@ -1,4 +1,4 @@
-"""What a test needs of a machine: GPUs, their kind, and whether it runs alone."""
+"""Need of a test on a machine: GPUs, their kind, and whether it runs alone."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one unit asks of the machine: the maximum over its tests."""
+    """Need of one unit: the maximum over its tests."""
 
     gpus: int = 0
     """Number of GPUs, leased together."""

@@ -18,7 +18,7 @@ from harness.core.text import escape, one_line
 MAX_SHOWN_BYTES = 10_000_000
 CHUNK_BYTES = 1 << 16
 LINE_SEARCH_BYTES = 4096
-"""How far a cut is moved to fall between lines."""
+"""Largest distance by which a cut moves to fall between lines."""
 MAX_SEQUENCE = 4096
 RESET = "\x1b[0m"
 TAIL_LINES = 15

@@ -117,7 +117,7 @@ class GrowingFile:
 
     @property
     def excess(self) -> str:
-        """What there is to say of a file that holds more than is read of it; empty for any other."""
+        """Note on a file that holds more than is read of it; empty for any other file."""
         size_bytes = os.fstat(self._fd).st_size if self._fd >= 0 else 0
         if size_bytes <= self.max_bytes:
             return ""
@@ -125,7 +125,7 @@ class GrowingFile:
 
     @property
     def replaced_by(self) -> str:
-        """What has the file's name now: "a FIFO", NOTHING; empty where it is still this file, or none was opened."""
+        """Kind of file that has the name now: "a FIFO", NOTHING; empty if it is still this file, or none was opened."""
         if self._fd < 0:
             return ""
         ours = os.fstat(self._fd)

@@ -28,14 +28,14 @@ MAX_UNREADABLE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class TestEnd:
-    """How one test ended."""
+    """Outcome of one test."""
 
     __test__ = False
 
     outcome: TestOutcome
     duration_s: float
     reason: str
-    """One line: the reason of a skip, the first line of a failure."""
+    """Reason of a skip, or first line of a failure."""
     text: str
     """The whole failure as pytest shows it, or empty."""
 
@@ -52,7 +52,7 @@ class TestReport:
     nodeids: tuple[str, ...] = ()
     """The tests that were to run, in order."""
     ends: dict[str, TestEnd] = field(default_factory=dict)
-    """By node id; of a test that ran twice the last end counts."""
+    """Outcomes by node id; the last one counts for a test that ran twice."""
     running: tuple[str, ...] = ()
     """Tests that began and never ended."""
     finished_exit: int | None = None
@@ -60,7 +60,7 @@ class TestReport:
     collect_errors: tuple[tuple[str, str], ...] = ()
     """(node id, text) of everything that could not be collected."""
     refused: str = ""
-    """What pytest says is wrong with its arguments, a line for each; empty where it took them."""
+    """Pytest's complaints about its arguments, a line each; empty if it accepted them."""
     asks: dict[str, Need] = field(default_factory=dict)
     """Need of each test, by its name in the file; empty unless the file is imported for its need."""
     num_unreadable: int = 0
@@ -73,7 +73,7 @@ class TestReport:
         yield from dict.fromkeys((*self.nodeids, *self.ends, *self.running))
 
     def outcome_of(self, nodeid: str) -> TestOutcome:
-        """How `nodeid` ended, UNFINISHED or UNSTARTED if it never wrote that."""
+        """Return the outcome of `nodeid`, UNFINISHED or UNSTARTED if the report has none."""
         if nodeid in self.running:
             return TestOutcome.UNFINISHED
         end = self.ends.get(nodeid)
@@ -90,7 +90,7 @@ class TestReport:
 
 
 def read_report(path: str | Path) -> TestReport:
-    """What an attempt wrote, as far as it came; an empty report where there is no file.
+    """Return the records of an attempt so far; an empty report if there is no file.
 
     Raises ReportError for a file of a newer version, OSError where it cannot be read.
     """

@@ -1,11 +1,11 @@
-"""How a test ended, and counts of it."""
+"""Outcomes of tests, and their counts."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 
 class TestOutcome(StrEnum):
-    """How one test ended, in pytest's words, and two for tests that never got to write theirs."""
+    """Outcome of one test in pytest's words, and two for tests that did not report one."""
 
     __test__ = False
 

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(call: Callable[[], T], *, limit_s: float) -> T:
-    """What `call` returns or raises; TimeoutError once `limit_s` seconds have passed, and the call is left to itself.
+    """Return or raise the result of `call`; TimeoutError after `limit_s` seconds, while the call continues.
 
     In a daemon thread of its own: a pool's threads are waited for when the interpreter exits.
     """

@@ -57,7 +57,7 @@ class Interruption:
             self._task.cancel()
 
     async def unless_interrupted(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """What `work` returns; None where a signal has asked for the end before it had, and it was cancelled."""
+        """Return the result of `work`; None if a signal cancelled it before its end."""
         self._task = asyncio.create_task(work)
         try:
             result = await self._task

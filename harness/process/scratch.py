@@ -19,7 +19,7 @@ from harness.core.errors import UsageError
 MAX_SOCKET_PATH_BYTES = 107
 """sun_path's 108 bytes less the NUL (unix(7))."""
 RAY_TAIL_BYTES = len("/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store.99")
-"""What Ray 2.60 adds to TMPDIR for its longest socket, with the kernel's longest pid and its hundredth node."""
+"""Bytes that Ray 2.60 adds to TMPDIR for its longest socket, with the kernel's longest pid and its hundredth node."""
 MAX_TMPDIR_BYTES = MAX_SOCKET_PATH_BYTES - RAY_TAIL_BYTES
 """Longest TMPDIR of an attempt that Ray can start in."""
 MAX_ATTEMPT_NAME_BYTES = 5
@@ -69,7 +69,7 @@ class Scratch:
 
     parent: str
     note: str = ""
-    """What to say once: that TMPDIR was passed over, and why; empty where it was not."""
+    """Note that TMPDIR is not used, with the reason; empty if it is used."""
 
 
 def is_network(fs_type: str) -> bool:

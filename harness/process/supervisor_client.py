@@ -48,9 +48,9 @@ class ProcessSpec:
     startup_timeout_s: float
     """Limit until the report says "collected"; inf for none."""
     grace_s: float
-    """From SIGINT to SIGKILL, with SIGTERM half-way."""
+    """Seconds from SIGINT to SIGKILL, with SIGTERM half-way."""
     unkillable_after_s: float = 10.0
-    """How long SIGKILL may take before what is left counts as unkillable."""
+    """Seconds after SIGKILL until remaining processes count as unkillable."""
     stdin: str = os.devnull
     """The file that the leader reads as its standard input."""
     pid_file: str = ""
@@ -59,7 +59,7 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """How an attempt ended."""
+    """End of an attempt."""
 
     exit_code: int | None
     """The leader's, if it exited."""
@@ -84,7 +84,7 @@ class Supervisor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ContainmentBackends:
-    """What the probe found: the strongest tier this machine allows, and why the stronger ones are refused."""
+    """Result of the probe: the strongest tier that this machine allows, and why it refuses the stronger ones."""
 
     chosen: str
     refused: dict[str, str]

@@ -79,7 +79,7 @@ def _headline(verdict: Verdict, colour: bool) -> str:
 
 
 def headline(verdict: Verdict) -> str:
-    """What follows the label: 40 steps, every bit; step 7, backward layers.3.weight, rank 1."""
+    """Return the text after the label: 40 steps, every bit; step 7, backward layers.3.weight, rank 1."""
     if verdict.kind is Kind.EQUAL:
         return f"{count(verdict.num_steps, 'step')}, every bit"
     if verdict.first is not None:

@@ -34,7 +34,7 @@ CHILD = ("--collect-only", "-q", "-p", "harness.plugin", "-p", "harness.runner.d
 MAX_OUTPUT_BYTES = 1 << 16
 USAGE = 4
 CONTINUED = 1
-"""What a collecting pytest exits with under --continue-on-collection-errors; without it, with 2."""
+"""Exit code of a collecting pytest under --continue-on-collection-errors; without it, with 2."""
 
 
 class MakeSpec(Protocol):
@@ -46,7 +46,7 @@ class MakeSpec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CollectOptions:
-    """What shapes a collection, beside the paths."""
+    """Options that shape a collection, apart from the paths."""
 
     cwd: Path
     """The working directory of every child: paths are relative to it."""
@@ -71,20 +71,20 @@ class Collected:
     units: tuple[Unit, ...]
     rootdir: Path
     pytest_args: tuple[str, ...]
-    """What every pytest process of this run is given before its file, so that it sees the suite as this session did:
+    """Arguments of every pytest process of this run before its file, so that it sees the suite as the discovery did:
     the same root directory and configuration file, and no distribution by xdist."""
     sizes_bytes: Mapping[str, int] = field(default_factory=dict)
     """Size of each file, by the path of its unit."""
     why_imported: Mapping[str, str] = field(default_factory=dict)
     """Why the source of a file does not show its need, by path, for the imported files."""
     asks: Mapping[str, Mapping[str, Need]] = field(default_factory=dict)
-    """What each test of a file asks for, by the path of its unit and the test's name in it; where markers say so."""
+    """Need of each test with markers, by the path of its unit and the name of the test in it."""
     not_found: Mapping[str, str] = field(default_factory=dict)
-    """What pytest says of node ids that name no test, by the path of their unit; only where they were looked for."""
+    """Pytest's message for node ids that name no test, by the path of their unit; empty if none was looked for."""
     num_workers: int = 0
-    """What -n of xdist asks for, which is not done."""
+    """Number of xdist workers in pytest's arguments, which rlharness does not start."""
     notes: tuple[str, ...] = ()
-    """What a person should know once."""
+    """Notes for the user, each shown once."""
 
 
 @dataclass(frozen=True, slots=True)

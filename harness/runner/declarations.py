@@ -1,4 +1,4 @@
-"""What a test file declares (functions, classes, their markers), and which of it pytest collects.
+"""Declarations of a test file (functions, classes, their markers), and which of them pytest collects.
 
 A declaration is certain or not. What might add or take away a test makes it uncertain: a definition under `if`, an
 imported test, a base class of another module. Such a base class is taken for one that lets the class's own tests be
@@ -40,10 +40,10 @@ class DeclaredTest:
 
 @dataclass(slots=True)
 class Namespace:
-    """What a module, or a class itself, declares."""
+    """Declarations of a module, or of a class itself."""
 
     members: dict[str, "DeclaredTest | DeclaredClass | None"] = field(default_factory=dict)
-    """By name; None for what is surely no test."""
+    """Declarations by name; None for a name that is certainly not a test."""
     own: NeedJson | None = None
     """Its own closest marker."""
     may_have_more: bool = False

@@ -34,9 +34,9 @@ class RunStarted(Event):
     left_out: tuple[str, ...]
     """GPUs not used, each with its reason."""
     notes: tuple[str, ...]
-    """What a person should know once: no driver, TMPDIR moved, history unreadable."""
+    """Notes for the user: no driver, TMPDIR moved, history unreadable."""
     containment: str
-    """How process trees are ended here: "cgroup", "pidns" or "subreaper"."""
+    """Containment of process trees on this machine: "cgroup", "pidns" or "subreaper"."""
     cpu_units: int
 
 
@@ -59,7 +59,7 @@ class CollectionFinished(Event):
     lower_bound_s: float
     duration_s: float
     notes: tuple[str, ...] = ()
-    """What a person should know once: a directory that skips itself, a pattern of the needs table that fits no file."""
+    """Notes for the user: a directory that skips itself, a pattern of the needs table that matches no file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +175,9 @@ class RunFinished(Event):
     bounding_unit: str
     """The file whose own duration sets the bound, and so is worth splitting; empty if none does."""
     error: str = ""
-    """What ended the run before its time: a suite that cannot be collected, a bug of ours; empty if nothing did."""
+    """Reason why the run ended early: a suite that cannot be collected, a bug in rlharness; empty if it did not."""
     notes: tuple[str, ...] = ()
-    """What went wrong beside the tests, or was kept: a temporary directory, a history that could not be written."""
+    """Problems apart from the tests, and what was kept: a temporary directory, a history that could not be written."""
 
 
 def event_name(event: Event) -> str:

@@ -31,11 +31,11 @@ class Job:
     need: Need
     expected_s: float
     spread: float = 0.1
-    """How far off `expected_s` may be: standard deviation of the logarithm of actual over expected seconds."""
+    """Uncertainty of `expected_s`: standard deviation of the logarithm of actual over expected seconds."""
 
 
 class Table(Protocol[L]):
-    """What hands out leases: `leases.LeaseTable`, or a count of free GPUs where that is all that matters.
+    """Source of leases: `leases.LeaseTable`, or a count of free GPUs if that is all that matters.
 
     Once a need was refused it stays refused until something is given back.
     """
@@ -117,7 +117,7 @@ class Start(Generic[L]):
 
 @dataclass(frozen=True, slots=True)
 class Schedule(Generic[L]):
-    """What first fit makes of an order."""
+    """Schedule that first fit makes of an order."""
 
     starts: tuple[Start[L], ...]
     """In the order in which the units start."""

@@ -1,4 +1,4 @@
-"""How long each test file took before: what packing expects of it next time.
+"""Past durations of each test file, from which packing expects its next one.
 
 One SQLite file in the user's cache for each suite's root, shared by concurrent runs. None is read from a checkout,
 which anybody may have written. It is an aid, never a condition: a history that cannot be opened, read or written costs
@@ -49,7 +49,7 @@ RAN_TO_THE_END = (Outcome.PASSED, Outcome.FAILED, Outcome.NO_TESTS)
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """How long a unit should take."""
+    """Expected duration of a unit."""
 
     seconds: float
     spread: float
@@ -111,7 +111,7 @@ class History:
         return tuple(self._notes)
 
     def expectations(self, sizes: Mapping[str, int]) -> dict[str, Expectation]:
-        """What to expect of each file of `sizes` (path -> size in bytes), in their order.
+        """Return the expectation for each file of `sizes` (path -> size in bytes), in their order.
 
         The median of its last five durations; if its last attempt was ended at a time limit, at least as long as that.
         For files that never ran to their end, `estimate_s`.

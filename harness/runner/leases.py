@@ -22,7 +22,7 @@ MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What one attempt may use until it is given back."""
+    """Resources of one attempt until they are returned."""
 
     gpus: tuple[Gpu, ...]
     """By index; empty for a unit of no GPUs."""
@@ -108,7 +108,7 @@ class LeaseTable:
         return "" if self.cpu_units > 0 else f"needs {need}, hence a CPU slot; this run has none (cpu_units is 0)"
 
     def who_keeps_it(self, asks: Mapping[str, Need]) -> str:
-        """What to add to why a file can never run whose tests ask for these: which of them keep it, and a remedy.
+        """Name the tests that keep a file from running, with a remedy, for a file whose tests ask for these.
 
         "" where no test alone does, or every one.
         """

@@ -36,7 +36,7 @@ MAX_STEPS = 12
 
 
 class Term(StrEnum):
-    """What sets a bound; the value says it to a person."""
+    """Reason of a bound; its value is the text for the user."""
 
     NOTHING = "no file to run"
     LONGEST = "the longest file"

@@ -141,7 +141,7 @@ class Evaluator:
     """Those of them that were bound in a class, and so can be reached as attributes."""
 
     def value(self, node: ast.expr, scope: Scope) -> Value:
-        """What `node` is; raises UnknownValue where it is a marker whose arguments cannot be read."""
+        """Return the value of `node`; raises UnknownValue for a marker whose arguments cannot be read."""
         match node:
             case ast.Constant(value):
                 return Literal(value)

@@ -1,4 +1,4 @@
-"""What one run was asked to do: the command line over the configuration over the defaults."""
+"""Options of one run: the command line overrides the configuration, which overrides the defaults."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class RunOptions:
     maxfail: int = 0
     """Failing units after which no further unit starts; 0 for no limit."""
     needs: "tuple[NeedRule, ...]" = ()
-    """Of the configuration, then of `--needs`: the last match wins."""
+    """Rules of the configuration, then of `--needs`: the last match wins."""
     allow_missing_gpus: bool = False
     mix_models: bool = False
     by_number: bool = False

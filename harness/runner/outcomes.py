@@ -37,7 +37,7 @@ class Reported:
     num_failed: int = 0
     """Tests that failed or had an error."""
     refused: str = ""
-    """What pytest said of its arguments when it refused them."""
+    """Message of pytest about arguments that it refused."""
     unread: str = ""
     """Why the report, or the rest of it, could not be read; empty where all was."""
 

@@ -45,7 +45,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What would happen if every unit lasted as long as expected."""
+    """Schedule of a run in which every unit lasts as long as expected."""
 
     order: tuple[Job, ...]
     """What to give to `Queue`; those of `never` at its end, for `Queue.drop` to find."""
@@ -58,7 +58,7 @@ class Plan:
     never: tuple[tuple[int, str], ...]
     """Units that no lease can serve, and why; they have no placement and no part in the bound."""
     origins: tuple[str, ...]
-    """How the order of each pool was found."""
+    """Method that found the order of each pool."""
     num_simulations: int
 
 

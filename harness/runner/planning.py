@@ -18,7 +18,7 @@ from harness.runner.unit_run import pytest_command
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What collection found and packing made of it."""
+    """Result of collection and packing."""
 
     collected: Collected
     table: LeaseTable

@@ -1,4 +1,4 @@
-"""What a reporter is, and the guard that keeps a broken one from costing a run its results."""
+"""The interface of a reporter, and the guard that keeps a broken one from costing a run its results."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,7 +12,7 @@ class Reporter(Protocol):
     """A consumer of a run's events. It reads, and decides nothing."""
 
     def on_event(self, event: Event, state: RunState) -> None:
-        """One event, already folded into `state`; returns soon, and changes neither."""
+        """Handle one event, already folded into `state`; return soon, and change neither."""
 
     def close(self) -> None:
         """The run is over, in order or not; called once, after which nothing more comes."""
@@ -43,7 +43,7 @@ class Guarded:
 
     @property
     def loss(self) -> str:
-        """What is not there because it has failed; empty while it works."""
+        """Description of the missing output after a failure; empty while the reporter works."""
         return f"{self._name} is incomplete: {self.failure}" if self.failure is not None else ""
 
     def on_event(self, event: Event, state: RunState) -> None:

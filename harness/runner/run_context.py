@@ -1,4 +1,4 @@
-"""What one run or plan stands on: the machine as it was read, and the things that must be given back in the end."""
+"""Context of one run or plan: the machine as it was read, and the resources to return in the end."""
 
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -50,7 +50,7 @@ class RunContext:
     ports: PortBlocks
     history: History
     notes: tuple[str, ...]
-    """What a person should know once about how the machine was read."""
+    """Notes for the user on how the machine was read."""
 
 
 async def read_run_gpus(options: RunOptions, claims: Claims) -> RunGpus:

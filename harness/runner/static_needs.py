@@ -34,7 +34,7 @@ class StaticNeed:
     need: NeedJson | None
     why_import: str = ""
     by_test: Mapping[str, NeedJson] = field(default_factory=dict)
-    """What each test asks for, by its name; empty where that is nothing."""
+    """Need of each test, by its name; empty if no test has one."""
 
 
 class StaticNeeds:

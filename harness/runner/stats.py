@@ -43,7 +43,7 @@ class Running:
     started_t: float
     """Seconds since the run began."""
     expected_s: float
-    """What the plan expects of the whole file; 0 when it expects nothing."""
+    """Seconds that the plan expects for the whole file; 0 without an expectation."""
     test: str = ""
     """Node id of the test that runs now; empty before, between and after tests."""
     test_started_t: float = 0.0

@@ -54,7 +54,7 @@ class Attempts(Protocol):
 
 @dataclass(slots=True)
 class UnitRunner:
-    """What the attempts of one run share; the side effects of one attempt are all here."""
+    """Shared state of the attempts of one run; the side effects of one attempt are all here."""
 
     options: RunOptions
     collected: Collected
@@ -68,7 +68,7 @@ class UnitRunner:
     t: Callable[[], float]
     """Seconds since the run began."""
     pins: Mapping[str, str] | None = None
-    """What the network preflight sets in every child's environment; None where there was none."""
+    """Variables that the network preflight sets in every child's environment; None without a preflight."""
     post: Post = lambda event: None
     """Where events go; the dispatcher puts its queue here."""
     followed: dict[int, tuple[str, ReportTail]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class UnitRunner:
     killed: set[int] = field(default_factory=set)
     """Units whose end was asked for, and those of them that are to end at once."""
     notes: list[str] = field(default_factory=list)
-    """What went wrong beside the tests: a temporary directory that could not be removed."""
+    """Problems apart from the tests, such as a temporary directory that could not be removed."""
 
     def marker(self, number: int) -> str:
         """The text by which the processes of unit `number` can be found."""
@@ -317,7 +317,7 @@ def _result(
 
 
 def why_uncollected(unit: Unit) -> str:
-    """One line on why a unit cannot be run; of one that hung, the text ends with its stacks."""
+    """Return one line on why a unit cannot be run; the text of one that hung ends with its stacks."""
     if unit.collect_timed_out:
         return "the import of the file exceeded its time limit"
     return last_line(unit.collect_error)

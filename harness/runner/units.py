@@ -40,7 +40,7 @@ class Unit:
 
 
 class Outcome(StrEnum):
-    """How a unit ended: the whole failure space, one value per unit."""
+    """Outcome of a unit: all kinds of success and failure, one value per unit."""
 
     PASSED = "passed"
     FAILED = "failed"  # pytest said so (exit 1)
@@ -80,7 +80,7 @@ class UnitResult:
     left_behind: tuple[str, ...] = ()
     """Processes that outlived the test process and had to be killed, as "pid command"."""
     collected_need: Need | None = None
-    """What the markers of all its tests asked for once it was really collected; None where that was not seen."""
+    """Need of the markers of all its tests, as collected by the attempt; None if unknown."""
     directory: str = ""
     """The attempt's directory: output.log, report.jsonl, stacks.txt, ray_logs/; empty if never started."""
     for_want_of_gpus: bool = False

@@ -67,7 +67,7 @@ _PLACES = frozenset({"id", "ids", "index", "text", "type", "weight"})
 
 
 class Holds(Enum):
-    """What a name says of its value; the text says which values are no secrets all the same."""
+    """Kind of value that a name implies; the text lists the values that are not secrets nevertheless."""
 
     NO_SECRET = "any value"
     SECRET = "true, false, null, or nothing"

@@ -1,4 +1,4 @@
-"""What well-known secrets look like, wherever they stand: keys of services, PEM blocks, passwords of URLs.
+"""Patterns of well-known secrets, wherever they occur: keys of services, PEM blocks, passwords of URLs.
 
 The formats are those that the services document, and that scanners of repositories (gitleaks, detect-secrets) look for.
 Each pattern is linear: no part of one repeats and may then fail.

@@ -1,4 +1,4 @@
-"""What the runner does itself when a supervisor was killed: end the tree that it had held."""
+"""End the tree of a supervisor that was killed, from the runner."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What every process of a tree was doing, seen from outside: Python stacks by py-spy, the rest from /proc."""
+"""Stacks of every process of a tree, taken from outside: Python stacks by py-spy, the rest from /proc."""
 
 import contextlib
 import io

@@ -32,7 +32,7 @@ class FrameStyle:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What a frame shows: the run's progress at `t`, taken at `taken_s` of the clock."""
+    """Content of a frame: the run's progress at `t`, taken at `taken_s` of the clock."""
 
     progress: Progress
     gpus: tuple[str, ...]

@@ -43,7 +43,7 @@ class Twin:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """What was generated in one step."""
+    """Sequences that were generated in one step."""
 
     step: int
     rank: int

@@ -8,7 +8,7 @@ from harness.render.report.curves import panels
 
 
 def curves_data(report: Report) -> dict[str, Any]:
-    """What the script plots."""
+    """Data that the script plots."""
     found = panels([subject.trace.curve for subject in report.subjects])
     letters = [subject.letter for subject in report.subjects]
     parts = [(pair.b.letter, pair.verdict.first.step) for pair in report.pairs if pair.verdict.first is not None]

@@ -58,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What differs when. A cell is row times the number of columns, plus column."""
+    """Differences by value and step. A cell is row times the number of columns, plus column."""
 
     rows: tuple[Row, ...]
     columns: tuple[tuple[int, ...], ...]

@@ -183,7 +183,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What one run generated."""
+    """Sequence that one run generated."""
 
     letter: str
     tokens: tuple[Token, ...]
