@@ -1,6 +1,6 @@
 """Port blocks: every slot of a run has 64 ports of its own, the first of which its attempts see as MASTER_PORT.
 
-Blocks lie outside the range from which the kernel numbers outgoing connections, so that no connection sits on one by
+Blocks lie outside the range from which the kernel numbers outgoing connections, so that no connection uses one by
 chance, and each is claimed machine-wide, so that two runs never share one.
 """
 

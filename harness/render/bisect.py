@@ -1,4 +1,4 @@
-"""What `rlharness bisect` prints: the first bad commit or version, and its first difference; or JSON."""
+"""Output of `rlharness bisect`: the first bad commit or version, and its first difference; or JSON."""
 
 import shlex
 from collections.abc import Iterator

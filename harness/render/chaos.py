@@ -1,4 +1,4 @@
-"""What `rlharness chaos` prints: a sentence on the cause, how often it occurred, and the command that reproduces it."""
+"""Output of `rlharness chaos`: a sentence on the cause, how often it occurred, and the command that reproduces it."""
 
 import shlex
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What `rlharness demo` prints around its two commands, and its result."""
+"""Output of `rlharness demo` around its two commands, and its result."""
 
 import shlex
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What `rlharness diff` prints: the verdict and the first difference of two traces, for a person or as JSON."""
+"""Output of `rlharness diff`: the verdict and the first difference of two traces, for a person or as JSON."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict

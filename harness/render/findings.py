@@ -1,4 +1,4 @@
-"""What `rlharness doctor` prints: findings for a person, as JSON, or as shell commands that fix them."""
+"""Output of `rlharness doctor`: findings for a person, as JSON, or as shell commands that fix them."""
 
 import shlex
 import textwrap

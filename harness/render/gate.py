@@ -1,4 +1,4 @@
-"""What `rlharness gate` prints: a verdict on each scenario, what it costs, what of that fails; or the same as JSON."""
+"""Output of `rlharness gate`: a verdict on each scenario, what it costs, what of that fails; or the same as JSON."""
 
 import shlex
 from collections.abc import Iterator

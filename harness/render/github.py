@@ -1,4 +1,4 @@
-"""What GitHub Actions shows of a gate: annotations beside the job's log, and a summary of the job.
+"""Output of a gate on GitHub Actions: annotations beside the job's log, and a summary of the job.
 
 Annotations are workflow commands, lines that the runner reads from what a step prints; the summary is Markdown in the
 file that GITHUB_STEP_SUMMARY names.

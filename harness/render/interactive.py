@@ -1,4 +1,4 @@
-"""What the step debugger prints: the prompt, and the answer to each command, for a person or as a line of JSON."""
+"""Output of the step debugger: the prompt, and the answer to each command, for a person or as a line of JSON."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict

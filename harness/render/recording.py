@@ -1,4 +1,4 @@
-"""What `rlharness trace` prints after the program: the recording, its problems, and the next command."""
+"""Output of `rlharness trace` after the program: the recording, its problems, and the next command."""
 
 import shlex
 from collections.abc import Iterable, Iterator

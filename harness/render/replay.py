@@ -1,4 +1,4 @@
-"""What `rlharness replay` prints: how each run ended, what the runs are to each other, what to type next."""
+"""Output of `rlharness replay`: how each run ended, how the runs compare, and the next command."""
 
 import shlex
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What `rlharness reproduce` prints: whether the step is reproduced, and its operations."""
+"""Output of `rlharness reproduce`: whether the step is reproduced, and its operations."""
 
 import shlex
 from collections.abc import Iterator

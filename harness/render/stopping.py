@@ -1,4 +1,4 @@
-"""What `replay` and `reproduce` print about a run with stop conditions: where one held, or that none did."""
+"""Output of `replay` and `reproduce` for a run with stop conditions: where one held, or that none did."""
 
 import shlex
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What is printed when a run is over: each failing unit's output once and whole, what needs attention, the figures."""
+"""Summary at the end of a run: each failing unit's complete output once, what needs attention, the figures."""
 
 import os
 from collections.abc import Iterable, Iterator

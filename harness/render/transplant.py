@@ -1,4 +1,4 @@
-"""What `rlharness transplant` prints: the patches, their results, and the difference that caused the rest."""
+"""Output of `rlharness transplant`: the patches, their results, and the difference that caused the rest."""
 
 import shlex
 from collections.abc import Iterator, Sequence

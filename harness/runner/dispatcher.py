@@ -6,7 +6,7 @@
     tails ───┘                       └─▶ act: lease, start, cancel, kill
 
 Everything that happens is an event put on the queue; only this loop starts or ends anything, on one thread, so no
-two decisions race, and it starts nothing while there is news it has not taken. A unit is one asyncio task
+two decisions race. It starts nothing while an event waits in the queue. A unit is one asyncio task
 (`UnitRunner.run`) that owns its lease until its UnitFinished is put on the queue; the queue's order is the order of
 the record.
 

@@ -29,7 +29,7 @@ SHOW_CURSOR = "\x1b[?25h"
 STYLES = {Tone.GOOD: "green", Tone.QUIET: "dim", Tone.WARNING: "yellow", Tone.BAD: "bold red"}
 
 Line = Text | Sentence
-"""What is printed above the frame for good."""
+"""Text that is printed above the frame for good."""
 
 
 class Screen:

@@ -64,9 +64,9 @@ class Grid:
     columns: tuple[tuple[int, ...], ...]
     """The steps of each."""
     num_pairs: Counter[int]
-    """By cell: leaves that both traces have, or one; of steps that both have."""
+    """Number of values by cell that one or both traces have, in steps that both have."""
     num_different: Counter[int]
-    """Of these."""
+    """Number of these that differ, by cell."""
     firsts: dict[int, First] = field(default_factory=dict)
     only_in_a: tuple[int, ...] = ()
     """Steps that B does not have."""
