@@ -147,7 +147,7 @@ def test_signals_that_came_with_the_programs_end_end_nothing_else(tmp_path: Path
 def test_what_cannot_be_started_is_named_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"^frobnicate cannot be started: No such file") as nowhere:
         run_in_foreground(["frobnicate"], {})
-    assert "spelled" in nowhere.value.remedy
+    assert "spelling" in nowhere.value.remedy
     script = tmp_path / "script"
     script.write_text("echo 3\n", encoding="utf-8")
     script.chmod(0o755)
