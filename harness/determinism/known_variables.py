@@ -39,14 +39,17 @@ MOVE_BITS = frozenset(name for names in BY_OWNER.values() for name in names)
 LOWERED = {
     "NVIDIA_TF32_OVERRIDE": (
         "1",
-        "every matrix product in float32 keeps 10 bits of its inputs, whatever the code says",
+        "every float32 matrix product keeps only 10 mantissa bits of its inputs, regardless of the code",
     ),
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": ("1", "float32 products use TF32 although torch's own default is not to"),
-    "ONEDNN_DEFAULT_FPMATH_MODE": ("BF16 F16 TF32 ANY", "float32 products on the CPU are made with fewer bits"),
-    "DNNL_DEFAULT_FPMATH_MODE": ("BF16 F16 TF32 ANY", "float32 products on the CPU are made with fewer bits"),
-    "PYTORCH_TUNABLEOP_ENABLED": ("1", "the fastest kernel of the day is taken: two runs may not take the same"),
-    "TORCHINDUCTOR_MAX_AUTOTUNE": ("1", "the fastest kernel of the day is taken: two runs may not take the same"),
-    "OMP_DYNAMIC": ("TRUE", "the number of threads changes while a run goes on, and sums with it"),
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": ("1", "float32 products use TF32, although torch's default does not"),
+    "ONEDNN_DEFAULT_FPMATH_MODE": ("BF16 F16 TF32 ANY", "float32 products on the CPU use fewer bits"),
+    "DNNL_DEFAULT_FPMATH_MODE": ("BF16 F16 TF32 ANY", "float32 products on the CPU use fewer bits"),
+    "PYTORCH_TUNABLEOP_ENABLED": ("1", "torch uses the kernel it measures as fastest: two runs may use different ones"),
+    "TORCHINDUCTOR_MAX_AUTOTUNE": (
+        "1",
+        "torch uses the kernel it measures as fastest: two runs may use different ones",
+    ),
+    "OMP_DYNAMIC": ("TRUE", "the number of threads changes during a run, and sums change with it"),
 }
 """Values (in capitals) that cost accuracy or repeatability, and how."""
 
@@ -63,7 +66,7 @@ def check_hash_seed(environ: Mapping[str, str]) -> Finding:
     return Finding(
         "PYTHONHASHSEED",
         Severity.FINE,
-        f"{measured}: sets are ordered otherwise in every process; export PYTHONHASHSEED=0 before bits are compared",
+        f"{measured}: set order differs between processes; export PYTHONHASHSEED=0 before comparing bits",
     )
 
 
@@ -73,7 +76,7 @@ def check_bit_variables(environ: Mapping[str, str]) -> list[Finding]:
     told = {finding.check for finding in findings}
     others = [f"{name}={environ[name]}" for name in sorted(MOVE_BITS & environ.keys()) if name not in told]
     others = [text for text in others if not text.startswith("PYTHONHASHSEED=")]
-    measured = "set, and part of what a run's bits depend on: " + " ".join(others) if others else "none is set"
+    measured = "a run's bits depend on these variables: " + " ".join(others) if others else "none is set"
     return [*findings, Finding("bits", Severity.FINE, measured)]
 
 
@@ -109,7 +112,7 @@ def _threads(environ: Mapping[str, str]) -> Sequence[Finding]:
         value = environ.get(name, "")
         levels = value.split(",") if name == "OMP_NUM_THREADS" else [value]  # one number per level of nesting
         if value and not all(level.strip().isdigit() and int(level) > 0 for level in levels):
-            breaks = "it is ignored: as many threads as cores, on every machine another number and other sums"
+            breaks = "libraries ignore it and start one thread per core: sums differ between machines"
             remedy = f"unset {name}"
             findings.append(Finding(name, Severity.WARNING, f"{name}={value}", breaks, remedy, unsets=(name,)))
     return findings

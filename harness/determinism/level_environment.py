@@ -57,7 +57,7 @@ SETTINGS = (
     Setting(
         "PYTHONHASHSEED",
         "0",
-        "sets of texts are ordered by it, and batches made of them",
+        "it sets the order of sets of strings, and of batches made from them",
         r"\d+",
         "another number",
         is_of_spreading=True,
@@ -70,11 +70,11 @@ SETTINGS = (
         "0",
         is_of_spreading=True,
     ),
-    Setting("MKL_DYNAMIC", "FALSE", "MKL must not either", FALSE, "0", is_of_spreading=True),
+    Setting("MKL_DYNAMIC", "FALSE", "MKL must not change the number of threads", FALSE, "0", is_of_spreading=True),
     Setting(
         "MKL_CBWR",
         "AUTO",
-        "without it MKL's sums may depend on where memory happens to lie",
+        "without it MKL's sums may depend on memory alignment",
         "(?i)(?!off$).+",
         "any but OFF",
     ),
@@ -111,28 +111,28 @@ SETTINGS = (
 def level_variables(
     level: str, environ: Mapping[str, str], *, is_held_by_entry: bool = False, is_intels: bool = False
 ) -> dict[str, str]:
-    """Every variable of the level as the program shall have it: the user's value where it serves, else the level's.
+    """Return every variable of the level: the user's value if the level allows it, else the level's.
 
     `is_held_by_entry`: the program is the entry of a scenario, which holds `invariant` itself; `is_intels`: the
-    processor is Intel's. UsageError, which names them all, where the user has set what excludes the level; where nobody
-    can hold the level from outside the program; where there is no such level.
+    processor is Intel's. UsageError if variables conflict with the level (it names them all), if the level cannot be
+    held from outside the program, or if the level does not exist.
     """
     if level == OFF:
         return {}
     if level == INVARIANT and not is_held_by_entry:
         raise UsageError(
-            f"the level {INVARIANT!r} for a program that is not ours: nobody can promise from outside that its bits do"
-            " not depend on threads, batches and the order of arrival",
+            f"the level {INVARIANT!r} cannot be guaranteed for a program that rlharness does not control: its bits may"
+            " depend on threads, batches and the order of arrival",
             legal=f"{OFF}, {DETERMINISTIC}",
-            remedy=f"--level {DETERMINISTIC} holds what variables and torch's switches can",
+            remedy=f"--level {DETERMINISTIC} sets environment variables and torch's determinism flags",
         )
     if level not in (DETERMINISTIC, INVARIANT):
-        raise UsageError(f"the level {level!r}", legal=f"{OFF}, {DETERMINISTIC}, {INVARIANT}")
+        raise UsageError(f"the level {level!r} does not exist", legal=f"{OFF}, {DETERMINISTIC}, {INVARIANT}")
     settings = [setting for setting in SETTINGS if level == DETERMINISTIC or not setting.is_of_spreading]
     conflicts = [s for s in settings if environ.get(s.name) and not s.allows(environ[s.name])]
     if conflicts:
         raise UsageError(
-            f"the level {level!r} excludes what is set: "
+            f"the level {level!r} conflicts with variables that are set: "
             + "; ".join(f"{s.name}={environ[s.name]} ({s.reason})" for s in conflicts),
             legal="; ".join(s.legal for s in conflicts),
             remedy="unset " + " ".join(s.name for s in conflicts),

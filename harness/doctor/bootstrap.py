@@ -1,4 +1,4 @@
-"""`doctor --distributed N`: small processes walk the layers of a bootstrap; what mends the one they stick in is tried.
+"""`doctor --distributed N`: small processes try the layers of a bootstrap, and the remedies of the one that fails.
 
     ranks 0..N-1 (torch) ─┐
                           ├─ each supervised, each layer with its limit ──▶ stories ──▶ layers ──▶ findings
@@ -6,8 +6,8 @@
                               once more per remedy of a layer that broke  ◀──────┘
 
 The processes are attempts as those of tests are: a layer that hangs in a C call is ended for certain, after the stacks
-of its process have been taken. Once one rank has failed, the others wait for somebody who will not come, and are ended
-soon, without stacks.
+of its process have been taken. Once one rank has failed, the others wait for it in vain, and are ended soon,
+without stacks.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Superviso
 IMPORT_S = 90.0
 """Limit on importing torch or Ray, which a cold disk makes slow."""
 WALK_S = 60.0
-"""Limit of one process behind its imports: more than all layers' limits together."""
+"""Limit of one process after its imports: more than all layers' limits together."""
 GRACE_S = 0.5
 LAST_WORD_S = 3.0
 """What the other ranks have left once one has failed: time for a reason of their own."""
@@ -222,9 +222,9 @@ def waiting_for(records: Iterable[Mapping[str, Any]]) -> str:
 
 
 def story_in(directory: Path, end: ProcessEnd | None) -> RankStory:
-    """What the process whose files lie in `directory` has told about its layers.
+    """Return what the process with its files in `directory` reported about its layers.
 
-    `end` is None where it was cut off; a process that ended by itself in the midst of a layer has died there.
+    Without an `end`, it was cut off; a process that ended by itself during a layer failed there.
     """
     report = read_report(directory / "report.jsonl")
     layer_ends = report.ends.items()

@@ -43,7 +43,7 @@ def host_of(invocation: Invocation) -> Iterator[Host]:
 
 @contextmanager
 def supervised_scratch(backends: ContainmentBackends, invocation: Invocation) -> Iterator[tuple[Supervisors, Path]]:
-    """What child processes need here: the means to end them, and a place for their files."""
+    """Yield what child processes need: a containment backend, and a directory for their files."""
     # not in the user's TMPDIR: a directory made on a file system that hangs would hang this process for good
     scratch, _ = make_scratch_root({})
     held = hold(scratch)

@@ -14,8 +14,8 @@ FULL = 0.95
 """Part of a limit in use from which on it is as good as reached."""
 MIN_PROCESSES = 2048
 HOLDS = {
-    "cgroup": "control groups: nothing can get away from a file's process tree",
-    "pidns": "PID namespaces: nothing can get away from a file's process tree",
+    "cgroup": "control groups: no process can escape a test file's process tree",
+    "pidns": "PID namespaces: no process can escape a test file's process tree",
     "subreaper": "adopting orphans only",
 }
 
@@ -44,11 +44,11 @@ def check_containment(backend: str, refused: Mapping[str, str], *, in_container:
     else:
         remedy = "systemd-run --user --scope --property=Delegate=yes rlharness run"
     if backend:
-        breaks = "what forks faster than it can be stopped, or runs as another user, can outlive its test file"
+        breaks = "a process that forks faster than it is stopped, or runs as another user, can outlive its test file"
         return Finding("containment", Severity.WARNING, f"{HOLDS[backend]} ({reasons})", breaks, remedy)
-    breaks = "rlharness run refuses to start: it could not end what it starts"
+    breaks = "rlharness run refuses to start: it could not terminate the processes it starts"
     return Finding(
-        "containment", Severity.BROKEN, f"no means of ending a process tree works: {reasons}", breaks, remedy
+        "containment", Severity.BROKEN, f"no method of terminating a process tree works: {reasons}", breaks, remedy
     )
 
 
@@ -66,7 +66,7 @@ def check_group_limits(
 def _check_memory(limits: GroupLimits, memory_bytes: int) -> Finding:
     limit, used = limits.memory_bytes, limits.used_memory_bytes
     if limit is None or limit >= memory_bytes:
-        return Finding("memory limit", Severity.FINE, f"none below the machine's {memory_bytes / 1e9:.1f} GB")
+        return Finding("memory limit", Severity.FINE, f"no limit below the machine's {memory_bytes / 1e9:.1f} GB")
     measured = f"{limit / 1e9:.1f} GB of the machine's {memory_bytes / 1e9:.1f} GB"
     if used is None or used < FULL * limit:
         return Finding("memory limit", Severity.FINE, measured)
@@ -74,14 +74,14 @@ def _check_memory(limits: GroupLimits, memory_bytes: int) -> Finding:
         "memory limit",
         Severity.WARNING,
         f"{measured}, {used / limit:.0%} in use",
-        breaks="the kernel kills the next process that wants memory, or the largest",
-        remedy="end what holds it (ps aux --sort -rss | head), or docker run --memory with more",
+        breaks="the kernel kills the next process that requests memory, or the largest one",
+        remedy="end the processes that use it (ps aux --sort -rss | head), or raise docker run --memory",
     )
 
 
 def _check_cpus(num_cpus: float | None, num_cores: int, environ: Mapping[str, str]) -> Finding:
     if num_cpus is None or num_cpus >= num_cores:
-        return Finding("CPU limit", Severity.FINE, f"none below the {num_cores} cores this process may use")
+        return Finding("CPU limit", Severity.FINE, f"no limit below the {num_cores} cores this process may use")
     whole = max(1, math.floor(num_cpus))
     measured = f"the time of {num_cpus:g} CPUs, spread over {num_cores} cores"
     if environ.get("OMP_NUM_THREADS", "").isdigit() and int(environ["OMP_NUM_THREADS"]) <= whole:
@@ -90,7 +90,7 @@ def _check_cpus(num_cpus: float | None, num_cores: int, environ: Mapping[str, st
         "CPU limit",
         Severity.WARNING,
         measured,
-        breaks=f"torch starts {num_cores} threads that wait for each other: everything on the CPU takes longer",
+        breaks=f"torch starts {num_cores} threads that wait for each other: CPU work slows down",
         remedy=f"export OMP_NUM_THREADS={whole}; rlharness run --cpu-units {whole}",
         exports=(("OMP_NUM_THREADS", str(whole)),),
     )
@@ -100,7 +100,7 @@ def _check_processes(limits: GroupLimits) -> Finding:
     limit, live = limits.num_processes, limits.num_live_processes or 0
     if limit is None:
         return Finding("process limit", Severity.FINE, "none")
-    measured = f"{limit:,}, of which {live:,} are there"
+    measured = f"{limit:,}, {live:,} in use"
     if limit - live >= MIN_PROCESSES:
         return Finding("process limit", Severity.FINE, measured)
     return Finding(

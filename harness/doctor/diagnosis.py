@@ -52,13 +52,13 @@ class DoctorOptions:
             raise UsageError(
                 "--distributed beside --listen or --peer",
                 legal="one of them",
-                remedy="first the hosts, then each by itself",
+                remedy="check the connections between hosts first, then each host alone",
             )
         if self.numerics and (self.num_ranks is not None or self.meets_others):
             raise UsageError(
                 "--numerics beside --distributed, --listen or --peer",
                 legal="one of them",
-                remedy="rlharness doctor --numerics looks at this host alone",
+                remedy="rlharness doctor --numerics checks this host alone",
             )
         for option, value, other, needed in (
             ("backend", self.backend, "distributed", self.num_ranks),
@@ -69,19 +69,19 @@ class DoctorOptions:
 
 
 def check_limits() -> None:
-    """UsageError where a check would be told apart from its own failure only by luck."""
+    """Raise UsageError if resource limits are too low for the checks themselves."""
     num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= num_files < MIN_FILES:
         raise UsageError(
-            f"{num_files} files may be open at once (ulimit -n), and looking takes more",
-            legal=f"{MIN_FILES} or more; Ray and data loaders want thousands",
+            f"{num_files} files may be open at once (ulimit -n), and the checks need more",
+            legal=f"{MIN_FILES} or more; Ray and data loaders need thousands",
             remedy="ulimit -n 65536; of a container: docker run --ulimit nofile=65536:65536",
         )
     size_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if 0 <= size_bytes < MIN_FILE_BYTES:
         raise UsageError(
-            f"a file may have {size_bytes} bytes at most (ulimit -f), and looking takes more",
-            legal=f"{MIN_FILE_BYTES} or more; a checkpoint wants gigabytes",
+            f"a file may have {size_bytes} bytes at most (ulimit -f), and the checks need more",
+            legal=f"{MIN_FILE_BYTES} or more; a checkpoint needs gigabytes",
             remedy="ulimit -f unlimited; of a container: docker run --ulimit fsize=-1:-1",
         )
 
@@ -104,7 +104,7 @@ async def diagnose(options: DoctorOptions, invocation: Invocation) -> tuple[Find
         return await _walk_layers(invocation, options.num_ranks, options.backend or "gloo")
     checks: Sequence[Check] = CHECKS
     if options.numerics:
-        invocation.note("looking at torch's operations, which takes some seconds")
+        invocation.note("checking torch's operations, which takes some seconds")
         checks = (*CHECKS, NUMERICS)
     with host_of(invocation) as host:
         return await examine(host, checks)

@@ -30,7 +30,7 @@ SLOW_S = 0.1
 """A lock or a map that takes this long: a local file system needs well under a millisecond."""
 LOW_SPACE_BYTES = 1_000_000_000
 TINY_SHM_BYTES = 128_000_000
-"""Docker gives 64 MB unless it is told otherwise: two ranks of NCCL, or a few batches of a data loader, are more."""
+"""Docker's default is 64 MB: two ranks of NCCL, or a few batches of a data loader, need more."""
 SMALL_SHM_BYTES = 2_000_000_000
 MIN_OPEN_FILES = 4096
 """Below it Ray warns of connections that fail (ray.init, which raises the soft limit to the hard one)."""
@@ -125,14 +125,14 @@ def unanswering(check: str, path: str) -> Finding:
         check,
         Severity.BROKEN,
         f"the file system of {path} did not answer within {SURVEY_S:g} s",
-        breaks="whoever opens a file there waits, and cannot be killed while it does",
-        remedy=f"export TMPDIR={DEFAULT_TMPDIR}" if is_elsewhere else f"umount -l {path}, and mount it anew",
+        breaks="every process that opens a file there waits, and cannot be killed meanwhile",
+        remedy=f"export TMPDIR={DEFAULT_TMPDIR}" if is_elsewhere else f"umount -l {path}, and mount it again",
         exports=(("TMPDIR", DEFAULT_TMPDIR),) if is_elsewhere else (),
     )
 
 
 def check_tmpdir(directory: Directory, trial: Trial | None, *, is_set: bool, better: str = "") -> Finding:
-    """TMPDIR as it was found; `trial` is None where it cannot be written to, `better` a directory that will do."""
+    """Check TMPDIR; without a `trial` it cannot be written to, `better` is a suitable directory."""
     where = directory.path if is_set else f"{directory.path} (TMPDIR is not set)"
     kind = f"{directory.fs_type or 'unknown file system'}, {_gb(directory.free_bytes)} free"
 
@@ -141,26 +141,26 @@ def check_tmpdir(directory: Directory, trial: Trial | None, *, is_set: bool, bet
         return Finding("TMPDIR", severity, measured, breaks, remedy, (("TMPDIR", better),) if better else ())
 
     if trial is None:
-        measured = f"{where} is no directory in which this process can make a file"
-        return finding(Severity.BROKEN, measured, "Ray, compilers and everything else that wants a temporary file")
+        measured = f"{where} is not a directory in which this process can create files"
+        return finding(Severity.BROKEN, measured, "Ray, compilers and every other program that needs a temporary file")
     if failure := _failure(trial):
         measured = f"{where} ({kind}): {failure}"
         return finding(
             Severity.BROKEN,
             measured,
-            "whatever locks a file, binds a socket or maps memory there: Ray, torch, vLLM, Triton's cache",
+            "every program that locks a file, binds a socket or maps memory there: Ray, torch, vLLM, Triton's cache",
         )
     slowest = max(trial.took_s, key=lambda step: trial.took_s[step])
     lock_s = max(trial.took_s.get("flock", 0.0), trial.took_s.get("lockf", 0.0))
     measured = f"{where} ({kind}): a lock took {_ms(lock_s)}"
     if is_network(directory.fs_type):
-        breaks = "files are on another machine: locks, sockets and memory maps crawl, or fail when others use them too"
+        breaks = "files are on another machine: locks, sockets and memory maps are slow, or fail under concurrent use"
         return finding(Severity.WARNING, measured, breaks)
     if trial.took_s[slowest] >= SLOW_S:
         measured = f"{where} ({kind}): {slowest} took {trial.took_s[slowest]:.2f} s"
-        return finding(Severity.WARNING, measured, "whatever locks or maps a temporary file waits as long each time")
+        return finding(Severity.WARNING, measured, "every lock or memory map of a temporary file takes as long")
     if directory.free_bytes < LOW_SPACE_BYTES:
-        breaks, remedy = "Ray spills objects, and compilers build, until it is full", f"make room: du -x -d 1 {where}"
+        breaks, remedy = "Ray's spilled objects and compilers fill it", f"make room: du -x -d 1 {where}"
         return Finding("TMPDIR", Severity.WARNING, measured, breaks, remedy)
     return Finding("TMPDIR", Severity.FINE, measured)
 
@@ -199,16 +199,16 @@ def check_shared_memory(directory: Directory) -> Finding:
     remedy = "mount -o remount,size=16G /dev/shm; of a container: docker run --shm-size=16g, or --ipc=host"
     if not directory.is_writable:
         breaks = "Python's multiprocessing, NCCL between processes, data loaders with workers"
-        return Finding(SHM, Severity.BROKEN, "there is none that this process can write to", breaks, remedy)
+        return Finding(SHM, Severity.BROKEN, "this process cannot write to it", breaks, remedy)
     if directory.total_bytes < TINY_SHM_BYTES:
-        breaks = "NCCL cannot make its buffers, data loaders with workers die of a bus error"
+        breaks = "NCCL cannot allocate its buffers; data loaders with workers die of a bus error"
         return Finding(SHM, Severity.BROKEN, size, breaks, remedy)
     if directory.total_bytes < SMALL_SHM_BYTES:
         breaks = "Ray puts its object store into TMPDIR instead, which is slower; large batches may not fit"
         return Finding(SHM, Severity.WARNING, size, breaks, remedy)
     if directory.free_bytes < TINY_SHM_BYTES:
         breaks = "NCCL and data loaders die when it is full; Ray puts its object store into TMPDIR"
-        return Finding(SHM, Severity.WARNING, size, breaks, "ls -lt /dev/shm, and remove what a dead process left")
+        return Finding(SHM, Severity.WARNING, size, breaks, "ls -lt /dev/shm, and remove files of dead processes")
     return Finding(SHM, Severity.FINE, size)
 
 
@@ -247,7 +247,7 @@ def check_resource_limits(limits: Mapping[str, Limit], *, has_rdma: bool, is_roo
 
 def _short_files(limit: Limit) -> Finding:
     is_small = limit.soft < SMALL_FILE_BYTES
-    breaks = "who writes more is killed, or gets 'File too large': checkpoints, compilers, Ray's spilled objects, logs"
+    breaks = "programs that write more fail with 'File too large': checkpoints, compilers, Ray's spilled objects, logs"
     severity, measured = Severity.BROKEN if is_small else Severity.WARNING, f"a file may have {_gb(limit.soft)} at most"
     if limit.hard == float("inf"):
         return Finding("file size", severity, measured, breaks, remedy="ulimit -f unlimited")
@@ -257,7 +257,7 @@ def _short_files(limit: Limit) -> Finding:
 def _limited(check: str, measured: str, breaks: str, docker: str, severity: Severity = Severity.WARNING) -> Finding:
     name, _, numbers = docker.partition("=")
     value = numbers.partition(":")[0].replace("-1", "unlimited")
-    line = f"echo '* - {name} {value}' | sudo tee -a /etc/security/limits.conf, and log in anew"
+    line = f"echo '* - {name} {value}' | sudo tee -a /etc/security/limits.conf, and log in again"
     remedy = f"{line}; of a container: docker run --ulimit {docker}"
     return Finding(check, severity, measured, breaks, remedy)
 

@@ -1,12 +1,12 @@
-"""(child) One rank of a bootstrap, or one start of Ray, that says which layer it has come to.
+"""(child) One rank of a bootstrap, or one start of Ray, that reports the layer it has reached.
 
     python -m harness.doctor.distributed_probe --report FILE --rank 0 --world 2 --backend gloo --address HOST:PORT \\
         --meet DIR
     python -m harness.doctor.distributed_probe --report FILE --ray
 
-FILE gets the lines of an attempt's report, a layer in the place of a test: `start` with the layer's limit, `end` with
-what came of it. Whoever watches over this process ends it where a layer takes longer, so a layer may hang for ever in a
-C call. Nothing is caught that would let a rank go on after a layer has failed.
+FILE gets the lines of an attempt's report, with layers instead of tests: `start` with the layer's limit, `end` with its
+outcome. The supervisor ends this process if a layer takes longer, so a layer may hang forever in a C call. A rank does
+not continue after a layer has failed.
 """
 
 import argparse
@@ -28,7 +28,7 @@ The store comes up slowly, and comes up, where a name server does not answer."""
 STORE_GIVES_UP_S = 12.5
 """Before the layer's limit: torch then says why, unless it tries once more."""
 GROUP_GIVES_UP_S = 60.0
-"""Behind every limit: where a process hung, its stack tells more than torch's exception."""
+"""Longer than every limit: the stack of a hung process shows more than torch's exception."""
 RAY_PER_IMPORT = 12.0
 """Ray's limit is at least so many times what its import took: where that is slow, a start is, and is no hang."""
 RAY_AT_MOST_S = 45.0
@@ -90,7 +90,7 @@ def walk_rank(report: Report, rank: int, world: int, *, backend: str, address: s
 
     host, _, port = address.rpartition(":")
     if backend == "nccl" and torch.cuda.device_count() < world:
-        raise ValueError(f"NCCL wants a GPU per rank: {world} ranks, and torch sees {torch.cuda.device_count()}")
+        raise ValueError(f"NCCL needs a GPU per rank: {world} ranks, and torch sees {torch.cuda.device_count()}")
     layers = ["store", "gloo", *(["nccl"] if backend == "nccl" else []), "collective"]
     wait_for_the_others(meeting, rank, world)
     report.write("collected", need={"gpus": 0}, nodeids=layers)  # torch is there: its import is no layer's time
@@ -138,7 +138,7 @@ def start_ray(report: Report) -> None:
         ray.init(include_dashboard=False, log_to_driver=False)
         double = ray.remote(_double)
         if ray.get([double.remote(1), double.remote(2)]) != [2, 4]:
-            raise ArithmeticError("Ray's tasks answered something else than was asked")
+            raise ArithmeticError("Ray's tasks returned wrong results")
     report.write("finish", exit=0)
     ray.shutdown()
 
@@ -162,7 +162,7 @@ def main() -> None:
     if arguments.ray:
         start_ray(report)
     elif arguments.meet is None:
-        parser.error("a rank wants --meet")
+        parser.error("a rank requires --meet")
     else:
         told = {"backend": arguments.backend, "address": arguments.address, "meeting": arguments.meet}
         walk_rank(report, arguments.rank, arguments.world, **told)

@@ -33,7 +33,7 @@ async def inspect_ray(host: Host) -> Sequence[Finding]:
     dead = {name: answer for name, answer in zip(endpoints, answers, strict=True) if answer}
     findings = [classify_address(name, value, dead.get(name, "")) for name, value in values.items()]
     if host.environ.get("RAY_ADDRESS") == "auto" and not noted:
-        measured = f"RAY_ADDRESS=auto, and no cluster is noted in {path}"
+        measured = f"RAY_ADDRESS=auto, and no cluster is recorded in {path}"
         breaks = "ray.init finds no cluster to join, and fails"
         findings[0] = Finding(
             "RAY_ADDRESS", Severity.BROKEN, measured, breaks, "unset RAY_ADDRESS", unsets=("RAY_ADDRESS",)
@@ -59,20 +59,20 @@ def endpoint(address: str) -> tuple[str, int] | None:
 
 
 def classify_address(name: str, value: str, dead: str) -> Finding:
-    """One address by the variable, or the file, that names it; `dead` says why nobody answers there."""
+    """Check one address of the variable or file `name`; `dead` is the reason why it does not answer."""
     is_file = name.startswith("/")
     label = "ray_current_cluster" if is_file else name
     remedy, unsets = (f"ray stop; rm -f {name}", ()) if is_file else (f"unset {name}", (name,))
     shown = redact_text(value)
     said = f"{name} says {shown}" if is_file else f"{name}={shown}"
     if value == "":
-        breaks = "it means 'no cluster', and older versions of Ray hang on it all the same"
-        return Finding(label, Severity.WARNING, f"{name} is set to nothing", breaks, remedy, unsets=unsets)
+        breaks = "it means 'no cluster', but older versions of Ray hang on it"
+        return Finding(label, Severity.WARNING, f"{name} is empty", breaks, remedy, unsets=unsets)
     if value in ("auto", LOCAL):
         return Finding(label, Severity.FINE, said)
     if endpoint(value) is None:
         breaks = "ray.init refuses it"
-        return Finding(label, Severity.BROKEN, f"{said}, which is no HOST:PORT", breaks, remedy, unsets=unsets)
+        return Finding(label, Severity.BROKEN, f"{said}, which is not HOST:PORT", breaks, remedy, unsets=unsets)
     if dead:
         breaks = "ray.init waits there for over two minutes, then fails"
         return Finding(label, Severity.BROKEN, f"{said}: {dead}", breaks, remedy, unsets=unsets)

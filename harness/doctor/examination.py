@@ -32,7 +32,7 @@ class Check:
 
 
 async def examine(host: Host, checks: Sequence[Check]) -> tuple[Finding, ...]:
-    """The findings of all `checks`, the worst first and otherwise in the order of the checks."""
+    """Return the findings of all `checks`, the worst first, then in the order of the checks."""
 
     async def carry_out(check: Check) -> Sequence[Finding]:
         try:
@@ -51,7 +51,7 @@ async def examine(host: Host, checks: Sequence[Check]) -> tuple[Finding, ...]:
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings as they are shown: by severity, otherwise as they came."""
+    """Return the findings as they are shown: by severity, then in their given order."""
     ranks = {severity: rank for rank, severity in enumerate(Severity)}
     return tuple(sorted(findings, key=lambda finding: ranks[finding.severity]))
 
@@ -61,6 +61,6 @@ def _no_answer(name: str, measured: str) -> Finding:
         name,
         Severity.WARNING,
         measured,
-        breaks="whatever depends on it may hang or fail the same way",
-        remedy="rlharness doctor again; if it stays, look at that part of the machine by hand",
+        breaks="every program that depends on it may hang or fail the same way",
+        remedy="rlharness doctor again; if the problem stays, inspect that part of the machine by hand",
     )

@@ -69,19 +69,19 @@ async def check_gpus_for(num_ranks: int, environ: Mapping[str, str]) -> None:
         raise InventoryError(
             f"--backend nccl: the NVIDIA driver did not answer within {READ_S:g} s",
             legal="GPUs whose driver answers",
-            remedy="rlharness doctor looks at the driver; --backend gloo walks the layers that need no GPU",
+            remedy="rlharness doctor checks the driver; --backend gloo checks the layers that need no GPU",
         ) from None
     gpu_ids = [gpu.gpu_id for gpu in inventory.gpus] + [gpu.gpu_id for gpu in inventory.left_out]
     whole = [gpu_id for gpu_id in gpu_ids if not gpu_id.startswith(MIG)]
     num_gpus = len(whole) or min(1, len(gpu_ids))  # of MIG instances CUDA shows a process no second
     if num_gpus < num_ranks:
         told = [inventory.note] if inventory.note else []
-        told += ["of MIG instances a process sees one"] if len(whole) < len(gpu_ids) else []
+        told += ["a process sees only one MIG instance"] if len(whole) < len(gpu_ids) else []
         why = f" ({'; '.join(told)})" if told else ""
         raise InventoryError(
             f"--distributed {num_ranks} --backend nccl: {num_gpus} of {num_ranks} GPUs are visible{why}",
             legal="a GPU for each rank",
-            remedy="--backend gloo walks the layers that need no GPU",
+            remedy="--backend gloo checks the layers that need no GPU",
         )
 
 
@@ -111,9 +111,9 @@ def check_driver(health: MachineHealth, *, has_device_file: bool) -> list[Findin
         return [Finding("driver", Severity.FINE, f"NVIDIA {health.driver or 'of unknown version'}{cuda}")]
     if not health.has_driver and not has_device_file and "does not answer" not in health.problem:
         return [Finding("driver", Severity.FINE, f"{health.problem}: 0 GPUs")]
-    remedy = "nvidia-smi says more; after an update of the driver: reboot, or reload its modules"
+    remedy = "run nvidia-smi for details; after a driver update, reboot or reload its modules"
     if has_device_file and "no NVIDIA driver" in health.problem:
-        measured = f"{DEVICE_FILE} is there, and libnvidia-ml.so.1 is not"
+        measured = f"{DEVICE_FILE} exists, but libnvidia-ml.so.1 does not"
         remedy = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         return [Finding("driver", Severity.BROKEN, measured, "rlharness and nvidia-smi see no GPU", remedy)]
     return [Finding("driver", Severity.BROKEN, health.problem, "no GPU can be used", remedy)]
@@ -135,7 +135,7 @@ def check_gpus(health: MachineHealth, inventory: Inventory) -> list[Finding]:
             )
     if inventory.note and health.gpus:
         hidden = not inventory.gpus and not inventory.left_out
-        breaks = "rlharness run --gpus auto finds no GPU" if hidden else "a test may get another GPU than it was meant"
+        breaks = "rlharness run --gpus auto finds no GPU" if hidden else "a test may get a different GPU than intended"
         remedy = "unset CUDA_VISIBLE_DEVICES, or list UUIDs (nvidia-smi -L)"
         findings.append(Finding("CUDA_VISIBLE_DEVICES", Severity.WARNING, inventory.note, breaks, remedy))
     if inventory.gpus:
@@ -180,11 +180,13 @@ def check_torch(torch: Torch, health: MachineHealth, *, num_usable: int) -> list
         return [Finding("torch", Severity.FINE, measured)]
     if not torch.cuda:
         remedy = "pip install --force-reinstall torch, from an index that has builds for CUDA"
-        breaks = "every test that wants a GPU"
+        breaks = "every test that needs a GPU"
         return [Finding("torch", Severity.BROKEN, f"{measured}; {num_usable} GPUs are free", breaks, remedy)]
-    served = f"the driver serves CUDA up to {_version(health.cuda)}" if health.cuda else "the driver says no CUDA"
+    served = (
+        f"the driver serves CUDA up to {_version(health.cuda)}" if health.cuda else "the driver reports no CUDA version"
+    )
     if not torch.is_available:
-        breaks = "torch finds no GPU: every test that wants one"
+        breaks = "torch finds no GPU: every test that needs one"
         remedy = f"update the driver, or install a torch built for CUDA {_version(health.cuda)} or older"
         return [Finding("torch", Severity.BROKEN, f"{measured}; {served}", breaks, remedy)]
     lacking = sorted({gpu.capability for gpu in health.gpus if not _has_kernels(torch.archs, gpu.capability)})
@@ -223,8 +225,10 @@ def _left_out(gpu: LeftOut) -> Finding:
         f"GPU {gpu.index}",
         Severity.BROKEN if is_lost else Severity.WARNING,
         f"{gpu.model}: {gpu.reason}" if gpu.model else gpu.reason,
-        breaks="rlharness run leaves it out; what takes it by its number fails or runs out of memory",
-        remedy=f"nvidia-smi -q -i {named}" if is_lost else f"end what holds it: nvidia-smi -i {named} names it",
+        breaks="rlharness run leaves it out; programs that select it by number fail or run out of memory",
+        remedy=f"nvidia-smi -q -i {named}"
+        if is_lost
+        else f"end the process that holds it: nvidia-smi -i {named} names it",
     )
 
 
@@ -233,13 +237,13 @@ def _driver_hangs() -> Finding:
         "driver",
         Severity.BROKEN,
         f"it did not answer within {READ_S:g} s",
-        breaks="whatever touches a GPU hangs, and cannot be killed while it does",
+        breaks="every process that uses a GPU hangs, and cannot be killed meanwhile",
         remedy="dmesg | grep -i -e nvrm -e xid; reboot if it says that a GPU has fallen off the bus",
     )
 
 
 def _torch_fails(problem: str) -> Finding:
-    remedy = f"{os.path.basename(sys.executable)} -c 'import torch' shows the whole of it; install torch anew"
+    remedy = f"{os.path.basename(sys.executable)} -c 'import torch' shows the whole error; reinstall torch"
     return Finding("torch", Severity.BROKEN, problem, "every test that imports torch", remedy)
 
 

@@ -1,10 +1,10 @@
-"""At which layer a bootstrap stuck: pure, from what each rank reported and logged.
+"""The layer at which a bootstrap failed, from the reports and logs of its ranks. Pure.
 
     Ray's start                                     (beside the others: it has a network set-up of its own)
     store ─▶ Gloo ─▶ NCCL bootstrap ─▶ NCCL transport ─▶ first collective
 
-Each finds its way through the network by itself, so a remedy of one is none for another, and the first layer that not
-every rank has passed is the one to mend. NCCL comes up in one call; its log tells how far it came.
+Each layer chooses its own path through the network, so a remedy for one does not help another. The first layer that not
+every rank has passed is the one to fix. NCCL starts in one call; its log shows how far it came.
 """
 
 import re
@@ -62,7 +62,7 @@ RAY = Layer(
     "see gcs_server.out and raylet.out among Ray's logs",
 )
 SLOW_STORE_S = 5.0
-"""Of a store that comes up later than that, somebody waits for a name server."""
+"""Start-up time of a store beyond which a rank waits for a name server."""
 NAMELESS = re.compile(r"hostname of the client socket cannot be retrieved")
 """What torch's store logs when it has waited for a name server in vain."""
 RESOLVER = Layer(
@@ -70,7 +70,7 @@ RESOLVER = Layer(
     "meeting at the store of rank 0 and waiting for a name server",
     "init_process_group, which waits at every start",
     (),
-    "let the name server in /etc/resolv.conf answer, or take it out: torch asks it for the name of each client; or "
+    "make the name server in /etc/resolv.conf answer, or remove it: torch asks it for the name of each client; or "
     "echo ::ffff:ADDRESS NAME >> /etc/hosts, for the address of each",
 )
 STORE = Layer(
@@ -78,38 +78,38 @@ STORE = Layer(
     "meeting at the store of rank 0",
     "init_process_group, before any backend is asked",
     ({"MASTER_ADDR": "127.0.0.1"}, {"MASTER_PORT": None}, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": None}),
-    "let MASTER_ADDR be an address of rank 0's host that the others reach, MASTER_PORT one that no firewall closes",
+    "set MASTER_ADDR to an address of rank 0's host that the others reach, MASTER_PORT to one that no firewall closes",
 )
 UNANSWERED = re.compile(r"client socket has (timed out|failed to connect)")
 """What torch's store logs of an address, and not of a name server, that does not answer."""
 TAKEN = re.compile(r"EADDRINUSE|address already in use", re.I)
-"""Of a rank 0 that is to open the store at a port where somebody else listens. The others then meet whoever that is."""
+"""Error of a rank 0 whose store port is in use by another process, which the other ranks then reach."""
 PORT = re.compile(r"\bport: (\d+)")
 PORT_TAKEN = Layer(
     "store",
     STORE.does,
     STORE.breaks,
     ({"MASTER_PORT": None},),
-    "let MASTER_PORT be a port that is free on rank 0's host: ss -ltnp there says who listens",
+    "set MASTER_PORT to a port that is free on rank 0's host: ss -ltnp there lists the ports in use",
 )
 GLOO = Layer(
     "Gloo",
     "connecting every pair of ranks through Gloo",
-    "CPU collectives, barriers, and NCCL groups that are made after them",
+    "CPU collectives, barriers, and NCCL groups created after them",
     (LOOPBACK,),
-    "GLOO_SOCKET_IFNAME names the interface that the host name's address is to be taken from",
+    "GLOO_SOCKET_IFNAME names the interface whose address Gloo uses",
 )
 NAMELESS_GLOO = replace(
     GLOO,
     breaks="init_process_group, which waits at every start",
-    by_hand="echo 127.0.0.1 $(hostname) >> /etc/hosts, or let the name server in /etc/resolv.conf answer",
+    by_hand="echo 127.0.0.1 $(hostname) >> /etc/hosts, or make the name server in /etc/resolv.conf answer",
 )
 BOOTSTRAP = Layer(
     "NCCL bootstrap",
     "exchanging addresses through NCCL's own socket",
     "the first CUDA collective, which is often inside FSDP()",
     ({"NCCL_SOCKET_IFNAME": "lo"},),
-    "NCCL never looks at MASTER_ADDR: see which interface its line 'Bootstrap' names",
+    "NCCL ignores MASTER_ADDR: read the interface in its log line 'Bootstrap'",
 )
 TRANSPORT = Layer(
     "NCCL transport",
@@ -137,12 +137,12 @@ DOES = {
 
 @dataclass(frozen=True, slots=True)
 class RankStory:
-    """What one process of a probe told."""
+    """The report of one process of a probe."""
 
     name: str
     """"rank 0", "Ray"."""
     passed: Mapping[str, float]
-    """Layers it has behind it, by the name in its report, with their seconds."""
+    """Layers it has passed, by the name in its report, with their seconds."""
     failed: Mapping[str, str]
     """Layers that raised, with the error."""
     stuck: str = ""
@@ -162,7 +162,7 @@ class Verdict:
     measured: str
     details: tuple[str, ...] = ()
     is_hang: bool = False
-    """Whether ranks were ended there, none has failed, and none has logged that nobody answers."""
+    """Whether ranks were ended there, none has failed, and none has logged a missing answer."""
 
     def finding(self, settings: Mapping[str, str | None] | None = None, remedy: str = "") -> Finding:
         """The verdict as doctor shows it; `settings` mend it, as was tried."""
@@ -181,7 +181,7 @@ class Verdict:
 
 
 def verdicts_of_ranks(ranks: Sequence[RankStory], *, with_nccl: bool, address: str = "") -> list[Verdict]:
-    """The layers in order up to the one that not every rank has passed; those behind it are not reached.
+    """Return the layers in order up to the first that not every rank has passed; later ones are not reached.
 
     `address` is the store's, HOST:PORT.
     """
@@ -255,7 +255,7 @@ def _first_line(text: str) -> str:
 
 
 def _last_line(text: str) -> str:
-    return text.strip().rpartition("\n")[2] or "it said nothing"
+    return text.strip().rpartition("\n")[2] or "it reported nothing"
 
 
 def _broken(layer: Layer, key: str, behind: Sequence[RankStory], measured: str) -> Verdict:

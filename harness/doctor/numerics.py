@@ -39,7 +39,7 @@ def check_numerics(answer: Answer) -> Finding:
     lines = [json.loads(line) for line in answer.output.splitlines() if line.startswith("{")]
     missing = [line["missing"] for line in lines if "missing" in line]
     if missing:
-        return Finding("numerics", Severity.FINE, f"not looked at: {missing[0]} is not installed ({EXTRA})")
+        return Finding("numerics", Severity.FINE, f"not checked: {missing[0]} is not installed ({EXTRA})")
     surveys = [
         Survey(**{name: line[name] for name in Survey.__slots__ if name in line}) for line in lines if "dtype" in line
     ]
@@ -60,7 +60,7 @@ def check_numerics(answer: Answer) -> Finding:
     return Finding(
         "numerics",
         Severity.FINE,
-        f"{held} on {device} (looked at for {took_s:.1f} s, up to {length} positions); {_without(surveys)}"
+        f"{held} on {device} (checked for {took_s:.1f} s, up to {length} positions); {_without(surveys)}"
         + _kernels(lines),
     )
 
@@ -82,8 +82,8 @@ def _without(surveys: Sequence[Survey]) -> str:
         if each["num_different"]
     ]
     if not told:
-        return "torch's own operations were seen to hold too"
-    return f"torch's own operations give a row other bits than it has alone: {', '.join(told)}"
+        return "torch's own operations held in every case too"
+    return f"torch's own operations are not batch-invariant: {', '.join(told)}"
 
 
 def _no_answer(answer: Answer) -> Finding:
@@ -92,6 +92,6 @@ def _no_answer(answer: Answer) -> Finding:
         "numerics",
         Severity.WARNING,
         answer.problem or f"the probe failed: {said or f'it exited with {answer.exit_code}'}",
-        breaks="nobody knows whether level invariant can be held here",
-        remedy=f"python -m {SURVEY} shows the whole of it",
+        breaks="level invariant may not hold here",
+        remedy=f"python -m {SURVEY} shows the whole error",
     )

@@ -89,7 +89,9 @@ def check_versions(installed: Iterable[Installed]) -> list[Finding]:
     if findings:
         return findings
     present = [f"{name} {by_name[name].version}" for name in sorted(STACK & by_name.keys())]
-    measured = f"{', '.join(present)} fit each other" if present else "neither torch nor anything built on it is here"
+    measured = (
+        f"{', '.join(present)} fit each other" if present else "neither torch nor a package built on it is installed"
+    )
     return [Finding("versions", Severity.FINE, measured)]
 
 
@@ -107,7 +109,7 @@ def _misfit(each: Installed, text: str, by_name: Mapping[str, Installed]) -> Fin
     if requirement.specifier.contains(other.version, prereleases=True):
         return None
     in_stack = {each.name, other.name} <= STACK
-    breaks = f"{each.name} was made for another {other.name}: its import, or its first call, fails"
+    breaks = f"{each.name} requires a different {other.name}: its import or its first call fails"
     return Finding(
         each.name,
         Severity.BROKEN if in_stack else Severity.WARNING,
@@ -151,13 +153,13 @@ def check_pip(answer: Answer) -> Finding:
             "pip check",
             Severity.WARNING,
             answer.problem,
-            breaks="nobody knows whether this environment is whole",
+            breaks="packages of this environment may be missing or incompatible",
             remedy="python -m pip check",
         )
     if answer.exit_code == 0:
         return Finding("pip check", Severity.FINE, lines[-1] if lines else "no complaint")
     if any("No module named pip" in line for line in lines):
-        return Finding("pip check", Severity.FINE, "there is no pip in this environment: it was not asked")
+        return Finding("pip check", Severity.FINE, "pip is not installed in this environment, so the check was skipped")
     remedies = [match["need"] for line in lines if (match := _COMPLAINT.search(line))]
     shown = "; ".join(lines[:MAX_SHOWN]) + (f"; and {len(lines) - MAX_SHOWN} more" if len(lines) > MAX_SHOWN else "")
     needs = " ".join(f"'{need}'" for need in dict.fromkeys(remedies[:MAX_SHOWN]))
@@ -165,8 +167,8 @@ def check_pip(answer: Answer) -> Finding:
         "pip check",
         Severity.WARNING,
         shown,
-        breaks="what is imported from them may fail, and the next pip install may change more than it is asked to",
-        remedy=f"pip install {needs}" if needs else "pip check lists all of it",
+        breaks="their imports may fail, and the next pip install may change other packages",
+        remedy=f"pip install {needs}" if needs else "pip check lists every conflict",
     )
 
 

@@ -1,7 +1,7 @@
-"""What torchrun, or a scheduler, tells a process of its place among others: numbers that fit, a port, an address.
+"""Rank variables of torchrun or a scheduler: consistent numbers, a port, an address.
 
 Variables and rules are those of torch.distributed's env:// (torch/distributed/rendezvous.py) and of torchrun, which
-read them with int(). A place that cannot be is mended by forgetting it: no value here is a better guess than another.
+read them with int(). The remedy for invalid values is to unset them: no other value is a better guess.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ def check_ranks(environ: Mapping[str, str]) -> Finding:
         "ranks",
         Severity.WARNING,
         " ".join(found),
-        breaks="a test that calls init_process_group waits for ranks that nobody starts",
+        breaks="a test that calls init_process_group waits for ranks that are never started",
         remedy=f"unset {' '.join(name for name in RANKS if name in environ)}",
         unsets=tuple(name for name in RANKS if name in environ),
     )
@@ -58,12 +58,12 @@ def check_numbers(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def classify_port(environ: Mapping[str, str]) -> list[Finding]:
-    """MASTER_PORT that is none; set to nothing it is not set, to torch."""
+    """Check that MASTER_PORT is a port; torch treats an empty value as not set."""
     value = environ.get("MASTER_PORT", "")
     port = _int(value)
     if not value or (port is not None and 0 < port <= MAX_PORT):
         return []
-    measured = f"MASTER_PORT={value}, which is no port from 1 to {MAX_PORT}"
+    measured = f"MASTER_PORT={value}, which is not a port from 1 to {MAX_PORT}"
     return [_impossible("MASTER_PORT", measured, ("MASTER_PORT",))]
 
 
@@ -74,7 +74,7 @@ def classify_address(environ: Mapping[str, str], resolved: Mapping[str, Sequence
         return []
     remedy = f"getent hosts {name} asks again; export MASTER_ADDR=ADDRESS, one of rank 0's host"
     if name in resolved:
-        measured, breaks = f"MASTER_ADDR={name}, which has no address", "init_process_group: nobody finds rank 0"
+        measured, breaks = f"MASTER_ADDR={name}, which has no address", "init_process_group cannot find rank 0"
         return [Finding("MASTER_ADDR", Severity.BROKEN, measured, breaks, remedy)]
     measured = f"MASTER_ADDR={name}: the resolver did not answer within {NAME_S:g} s"
     return [Finding("MASTER_ADDR", Severity.WARNING, measured, "init_process_group, which waits for it", remedy)]
@@ -93,8 +93,8 @@ def _misfits(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _no_number(name: str, value: str) -> Finding:
-    shown = f"{name}={value}" if value else f"{name} is set to nothing"
-    return _impossible(name, f"{shown}, which is no number from {max(0, LEAST[name])} on", (name,))
+    shown = f"{name}={value}" if value else f"{name} is empty"
+    return _impossible(name, f"{shown}, which is not a number of at least {max(0, LEAST[name])}", (name,))
 
 
 def _impossible(check: str, measured: str, unsets: tuple[str, ...]) -> Finding:
@@ -102,7 +102,7 @@ def _impossible(check: str, measured: str, unsets: tuple[str, ...]) -> Finding:
         check,
         Severity.BROKEN,
         measured,
-        breaks="init_process_group, which refuses it or waits for ever",
+        breaks="init_process_group, which rejects it or waits forever",
         remedy=f"unset {' '.join(unsets)}   # torchrun sets all of them, so that they fit",
         unsets=unsets,
     )

@@ -9,10 +9,10 @@ from harness.machine.nvml import NoDriverError, ask, link_states, nvml_opened, u
 _SLOWDOWNS = {  # nvml.h, nvmlClocksEventReasons: those that no load explains
     "nvmlClocksEventReasonHwSlowdown": "hardware slowdown",
     "nvmlClocksEventReasonSwThermalSlowdown": "too hot",
-    "nvmlClocksEventReasonHwThermalSlowdown": "much too hot",
-    "nvmlClocksEventReasonHwPowerBrakeSlowdown": "the power supply brakes it",
+    "nvmlClocksEventReasonHwThermalSlowdown": "far too hot",
+    "nvmlClocksEventReasonHwPowerBrakeSlowdown": "slowed by the power supply",
 }
-"""The power cap is none of them: a GPU under load runs into it by design."""
+"""Without the power cap, which a GPU under load reaches by design."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class GpuHealth:
     problem: str = ""
     """Why it cannot be read; empty where it can."""
     slowdowns: tuple[str, ...] = ()
-    """Why its clocks are lowered, other than by its load or its power cap."""
+    """Reasons for its lowered clocks, without its load and its power cap."""
     num_links: int = 0
     """NVLinks it has."""
     num_active_links: int = 0

@@ -1,4 +1,4 @@
-"""The text of `--gpus`: its grammar, the GPUs it pretends, and the devices it names. Pure.
+"""The text of `--gpus`: its grammar, the GPUs it simulates, and the devices it names. Pure.
 
 | text | means |
 |---|---|
@@ -6,10 +6,10 @@
 | `none`, `0` | no GPUs: only units of 0 GPUs run |
 | `4` | four free GPUs |
 | `0,2,GPU-8f2` | these GPUs: positions in the inherited list, UUIDs or their beginnings; one alone is `3,` |
-| `sim:8`, `sim:4xA,4xB`, `sim:2xA:40` | pretended GPUs, the last with 40 GB each |
+| `sim:8`, `sim:4xA,4xB`, `sim:2xA:40` | simulated GPUs, the last with 40 GB each |
 
-A pretended GPU has 80 GB and compute capability 9.0 unless its text says otherwise, whatever model it is named after:
-it stands in for scheduling, and a table of real models would pretend more.
+A simulated GPU has 80 GB by default and compute capability 9.0, whatever its model name. It serves scheduling only, so
+there is no table of real models.
 """
 
 import re
@@ -96,18 +96,20 @@ def find_named(named: Named, visible: Sequence[Device]) -> tuple[int, ...]:
 
 def _positions(name: str, visible: Sequence[Device]) -> list[int]:
     listed = ", ".join(f"{position} ({device.uuid or 'unreadable'})" for position, device in enumerate(visible))
-    legal = f"one of the {len(visible)} this process was given: {listed}" if visible else "this process was given none"
+    legal = (
+        f"one of the {len(visible)} this process was given: {listed}" if visible else "this process was given no GPU"
+    )
     if name.isdigit():
         if int(name) >= len(visible):
             raise InventoryError(
                 f"--gpus: there is no GPU {name} among those this process was given",
                 legal=legal,
-                remedy="positions count from 0 within CUDA_VISIBLE_DEVICES; widen that, or name a GPU in it",
+                remedy="name a position from 0 within CUDA_VISIBLE_DEVICES, or add the GPU to that variable",
             )
         return [int(name)]
     matches = matching(visible, name)
     if len(matches) != 1:
-        problem = "means several GPUs" if matches else "is none of the GPUs this process was given"
+        problem = "matches several GPUs" if matches else "is not one of the GPUs this process was given"
         raise InventoryError(f"--gpus: {name} {problem}", legal=legal, remedy="give a position, or more of the UUID")
     return [visible.index(device) for device in matches[0]]
 
@@ -117,9 +119,9 @@ def _pretended(text: str) -> tuple[Gpu, ...]:
     for entry in text.removeprefix("sim:").split(","):
         match = _SIM_ENTRY.fullmatch(entry.strip())
         if match is None or int(match["count"]) == 0:
-            raise _illegal(text, f"{entry!r} does not say how many GPUs to pretend")
+            raise _illegal(text, f"{entry!r} does not say how many GPUs to simulate")
         if len(kinds) + int(match["count"]) > MAX_SIM_GPUS:
-            raise _illegal(text, f"it pretends more than {MAX_SIM_GPUS} GPUs")
+            raise _illegal(text, f"it simulates more than {MAX_SIM_GPUS} GPUs")
         kind = ((match["model"] or "sim").strip(), float(match["memory_gb"] or SIM_MEMORY_GB))
         kinds += [kind] * int(match["count"])
     return tuple(

@@ -1,8 +1,8 @@
 """The machine's GPUs, read through NVML.
 
-NVML's order is the PCI bus order; inside the harness a GPU is its UUID. What NVML cannot tell (NOT_SUPPORTED and the
-like) is unknown; a GPU that answers with an error (fallen off the bus, reset required) is left out with NVML's words
-and never ends the run.
+NVML's order is the PCI bus order; inside the harness a GPU is its UUID. What NVML does not report (NOT_SUPPORTED and
+the like) is unknown; a GPU that answers with an error (fallen off the bus, reset required) is left out with NVML's
+message and never ends the run.
 """
 
 from collections import Counter
@@ -156,7 +156,9 @@ def _too_few(asked: Count | Named, num_taken: int, num_visible: int, left_out: S
         what = f"--gpus {asked.num_gpus}: {num_taken} of the {num_visible} GPUs this process was given are free"
         what += f"; {reasons}" if reasons else ""
     return InventoryError(
-        what, legal="GPUs that are free", remedy="--gpus auto takes every free GPU; or wait, or end what holds them"
+        what,
+        legal="GPUs that are free",
+        remedy="--gpus auto uses every free GPU; or wait, or end the processes that hold them",
     )
 
 

@@ -46,7 +46,7 @@ class Inventory:
     num_links: dict[frozenset[str], int] = field(default_factory=dict)
     """NVLink connections between two GPUs, by the set of their two ids; absent means none known."""
     pretended: bool = False
-    """`sim:`: no GPU behind it, nothing to poll."""
+    """Whether it is simulated (`sim:`), without a real GPU to poll."""
     note: str = ""
     """What to say once about how this was read ("no NVIDIA driver here: 0 GPUs"); empty where nothing is odd."""
 

@@ -55,7 +55,7 @@ class MemoryMeter(Protocol):
         ...
 
     def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
-        """Processes with a compute context on this GPU; empty where NVML lists none or cannot tell."""
+        """Return the processes with a compute context on this GPU; empty if NVML lists none or does not report them."""
         ...
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ def return_to_baseline(
         if holding:
             return StillHeld(holder, f"{_gb(excess_bytes)} above its baseline, held by {', '.join(map(str, holding))}")
     if baseline_bytes is not None and now_bytes is None:
-        return StillHeld(Holder.UNKNOWN, "its memory cannot be read any more")
+        return StillHeld(Holder.UNKNOWN, "its memory can no longer be read")
     if baseline_bytes is not None and excess_bytes > tolerance_bytes:
         named = ", ".join(map(str, processes)) or "no process that NVML lists"
         return StillHeld(Holder.UNKNOWN, f"{_gb(excess_bytes)} above its baseline, held by {named}")

@@ -1,7 +1,7 @@
-"""Speaking NVML: the only file that imports pynvml, and that with the first call.
+"""Access to NVML: the only file that imports pynvml, which it does on the first call.
 
-The module it hands out is pynvml itself. What NVML cannot tell (NOT_SUPPORTED and the like) is None; a GPU that
-answers with an error (fallen off the bus, reset required) is the caller's to leave out.
+The module it returns is pynvml itself. A value that NVML does not report (NOT_SUPPORTED and the like) becomes None. The
+caller leaves out a GPU that answers with an error (fallen off the bus, reset required).
 """
 
 from collections.abc import Iterator

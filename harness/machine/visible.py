@@ -5,7 +5,7 @@ CUDA's rules (CUDA C++ Programming Guide, "Environment Variables"; torch.cuda fo
 - The first entry decides what the list is made of: numbers, `GPU-` UUIDs or `MIG-` UUIDs; an entry of another kind
   is invalid. A UUID may be cut short while it still means one GPU only.
 - The first invalid entry ends the list: what stands before it is visible, the rest is not.
-- A GPU named twice makes CUDA show none at all, even where the second stands behind one that does not exist.
+- A GPU named twice makes CUDA show none at all, even if its second entry follows one that does not exist.
 - Numbers count in CUDA's order: fastest first, unless CUDA_DEVICE_ORDER=PCI_BUS_ID. NVML counts by bus id, so the two
   agree for certain only with that setting or where all GPUs are of one model.
 
@@ -28,13 +28,13 @@ class Device:
     """One thing CUDA can be given: a GPU, or one MIG instance of a GPU in MIG mode."""
 
     ordinal: int
-    """The GPU's place in NVML's order, which all its MIG instances share."""
+    """The GPU's index in NVML's order, which all its MIG instances share."""
     gpu_uuid: str
-    """The GPU's UUID ("GPU-8f2…"); empty where NVML cannot tell."""
+    """The GPU's UUID ("GPU-8f2…"); empty if NVML does not report it."""
     uuid: str
     """What names this device: the GPU's UUID, or the instance's ("MIG-…")."""
     model: str
-    """The GPU's model, of which an instance has a part; empty where NVML cannot tell."""
+    """The GPU's model, of which an instance has a part; empty if NVML does not report it."""
     old_mig_name: str = ""
     """The instance's name before driver 470, still understood: "MIG-GPU-8f2…/1/0"."""
 
@@ -73,14 +73,14 @@ def visible_devices(devices: Sequence[Device], environ: Mapping[str, str]) -> Vi
     notes = []
     if num_read < len(value.split(",")):
         bad = value.split(",")[num_read]
-        notes.append(f"CUDA_VISIBLE_DEVICES={value!r}: CUDA stops at {bad!r}, which is no GPU here")
+        notes.append(f"CUDA_VISIBLE_DEVICES={value!r}: CUDA stops at {bad!r}, which is not a GPU here")
     if not named and order_is_uncertain(devices, environ):
         notes.append(ORDER_NOTE)
     return Visible(tuple(seen), tuple(notes), not named)
 
 
 ORDER_NOTE = (
-    "GPUs are given by number and differ in model: CUDA may number them otherwise than NVML, whose order is used here;"
+    "GPUs are given by number and differ in model: CUDA's numbers may differ from NVML's, which rlharness uses;"
     " set CUDA_DEVICE_ORDER=PCI_BUS_ID or give UUIDs"
 )
 

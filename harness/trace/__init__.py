@@ -1,6 +1,6 @@
 """Traces of training runs: write, read and compare them, without torch. FORMAT.md says what is in the files.
 
-writer.py       a log for each rank, a frame a step          chain.py         leaf, step root, chain
+writer.py       a log for each rank, a frame a step          chain.py         value hash, step root, chain
 reader.py       several ranks, cut anywhere                  digests.py       of values; which may be compared
 tensor_file.py  values that are kept beside the log          fingerprint.py   what the bits may depend on
 diff.py         the verdict on two traces                    ops.py           the operations of a step

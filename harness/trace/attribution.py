@@ -1,7 +1,7 @@
-"""What a divergence has done to a run as a whole: floats only, or tokens, rewards and signs of advantages too. Pure.
+"""Effects of a divergence on a whole run: floats only, or tokens, rewards and signs of advantages too. Pure.
 
-Told from the leaves of rollouts, rewards and advantages, over all steps that both traces have. Values whose digests are
-equal are equal; others are compared where both traces know them, as raw leaves or as kept tensors.
+The effects follow from the recorded values of rollouts, rewards and advantages, over all steps of both traces. Values
+with equal digests are equal. The others are compared if both traces have them, as raw values or as kept tensors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,15 +18,15 @@ from harness.trace.verdict import ADVANTAGE_SIGNS, BATCHES, INTEGERS, REWARDS, T
 NO_TOKENS = ("mask", "position")
 """Integers of a rollout are tokens, [sequences, positions], but for batches and leaves with such a word in the name."""
 BATCH = "batch"
-"""What a DataLoader handed out has this name, and its parts begin with it: it was read, nobody generated it."""
+"""Name of a DataLoader's batch, and prefix of its parts: the program read these values and did not generate them."""
 TEXTS = ("text", "texts", "bytes")
 DIGEST = "digest"
-"""A text with this in its name tells of other values, floats perhaps: it counts as none of its own."""
+"""Part of the names of texts that describe other values, perhaps floats; such a text is not counted."""
 PHASES = ("rollout", "reward", "advantage")
 
 
 def attribute(a: Trace, b: Trace) -> Mapping[str, Count]:
-    """By kind, as the verdict names them; kinds of which no leaf was recorded are absent.
+    """Return counts by kind, as the verdict names them; kinds without recorded values are absent.
 
     TraceError where a file of kept tensors cannot be read.
     """
@@ -113,7 +113,7 @@ def _counted_values(columns: Columns) -> Iterator[tuple[str, int, RecordedValue]
 
 
 def kind_of(value: RecordedValue) -> str:
-    """Which kind a leaf of PHASES counts as; empty for none."""
+    """Return the kind that a value of PHASES counts as; empty if it is not counted."""
     if value.phase == "rollout":
         is_integer = value.dtype in ELEMENT_BYTES and value.dtype not in FLOATS and value.dtype != "bool"
         if value.name == BATCH or value.name.startswith(f"{BATCH}."):

@@ -1,7 +1,7 @@
-"""What a step's digests are made into: leaf, step root, chain. Pure; FORMAT.md is its prose, vectors.json its proof.
+"""Hashes of values, step roots and chains. Pure; FORMAT.md specifies them, vectors.json tests them.
 
-    leaf   = H(enc(phase, name, occurrence, dtype, shape, algorithm, digest))
-    S_k    = H("rlh1/step" | u64le(k) | leaves of chained scope, sorted by enc(phase, name, occurrence))
+    hash   = H(enc(phase, name, occurrence, dtype, shape, algorithm, digest))
+    S_k    = H("rlh1/step" | u64le(k) | hashes of chained values, sorted by enc(phase, name, occurrence))
     C_k    = H("rlh1/chain" | C_{k-1} | S_k)        C_{-1} = H("rlh1/init" | identity)
 
 H is xxh3_128 in its canonical form, 16 bytes big-endian. enc joins fields of text: each is UTF-8 after its length as
@@ -20,7 +20,7 @@ from xxhash import xxh3_128_digest
 from harness.core.errors import TraceError
 
 PHASES = ("rollout", "reward", "reference", "advantage", "forward", "loss", "backward", "optimizer", "sync")
-"""In the order of a step; the order of a trace is the one in which its leaves were recorded."""
+"""In the order of a step; the order of a trace is the one in which its values were recorded."""
 
 DIGEST_BYTES = 16
 _HEX_LENGTH = struct.pack("<I", 2 * DIGEST_BYTES)
@@ -30,12 +30,12 @@ Key = tuple[str, str, int]
 
 
 class Scope(IntEnum):
-    """What a leaf depends on."""
+    """What a recorded value depends on."""
 
     LOGICAL = 0
     """A whole tensor, or rollouts in canonical order: the same for any number of ranks and micro-batches. Chained."""
     PHYSICAL = 1
-    """One rank's or one micro-batch's part: it helps to find the place, and is not chained."""
+    """One rank's or one micro-batch's part: it helps to locate a difference, and is not chained."""
     SHARD = 2
     """One rank's part of a whole whose digest is the sum over ranks (`shardsum_128`). Chained, in its rank's log."""
     CONTEXT = 3
@@ -43,7 +43,7 @@ class Scope(IntEnum):
 
 
 CHAINED = (Scope.LOGICAL, Scope.SHARD)
-"""What decides: a step's root is that of these leaves, and no two of them have one key."""
+"""Scopes that decide: a step's root covers these values, and each key occurs once among them."""
 
 
 class RecordedValue(NamedTuple):
@@ -78,12 +78,12 @@ def enc(*fields: str) -> bytes:
     try:
         parts = [field.encode() for field in fields]
     except UnicodeEncodeError as error:
-        raise TraceError(f"{error.object!r} is no text", legal="what UTF-8 has bytes for") from None
+        raise TraceError(f"{error.object!r} cannot be encoded as UTF-8", legal="text that UTF-8 can encode") from None
     return b"".join([struct.pack("<I", len(part)) + part for part in parts])
 
 
 def encoded(value: RecordedValue) -> tuple[bytes, bytes]:
-    """(key, description) of a leaf: enc of what it is sorted by, and of everything but its digest."""
+    """Return (key, description) of a value: enc of its sort key, and of all its fields but the digest."""
     return _encoded(value[:-2])  # all but digest and scope
 
 
@@ -95,7 +95,7 @@ def _encoded(described: tuple[str, str, int, str, tuple[int, ...], str]) -> tupl
 
 
 def leaf_hash(value: RecordedValue) -> bytes:
-    """The leaf as the step's root takes it, 16 bytes."""
+    """Return the hash of a value, which enters the step's root; 16 bytes."""
     return _hash(encoded(value)[1], value.digest)
 
 
@@ -104,9 +104,9 @@ def _hash(description: bytes, digest: bytes) -> bytes:
 
 
 def step_root(step: int, values: Iterable[RecordedValue]) -> bytes:
-    """S_k over the leaves of chained scope, in whatever order they come; 16 bytes.
+    """Return S_k over the values of chained scope, which may come in any order; 16 bytes.
 
-    TraceError for a key that comes twice.
+    Raises TraceError for a repeated key.
     """
     by_key: dict[bytes, bytes] = {}
     for value in values:
@@ -120,11 +120,11 @@ def step_root(step: int, values: Iterable[RecordedValue]) -> bytes:
 
 
 def repeated(value: RecordedValue, step: int) -> TraceError:
-    """The error of two leaves with one key."""
+    """Return the error for two values with one key."""
     return TraceError(
-        f"step {step} has two leaves {value.phase} {value.name} {value.occurrence}",
-        legal="one leaf of a scope for each phase, name and occurrence; whole or in shards, not both",
-        remedy="count the occurrences of a name within the step",
+        f"step {step} has two values {value.phase} {value.name} {value.occurrence}",
+        legal="one value per scope, phase, name and occurrence; whole or in shards, not both",
+        remedy="number the occurrences of a name within the step from 0",
     )
 
 

@@ -31,13 +31,13 @@ class CurvePoint:
 def curve_line(point: CurvePoint) -> str:
     """A step as its line, newline included; TraceError for a name that is taken."""
     if taken := [name for name in TAKEN if name in point.values]:
-        raise TraceError(f"a value of the curve named {taken[0]!r}", legal=f"any name but {', '.join(TAKEN)}")
+        raise TraceError(f"the curve name {taken[0]!r} is reserved", legal=f"any name but {', '.join(TAKEN)}")
     values = {name: plain(point.values.get(name)) for name in (*NAMES, *point.values)}
     return json.dumps({"step": point.step, **values, "chain": point.chain}) + "\n"
 
 
 def parse_curve(text: str) -> list[CurvePoint]:
-    """The steps of a curve, up to the first line that is cut or is none."""
+    """The steps of a curve, up to the first line that is truncated or malformed."""
     points: list[CurvePoint] = []
     for line in text.split("\n")[:-1]:  # what stands after the last newline is cut
         try:
@@ -48,7 +48,7 @@ def parse_curve(text: str) -> list[CurvePoint]:
 
 
 def bad_line(text: str, num_good: int) -> int | None:
-    """The line, from 1, behind the `num_good` that could be parsed, cut or none; None where there is no such line."""
+    """Return the number, from 1, of the line after the `num_good` that could be parsed; None if there is none."""
     num_lines = text.count("\n") + (not text.endswith("\n") and text != "")
     return num_good + 1 if num_good < num_lines else None
 

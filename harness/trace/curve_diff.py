@@ -21,14 +21,15 @@ _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
 def is_cost(name: str) -> bool:
-    """Whether a value of this name tells what a step cost, not what it computed."""
+    """Whether a value of this name measures the cost of a step, not its result."""
     return any(COSTS.fullmatch(word.lower()) for word in _WORD.findall(name))
 
 
 def compare_curves(a: Trace, b: Trace) -> tuple[CurveDifference, ...]:
-    """The values that differ at the first step where any does; without those that `uncompared` tells of.
+    """Return the values that differ at the first step with a difference, without those that `uncompared` reports.
 
-    What only one has of the last step of the other is none: programs print after a step, and may be ended before.
+    A value that is absent from the last step of one curve does not differ: programs log after a step, and may end
+    before that.
     """
     ends = {trace.curve[-1].step for trace in (a, b) if trace.curve}
     for step, x, y in common_points(a, b):
@@ -46,9 +47,9 @@ def _differ(x: Float | None, y: Float | None, *, is_end: bool) -> bool:
 
 
 def uncompared(a: Trace, b: Trace) -> Iterator[str]:
-    """What of the curves could not be compared: lines that one of them lacks, numbers of other dtypes that differ.
+    """Yield notes on what could not be compared in the curves: missing lines, and unequal values of unequal dtypes.
 
-    The last line of a program that was killed is always missing, and not told.
+    The last line of a killed program is always missing, and is not reported.
     """
     for name, trace, other in (("A", a, b), ("B", b, a)):
         known = {point.step for point in trace.curve}
@@ -57,15 +58,15 @@ def uncompared(a: Trace, b: Trace) -> Iterator[str]:
         if not absent or trace.curve_ends_at is not None:  # the damage is told
             continue
         if known:
-            yield f"{name}: {CURVE} has nothing of step {_and_more(absent)}: what was logged there was not compared"
+            yield f"{name}: {CURVE} has no line for step {_and_more(absent)}: its logged values were not compared"
         else:
-            yield f"{name}: {CURVE} is missing or empty: what was logged was not compared"
+            yield f"{name}: {CURVE} is missing or empty: logged values were not compared"
     for step, x, y in common_points(a, b):
         if names := [
             name for name in x if name in y and _is_printed_differently(x[name], y[name]) and not is_cost(name)
         ]:
             dtypes = f"{x[names[0]].dtype} in A, {y[names[0]].dtype} in B"
-            yield f"what was logged of {_and_more(names)} at step {step} is of two sources, {dtypes}: not compared"
+            yield f"logged values of {_and_more(names)} at step {step} have different dtypes ({dtypes}): not compared"
             return
 
 
@@ -79,7 +80,7 @@ def _and_more(names: Sequence[object]) -> str:
 
 
 def curves_to_show(a: Trace, b: Trace, differing: Sequence[CurveDifference]) -> Curves | None:
-    """The value that tells most of two runs that have parted: one that differs, else the reward or the loss."""
+    """Return the curves of one value to plot for diverged runs: a value that differs, else the reward or the loss."""
     known = dict.fromkeys(name for _, x, y in common_points(a, b) for name in x if name in y and not is_cost(name))
     wanted = [*(each.name for each in differing), *NAMES, *known]
     name = next((each for each in wanted if each in known), None)

@@ -1,12 +1,12 @@
-"""Two traces, and what they are to each other.
+"""Comparison of two traces.
 
-    roots of every step ─▶ the first that differ ─▶ that one step opened ─▶ the first leaf ─▶ verdict
+    roots of every step ─▶ the first that differ ─▶ that one step opened ─▶ the first value ─▶ verdict
 
-Before that, processes without a rank are matched. Leaves of chained scope decide. Where both traces have the same
+Before that, processes without a rank are matched. Values of chained scope decide. Where both traces have the same
 ranks, each rank is compared with its counterpart, and the one that differs at the earliest position of its log comes
 first: ranks run one program, so the position is the clock they share. A rank that lacks a step of its counterpart's
-differs before every leaf of that step. Where the ranks of the two traces are not the same, or where wholes were cut
-into other shards, wholes are merged over ranks; one that ranks of a trace have otherwise differs.
+differs before every value of that step. Where the ranks of the two traces are not the same, or where values were cut
+into other shards, values are merged over ranks; a global value on which the ranks of a trace disagree differs.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,7 +31,7 @@ from harness.trace.verdict import Divergence, FieldDifference, Kind, Verdict
 MAX_NAMES = 5
 """So many names of a fingerprint stand in a reason."""
 PLACED = (*CHAINED, Scope.PHYSICAL)
-"""What may be named as the first place."""
+"""Scopes that the first difference may have."""
 
 Fields = dict[str, tuple[FieldDifference, ...]]
 ByRank = dict[int | None, StepDifference]
@@ -55,10 +55,10 @@ def diff(a: Trace, b: Trace) -> Verdict:
     numbers = {rank: log.number for rank, log in b.ranks.items()}
     notes = [*match.notes(), *found.notes, *found.faults, *gaps, *_damages(a, b), *uncompared(a, b)]
     if len(a.ranks.keys() | b.ranks.keys()) < num_ranks:
-        notes.append(f"compared: {len(a.ranks)} of {num_ranks} ranks, those of which both have a log")
+        notes.append(f"compared {len(a.ranks)} of {num_ranks} ranks: those with a log in both traces")
     if kind is Kind.EQUAL and curve:
         names = ", ".join(each.name for each in curve)
-        notes.append(f"what was logged differs from step {curve[0].step} on, and no leaf does: {names}")
+        notes.append(f"logged values differ from step {curve[0].step} on, but recorded values do not: {names}")
     if found.first is not None:
         notes += ops_of_other_steps(*directories, found.first.step)
     return Verdict(
@@ -155,7 +155,7 @@ def _fold(a: Trace, b: Trace, step: int, found: _Found) -> None:
             found.first = earliest(a, b, step, opened)
     elif is_by_rank and not num_incomparable and not found.has_wrong_root:
         found.has_wrong_root = True
-        found.faults.append(f"the roots of step {step} differ, its leaves do not: a root is not that of its leaves")
+        found.faults.append(f"the roots of step {step} differ, but its values do not: a root does not match its values")
 
 
 def _has_equal_roots(a: Trace, b: Trace, step: int) -> bool:
@@ -189,7 +189,7 @@ def _open_merged(a: Trace, b: Trace, step: int, found: _Found) -> ByRank:
     global_values_ = paired_global_values(a, b, step)
     if not found.notes:
         found.notes += [
-            f"rank {rank} of {name} has {value.phase} {value.name} of step {step} otherwise than a lower rank"
+            f"rank {rank} of {name} disagrees with a lower rank on {value.phase} {value.name} of step {step}"
             for name, rank, value in global_values_.apart
         ]
     return {None: compare_values(global_values_.a, global_values_.b)}
@@ -236,11 +236,11 @@ def _classify(a: Trace, b: Trace, found: _Found, fingerprints: Fields, gaps: lis
     if found.first is not None and "numerics" in fingerprints:
         reasons.append(f"numerics differ: {_names(fingerprints['numerics'])}")
     if found.first is not None:
-        reasons += [f"the identity of {name} is not known" for name, t in (("A", a), ("B", b)) if t.manifest is None]
+        reasons += [f"the identity of {name} is unknown" for name, t in (("A", a), ("B", b)) if t.manifest is None]
     else:
         reasons += found.faults
     if found.first is None and found.num_incomparable:
-        reasons.append(f"digests of different algorithms: {found.num_incomparable:,} leaves cannot be compared")
+        reasons.append(f"digests of different algorithms: {found.num_incomparable:,} values cannot be compared")
     if reasons:
         return Kind.NOT_COMPARABLE, reasons
     if found.first is not None:

@@ -13,12 +13,12 @@ cryptographic: they find accidents, not forgers.
 
     words    of an element of 1, 2 or 4 bytes: its bits, zero-extended; of 8 or 16 bytes: its 2 or 4 u32, low ones first
     i        index of the word: of the element in the whole value in C order, times the words of an element, plus which
-    lane L   = sum over words of (word + 1) * u_L(i mod 1024) * v_L(i div 1024)
+    half L   = sum over words of (word + 1) * u_L(i mod 1024) * v_L(i div 1024)
     u_L(n)   = mix(U_SEEDS[L] + n * GAMMA) | 1           v_L(n) = mix(V_SEEDS[L] + n * GAMMA) | 1
     mix      = the output function of splitmix64 at a state: output n of its generator of this seed is u_L or v_L
-    digest   = lane 0 | lane 1, 8 bytes each, big-endian; of no words: zeros
+    digest   = half 0 | half 1, 8 bytes each, big-endian; of no words: zeros
 
-So a block of 1024 words is a dot product with u_L, times one number: on a GPU one multiplication a lane and element.
+So a block of 1024 words is a dot product with u_L, times one number: on a GPU one multiplication per half and element.
 harness/DESIGN.md has the argument why sums of accidents do not cancel.
 """
 
@@ -41,7 +41,7 @@ WORD_BYTES = 4
 BLOCK_WORDS = 1024
 U_SEEDS = (0x243F6A8885A308D3, 0xA4093822299F31D0)
 V_SEEDS = (0x13198A2E03707344, 0x082EFA98EC4E6C89)
-"""Of each lane: the first hexadecimal digits of pi's fraction, which nobody has chosen."""
+"""Seeds of both halves: the first hexadecimal digits of pi's fraction, which were not chosen for this purpose."""
 GAMMA = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 
@@ -68,7 +68,8 @@ def shardsum(data: bytes | bytearray | memoryview, element_bytes: int, first_ind
     view = memoryview(data).cast("B")
     if element_bytes not in ELEMENT_BYTES or len(view) % element_bytes:
         raise TraceError(
-            f"{len(view)} bytes in elements of {element_bytes}", legal=f"elements of {ELEMENT_BYTES} bytes"
+            f"{len(view)} bytes cannot be split into elements of {element_bytes} bytes",
+            legal=f"elements of {ELEMENT_BYTES} bytes",
         )
     word_bytes = min(element_bytes, WORD_BYTES)
     first_word = first_index * (element_bytes // word_bytes)
@@ -81,7 +82,7 @@ def shardsum(data: bytes | bytearray | memoryview, element_bytes: int, first_ind
 
 
 def word_key(lane: int, index: int) -> int:
-    """What a lane multiplies the word of this index by: odd, so that a single change is always seen."""
+    """Return the factor of the word at this index: odd, so that a single change always changes the sum."""
     block, place = divmod(index, BLOCK_WORDS)
     return (mix(U_SEEDS[lane] + place * GAMMA) | 1) * (mix(V_SEEDS[lane] + block * GAMMA) | 1) & _MASK
 

@@ -31,9 +31,9 @@ def excerpt(trace: Trace, first: int, last: int) -> Trace:
 
 
 def common_ranks(a: Trace, b: Trace) -> tuple[Trace, Trace]:
-    """Two traces as if their world were the ranks that both have: where it is one world, and logs are missing.
+    """Return two traces reduced to the ranks of both, if their world sizes are equal and logs are missing.
 
-    With shards they stay as they are: whether those were cut otherwise, only all ranks together tell.
+    Traces with shards are returned unchanged: only all ranks together show whether shards were cut differently.
     """
     if a.manifest is None or b.manifest is None or a.manifest.world_size != b.manifest.world_size:
         return a, b

@@ -62,15 +62,15 @@ def numerics(environ: Mapping[str, str], modules: Iterable[str]) -> dict[str, st
 
 
 def perturbation(environ: Mapping[str, str], world_size: int) -> dict[str, str]:
-    """How the work is spread, which must not matter at level `invariant`."""
+    """Return how the work is distributed, which should not affect results at level `invariant`."""
     told = {"world size": str(world_size), "usable cores": str(len(os.sched_getaffinity(0)))}
     return told | {f"variable {name}": environ[name] for name in sorted(MOVE_BITS & environ.keys()) if _perturbs(name)}
 
 
 def subject(checkout: Path) -> dict[str, str]:
-    """The commit of a git checkout, and a digest of what is not committed in it.
+    """Return the commit of a git checkout, and a digest of its uncommitted changes.
 
-    Where git does not tell, the reason stands in the commit's place.
+    If git does not report a commit, its value is the reason.
     """
     try:
         commit = _git(checkout, "rev-parse", "HEAD").decode().strip()

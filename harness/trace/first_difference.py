@@ -1,4 +1,4 @@
-"""The first place at which the leaves of one step differ, and what is known of it."""
+"""The first difference between the values of one step, and its description."""
 
 from collections.abc import Collection, Iterator, Mapping
 
@@ -66,9 +66,9 @@ def missing_step(a: Trace, b: Trace, step: int) -> Divergence:
 
 
 def missing_frame(step: int, alone: OnlyInOne, different: Collection[int]) -> Divergence:
-    """The difference of a step that both traces have and some ranks lack in one; the leaves of others may differ too.
+    """Return the difference of a step that some ranks of one trace lack; values of other ranks may differ too.
 
-    `alone` is not empty, `different` are the ranks whose leaves differ. It comes before every leaf of the step.
+    `alone` is not empty, `different` are the ranks whose values differ. It comes before every value of the step.
     """
     rank, what = next(iter(alone.items()))
     return Divergence(step, what, rank, tuple(sorted({*alone, *different})))

@@ -6,8 +6,8 @@
             | "DONE" | u64le(number of steps)
 
 A scope is a byte, a digest 16, a length u32le; a description is enc(phase, name, occurrence, dtype, shape, algorithm).
-Leaves stand in columns, in the order in which they were recorded: two steps of a million leaves that have the same
-descriptions are compared without decoding any.
+Values are stored in columns, in the order of recording. Two steps of a million values with the same descriptions are
+compared without decoding any.
 """
 
 import struct
@@ -37,15 +37,15 @@ _STEP_HEAD = struct.Struct("<4sQ16s16sI")
 _DONE = struct.Struct("<4sQ")
 _CHECKSUM_BYTES = 8
 _MARK = 2
-"""The letter by which PHASES are told apart: their third."""
+"""Index of the letter that distinguishes PHASES: their third."""
 assert len({phase[_MARK] for phase in PHASES}) == len(PHASES)
 _PIECE_BYTES = 2**16
 
 
 def frame(payload: bytes) -> bytes:
-    """A payload as it stands in the log; TraceError where it is too long for one."""
+    """Return a payload as a frame of the log; TraceError if it is too long for one."""
     if len(payload) > MAX_PAYLOAD_BYTES:
-        raise TraceError(f"a frame of {len(payload):,} bytes", legal=f"at most {MAX_PAYLOAD_BYTES:,}")
+        raise TraceError(f"a frame has {len(payload):,} bytes", legal=f"at most {MAX_PAYLOAD_BYTES:,}")
     return _LENGTH.pack(len(payload)) + payload + xxh3_64_digest(payload)
 
 
@@ -59,7 +59,7 @@ def step_payload(step: int, root: bytes, chain: bytes, values: Sequence[Recorded
     unchained = set()
     for value in values:
         if len(value.digest) != DIGEST_BYTES:
-            raise TraceError(f"a digest of {len(value.digest)} bytes for {value.name}", legal=f"{DIGEST_BYTES} bytes")
+            raise TraceError(f"the digest of {value.name} has {len(value.digest)} bytes", legal=f"{DIGEST_BYTES} bytes")
         key, description = encoded(value)
         if value.scope not in CHAINED:
             if (value.scope, key) in unchained:
@@ -144,20 +144,20 @@ def read_kind(file: BinaryIO, place: FramePosition) -> bytes:
 
 
 def read_step_head(file: BinaryIO, place: FramePosition) -> StepHead:
-    """The head of a step; TraceError where it is not as the format says."""
+    """Return the head of a step; TraceError if it violates the format."""
     if place.length < _STEP_HEAD.size:
-        raise malformed("its head is cut")
+        raise malformed("its head is truncated")
     file.seek(place.start)
     _, step, root, chain, num_values = _STEP_HEAD.unpack(file.read(_STEP_HEAD.size))
     if place.length < _STEP_HEAD.size + num_values * (1 + DIGEST_BYTES + _LENGTH.size):
-        raise malformed(f"{num_values:,} leaves do not fit into {place.length:,} bytes")
+        raise malformed(f"{num_values:,} values do not fit into {place.length:,} bytes")
     scopes = file.read(num_values)
     counts = [scopes.count(scope) for scope in (Scope.LOGICAL, Scope.SHARD, Scope.PHYSICAL, Scope.CONTEXT)]
     return StepHead(step, root, chain, num_values, *counts)
 
 
 def read_num_steps(file: BinaryIO, place: FramePosition) -> int:
-    """How many steps a DONE payload says there are; TraceError where it is not as the format says."""
+    """Return the number of steps in a DONE payload; TraceError if it violates the format."""
     if place.length != _DONE.size:
         raise malformed(f"{place.length} bytes of DONE")
     file.seek(place.start)
@@ -167,45 +167,45 @@ def read_num_steps(file: BinaryIO, place: FramePosition) -> int:
 
 @dataclass(frozen=True)
 class Columns:
-    """The leaves of one step, not decoded."""
+    """The values of one step, not decoded."""
 
     scopes: bytes
-    """A byte for each leaf."""
+    """A byte for each value."""
     digests: bytes
-    """16 bytes for each leaf."""
+    """16 bytes for each value."""
     lengths: bytes
-    """4 bytes for each leaf: how long its description is."""
+    """4 bytes for each value: the length of its description."""
     descriptions: bytes
     """One after the other."""
 
     def has_values_of(self, other: "Columns") -> bool:
-        """Whether both have the same leaves in the same order, digests apart."""
+        """Whether both have the same values in the same order, apart from digests."""
         mine = (self.scopes, self.lengths, self.descriptions)
         return mine == (other.scopes, other.lengths, other.descriptions)
 
     def description(self, index: int) -> bytes:
-        """The description of one leaf."""
+        """Return the description of one value."""
         lengths = self._lengths()
         start = sum(lengths[:index])
         return self.descriptions[start : start + lengths[index]]
 
     def all_descriptions(self) -> Iterator[bytes]:
-        """The description of each leaf; TraceError where they are not as long as their lengths say."""
+        """Yield the description of each value; TraceError if they do not have the stated lengths."""
         lengths = self._lengths()
         if sum(lengths) != len(self.descriptions):
-            raise malformed("the descriptions of its leaves are not as long as their lengths say")
+            raise malformed("the descriptions of its values do not have the stated lengths")
         start = 0
         for length in lengths:
             yield self.descriptions[start : start + length]
             start += length
 
     def phases(self, end: int) -> tuple[str, ...]:
-        """The phases of the leaves before the one of index `end`, contexts apart, in the order of recording."""
+        """Return the phases of the values before index `end`, without contexts, in the order of recording."""
         firsts = (next(self._indices(phase, end), None) for phase in PHASES)
         return tuple(self.value(first).phase for first in sorted(first for first in firsts if first is not None))
 
     def of_phases(self, phases: Iterable[str]) -> list[tuple[int, RecordedValue]]:
-        """(index, leaf) of the leaves of these phases, contexts apart, by phase; the others are not decoded."""
+        """Return (index, value) of the values of these phases, without contexts, by phase; only these are decoded."""
         wanted = set(phases)
         indices = [index for phase in phases for index in self._indices(phase, len(self.scopes))]
         starts = list(self._starts()) if indices else []
@@ -230,10 +230,10 @@ class Columns:
         try:
             return bytes(map(self.descriptions.__getitem__, islice(places, len(self.scopes))))
         except IndexError:
-            raise malformed("the descriptions of its leaves are not as long as their lengths say") from None
+            raise malformed("the descriptions of its values do not have the stated lengths") from None
 
     def value(self, index: int, description: bytes | None = None) -> RecordedValue:
-        """One leaf, decoded; TraceError where it is not as the format says."""
+        """Decode one value; TraceError if it violates the format."""
         fields = fields_of(self.description(index) if description is None else description)
         try:
             phase, name, occurrence, dtype, shape, algorithm = fields
@@ -242,10 +242,10 @@ class Columns:
             digest = self.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
             return RecordedValue(phase, name, int(occurrence), dtype, sizes, algorithm, digest, scope)
         except ValueError:
-            raise malformed(f"leaf {index} is {fields!r}") from None
+            raise malformed(f"value {index} is {fields!r}") from None
 
     def values(self) -> list[RecordedValue]:
-        """Every leaf, in the order in which they were recorded; TraceError where one is not as the format says."""
+        """Decode every value, in the order of recording; TraceError if one violates the format."""
         return [self.value(index, description) for index, description in enumerate(self.all_descriptions())]
 
     def _starts(self) -> Iterator[int]:
@@ -270,30 +270,31 @@ def read_columns(file: BinaryIO, place: FramePosition, num_values: int) -> Colum
         descriptions=file.read(end - start - num_values * (1 + DIGEST_BYTES + _LENGTH.size)),
     )
     if file.tell() != end:
-        raise TraceError("a log has become shorter while it was read", remedy="compare it when nobody changes it")
+        raise TraceError("a log became shorter during reading", remedy="compare it again when no process writes to it")
     return found
 
 
 def fields_of(description: bytes) -> list[str]:
-    """The fields that `enc` has joined; TraceError where they are cut or no text."""
+    """Return the fields that `enc` joined; TraceError if they are truncated or not text."""
     fields, at = [], 0
     while at < len(description):
         if at + _LENGTH.size > len(description):
-            raise malformed("a field of a leaf is cut")
+            raise malformed("a field of a value is truncated")
         (length,) = _LENGTH.unpack_from(description, at)
         at += _LENGTH.size
         if at + length > len(description):
-            raise malformed("a field of a leaf is cut")
+            raise malformed("a field of a value is truncated")
         try:
             fields.append(description[at : at + length].decode())
         except UnicodeDecodeError:
-            raise malformed("a field of a leaf is no UTF-8") from None
+            raise malformed("a field of a value is not UTF-8") from None
         at += length
     return fields
 
 
 def malformed(what: str) -> TraceError:
-    """The error of bytes that are whole and yet not what FORMAT.md says: their writer's mistake."""
+    """Return the error for complete bytes that violate FORMAT.md: a mistake of their writer."""
     return TraceError(
-        f"a frame is whole, and not as the format says: {what}", remedy="mend what wrote the trace; see FORMAT.md"
+        f"a frame is complete but violates the format: {what}",
+        remedy="fix the program that wrote the trace; see FORMAT.md",
     )

@@ -1,7 +1,8 @@
-"""Wholes of a step over all ranks: what is compared where ranks of two traces cannot be compared one by one.
+"""Global values of a step, merged over ranks, for traces whose ranks cannot be compared one by one.
 
-Of a whole that ranks of one trace have otherwise there is no one value. It is compared by that which the other trace
-has not: such a whole is never equal, unless the two have the same ranks and each rank the same of it.
+If ranks of one trace disagree on a global value, the trace has no single value to compare. Such a value never counts as
+equal, unless both traces have the same ranks and each rank the same value. The comparison then uses a form that the
+other trace does not have.
 """
 
 from collections.abc import Sequence
@@ -12,21 +13,21 @@ from harness.trace.digests import add_shards
 from harness.trace.reader import Trace
 
 RankValue = tuple[int, RecordedValue]
-"""(rank, a whole that it has otherwise than a lower one)."""
+"""(rank, a global value on which it disagrees with a lower one)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalValues:
-    """The wholes of a step of two traces, as they face each other; of logical scope."""
+    """The global values of a step of two traces, paired; of logical scope."""
 
     a: Sequence[RecordedValue]
     b: Sequence[RecordedValue]
     apart: Sequence[tuple[str, int, RecordedValue]]
-    """("A" or "B", rank, leaf): the first of each trace that a rank has otherwise than a lower one."""
+    """("A" or "B", rank, value): per trace, the first value on which a rank disagrees with a lower one."""
 
 
 def paired_global_values(a: Trace, b: Trace, step: int) -> GlobalValues:
-    """The wholes of a step that both traces have."""
+    """Return the global values of a step that both traces have."""
     (wholes_a, apart_a), (wholes_b, apart_b) = global_values(a, step), global_values(b, step)
     if a.ranks.keys() == b.ranks.keys():
         alike = {*apart_a} & {*apart_b}
@@ -52,10 +53,10 @@ def _unlike(
 
 
 def global_values(trace: Trace, step: int) -> tuple[list[RecordedValue], list[RankValue]]:
-    """(leaves of wholes, those that a later rank has otherwise) of one step, over all ranks; of logical scope.
+    """Return (global values, those on which a later rank disagrees) of one step, over all ranks; of logical scope.
 
-    Shards of a key are added. Of a whole that several ranks have, and of the dtype and shape of shards, the lowest
-    rank's counts.
+    Digests of shards of a key are added. If several ranks have a value, the lowest rank's counts, as do its dtype and
+    shape for shards.
     """
     merged: dict[Key, RecordedValue] = {}
     shards: dict[Key, list[bytes]] = {}
@@ -75,7 +76,7 @@ def global_values(trace: Trace, step: int) -> tuple[list[RecordedValue], list[Ra
 
 
 def shard_sums(trace: Trace, step: int) -> dict[Key, tuple[bytes, dict[int, bytes]]]:
-    """Of each key that is in shards: (the sum over all ranks, the digest of each rank's shard)."""
+    """Return for each sharded key (the sum over all ranks, the digest of each rank's shard)."""
     shards: dict[Key, dict[int, bytes]] = {}
     for rank, log in trace.logs(step).items():
         columns = trace.columns(step, rank) if log.heads[step].num_shards else None

@@ -24,13 +24,13 @@ class Fingerprint:
     """Everything outside the trace that its bits may depend on."""
 
     identity: Part = field(default_factory=dict)
-    """What the configuration means: digests of data, tokens and initial weights, seeds, lane width."""
+    """Meaning of the configuration: digests of data, tokens and initial weights, seeds, microbatch size."""
     numerics: Part = field(default_factory=dict)
     """What computes: instruction set, Python, packages, drivers, mapped libraries, floating-point control state."""
     subject: Part = field(default_factory=dict)
     """The code under test: commit and uncommitted changes."""
     perturbation: Part = field(default_factory=dict)
-    """What must not matter at level `invariant`: threads, world size, hash seed."""
+    """Runtime settings, which should not affect results at level `invariant`: threads, world size, hash seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ class Manifest:
 
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
-            raise TraceError(f"the level {self.level!r}", legal=", ".join(LEVELS))
+            raise TraceError(f"the level {self.level!r} does not exist", legal=", ".join(LEVELS))
         if self.world_size < 1:
-            raise TraceError(f"a world size of {self.world_size}", legal="1 or more")
+            raise TraceError(f"the world size is {self.world_size}", legal="1 or more")
 
 
 def manifest_text(manifest: Manifest) -> str:
@@ -88,9 +88,9 @@ def parse_manifest(text: str) -> Manifest | None:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):  # JSON of another shape
         raise TraceError(
-            "it is whole JSON, and not as the format says",
+            "it is valid JSON but violates the format",
             legal="an object with format, complete and fingerprint",
-            remedy="mend what wrote the trace; see FORMAT.md",
+            remedy="fix the program that wrote the trace; see FORMAT.md",
         ) from None
 
 

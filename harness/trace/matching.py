@@ -44,8 +44,8 @@ class Match:
         pairs = ", ".join(f"A's process {number} is B's process {other}" for number, other in self.numbers.items())
         if self.is_guess:
             yield (
-                f"the processes have no ranks, and which belong together is a guess: {pairs};"
-                " give each process a RANK and a WORLD_SIZE"
+                f"the processes have no ranks, and their matching is a guess: {pairs};"
+                " set RANK and WORLD_SIZE for each process"
             )
         elif self.is_moved:
             yield f"the processes have no ranks, and were matched by content: {pairs}"

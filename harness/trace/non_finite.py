@@ -5,8 +5,8 @@
 
 An operation makes a NaN where none of what it reads is one. Where it reads an Inf, which is how most NaN begin, that
 Inf is followed back, from each operation to the one that wrote what it reads, to the one that made it of finite
-numbers. An Inf on its own may be meant, as in a mask: it is told only where there is no NaN. What an operation was
-asked for by an argument, a mask's Inf or a NaN that marks memory, is not told.
+numbers. An Inf on its own may be intended, as in a mask: it is reported only if there is no NaN. An Inf or a NaN that
+an argument requested, for a mask or to mark memory, is not reported.
 """
 
 import re
@@ -40,7 +40,7 @@ def find_non_finite(record: OpRecord) -> NonFinite | None:
     """
     if record.version < FLAGGED_SINCE:
         raise TraceError(
-            f"{record.path} does not say which floats are finite: it has version {record.version}",
+            f"{record.path} does not record which floats are finite: it has version {record.version}",
             legal=f"version {FLAGGED_SINCE} or newer",
             remedy="record the operations of the step again",
         )

@@ -3,8 +3,8 @@
     ops/rank-0-step-7.jsonl:   {"k": "head", ...}  {"k": "op", ...} ...  {"k": "end", ...}
 
 The order is that in which operations began. Two records are walked side by side: an operation differs in what is
-called, in what it reads, or in what it gives. What was not read, memory that nobody had written to for one, is equal to
-anything.
+called, in what it reads, or in what it gives. A value that was not read, such as uninitialized memory, is equal
+to anything.
 """
 
 import json
@@ -190,7 +190,7 @@ def read_ops(directory: Path, rank: int, step: int) -> OpRecord | None:
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, TraceError):
             raise
-        raise TraceError(f"{path} is no record of operations", remedy="record the step again") from None
+        raise TraceError(f"{path} is not a record of operations", remedy="record the step again") from None
     return OpRecord(path, tuple(sorted(operations, key=lambda each: each.index)), problem, version)
 
 
@@ -229,7 +229,7 @@ def ops_of_other_steps(a: Path, b: Path, step: int) -> list[str]:
     if step in steps_a & steps_b or not steps_a & steps_b:
         return []
     recorded = ", ".join(map(str, sorted(steps_a & steps_b)))
-    return [f"operations were recorded of step {recorded}, and the first difference is in step {step}"]
+    return [f"operations were recorded for step {recorded}, but the first difference is in step {step}"]
 
 
 def is_faithful(root_with: bytes, root_without: bytes) -> bool:

@@ -36,7 +36,7 @@ from harness.trace.tensor_file import DamagedTensor, read_digested
 MAX_TEXT_BYTES = 2**30
 """Limit on a manifest or a curve; the curve of a million steps has about 300 MB."""
 MAX_NAMES = 3
-"""So many traces are named to somebody who named the directory above them."""
+"""Maximum number of traces that an error lists for the directory above them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class RankLog:
         return found
 
     def columns(self, step: int) -> Columns:
-        """The leaves of a step, not decoded; KeyError for a step that it does not have.
+        """Return the values of a step, not decoded; KeyError for a step that it does not have.
 
-        TraceError where the file is not what it was.
+        TraceError if the file has changed.
         """
         place = self.places[step]
         try:
@@ -97,7 +97,7 @@ class Trace:
             found.append("manifest.json is missing or cut")
         else:
             if not self.manifest.complete:
-                found.append("its program did not end in order")
+                found.append("its program did not exit normally")
             absent = set(range(self.manifest.world_size)) - self.ranks.keys()
             found += [f"{log_name(rank)} is missing" for rank in sorted(absent)]
         for rank, log in self.ranks.items():
@@ -119,13 +119,13 @@ class Trace:
         if self.manifest is not None and self.manifest.complete and len(self.ranks) > self.manifest.world_size:
             world_size = self.manifest.world_size
             ranks = f"{world_size} rank" + ("s" if world_size > 1 else "")
-            found.append(f"{log_name(max(self.ranks))} is there, and its manifest counts {ranks}")
+            found.append(f"{log_name(max(self.ranks))} exists, but its manifest counts {ranks}")
         if self.curve_ends_at is not None:
             found.append(f"{CURVE} is damaged: it was read up to line {self.curve_ends_at}")
         if self.damaged:
             (step, rank), *others = sorted(self.damaged)
             more = f" and {len(others)} more" if others else ""
-            found.append(f"the kept tensors of step {step}, rank {rank},{more} are damaged: told from digests alone")
+            found.append(f"the kept tensors of step {step}, rank {rank},{more} are damaged: compared by digest only")
         return tuple(found)
 
     @cached_property
@@ -138,9 +138,9 @@ class Trace:
         return tuple(sorted(step for step in found if end is None or step <= end))
 
     def tensor(self, step: int, rank: int, recorded_value: RecordedValue) -> bytes | None:
-        """The value of a leaf, where the trace has it: kept in a file, or in the digest itself; None elsewhere.
+        """Return the bytes of a value that was kept in a file, or in the digest itself; None if the trace has neither.
 
-        What is damaged is none either, and `damages` tells of it. TraceError where its file cannot be read.
+        Damaged bytes give None too, and `damages` reports them. TraceError if the file cannot be read.
         """
         if recorded_value.algorithm == RAW:
             return raw_value(recorded_value)
@@ -158,9 +158,9 @@ class Trace:
             raise TraceError(f"{path} cannot be read: {error.strerror}") from None
 
     def columns(self, step: int, rank: int) -> Columns:
-        """The leaves of one rank's step, not decoded; KeyError for one that it does not have.
+        """Return the values of one rank's step, not decoded; KeyError for one that it does not have.
 
-        TraceError where the file is not what it was.
+        TraceError if the file has changed.
         """
         if (step, rank) not in self._opened:
             self._opened.clear()
@@ -195,7 +195,7 @@ def read_trace(directory: Path) -> Trace:
 
 def _no_trace(path: Path) -> TraceError:
     """The error of a path that is no trace, with the traces that are beside or below it."""
-    what, remedy = f"no trace in {path}", "name the directory that was given to --out"
+    what, remedy = f"no trace in {path}", "pass the directory that was given to --out"
     if path.is_file():
         what = f"{path} is a file"
         is_of_trace = any((path.parent / name).is_file() for name in (MANIFEST, log_name(0)))
@@ -233,9 +233,9 @@ def read_log(path: Path) -> RankLog:
 
 
 def verify(trace: Trace) -> list[str]:
-    """What of a trace does not follow from its leaves: roots, and chains from one step to the next.
+    """Return the roots and chains of a trace that do not follow from its values; an empty list if all do.
 
-    Nothing where all does. Opens every step, which comparing does not.
+    Opens every step, which comparing does not.
     """
     wrong = []
     start = None if trace.manifest is None else chain_start(trace.manifest.fingerprint.identity)
@@ -248,7 +248,7 @@ def verify(trace: Trace) -> list[str]:
                 wrong.append(f"{log_name(rank)}: step {step} cannot be opened: {error.what}")
                 continue
             if root != log.heads[step].root:
-                wrong.append(f"{log_name(rank)}: the root of step {step} is not that of its leaves")
+                wrong.append(f"{log_name(rank)}: the root of step {step} does not match its values")
     return wrong
 
 
@@ -266,7 +266,7 @@ def chain_breaks(log: RankLog, start: bytes | None) -> list[str]:
 def _checked_header(header: bytes, path: Path) -> int:
     """How many bytes of the header are whole: all or, where it is cut, none."""
     if not MAGIC.startswith(header[: len(MAGIC)]):
-        raise TraceError(f"{path} is no log of a trace", legal=f"a file that begins with {MAGIC.decode()}")
+        raise TraceError(f"{path} is not a log of a trace", legal=f"a file that begins with {MAGIC.decode()}")
     if len(header) < len(HEADER):
         return 0
     refuse_newer(int.from_bytes(header[len(MAGIC) :], "little"), "")

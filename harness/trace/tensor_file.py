@@ -25,7 +25,7 @@ from harness.trace.digests import XXH3_128
 
 Buffer = bytes | bytearray | memoryview
 Kept = tuple[RecordedValue, Buffer]
-"""A leaf, and the bytes of its value: elements little-endian, in C order."""
+"""A recorded value, and its bytes: elements little-endian, in C order."""
 
 DTYPES = {
     "f64": ("F64", 8),
@@ -55,11 +55,11 @@ _ALIGNMENT = 8
 
 
 class DamagedTensor(TraceError):
-    """A kept tensor that is not what was digested, or whose file is cut or none of the format."""
+    """A kept tensor that does not match its digest, or whose file is cut or none of the format."""
 
 
 def tensor_key(value: RecordedValue) -> str:
-    """The name of a leaf's tensor in its file: "logical/backward/0/layers.3.weight"."""
+    """Return the name of a value's tensor in its file: "logical/backward/0/layers.3.weight"."""
     return f"{value.scope.name.lower()}/{value.phase}/{value.occurrence}/{value.name}"
 
 
@@ -89,7 +89,7 @@ def _header(tensors: Sequence[Kept]) -> bytes:
     for value, data in tensors:
         key, num_bytes = tensor_key(value), memoryview(data).nbytes
         if key in fields:
-            raise TraceError(f"two tensors {key}", legal="one for each leaf")
+            raise TraceError(f"two tensors have the name {key}", legal="one tensor per value")
         word, element_bytes = _kind(value)
         if num_bytes % element_bytes:
             raise TraceError(f"{num_bytes} bytes of {key}", legal=f"elements of {element_bytes} bytes, {value.dtype}")
@@ -106,7 +106,7 @@ def _kind(value: RecordedValue) -> tuple[str, int]:
 
 
 def read_tensor(path: Path, value: RecordedValue) -> bytes | None:
-    """The bytes of one leaf's tensor, whatever its digest; None where it was not kept, or the file is damaged.
+    """Return the bytes of one value's tensor without checking its digest; None if not kept, or the file is damaged.
 
     OSError where the file is there and cannot be read. Of a large file only this tensor is read.
     """
@@ -117,14 +117,14 @@ def read_tensor(path: Path, value: RecordedValue) -> bytes | None:
 
 
 def read_digested(path: Path, value: RecordedValue) -> bytes | None:
-    """The bytes of one leaf's tensor, which have its digest; None where it was not kept.
+    """Return the bytes of one value's tensor, checked against its digest; None if it was not kept.
 
-    Only digests of XXH3_128 are checked: a shard's cannot be without its place in the whole. DamagedTensor where the
-    file is damaged, or has other bytes; OSError where it cannot be read.
+    Only digests of XXH3_128 are checked: checking a shard's would need its position in the whole value.
+    DamagedTensor if the file is damaged, or has other bytes; OSError if it cannot be read.
     """
     data = _found(path, value)
     if data is not None and value.algorithm == XXH3_128 and xxh3_128_digest(data) != value.digest:
-        raise DamagedTensor(f"{tensor_key(value)} in {path} is not what was digested")
+        raise DamagedTensor(f"{tensor_key(value)} in {path} does not match its digest")
     return data
 
 
@@ -135,7 +135,7 @@ def _found(path: Path, value: RecordedValue) -> bytes | None:
     except FileNotFoundError:
         return None
     except (struct.error, ValueError, KeyError, TypeError, RecursionError):
-        raise DamagedTensor(f"{path} is cut, or no file of safetensors") from None
+        raise DamagedTensor(f"{path} is truncated or not a safetensors file") from None
 
 
 def _tensor(file: BinaryIO, size_bytes: int, key: str) -> bytes | None:

@@ -1,6 +1,6 @@
-"""Two lists of leaves of one step: which differ, and which of them came first. Pure.
+"""Comparison of two lists of values of one step: which differ, and which of them came first. Pure.
 
-A leaf is found again by its scope and key, not by its position; position decides which difference came first.
+Values are paired by scope and key, not by position; position decides which difference came first.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -21,10 +21,10 @@ _CHUNK = 4096 * DIGEST_BYTES
 
 @dataclass(frozen=True, slots=True)
 class RecordedDifference:
-    """Two leaves of one key that are not alike."""
+    """Two unequal values of one key."""
 
     position: float
-    """Among A's leaves; half a step after the leaf it follows where only B has it."""
+    """Index among A's values; if only B has the value, one half after the value it follows."""
     what: Difference
     a: RecordedValue | None
     b: RecordedValue | None
@@ -50,7 +50,7 @@ class StepDifference:
     """None where the leaves that can be compared are alike."""
     last_equal: RecordedValue | None
     num_before: int
-    """Leaves of A that stand before the first difference, alike in both."""
+    """Values of A before the first difference, equal in both."""
     num_values: int
     """Of A, and those that only B has."""
     num_different: int
@@ -65,7 +65,7 @@ class StepDifference:
 
 
 def compare_columns(a: Columns, b: Columns, scopes: Iterable[Scope] = Scope) -> StepDifference:
-    """Compare the leaves of one step of one rank, those of `scopes` only."""
+    """Compare the values of one step of one rank, those of `scopes` only."""
     wanted = set(scopes)
     if not a.has_values_of(b):
         return _compare_unlike_columns(a, b, wanted)

@@ -66,9 +66,9 @@ class Float:
 
     @classmethod
     def of(cls, value: float, dtype: str = "f64") -> "Float":
-        """The nearest float of that dtype; what is too large for it is infinite.
+        """Return the nearest float of that dtype; a number that is too large becomes infinite.
 
-        TraceError for a dtype that is none of FLOATS.
+        TraceError for a dtype that is not in FLOATS.
         """
         kind = float_type(dtype)
         if dtype == "bf16":
@@ -85,7 +85,10 @@ class Float:
         dtype, _, digits = text.partition(":")
         kind = float_type(dtype)
         if len(digits) != 2 * kind.num_bytes or not set(digits) <= set("0123456789abcdef"):
-            raise TraceError(f"the bits {text!r}", legal=f"{2 * kind.num_bytes} hexadecimal digits after {dtype}:")
+            raise TraceError(
+                f"the float {text!r} is malformed",
+                legal=f"{2 * kind.num_bytes} hexadecimal digits after {dtype}:",
+            )
         return cls(dtype, int(digits, 16))
 
     def __str__(self) -> str:
@@ -115,7 +118,7 @@ class Float:
 def float_type(dtype: str) -> FloatType:
     """The float type of that name; TraceError where there is none."""
     if dtype not in FLOATS:
-        raise TraceError(f"the float type {dtype!r}", legal=", ".join(FLOATS))
+        raise TraceError(f"the float type {dtype!r} does not exist", legal=", ".join(FLOATS))
     return FLOATS[dtype]
 
 

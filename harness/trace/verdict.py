@@ -1,4 +1,4 @@
-"""What two traces are to each other. Data only: `diff` decides, `reporters.divergence` tells."""
+"""The result of comparing two traces. Data only: `diff` decides, `render.divergence` formats."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ EXIT_CODES = {
 
 
 class Difference(Enum):
-    """In what two leaves, or two steps, are not alike."""
+    """How two values, or two steps, differ."""
 
     VALUE = "value"
     """Digests of one algorithm differ."""
@@ -60,7 +60,7 @@ class Difference(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first place where two traces are not alike."""
+    """The first difference between two traces."""
 
     step: int
     what: Difference
@@ -69,16 +69,16 @@ class Divergence:
     ranks: tuple[int, ...] = ()
     """Every rank whose log shows a difference in this step."""
     a: RecordedValue | None = None
-    """The leaf in A; None where A has none."""
+    """The value in A; None if A does not have it."""
     b: RecordedValue | None = None
     last_equal: RecordedValue | None = None
-    """The leaf recorded before it that both have alike; None where it is the first of the step."""
+    """The equal value recorded before it; None if it is the first of the step."""
     phases_before: tuple[str, ...] = ()
-    """Those of A's leaves that were recorded before it in this step, all of which both have alike."""
+    """Phases of A's values that were recorded before it in this step, all equal in both."""
     num_before: int = 0
-    """How many leaves these are."""
+    """Number of these values."""
     num_microbatches: int = 1
-    """Of a leaf that is a part: how many of its phase and name this rank has in A."""
+    """Number of parts of its phase and name that this rank has in A, for a value that is a part."""
     num_values: int = 0
     """Of this step, in the log that shows it first, in A or in B."""
     num_different: int = 0
@@ -101,7 +101,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """One element of one leaf."""
+    """One element of one recorded value."""
 
     step: int
     rank: int
@@ -118,7 +118,7 @@ class Count:
     num_compared: int = 0
     num_different: int = 0
     num_unknown: int = 0
-    """Leaves that differ while their values are not known, or of other shapes."""
+    """Number of different values whose elements are unknown, or whose shapes differ."""
     first: Element | None = None
 
     @property
@@ -164,15 +164,15 @@ class Verdict:
     reasons: tuple[str, ...] = ()
     """Why it is not comparable, or incomplete; nothing of the other two."""
     notes: tuple[str, ...] = ()
-    """What else somebody should know."""
+    """Further facts for the reader."""
     first: Divergence | None = None
-    """Of the leaves that count; also where the traces are not comparable."""
+    """First difference among values of chained scope; also if the traces are not comparable."""
     part: Divergence | None = None
     """Of one rank's or micro-batch's part, in an earlier step than `first`, or where there is none."""
     context: Context | None = None
     """None where no step says what it began with."""
     attribution: Mapping[str, Count] = field(default_factory=dict)
-    """By kind; kinds of which no leaf was recorded are absent, all of them where nothing diverged."""
+    """Counts by kind. Kinds without recorded values are absent; all kinds are if nothing diverged."""
     num_ranks: int = 1
     num_steps: int = 0
     """Steps that were compared, and those that only one of the two has."""

@@ -32,7 +32,7 @@ class TraceWriter:
     """Writes what one rank records; that of rank 0 also the manifest and the curve.
 
     `manifest` is that of the whole trace, for every rank: its identity begins the chain. `say` is given one line when
-    the recording ends early. `completes_manifest` is False where somebody outside sees how the program ends, and
+    the recording ends early. `completes_manifest` is False if a parent process observes how the program ends, and
     replaces the manifest then. One thread at a time. TraceError where the directory cannot be written to, or holds a
     trace of this rank already.
     """
@@ -75,8 +75,8 @@ class TraceWriter:
                 file.path.unlink()
             raise TraceError(
                 f"a trace cannot be written to {directory}: {error.strerror}",
-                legal="a directory that is new, or empty",
-                remedy="choose another one, or remove what is there",
+                legal="a new or empty directory",
+                remedy="choose another directory, or empty this one",
             ) from None
         except OSError as error:
             self._end(error)
@@ -88,7 +88,7 @@ class TraceWriter:
         values: Mapping[str, Float] | None = None,
         tensors: Sequence[Kept] = (),
     ) -> bytes | None:
-        """Record one step, the leaves in the order in which they came about; `values` are those of the curve.
+        """Record one step, the values in the order in which they came about; `values` are those of the curve.
 
         `tensors` are kept beside the log, before the step is: a step that is there has all of them. Returns C_k, or
         None where nothing is recorded any more. Steps only ever grow. A repeated key, an unknown phase or a digest of
@@ -117,7 +117,7 @@ class TraceWriter:
     def log_values(self, values: Mapping[str, Float]) -> None:
         """Add to the line of the curve of the step that was appended last; before the first step, to that of the first.
 
-        A step's line is written when the next step is, or at the end, since programs tell their losses after the step.
+        A step's line is written when the next step is, or at the end, since programs log their losses after the step.
         Of two values of one name the later counts; what a program calls `step` or `chain` is left out, since lines
         have these. Ranks but 0 have no curve: there it does nothing.
         """
@@ -157,13 +157,13 @@ class TraceWriter:
 
     def _check(self, step: int, recorded_values: Sequence[RecordedValue]) -> None:
         if step <= self._last_step:
-            raise TraceError(f"step {step} after step {self._last_step}", legal="steps that grow")
+            raise TraceError(f"step {step} was recorded after step {self._last_step}", legal="increasing step numbers")
         if unknown := {recorded_value.phase for recorded_value in recorded_values} - set(PHASES):
-            raise TraceError(f"the phase {min(unknown)!r}", legal=", ".join(PHASES))
+            raise TraceError(f"the phase {min(unknown)!r} does not exist", legal=", ".join(PHASES))
         for recorded_value in recorded_values:
             if recorded_value.scope is Scope.SHARD and recorded_value.algorithm != SHARDSUM_128:
                 raise TraceError(
-                    f"a shard of {recorded_value.name} with a digest {recorded_value.algorithm}", legal=SHARDSUM_128
+                    f"a shard of {recorded_value.name} has a digest {recorded_value.algorithm}", legal=SHARDSUM_128
                 )
 
     def _end(self, error: OSError | TraceError) -> None:
@@ -173,7 +173,7 @@ class TraceWriter:
         self._close_files()
         steps = "step" if self._num_steps == 1 else "steps"
         self._say(
-            f"recording ended after {self._num_steps} {steps}, the program goes on: {self.ended_by}"
+            f"recording ended after {self._num_steps} {steps}; the program continues: {self.ended_by}"
             f" ({self.directory / log_name(self.rank)})"
         )
 
@@ -191,8 +191,8 @@ def close_log(path: Path) -> int:
         log = read_log(path)
         if log.num_skipped_bytes:
             raise TraceError(
-                f"{path} is torn: {log.num_skipped_bytes:,} bytes after its last whole frame",
-                legal="a log that has only whole frames",
+                f"{path} is torn: {log.num_skipped_bytes:,} bytes follow its last complete frame",
+                legal="a log with only complete frames",
             )
         if not log.is_closed:
             with open_for_writing(path, appends=True) as file:
@@ -203,7 +203,7 @@ def close_log(path: Path) -> int:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write the manifest of a trace, in the place of the one that is there; OSError where that cannot be done."""
+    """Write the manifest of a trace, replacing an existing one; OSError if it cannot be written."""
     _replace(directory / MANIFEST, manifest_text(manifest))
 
 

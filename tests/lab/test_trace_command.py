@@ -75,7 +75,7 @@ def test_what_is_not_whole_is_said_and_the_programs_exit_code_comes_first(
     told = result(tmp_path / "t")
     assert (told["is_whole"], told["notes"]) == (False, [])
     if words[0] == "--end":
-        assert read_trace(tmp_path / "t").gaps[0] == "its program did not end in order"
+        assert read_trace(tmp_path / "t").gaps[0] == "its program did not exit normally"
 
 
 def test_secrets_of_command_lines_are_in_no_file_of_the_launcher(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_what_cannot_be_is_refused_before_anything_is_started(tmp_path: Path, wo
 def test_what_excludes_the_level_is_refused(tmp_path: Path) -> None:
     done = train(tmp_path, CUBLAS_WORKSPACE_CONFIG="bad")
     assert done.code == ExitCode.USAGE_ERROR
-    assert "the level 'invariant' excludes what is set: CUBLAS_WORKSPACE_CONFIG=bad" in done.stderr
+    assert "the level 'invariant' conflicts with variables that are set: CUBLAS_WORKSPACE_CONFIG=bad" in done.stderr
 
 
 # -------------------------------------------------------------------------------------------------------- scenarios

@@ -25,9 +25,9 @@ def test_the_driver_and_its_cards(driver: Driver) -> None:
     [
         (0, ()),
         (SW_POWER_CAP, ()),
-        (HW_SLOWDOWN | POWER_BRAKE, ("hardware slowdown", "the power supply brakes it")),
+        (HW_SLOWDOWN | POWER_BRAKE, ("hardware slowdown", "slowed by the power supply")),
         (SW_THERMAL | SW_POWER_CAP, ("too hot",)),
-        (HW_THERMAL, ("much too hot",)),
+        (HW_THERMAL, ("far too hot",)),
     ],
 )
 def test_lowered_clocks_are_told_but_not_the_power_cap(driver: Driver, bits: int, words: tuple[str, ...]) -> None:

@@ -82,7 +82,7 @@ def test_named_cards_are_found_in_the_order_they_were_named() -> None:
     ("names", "complaint"),
     [
         (("3",), "no GPU 3"),
-        (("GPU-z",), "none of the GPUs"),
+        (("GPU-z",), "not one of the GPUs"),
         (("GPU-aa",), "several GPUs"),
         (("0", "GPU-aa0"), "a second time"),
         (("0", "0"), "a second time"),
@@ -99,7 +99,7 @@ def test_a_position_says_which_cards_there_are() -> None:
     assert "GPU-b2" in error.value.legal
     with pytest.raises(InventoryError, match="no GPU 0") as error:
         find_named(Named(("0",)), ())
-    assert "none" in error.value.legal
+    assert "no GPU" in error.value.legal
 
 
 def test_a_card_in_mig_mode_stands_for_its_instances() -> None:

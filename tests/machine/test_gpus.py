@@ -58,7 +58,7 @@ def test_cards_are_cut_to_cuda_visible_devices_and_numbered_within_it(driver: Dr
     assert [(gpu.gpu_id, gpu.index) for gpu in inventory.gpus] == [("GPU-b", 1), ("GPU-d", 0)]
     with pytest.raises(InventoryError, match="no GPU 2"):
         driver.read_inventory(machine, "2,", {"CUDA_VISIBLE_DEVICES": "3,1"})
-    with pytest.raises(InventoryError, match="GPU-a is none"):
+    with pytest.raises(InventoryError, match="GPU-a is not one"):
         driver.read_inventory(machine, "GPU-a", {"CUDA_VISIBLE_DEVICES": "3,1"})
 
 

@@ -86,7 +86,7 @@ def test_an_empty_variable_is_one_that_is_not_set() -> None:
 
 
 def test_what_cannot_be_held_from_outside_is_refused_with_the_reason() -> None:
-    with pytest.raises(UsageError, match="nobody can promise from outside") as refused:
+    with pytest.raises(UsageError, match="cannot be guaranteed for a program") as refused:
         level_variables(INVARIANT, {})
     assert "--level deterministic" in refused.value.remedy
     with pytest.raises(UsageError, match="'full'"):
@@ -108,7 +108,9 @@ def test_an_entry_that_holds_invariant_is_given_what_settles_how_something_is_co
         "what is of no matter is what the fingerprint tells as such"
     )
     assert level_variables(INVARIANT, {"PYTHONHASHSEED": "random"}, is_held_by_entry=True) == invariant
-    with pytest.raises(UsageError, match="the level 'invariant' excludes what is set: NCCL_NVLS_ENABLE=1"):
+    with pytest.raises(
+        UsageError, match="the level 'invariant' conflicts with variables that are set: NCCL_NVLS_ENABLE=1"
+    ):
         level_variables(INVARIANT, {"NCCL_NVLS_ENABLE": "1"}, is_held_by_entry=True)
 
 

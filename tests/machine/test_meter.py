@@ -44,7 +44,7 @@ def test_back(baseline: int | None, now: int | None, processes: list[GpuProcess]
         (0, 0, [OURS_ENDED], Holder.OURS, "pid 10"),
         (0, 2 * GB, [UNKNOWN, FOREIGN], Holder.FOREIGN, "held by pid 20 (python train.py)"),
         (None, None, [FOREIGN], Holder.FOREIGN, "pid 20"),
-        (0, None, [], Holder.UNKNOWN, "cannot be read any more"),
+        (0, None, [], Holder.UNKNOWN, "can no longer be read"),
     ],
 )
 def test_still_held(

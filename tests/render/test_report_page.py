@@ -173,7 +173,7 @@ def test_incomplete_and_not_comparable_runs_are_shown_and_said(tmp_path: Path) -
     other = write(tmp_path / "other", steps_of(4), manifest_of(identity={"seed": "8"}))
     text = Elements(page_of(tmp_path, whole, cut, other)).text
     assert "INCOMPLETE no difference in 2 steps" in text
-    assert "Incomplete: its program did not end in order; rank-0.log was not closed" in text
+    assert "Incomplete: its program did not exit normally; rank-0.log was not closed" in text
     assert "NOT COMPARABLE no difference in 4 steps" in text
     assert "identity differs: seed" in text
 
@@ -229,7 +229,7 @@ def test_damaged_tensors_stand_beside_their_run(tmp_path: Path) -> None:
     whole, damaged = write_run(tmp_path / "a"), write_run(tmp_path / "b", parts_at=4)
     (damaged / "tensors" / "rank-0-step-7.safetensors").write_bytes(b"")
     text = Elements(page_of(tmp_path, whole, damaged)).text
-    assert "Note: the kept tensors of step 7, rank 0, are damaged: told from digests alone" in text
+    assert "Note: the kept tensors of step 7, rank 0, are damaged: compared by digest only" in text
 
 
 def test_gaps_of_a_run_stand_beside_it(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_which_operations_keep_their_bits_is_told_where_it_is_asked_for(
     assert "looking at torch's operations" in captured.err
     (numerics,) = [each for each in json.loads(captured.out)["findings"] if each["check"] == "numerics"]
     assert numerics["severity"] == "fine", numerics
-    assert re.match(r"\w+ holds for float32, \w+ holds for bfloat16 on \w+ \(looked at for ", numerics["measured"])
+    assert re.match(r"\w+ holds for float32, \w+ holds for bfloat16 on \w+ \(checked for ", numerics["measured"])
 
 
 def test_what_is_wrong_is_found_and_what_mends_it_mends_it(

@@ -72,7 +72,7 @@ def test_values_of_other_sources_are_no_difference(tmp_path: Path, digits: str) 
     b = told_by(tmp_path / "b", *[{"loss": printed, "kl": printed}] * 2)
     verdict = diff(a, b)
     assert (verdict.kind, verdict.curve) == (Kind.EQUAL, ())
-    told = "what was logged of loss and 1 more at step 1 is of two sources, f32 in A, f64 in B: not compared"
+    told = "logged values of loss and 1 more at step 1 have different dtypes (f32 in A, f64 in B): not compared"
     assert verdict.notes == ((told,) if digits == "0.8454" else ())
     later = told_by(tmp_path / "c", {"loss": seen}, {"loss": Float.of(2.0)})
     assert [(each.step, each.name) for each in compare_curves(later, b)] == [(0, "kl")]
@@ -94,9 +94,9 @@ def test_what_a_run_had_not_logged_when_it_was_ended_is_no_difference(tmp_path: 
 @pytest.mark.parametrize(
     ("num_lines", "told"),
     [
-        (None, "curve.jsonl is missing or empty: what was logged was not compared"),
-        (0, "curve.jsonl is missing or empty: what was logged was not compared"),
-        (2, "curve.jsonl has nothing of step 2 and 1 more: what was logged there was not compared"),
+        (None, "curve.jsonl is missing or empty: logged values were not compared"),
+        (0, "curve.jsonl is missing or empty: logged values were not compared"),
+        (2, "curve.jsonl has no line for step 2 and 1 more: its logged values were not compared"),
     ],
 )
 def test_a_curve_that_is_missing_is_told(tmp_path: Path, num_lines: int | None, told: str) -> None:
@@ -131,4 +131,4 @@ def test_the_picture_goes_on_to_the_end_of_the_longer(tmp_path: Path) -> None:
 def test_on_equal_traces_another_curve_is_a_note(tmp_path: Path) -> None:
     verdict = diff(curve(tmp_path / "a", {"loss": 1.0}), curve(tmp_path / "b", {"loss": 2.0}))
     assert verdict.kind is Kind.EQUAL
-    assert verdict.notes == ("what was logged differs from step 0 on, and no leaf does: loss",)
+    assert verdict.notes == ("logged values differ from step 0 on, but recorded values do not: loss",)

@@ -165,7 +165,7 @@ def test_as_far_as_an_incomplete_trace_goes(tmp_path: Path) -> None:
     cut = trace(tmp_path / "b", steps_of(2), complete=False)
     verdict = diff(whole, cut)
     assert (verdict.kind, verdict.num_steps, verdict.first) == (Kind.INCOMPLETE, 2, None)
-    assert verdict.reasons == ("B: its program did not end in order", "B: rank-0.log was not closed")
+    assert verdict.reasons == ("B: its program did not exit normally", "B: rank-0.log was not closed")
     other = trace(tmp_path / "c", steps_of(2, flip_bit(1, "loss", "loss")), complete=False)
     assert diff(whole, other).kind is Kind.DIVERGED
 
@@ -214,7 +214,7 @@ def test_digests_of_different_algorithms_are_never_compared(tmp_path: Path) -> N
     flips = False
     verdict = diff(a, trace(tmp_path / "b", steps_of(3, other_algorithm)))
     assert verdict.kind is Kind.NOT_COMPARABLE
-    assert verdict.reasons == ("digests of different algorithms: 6 leaves cannot be compared",)
+    assert verdict.reasons == ("digests of different algorithms: 6 values cannot be compared",)
     assert (verdict.first, verdict.num_steps_different) == (None, 0)
     flips = True
     verdict = diff(a, trace(tmp_path / "c", steps_of(3, other_algorithm)))
@@ -228,7 +228,7 @@ def test_without_a_manifest_nothing_is_claimed(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a", steps_of(2)), write(tmp_path / "b", steps_of(2, flip_bit(1, "loss", "loss")))
     (b / "manifest.json").unlink()
     verdict = diff(read_trace(a), read_trace(b))
-    assert (verdict.kind, verdict.reasons) == (Kind.NOT_COMPARABLE, ("the identity of B is not known",))
+    assert (verdict.kind, verdict.reasons) == (Kind.NOT_COMPARABLE, ("the identity of B is unknown",))
     (a / "manifest.json").unlink()
     assert diff(read_trace(a), read_trace(a)).kind is Kind.INCOMPLETE
 
@@ -244,7 +244,7 @@ def test_a_root_that_is_not_that_of_its_leaves_is_no_divergence(tmp_path: Path) 
     assert (verdict.kind, verdict.first) == (Kind.NOT_COMPARABLE, None)
     assert verdict.reasons == (
         "B, rank 0: the chain of step 0 does not follow from the one before",
-        "the roots of step 0 differ, its leaves do not: a root is not that of its leaves",
+        "the roots of step 0 differ, but its values do not: a root does not match its values",
     )
 
 

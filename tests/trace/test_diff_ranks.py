@@ -127,7 +127,7 @@ def test_ranks_of_one_trace_that_contradict_each_other_equal_no_other_world(tmp_
         assert (first.a.name, first.b.name) == ("layers.1.weight", "layers.1.weight")
         assert first.a.digest != first.b.digest
         assert verdict.notes == tuple(
-            f"rank 1 of {name} has backward layers.1.weight of step 1 otherwise than a lower rank" for name in names
+            f"rank 1 of {name} disagrees with a lower rank on backward layers.1.weight of step 1" for name in names
         )
 
 
@@ -147,7 +147,7 @@ def test_a_log_that_is_none_of_the_world_is_told(tmp_path: Path) -> None:
         shutil.copy(stray, b.directory / "rank-1.log")
         verdict = diff(a, read_trace(b.directory))
         assert verdict.kind is kind
-        assert "B: rank-1.log is there, and its manifest counts 1 rank" in verdict.notes
+        assert "B: rank-1.log exists, but its manifest counts 1 rank" in verdict.notes
 
 
 # ------------------------------------------------------------------------------------- ranks that have not every step
@@ -209,7 +209,7 @@ def test_of_a_trace_that_lacks_a_log_the_other_ranks_are_compared(tmp_path: Path
     sick = uneven(tmp_path / "b", 5, 5, sick=1 - lost)
     (shorn.directory / f"rank-{lost}.log").unlink()
     shorn = read_trace(shorn.directory)
-    gap, note = f"B: rank-{lost}.log is missing", "compared: 1 of 2 ranks, those of which both have a log"
+    gap, note = f"B: rank-{lost}.log is missing", "compared 1 of 2 ranks: those with a log in both traces"
     verdict = diff(whole, shorn)
     assert (verdict.kind, verdict.num_steps, verdict.num_steps_different) == (Kind.INCOMPLETE, 5, 0)
     assert (verdict.reasons, verdict.notes) == ((gap,), (note,))

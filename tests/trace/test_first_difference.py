@@ -41,7 +41,7 @@ def test_kept_values_are_compared(tmp_path: Path) -> None:
     assert first.value is None
 
 
-DAMAGED = "B: the kept tensors of step 0, rank 0, are damaged: told from digests alone"
+DAMAGED = "B: the kept tensors of step 0, rank 0, are damaged: compared by digest only"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_what_a_rank_has_otherwise_than_the_lowest_is_not_damaged(tmp_path: Path
     verdict = diff(alone, of_two)
     assert verdict.first is not None
     assert verdict.first.value is None
-    assert verdict.notes == ("rank 1 of B has backward w of step 0 otherwise than a lower rank",)
+    assert verdict.notes == ("rank 1 of B disagrees with a lower rank on backward w of step 0",)
 
 
 @pytest.mark.parametrize("sick", [0, 1, 2])

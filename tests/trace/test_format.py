@@ -117,12 +117,12 @@ def test_done_says_how_many_steps() -> None:
 
 def test_what_cannot_be_written_is_said() -> None:
     short = RecordedValue("loss", "loss", 0, "f32", (), "raw", b"1234")
-    with pytest.raises(TraceError, match="4 bytes for loss"):
+    with pytest.raises(TraceError, match="digest of loss has 4 bytes"):
         step_payload(0, ROOT, CHAIN, [short])
     parts = [recorded_value("loss", "loss", 1, scope=scope) for scope in (Scope.PHYSICAL, Scope.CONTEXT)]
     step_payload(0, ROOT, CHAIN, parts)
     for part in parts:
-        with pytest.raises(TraceError, match="two leaves"):
+        with pytest.raises(TraceError, match="two values"):
             step_payload(0, ROOT, CHAIN, [part, part])
 
 
@@ -152,12 +152,12 @@ GOOD = enc("loss", "loss", "0", "f32", "", "raw")
     ],
 )
 def test_whole_and_wrong_is_named(payload: bytes) -> None:
-    with pytest.raises(TraceError, match="not as the format says"):
+    with pytest.raises(TraceError, match="violates the format"):
         columns_of(payload).values()
 
 
 def test_phases_of_what_is_whole_and_wrong() -> None:
-    with pytest.raises(TraceError, match="not as long as their lengths say"):
+    with pytest.raises(TraceError, match="do not have the stated lengths"):
         columns_of(wrong([len(GOOD), 200, 1], GOOD)).phases(3)
     own = enc("collapse", "loss", "0", "f32", "", "raw")
     found = columns_of(wrong([len(own)], own))
@@ -166,6 +166,6 @@ def test_phases_of_what_is_whole_and_wrong() -> None:
 
 def test_a_head_that_is_too_short_is_named() -> None:
     for payload in (b"STEP", wrong([len(GOOD)], GOOD)[: HEAD_BYTES + 16]):
-        with pytest.raises(TraceError, match="not as the format says"):
+        with pytest.raises(TraceError, match="violates the format"):
             head_of(payload)
     assert columns_of(wrong([len(GOOD)], GOOD)).values()[0].name == "loss"

@@ -99,8 +99,8 @@ def test_a_match_that_nothing_supports_is_a_guess(tmp_path: Path) -> None:
     verdict = diff(a, b)
     assert verdict.kind is Kind.DIVERGED
     assert verdict.notes[0] == (
-        "the processes have no ranks, and which belong together is a guess: A's process 0 is B's process 0,"
-        " A's process 1 is B's process 1; give each process a RANK and a WORLD_SIZE"
+        "the processes have no ranks, and their matching is a guess: A's process 0 is B's process 0,"
+        " A's process 1 is B's process 1; set RANK and WORLD_SIZE for each process"
     )
 
 

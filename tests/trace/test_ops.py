@@ -83,9 +83,9 @@ def test_a_record_that_is_cut_anywhere(tmp_path_factory: pytest.TempPathFactory,
     ("text", "what"),
     [
         ('{"k": "head", "version": 3}\n', "version 3"),
-        ("nothing\n", "no record of operations"),
-        ('{"k": "op", "i": 0}\n', "no record of operations"),
-        ("[]\n", "no record of operations"),
+        ("nothing\n", "not a record of operations"),
+        ('{"k": "op", "i": 0}\n', "not a record of operations"),
+        ("[]\n", "not a record of operations"),
     ],
 )
 def test_what_is_no_record_is_refused(tmp_path: Path, text: str, what: str) -> None:
@@ -210,7 +210,7 @@ def test_the_operations_of_the_rank_that_differs(tmp_path: Path) -> None:
     assert ops_of_divergence(tmp_path / "a", tmp_path / "b", 8) is None
     assert ops_of_other_steps(tmp_path / "a", tmp_path / "b", 7) == []
     assert ops_of_other_steps(tmp_path / "a", tmp_path / "b", 8) == [
-        "operations were recorded of step 7, and the first difference is in step 8"
+        "operations were recorded for step 7, but the first difference is in step 8"
     ]
 
 

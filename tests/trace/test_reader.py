@@ -183,7 +183,7 @@ def test_a_manifest_is_read_as_it_was_written(
 @pytest.mark.parametrize("text", ["null", "[]", '{"format": "x"}', '{"format": 1}', '{"format": 1, "complete": 1}'])
 def test_json_of_another_shape_is_not_as_the_format_says(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text, "utf-8")
-    with pytest.raises(TraceError, match=r"manifest\.json: it is whole JSON, and not as the format says"):
+    with pytest.raises(TraceError, match=r"manifest\.json: it is valid JSON but violates the format"):
         read_trace(tmp_path)
 
 
@@ -195,7 +195,7 @@ def test_a_manifest_that_is_cut_is_none(text: str) -> None:
 def test_a_manifest_of_an_unknown_level_is_refused() -> None:
     with pytest.raises(TraceError, match="'sometimes'"):
         Manifest(level="sometimes")
-    with pytest.raises(TraceError, match="world size of 0"):
+    with pytest.raises(TraceError, match="world size is 0"):
         Manifest(world_size=0)
 
 
@@ -230,7 +230,7 @@ def test_what_is_no_trace_is_said(tmp_path: Path) -> None:
         with pytest.raises(TraceError, match=f"no trace in {re.escape(str(place))}"):
             read_trace(place)
     (tmp_path / "rank-0.log").write_bytes(b"2026-11-20 INFO step 1")
-    with pytest.raises(TraceError, match="is no log of a trace"):
+    with pytest.raises(TraceError, match="is not a log of a trace"):
         read_trace(tmp_path)
     (tmp_path / "manifest.json").mkdir()
     with pytest.raises(TraceError, match=r"manifest\.json cannot be read: it is a directory"):
@@ -259,7 +259,7 @@ def test_a_file_of_a_trace_and_a_directory_of_traces_are_no_traces(tmp_path: Pat
         write(tmp_path / run, steps_of(1))
     notes = tmp_path / "notes.txt"
     notes.touch()
-    elsewhere = "name the directory that was given to --out"
+    elsewhere = "pass the directory that was given to --out"
     for place, what, remedy in (
         (tmp_path / "run-1" / "manifest.json", "is a file", f"name the directory: {tmp_path / 'run-1'}"),
         (tmp_path / "run-1" / "rank-0.log", "is a file", f"name the directory: {tmp_path / 'run-1'}"),
@@ -276,7 +276,7 @@ def test_a_log_that_changes_while_it_is_compared_is_said(tmp_path: Path) -> None
     log = read_trace(write(tmp_path / "a", steps_of(2))).ranks[0]
     log.path.write_bytes(log.path.read_bytes()[: log.places[1].start + 60])
     assert log.columns(0).values() == list(steps_of(1)[0])
-    with pytest.raises(TraceError, match="has become shorter"):
+    with pytest.raises(TraceError, match="became shorter"):
         log.columns(1)
     log.path.unlink()
     with pytest.raises(TraceError, match="cannot be read: No such file"):
@@ -307,7 +307,7 @@ def written(directory: Path, *payloads: bytes) -> Path:
     ],
 )
 def test_frames_that_are_whole_and_wrong_name_their_file(tmp_path: Path, payloads: list[bytes]) -> None:
-    with pytest.raises(TraceError, match=r"rank-0\.log: a frame is whole, and not as the format says"):
+    with pytest.raises(TraceError, match=r"rank-0\.log: a frame is complete but violates the format"):
         read_trace(written(tmp_path, *payloads))
 
 
@@ -322,8 +322,8 @@ def test_a_root_over_other_leaves_is_found(tmp_path: Path) -> None:
     assert verify(read_trace(directory)) == [
         "rank-0.log: the chain of step 0 does not follow from the one before",
         "rank-0.log: the chain of step 1 does not follow from the one before",
-        "rank-0.log: the root of step 0 is not that of its leaves",
-        "rank-0.log: step 1 cannot be opened: step 1 has two leaves loss loss 0",
+        "rank-0.log: the root of step 0 does not match its values",
+        "rank-0.log: step 1 cannot be opened: step 1 has two values loss loss 0",
     ]
 
 

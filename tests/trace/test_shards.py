@@ -97,7 +97,7 @@ def test_a_whole_is_compared_with_its_shards(tmp_path: Path) -> None:
     verdict = diff(shards, whole(tmp_path / "c", "xxh3_128"))
     assert (verdict.kind, verdict.reasons) == (
         Kind.NOT_COMPARABLE,
-        ("digests of different algorithms: 6 leaves cannot be compared",),
+        ("digests of different algorithms: 6 values cannot be compared",),
     )
 
 
@@ -136,7 +136,7 @@ def test_shards_of_other_shapes_are_told(tmp_path: Path) -> None:
     whole = trace(tmp_path / "b", [[one]])
     verdict = diff(apart, whole)
     assert verdict.kind is Kind.DIVERGED
-    assert verdict.notes == ("rank 1 of A has optimizer w of step 0 otherwise than a lower rank",)
+    assert verdict.notes == ("rank 1 of A disagrees with a lower rank on optimizer w of step 0",)
 
 
 def test_ranks_whose_wholes_differ_alike_are_equal_over_any_cut(tmp_path: Path) -> None:

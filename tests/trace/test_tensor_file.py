@@ -96,8 +96,8 @@ def test_a_header_nested_too_deep_is_damaged_and_a_digest_of_another_algorithm_i
     recorded_value, data = tensor("w", "f32", (8,)), bytes(range(32))
     write_tensors(tmp_path / "kept", [(recorded_value, data)])
     assert read_digested(tmp_path / "kept", recorded_value._replace(algorithm="shardsum_128")) == data
-    with pytest.raises(DamagedTensor, match=r"logical/backward/0/w in .*kept is not what was digested"):
+    with pytest.raises(DamagedTensor, match=r"logical/backward/0/w in .*kept does not match its digest"):
         read_digested(tmp_path / "kept", recorded_value)
     (tmp_path / "kept").write_bytes(struct.pack("<Q", 10**5) + b"[" * 10**5)
-    with pytest.raises(DamagedTensor, match="kept is cut, or no file of safetensors"):
+    with pytest.raises(DamagedTensor, match="kept is truncated or not a safetensors file"):
         read_digested(tmp_path / "kept", recorded_value)

@@ -70,11 +70,11 @@ def test_a_full_disk_ends_the_recording_and_not_the_program(tmp_path: Path) -> N
     assert 0 < num_global < 50
     assert chains[num_global:] == [None] * (50 - num_global)
     assert len(said) == 1
-    assert f"ended after {num_global} step{'s' * (num_global != 1)}, the program goes on: File too large" in said[0]
+    assert f"ended after {num_global} step{'s' * (num_global != 1)}; the program continues: File too large" in said[0]
     writer.close()
     found = read_trace(tmp_path / "a")
     assert found.steps == tuple(range(num_global))
-    assert found.gaps == ("its program did not end in order", "rank-0.log was not closed")
+    assert found.gaps == ("its program did not exit normally", "rank-0.log was not closed")
     assert len(said) == 1
 
 
@@ -86,7 +86,7 @@ def test_a_disk_that_is_full_at_the_end(tmp_path: Path) -> None:
     with largest_file(size + 10):
         writer.close()
     assert len(said) == 1
-    assert "ended after 1 step, " in said[0]
+    assert "ended after 1 step; " in said[0]
     assert (tmp_path / "a" / "rank-0.log").stat().st_size == size, "what did not fit is taken back"
     found = read_trace(tmp_path / "a")
     assert (found.steps, len(found.gaps)) == ((0,), 2)
@@ -105,10 +105,10 @@ def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recorded_values", "reason"),
     [
-        ([recorded_value("loss", "loss", 1), recorded_value("loss", "loss", 2)], "two leaves loss loss 0"),
+        ([recorded_value("loss", "loss", 1), recorded_value("loss", "loss", 2)], "two values loss loss 0"),
         ([recorded_value("forwards", "x", 1)], "the phase 'forwards'"),
-        ([RecordedValue("loss", "loss", 0, "f32", (), "raw", b"")], "a digest of 0 bytes"),
-        ([recorded_value("loss", "\ud800", 1)], "no text"),
+        ([RecordedValue("loss", "loss", 0, "f32", (), "raw", b"")], "the digest of loss has 0 bytes"),
+        ([recorded_value("loss", "\ud800", 1)], "cannot be encoded as UTF-8"),
     ],
 )
 def test_a_recorders_mistake_ends_the_recording_and_not_the_program(
@@ -129,7 +129,7 @@ def test_steps_only_grow(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "a", manifest_of(), say=said.append)
     assert writer.append(5, []) is not None
     assert writer.append(5, []) is None
-    assert "step 5 after step 5" in said[0]
+    assert "step 5 was recorded after step 5" in said[0]
 
 
 def test_what_is_there_is_never_written_over(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_program_that_raises_leaves_an_incomplete_trace(tmp_path: Path) -> Non
         raise ZeroDivisionError
     found = read_trace(tmp_path / "a")
     assert found.steps == (0,)
-    assert found.gaps == ("its program did not end in order", "rank-0.log was not closed")
+    assert found.gaps == ("its program did not exit normally", "rank-0.log was not closed")
 
 
 def test_every_step_that_was_appended_survives_sigkill(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_whoever_started_the_program_may_complete_the_manifest(tmp_path: Path) -
     with TraceWriter(tmp_path / "a", manifest_of(), say=print, completes_manifest=False) as writer:
         writer.append(0, steps_of(1)[0])
     found = read_trace(tmp_path / "a")
-    assert found.gaps == ("its program did not end in order",)
+    assert found.gaps == ("its program did not exit normally",)
     assert found.manifest is not None
     write_manifest(tmp_path / "a", replace(found.manifest, complete=True))
     assert read_trace(tmp_path / "a").gaps == ()

@@ -1,4 +1,4 @@
-"""`rlharness doctor --listen PORT` on one host, `--peer HOST:PORT` on the others: what each of them is told."""
+"""`rlharness doctor --listen PORT` on one host, `--peer HOST:PORT` on the others: the findings for each host."""
 
 from collections.abc import Callable, Mapping
 
@@ -26,7 +26,7 @@ async def listen_for_hosts(
 async def join_hosts(environ: Mapping[str, str], peer: str, *, wait_s: float) -> tuple[Finding, ...]:
     """Meet the others at `peer`, "HOST:PORT", and say what this one should use.
 
-    UsageError for what is no such address, NetworkError where nobody answers there.
+    UsageError if `peer` is malformed, NetworkError if no host answers there.
     """
     network = await read_network(limit_s=NAMES_S)
     hosts, own = await join(network, parse_peer(peer), wait_s=wait_s)
@@ -39,7 +39,7 @@ def parse_peer(text: str) -> tuple[str, int]:
     host = host.removeprefix("[").removesuffix("]")
     if not (host and colon and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
         raise UsageError(
-            f"--peer {text}: no HOST:PORT",
+            f"--peer {text} is not HOST:PORT",
             legal="a name or an address, a colon, and a port from 1 to 65535",
             remedy=f"rlharness doctor --peer {host or text or 'HOST'}:{DEFAULT_PORT}",
         )

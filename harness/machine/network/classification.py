@@ -85,7 +85,7 @@ def _of_the_host(network: HostNetwork, reached: Mapping[str, Reach]) -> Iterable
             CHECK,
             Severity.BROKEN,
             "no interface is up, not even loopback",
-            "whatever talks to another process of this host: Ray, torchrun, MASTER_ADDR=localhost",
+            "every connection between processes of this host: Ray, torchrun, MASTER_ADDR=localhost",
             "ip link set lo up",
         )
     elif not reached:
@@ -93,15 +93,15 @@ def _of_the_host(network: HostNetwork, reached: Mapping[str, Reach]) -> Iterable
             CHECK,
             Severity.WARNING,
             f"this host's own addresses could not be tried within {IN_ALL_S:g} s",
-            "nobody knows whether NCCL, Gloo and Ray will hang",
-            "rlharness doctor, once the machine is less busy",
+            "NCCL, Gloo and Ray may hang",
+            "run rlharness doctor again when the machine is less busy",
         )
     elif not _answers_at_loopback(network, reached):
         yield Finding(
             CHECK,
             Severity.BROKEN,
             "loopback does not answer: 127.0.0.1 cannot be connected to",
-            "whatever talks to another process of this host: Ray, torchrun, MASTER_ADDR=localhost",
+            "every connection between processes of this host: Ray, torchrun, MASTER_ADDR=localhost",
             "ip link set lo up",
         )
     if network.host_name not in network.resolved:
@@ -109,7 +109,7 @@ def _of_the_host(network: HostNetwork, reached: Mapping[str, Reach]) -> Iterable
             CHECK,
             Severity.WARNING,
             f"the resolver did not answer for this host's name {network.host_name} within {NAMES_S:g} s",
-            "Gloo asks it at every start of a process group, and waits",
+            "Gloo queries it whenever a process group starts, and waits",
             f"echo 127.0.0.1 {network.host_name} >> /etc/hosts",
         )
 
@@ -136,7 +136,7 @@ def _of_choices(
                 Severity.BROKEN,
                 measured,
                 f"{libraries} will start there and hang ({why}); several nodes take part ({several_nodes}), "
-                "and loopback would reach none of the others",
+                "and loopback does not reach the other nodes",
                 MEET,
             )
         else:
@@ -164,7 +164,7 @@ def _of_settings(
         exports: tuple[tuple[str, str], ...] = ()
         unsets: tuple[str, ...] = ()
         if pick.variable in from_files:
-            remedy = f"take {pick.variable} out of nccl.conf, where NCCL reads it"
+            remedy = f"remove {pick.variable} from nccl.conf, where NCCL reads it"
         elif not is_unreachable(without[pick.variable], reached):
             unsets = (pick.variable,)
             remedy = f"unset {pick.variable}"
@@ -198,7 +198,7 @@ def _of_idle_addresses(network: HostNetwork, rules: Iterable[Pick], reached: Map
             CHECK,
             Severity.WARNING,
             f"this host cannot reach its own address {those}",
-            "nothing that NCCL, Gloo or Ray would pick now; what is sent there hangs",
+            "connections to it hang; NCCL, Gloo and Ray do not use it now",
             f"ip route get {silent[0]}; iptables -S INPUT",
         )
 

@@ -19,7 +19,7 @@ FAMILIES = (4, 6)
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An interface of a host, with the address that a library takes which is told its name: the first."""
+    """An interface of a host, with the address that libraries use for its name: the first."""
 
     interface: str
     address: str
@@ -46,7 +46,7 @@ class Tried:
     """What came of one connection from one host to an address of another, or of its own."""
 
     caller: int
-    """Hosts by their place in the list."""
+    """Index of the calling host in the list."""
     host: int
     address: str
     problem: str
@@ -97,8 +97,8 @@ def _networks_differ(hosts: Hosts) -> NetworkError:
     for number, host in enumerate(hosts.hosts):
         if not host.offers:
             return NetworkError(
-                f"{host.name} has no address but loopback's",
-                legal="hosts with an interface that is up and has an address",
+                f"{host.name} has only a loopback address",
+                legal="hosts with a running interface that has an address",
                 remedy=f"ip -brief addr, on {host.name}",
             )
         for caller in range(len(hosts.hosts)):
@@ -112,9 +112,9 @@ def _networks_differ(hosts: Hosts) -> NetworkError:
         if t.problem
     )
     return NetworkError(
-        f"no choice of one interface for each host lets every pair of {', '.join(names)} talk: {where}",
-        legal="for every host one interface of one address family on which every host opens a TCP connection to it",
-        remedy="mend one of these connections",
+        f"no set of one interface per host lets every pair of {', '.join(names)} connect: {where}",
+        legal="per host, one interface that every host can reach over TCP, all of one address family",
+        remedy="fix one of these connections",
     )
 
 
@@ -124,8 +124,8 @@ def _cannot_reach(caller: PeerHost, host: PeerHost, failed: Sequence[Tried]) -> 
     source = "-i lo" if caller is host or not caller.offers else f"-s {caller.offers[0].address}"
     return NetworkError(
         f"{caller.name} cannot reach {other} on any interface: {told}",
-        legal="for every host one interface on which every host, itself too, opens a TCP connection to it",
-        remedy=f"iptables -I INPUT {source} -p tcp -j ACCEPT, on {host.name}; or what else opens its firewall",
+        legal="per host, one interface that every host, including itself, can reach over TCP",
+        remedy=f"iptables -I INPUT {source} -p tcp -j ACCEPT, on {host.name}; or open its firewall by other means",
     )
 
 
@@ -135,11 +135,11 @@ def _named(host: PeerHost, address: str) -> str:
 
 
 def hosts_findings(hosts: Hosts, own: int, rules: Sequence[Pick]) -> tuple[Finding, ...]:
-    """What host number `own` should be told; `rules` are what its libraries would pick there."""
+    """Return the findings for host number `own`; `rules` are the choices of its libraries."""
     try:
         chosen = choose(hosts)
     except NetworkError as error:
-        breaks = f"work over these {len(hosts.hosts)} hosts: it is refused ({error.legal})"
+        breaks = f"distributed work over these {len(hosts.hosts)} hosts, which requires {error.legal}"
         return (Finding(CHECK, Severity.BROKEN, error.what, breaks, error.remedy),)
     agreed = ", ".join(f"{h.name} {o.interface} {o.address}" for h, o in zip(hosts.hosts, chosen, strict=True))
     exports = _exports((NCCL_VARIABLE, GLOO_VARIABLE), chosen[own], hosts.hosts[own])
@@ -182,7 +182,7 @@ def _of_rules(rules: Sequence[Pick], hosts: Hosts, own: int, chosen: Offer) -> F
         CHECK,
         Severity.BROKEN,
         f"{libraries} would use {what}: {told}",
-        f"{libraries} will start there, and the others wait for ever ({why})",
+        f"{libraries} will start there, and the other hosts wait forever ({why})",
         ", and ".join(remedies),
         exports,
     )

@@ -35,11 +35,11 @@ class Pick:
     library: str
     """NCCL, Gloo or Ray."""
     variable: str
-    """The environment variable that decides in its place."""
+    """Environment variable that overrides the choice."""
     interface: str
-    """"" where there is none, or where it cannot be told."""
+    """"" if there is none, or it is unknown."""
     address: str
-    """"" where there is none, or where it cannot be told."""
+    """"" if there is none, or it is unknown."""
     why: str
     """The rule that chose it, in a few words."""
     setting: str | None = None
@@ -155,7 +155,7 @@ def gloo_pick(network: HostNetwork, settings: Mapping[str, str]) -> Pick:
     for address in network.resolved[host_name]:
         if interface := network.interface_of(address):
             return Pick("Gloo", GLOO_VARIABLE, interface, address, f"this host's name {host_name} resolves to it")
-    why = f"this host's name {host_name} resolves to no address of its own"
+    why = f"this host's name {host_name} does not resolve to an address of this host"
     return Pick("Gloo", GLOO_VARIABLE, network.loopback, LOCALHOST, why)
 
 
@@ -185,7 +185,7 @@ def ray_pick(network: HostNetwork, settings: Mapping[str, str]) -> Pick:
 
 def _ray_choice(network: HostNetwork) -> tuple[str, str]:
     if network.outgoing:
-        return network.outgoing[0], "it is where the route to the outside leaves"
+        return network.outgoing[0], "it is the source of the default route"
     by_name = sorted(network.resolved.get(network.host_name, ()), key=lambda text: ":" in text)
     if by_name:
         return by_name[0], f"there is no route to the outside, and this host's name {network.host_name} resolves to it"

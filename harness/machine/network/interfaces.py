@@ -179,10 +179,10 @@ def _source_address(family: socket.AddressFamily, outside: str) -> str:
 
 
 def read_nccl_settings(environ: Mapping[str, str], machine: str = "/etc/nccl.conf") -> dict[str, str]:
-    """What NCCL sees: `environ`, under it the user's nccl.conf, under that the file `machine`.
+    """Return NCCL's settings: `environ`, then the user's nccl.conf, then the file `machine`.
 
     Lines are NAME=value, the first for a name counts; those without `=` and those that begin with # are skipped
-    (nccl: src/misc/param.cc). A file that cannot be read is none.
+    (nccl: src/misc/param.cc). An unreadable file counts as absent.
     """
     settings = dict(environ)
     for path in (environ.get("NCCL_CONF_FILE") or _users_nccl_conf(), machine):

@@ -1,4 +1,4 @@
-"""Several hosts meet, tell each other their addresses, and every host tries every address of all.
+"""Exchange of addresses between several hosts, each of which then tries every address of all hosts.
 
     listener                                  peers
     control port, probed ports                probed ports
@@ -57,7 +57,7 @@ async def listen(network: HostNetwork, port: int, *, num_hosts: int, wait_s: flo
             try:
                 host = _host(await _receive(reader, "hello", ANSWER_S))
             except (NetworkError, OSError) as error:  # a port scanner, or another version: not one of ours
-                say(f"not one of the hosts: {_peer(writer)}: {error}")
+                say(f"rejected a connection from {_peer(writer)}: {error}")
                 writer.close()
                 return
             say(f"{host.name} is here, from {_peer(writer)}")
@@ -80,9 +80,9 @@ async def listen(network: HostNetwork, port: int, *, num_hosts: int, wait_s: flo
 
 
 async def join(network: HostNetwork, peer: tuple[str, int], *, wait_s: float) -> tuple[Hosts, int]:
-    """Meet the host that listens at `peer`; what is known of all hosts, and this one's place among them.
+    """Meet the host that listens at `peer`; return the facts about all hosts, and this one's index among them.
 
-    Raises NetworkError where nobody answers there within `wait_s` seconds.
+    Raises NetworkError if no host answers there within `wait_s` seconds.
     """
     async with _probed(network) as own:
         reader, writer = await _call(peer, wait_s)
@@ -91,14 +91,15 @@ async def join(network: HostNetwork, peer: tuple[str, int], *, wait_s: float) ->
             roster = await _receive(reader, "roster", wait_s + ANSWER_S)
             hosts, number = tuple(_host(h) for h in roster["hosts"]), int(roster["you"])
             if not 0 <= number < len(hosts) or hosts[number] != own:
-                raise NetworkError("it takes this host for another")
+                raise NetworkError("the listener mistakes this host for another")
             tried = await _try_all(hosts, number)
             await _send(writer, {"k": "tried", "tried": [asdict(t) for t in tried]})
             found = await _receive(reader, "found", ANSWER_S)
             return Hosts(hosts, tuple(Tried(**t) for t in found["tried"])), number
         except (OSError, KeyError, TypeError, ValueError, NetworkError) as error:
             raise NetworkError(
-                f"{peer[0]}:{peer[1]} broke off: {error}", remedy="see what rlharness doctor --listen says there"
+                f"{peer[0]}:{peer[1]} ended the exchange: {error}",
+                remedy="read the output of rlharness doctor --listen there",
             ) from None
         finally:
             writer.close()
@@ -115,7 +116,7 @@ async def _gather(
     except TimeoutError:
         raise NetworkError(
             f"--listen {port}: {len(arrived)} of {num_awaited} other hosts came within {wait_s:g} s",
-            legal=f"others that can connect to port {port} of this host",
+            legal=f"hosts that can connect to port {port} of this host",
             remedy=f"rlharness doctor --peer {place}, on each; open that port in the firewall",
         ) from None
     return arrived
@@ -133,7 +134,8 @@ async def _lead(own: PeerHost, arrived: Sequence[tuple[PeerHost, Stream]]) -> Ho
             return [Tried(**t) for t in answer["tried"]]
         except (OSError, KeyError, TypeError, NetworkError) as error:
             raise NetworkError(
-                f"{host.name} broke off: {error}", remedy=f"see what rlharness doctor --peer says on {host.name}"
+                f"{host.name} ended the exchange: {error}",
+                remedy=f"read the output of rlharness doctor --peer on {host.name}",
             ) from None
 
     parts = await fan_out(lambda n: ask(n) if n else _try_all(hosts, 0), range(len(hosts)), limit=len(hosts))
@@ -241,7 +243,7 @@ async def _call(peer: tuple[str, int], wait_s: float) -> Stream:
     except TimeoutError:
         raise NetworkError(
             f"--peer {peer[0]}:{peer[1]}: {problem or 'no answer'}, for {wait_s:g} s",
-            legal="a host on which rlharness doctor --listen waits, at a port that its firewall lets through",
+            legal="a host on which rlharness doctor --listen waits, and a port that its firewall allows",
             remedy=f"rlharness doctor --listen {peer[1]}, on {peer[0]}",
         ) from None
 
@@ -257,14 +259,14 @@ async def _receive(reader: asyncio.StreamReader, kind: str, limit_s: float) -> d
         async with asyncio.timeout(limit_s):
             line = await reader.readline()
         if not line:
-            raise NetworkError("it hung up")
+            raise NetworkError("it closed the connection")
         message = json.loads(line)
     except TimeoutError:
-        raise NetworkError(f"no {kind} came within {limit_s:g} s") from None
+        raise NetworkError(f"no {kind} message within {limit_s:g} s") from None
     except ValueError:  # no JSON, or a line without end
-        raise NetworkError(f"what came is no {kind}") from None
+        raise NetworkError(f"the message received is not a {kind} message") from None
     if not isinstance(message, dict) or message.get("k") != kind:
-        raise NetworkError(f"what came is no {kind}")
+        raise NetworkError(f"the message received is not a {kind} message")
     return message
 
 
@@ -276,7 +278,7 @@ def _host(told: dict[str, Any]) -> PeerHost:
     """NetworkError for what is no host, or one of another version."""
     if told.get("version") != VERSION:
         raise NetworkError(
-            f"it speaks version {told.get('version')!r} of this exchange", legal=f"version {VERSION}, on every host"
+            f"it uses version {told.get('version')!r} of the protocol", legal=f"version {VERSION}, on every host"
         )
     try:
         offers = tuple(Offer(**offer) for offer in told["offers"])
@@ -284,9 +286,9 @@ def _host(told: dict[str, Any]) -> PeerHost:
         name = "".join(char for char in str(told["name"]) if char.isprintable())[:MOST_NAME_CHARS]
         return PeerHost(name, str(told["token"]), (int(first), int(second)), offers)
     except (KeyError, TypeError, ValueError):
-        raise NetworkError("what came is no host") from None
+        raise NetworkError("the message received does not describe a host") from None
 
 
 def _peer(writer: asyncio.StreamWriter) -> str:
     name = writer.get_extra_info("peername")
-    return str(name[0]) if name else "a host that is gone"
+    return str(name[0]) if name else "a disconnected host"

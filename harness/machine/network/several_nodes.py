@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from harness.machine.network.interfaces import HostNetwork, is_loopback, is_numeric
 
 NODE_COUNTS = ("NNODES", "PET_NNODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES")
-"""How many nodes take part, as torchrun and Slurm tell it; torchrun's may be a range, "1:4"."""
+"""Variables in which torchrun and Slurm give the number of nodes; torchrun's may be a range, "1:4"."""
 SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
 """Number of processes in all, and of those on this node."""
 MASTER = "MASTER_ADDR"
 
 
 def names_to_resolve(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """What has to be resolved before `why_several_nodes` can tell."""
+    """Return the names that `why_several_nodes` needs resolved."""
     master = environ.get(MASTER, "")
     return (master,) if master and not is_numeric(master) else ()
 
@@ -20,7 +20,7 @@ def names_to_resolve(environ: Mapping[str, str]) -> tuple[str, ...]:
 def why_several_nodes(environ: Mapping[str, str], network: HostNetwork) -> str:
     """The variable, with its value, that says that several nodes take part; empty where none does.
 
-    A name that does not resolve counts as another node: better unpinned and told than pinned and wrong.
+    A name that does not resolve counts as another node: a missing pin is reported, a wrong one is not.
     """
     for name in NODE_COUNTS:
         if _number(environ.get(name, "").rpartition(":")[2]) > 1:

@@ -57,7 +57,7 @@ def test_a_local_tmpdir_is_fine() -> None:
 @pytest.mark.parametrize(
     ("directory", "trial", "severity", "said"),
     [
-        (LOCAL, None, "broken", "/scratch is no directory in which this process can make a file"),
+        (LOCAL, None, "broken", "/scratch is not a directory in which this process can create files"),
         (LOCAL, tried(errors={"flock": "no locks available"}), "broken", "flock: no locks available"),
         (LOCAL, tried(problem="no answer within 5 s"), "broken", "the trial: no answer within 5 s"),
         (Directory("/n", True, "nfs4", GB * 9, GB * 9), QUICK, "warning", "/n (nfs4, 9.0 GB free): a lock took 0.4 ms"),

@@ -255,7 +255,7 @@ def test_a_machine_out_of_order(nvml_library: Path, tmp_path: Path) -> None:
         "NVLink of GPU 1": "warning",
         "torch": "fine",
     }
-    assert "much too hot" in found["GPU 0"].measured
+    assert "far too hot" in found["GPU 0"].measured
     assert "busy: 9.0 GB" in found["GPU 1"].measured
     assert found["GPU 2"].measured == "NVIDIA Stub: cannot be read: GPU is lost"
 
@@ -282,7 +282,7 @@ def test_without_a_driver_torch_is_not_imported() -> None:
         (
             [StubGpu(mig_mode=1, instances=[Instance("MIG-1"), Instance("MIG-2", 2)])],
             None,
-            "1 of 2 GPUs are visible (of MIG instances a process sees one)",
+            "1 of 2 GPUs are visible (a process sees only one MIG instance)",
         ),
     ],
 )

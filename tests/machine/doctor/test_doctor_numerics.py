@@ -35,11 +35,11 @@ def test_what_holds_is_told_with_what_it_is_for() -> None:
     finding = judged(HELD, ALSO)
     assert (finding.check, finding.severity) == ("numerics", Severity.FINE)
     assert finding.measured == (
-        "pad16 holds for float32, tile32 holds for bfloat16 on cpu (looked at for 2.5 s, up to 64 positions); "
-        "torch's own operations give a row other bits than it has alone: "
+        "pad16 holds for float32, tile32 holds for bfloat16 on cpu (checked for 2.5 s, up to 64 positions); "
+        "torch's own operations are not batch-invariant: "
         "linear of float32 in 9 of 22 cases, attention of float32 in 48 of 64 cases"
     )
-    assert judged(ALSO).measured.endswith("; torch's own operations were seen to hold too")
+    assert judged(ALSO).measured.endswith("; torch's own operations held in every case too")
 
 
 def test_whether_kernels_can_be_compiled_is_told_and_is_no_fault() -> None:
@@ -70,7 +70,7 @@ def test_a_type_without_a_recipe_is_broken() -> None:
 def test_an_environment_without_the_engine_is_not_looked_at() -> None:
     finding = judged({"missing": "torch"})
     assert finding.severity is Severity.FINE
-    assert finding.measured == "not looked at: torch is not installed (pip install 'rlharness[engine]')"
+    assert finding.measured == "not checked: torch is not installed (pip install 'rlharness[engine]')"
 
 
 def test_no_whole_answer_is_a_warning() -> None:
@@ -93,6 +93,6 @@ def test_the_child_is_the_engines_own_program() -> None:
         return Answer(done.stdout + done.stderr, done.returncode)
 
     (finding,) = sound(asyncio.run(inspect_numerics(Host({}, Path("/"), ask))))
-    assert finding.measured.startswith("not looked at: torch is not installed")
+    assert finding.measured.startswith("not checked: torch is not installed")
     assert asked[0][0] == sys.executable
     assert SURVEY in asked[0][-1]

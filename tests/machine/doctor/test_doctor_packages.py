@@ -114,7 +114,7 @@ def test_pips_complaints_are_counted_and_mended() -> None:
     ("answer", "severity", "said"),
     [
         (Answer("No broken requirements found.\n"), "fine", "No broken requirements found."),
-        (Answer("/x/python: No module named pip\n", 1), "fine", "there is no pip"),
+        (Answer("/x/python: No module named pip\n", 1), "fine", "pip is not installed"),
         (Answer("", None, "no answer within 40 s"), "warning", "no answer within 40 s"),
         (Answer("trl 1.0 requires accelerate, which is not installed.", 1), "warning", "accelerate"),
     ],

@@ -45,10 +45,10 @@ def test_inherited_ranks(environ: dict[str, str], severity: str) -> None:
     [
         ({}, {}),
         ({"LOCAL_RANK": "-1"}, {}),
-        ({"RANK": "x"}, {"RANK": "RANK=x, which is no number from 0 on"}),
-        ({"RANK": ""}, {"RANK": "RANK is set to nothing, which is no number from 0 on"}),
-        ({"RANK": "-1"}, {"RANK": "RANK=-1, which is no number from 0 on"}),
-        ({"WORLD_SIZE": "0"}, {"WORLD_SIZE": "WORLD_SIZE=0, which is no number from 1 on"}),
+        ({"RANK": "x"}, {"RANK": "RANK=x, which is not a number of at least 0"}),
+        ({"RANK": ""}, {"RANK": "RANK is empty, which is not a number of at least 0"}),
+        ({"RANK": "-1"}, {"RANK": "RANK=-1, which is not a number of at least 0"}),
+        ({"WORLD_SIZE": "0"}, {"WORLD_SIZE": "WORLD_SIZE=0, which is not a number of at least 1"}),
         ({"RANK": "8"}, {"RANK": "RANK=8 and WORLD_SIZE=8: the last rank is 7"}),
         ({"LOCAL_RANK": "2"}, {"LOCAL_RANK": "LOCAL_RANK=2 and LOCAL_WORLD_SIZE=2: the last rank is 1"}),
         (

@@ -87,7 +87,7 @@ def test_a_setting_that_is_worse_than_none_is_better_gone() -> None:
     (finding,) = classify_network(host, {NCCL_VARIABLE: "eth7"}, reached(host)).findings
     assert (finding.remedy, finding.unsets) == ("unset NCCL_SOCKET_IFNAME", (NCCL_VARIABLE,))
     (finding,) = classify_network(host, {NCCL_VARIABLE: "eth7"}, reached(host), from_files={NCCL_VARIABLE}).findings
-    assert (finding.remedy, finding.unsets) == ("take NCCL_SOCKET_IFNAME out of nccl.conf, where NCCL reads it", ())
+    assert (finding.remedy, finding.unsets) == ("remove NCCL_SOCKET_IFNAME from nccl.conf, where NCCL reads it", ())
 
 
 def test_a_setting_that_cannot_work_over_several_nodes() -> None:

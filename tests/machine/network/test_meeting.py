@@ -125,7 +125,7 @@ def test_who_is_none_of_them_is_sent_away(line: bytes) -> None:
 
     (known, _), _, said = asyncio.run(all_of_them())
     assert [host.name for host in known.hosts] == ["alpha", "beta"]
-    assert said[1].startswith("not one of the hosts: 127.0.0.1")
+    assert said[1].startswith("rejected a connection from 127.0.0.1")
 
 
 def test_a_host_that_is_lost_on_the_way_is_said() -> None:
@@ -136,7 +136,7 @@ def test_a_host_that_is_lost_on_the_way_is_said() -> None:
         await reader.readline()
         writer.close()
 
-    with pytest.raises(NetworkError, match="beta broke off: it hung up"):
+    with pytest.raises(NetworkError, match="beta ended the exchange: it closed the connection"):
         asyncio.run(meeting(lost(), num_hosts=2))
 
 
@@ -152,7 +152,7 @@ def test_a_listener_that_is_lost_is_said() -> None:
         finally:
             server.close()
 
-    with pytest.raises(NetworkError, match=r"127\.0\.0\.1:\d+ broke off: "):
+    with pytest.raises(NetworkError, match=r"127\.0\.0\.1:\d+ ended the exchange: "):
         asyncio.run(joining())
 
 
@@ -170,7 +170,7 @@ def test_a_listener_that_makes_up_this_hosts_interfaces_is_not_believed() -> Non
         finally:
             server.close()
 
-    with pytest.raises(NetworkError, match="broke off: it takes this host for another"):
+    with pytest.raises(NetworkError, match="ended the exchange: the listener mistakes this host for another"):
         asyncio.run(joining())
 
 
@@ -210,5 +210,5 @@ def test_peers_as_they_are_typed() -> None:
     assert parse_peer("node7:29400") == ("node7", 29400)
     assert parse_peer("[fd00::1]:29400") == ("fd00::1", 29400)
     for text in ("node7", ":29400", "node7:", "node7:0", "node7:65536", "node7:x", ""):
-        with pytest.raises(UsageError, match=r"no HOST:PORT"):
+        with pytest.raises(UsageError, match=r"is not HOST:PORT"):
             parse_peer(text)
