@@ -1,4 +1,4 @@
-"""Every environment variable known to move the bits of a training run, and what of it can be wrong. Pure.
+"""Every environment variable known to move the bits of a training run, and its harmful values. Pure.
 
 From torch's sources (those its libraries and torch/_inductor/config.py read), the lists of environment variables of
 NCCL, oneDNN, MKL, Transformer Engine and vLLM, Megatron's and verl's deterministic modes, and Python.
@@ -54,7 +54,7 @@ LOWERED = {
 """Values (in capitals) that cost accuracy or repeatability, and how."""
 
 WORKSPACES = (":4096:8", ":16:8")
-"""What torch accepts for deterministic cuBLAS (torch.use_deterministic_algorithms)."""
+"""Values that torch accepts for deterministic cuBLAS (torch.use_deterministic_algorithms)."""
 
 
 def check_hash_seed(environ: Mapping[str, str]) -> Finding:
@@ -71,7 +71,7 @@ def check_hash_seed(environ: Mapping[str, str]) -> Finding:
 
 
 def check_bit_variables(environ: Mapping[str, str]) -> list[Finding]:
-    """What is set of all that moves bits: a finding for each value that costs something, and one for the others."""
+    """Check the variables that move bits: a finding for each harmful value, and one for the others."""
     findings = [*_lowered(environ), *_workspace(environ), *_threads(environ)]
     told = {finding.check for finding in findings}
     others = [f"{name}={environ[name]}" for name in sorted(MOVE_BITS & environ.keys()) if name not in told]

@@ -1,4 +1,4 @@
-"""What a level of determinism sets before the interpreter of a program starts. Pure.
+"""Variables that a level of determinism sets before the interpreter of a program starts. Pure.
 
 `off` sets nothing. `deterministic` (two runs of one configuration on one machine agree) sets the table below. Torch's
 flags and the seeds need torch and are set by `recording/determinism_flags.py`. A value that the user has set is kept if
@@ -21,7 +21,7 @@ from harness.core.errors import UsageError
 OFF, DETERMINISTIC, INVARIANT = "off", "deterministic", "invariant"
 FALSE = "(?i)false|0"
 STRICT = {"MKL_CBWR": "AUTO,STRICT"}
-"""What `invariant` sets on Intel's processors in place of the table: MKL's strict mode, which it has there alone.
+"""Variables of `invariant` on Intel's processors, over the table: MKL's strict mode, which exists only there.
 
 Products then depend neither on threads nor on how many rows there are.
 """
@@ -35,7 +35,7 @@ class Setting:
     value: str
     reason: str
     accepts: str = ""
-    """What of a user's own values serves as well, as a regular expression; empty: `value` alone."""
+    """Regular expression of further suitable values; empty: `value` alone."""
     others: str = ""
     """The same in words."""
     is_of_spreading: bool = False
@@ -43,7 +43,7 @@ class Setting:
 
     @property
     def legal(self) -> str:
-        """What a user may set, in words."""
+        """The allowed values, in words."""
         return f"{self.name}={self.value}" + (f" or {self.others}" if self.others else "")
 
     def allows(self, value: str) -> bool:

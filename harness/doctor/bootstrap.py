@@ -39,13 +39,13 @@ WALK_S = 60.0
 """Limit of one process after its imports: more than all layers' limits together."""
 GRACE_S = 0.5
 LAST_WORD_S = 3.0
-"""What the other ranks have left once one has failed: time for a reason of their own."""
+"""Time that the other ranks have left once one has failed, to report a reason of their own."""
 PATIENCE_S = 10.0
 """Every so often it is said who is still waited for, and how long that may take."""
 NAME_S = 1.0
-"""For a name server, after a hang: one that takes longer is what was waited for."""
+"""Limit on a name server, after a hang: a slower one explains the hang."""
 MASTER_ADDR = "127.0.0.1"
-"""Where the store is, if the environment does not say."""
+"""Default address of the store."""
 MAX_LOG_BYTES = 1 << 18
 RAY_LOGS = ("gcs_server.out", "gcs_server.err", "raylet.out", "raylet.err")
 
@@ -55,13 +55,13 @@ Try = Callable[[Mapping[str, str]], Awaitable[list[Verdict]]]
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """What is tried, and by which means."""
+    """Parameters of the trial, and its means."""
 
     num_ranks: int
     backend: str
     """"gloo" or "nccl"; NCCL takes GPU n for rank n."""
     environ: Mapping[str, str]
-    """Of this process: what a training started here would inherit."""
+    """Environment of this process, which a training started here would inherit."""
     supervisor: Supervisor
     directory: Path
     """Exists, is empty, on a short path; for the processes' files and TMPDIRs."""
@@ -208,7 +208,7 @@ def _with(settings: Mapping[str, str | None], environ: Mapping[str, str]) -> dic
 
 
 def waiting_for(records: Iterable[Mapping[str, Any]]) -> str:
-    """Where the process stands that has reported `records`, and how long it may stay there; empty where it leaves."""
+    """Return the current activity of the process that reported `records`, and its limit; empty if it exits."""
     here = f"importing what it needs, which may take {IMPORT_S:g} s"
     for record in records:
         match record:

@@ -1,4 +1,4 @@
-"""What the control groups around this process allow it: memory, processor time, processes. Versions 1 and 2.
+"""Limits of the control groups around this process: memory, processor time, processes. Versions 1 and 2.
 
 A group's limit holds for everything below it, so the tightest from this process's own group up to the root of what can
 be seen counts. A container that sees only its own part of the tree has its limit at that root.

@@ -1,4 +1,4 @@
-"""What `rlharness doctor` was asked to look at, from options to findings.
+"""Options of `rlharness doctor`, and the findings for them.
 
 options ─▶ every check of this host at once │ the layers of a bootstrap │ hosts that meet ─▶ findings
 """
@@ -24,7 +24,7 @@ MIN_FILE_BYTES = MAX_ANSWER_BYTES
 
 @dataclass(frozen=True, slots=True)
 class DoctorOptions:
-    """What is looked at."""
+    """Choice of checks."""
 
     numerics: bool = False
     """Whether torch's operations are probed too."""

@@ -53,7 +53,7 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What `lock_trial` did in a directory."""
+    """Result of `lock_trial` in a directory."""
 
     took_s: Mapping[str, float]
     """By step, those that were done."""
@@ -99,7 +99,7 @@ async def inspect_shared_memory(host: Host) -> Sequence[Finding]:
 
 
 async def inspect_limits(host: Host) -> Sequence[Finding]:
-    """What `ulimit` says."""
+    """Check the limits of `ulimit`."""
     has_rdma = os.path.isdir("/dev/infiniband")
     names = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "memlock": resource.RLIMIT_MEMLOCK}
     limits = {name: _limit(number) for name, number in names.items()}
@@ -108,7 +108,7 @@ async def inspect_limits(host: Host) -> Sequence[Finding]:
 
 
 def read_trial(answer: Answer) -> Trial:
-    """What the lines of `lock_trial` say."""
+    """Parse the output of `lock_trial`."""
     said = [json.loads(line) for line in answer.output.splitlines() if line.startswith("{")]
     took_s = {line["step"]: line["took_s"] for line in said}
     errors = {line["step"]: line["error"] for line in said if line["error"]}

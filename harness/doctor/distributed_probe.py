@@ -22,7 +22,7 @@ from typing import Any
 from harness.core.clock import SystemClock
 
 LIMITS_S = {"ray": 15.0, "store": 13.0, "gloo": 5.0, "nccl": 12.0, "collective": 5.0}
-"""Of each layer, in seconds. Healthy ones take less than 3 (Ray), 1 (NCCL) and 0.1 (the others).
+"""Limit of each layer, in seconds. Healthy ones take less than 3 (Ray), 1 (NCCL) and 0.1 (the others).
 
 The store comes up slowly, and comes up, where a name server does not answer."""
 STORE_GIVES_UP_S = 12.5
@@ -35,9 +35,9 @@ RAY_AT_MOST_S = 45.0
 """Imports from a cold disk are slower than what follows."""
 MEET_ROUND_S = 0.02
 HEAD_START_S = 0.3
-"""For rank 0, which opens the store: who comes too early tries again up to two seconds later."""
+"""Time for rank 0 to open the store: a rank that comes too early tries again up to two seconds later."""
 NUM_ELEMENTS = 1 << 18
-"""Of the first collective: a megabyte, since a network that loses large packets only lets a bootstrap pass."""
+"""Size of the first collective: a megabyte, since a network that loses large packets only lets a bootstrap pass."""
 
 
 class Report:
@@ -54,7 +54,7 @@ class Report:
 
     @contextlib.contextmanager
     def layer(self, name: str, at_least_s: float = 0.0) -> Iterator[None]:
-        """What is done inside is that layer's: its beginning, its limit and what came of it are reported."""
+        """Report the beginning, the limit and the outcome of a layer, which is the body of this context."""
         self.write("start", id=name, timeout_s=max(LIMITS_S[name], at_least_s))
         began_s = self.clock.monotonic_s()
         try:

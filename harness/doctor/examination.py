@@ -28,7 +28,7 @@ class Check:
     look: Look
     limit_s: float
     is_timed: bool = False
-    """What it finds depends on how long something takes: it does not run beside what keeps the processors busy."""
+    """Whether it measures durations, and so does not run beside checks that keep the processors busy."""
 
 
 async def examine(host: Host, checks: Sequence[Check]) -> tuple[Finding, ...]:

@@ -27,7 +27,7 @@ DEVICE_FILE = "/dev/nvidiactl"
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """What `torch_facts` says of this environment's torch."""
+    """Output of `torch_facts` on this environment's torch."""
 
     version: str = ""
     """Empty where torch is not installed."""
@@ -86,7 +86,7 @@ async def check_gpus_for(num_ranks: int, environ: Mapping[str, str]) -> None:
 
 
 def read_torch(answer: Answer) -> Torch:
-    """What the lines of `torch_facts` say."""
+    """Parse the output of `torch_facts`."""
     said: dict[str, Any] = {}
     for line in answer.output.splitlines():
         if line.startswith("{"):

@@ -1,4 +1,4 @@
-"""What a check is given: this process's environment, its directory, its means, and a way to ask a child process."""
+"""Input of a check: this process's environment, its directory, its means, and a way to run a child process."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from harness.core.clock import Clock, SystemClock
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a child process said."""
+    """Output of a child process."""
 
     output: str
     """Standard output and standard error together."""

@@ -16,7 +16,7 @@ from harness.core.findings import Finding, Severity
 MAX_DETAILS = 6
 """Lines of one log that are shown."""
 UNTELLING = re.compile(r"NumPy|_conversion_method_template|^frame #\d|^Exception raised from")
-"""What torch says of itself beside that."""
+"""Log lines of torch without information on the network."""
 TELLING = re.compile(
     r"error|fail|cannot be retrieved|timed? ?out|refused|unreachable|no route|denied|NCCL WARN"
     r"|Bootstrap|NET/|set by env",
@@ -38,12 +38,12 @@ class Layer:
 
     name: str
     does: str
-    """What its ranks do there."""
+    """Activity of its ranks."""
     breaks: str
     remedies: tuple[Mapping[str, str | None], ...]
     """Settings that may mend it (None: not set at all), the likeliest first; each is tried before it is recommended."""
     by_hand: str
-    """What to look at where none of them does."""
+    """Manual remedy if none of the settings helps."""
 
 
 LOOPBACK: Mapping[str, str | None] = {"GLOO_SOCKET_IFNAME": "lo"}
@@ -64,7 +64,7 @@ RAY = Layer(
 SLOW_STORE_S = 5.0
 """Start-up time of a store beyond which a rank waits for a name server."""
 NAMELESS = re.compile(r"hostname of the client socket cannot be retrieved")
-"""What torch's store logs when it has waited for a name server in vain."""
+"""Log line of torch's store after it has waited for a name server in vain."""
 RESOLVER = Layer(
     "store",
     "meeting at the store of rank 0 and waiting for a name server",
@@ -81,7 +81,7 @@ STORE = Layer(
     "set MASTER_ADDR to an address of rank 0's host that the others reach, MASTER_PORT to one that no firewall closes",
 )
 UNANSWERED = re.compile(r"client socket has (timed out|failed to connect)")
-"""What torch's store logs of an address, and not of a name server, that does not answer."""
+"""Log line of torch's store on an address, not a name server, that does not answer."""
 TAKEN = re.compile(r"EADDRINUSE|address already in use", re.I)
 """Error of a rank 0 whose store port is in use by another process, which the other ranks then reach."""
 PORT = re.compile(r"\bport: (\d+)")
@@ -132,7 +132,7 @@ DOES = {
     "nccl": "coming up through NCCL",
     "collective": COLLECTIVE.does,
 }
-"""What is done in each layer, by its name in a report."""
+"""Activity of each layer, by its name in a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class RankStory:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of one layer."""
+    """Result of one layer."""
 
     layer: Layer
     severity: Severity

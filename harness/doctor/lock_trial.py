@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from harness.core.clock import Clock, SystemClock
 
 NUM_TRIES = 3
-"""Of each step the fastest counts: a slow file system is slow each time, a busy machine is not."""
+"""Number of repetitions. The fastest of each step counts: a slow file system is always slow, a busy machine is not."""
 STEPS = ("create", "flock", "lockf", "mmap", "socket")
 
 

@@ -8,5 +8,5 @@ from harness.machine.network.preflight import preflight
 
 
 async def inspect_network(host: Host) -> Sequence[Finding]:
-    """What a distributed program would meet here; about 1.5 s at most."""
+    """Check the network for distributed programs; about 1.5 s at most."""
     return (await preflight(host.environ, host.clock)).findings

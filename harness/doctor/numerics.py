@@ -16,7 +16,7 @@ EXTRA = "pip install 'rlharness[engine]'"
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What the child said of one type."""
+    """Report of the child on one type."""
 
     dtype: str
     device: str = "cpu"
@@ -35,7 +35,7 @@ async def inspect_numerics(host: Host) -> Sequence[Finding]:
 
 
 def check_numerics(answer: Answer) -> Finding:
-    """What the lines of the child come to."""
+    """Return the finding for the output of the child."""
     lines = [json.loads(line) for line in answer.output.splitlines() if line.startswith("{")]
     missing = [line["missing"] for line in lines if "missing" in line]
     if missing:

@@ -37,7 +37,7 @@ STACK = frozenset(
         "xformers",
     }
 )
-"""What a training run stands on: a misfit among these is a crash, not a complaint."""
+"""Packages that a training run needs: an incompatibility among these is a crash, not a warning."""
 BUILT_TOGETHER = ("torch", "torchvision", "torchaudio")
 """Their compiled parts load each other: they must come from builds of one kind."""
 MAX_SHOWN = 3
@@ -54,12 +54,12 @@ class Installed:
 
 
 async def inspect_versions(host: Host) -> Sequence[Finding]:
-    """What the installed packages say of each other."""
+    """Check the requirements of the installed packages."""
     return check_versions(await in_daemon_thread(read_installed, limit_s=READ_S))
 
 
 async def inspect_pip(host: Host) -> Sequence[Finding]:
-    """What `pip check` says."""
+    """Check with `pip check`."""
     # without a cache, whose owner pip would complain of before anything else
     argv = (sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "--no-cache-dir", "check")
     return [check_pip(await host.ask(argv, limit_s=PIP_S))]
@@ -146,7 +146,7 @@ def _label(version: str) -> str:
 
 
 def check_pip(answer: Answer) -> Finding:
-    """What pip said: it exits with 1 where something is missing or does not fit."""
+    """Return the finding for pip's answer: it exits with 1 if a package is missing or incompatible."""
     lines = [line.strip() for line in answer.output.splitlines() if line.strip()]
     if answer.problem:
         return Finding(

@@ -1,1 +1,1 @@
-"""What this machine has: GPUs, their health, network interfaces and what can be reached."""
+"""GPUs of this machine, their health, its network interfaces and their connections."""

@@ -20,7 +20,7 @@ class GpuHealth:
     """One whole GPU."""
 
     number: int
-    """NVML's."""
+    """Number in NVML's order."""
     uuid: str
     model: str
     capability: tuple[int, int] = (0, 0)

@@ -63,7 +63,7 @@ Selection = Auto | Count | Named | Pretended
 
 
 def parse_selection(text: str) -> Selection:
-    """What `--gpus TEXT` asks for; a text of no legal form raises UsageError."""
+    """Parse the text of `--gpus`; a text of no legal form raises UsageError."""
     text = text.strip()
     if text == "auto":
         return Auto()

@@ -19,7 +19,7 @@ ANSWER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one GPU said."""
+    """Reading of one GPU."""
 
     used_bytes: int | None
     """None where it cannot be read."""

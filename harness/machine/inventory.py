@@ -48,7 +48,7 @@ class Inventory:
     pretended: bool = False
     """Whether it is simulated (`sim:`), without a real GPU to poll."""
     note: str = ""
-    """What to say once about how this was read ("no NVIDIA driver here: 0 GPUs"); empty where nothing is odd."""
+    """Note on how this was read ("no NVIDIA driver here: 0 GPUs"); empty where nothing is odd."""
 
     def describe(self) -> str:
         """The inventory in a few words, for messages: "4 x NVIDIA H200 143 GB, 4 x NVIDIA A100 80 GB"."""

@@ -20,7 +20,7 @@ class GpuProcess:
     """A process that has a compute context on a GPU, as NVML lists it."""
 
     pid: int
-    """As NVML gives it; in a container it may be another namespace's number, or missing altogether."""
+    """Process id from NVML; in a container it may be another namespace's number, or missing altogether."""
     used_bytes: int | None
     """Its memory on that GPU; None where NVML does not say."""
     command: str
@@ -44,7 +44,7 @@ class StillHeld:
 
     holder: Holder
     reason: str
-    """For a person: "2.1 GB above its baseline, held by pid 4711 (python train.py)"."""
+    """Message: "2.1 GB above its baseline, held by pid 4711 (python train.py)"."""
 
 
 class MemoryMeter(Protocol):
@@ -64,7 +64,7 @@ class MemoryMeter(Protocol):
 
 
 class NoMeter:
-    """For pretended GPUs: nothing is known, so every GPU is back at once."""
+    """Meter of simulated GPUs: nothing is known, so every GPU is back at once."""
 
     def used_memory_bytes(self, gpu_ids: Sequence[str]) -> dict[str, int]:
         return {}
@@ -77,7 +77,7 @@ class NoMeter:
 
 
 def holder_of(process: GpuProcess, our_pids: Collection[int]) -> Holder:
-    """Whose `process` is, given every pid the attempt ever had."""
+    """Return the holder of `process`, given every pid that the attempt ever had."""
     if process.pid in our_pids:
         return Holder.OURS
     return Holder.FOREIGN if process.command else Holder.UNKNOWN

@@ -32,7 +32,7 @@ def open_nvml() -> Any:
 
 
 def no_answer(error: Exception) -> str:
-    """What to say of a driver that answers with `error` where it should count or start."""
+    """Return the message for a driver that fails with `error`."""
     return f"the NVIDIA driver does not answer ({str(error).rstrip('.')})"
 
 
@@ -53,7 +53,7 @@ def shut_down(nvml: Any) -> None:
 
 
 def ask(nvml: Any, call: Any, *args: Any) -> Any:
-    """What `call` returns; None where this driver or GPU does not offer it or keeps it from us."""
+    """Return the result of `call`; None if this driver or GPU does not support or permit it."""
     try:
         return call(*args)
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission):

@@ -1,4 +1,4 @@
-"""Which GPUs this process was given: CUDA_VISIBLE_DEVICES read as CUDA reads it. Pure: no driver is asked.
+"""GPUs this process was given: CUDA_VISIBLE_DEVICES, parsed as CUDA parses it. Pure: no driver is asked.
 
 CUDA's rules (CUDA C++ Programming Guide, "Environment Variables"; torch.cuda follows the same ones):
 - absent: every GPU. Empty: none.
@@ -32,7 +32,7 @@ class Device:
     gpu_uuid: str
     """The GPU's UUID ("GPU-8f2…"); empty if NVML does not report it."""
     uuid: str
-    """What names this device: the GPU's UUID, or the instance's ("MIG-…")."""
+    """Name of this device: the GPU's UUID, or the instance's ("MIG-…")."""
     model: str
     """The GPU's model, of which an instance has a part; empty if NVML does not report it."""
     old_mig_name: str = ""
@@ -94,7 +94,7 @@ def order_is_uncertain(devices: Sequence[Device], environ: Mapping[str, str]) ->
 
 
 def matching(devices: Sequence[Device], name: str) -> list[tuple[Device, ...]]:
-    """What `name`, a UUID or its beginning, may mean: each a GPU (all instances of one in MIG mode) or an instance.
+    """Return the matches of `name`, a UUID or its beginning: GPUs (all instances of one in MIG mode) or instances.
 
     One match is an answer; none means unknown, several ambiguous. A name given in full is never ambiguous.
     """

@@ -30,7 +30,7 @@ Key = tuple[str, str, int]
 
 
 class Scope(IntEnum):
-    """What a recorded value depends on."""
+    """Part of a step that a recorded value depends on."""
 
     LOGICAL = 0
     """A whole tensor, or rollouts in canonical order: the same for any number of ranks and micro-batches. Chained."""
@@ -39,7 +39,7 @@ class Scope(IntEnum):
     SHARD = 2
     """One rank's part of a whole whose digest is the sum over ranks (`shardsum_128`). Chained, in its rank's log."""
     CONTEXT = 3
-    """What the step began with: the state of a random-number generator. It explains, never decides; not chained."""
+    """State of a random-number generator at the start of the step. It explains differences; not chained."""
 
 
 CHAINED = (Scope.LOGICAL, Scope.SHARD)
@@ -52,15 +52,15 @@ class RecordedValue(NamedTuple):
     phase: str
     """One of PHASES."""
     name: str
-    """What it is within its phase: a parameter's dotted name, "loss"."""
+    """Name within its phase: a parameter's dotted name, "loss"."""
     occurrence: int
     """0 for the first of this phase and name in the step, 1 for the second."""
     dtype: str
-    """Of its elements: "f32", "bf16", "i64"; any text for what is no tensor."""
+    """Type of its elements: "f32", "bf16", "i64"; any text for other values."""
     shape: tuple[int, ...]
-    """Of the whole value, also where ranks hold parts of it; () for a scalar."""
+    """Shape of the whole value, also if ranks hold parts of it; () for a scalar."""
     algorithm: str
-    """Of the digest; `digests.RAW`, `XXH3_128` or `SHARDSUM_128`, or a writer's own."""
+    """Algorithm of the digest; `digests.RAW`, `XXH3_128` or `SHARDSUM_128`, or a writer's own."""
     digest: bytes
     """16 bytes."""
     scope: Scope = Scope.LOGICAL

@@ -1,4 +1,4 @@
-"""What steps began with, in two traces: the first step at which the state of a random-number generator differs."""
+"""Contexts of two traces: the first step at which the state of a random-number generator differs."""
 
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.format import Columns

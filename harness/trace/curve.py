@@ -13,7 +13,7 @@ from harness.core.errors import TraceError
 from harness.trace.values import Float, plain
 
 NAMES = ("reward_mean", "loss", "gradient_norm", "kl", "entropy", "completion_length")
-"""What every line has; further names may follow."""
+"""Names of every line; further names may follow."""
 TAKEN = ("step", "chain")
 
 

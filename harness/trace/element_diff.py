@@ -44,7 +44,7 @@ class ValueDifference:
     """Elements that are NaN in A and none in B."""
     num_nan_only_b: int
     num_nan_both: int
-    """Of those that differ, elements that are NaN in both: with other payloads."""
+    """Number of different elements that are NaN in both, with different payloads."""
 
     @property
     def is_nan_payload_only(self) -> bool:

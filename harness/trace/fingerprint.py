@@ -47,7 +47,7 @@ def fingerprint(
 
 
 def numerics(environ: Mapping[str, str], modules: Iterable[str]) -> dict[str, str]:
-    """What computes: processor, Python, C library, driver, packages, mapped libraries, floating-point control state."""
+    """Return the numerics: processor, Python, C library, driver, packages, libraries, floating-point control state."""
     told = {
         "machine": platform.machine(),
         **processor(_read(CPU_INFO)),

@@ -84,14 +84,14 @@ def done_payload(num_steps: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class FramePosition:
-    """Where a whole payload lies in its file, in bytes."""
+    """Position of a complete payload in its file, in bytes."""
 
     start: int
     length: int
 
     @property
     def frame_end(self) -> int:
-        """Where the next frame begins."""
+        """Position of the next frame."""
         return self.start + self.length + _CHECKSUM_BYTES
 
 
@@ -124,7 +124,7 @@ def _checksum(file: BinaryIO, length: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class StepHead:
-    """What of a step is known without opening it."""
+    """Facts of a step that need no decoding."""
 
     step: int
     root: bytes
@@ -133,12 +133,12 @@ class StepHead:
     num_logical: int
     num_shards: int
     num_parts: int
-    """Of physical scope."""
+    """Number of values of physical scope."""
     num_contexts: int
 
 
 def read_kind(file: BinaryIO, place: FramePosition) -> bytes:
-    """What a payload begins with: STEP, DONE, or something that is neither."""
+    """Return the kind of a payload: STEP, DONE, or other bytes."""
     file.seek(place.start)
     return file.read(min(len(STEP), place.length))
 

@@ -1,4 +1,4 @@
-"""manifest.json: what a trace is of, and whether it was finished."""
+"""manifest.json: the origin of a trace, and whether it was finished."""
 
 import json
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ class Fingerprint:
     identity: Part = field(default_factory=dict)
     """Meaning of the configuration: digests of data, tokens and initial weights, seeds, microbatch size."""
     numerics: Part = field(default_factory=dict)
-    """What computes: instruction set, Python, packages, drivers, mapped libraries, floating-point control state."""
+    """Environment: instruction set, Python, packages, drivers, mapped libraries, floating-point control state."""
     subject: Part = field(default_factory=dict)
     """The code under test: commit and uncommitted changes."""
     perturbation: Part = field(default_factory=dict)
@@ -35,11 +35,11 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a trace says of itself as a whole."""
+    """Description of a whole trace."""
 
     fingerprint: Fingerprint = Fingerprint()
     argv: tuple[str, ...] = ()
-    """Of the program, without secrets."""
+    """Command line of the program, without secrets."""
     world_size: int = 1
     """How many rank logs belong to it."""
     level: str = "off"

@@ -27,7 +27,7 @@ def mapped_libraries(maps: Path = MAPS) -> dict[str, str]:
 
 
 def identify(path: Path) -> str:
-    """What a library was built from: its build id, else "edges:" and a digest of both ends, else "gone"."""
+    """Return the identity of a library: its build id, else "edges:" and a digest of both ends, else "gone"."""
     try:
         with path.open("rb") as file:
             return build_id(file) or _edges(file)

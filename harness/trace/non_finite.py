@@ -1,4 +1,4 @@
-"""Where in a step the first NaN came from, by its record of operations. Pure, no torch.
+"""Origin of the first NaN of a step, by its record of operations. Pure, no torch.
 
     exp ─Inf─▶ ... ─Inf─▶ sub ─NaN─▶ mean ─NaN─▶ ...
     ^ origin              ^ made it
@@ -19,7 +19,7 @@ from harness.trace.ops import FLAGGED_SINCE, INF, NAN, Operation, OpRecord
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """What is not finite in a step, and since which operation; operations in the order in which they began."""
+    """Origin of the first non-finite value of a step; operations in the order in which they began."""
 
     kind: str
     """NAN; INF where there is no NaN."""
@@ -28,7 +28,7 @@ class NonFinite:
     read_by: Operation | None = None
     """The first to read one that was there before."""
     origin: Operation | None = None
-    """Of a NaN made of an Inf: the operation that made this Inf of finite numbers; None where none did."""
+    """Operation that made, from finite numbers, the Inf that led to the NaN; None if there is none."""
     num_between: int = 0
     """How many operations have handed the Inf on between `origin` and `made_by`."""
 
@@ -77,7 +77,7 @@ def _gives(operation: Operation, kind: str) -> bool:
 
 
 def _makers(operation: Operation, kind: str) -> list[int]:
-    """Of each input that holds it, who wrote it."""
+    """Writer of each input that holds it."""
     pairs = zip(operation.makers, operation.inputs, strict=True)
     return [maker for maker, value in pairs if kind in value.not_finite]
 

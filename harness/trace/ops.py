@@ -50,11 +50,11 @@ class OpValue:
     shape: str
     """Its sizes, joined by commas."""
     algorithm: str
-    """Of the digest; UNREAD for none, NUMBER for a number."""
+    """Algorithm of the digest; UNREAD for none, NUMBER for a number."""
     digest: str
     """In hexadecimal digits; the number; why it was not read."""
     layout: tuple[str, ...] = ()
-    """What dtype and shape do not say: "strides=1,4", "align=16", "conj"; NAN and INF of what is not all finite."""
+    """Properties beyond dtype and shape: "strides=1,4", "align=16", "conj"; NAN and INF of what is not all finite."""
 
     @property
     def kind(self) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ class Operation:
     phase: str
     """forward, backward or optimizer."""
     name: str
-    """As torch calls it: "aten.addmm.default"."""
+    """Torch's name: "aten.addmm.default"."""
     at: str
     """The user's source line: "train.py:41 forward"; in backward that of the forward operation; "engine" for none."""
     via: str
@@ -99,7 +99,7 @@ class Operation:
     """Those that are no tensors."""
     inputs: tuple[OpValue, ...]
     makers: tuple[int, ...]
-    """For each input, the operation that wrote it last; OUTSIDE for one that was not recorded."""
+    """Last writer of each input; OUTSIDE for one that was not recorded."""
     random: str
     """The state of the generator it drew from; empty where it drew from none."""
     outputs: tuple[OpValue, ...]
@@ -143,12 +143,12 @@ class OpDivergence:
     last_equal: Operation | None = None
     """The operation before it."""
     makers: tuple[Operation | None, ...] = ()
-    """For each input that differs, who wrote it in A; None for what came from outside."""
+    """Writer in A of each input that differs; None for a value from outside."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpVerdict:
-    """What two records of one step are to each other."""
+    """Result of comparing two records of one step."""
 
     rank: int
     step: int

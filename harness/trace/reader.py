@@ -50,7 +50,7 @@ class RankLog:
     is_closed: bool
     """Whether it ends as a log that was closed in order, and has as many steps as it says."""
     num_skipped_bytes: int
-    """What follows the last whole frame: the torn tail."""
+    """Number of bytes after the last complete frame."""
 
     @property
     def number(self) -> int:
@@ -81,13 +81,13 @@ class Trace:
     """None where it is missing or cut."""
     ranks: Mapping[int, RankLog]
     curve: tuple[CurvePoint, ...]
-    """As far as it is whole."""
+    """Points of the curve, up to the first damaged line."""
     curve_ends_at: int | None = None
     """The line, from 1, from which on it was not read, being cut or none of a curve; None where all of it was."""
     damaged: set[tuple[int, int]] = field(default_factory=set, compare=False, repr=False)
     """(step, rank) of kept tensors that were asked for and are damaged."""
     _opened: dict[tuple[int, int], Columns] = field(default_factory=dict, compare=False, repr=False)
-    """What was opened last: a step of a million leaves is a hundred megabytes, and is asked for several times."""
+    """What was opened last: a step of a million values is a hundred megabytes, and is asked for several times."""
 
     @cached_property
     def gaps(self) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ class Trace:
 
     @property
     def damages(self) -> tuple[str, ...]:
-        """What of it is damaged that its steps do not need, as far as anybody has asked for it."""
+        """Damage that its steps do not depend on, as far as it was read."""
         found = []
         if self.manifest is not None and self.manifest.complete and len(self.ranks) > self.manifest.world_size:
             world_size = self.manifest.world_size

@@ -52,7 +52,7 @@ class StepDifference:
     num_before: int
     """Values of A before the first difference, equal in both."""
     num_values: int
-    """Of A, and those that only B has."""
+    """Number of values in A, and of those that only B has."""
     num_different: int
     num_incomparable: int
     """Leaves whose digests are of different algorithms."""
@@ -60,7 +60,7 @@ class StepDifference:
 
     @property
     def position(self) -> float:
-        """Of the first difference; infinite where there is none."""
+        """Position of the first difference; infinite if there is none."""
         return inf if self.first is None else self.first.position
 
 

@@ -40,7 +40,7 @@ class FloatType:
         return bits & (self.sign - 1) > self.infinity
 
     def place(self, bits: int) -> int:
-        """Where these bits, of no NaN, stand among all values in order; neighbours are 1 apart, both zeros are 0."""
+        """Return the rank of these bits (no NaN) among all values; neighbours are 1 apart, both zeros are 0."""
         size = bits & (self.sign - 1)
         return -size if bits & self.sign else size
 

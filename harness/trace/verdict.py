@@ -65,7 +65,7 @@ class Divergence:
     step: int
     what: Difference
     rank: int | None = None
-    """Whose log shows it first; None where leaves were compared over all ranks together, or no rank has the step."""
+    """Rank whose log shows it first; None if values were merged over ranks, or no rank has the step."""
     ranks: tuple[int, ...] = ()
     """Every rank whose log shows a difference in this step."""
     a: RecordedValue | None = None
@@ -80,23 +80,23 @@ class Divergence:
     num_microbatches: int = 1
     """Number of parts of its phase and name that this rank has in A, for a value that is a part."""
     num_values: int = 0
-    """Of this step, in the log that shows it first, in A or in B."""
+    """Number of values of this step, in the log that shows it first, in A or in B."""
     num_different: int = 0
-    """Of these."""
+    """Number of these values that differ."""
     value: ValueDifference | None = None
-    """Where the trace knows the values."""
+    """Difference of the elements, if the trace has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What steps began with, up to the first divergence: the states of random-number generators."""
+    """States of random-number generators at the start of steps, up to the first divergence."""
 
     names: tuple[str, ...]
-    """Of everything that was compared, or of what differs first."""
+    """Names of all compared states, or of those that differ first."""
     step: int | None = None
     """The first in which they differ; None where they do not."""
     rank: int | None = None
-    """Whose they are, the lowest; None where they do not differ."""
+    """Lowest rank with a difference; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +162,13 @@ class Verdict:
 
     kind: Kind
     reasons: tuple[str, ...] = ()
-    """Why it is not comparable, or incomplete; nothing of the other two."""
+    """Reasons of NOT_COMPARABLE and INCOMPLETE; empty for the other kinds."""
     notes: tuple[str, ...] = ()
     """Further facts for the reader."""
     first: Divergence | None = None
     """First difference among values of chained scope; also if the traces are not comparable."""
     part: Divergence | None = None
-    """Of one rank's or micro-batch's part, in an earlier step than `first`, or where there is none."""
+    """First difference of one rank's or micro-batch's part, in an earlier step than `first`, or without a `first`."""
     context: Context | None = None
     """None where no step says what it began with."""
     attribution: Mapping[str, Count] = field(default_factory=dict)
@@ -180,9 +180,9 @@ class Verdict:
     is_nan_payload_only: bool = False
     """Whether everything that differs is NaN in both: its own class of divergence."""
     fingerprints: Mapping[str, tuple[FieldDifference, ...]] = field(default_factory=dict)
-    """What differs, by part; parts that are alike are absent."""
+    """Differences by part; equal parts are absent."""
     curve: tuple[CurveDifference, ...] = ()
     curves: Curves | None = None
-    """What a picture would show; None where nothing diverged, or no value was recorded in both."""
+    """Curves to plot; None if nothing diverged, or no value was recorded in both."""
     operations: OpVerdict | None = None
-    """Of the step of `first`; None where not both traces have a record of them."""
+    """Comparison of the operations of the step of `first`; None unless both traces have a record."""

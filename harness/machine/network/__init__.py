@@ -1,1 +1,1 @@
-"""Which interface each library would talk over, whether this host reaches itself there, and two hosts each other."""
+"""Interface choices of NCCL, Gloo and Ray, connections of this host to itself, and between hosts."""

@@ -1,4 +1,4 @@
-"""From what was seen of a host's network to what is set, and what is said. Pure."""
+"""Pins and findings from the observations of a host's network. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -11,16 +11,16 @@ from harness.machine.network.reach import Reach
 
 CHECK = "network"
 NAMES_S = 0.3
-"""For the resolver: a name of this host's own is in a file, or one answer away."""
+"""Limit on the resolver: this host's own name is in a file, or one answer away."""
 REACH_S = 1.0
-"""For the connections, together."""
+"""Limit on all connections together."""
 IN_ALL_S = 1.45
 MEET = "rlharness doctor --listen 29400 here, rlharness doctor --peer HOST:29400 on the others"
 
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """What follows from what was seen."""
+    """Pins, findings and choices that follow from the observations."""
 
     pins: Mapping[str, str]
     findings: tuple[Finding, ...]

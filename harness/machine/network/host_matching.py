@@ -1,4 +1,4 @@
-"""Which interface each of several hosts should use, so that every pair can talk; or which pair cannot. Pure.
+"""Choice of one interface for each of several hosts, so that every pair can talk; or the pair that cannot. Pure.
 
 A library listens on one interface of its host, and the others connect to it from wherever the kernel sends them: NCCL
 and Gloo do not bind the connecting side. So an interface of a host is usable where every host, itself included, has
@@ -34,7 +34,7 @@ class PeerHost:
 
     name: str
     token: str
-    """What its probed ports answer: the same address may mean another host elsewhere, as docker0's does."""
+    """Answer of its probed ports: the same address may mean another host elsewhere, as docker0's does."""
     ports: tuple[int, int]
     """The probed ports of IPv4 and IPv6; 0 where it has none."""
     offers: tuple[Offer, ...]
@@ -43,7 +43,7 @@ class PeerHost:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What came of one connection from one host to an address of another, or of its own."""
+    """Result of one connection from one host to an address of another, or of its own."""
 
     caller: int
     """Index of the calling host in the list."""

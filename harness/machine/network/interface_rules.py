@@ -1,4 +1,4 @@
-"""Where NCCL, Gloo and Ray would talk, by their own rules. Pure: from what was read to what would be picked, and why.
+"""Interfaces that NCCL, Gloo and Ray would choose by their own rules, and the reasons. Pure.
 
 The rules, as read in the libraries' sources (2026-11):
 
@@ -30,7 +30,7 @@ _FAMILIES = {"AF_INET": socket.AF_INET, "AF_INET6": socket.AF_INET6}
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """What one library would pick."""
+    """Choice of one library."""
 
     library: str
     """NCCL, Gloo or Ray."""
@@ -49,7 +49,7 @@ class Pick:
 
 
 def make_rules(network: HostNetwork, settings: Mapping[str, str]) -> tuple[Pick, Pick, Pick]:
-    """What NCCL, Gloo and Ray would pick on `network` under `settings` (the environment, over NCCL's files)."""
+    """Return the choices of NCCL, Gloo and Ray on `network` under `settings` (the environment, over NCCL's files)."""
     return nccl_pick(network, settings), gloo_pick(network, settings), ray_pick(network, settings)
 
 

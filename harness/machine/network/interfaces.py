@@ -27,7 +27,7 @@ class Address:
     """One address of an interface."""
 
     text: str
-    """As it is written, with its scope where it is of the link: "192.0.2.2", "fe80::1%eth0"."""
+    """Text of the address, with its scope if it is link-local: "192.0.2.2", "fe80::1%eth0"."""
     family: socket.AddressFamily
     prefix: int = 0
     """Leading bits that all addresses of its network share."""
@@ -49,7 +49,7 @@ class Interface:
 
 @dataclass(frozen=True, slots=True)
 class HostNetwork:
-    """What the libraries' rules look at."""
+    """Input of the libraries' rules."""
 
     interfaces: tuple[Interface, ...]
     """In the order in which getifaddrs(3) first shows an address of each."""

@@ -24,7 +24,7 @@ from harness.machine.network.several_nodes import names_to_resolve, why_several_
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """What was found."""
+    """Findings of the preflight."""
 
     pins: Mapping[str, str] = field(default_factory=dict)
     """Environment variables for work on this host alone; empty where nothing is wrong, or cannot be mended so."""
@@ -32,7 +32,7 @@ class Preflight:
     rules: tuple[Pick, ...] = ()
     interfaces: tuple[Interface, ...] = ()
     reached: Mapping[str, Reach] = field(default_factory=dict)
-    """What came of connecting to each own address."""
+    """Result of connecting to each own address."""
     took_s: float = 0.0
 
     @property
@@ -52,7 +52,7 @@ class Preflight:
 
 
 async def preflight(environ: Mapping[str, str], clock: Clock) -> Preflight:
-    """What a distributed program with the environment `environ` would meet on this host; at most 1.5 s."""
+    """Check the network of this host for a distributed program with the environment `environ`; at most 1.5 s."""
     begun_s = clock.monotonic_s()
     network = await read_network(names_to_resolve(environ), limit_s=NAMES_S)
     addresses = [address for interface in network.interfaces for address in interface.addresses]

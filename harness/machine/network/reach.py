@@ -20,7 +20,7 @@ AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What came of one connection."""
+    """Result of one connection."""
 
     problem: str = ""
     """Why there was none; empty where there was one."""
@@ -82,7 +82,7 @@ def _numeric(address: Address, port: int) -> tuple[object, ...]:
 
 
 def reason(error: OSError) -> str:
-    """What the system says of `error`, in its own few words."""
+    """Return the system's message for `error`."""
     if error.errno and not isinstance(error, socket.gaierror):  # asyncio puts a sentence of its own in its place
         return os.strerror(error.errno).lower()
     return (error.strerror or str(error)).lower()

@@ -31,13 +31,13 @@ from harness.machine.network.reach import reason
 
 VERSION = 1
 TRY_S = 2.0
-"""For one connection: a second packet is sent after one second."""
+"""Limit on one connection: a second packet is sent after one second."""
 ANSWER_S = 30.0
-"""For the others to try everything, all of it at once."""
+"""Time for the other hosts to try every address, all at once."""
 RETRY_S = 0.2
 AT_ONCE = 128
 MOST_BYTES = 1 << 20
-"""Of one message."""
+"""Limit on one message."""
 MOST_NAME_CHARS = 253
 
 Say = Callable[[str], None]
@@ -203,7 +203,7 @@ async def _probed(network: HostNetwork) -> AsyncIterator[PeerHost]:
 
 
 def meeting_places(network: HostNetwork, port: int) -> tuple[str, ...]:
-    """Where others may find `port` of this host, "HOST:PORT" each, its address towards the outside first.
+    """Return the addresses of `port` of this host, "HOST:PORT" each, its address towards the outside first.
 
     Its name is there only where it has no address but loopback: what a name resolves to here, often 127.0.0.1, says
     nothing of what it resolves to on the others.
