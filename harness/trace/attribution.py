@@ -16,7 +16,7 @@ from harness.trace.values import ELEMENT_BYTES, FLOATS
 from harness.trace.verdict import ADVANTAGE_SIGNS, BATCHES, INTEGERS, REWARDS, TOKENS, Count, Element
 
 NO_TOKENS = ("mask", "position")
-"""Integers of a rollout are tokens, [sequences, positions], but for batches and leaves with such a word in the name."""
+"""Integers of a rollout are tokens, [sequences, positions], but for batches and values with such a word in the name."""
 BATCH = "batch"
 """Name of a DataLoader's batch, and prefix of its parts: the program read these values and did not generate them."""
 TEXTS = ("text", "texts", "bytes")
@@ -68,7 +68,7 @@ class _Found:
 
 
 class _Finder:
-    """The leaves that count, step by step; in steps that have the same leaves they are looked for once."""
+    """Finder of the values that count, step by step; it searches steps with the same values once."""
 
     def __init__(self) -> None:
         self._last: dict[int, Columns] = {}
@@ -76,10 +76,10 @@ class _Finder:
         self._found: dict[int, list[tuple[str, int, RecordedValue]]] = {}
 
     def all_of(self, trace: Trace, step: int, counterpart: Trace | None) -> dict[tuple[int, Scope, Key], _Found]:
-        """By rank, scope and key, of ranks that have the step in both.
+        """Return them by rank, scope and key, of ranks that have the step in both traces.
 
-        `counterpart` is the other trace where that has the same ranks. Without it wholes are by rank 0, and by their
-        own rank where that has them otherwise than the lowest.
+        `counterpart` is the other trace if it has the same ranks. Without it, global values are keyed by rank 0, and by
+        their own rank if it disagrees with the lowest.
         """
         found: dict[tuple[int, Scope, Key], _Found] = {}
         ranks = trace.logs(step) if counterpart is None else trace.logs(step).keys() & counterpart.logs(step).keys()

@@ -37,7 +37,7 @@ class Scope(IntEnum):
     PHYSICAL = 1
     """One rank's or one micro-batch's part: it helps to locate a difference, and is not chained."""
     SHARD = 2
-    """One rank's part of a whole whose digest is the sum over ranks (`shardsum_128`). Chained, in its rank's log."""
+    """One rank's part of a value whose digest is the sum over ranks (`shardsum_128`). Chained, in its rank's log."""
     CONTEXT = 3
     """State of a random-number generator at the start of the step. It explains differences; not chained."""
 
@@ -87,7 +87,7 @@ def encoded(value: RecordedValue) -> tuple[bytes, bytes]:
     return _encoded(value[:-2])  # all but digest and scope
 
 
-@lru_cache(maxsize=2**16)  # without their digests, the leaves of a step are mostly those of the step before
+@lru_cache(maxsize=2**16)  # without their digests, the values of a step are mostly those of the step before
 def _encoded(described: tuple[str, str, int, str, tuple[int, ...], str]) -> tuple[bytes, bytes]:
     phase, name, occurrence, dtype, shape, algorithm = described
     sorted_by = enc(phase, name, str(occurrence))

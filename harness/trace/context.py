@@ -37,7 +37,7 @@ def _states(trace: Trace, step: int, rank: int) -> States:
 
 
 def _contexts(columns: Columns) -> list[RecordedValue]:
-    """The few leaves of this scope, without decoding the others."""
+    """Return the few values of this scope, without decoding the others."""
     found, at = [], columns.scopes.find(Scope.CONTEXT)
     while at >= 0:
         found.append(columns.value(at))

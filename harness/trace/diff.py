@@ -38,7 +38,7 @@ ByRank = dict[int | None, StepDifference]
 
 
 def diff(a: Trace, b: Trace) -> Verdict:
-    """Compare two traces; TraceError where a log holds frames that are whole and wrong."""
+    """Compare two traces; TraceError if a log holds frames that are complete but malformed."""
     gaps, match = _gaps(a, b), match_processes(a, b)
     b = match.b
     if match.has_other_curve:
@@ -96,7 +96,7 @@ class _Found:
     """In what a trace contradicts itself."""
     has_wrong_root: bool = False
     is_merged: bool = False
-    """Whether ranks cannot be compared one by one: they are others, or have the same wholes in other shards."""
+    """Whether ranks cannot be compared one by one: the ranks differ, or the same values have different shards."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -159,7 +159,7 @@ def _fold(a: Trace, b: Trace, step: int, found: _Found) -> None:
 
 
 def _has_equal_roots(a: Trace, b: Trace, step: int) -> bool:
-    """Whether roots alone show that the logical leaves of a step are the same."""
+    """Whether roots alone show that the logical values of a step are equal."""
     heads_a = {rank: log.heads[step] for rank, log in a.logs(step).items()}
     heads_b = {rank: log.heads[step] for rank, log in b.logs(step).items()}
     if _has_same_ranks(a, b):
@@ -179,13 +179,13 @@ def _is_recut(a: Trace, b: Trace, step: int) -> bool:
 
 
 def _open(a: Trace, b: Trace, step: int, scopes: Iterable[Scope]) -> ByRank:
-    """How the leaves of a step differ, by rank; of ranks that have it in both."""
+    """Return the differences of a step by rank, for ranks that have it in both traces."""
     ranks = [rank for rank in a.logs(step) if rank in b.logs(step)]
     return {rank: compare_columns(a.columns(step, rank), b.columns(step, rank), scopes) for rank in ranks}
 
 
 def _open_merged(a: Trace, b: Trace, step: int, found: _Found) -> ByRank:
-    """How the wholes of a step differ, under None."""
+    """Return the differences of the global values of a step, under None."""
     global_values_ = paired_global_values(a, b, step)
     if not found.notes:
         found.notes += [
@@ -196,7 +196,7 @@ def _open_merged(a: Trace, b: Trace, step: int, found: _Found) -> ByRank:
 
 
 def _first_part(a: Trace, b: Trace, first: Divergence | None) -> Divergence | None:
-    """The first difference among physical leaves, of steps before the one in which logical leaves differ."""
+    """Return the first difference among physical values, in steps before the first with different logical values."""
     steps_b = set(b.steps) if _has_same_ranks(a, b) else set()
     for step in a.steps:
         if first is not None and step >= first.step:
@@ -210,7 +210,7 @@ def _first_part(a: Trace, b: Trace, first: Divergence | None) -> Divergence | No
 
 
 def _has_parts(trace: Trace, step: int) -> bool:
-    """Whether a step has leaves of physical scope."""
+    """Whether a step has values of physical scope."""
     return any(log.heads[step].num_parts for log in trace.logs(step).values())
 
 

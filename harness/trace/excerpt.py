@@ -3,7 +3,7 @@
     recorded   0 1 2 3 4 5 6 7 8 9
     again            3 4 5           ──▶ diff(excerpt(recorded, 3, 5), again)
 
-Nothing is copied: leaves and tensors are read from where they are.
+Nothing is copied: values and tensors are read from their original files.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from harness.trace.reader import RankLog, Trace
 
 
 def excerpt(trace: Trace, first: int, last: int) -> Trace:
-    """The steps `first` to `last` of a trace, both included. It is complete where it has the last of them whole.
+    """Return the steps `first` to `last` of a trace, both included. It is complete if it has all of the last one.
 
     TraceError where it has none of them.
     """

@@ -16,7 +16,7 @@ OnlyInOne = Mapping[int, Difference]
 def earliest(a: Trace, b: Trace, step: int, opened: Mapping[int | None, StepDifference]) -> Divergence:
     """The difference at the earliest position of a log; of equal positions that of the lowest rank.
 
-    `opened` is by rank, or under None where wholes were merged over ranks. TraceError where a file of kept tensors
+    `opened` is by rank, or under None if values were merged over ranks. TraceError where a file of kept tensors
     cannot be read.
     """
     different = {rank: each for rank, each in opened.items() if each.first}

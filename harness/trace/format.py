@@ -215,7 +215,7 @@ class Columns:
         ]  # else it is a phase of another writer's own
 
     def _indices(self, phase: str, end: int) -> Iterator[int]:
-        """Of the leaves of a phase, contexts apart, before `end`."""
+        """Yield the indices of the values of a phase, without contexts, before `end`."""
         mark = phase.encode()[_MARK]
         at = self._marks.find(mark, 0, end)
         while at >= 0:
@@ -225,7 +225,7 @@ class Columns:
 
     @cached_property
     def _marks(self) -> bytes:
-        """A byte for each leaf, which tells its phase: a million leaves are too many to be decoded for that."""
+        """A byte for each value, which identifies its phase without decoding."""
         places = map((_LENGTH.size + _MARK).__add__, self._starts())
         try:
             return bytes(map(self.descriptions.__getitem__, islice(places, len(self.scopes))))

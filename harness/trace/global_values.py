@@ -41,7 +41,7 @@ def paired_global_values(a: Trace, b: Trace, step: int) -> GlobalValues:
 def _unlike(
     global_values_: list[RecordedValue], apart: Sequence[RankValue], others: Sequence[RecordedValue]
 ) -> list[RecordedValue]:
-    """The wholes of one trace, each that `others` has just so in another rank's form, if there is one."""
+    """Return the global values of one trace; one that equals a value of `others` takes another rank's form, if any."""
     if not apart:
         return global_values_
     alike = {*others}

@@ -112,7 +112,7 @@ class OpRecord:
     path: Path
     operations: tuple[Operation, ...]
     problem: str
-    """Why it is not whole; empty where it is."""
+    """Why it is incomplete; empty if it is complete."""
     version: int = VERSION
 
 
@@ -158,7 +158,7 @@ class OpVerdict:
     made: OpDivergence | None = None
     """The first one that makes other outputs out of equal inputs, where `first` only reads something else."""
     problems: tuple[str, ...] = ()
-    """Why a record is not whole: it is compared as far as it goes."""
+    """Why a record is incomplete: it is compared as far as it goes."""
 
 
 def read_ops(directory: Path, rank: int, step: int) -> OpRecord | None:

@@ -41,7 +41,7 @@ MAX_NAMES = 3
 
 @dataclass(frozen=True, slots=True)
 class RankLog:
-    """One rank's log, as far as it is whole."""
+    """One rank's log, up to its last complete frame."""
 
     path: Path
     heads: Mapping[int, StepHead]
@@ -130,7 +130,7 @@ class Trace:
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
-        """The steps that are there as a whole: no rank's log ends before them without having been closed."""
+        """The complete steps: no rank's log ends before them without having been closed."""
         open_ends = [max(log.heads, default=-1) for log in self.ranks.values() if not log.is_closed]
         absent = self.manifest is not None and len(self.ranks) < self.manifest.world_size
         end = -1 if absent else min(open_ends, default=None)
@@ -206,7 +206,7 @@ def _no_trace(path: Path) -> TraceError:
 
 
 def read_log(path: Path) -> RankLog:
-    """One rank's log; TraceError for another file, a newer format, or frames that are whole and wrong."""
+    """Read one rank's log; TraceError for another file, a newer format, or complete but malformed frames."""
     heads: dict[int, StepHead] = {}
     places: dict[int, FramePosition] = {}
     num_done: int | None = None
@@ -264,7 +264,7 @@ def chain_breaks(log: RankLog, start: bytes | None) -> list[str]:
 
 
 def _checked_header(header: bytes, path: Path) -> int:
-    """How many bytes of the header are whole: all or, where it is cut, none."""
+    """Return the number of complete header bytes: all, or none if the header is truncated."""
     if not MAGIC.startswith(header[: len(MAGIC)]):
         raise TraceError(f"{path} is not a log of a trace", legal=f"a file that begins with {MAGIC.decode()}")
     if len(header) < len(HEADER):

@@ -36,7 +36,7 @@ class RecordedDifference:
         return recorded_value.scope
 
     def value(self) -> ValueDifference | None:
-        """How the values differ, where the leaves hold them."""
+        """The difference of the elements, if the digests hold them."""
         if self.a is None or self.b is None or self.what is not Difference.VALUE or self.a.algorithm != RAW:
             return None
         return compare(self.a.dtype, raw_value(self.a), raw_value(self.b))
@@ -44,10 +44,10 @@ class RecordedDifference:
 
 @dataclass(frozen=True, slots=True)
 class StepDifference:
-    """How two lists of leaves differ."""
+    """Result of comparing two lists of values."""
 
     first: RecordedDifference | None
-    """None where the leaves that can be compared are alike."""
+    """None if the comparable values are equal."""
     last_equal: RecordedValue | None
     num_before: int
     """Values of A before the first difference, equal in both."""
@@ -55,7 +55,7 @@ class StepDifference:
     """Number of values in A, and of those that only B has."""
     num_different: int
     num_incomparable: int
-    """Leaves whose digests are of different algorithms."""
+    """Number of values whose digests have different algorithms."""
     is_nan_payload_only: bool
 
     @property
@@ -92,7 +92,7 @@ def compare_columns(a: Columns, b: Columns, scopes: Iterable[Scope] = Scope) -> 
 def compare_values(
     a: Sequence[RecordedValue], b: Sequence[RecordedValue], scopes: Iterable[Scope] = Scope
 ) -> StepDifference:
-    """Compare leaves that need not be the same ones, nor in the same order."""
+    """Compare values that may differ in key and order."""
     wanted = set(scopes)
     left = {index: recorded_value for index, recorded_value in enumerate(a) if recorded_value.scope in wanted}
     right = {index: recorded_value for index, recorded_value in enumerate(b) if recorded_value.scope in wanted}
@@ -100,7 +100,7 @@ def compare_values(
 
 
 def _compare_unlike_columns(a: Columns, b: Columns, wanted: set[Scope]) -> StepDifference:
-    """Compare leaves that need not be the same ones; only those that the other has not just so are decoded."""
+    """Compare values that may differ in key; only unequal ones are decoded."""
     descriptions_a, descriptions_b = list(a.all_descriptions()), list(b.all_descriptions())
     unpacked = f"{DIGEST_BYTES}s"
     left, right = (
@@ -127,7 +127,7 @@ def _compare_unlike(
     value_a: Callable[[int], RecordedValue],
     value_b: Callable[[int], RecordedValue],
 ) -> StepDifference:
-    """`left` and `right` are the leaves by index, in any form that is equal where the leaves are."""
+    """`left` and `right` are the values by index, in any form that is equal if the values are."""
     index_of = {whole: index for index, whole in left.items()}
     alike = {index: index_of.pop(whole) for index, whole in right.items() if whole in index_of}
     unlike = {
@@ -187,7 +187,7 @@ def _different(a: bytes, b: bytes) -> Iterator[int]:
 
 
 def _pairs(a: Columns, b: Columns, different: Sequence[int]) -> Iterator[RecordedDifference]:
-    """The leaves of these indices, which grow; their descriptions are alike."""
+    """Return the values of these increasing indices; their descriptions are equal."""
     if len(different) == 1:
         descriptions = iter([a.description(different[0])])
     else:

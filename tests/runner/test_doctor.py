@@ -74,7 +74,7 @@ def test_which_operations_keep_their_bits_is_told_where_it_is_asked_for(
     plain_environment.joinpath("torch.py").write_text("raise SystemExit('the wrong torch')")
     assert main(["doctor", "--json", "--numerics"]) in (ExitCode.OK, ExitCode.TESTS_FAILED)
     captured = capsys.readouterr()
-    assert "looking at torch's operations" in captured.err
+    assert "checking torch's operations" in captured.err
     (numerics,) = [each for each in json.loads(captured.out)["findings"] if each["check"] == "numerics"]
     assert numerics["severity"] == "fine", numerics
     assert re.match(r"\w+ holds for float32, \w+ holds for bfloat16 on \w+ \(checked for ", numerics["measured"])
