@@ -1,6 +1,6 @@
-"""What a run is: one frozen tree, checked when it is made. No torch.
+"""The configuration of a run: one frozen tree, validated when it is built. No torch.
 
-`runtime` and `output` are what must not matter: every bit of a run follows from the other sections (its identity).
+`runtime` and `output` should not affect results: every bit of a run follows from the other sections (its identity).
 An unknown key is an error that names the nearest legal one.
 """
 
@@ -217,7 +217,7 @@ class OutputSection(Section):
     """Steps; 0: only at the end."""
     keep_checkpoints: Positive = 2
     resume: str = ""
-    """A directory of an earlier run, whose newest whole checkpoint is gone on from."""
+    """A directory of an earlier run, from whose newest complete checkpoint the run resumes."""
     resume_step: Annotated[int, Field(ge=0)] | None = None
     """Its newest whole checkpoint with which this step, or one before it, begins; None: the newest of all."""
     num_shown: Annotated[int, Field(ge=0)] = 4

@@ -1,6 +1,6 @@
 """Where randomness comes from: keys made of what a draw is for. No generator, so no state to lose or to share.
 
-A draw is the same whoever makes it, when, and beside which others: that is what makes completions independent of the
+A draw is the same in any thread, at any time, and beside any other: that makes completions independent of the
 order of arrival, of concurrency, preemption and resume. Keys are hashes of named parts, never sums or products of
 small numbers, which collide.
 """
@@ -31,7 +31,7 @@ def permutation(num_items: int, *parts: str | int) -> list[int]:
 def epoch_items(first: int, count: int, num_items: int, *parts: str | int) -> list[int]:
     """Draws `first` to first + count - 1 of an endless series of permutations: every item once an epoch.
 
-    A pure function of its arguments: a resumed run goes on where the other stopped, also amid an epoch.
+    A pure function of its arguments: a resumed run continues where the other stopped, also amid an epoch.
     """
     drawn: list[int] = []
     for epoch in range(first // num_items, (first + count - 1) // num_items + 1):

@@ -22,7 +22,7 @@ _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to give back no less than 512 MiB, before anything is computed.
+    """Have glibc give back no less than 512 MiB, before anything is computed.
 
     As it comes it gives back all but twice the largest block that it has seen freed. With that of a small model, every
     pass gives back what it has freed and asks for it again, page by page, each filled with zeros: a tenth of a step of

@@ -5,8 +5,8 @@
     recorder.end_step(loss=loss, reward_mean=reward)
 
 rlcore knows this protocol and no recorder: the harness brings one, tests bring their own. Values are recorded in
-canonical order (samples by prompt and number, microbatches by number, parameters as the model names them), whoever
-computed them and when: what is recorded twice under one phase and name counts as its first and second occurrence.
+canonical order (samples by prompt and number, microbatches by number, parameters as the model names them), on any
+thread and at any time: what is recorded twice under one phase and name counts as its first and second occurrence.
 
 Phases: rollout, reward, reference, advantage, forward, loss, backward, optimizer, sync.
 """
@@ -28,7 +28,7 @@ class Recorder(Protocol):
 
 
 class NullRecorder:
-    """Nobody listens."""
+    """A recorder that discards every value."""
 
     def begin_step(self, step: int) -> None:
         """Nothing."""

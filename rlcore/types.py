@@ -31,7 +31,7 @@ class Tokenizer(Protocol):
 
     @property
     def pad_id(self) -> int:
-        """What stands behind a sample's end; may be eos_id: nothing is told from a pad's number."""
+        """Token that fills the positions after a sample's end; may be eos_id: no result depends on it."""
 
     def encode(self, text: str) -> list[int]:
         """Text to tokens, none added."""

@@ -83,7 +83,7 @@ class AutomaticRecorder:
         self._random.meet_new()
 
     def rest(self, is_resting: bool = True) -> None:
-        """Record nothing, or go on: a program that records itself has no use for the hooks."""
+        """Pause or resume the hooks: a program that records itself does not need them."""
         self._is_resting = is_resting
 
     def hand_over(self) -> OpMode | None:
@@ -97,10 +97,10 @@ class AutomaticRecorder:
         if self._is_resting or not self._log.is_recording:
             return
         if self._thread not in (None, threading.get_ident()):
-            self._log.give_up("two threads train in one process, and what is first is not known between threads")
+            self._log.give_up("two threads train in one process, and the order between threads is not known")
             return
         if torch.cuda._initialized and torch.cuda.is_current_stream_capturing():
-            self._log.give_up("the step is captured into a CUDA graph, which nothing may be read out of")
+            self._log.give_up("the step is captured into a CUDA graph, from which no value can be read")
             return
         if self._compiled.have_run:
             self._look_for_compiled_steps()

@@ -1,6 +1,6 @@
 """Ends a run where a condition holds: at the value that shows it, in the middle of its step.
 
-every value that is recorded ─▶ nan? inf? otherwise than in the other trace? ─┐
+every recorded value ─▶ nan? inf? different from the other trace?            ─┐
 every value of the curve     ─▶ nan? inf? reward<0.2?                        ─┴▶ the stop is written, RunEnded
 """
 
@@ -50,7 +50,7 @@ class Breakpoints(RecorderCallback):
         self._stop: Stop | None = None
 
     def on_begin_step(self, step: int) -> None:
-        """End the run if a value that was told since the step before says so."""
+        """End the run if a value reported since the previous step meets the condition."""
         if self._stop is not None:
             raise RunEnded
         if self._known:
@@ -90,7 +90,7 @@ class Breakpoints(RecorderCallback):
             raise RunEnded
 
     def on_values(self, values: Mapping[str, Float]) -> None:
-        """A value that was told after its step ends the run with the next one, if it says so."""
+        """Check reported values; one that meets the condition after its step ends the run with the next step."""
         self._known |= values.keys()
         for name, value in values.items():
             for word in sorted(self._words & OF_NUMBERS.keys()):

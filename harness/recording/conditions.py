@@ -46,7 +46,7 @@ class Condition:
         return self.word or f"{self.name}{self.relation}{self.number!r}"
 
     def name_among(self, known: Iterable[str]) -> str:
-        """What the curve calls it, which has names of its own for what programs call otherwise."""
+        """Return the curve's name for it, which may differ from the program's."""
         return self.name if self.name in known else NAMES.get(self.name, self.name)
 
     def holds(self, values: Mapping[str, Float]) -> bool:
@@ -63,9 +63,9 @@ class Stop:
     step: int
     rank: int = 0
     phase: str = ""
-    """Of the leaf that shows it; empty where that is a value of the curve or an error."""
+    """Phase of the value that shows it; empty for a value of the curve or an error."""
     name: str = ""
-    """Of the leaf, or of the value of the curve."""
+    """Name of the recorded value, or of the value of the curve."""
     occurrence: int = 0
     element: tuple[int, ...] = ()
     """Its indices, of the first of several."""
@@ -91,16 +91,16 @@ def read_stop(path: Path) -> Stop | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TraceError(
-            f"{path} does not say where the run has ended: {error!r:.100}",
+            f"{path} does not report where the run ended: {error!r:.100}",
             legal="what the run has written there",
-            remedy="make room on the disk, and run it again",
+            remedy="free disk space, and run it again",
         ) from None
 
 
 def parse_condition(text: str, option: str = "--break-on", words: Sequence[str] = WORDS) -> Condition:
-    """The condition that a text is; UsageError, which begins with the option, for any other.
+    """Parse a condition; raise UsageError, which begins with the option, for any other text.
 
-    `words` are those that make sense where the text was typed: only they are told as legal.
+    `words` are those that apply to the option: the error lists only these as legal.
     """
     if text.strip() in WORDS:
         return Condition(text.strip())
@@ -132,6 +132,6 @@ def refuse_unknown(unknown: Sequence[str], known: Iterable[str]) -> None:
         near = difflib.get_close_matches(unknown[0], known, n=1)
         raise UsageError(
             f"the curve has no value {unknown[0]!r}",
-            legal=", ".join(sorted(known)) or "none: this program tells no values",
-            remedy=f"did you mean {near[0]!r}?" if near else "--metric NAME=REGEX takes one from what a command prints",
+            legal=", ".join(sorted(known)) or "nothing: this program reports no values",
+            remedy=f"did you mean {near[0]!r}?" if near else "--metric NAME=REGEX reads one from a command's output",
         )

@@ -14,9 +14,9 @@ SEED = 0
 
 
 def set_flags(level: str) -> tuple[str, ...]:
-    """Switch on what the level wants of torch and of Python's generator; what of it took no effect.
+    """Set the determinism flags of the level for torch and Python's generator; return those without effect.
 
-    Operations without a deterministic implementation warn, and run: where they come out otherwise, the traces say so.
+    Operations without a deterministic implementation warn and run: if their results differ, the traces show it.
     """
     if level != DETERMINISTIC:
         return ()

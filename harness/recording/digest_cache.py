@@ -1,4 +1,4 @@
-"""Digests that may be used again: those of values that nobody has written to since they were made.
+"""Cache of digests: those of values that were not written since they were digested.
 
 torch counts the writes that it knows of. Those that go past it, through `.data`, are looked for in a sample: they copy
 or scale whole tensors. What would be missed is a write to a few elements of a large tensor, past torch.
@@ -29,7 +29,7 @@ class _Mark(NamedTuple):
 
 
 class DigestCache:
-    """Remembers values by name, and tells the digest of those that are still as they were. Holds none of them."""
+    """Remembers values by name, and returns the digest of unchanged ones. It holds no value."""
 
     def __init__(self) -> None:
         self._marks: dict[str, tuple[_Mark, Digested]] = {}

@@ -71,7 +71,7 @@ def shard_of(tensor: torch.Tensor) -> Shard:
 
 
 def shardsum_lanes(shard: Shard) -> torch.Tensor:
-    """Both lanes of a shard as int64 [2], on its device; nothing waits for the GPU. TraceError for other elements."""
+    """Return both hash halves of a shard as int64 [2], on its device, without waiting for the GPU."""
     words, words_per_element = words_of(shard.local)
     starts, run_elements = runs_of(shard)
     run_words = run_elements * words_per_element
@@ -84,7 +84,7 @@ def shardsum_lanes(shard: Shard) -> torch.Tensor:
 
 
 def lanes_digest(lanes: torch.Tensor) -> bytes:
-    """The 16 bytes of two lanes; waits for the GPU."""
+    """Return the 16 bytes of two hash halves; wait for the GPU."""
     return b"".join([(lane % 2**64).to_bytes(8, "big") for lane in lanes.tolist()])
 
 
@@ -108,7 +108,7 @@ def runs_of(shard: Shard) -> tuple[list[int], int]:
     if len(sizes) != len(whole) or any(
         at + size > all_ for at, size, all_ in zip(shard.offset, sizes, whole, strict=True)
     ):
-        raise TraceError(f"a part of {sizes} at {shard.offset} does not lie in {whole}")
+        raise TraceError(f"a part of {sizes} at {shard.offset} lies outside of {whole}")
     cut = max((dim for dim in range(len(sizes)) if sizes[dim] != whole[dim]), default=0)
     strides = [prod(whole[dim + 1 :]) for dim in range(len(whole))]
     starts = [0]
@@ -146,7 +146,7 @@ def lanes_by_kernel(words: torch.Tensor, starts: Sequence[int], run_words: int) 
 
 
 def lanes_by_torch(words: torch.Tensor, starts: Sequence[int], run_words: int) -> torch.Tensor:
-    """Both lanes of consecutive runs of words, as int64 [2]; the i-th begins at `starts[i]` in the whole."""
+    """Return both hash halves of consecutive runs of words, as int64 [2]; run i begins at `starts[i]` of the tensor."""
     total = torch.zeros(2, dtype=torch.int64, device=words.device)
     if len(starts) == 1 or run_words >= MIN_RUN_WORDS:
         for number, start in enumerate(starts):
@@ -200,7 +200,7 @@ def _plus_one(words: torch.Tensor) -> torch.Tensor:
 
 
 _tables: dict[torch.device, torch.Tensor] = {}
-"""Of each device: u of both lanes, then v of both lanes for as many blocks as were needed so far; one dimension."""
+"""By device: u of both hash halves, then v of both for as many blocks as were needed so far; one dimension."""
 
 
 def _keys(device: torch.device, num_blocks: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """`shardsum_128` as a Triton kernel: one pass over the words of a tensor on a GPU.
 
 A program takes ROWS blocks of one run. It sums columns first: v of the block is one number for a whole row of 1024
-words, u of the place is needed once, at the end. A word has 32 bits, so that a product with 64 modulo 2^64 is one wide
+words, u of the position is needed once, at the end. A word has 32 bits: a product with 64 modulo 2^64 is one wide
 multiplication with the key's lower half and a plain one with its upper half; the 1 that is added to every word is added
 as one v for each whole row.
 """
@@ -20,9 +20,9 @@ ROWS = tl.constexpr(32)
 
 
 def lanes(words: torch.Tensor, starts: Sequence[int], run_words: int, keys: torch.Tensor) -> torch.Tensor:
-    """Both lanes of consecutive runs of words as int64 [2], on their device; the i-th begins at `starts[i]`.
+    """Return both hash halves of consecutive runs of words as int64 [2], on their device; run i begins at `starts[i]`.
 
-    `keys` are u of both lanes, then v of both lanes for each block: int64 [2 * 1024 + 2 * blocks].
+    `keys` are u of both halves, then v of both halves for each block: int64 [2 * 1024 + 2 * blocks].
     """
     most_blocks = max((start + run_words - 1) // BLOCK_WORDS - start // BLOCK_WORDS for start in starts) + 1
     num_parts = triton.cdiv(most_blocks, ROWS.value)

@@ -2,8 +2,8 @@
 
     ask(a) ask(b) ask(c)   ── the second call waits 15 ms, the third none ──▶   c a b
 
-How long a tool, a judge or a network takes is nobody's to decide, and in which order several of them answer follows
-from it. A delay is that of the seed, the function and the number of its call in this process: the same in each run.
+The latency of a tool, a reward model or a network varies, and determines in which order several of them
+respond. A delay is that of the seed, the function and the number of its call in this process: the same in each run.
 """
 
 import asyncio
@@ -79,13 +79,13 @@ def found(name: str) -> tuple[Any, Callable[..., Any]]:
         raise UsageError(
             f"chaos.latency {name}: there is no module {error.name}",
             legal="module:function, of a module that can be imported",
-            remedy="mend the scenario's file",
+            remedy="correct the scenario's file",
         ) from None
     function = getattr(module, function_name, None)
     if not inspect.isroutine(function):
         raise UsageError(
             f"chaos.latency {name}: {module_name} has no function {function_name}",
             legal=", ".join(name for name, each in vars(module).items() if inspect.isfunction(each)),
-            remedy="mend the scenario's file",
+            remedy="correct the scenario's file",
         )
     return module, function

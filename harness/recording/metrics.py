@@ -31,8 +31,8 @@ class PrintedMetrics:
     """Reads the lines of this process's standard output and error as they are written; who prints is never disturbed.
 
     `patterns` are NAME=REGEX with one group, or REGEX with named groups. A line of standard output that is a JSON
-    object gives its numbers, but none for a name that a pattern has. `on_found` is told for which names a pattern has
-    found a number, at each line. ValueError for a pattern that is neither.
+    object gives its numbers, but none for a name that a pattern has. `on_found` receives the names for which a pattern
+    has found a number, at each line. ValueError for a pattern that is neither.
     """
 
     def __init__(

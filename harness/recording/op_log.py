@@ -68,7 +68,7 @@ class OpLog:
     def _end(self, problem: str) -> None:
         self.ended_by = problem
         self._close()
-        self._say(f"recording of operations ended after {self.num_ops}, the program goes on: {problem} ({self.path})")
+        self._say(f"recording of operations ended after {self.num_ops}, the program continues: {problem} ({self.path})")
 
     def _close(self) -> None:
         if self._fd >= 0:

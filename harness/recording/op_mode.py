@@ -86,15 +86,15 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._phase, self._phase_task = phase, torch._C._current_graph_task_id()
 
     def start(self) -> None:
-        """Record from here on; in hooks, where no `with` can stand.
+        """Record from here on; in hooks, which cannot use `with`.
 
-        Once is enough. Not where the program has a mode of its own on: leaving that one would take off ours in its
-        place.
+        Once is enough. Do not call it inside a mode of the program's own: leaving that mode would remove ours
+        instead.
         """
         if self._is_on:
             return
         if (other := _get_current_dispatch_mode()) is not None:
-            self._log.give_up(f"the program has a dispatch mode of its own on, {type(other).__name__}")
+            self._log.give_up(f"the program has an active dispatch mode of its own, {type(other).__name__}")
             return
         if is_in_compiled_call():
             self._log.give_up("the step begins within a function that torch.compile has compiled")

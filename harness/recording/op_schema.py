@@ -1,7 +1,7 @@
-"""What an operator does with its arguments, from its schema: which it writes, which it only looks at otherwise.
+"""Reads from an operator's schema which arguments it writes, and which it only views differently.
 
 What schemas do not say stands in tables here: operators that overwrite without reading, that write without declaring
-it, that hand out memory nobody has written to, or that are not finished when they return.
+it, that return uninitialized memory, or that are not finished when they return.
 """
 
 from collections.abc import Iterator
@@ -76,7 +76,7 @@ class OpSchema:
     """It gives another look at memory, and computes nothing."""
     is_entrance: bool = False
     is_unwritten: bool = False
-    """Its results are memory that nobody has written to."""
+    """Whether its results are uninitialized memory."""
     reads_shapes: bool = False
     """It asks its arguments for their shapes only."""
     is_unfinished: bool = False

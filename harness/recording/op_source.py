@@ -2,7 +2,7 @@
 
 In backward no frame of the user's is near: the engine walks the graph. There the line is that of the forward operation
 whose gradient it is, found again by its autograd node's sequence number. Recomputed forward operations and backward
-functions that the user wrote have frames of their own between the engine and the operation, and are told by these.
+functions that the user wrote have frames of their own between the engine and the operation, which identify them.
 
 A function that hides itself from pytest's tracebacks is passed over: a wrapper that calls operations for others.
 """
@@ -56,7 +56,7 @@ class Line(NamedTuple):
 
 
 class SourceLines:
-    """Tells lines, and remembers those of forward operations. Lines are relative to `root`."""
+    """Finds source lines, and remembers those of forward operations. Lines are relative to `root`."""
 
     def __init__(self, root: str) -> None:
         self._root = os.path.join(os.path.realpath(root), "")

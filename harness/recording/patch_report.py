@@ -1,8 +1,8 @@
-"""Which values are put into another run, and what became of each: a line of JSON each, beside the trace. No torch.
+"""Report of the values patched into another run: one line of JSON each, beside the trace. No torch.
 
     {"step": 12, "phase": "advantage", "name": "advantages", "occurrence": 0, "fate": "put", "why": ""}
 
-Both sides read this: the process that is operated on writes it, the launcher judges from it.
+Both sides import this: the patched process writes it, the launcher classifies the run by it.
 """
 
 import json
@@ -26,7 +26,7 @@ class Fate(StrEnum):
     EQUAL = "equal"
     """Both runs had the same bits."""
     NO_MEMORY = "no_memory"
-    """It differs and stays: a text, or a number of Python's own, is no memory that the program goes on with."""
+    """It differs and stays: a text, or a number of Python's own, has no memory that the program continues to use."""
     UNLIKE = "unlike"
     """It differs in dtype or shape, cannot be written to, or only one of the runs has it: the run was ended there."""
 
@@ -52,7 +52,7 @@ class Transplanted:
 
 
 def is_taken(key: Key, phases: Collection[str], values: Collection[tuple[str, str] | Key]) -> bool:
-    """Whether a leaf is of one of these phases, or one of these leaves: by phase and name, or its occurrence too."""
+    """Whether a value is of one of these phases, or one of these values: by phase and name, or its occurrence too."""
     return key[0] in phases or key in values or key[:2] in values
 
 

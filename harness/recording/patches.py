@@ -1,10 +1,10 @@
-"""Puts values of one run into another, at the places where its program records them.
+"""Patches values of one run into another, when its program records them.
 
-    record(phase, name, value) ─▶ the memory of `value` gets the donor's bits ─▶ digested ─▶ the program goes on with it
+    record(phase, name, value) ─▶ the memory of `value` gets the donor's bits ─▶ digested ─▶ the program continues
 
-What is recorded is mostly what the program goes on with, and where it is a copy nothing follows: the launcher sees that
-from the leaves behind it. Memory is written past autograd's count of versions: the value that a backward has saved is
-the donor's too, as if the program had computed it.
+A recorded value is mostly memory that the program continues to use. If it is a copy, nothing follows: the launcher
+recognizes that by the later values. Memory is written past autograd's count of versions: the value that a backward has
+saved is the donor's too, as if the program had computed it.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ OPERATION = "operation"
 
 
 class Transplant(RecorderCallback):
-    """Puts leaves of a donor's trace into this run, in the steps `first` to `last`.
+    """Patches values of a donor's trace into this run, in the steps `first` to `last`.
 
     All of these phases, and `values`, each [phase, name] or [phase, name, occurrence]. A patch that cannot be put as a
     whole ends the run: half of a transplant would show nothing.
@@ -150,7 +150,7 @@ class OperationTransplant(RecorderCallback):
 
 
 def put(value: torch.Tensor, recorded_value: RecordedValue, data: bytes | None) -> tuple[Fate, str]:
-    """Write a leaf's bits into the memory of a value of the same dtype and shape: what became of it, and why."""
+    """Write a recorded value's bits into the memory of a value of the same dtype and shape; return its fate and why."""
     if (dtype_name(value.dtype), tuple(value.shape)) != (recorded_value.dtype, recorded_value.shape):
         shapes = [f"{dtype} {list(shape)}" for dtype, shape in _kinds(value, recorded_value)]
         return Fate.UNLIKE, f"it is {shapes[0]} in A, {shapes[1]} in B"

@@ -1,7 +1,7 @@
 """One process's part in a recording: which rank it is, its log, its report, its end.
 
-The log is opened with the first step: a process that never ends a step leaves none. Whatever fails here ends the
-recording and is said once; the program goes on.
+The log is opened with the first step: a process that never ends a step leaves none. A failure here ends the
+recording and is reported once; the program continues.
 """
 
 import atexit
@@ -28,7 +28,7 @@ from harness.trace.writer import TraceWriter
 
 MAX_RANKS = 4096
 ROOM_BYTES = 4096
-"""Which a report has to spare: a full disk still takes what is written in its place."""
+"""Spare bytes of a report: on a full disk, a new report overwrites the old one in its room."""
 MAX_PROBLEM_CHARS = 500
 """Of what goes into that room: JSON spells a character with six bytes at most."""
 FIXED_TEXT = "the order of sets and dictionaries of text follows from this"
@@ -47,7 +47,7 @@ class ProcessLog:
         self._pid = os.getpid()
         self._is_forked = False
         self.callbacks: Sequence[RecorderCallback] = ()
-        """Told of the values of the curve."""
+        """Called for the values of the curve."""
         self.recorder: Recorder | None = None
         """Whose steps these are: asked at the end whether it is in the middle of one."""
         self.before_close: Callable[[], None] = lambda: None
@@ -104,7 +104,7 @@ class ProcessLog:
             with TraceWriter(self._directory / UNFINISHED, self._manifest, rank=rank, say=_say) as writer:
                 writer.append(step.number, step.values, tensors=step.tensors)
         except TraceError as error:
-            _say(f"what was recorded of step {step.number} is lost: {error.what}")
+            _say(f"the recorded values of step {step.number} are lost: {error.what}")
 
     def note_metrics(self, names: Iterable[str]) -> None:
         """Patterns of the orders have found numbers for these names; reported at once, each name once."""
@@ -126,7 +126,7 @@ class ProcessLog:
         """End the recording before the program's end, and say why."""
         if self.is_recording:
             self._report = replace(self._report, problem=problem)
-            print(f"rlharness: recording ended, the program goes on: {problem}", file=sys.stderr)
+            print(f"rlharness: recording ended, the program continues: {problem}", file=sys.stderr)
             if self._writer is not None:
                 self._writer.close(complete=False)
             self.save_report()
@@ -212,7 +212,7 @@ def first_report(orders: RecordingConfig) -> Report:
 
 
 def write_report(directory: Path, report: Report) -> None:
-    """Write a report as a whole, with room to spare; on a full disk in the place of the one before, in its room.
+    """Write a report as a whole, with spare room; on a full disk, overwrite the previous one in its room.
 
     OSError where there is no report yet, or it cannot be written to.
     """

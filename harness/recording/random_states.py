@@ -11,16 +11,16 @@ from harness.trace.digests import digest
 
 
 class RandomStates:
-    """Tells which generators have been seeded or drawn from since it looked last.
+    """Finds the generators that were seeded or drawn from since the last check.
 
-    One that nobody uses is never told: Python's and NumPy's begin otherwise in every process.
+    It never reports an unused one: Python's and NumPy's begin with another state in every process.
     """
 
     def __init__(self) -> None:
         self._seen = read_states()
 
     def meet_new(self) -> None:
-        """Look at generators that have come into being: as they are now, nobody has used them."""
+        """Add the generators that are new; their present state counts as unused."""
         self._seen = {**read_states(), **self._seen}
 
     def changed(self) -> dict[str, tuple[str, bytes]]:

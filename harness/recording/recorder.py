@@ -69,7 +69,7 @@ class Operations(Protocol):
 class Recorder:
     """Records the steps of one process into a sink.
 
-    `keeps` tells for a step whether all of its tensors are kept, not only their digests; `operations` gives what
+    `keeps` returns for a step whether all of its tensors are kept, not only their digests; `operations` gives what
     records the operations of a step, or None. After `last_step` the program is ended. `callbacks` are called for each
     value. One thread at a time.
     """

@@ -1,4 +1,4 @@
-"""What a recorded process is told, and what it reports. The standard library only: both sides read this.
+"""Recording config of a process, and its report. The standard library only: both sides import this.
 
 launcher ──orders.json──▶ every Python process of the program ──processes/<pid>.json──▶ launcher
 """
@@ -16,7 +16,7 @@ PROCESSES = "processes"
 
 
 class RunEnded(SystemExit):
-    """Raised through the program by its recorder, which was told so: nothing after this is wanted.
+    """Raised through the program by its recorder to end the run after its last wanted step.
 
     A program that knows nothing of it ends in order, with 0.
     """
@@ -42,7 +42,7 @@ class RecordingConfig:
     level_env: dict[str, str] = field(default_factory=dict)
     """Variables that the level has set before the interpreter started."""
     perturbation: dict[str, str] = field(default_factory=dict)
-    """What of the program's configuration must not matter; goes into the fingerprint."""
+    """Runtime settings of the program's configuration; part of the fingerprint."""
     has_entry: bool = False
     """Whether it is the entry of a scenario, which says its curve itself: nothing is taken from what it logs."""
     last_step: int | None = None

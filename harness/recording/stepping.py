@@ -1,7 +1,7 @@
 """Stops a run within one step, and answers about what it has recorded: the process's side of the step debugger.
 
     on_begin_step ─▶ stop     on_record ─▶ stop, where another phase begins     on_value ─▶ stop, where it was asked for
-    on_end_step ─▶ stop       the process waits in each for orders, and goes on with "run"
+    on_end_step ─▶ stop       the process waits in each for orders, and resumes with "run"
 
 It looks, and changes no bit. Values are copied as they are recorded, since programs write into their tensors later; of
 more than MAX_COPIED_BYTES in a step, the others are held, and shown as they are by then. The prompt going away ends
@@ -39,9 +39,9 @@ class Until:
     phases: tuple[str, ...] = ()
     """Where one of these begins."""
     values: tuple[str, ...] = ()
-    """Behind a leaf of one of these names."""
+    """After a value of one of these names."""
     position: int | None = None
-    """Before the leaf of that number."""
+    """Before the value of that number."""
 
     @classmethod
     def parse(cls, order: Mapping[str, Any]) -> "Until":
@@ -103,7 +103,7 @@ class Stepping(RecorderCallback):
             self._stop(PHASE, phase)
 
     def on_value(self, recorded_value: RecordedValue, tensor: torch.Tensor | None) -> None:
-        """Hold a value, and stop behind it if it was asked for."""
+        """Hold a value, and stop after it if it is requested."""
         if not self._is_there:
             return
         self._held.append(self._hold(recorded_value, tensor))
@@ -114,7 +114,7 @@ class Stepping(RecorderCallback):
             self._stop(LEAF, "")
 
     def on_end_step(self, step: int, values: object) -> None:
-        """Stop behind everything; of steps before it, only tell that they are done."""
+        """Stop after the last value; for earlier steps, only report their end."""
         if self._is_there:
             self._stop(END, "")
             self._is_there, self._held, self._given = False, [], None

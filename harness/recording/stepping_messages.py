@@ -1,5 +1,6 @@
-"""What passes between a prompt and the process that stands within a step: lines of JSON, each way a pipe with a name.
+"""Messages between a prompt and the process paused within a step: lines of JSON, each way a named pipe.
 
+```
     {"do": "run", "boundaries": true, "phases": [], "leaves": [], "position": null}   ─▶
                                   ◀─  {"e": "passed", "step": 6}, {"e": "leaf", "leaf": [...]}, ...
                                   ◀─  {"e": "stopped", "why": "phase", "phase": "reward"}
@@ -8,6 +9,7 @@
     {"do": "save", "leaf": 3, "path": "..."}                                          ─▶
                                   ◀─  {"e": "saved", "is_as_recorded": true}
     {"do": "pause"}    while it runs                                                  ─▶
+```
 
 The standard library only: both sides read this.
 """
@@ -19,7 +21,7 @@ from harness.trace.chain import RecordedValue, Scope
 
 ORDERS, ANSWERS = "orders.pipe", "answers.pipe"
 BEGIN, PHASE, LEAF, PAUSE, END = "begin", "phase", "leaf", "pause", "end"
-"""Why it stands: before the step, before another phase, behind a leaf that was asked for, by a signal, behind all."""
+"""Why it is paused: before the step or another phase, after a requested value, by a signal, after the last value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +30,11 @@ class Stop:
 
     why: str
     phase: str
-    """Of the leaf that comes next; empty where that is not known yet."""
+    """Phase of the next value; empty if it is not known yet."""
 
 
 def plain_value(value: RecordedValue) -> list[Any]:
-    """A leaf as it stands in a line."""
+    """Return a recorded value as plain values for a line."""
     return [*value.key, value.dtype, list(value.shape), value.algorithm, value.digest.hex(), int(value.scope)]
 
 

@@ -1,4 +1,4 @@
-"""A torch tensor as a leaf has it: dtype, shape, algorithm, digest. It is read where it lies."""
+"""A torch tensor as a recorded value: dtype, shape, algorithm, digest. It is read in place."""
 
 import ctypes
 from typing import Any, NamedTuple, TypeGuard
@@ -26,7 +26,7 @@ DTYPES = {
 
 
 class Digested(NamedTuple):
-    """What a leaf says of its value."""
+    """Description of a recorded value."""
 
     dtype: str
     shape: tuple[int, ...]

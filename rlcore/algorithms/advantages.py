@@ -1,8 +1,8 @@
 """How much better a completion, or a token of it, was than expected.
 
 Two steps, apart: rewards become advantages of samples or tokens, and `per_token` or `whiten` makes of them what a
-policy loss takes. A sample that no reward function judged is not `included`: its advantage is 0, and what stands in
-its place, NaN too, counts in no mean.
+policy loss takes. A sample without a reward is not `included`: its advantage is 0, and its reward,
+NaN too, counts in no mean.
 
 Sums over samples are correctly rounded (math.fsum), so that no advantage depends, by a bit, on the order of the
 samples.

@@ -23,7 +23,7 @@ class Denominators:
     """What the losses of a whole batch are divided by: counts over all its ranks and microbatches."""
 
     num_tokens: float
-    """Loss tokens, tokens that a mask or a rejection drops included unless the caller means otherwise."""
+    """Number of loss tokens. It includes tokens that a mask or a rejection drops, unless the caller excludes them."""
     num_samples: float
     horizon: float | None = None
     """The constant that seq-mean-token-sum-norm divides by: the longest completion that is allowed, say."""

@@ -29,12 +29,12 @@ def check_tokens(loss_mask: Tensor, **tensors: Tensor) -> None:
         raise EmptyMaskError(
             f"no loss token in sample {_listed(empty)}" if empty else "no sample",
             legal="at least one loss token in each of at least one sample",
-            remedy="leave samples that teach nothing out of the batch, and padding rows out of the slice",
+            remedy="leave samples without loss tokens out of the batch, and padding rows out of the slice",
         )
 
 
 def check_samples(name: str, values: Tensor, included: Tensor | None, **tensors: Tensor) -> Tensor:
-    """The samples that count, bool [samples]: `included`, or all where it is None.
+    """Return the samples that count, bool [samples]: `included`, or every sample without it.
 
     `values`, called `name`, is floats [samples], finite where a sample counts; `tensors` are of its shape. Raises
     ShapeError, NonFiniteError, and EmptyMaskError where no sample counts.
@@ -49,7 +49,7 @@ def check_samples(name: str, values: Tensor, included: Tensor | None, **tensors:
             raise ShapeError(f"{other} is {_described(tensor)}", legal=f"of shape {list(values.shape)}")
     if not counted.any():
         raise EmptyMaskError(
-            "no sample is included", legal="at least one", remedy="draw other prompts, or mend the reward function"
+            "no sample is included", legal="at least one", remedy="draw other prompts, or fix the reward function"
         )
     check_finite(name, values, counted)
     return counted
@@ -63,7 +63,7 @@ def check_finite(name: str, values: Tensor, counted: Tensor) -> None:
         raise NonFiniteError(
             f"{name}: sample {_listed(samples)} holds {values[tuple(spreading[0])].item()}, and would spread to others",
             legal="a finite number, or a sample that is not included",
-            remedy="let the reward function return None for what it cannot judge",
+            remedy="return None from the reward function for a completion without a reward",
         )
 
 

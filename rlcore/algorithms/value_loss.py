@@ -21,10 +21,10 @@ class ValueLoss(NamedTuple):
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, loss_mask: Tensor, *, clip_eps: float | None = 0.2
 ) -> ValueLoss:
-    """0.5 max((V - R)^2, (clip(V, old - eps, old + eps) - R)^2), the first alone where `clip_eps` is None.
+    """0.5 max((V - R)^2, (clip(V, old - eps, old + eps) - R)^2), the first alone if `clip_eps` is unset.
 
     All floats [samples, positions]; the gradient flows through `values`. Raises ShapeError, EmptyMaskError,
-    InvalidValueError. The clipping is that of OpenAI's baselines (ppo2); PPO's paper has none.
+    InvalidValueError. The clipping is that of OpenAI's baselines (ppo2); PPO's paper does not clip values.
     """
     check_tokens(loss_mask, values=values, old_values=old_values, returns=returns)
     values = only(loss_mask, values)

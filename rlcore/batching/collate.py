@@ -1,4 +1,4 @@
-"""Rows of different lengths as one dense batch, padded behind."""
+"""Collates rows of different lengths into one dense, right-padded batch."""
 
 from collections.abc import Mapping, Sequence
 

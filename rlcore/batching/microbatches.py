@@ -24,11 +24,11 @@ class Microbatch:
     """Samples that are read in one pass."""
 
     number: int
-    """Leaf in the tree of additions."""
+    """Index of its value in the tree of additions."""
     samples: tuple[int, ...]
     """Rows of the batch."""
     tokens: Tensor
-    """int64 [samples, length], padded behind; all but the last position are read."""
+    """int64 [samples, length], right-padded; the model reads all but the last position."""
     first: int
     """First position that any of its samples learns from; 1 or more, since nothing predicts position 0."""
 

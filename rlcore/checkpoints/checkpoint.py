@@ -7,7 +7,7 @@
         values.json                everything else
         checksums.json             of all the others, and of itself
 
-A kill leaves `.partial`, which nobody reads and the next save removes, or between two renames `.replaced`, which is
+A kill leaves `.partial`, which no reader opens and the next save removes, or between two renames `.replaced`, which is
 read like any other. One process writes a directory. No pickle: reading a checkpoint runs no code of it.
 """
 
@@ -87,7 +87,7 @@ def save(
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(
             f"the checkpoint of step {step} cannot be written: {error}",
-            remedy=f"see that {directory} has room and may be written; older checkpoints are untouched",
+            remedy=f"check that {directory} has room and is writable; older checkpoints are unchanged",
         ) from error
     _prune(directory, keep, final)
     return final
@@ -124,7 +124,7 @@ def load_newest(directory: Path, at_most: int | None = None) -> Checkpoint | Non
     if skipped:
         raise CheckpointError(
             f"no checkpoint of {directory} is whole: {'; '.join(skipped)}",
-            remedy="begin anew in another directory, or bring back a copy",
+            remedy="start a new run in another directory, or restore a copy",
         )
     return None
 
@@ -182,7 +182,7 @@ def _prune(directory: Path, keep: int, written: Path) -> None:
                 _remove(path)
     except OSError as error:
         raise CheckpointError(
-            f"an old checkpoint cannot be removed: {error}", remedy=f"see who owns {directory}; {written} is whole"
+            f"an old checkpoint cannot be removed: {error}", remedy=f"check who owns {directory}; {written} is complete"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The state of an optimizer as named tensors, and back to the bit: for checkpoints, and for whoever records it."""
+"""Converts an optimizer's state to named tensors and back, bitwise: for checkpoints and recorders."""
 
 from collections.abc import Iterable, Mapping
 

@@ -1,4 +1,4 @@
-"""What a run needs to go on to the bit: weights, the optimizers' state, an adaptive coefficient. All else follows from
+"""The state that a resumed run needs: weights, the optimizers' state, an adaptive coefficient. All else follows from
 the configuration and the number of the step: order, noise and learning rate have no state.
 """
 
@@ -57,7 +57,7 @@ def resume(state: TrainState, run: Path) -> Checkpoint:
     found = load_newest(run / DIRECTORY if (run / DIRECTORY).is_dir() else run, at_most)
     if found is None:
         which = "" if at_most is None else f" of step {at_most} or before it"
-        raise CheckpointError(f"{run} has no whole checkpoint{which}", remedy="begin anew, without output.resume")
+        raise CheckpointError(f"{run} has no whole checkpoint{which}", remedy="start a new run, without output.resume")
     _check_identity(found, state)
     policy = load_decoder(found.path / "policy", dtype=state.decoder.embedding.dtype).state_dict()
     for trainer in state.trainers:
@@ -83,14 +83,14 @@ def state_digests(state: TrainState, step: int) -> dict[str, str]:
 
 
 def check_state(state: TrainState, found: Checkpoint) -> None:
-    """A run that goes on is, to the bit, where the other was when it wrote the checkpoint; raises CheckpointError."""
+    """Check that the resumed state is bitwise equal to the one that was written; raise CheckpointError."""
     written = {**found.values.get("state", {}), "KL coefficient": str(found.values["kl_coef"])}
     now = {**state_digests(state, found.step), "KL coefficient": str(state.kl_coef)}
     if differing := sorted(name for name in written.keys() | now.keys() if written.get(name) != now.get(name)):
         raise CheckpointError(
-            f"{found.path} was read, and the run is not as it was: {', '.join(differing)} differ",
+            f"the state resumed from {found.path} is not the state that was written: {', '.join(differing)} differ",
             legal="the state that was written",
-            remedy="see that the task's data are those of the run that is gone on from; else this is a bug",
+            remedy="check that the task has the data of the original run; if it has, this is a bug",
         )
 
 

@@ -22,7 +22,7 @@ ROUNDING_FP32 = 1e-3
 def check_relative(advantages: Tensor, rewards: Tensor, groups: Tensor, included: Tensor) -> None:
     """Advantages relative to a group add up to 0 in it, rise with its rewards, and are 0 where these are equal.
 
-    All [samples]; a group of one has nobody to be compared with. Raises StepError naming the group.
+    All [samples]; a group of one sample has no other to compare with. Raises StepError naming the group.
     """
     members: dict[int, list[tuple[float, float]]] = defaultdict(list)
     columns = (each.tolist() for each in (advantages, rewards, groups, included))
@@ -30,7 +30,7 @@ def check_relative(advantages: Tensor, rewards: Tensor, groups: Tensor, included
         if counts:
             members[group].append((reward, advantage))
         elif advantage:
-            raise StepError("a sample that nobody judged has an advantage", phases=("advantage",))
+            raise StepError("a sample without a reward has an advantage", phases=("advantage",))
     for group, pairs in members.items():
         if len(pairs) > 1 and (wrong := _wrong_with(sorted(pairs))):
             raise StepError(f"advantages of group {group} {wrong}", phases=("advantage",))
@@ -68,7 +68,7 @@ def check_token_rewards(token_rewards: Tensor, batch: Batch) -> None:
 
 
 def check_estimates(found: TokenAdvantages, token_rewards: Tensor, batch: Batch, *, gamma: float, lam: float) -> None:
-    """Each advantage follows from the next; behind the last token nothing is expected: reward less value is left.
+    """Check that each advantage follows from the next one; that of the last token is its reward less its value.
 
     What a critic learns towards is its values and the advantages, as they were estimated. Raises StepError naming the
     sample.

@@ -65,7 +65,7 @@ from rlcore.observability.observers import Observer
 
 
 class ModelChecks(Observer):
-    """Models have memory of their own, the sampler has the policy's weights, and nobody writes the reference."""
+    """Check that models share no memory, the sampler has the policy's weights, and the reference does not change."""
 
     def __init__(self) -> None:
         self._num_reference_writes: int | None = None
@@ -82,7 +82,7 @@ class ModelChecks(Observer):
 
 
 class RolloutChecks(Observer):
-    """Requests have noise of their own, trajectories belong to them, and the batch holds what was drawn and judged."""
+    """Check that requests have distinct noise, and that the batch holds their own trajectories and rewards."""
 
     def __init__(self) -> None:
         self._keys: frozenset[int] = frozenset()

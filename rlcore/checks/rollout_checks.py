@@ -36,7 +36,7 @@ def check_sent(policy: nn.Module, receipt: Receipt | None) -> None:
         raise StepError(
             f"the policy has weights {found}",
             legal=f"{receipt.weights_digest}, of the last sync, version {receipt.policy_version}",
-            remedy="see whether another model was sent, and who has written the policy since",
+            remedy="check which model was sent, and what has written the policy since",
             phases=("sync", "optimizer"),
         )
 
@@ -52,7 +52,7 @@ def check_undrawn(*phases: str) -> Iterator[None]:
     if moved := [name for name, state in _generators().items() if state != before[name]]:
         raise LevelError(
             f"{' or '.join(phases)}: something has drawn from the generator of {' and '.join(moved)}",
-            legal="draws by key (rlcore.keys), which nobody else can move, and which a run that goes on has too",
+            legal="draws by key (rlcore.keys), which no other draw affects, and which a resumed run repeats",
             phases=phases,
         )
 
@@ -84,11 +84,11 @@ def check_trajectories(
     """Check that each request has its own trajectory, in the order of requests, of the weights of the last receipt.
 
     Every sampled token has the version of these weights. Every assistant turn ends once, for the reason it gives, and
-    the text that is judged is that of its tokens. Raises StepError naming the sample.
+    its text is that of its tokens. Raises StepError naming the sample.
     """
     for request, trajectory in zip(wanted, trajectories, strict=True):
         if (trajectory.request.key, trajectory.request.prompt.id) != (request.key, request.prompt.id):
-            raise StepError(f"in the place of {_named(request)} stands {trajectory.name}", phases=("rollout",))
+            raise StepError(f"completion order: expected {_named(request)}, got {trajectory.name}", phases=("rollout",))
         if receipt is not None:
             _check_weights(trajectory, receipt)
         for turn in trajectory.assistant_turns:
@@ -105,7 +105,7 @@ def check_trajectories(
                 raise StepError(
                     f"{_named(request)} says {turn.text!r:.60}",
                     legal=f"{text!r:.60}, the text of its tokens",
-                    remedy="judge what is learned: cut nothing off a text whose tokens stay",
+                    remedy="reward the text of the tokens that are learned: do not shorten the text alone",
                     phases=("rollout",),
                 )
 
@@ -154,7 +154,7 @@ def check_batch(batch: Batch, trajectories: Sequence[Trajectory], scores: Scores
         if found != len(trajectory.loss_tokens):
             raise StepError(
                 f"{found} tokens of sample {sample} are learned, and {len(trajectory.loss_tokens)} were drawn",
-                remedy="tell the end of a completion by its length, not by a token, which may be drawn too",
+                remedy="find the end of a completion by its length: its end token may be sampled too",
                 phases=("rollout",),
             )
     lengths = batch["lengths"].tolist()

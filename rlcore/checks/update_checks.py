@@ -83,7 +83,7 @@ def check_passes(masks: Sequence[Tensor], num_tokens: float, num_samples: float)
 def check_no_gradient(parameters: Iterable[nn.Parameter]) -> None:
     """Nothing is left of the pass before; raises StepError."""
     if any(parameter.grad is not None for parameter in parameters):
-        raise StepError("a pass begins with the gradients of the one before", phases=("backward",))
+        raise StepError("a pass begins with the gradients of the previous one", phases=("backward",))
 
 
 def check_configured(optimizer: torch.optim.Optimizer, section: OptimizerSection) -> None:
@@ -145,7 +145,7 @@ def check_stepped(model: nn.Module, optimizer: torch.optim.Optimizer, num_steps_
 
 
 def check_frozen(reference: nn.Module, num_writes_before: int | None) -> int:
-    """Nobody has written the reference policy since it was first read; gives how often torch has seen it written.
+    """Check that the reference policy is unchanged since it was first read; return torch's count of its writes.
 
     Raises StepError.
     """
@@ -172,6 +172,6 @@ def check_match(logprobs: Tensor, sampled: Tensor, loss_mask: Tensor) -> None:
             f" {float(logprobs[sample, position])!r}, the sampler's {float(sampled[sample, position])!r}"
             f" ({int(differs.sum())} of {int(loss_mask.sum())} tokens differ)",
             legal="equal bits at level invariant",
-            remedy="see what this machine's operations do: rlharness doctor",
+            remedy="check this machine's operations: rlharness doctor",
             phases=("rollout", "forward"),
         )

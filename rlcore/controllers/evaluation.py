@@ -20,7 +20,7 @@ class Evaluation:
     trajectories: tuple[Trajectory, ...]
     scores: Scores
     reward_mean: float
-    """Of the completions that could be judged."""
+    """Mean over the completions that have a reward."""
     completion_length: float
     truncated: float
     """Share of completions that were cut at max_tokens."""
@@ -36,7 +36,8 @@ def evaluate(state: TrainState, prompts: Sequence[Prompt], *, step: int) -> Eval
     judged = [reward for reward in scores.rewards if reward is not None]
     if not judged:
         raise RewardError(
-            f"{', '.join(reward.name for reward in state.task.rewards)} judged none of {len(trajectories)} completions",
+            f"{', '.join(reward.name for reward in state.task.rewards)}"
+            f" returned no reward for {len(trajectories)} completions",
             legal="a number for at least one",
         )
     return Evaluation(

@@ -68,7 +68,7 @@ class Turn:
             raise NonFiniteError(
                 f"reward {self.reward!r} for the turn of tokens {self.begin} to {self.end}",
                 legal="a finite number, or None",
-                remedy="return None if the environment cannot judge the turn",
+                remedy="return None if the environment has no reward for the turn",
             )
 
 

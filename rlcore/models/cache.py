@@ -20,7 +20,7 @@ KEYS_AT_ONCE = 16
 class KeyValueCache:
     """Room for `num_slots` sequences of up to `capacity` positions; the caller knows how long each is.
 
-    What lies behind a sequence's length is finite and never looked at, so a slot is reused as it is.
+    Positions after a sequence's length are finite and never read, so a slot is reused as it is.
     """
 
     keys: Tensor
@@ -68,7 +68,7 @@ class KeyValueCache:
             held[:, first : first + len(which)] = held[:, first + which]
 
     def grown(self, capacity: int) -> "KeyValueCache":
-        """The same sequences with more room behind each; the capacity is rounded up to a multiple of 16."""
+        """Return the same sequences with room for more positions; the capacity is rounded up to a multiple of 16."""
         missing = capacity + -capacity % KEYS_AT_ONCE - self.capacity
         behind = (0, 0, 0, missing)
         keys = F.pad(self.keys, behind[2:] if self.is_across else behind)

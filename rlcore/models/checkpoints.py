@@ -1,7 +1,7 @@
 """Hugging Face checkpoints: config.json and safetensors, in one file or in shards with an index, read and written.
 
-Every parameter is read exactly once and nothing is left over, or nothing is loaded. Each file is written beside its
-place and then put there, the index and config.json last: what has a config.json is whole.
+Every parameter is read exactly once and nothing is left over, or nothing is loaded. Each file is written under a
+temporary name and then renamed, the index and config.json last: a directory with a config.json is complete.
 """
 
 import json
@@ -138,7 +138,7 @@ def _check_names(directory: Path, wanted: Collection[str], given: Sequence[str])
     if missing or left:
         told = [f"{kind} {', '.join(some[:3])}" for kind, some in (("without", missing), ("with", left)) if some]
         raise CheckpointError(
-            f"{directory} is {' and '.join(told)} ({len(missing)} missing, {len(left)} of nobody)",
+            f"{directory} is {' and '.join(told)} ({len(missing)} missing, {len(left)} unexpected)",
             legal=f"the {len(wanted)} tensors of the model its {CONFIG} describes",
         )
 

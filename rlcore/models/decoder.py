@@ -4,7 +4,7 @@
     hidden = decoder.extend(tokens, cache, starts)       # decoding: tokens that follow what the cache holds
     logits = decoder.logits(hidden)
 
-At level invariant both give the same bits for a position. Samples are padded behind their end: no position sees what
+At level invariant both give the same bits for a position. Samples are right-padded: no position sees what
 follows it. Queries, keys and values are one product, gate and up another, which is where decoding's time goes.
 """
 
@@ -28,7 +28,7 @@ INITIAL_STD = 0.02
 
 
 class Layer(nn.Module):
-    """Attention and a gated MLP, each behind an RMSNorm and added to the stream."""
+    """Attention and a gated MLP, each after an RMSNorm and added to the stream."""
 
     def __init__(self, config: DecoderConfig, number: int) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Decoder(nn.Module):
         """Read tokens [batch, length] that follow what the first slots of the cache hold -> [batch, length, width].
 
         `starts[b]` is how long sample b, in slot b, was before; its length afterwards is the caller's to know. Where
-        samples are of different lengths, tokens behind an end are written too, and overwritten by what comes there.
+        samples are of different lengths, tokens after an end are written too, and overwritten by what comes there.
         """
         return self.read(tokens, cache, CachePositions.of(starts, tokens.shape[1], cache))
 

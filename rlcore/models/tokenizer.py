@@ -158,7 +158,7 @@ class HubTokenizer:
         """Read tokenizer.json, and which tokens end and fill up from the files beside it.
 
         The end is what tokenizer_config.json, special_tokens_map.json, generation_config.json or config.json names, the
-        first that does; so is the padding, which is the end where nobody names one. Raises CheckpointError for a file
+        first that does; so is the padding, which is the end where no file names one. Raises CheckpointError for a file
         that is missing or broken, InvalidValueError where no end is named or a token is not in the vocabulary.
         """
         backend = _backend(directory)

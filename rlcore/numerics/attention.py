@@ -12,8 +12,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Te
     """softmax(q k^T / sqrt(width)) v over the keys that each query sees.
 
     q [batch, heads, queries, width], k and v [batch, kv_heads, keys, width] -> [batch, heads, queries, width]; heads
-    is a multiple of kv_heads, and neighbouring heads share one. `seen` is what `visible` gives; None is a full pass:
-    query i sees keys 0 to i. Keys nobody sees have to be finite. A query's bits depend on the keys it sees alone:
+    is a multiple of kv_heads, and neighbouring heads share one. `seen` comes from `visible`; None is a full pass:
+    query i sees keys 0 to i. Keys that no query sees must be finite. A query's bits depend on the keys it sees alone:
     neither on how many keys follow nor on how many queries come with it. Raises ShapeError.
     """
     is_full = seen is not None or q.shape[2] == k.shape[2]
@@ -21,7 +21,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Te
         raise ShapeError(
             f"attention of {tuple(q.shape)} over {tuple(k.shape)} and {tuple(v.shape)}",
             legal="[batch, heads, queries, width] over [batch, kv_heads, keys, width], heads a multiple of kv_heads,"
-            " and as many queries as keys unless told what they see",
+            " and as many queries as keys unless given `seen`",
         )
     strategy = active()
     if strategy is None:

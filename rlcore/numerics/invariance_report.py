@@ -22,7 +22,7 @@ class Measurement:
     strategy: str
     """"off" is torch's own operation, looked at so that it is seen what the recipe is for."""
     num_cases: int
-    """Comparisons: a number of rows, or a position, at a place in the batch and a number of threads."""
+    """Comparisons: a number of rows, or a position, at an index in the batch and a number of threads."""
     num_different: int
     first: str = ""
     """The first case that differs; empty where all held."""
@@ -41,7 +41,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class InvarianceReport:
-    """The cheapest recipe that holds for one type on one device of this machine, and the measurements behind it."""
+    """The cheapest strategy that holds for one type on one device of this machine, and its measurements."""
 
     strategy: KernelStrategy
     dtype: torch.dtype
@@ -100,13 +100,17 @@ def check_effect(invariance_report: InvarianceReport) -> None:
         batch = linear(x, weight)
         wrong = [row for row in range(3) if not torch.equal(linear(x[row : row + 1], weight), batch[row : row + 1])]
         if wrong:
-            raise LevelError(f"rows {wrong} of a product alone have other bits than in a batch of 64", remedy=_REMEDY)
+            raise LevelError(
+                f"matmul is not batch-invariant: rows {wrong} differ between batch sizes 1 and 64", remedy=_REMEDY
+            )
         whole = attention(q, q, q)
         for position in (0, 7, 46):
             seen = visible(torch.full((2,), position, device=q.device), 1, 48)
             alone = attention(q[:, :, position : position + 1], q, q, seen)
             if not torch.equal(alone, whole[:, :, position : position + 1]):
-                raise LevelError(f"attention at position {position} decodes to other bits than a pass", remedy=_REMEDY)
+                raise LevelError(
+                    f"attention at position {position} differs between decoding and one pass", remedy=_REMEDY
+                )
 
 
 _REMEDY = "certify again, in this process and with its settings: rlcore.numerics.probe.certify"

@@ -84,7 +84,7 @@ def following(strategy: KernelStrategy | None, *, longest: int | None = None) ->
 
 
 def check_length(num_keys: int) -> None:
-    """Raises LevelError for more keys than the recipe was looked at with: kernels block long sums otherwise."""
+    """Raise LevelError for more keys than the strategy was probed with: kernels block longer sums differently."""
     longest = _longest.get()
     if longest is not None and num_keys > longest:
         raise LevelError(

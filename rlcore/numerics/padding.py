@@ -32,7 +32,7 @@ class Padding:
         return y if y.shape[0] == x.shape[0] else y[: x.shape[0]]
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
-        """As `Recipe.attention`; keys up to a multiple, which no query sees: those of a full pass stand behind it."""
+        """As `Recipe.attention`; keys are padded to a multiple with keys that no query sees."""
         num_queries = q.shape[2]
         k, v = padded(k, self.keys, 2), padded(v, self.keys, 2)
         if seen is None and self.keys > self.rows:

@@ -1,6 +1,6 @@
 """Looks at this machine's operations, and picks the cheapest recipe that holds: seconds at start-up, seeded.
 
-Nobody promises that a kernel takes rows one by one; it is seen. A look is finite, so what is certified is what runs:
+No library promises batch-invariant kernels; they are measured. A probe is finite, so it certifies what runs:
 give the model's own product shapes. Recipes are tried from cheap to dear, each whole, until one holds.
 """
 
@@ -82,7 +82,7 @@ def certify(
             return InvarianceReport(strategy, dtype, device, length, tuple(found), machine(), kernels)
     told = "; ".join(str(measurement) for measurement in found if not measurement.held)
     raise LevelError(
-        f"no recipe keeps the bits of a row here ({machine()}): {told}",
+        f"no kernel strategy is batch-invariant on this machine ({machine()}): {told}",
         legal=", ".join(strategy.name for strategy in strategies),
         remedy="determinism: deterministic, or another build of torch",
     )
@@ -96,17 +96,17 @@ def check_threads(
     heads: Sequence[tuple[int, int, int]] = HEADS,
     layers: Sequence[tuple[int, int]] = LAYERS,
 ) -> None:
-    """See that a certified recipe gives the same bits with so many threads. Raises LevelError where it does not.
+    """Check that a certified strategy gives the same bits with this number of threads; raise LevelError if not.
 
-    No other recipe is tried: it would give other bits, and how many threads there are must not matter.
+    No other strategy is tried: its bits would differ, and the number of threads should not affect results.
     """
     look = _Inspection(invariance_report.strategy, (count,), time.perf_counter)
     sizes = _Sizes(shapes, heads, layers, invariance_report.length)
     found = look.at_all(invariance_report.dtype, invariance_report.device, sizes)
     if different := [measurement for measurement in found if not measurement.held]:
         raise LevelError(
-            f"{count} threads give other bits than one ({machine()}): {'; '.join(map(str, different))}",
-            legal=f"numbers of threads with which they agree here; {' and '.join(map(str, THREADS))} do",
+            f"results differ bitwise between {count} threads and one ({machine()}): {'; '.join(map(str, different))}",
+            legal=f"numbers of threads with equal results on this machine; {' and '.join(map(str, THREADS))} have them",
             remedy=f"runtime.sampling_threads and runtime.training_threads: {THREADS[-1]}",
         )
 

@@ -27,7 +27,7 @@ LIBRARY = library(str(torch.cpu.get_capabilities().get("cpu_name", "")))
 
 
 def be_strict(environ: MutableMapping[str, str]) -> None:
-    """Have MKL add each product's numbers in one order, whatever its rows and threads, where nobody chose otherwise.
+    """Have MKL add each product's numbers in one order for any rows and threads, unless its variable is set.
 
     Its strict mode, which costs nothing measurable. MKL reads the variable at its first work in a process, which may be
     a cosine, or in an import: after that nothing changes, and the probe says what holds.

@@ -1,8 +1,8 @@
 """One canonical tree of additions, whatever the number of parts that add, and in whatever order they come.
 
-Fixed microbatch i is leaf i of a binary tree; neighbours 2i and 2i+1 are added, then the pairs, up to the root. Who
-owns which leaves does not matter: each owner adds what lies whole in its hands, and `absorb` adds the rest. An absent
-leaf (no sample in it) is skipped, not counted as zero: -0.0 + 0.0 would be 0.0.
+Fixed microbatch i is value i of a binary tree; neighbours 2i and 2i+1 are added, then the pairs, up to the root. The
+sum does not depend on who holds which values: each part adds its complete subtrees, and `absorb` adds the rest. An
+absent value (no sample in it) is skipped, not counted as zero: -0.0 + 0.0 would be 0.0.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,41 +20,41 @@ class TreeSum:
 
     def __init__(self, num_values: int) -> None:
         if num_values < 1:
-            raise InvalidValueError(f"a sum over {num_values} leaves", legal="1 or more")
+            raise InvalidValueError(f"a sum over {num_values} values", legal="1 or more")
         self.num_values = num_values
         self._seen: set[int] = set()
         self._nodes: dict[NodePosition, Tensor] = {}
 
     def add(self, leaf: int, value: Tensor) -> None:
-        """Put in one leaf's tensor, which is the tree's from now on: sums are written into it.
+        """Add one value's tensor, which the tree owns from now on: sums are written into it.
 
-        Raises InvalidValueError for a leaf that does not exist or came before.
+        Raises InvalidValueError for a value that does not exist or was added before.
         """
         if not 0 <= leaf < self.num_values:
-            raise InvalidValueError(f"leaf {leaf}", legal=f"0 to {self.num_values - 1}")
+            raise InvalidValueError(f"value {leaf}", legal=f"0 to {self.num_values - 1}")
         if leaf in self._seen:
-            raise InvalidValueError(f"leaf {leaf} was added before", remedy="add each leaf once")
+            raise InvalidValueError(f"value {leaf} was added before", remedy="add each value once")
         self._seen.add(leaf)
         self._put((0, leaf), value)
 
     def absorb(self, other: "TreeSum") -> None:
-        """Put in what another part of the same tree holds, which is used no more; each leaf has one part."""
+        """Add the sums of another part of the same tree, which is used no more; each value is in one part."""
         if other.num_values != self.num_values:
             raise InvalidValueError(
-                f"a tree of {other.num_values} leaves", legal=f"{self.num_values} leaves, as this one"
+                f"a tree of {other.num_values} values", legal=f"{self.num_values} values, as this one"
             )
         if twice := self._seen & other._seen:
-            raise InvalidValueError(f"leaves {sorted(twice)} are in both parts", remedy="give each leaf to one part")
+            raise InvalidValueError(f"values {sorted(twice)} are in both parts", remedy="give each value to one part")
         self._seen |= other._seen
         for place, value in other.nodes():
             self._put(place, value)
 
     def nodes(self) -> Iterator[tuple[NodePosition, Tensor]]:
-        """The sums so far that wait for a neighbour, in the order of their leaves."""
+        """Yield the sums so far that wait for a neighbour, in the order of their values."""
         yield from sorted(self._nodes.items(), key=lambda node: node[0][1] << node[0][0])
 
     def total(self) -> Tensor | None:
-        """The sum of the leaves that came, or None where none did; the others are skipped."""
+        """Return the sum of the values that were added, or None if there are none; absent values are skipped."""
         nodes = dict(self._nodes)
         top = (self.num_values - 1).bit_length()
         for level in range(top):
@@ -74,7 +74,7 @@ class TreeSum:
 
 
 def tree_sum(leaves: Iterable[Tensor | None]) -> Tensor | None:
-    """The sum of leaves 0, 1, ... by the canonical tree; None is an absent leaf, and the sum of nothing."""
+    """Return the sum of values 0, 1, ... by the canonical tree; None is an absent value, and the sum of nothing."""
     given = list(leaves)
     if not given:
         return None

@@ -61,10 +61,10 @@ def of_completions(
     rewards: Sequence[float | None],
     by_function: Mapping[str, Sequence[float | None]],
 ) -> dict[str, float]:
-    """What a table of completions comes to: a value a completion in each argument, None where nobody could judge it.
+    """Metrics of a table of completions: each argument has a value per completion, None for one without a reward.
 
-    `truncated` is a share, `unjudged` a count; `reward_std` is divided by the number that was judged (ddof 0). A mean
-    over none is NaN. Raises InvalidValueError for no completion, and where arguments are not of one length.
+    `truncated` is a share, `unjudged` a count; `reward_std` is divided by the number of rewards (ddof 0). A mean
+    over no value is NaN. Raises InvalidValueError for no completion, and where arguments are not of one length.
     """
     counts = {"is_truncated": len(is_truncated), "rewards": len(rewards)}
     counts |= {f"rewards of {name!r}": len(values) for name, values in by_function.items()}
@@ -147,9 +147,7 @@ def _check_merge(by_rank: Sequence[Metrics], how: Mapping[str, How], weights: Ma
             if name not in metrics:
                 raise InvalidValueError(f"rank {rank} lacks the metric {name!r}", legal=", ".join(how))
             if name not in how:
-                raise InvalidValueError(
-                    f"rank {rank} has a metric {name!r}, which nobody expects", legal=", ".join(how)
-                )
+                raise InvalidValueError(f"rank {rank} has an unexpected metric {name!r}", legal=", ".join(how))
             value, kind = metrics[name], type(by_rank[0][name])
             if type(value) not in (int, float) or type(value) is not kind:
                 raise InvalidValueError(

@@ -1,4 +1,4 @@
-"""What a warm start leaves to be recorded. It is over before the first step begins, and is told in that.
+"""Recorded values of a warm start. It ends before the first step begins, and is recorded as part of it.
 
     step 0:  optimizer warm_start.weights_digest │ loss, backward, optimizer of each supervised step │ rollout ...
 
@@ -14,7 +14,7 @@ NAME = "warm_start"
 
 
 class WarmStep(NamedTuple):
-    """What is told of one supervised step."""
+    """Recorded values of one supervised step."""
 
     loss: float
     """Per token."""
@@ -33,7 +33,7 @@ class WarmStart:
     steps: tuple[WarmStep, ...]
 
     def record(self, recorder: Recorder) -> None:
-        """As the first leaves of the first step; occurrence k of each is that of supervised step k."""
+        """Record them as the first values of the first step; occurrence k of each is that of supervised step k."""
         recorder.record("optimizer", f"{NAME}.weights_digest", self.weights_digest)
         for step in self.steps:
             recorder.record("loss", NAME, step.loss)

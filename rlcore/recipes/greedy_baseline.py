@@ -19,7 +19,7 @@ from rlcore.types import SampleRequest
 def add_greedy_rewards(state: TrainState, batch: Batch, trajectories: Sequence[Trajectory], step: int) -> Batch:
     """Add fp32 [samples]: the reward of the greedy completion of each sample's prompt; one is drawn per prompt.
 
-    Raises RewardError where one cannot be judged.
+    Raises RewardError if one has no reward.
     """
     prompts = {each.request.prompt.id: each.request.prompt for each in trajectories}
     params = replace(sampling_params(state), temperature=0.0)
@@ -35,7 +35,7 @@ def add_greedy_rewards(state: TrainState, batch: Batch, trajectories: Sequence[T
         rewards = dict(zip(prompts, score(state.task.rewards, drawn, step=step).rewards, strict=True))
     if unjudged := [name for name, reward in rewards.items() if reward is None]:
         raise RewardError(
-            f"the greedy completion of prompt {unjudged[0]} could not be judged, and it is ReMax's baseline",
+            f"the greedy completion of prompt {unjudged[0]} has no reward, and it is ReMax's baseline",
             legal="a number for every greedy completion",
             remedy="algorithm.advantage: rloo, which needs none",
         )

@@ -112,7 +112,7 @@ def surrogate_of(section: GrpoSection, view: PolicyView) -> PolicyLoss:
 
 
 def mismatch_loss(section: GrpoSection, view: PolicyView) -> PolicyLoss:
-    """Compute a loss by the ratio to the sampler; a setting that is None has the loss's own default."""
+    """Compute a loss by the ratio to the sampler; a setting of None selects the loss's own default."""
     given = [view.logprobs, view.rollout_logprobs, view.advantages, view.loss_mask]
     if section.loss == "masked_is":
         given.append(masked_is_keep(view.logprobs, view.rollout_logprobs, view.loss_mask))

@@ -5,7 +5,7 @@
                                           │ its timeout; all are waited for     │
                                           └─────────────────────────────────────┘
 
-Waiting for all, also after one has failed, makes the error that is told the same whichever was faster. The loop is the
+Waiting for all, also after one has failed, makes the reported error the same whichever was faster. The loop is the
 same for the life of the process, and runs only while it is waited for: clients that functions keep from step to step
 are bound to the loop they were first used in.
 """
@@ -163,7 +163,7 @@ def _failure(reward: Reward, arguments: Arguments, error: BaseException) -> Rewa
         return RewardError(
             f"reward function {reward.name} took longer than {reward.timeout_s:g} s for "
             f"{arguments.num_completions} completions",
-            remedy="see whether what it waits for still answers, or raise task.reward_timeout_s",
+            remedy="check that the service it waits for responds, or raise task.reward_timeout_s",
         )
     told = f"reward function {reward.name} raised {type(error).__name__}: {error}"
     legal, remedy = "", "let it return None for what it cannot judge"

@@ -1,8 +1,8 @@
-"""What completions are worth: every function's numbers, checked, and their weighted sum.
+"""Rewards of completions: every function's numbers, checked, and their weighted sum.
 
-None is a sample that a function cannot judge. It adds nothing to the sample's total; where no function could judge it,
-the total is None too, and the sample is left out of every mean. Every other value that is not a finite number is an
-error: it would be learned from.
+None means that a function has no reward for a sample. It adds nothing to the sample's total; without a
+reward from any function, the total is `None` too, and every mean excludes the sample. Any other value that is not a
+finite number is an error: the policy would learn from it.
 """
 
 import math
@@ -29,7 +29,7 @@ class Scores:
 
     @property
     def included(self) -> list[bool]:
-        """[completions]: whether anybody could judge it."""
+        """[completions]: whether any function returned a reward."""
         return [reward is not None for reward in self.rewards]
 
 
@@ -104,7 +104,7 @@ def _checked(reward: Reward, returned: Any, trajectories: Sequence[Trajectory]) 
         raise RewardError(
             f"reward function {reward.name} returned {len(listed)} values for {len(trajectories)} completions",
             legal="one for each, in their order",
-            remedy="return None for what it cannot judge",
+            remedy="return None for a completion without a reward",
         )
     return [_number(reward, value, index, trajectories[index]) for index, value in enumerate(listed)]
 
@@ -118,7 +118,7 @@ def _number(reward: Reward, value: Any, index: int, trajectory: Trajectory) -> f
         raise RewardError(
             f"reward function {reward.name} gave {value!r:.60} for sample {index} "
             f"(completion {request.sample_index} of prompt {request.prompt.id}: {trajectory.completion_text!r:.60})",
-            legal="a finite number, or None for what it cannot judge",
+            legal="a finite number, or None for a completion without a reward",
         )
     return float(number)
 

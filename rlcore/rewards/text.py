@@ -1,7 +1,7 @@
 """Rewards for a text with one right answer, in the column `answer`. All lie in 0 to 1.
 
-1 is for the answer itself, ended by the end of sequence. The end counts as a character behind the last one, so a
-completion that was cut off, or goes on, is told from one that is done.
+1 is for the answer itself, ended by the end of sequence. The end counts as a character after the last one, so the
+reward distinguishes a completion that was cut off, or continues, from one that is done.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ def exact(completions: Sequence[str], answer: Sequence[str], stop_reasons: Seque
 
 
 def matching(completions: Sequence[str], answer: Sequence[str], stop_reasons: Sequence[str], **_: Any) -> list[float]:
-    """The share of places at which completion and answer agree, of the places in the longer one.
+    """Return the share of positions at which completion and answer agree, of the positions in the longer one.
 
     A wrong text of the right length has a right end: 1 / (length + 1). "abd" for "abc" is 3/4, "ab" 2/4, "xabc" 0.
     """

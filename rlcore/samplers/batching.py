@@ -1,4 +1,4 @@
-"""Continuous batching: whoever is done leaves at once, and the next one that waits takes the row.
+"""Continuous batching: a finished sequence leaves at once, and the next one that waits takes the row.
 
     waiting ──prefill──▶ rows 0 .. n-1, decoded together ──▶ done
        ▲                        │
@@ -6,7 +6,7 @@
 
 One thread, one loop. What is drawn for a request depends on nothing here: noise goes by its key and the count of its
 tokens, and at level invariant logits are those of the sequence alone. So neither the order, nor who shares a batch,
-nor when somebody has to begin again, changes a bit.
+nor when a sequence has to begin again, changes a bit.
 """
 
 import math
@@ -77,7 +77,7 @@ class ContinuousBatch:
         self._num_done = 0
 
     def run(self, progress: Progress | None) -> list[Finished]:
-        """Decode until nobody is left -> in the order of the requests."""
+        """Decode until no sequence is left -> in the order of the requests."""
         num_told = 0
         while self._waiting or len(self._rows):
             if self._waiting and self._rows.num_free:
@@ -195,6 +195,6 @@ def _check_finite(running: RunningSequence) -> None:
     position = next(position for position, value in enumerate(running.logprobs) if not math.isfinite(value))
     raise NonFiniteError(
         f"token {position} of {named(running.request)} has log-probability {running.logprobs[position]}",
-        remedy="look at the weights that the sampler was given: logits are NaN or infinite",
+        remedy="check the weights that the sampler received: logits are NaN or infinite",
         phases=("rollout",),
     )

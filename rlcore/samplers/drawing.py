@@ -44,7 +44,7 @@ class Plan:
 def at_temperature(logits: Tensor, plan: Plan) -> Tensor:
     """Logits [rows, vocabulary] over each row's temperature; as they are where it is 0 or 1.
 
-    Divided by a number and in the logits' own type, as a trainer does: a column of temperatures may round otherwise.
+    Divided by a number and in the logits' own type, as a trainer does: a column of temperatures may round differently.
     """
     for temperature, rows in plan.temperatures:
         if rows is None:

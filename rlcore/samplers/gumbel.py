@@ -1,11 +1,11 @@
 """Noise that belongs to a completion's key, a position and a token: no generator, so nothing to lose or to share.
 
 The token with the largest log-probability plus Gumbel noise is a draw from the distribution (Gumbel 1954; Maddison,
-Tarlow and Minka 2014). Here the noise is a hash, so that a token's is the same in whatever batch, at whatever place and
+Tarlow and Minka 2014). Here the noise is a hash, so that a token's is the same in whatever batch, at whatever index and
 time it is asked for, and whatever was filtered before: it is never moved to a rank.
 
 Whole numbers are mixed with splitmix64's finaliser (Steele, Lea and Flood 2014) in int64, which wraps, and whose bits
-are those of uint64; only shifts to the right have to be told. The same on any device, up to the last bit of log.
+are those of uint64; only shifts to the right need a mask. The same on any device, up to the last bit of log.
 """
 
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ from rlcore.weights.target import Difference, ParameterSpec, TargetState
 
 
 class LocalTarget:
-    """The weights of a decoder that nobody else writes.
+    """The weights of a decoder that only this target writes.
 
     A sampler draws inside `sampling()`. Drawing and writing exclude each other, in whatever threads they are called.
     """
@@ -49,7 +49,7 @@ class LocalTarget:
         with self._lock:
             if self._is_sampling:
                 raise WeightSyncError(
-                    "the sampler is at work while weights are loaded",
+                    "weights are being loaded while the sampler runs",
                     check=Check.FENCE,
                     remedy="wait until sample() has returned",
                 )
@@ -113,7 +113,7 @@ class LocalTarget:
         with self._lock:
             if self._is_sampling:
                 raise WeightSyncError(
-                    "the sampler is at work while completions are drawn",
+                    "completions are being drawn while the sampler runs",
                     check=Check.FENCE,
                     remedy="wait until sample() has returned",
                 )

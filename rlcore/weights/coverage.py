@@ -1,4 +1,4 @@
-"""Coverage: each parameter of the policy has its place in the sampler, and is written exactly once.
+"""Coverage: each parameter of the policy has a counterpart in the sampler, and is written exactly once.
 
 A parameter that was never written may look right: it may be the old one, unchanged. So each is poisoned with NaN
 before it is written.
@@ -42,7 +42,7 @@ def check_names(source: Mapping[str, ParameterSpec], parameters: Mapping[str, Pa
             raise _uncovered(name, "of the sampler is no parameter of the policy")
         wanted = source[name]
         if found.is_meta or wanted.is_meta:
-            raise _uncovered(name, "has no memory (it is on meta): a copy into it, or of it, does nothing")
+            raise _uncovered(name, "has no memory (it is on meta): a copy to or from it has no effect")
         if found.shape != wanted.shape or found.dtype != wanted.dtype:
             raise _uncovered(name, f"is {found} in the sampler", legal=f"{wanted}, as the policy has it")
         if not found.dtype.is_floating_point:
@@ -77,7 +77,7 @@ def check_written(name: str, source: Tensor, difference: Difference) -> None:
     """Check that no poison is left; raises WeightSyncError with the number of elements that still hold it."""
     num_left = difference.num_nan - int(source.isnan().sum())
     if num_left > 0:
-        raise _uncovered(name, f"was not written: {num_left} of its {source.numel()} elements are poison still")
+        raise _uncovered(name, f"was not written: {num_left} of its {source.numel()} elements still hold poison")
 
 
 def _uncovered(name: str, what: str, *, legal: str = "", remedy: str = "") -> WeightSyncError:

@@ -16,7 +16,7 @@ from rlcore.errors import InvalidValueError
 def tensor_digest(tensor: Tensor) -> str:
     """Of type, shape and elements in C order; a contiguous tensor on the CPU is read where it is.
 
-    Raises InvalidValueError for a tensor that has no memory, or not one place for each element.
+    Raises InvalidValueError for a tensor that has no memory, or not one address for each element.
     """
     if tensor.is_meta or tensor.layout != torch.strided:
         raise InvalidValueError(

@@ -1,4 +1,4 @@
-"""Ownership: the sampler's weights share no memory with the policy, which training would otherwise change unseen."""
+"""Ownership: the sampler's weights share no memory with the policy, so that training cannot change them."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple

@@ -11,7 +11,7 @@ class Check(StrEnum):
     FENCE = "fence"
     """Versions rise, and nothing is sampled between the begin and the commit of a sync."""
     OWNERSHIP = "ownership"
-    """The sampler's weights are in memory of their own: not the policy's, and no two parameters in one place."""
+    """The sampler's weights are in memory of their own: not the policy's, and no two parameters at one address."""
     HELD = "held"
     """Until now the sampler holds what the last receipt says, to the bit."""
     COVERAGE = "coverage"

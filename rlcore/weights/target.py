@@ -37,7 +37,7 @@ class Region(NamedTuple):
 
 
 class ParameterSpec(NamedTuple):
-    """Type, shape and place of a parameter."""
+    """Type, shape and device of a parameter."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]

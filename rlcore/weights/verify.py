@@ -39,7 +39,7 @@ def check_unmodified(state: TargetState, found: Digests, receipt: Receipt) -> No
         raise WeightSyncError(
             f"of the sampler was changed since the sync of version {receipt.policy_version} "
             f"({len(changed)} of {len(state.parameters)} parameters were); "
-            "what it has sampled since is of unknown weights",
+            "its samples since then have unknown weights",
             check=Check.HELD,
             parameter=changed[0],
             remedy="find who else writes the sampler's weights, or loses them; then sync with previous=None",

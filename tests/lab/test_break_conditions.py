@@ -80,7 +80,7 @@ def test_a_report_is_where_a_run_has_ended_or_what_was_typed_wrongly(tmp_path: P
     ):
         read_report(tmp_path / "unknown.json")
     (tmp_path / "cut.json").write_text('{"condition": "na', "utf-8")
-    with pytest.raises(TraceError, match="does not say where the run has ended"):
+    with pytest.raises(TraceError, match="does not report where the run ended"):
         read_report(tmp_path / "cut.json")
 
 

@@ -38,5 +38,5 @@ def test_a_condition_that_held_is_the_answer_whatever_the_program_made_of_it() -
 def test_a_stop_that_the_disk_did_not_take_costs_no_recording(tmp_path: Path) -> None:
     program = f"{shlex.join(PRETENDER)} && printf '{{' > t/stop.json"
     done = type_command(tmp_path, "trace", "--out", "t", "--break-on", "nan", "--", "sh", "-c", program)
-    assert (done.code, "stop.json does not say where the run has ended" in done.stderr) == (ExitCode.USAGE_ERROR, True)
+    assert (done.code, "stop.json does not report where the run ended" in done.stderr) == (ExitCode.USAGE_ERROR, True)
     assert json.loads((tmp_path / "t" / "recording.json").read_text("utf-8"))["is_whole"]

@@ -143,8 +143,8 @@ def test_nothing_is_zeros() -> None:
 @pytest.mark.parametrize(
     ("shard", "what"),
     [
-        (Shard(torch.zeros(3), (4,), (2,)), "does not lie in"),
-        (Shard(torch.zeros(3), (4, 1), (0, 0)), "does not lie in"),
+        (Shard(torch.zeros(3), (4,), (2,)), "lies outside of"),
+        (Shard(torch.zeros(3), (4, 1), (0, 0)), "lies outside of"),
         (Shard(torch.zeros(3).to_sparse(), (3,), (0,)), "sparse"),
     ],
 )

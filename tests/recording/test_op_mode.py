@@ -137,7 +137,7 @@ def test_a_mode_of_the_programs_own_is_left_alone(tmp_path: Path) -> None:
         mode.stop()
     torch.ones(3)
     assert (counting.num_calls, log.num_ops) == (1, 0)
-    assert "a dispatch mode of its own on, Counting" in said[0]
+    assert "an active dispatch mode of its own, Counting" in said[0]
 
 
 def test_a_mode_that_the_program_has_put_on_top(tmp_path: Path) -> None:

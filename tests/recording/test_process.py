@@ -110,7 +110,7 @@ def test_giving_up_is_said_once_and_ends_nothing_else(
     log.give_up("another")
     record(log, 5)
     log.close()
-    assert capsys.readouterr().err == "rlharness: recording ended, the program goes on: a reason\n"
+    assert capsys.readouterr().err == "rlharness: recording ended, the program continues: a reason\n"
     trace = read_trace(tmp_path)
     assert trace.steps == (0, 1)
     assert trace.gaps
@@ -124,7 +124,7 @@ def test_a_directory_that_cannot_be_written_to_ends_the_recording_only(
     blocked.write_text("")
     log = ProcessLog(RecordingConfig(str(blocked)))
     record(log)
-    assert "recording ended, the program goes on" in capsys.readouterr().err
+    assert "recording ended, the program continues" in capsys.readouterr().err
     assert not log.is_recording
 
 

@@ -118,7 +118,7 @@ def test_what_is_not_finite_travels() -> None:
     ("broken", "told"),
     [
         ({"loss": 1.0}, "rank 1 lacks the metric 'tokens'"),
-        ({"loss": 1.0, "tokens": 2, "los": 3.0}, "rank 1 has a metric 'los', which nobody expects"),
+        ({"loss": 1.0, "tokens": 2, "los": 3.0}, "rank 1 has an unexpected metric 'los'"),
         ({"loss": 1.0, "tokens": 2.0}, "metric 'tokens' of rank 1 is the float 2.0\n  legal:  int"),
         ({"loss": 1, "tokens": 2}, "metric 'loss' of rank 1 is the int 1\n  legal:  float"),
         ({"loss": "1.0", "tokens": 2}, "metric 'loss' of rank 1 is the str '1.0'"),

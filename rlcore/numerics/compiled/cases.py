@@ -13,7 +13,7 @@ from rlcore.numerics.layer_weights import LayerWeights
 
 
 def of_heads(draw: Draw, heads: Sequence[tuple[int, int, int]], length: int) -> Iterator[Case]:
-    """The same of compiled attention: a pass, against positions behind a cache, one by one and some at once."""
+    """The same of compiled attention: a pass, against positions after a cache, one by one and some at once."""
     for num_heads, num_kv_heads, width in dict.fromkeys(heads):
         given, grad = draw(2, length, num_heads + 2 * num_kv_heads, width), draw(2, length, num_heads, width)
         norms = draw(width), draw(width)

@@ -134,7 +134,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 class Turned(NamedTuple):
-    """What queries and keys go through before they meet: field by field what `operations` are told."""
+    """Operations on queries and keys before attention, field by field the arguments of `operations`."""
 
     q_norm: Tensor | None
     """fp32 [width] each, or None: heads are not normalised."""
@@ -167,7 +167,7 @@ def attend_cached(heads: Tensor, by: Turned, starts: Tensor, keys: Tensor, value
 
 
 class Meeting(NamedTuple):
-    """How the heads of a layer meet: argument by argument what `layers` are told."""
+    """Attention settings of a layer, field by field the arguments of `layers`."""
 
     turns: Tensor
     """As `Turned.turns`."""
@@ -196,7 +196,7 @@ def layer(x: Tensor, weights: LayerWeights, by: Meeting) -> Tensor:
 
 
 def layer_cached(x: Tensor, weights: LayerWeights, by: Meeting, cache: Cached) -> Tensor:
-    """The same behind a cache, as `attend_cached` has it. Raises ShapeError, and InvalidValueError."""
+    """The same after a cache, as `attend_cached` has it. Raises ShapeError, and InvalidValueError."""
     _check_no_gradient(x, *weights)
     return layers.layer_cached(x, *cache, weights, turns=by.turns, num_heads=by.num_heads, eps=by.eps)
 

@@ -87,7 +87,7 @@ def compiler() -> tuple[str, ...]:
 
 
 def directory() -> Path:
-    """Where libraries are kept, in the user's cache; a relative $XDG_CACHE_HOME is none, as its specification says."""
+    """Return the directory of libraries in the user's cache; a relative $XDG_CACHE_HOME is ignored, as specified."""
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (given if given.is_absolute() else Path.home() / ".cache") / "rlharness"
 

@@ -1,4 +1,4 @@
-"""The kernels as operations of torch, fp32 on a processor: whoever records operations sees them under their names.
+"""The kernels as operations of torch, fp32 on a processor: recorders of operations see them under their names.
 
 Products and attention are computed with torch's number of threads, all outside of Python's lock.
 """
@@ -237,7 +237,7 @@ def check_length(length: int, turns: Tensor) -> None:
 
 
 def kv_heads_of(keys: Tensor) -> int:
-    """Of a cache. Raises ShapeError where it is none."""
+    """Return the capacity of a cache; raise ShapeError for keys of another shape."""
     if keys.dim() != 4:
         raise ShapeError(f"keys {tuple(keys.shape)}", legal="[batch, kv_heads, width, capacity]")
     return keys.shape[1]

@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 def operation(schema: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Register a function as an operation, which goes through torch where somebody watches operations, and only there.
+    """Register a function as an operation, which goes through torch only while a torch mode watches operations.
 
     The way through torch and back to Python takes ten microseconds: five times what the norm of 64 rows does.
     """
@@ -66,7 +66,7 @@ def address(x: Tensor | None) -> int | None:
 
 
 def check(problem: int) -> None:
-    """Raise what a kernel's answer says, KernelError or InvalidValueError; 0 is none."""
+    """Raise the error of a kernel's return code, KernelError or InvalidValueError; 0 is success."""
     if problem == 1:
         raise KernelError("there is not enough memory for a kernel's scratch space")
     if problem == 2:

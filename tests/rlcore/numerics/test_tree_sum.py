@@ -81,11 +81,11 @@ def test_wrong_leaves_are_refused() -> None:
     tree.add(1, torch.ones(1))
     with pytest.raises(InvalidValueError, match="added before"):
         tree.add(1, torch.ones(1))
-    with pytest.raises(InvalidValueError, match="leaf 2"):
+    with pytest.raises(InvalidValueError, match="value 2"):
         tree.add(2, torch.ones(1))
     with pytest.raises(InvalidValueError, match="in both parts"):
         tree.absorb(tree)
-    with pytest.raises(InvalidValueError, match="a tree of 3 leaves"):
+    with pytest.raises(InvalidValueError, match="a tree of 3 values"):
         tree.absorb(TreeSum(3))
-    with pytest.raises(InvalidValueError, match="0 leaves"):
+    with pytest.raises(InvalidValueError, match="0 values"):
         TreeSum(0)

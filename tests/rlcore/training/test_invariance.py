@@ -226,7 +226,7 @@ def test_without_canonical_order_arrival_moves_the_batch(tmp_path: Path, monkeyp
         return sampler.sample(random.Random(runtime.arrival_seed).sample(wanted, len(wanted)))
 
     monkeypatch.setattr(rollouts_module, "collect", as_they_come)
-    with pytest.raises(StepError, match="in the place of sample"):
+    with pytest.raises(StepError, match="completion order: expected sample"):
         recorded(perturbed("grpo", arrival_seed=3), tmp_path / "looked at")
     monkeypatch.setattr("rlcore.checks.observers.check_trajectories", lambda *given: None)
     assert moved("grpo", tmp_path, arrival_seed=3) == "rollout"

@@ -120,7 +120,7 @@ def less_precise(state: Any, directory: Path, step: int) -> None:
             ("rlcore.controllers.synchronous.save_checkpoint", moved_reference),
             "reference policy were",
         ),
-        (RolloutChecks, ("rlcore.recipes.rollout.collect", backwards), "in the place of sample"),
+        (RolloutChecks, ("rlcore.recipes.rollout.collect", backwards), "completion order: expected sample"),
         (AdvantageChecks, ("rlcore.algorithms.advantages.grpo", upside_down), "advantages of group"),
         (MinibatchChecks, ("rlcore.batching.minibatches.permutation", twice_the_first), "is in an epoch"),
         (OptimizerChecks, ("rlcore.controllers.setup.build_adamw", adam), "a Adam"),

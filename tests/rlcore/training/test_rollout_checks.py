@@ -46,7 +46,7 @@ def test_each_request_has_its_own_completion_of_the_last_weights() -> None:
     check_trajectories(WANTED, TRAJECTORIES, RECEIPT, TOKENIZER)
     check_trajectories(WANTED, TRAJECTORIES, None, TOKENIZER)
     for wrong, said in (
-        ([TRAJECTORIES[1], TRAJECTORIES[0], *TRAJECTORIES[2:]], "in the place of sample 0 of prompt p stands sample 1"),
+        ([TRAJECTORIES[1], TRAJECTORIES[0], *TRAJECTORIES[2:]], "expected sample 0 of prompt p, got sample 1"),
         ([replace(TRAJECTORIES[0], weights_digests={3: "old"}), *TRAJECTORIES[1:]], "was drawn with weights old"),
         ([partly_of_version_2(), *TRAJECTORIES[1:]], "weights digest, version 2, from token 3 on"),
         ([completion(WANTED[0], 5), *TRAJECTORIES[1:]], "has 5 tokens"),

@@ -221,7 +221,8 @@ def leaves(completions: list[str], **_: Any) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("judges_nothing", "judges_nothing judged none of 4"), ("leaves", "leaves(.|\n)*SystemExit")]
+    ("name", "told"),
+    [("judges_nothing", "judges_nothing returned no reward for 4"), ("leaves", "leaves(.|\n)*SystemExit")],
 )
 def test_a_reward_function_that_does_not_judge_is_named(name: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(RewardError, match=told):

@@ -163,5 +163,5 @@ def test_greedy_completions_depend_on_nobody_beside_them(tmp_path: Path) -> None
 
 
 def test_a_greedy_completion_that_nobody_can_judge_is_no_baseline(tmp_path: Path) -> None:
-    with pytest.raises(RewardError, match=r"the greedy completion of prompt \S+ could not be judged"):
+    with pytest.raises(RewardError, match=r"the greedy completion of prompt \S+ has no reward"):
         stepped(tmp_path, advantage="remax", reward=f"{__name__}:unjudged")

@@ -77,7 +77,7 @@ def test_who_was_not_judged_has_no_advantage_and_a_lone_one_any() -> None:
     rewards, groups = torch.tensor([1.0, 0.5, 0.25]), torch.tensor([0, 0, 1])
     included = torch.tensor([True, False, True])
     check_relative(torch.tensor([0.7, 0.0, 0.3]), rewards, groups, included)
-    with pytest.raises(StepError, match="nobody judged"):
+    with pytest.raises(StepError, match="without a reward"):
         check_relative(torch.tensor([0.7, 0.1, 0.3]), rewards, groups, included)
 
 
