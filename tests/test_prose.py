@@ -13,7 +13,7 @@ NUM_BANNED = {
     "harness/cli": 21,
     "harness/core": 17,
     "harness/fixtures": 31,
-    "harness/lab": 199,
+    "harness/machine": 120,
     "harness/process": 31,
     "harness/render": 46,
     "harness/runner": 117,

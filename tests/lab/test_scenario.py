@@ -57,7 +57,7 @@ def test_a_size_that_is_not_there_is_refused_if_it_was_asked_for() -> None:
         (
             "runtime_sections:",
             "resume: {run: output.resume, step: seed}\nruntime_sections:",
-            "resume: seed is not in a section that is free",
+            "resume: seed is not in a section of runtime settings",
         ),
         ("runtime_sections:", "resume: {run: output.resume}\nruntime_sections:", "resume.step is missing"),
         ("[runtime, output]", "[runtime.num_parts]", "runtime_sections.0 is 'runtime.num_parts'"),

@@ -42,7 +42,7 @@ def test_what_others_did_to_its_end_is_told() -> None:
         "timeout": "it was ended after its limit of 2.5 s",
         "cancelled": "it was ended by SIGINT",
         "killed": "it was ended by SIGINT",
-        "supervisor_lost": "the process that watched over it died: it was ended",
+        "supervisor_lost": "its supervisor died, so rlharness ended it",
     }
     for reason, text in told.items():
         assert [problem.what for problem in problems_of_end(end(reason=reason), 2.5, "SIGINT")] == [text]

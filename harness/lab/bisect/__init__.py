@@ -2,6 +2,6 @@
 
 search.py      the search over a history of any shape, pure     candidates.py  commits, each in a worktree
 criterion.py   what makes a probe bad: bits, reward, a metric   packages.py    versions of a package, beside the rest
-hunt.py        the probes, one after the other                  result.py      a bisection that has ended
-command.py     from arguments to exit code
+probes.py      the probes, one after the other                  result.py      a bisection that has ended
+bisection.py   from options to a result
 """

@@ -10,7 +10,7 @@ from harness.lab.experiments.worktrees import Checkout, Commit, GitError, Side, 
 
 
 class UnavailableError(HarnessError):
-    """A candidate that cannot be had here; another one is probed in its place."""
+    """A candidate that is not available here; another one is probed instead."""
 
 
 class Interrupted(HarnessError):
@@ -33,7 +33,7 @@ class Candidates(Protocol):
 
     @property
     def parents(self) -> Mapping[str, Sequence[str]]:
-        """The history: of every candidate, what came right before it; `good` is none of them."""
+        """The history: by candidate, those right before it; `good` is not a candidate."""
 
     def describe(self, name: str) -> str:
         """A candidate as a person knows it."""
@@ -83,6 +83,6 @@ def checked_ends(checkout: Checkout, good: str, bad: str) -> tuple[Commit, Commi
             legal="a good commit that is an ancestor of the bad one",
             remedy=f"--good {bad} --bad {good} searches between them; then invert the condition of --by"
             if turned
-            else f"git merge-base {good} {bad} names one that both have come from",
+            else f"git merge-base {good} {bad} names a common ancestor",
         )
     return ends

@@ -28,7 +28,7 @@ class Classified:
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """By what probes are told apart."""
+    """Distinguishes good probes from bad ones."""
 
     text: str
     """As it was typed."""
@@ -52,7 +52,7 @@ class Criterion:
         if self.text != BITS and name not in known:
             raise UsageError(
                 f"{OPTION} {self.text}: the curve of the good run has no value {name!r}",
-                legal=", ".join(sorted(known)) or "none: this scenario records no curve",
+                legal=", ".join(sorted(known)) or "nothing: this scenario records no curve",
                 remedy=f"{OPTION} {BITS} compares everything that is recorded",
             )
 

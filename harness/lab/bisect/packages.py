@@ -2,7 +2,7 @@
 
     pip index versions NAME ─▶ A, ..., B ─▶ pip install --dry-run: what would change here ─▶ pip install --target DIR
 
-Only what pip would change in this environment is installed, the package and what its version needs otherwise, so that
+Only what pip would change in this environment is installed, the package and the requirements of its version, so that
 everything else, torch above all, is the same in every probe. The environment itself is never written to.
 """
 
@@ -143,7 +143,9 @@ async def index_versions(session: Launcher, name: str, directory: Path, *, pre: 
     except UnavailableError as error:
         refuse_interrupted(session.interrupted_by)
         raise UsageError(
-            error.what, legal="a package that pip can install here", remedy=f"see what pip index versions {name} says"
+            error.what,
+            legal="a package that pip can install here",
+            remedy=f"check the output of: pip index versions {name}",
         ) from None
     match = _VERSIONS.search(output)
     return [text.strip() for text in match[1].split(",")] if match else []

@@ -86,9 +86,9 @@ class RevisionSearch:
             refuse_interrupted(self._session.interrupted_by)
             replay = shlex.join(redact_argv(["rlharness", "replay", *run_spec.typed]))
             raise NothingToFindError(
-                f"two runs of {good.label} are not alike: {again.reason}",
+                f"two runs of {good.label} differ: {again.reason}",
                 legal="a scenario that gives the same bits twice",
-                remedy=f"{replay} says why; --by reward --tolerance X bisects it as it is",
+                remedy=f"{replay} shows the first difference; --by reward --tolerance X tolerates it",
             )
         return good
 
@@ -100,7 +100,7 @@ class RevisionSearch:
         self._good = read_trace(good.directory)
         self._criterion.check(self._good)
         if (judged := self._criterion.classify(self._good, self._good)).outcome is not Outcome.GOOD:
-            found = "is bad" if judged.outcome is Outcome.BAD else "cannot be judged"
+            found = "is bad" if judged.outcome is Outcome.BAD else "cannot be compared"
             raise NothingToFindError(
                 f"{good.label}, which should be good, {found}: {judged.reason}",
                 legal="a good end for which --by does not hold",
@@ -113,15 +113,15 @@ class RevisionSearch:
             said = f"; what it printed: {path_text(end.directory / OUTPUT)}" if end.directory else ""
             raise EndsError(
                 f"{end.label} cannot be run: {end.reason}",
-                legal="two ends that can be",
+                legal="two ends that can be run",
                 remedy=f"name another end, at which the scenario's entry runs{said}",
             )
         if end.outcome is Outcome.GOOD:
-            remedy = "look between other versions, or at another package"
+            remedy = "search between other versions, or another package"
             if self._checkout_root:
-                remedy = "the scenario is that of the working tree, at every revision: what changed may be the scenario"
+                remedy = "every revision runs the scenario of the working tree: the scenario itself may have changed"
             raise NothingToFindError(
-                f"{end.label}, which should be bad, is as the good one: {end.reason}",
+                f"{end.label}, which should be bad, equals the good one: {end.reason}",
                 legal="a bad end that differs from the good one",
                 remedy=remedy,
             )

@@ -1,8 +1,8 @@
-"""What the runs of a probe are to the baseline. Reads traces, starts nothing.
+"""Compares the runs of a probe with the baseline. Reads traces, starts nothing.
 
 baseline   0 1 2 3 4 5
 crashed    0 1 2              every step that it has recorded whole
-gone on      1 2 3 4 5        from its checkpoint on; together they have all steps, and each is the baseline's
+resumed      1 2 3 4 5        from its checkpoint on; together they have all steps, and each is the baseline's
 """
 
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ def compare(baseline: Trace, run: Run, num_steps: int) -> Outcome:
 
 
 def compare_crashed(baseline: Trace, crashed: Run, gone_on: Run | None, num_steps: int) -> Outcome:
-    """A run that was to die, and the one that went on from it; None where it has not died."""
+    """A run with a planned crash, and the run that resumed from it; None if it did not crash."""
     steps = baseline.steps[:num_steps]
     if gone_on is None:
         return compare(baseline, crashed, num_steps)

@@ -56,9 +56,9 @@ def marking(run_spec: RunSpec, mark: Path) -> RunSpec:
 
 
 def environ_of(perturbation: Perturbation, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a run; that of one without a hash seed has the usual one, so that it is the same each time.
+    """Return the environment of a run. Without a hash seed it has the usual one, so that it is the same each time.
 
-    Threads that wait for others do it asleep: more of them than cores would otherwise spend most of a run spinning.
+    Waiting threads sleep: more threads than cores would spend most of a run spinning.
     """
     seed = perturbation.get(HASH_SEED, environ.get("PYTHONHASHSEED") or USUAL_HASH_SEED)
     found = {"OMP_WAIT_POLICY": "passive", **environ, "PYTHONHASHSEED": str(seed)}
@@ -68,9 +68,9 @@ def environ_of(perturbation: Perturbation, environ: Mapping[str, str]) -> dict[s
 
 
 def launched(run_spec: RunSpec, perturbation: Perturbation, factors: Sequence[Factor] = ()) -> RunSpec:
-    """The run spec with its program started by `launch.py`, and told what it does not know of itself.
+    """Return the run spec with its program started by `launch.py`, with its factors from outside.
 
-    That is what it is perturbed with, and of other factors from outside what they are as usual.
+    These are the perturbation, and the usual values of other factors from outside.
     """
     nice, cores = perturbation.get(NICE, 0), perturbation.get(CORES, 0)
     usual = {each.name: each.usual for each in factors if each.is_outside and each.usual is not None}
@@ -92,7 +92,7 @@ def crashing(run_spec: RunSpec, perturbation: Perturbation) -> RunSpec:
 
 
 def going_on(run_spec: RunSpec, crashed: Path) -> RunSpec:
-    """The run spec of a run that goes on from the newest checkpoint of one that has crashed."""
+    """Return the run spec of a run that resumes from the newest checkpoint of a crashed run."""
     call = run_spec.call
     assert call is not None and call.resume is not None
     config = overridden(call.config, {call.resume["run"]: str(crashed.absolute())}, "chaos")

@@ -45,7 +45,7 @@ class Runs(Protocol):
         """Carry out one run in this environment, in a directory of its own below `parent`."""
 
     def beside(self, argv: tuple[str, ...], directory: Path) -> AbstractAsyncContextManager[None]:
-        """A program that goes on while this is entered."""
+        """Run a program while the context is entered."""
 
 
 class Listener(Protocol):
@@ -93,7 +93,7 @@ class ChaosExecutor:
         return run
 
     async def probe(self, perturbation: Perturbation, num_steps: int | None = None) -> Outcome:
-        """Run under a perturbation, and compare; only the first `num_steps` steps, where these are told.
+        """Run under a perturbation, and compare; only the first `num_steps` steps, if given.
 
         UsageError where the entry refuses what it is given, OutOfTimeError where nothing more is to begin.
         """

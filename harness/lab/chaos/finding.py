@@ -1,4 +1,4 @@
-"""What a search has found, and what it has not come to. Data only: `hunt` decides, `reporters.chaos` tells."""
+"""Findings of a search, and the work left. Data only: `search` decides, `render.chaos` reports."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -54,7 +54,9 @@ def make_plan(
     subject = make_subject(invocation, options)
     is_command = options.scenario is None
     if options.num_steps is not None and is_command:
-        raise UsageError("--steps and a command", legal="--steps of a scenario", remedy="say it to the command itself")
+        raise UsageError(
+            "--steps and a command", legal="--steps of a scenario", remedy="pass the number to the command itself"
+        )
     _check_start(invocation, subject)
     factors = chosen(subject.factors, options.factors)
     only = parse_only(options.only, subject.factors) if options.only else None

@@ -104,7 +104,7 @@ class PerturbationSearch:
         self._finding: Finding | None = None
 
     async def search(self) -> Chaos:
-        """Everything that the plan wants; what is known so far, where it cannot go on.
+        """Carry out the plan; return the results so far if it cannot continue.
 
         UsageError where nothing can be changed, or the entry refuses what it is given.
         """

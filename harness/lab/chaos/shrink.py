@@ -1,11 +1,11 @@
-"""The smallest set that still fails, and the simplest values in it. Pure: what fails is asked of whoever drives it.
+"""Finds the smallest set that still fails, and the simplest values in it. Pure: the caller runs each test.
 
     search = ddmin("abcdef")
     answer = next(search)                 # a smaller set: does it fail?
     answer = search.send(True)            # ... until StopIteration, whose value is the result
 
 A. Zeller, R. Hildebrandt, Simplifying and Isolating Failure-Inducing Input, IEEE TSE 28 (2), 2002: ddmin, with its
-answers remembered. Every set that is asked for is smaller than the last that failed, so that somebody who stops in the
+answers remembered. Every set that is asked for is smaller than the last that failed, so that a search stopped in the
 middle has that one. A predicate that is not the same twice can make the result larger than need be, never one that was
 not seen to fail.
 """

@@ -1,4 +1,4 @@
-"""What is perturbed, a scenario or somebody's program, and the factors that it has."""
+"""The subject of a perturbation, a scenario or a command, and its factors."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -33,9 +33,9 @@ class Subject:
     """The run spec of a run with these values at dotted keys of its payload."""
     factors: tuple[Factor, ...]
     typed: tuple[str, ...]
-    """The words that name it, behind `rlharness chaos`."""
+    """The words that name it, after `rlharness chaos`."""
     crash_settings: Mapping[str, Any] | None = None
-    """What of its payload a run has otherwise that will crash; None: it cannot be gone on from."""
+    """Payload overrides of a run that will crash; None: no run can resume from it."""
 
     latency: tuple[str, ...] = ()
     """module:function of what waits for something outside; none of a command."""

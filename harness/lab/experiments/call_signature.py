@@ -84,5 +84,5 @@ def _read_key(cache: Path) -> bytes:
         is_own = found.st_uid == os.geteuid() and not found.st_mode & 0o077
         key = file.read(KEY_BYTES + 1) if is_own else b""
     if len(key) != KEY_BYTES:
-        raise OSError(EINVAL, "it is no key of this user alone", str(cache / KEY))
+        raise OSError(EINVAL, "it is not a key that only this user can read", str(cache / KEY))
     return key

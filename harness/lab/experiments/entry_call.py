@@ -20,7 +20,7 @@ REJECTION = "refusal.json"
 FUNCTION = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 """module:function, of letters that every reader of a pattern takes for the same."""
 MAX_DEPTH = 100
-"""Of a configuration: what is deeper was made to exhaust somebody's stack."""
+"""Maximum depth of a configuration: a deeper one could exhaust the stack of its reader."""
 INTERRUPTED = 130
 """With what the process of an entry ends that was interrupted: 128 and the number of SIGINT, as a shell has it."""
 
@@ -39,7 +39,7 @@ class EntryCall:
     runtime_sections: tuple[str, ...] = ()
     """Sections of the payload that are no part of what the run is."""
     resume: Mapping[str, str] | None = None
-    """By which dotted keys of the payload a run goes on from this one: `run` takes its directory, `step` a step."""
+    """Dotted keys of the payload that resume a run from this one: `run` takes its directory, `step` a step."""
 
     @classmethod
     def parse(cls, data: bytes) -> "EntryCall":
@@ -58,9 +58,7 @@ class EntryCall:
         except (AttributeError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"no call: {error!r:.100}") from None
         if not is_call:
-            raise ValueError(
-                "no call: an entry, its configuration, the free sections of that, and how it is gone on from"
-            )
+            raise ValueError("no call: an entry, its configuration, its runtime sections, and how to resume from it")
         return call
 
     def without_secrets(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The payload of a scenario, a tree of plain values that is opaque here: overridden, and told as text. Pure.
+"""The payload of a scenario, a tree of plain values that is opaque here: overridden, and shown as text. Pure.
 
-A dotted key is a place in it: `training.num_steps` is `num_steps` in the section `training`.
+A dotted key is a path in it: `training.num_steps` is `num_steps` in the section `training`.
 """
 
 import difflib
@@ -80,7 +80,7 @@ def parts(payload: Payload, free: Collection[str]) -> tuple[dict[str, Any], dict
 
 
 def keys_with_dots(value: Any, prefix: str = "") -> Iterator[str]:
-    """Keys that would be two places in one: their own dots are those between names."""
+    """Yield ambiguous keys: those that contain dots themselves."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if "." in name or not name:

@@ -71,9 +71,9 @@ def step_command(directory: Path, step: int) -> str:
 
 
 def program_command(run_spec: RunSpec, step: int, timeout_s: float = inf, stdin: Path = Path(os.devnull)) -> str:
-    """Into the operations of a step of a scenario or a command, run anew under the same conditions.
+    """Return the command that records the operations of a step, run again under the same conditions.
 
-    A secret of the command is `<redacted>`: whoever types the line again fills it in.
+    A secret of the command is `<redacted>`: the user fills it in.
     """
     words = ["rlharness", "replay", *run_spec.typed, "--step", str(step), "--trace-ops"]
     if run_spec.level != OFF and run_spec.call is None:

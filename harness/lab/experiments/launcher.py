@@ -5,7 +5,7 @@
 
     prepare ─▶ supervisor ─▶ (steps are counted in the curve as it grows) ─▶ proven end ─▶ finish
 
-A first signal ends the run that goes on in order, a second at once; what was recorded is kept, and no run begins after
+A first signal ends the current run in order, a second at once; what was recorded is kept, and no run begins after
 it unless it is asked for. What a run prints goes to output.log in the directory of its trace.
 """
 
@@ -64,7 +64,7 @@ class Executor(Protocol):
     async def record(
         self, run_spec: RunSpec, parent: Path, number: int = 1, *, environ: Mapping[str, str], cwd: Path
     ) -> Run:
-        """Carry out one run, in a directory of its own below `parent`, from this place."""
+        """Carry out one run, in a directory of its own below `parent`, from this working directory."""
 
 
 class Launcher:
@@ -91,7 +91,7 @@ class Launcher:
         return self._interruption.by
 
     def hear(self, hearer: Callable[[str], None]) -> None:
-        """From now on `hearer` is told of signals, by their names, and no run is ended by them."""
+        """From now on, call `hearer` with the names of signals, which then end no run."""
         self._hearer = self._interruption.on_cancel = hearer
 
     async def record(
@@ -103,7 +103,7 @@ class Launcher:
         environ: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> Run:
-        """Carry out one run, in a directory of its own below `parent`; elsewhere, or with other variables, if told."""
+        """Carry out one run, in a directory of its own below `parent`; `environ` and `cwd` replace the context's."""
         context = replace(self._context, environ=environ or self._context.environ, cwd=cwd or self._context.cwd)
         has_operations = run_spec.op_step is not None
         directory = parent / f"run-{number}{'-op' if has_operations else ''}"
@@ -148,7 +148,7 @@ class Launcher:
 
     @asynccontextmanager
     async def beside(self, argv: tuple[str, ...], directory: Path) -> AsyncIterator[None]:
-        """A program that goes on while this is entered, and is then killed with everything that it has started.
+        """Run a program while the context is entered, then kill it with every process that it has started.
 
         What it prints goes to output.log in a directory of its own.
         """
@@ -256,21 +256,21 @@ def read_pid(path: Path) -> int | None:
 
 
 def exit_code(end: ProcessEnd) -> int:
-    """As a shell has it; 1 where nobody knows."""
+    """Return the exit code as a shell does; 1 if it is unknown."""
     if end.signal is not None:
         return 128 + end.signal
     return 1 if end.exit_code is None else end.exit_code
 
 
 def problems_of_end(end: ProcessEnd, timeout_s: float, interrupted_by: str) -> list[Problem]:
-    """What somebody else than the program has done to its end."""
+    """Return the causes of a program's end outside of the program."""
     found = []
     if end.reason == "timeout":
         found.append(Problem(f"it was ended after its limit of {timeout_s:g} s", "--timeout S allows it more"))
     elif end.reason in ("cancelled", "killed"):
-        found.append(Problem(f"it was ended by {interrupted_by or 'somebody'}"))
+        found.append(Problem(f"it was ended by {interrupted_by or 'another process'}"))
     elif end.reason:
-        found.append(Problem("the process that watched over it died: it was ended"))
+        found.append(Problem("its supervisor died, so rlharness ended it"))
     if end.unkillable:
-        found.append(Problem(f"SIGKILL does not end {', '.join(end.unkillable)}", "see what dmesg says"))
+        found.append(Problem(f"SIGKILL does not end {', '.join(end.unkillable)}", "check the output of dmesg"))
     return found

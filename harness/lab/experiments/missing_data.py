@@ -1,4 +1,4 @@
-"""What was asked of a recording and is not in it: no fault of the recording, but nobody should look for it in vain."""
+"""Requested data that a recording does not have: no fault of the recording, but worth a note."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""Where a command of this room puts its runs: where it was told, or below `.rlharness`, where the last ones stay."""
+"""Output directory of an experiment: that of --out, or one below `.rlharness`, where the last ones stay."""
 
 import shlex
 from contextlib import suppress
@@ -24,7 +24,7 @@ class OutDirectory:
 
     @classmethod
     def take(cls, path: Path) -> Self:
-        """Make it, or take the one that is there; UsageError where that holds anything, or nobody can write to it."""
+        """Make it, or take an existing one; UsageError if that is not empty or not writable."""
         path = path.absolute()
         try:
             is_new = not path.exists()

@@ -1,5 +1,5 @@
-"""What a scenario's file says of chaos: which keys of its payload must not matter, what may take its time, and what a
-crash needs.
+"""The section `chaos` of a scenario's file: keys of its payload that should not affect results, functions with a
+varying latency, and overrides for a crash.
 
 chaos:
   factors:
@@ -43,19 +43,19 @@ class ChaosSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
     factors: dict[FactorKey, Range | Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
-    """By dotted key, in a section that is free: a range of integers, or a list of values, the simplest first."""
+    """By dotted key, in a section of runtime settings: a range of integers, or a list of values, the simplest first."""
     names: dict[FactorKey, Annotated[str, Field(min_length=1, pattern=r"^[^\n]*$")]] = Field(default_factory=dict)
     """What sentences call some of the factors: the trainer's thread count."""
     latency: list[Annotated[str, Field(pattern=FUNCTION)]] = Field(default_factory=list)
-    """module:function of what waits for something outside: tools, judges, rewards. Before its calls come delays."""
+    """module:function of calls that wait for something outside: tools, reward models. Delays precede its calls."""
     crash: dict[FactorKey, Any] | None = None
-    """What a run that will crash has otherwise, so that it can be gone on from; None: it is not crashed."""
+    """Overrides of a run that will crash, which let another run resume from it; None: no crash."""
 
     def faults(self, free: Collection[str], *, can_resume: bool) -> Iterator[str]:
         """What in it does not go with the rest of the file."""
         for key in (*self.factors, *(self.crash or ())):
             if key.partition(".")[0] not in free:
-                yield f"chaos: {key} is not in a section that is free: with another value it is another run"
+                yield f"chaos: {key} is not in a section of runtime settings: another value makes another run"
         for key in self.names:
             if key not in self.factors:
                 yield f"chaos.names: {key} is none of its factors, which are {', '.join(self.factors) or 'none'}"

@@ -1,4 +1,4 @@
-"""What is changed between two runs of one program though it must not matter, and how a change is written. Pure.
+"""Factors that should not affect the results of a program, and the syntax of their values. Pure.
 
 A factor with a dot in its name is a key of a scenario's payload; the others are brought from outside the program:
 
@@ -9,8 +9,8 @@ A factor with a dot in its name is a key of a scenario's payload; the others are
 | `load` | processes that keep cores busy beside the run |
 | `cores` | how many cores the run may use |
 | `nice` | how many steps its priority is lowered by |
-| `latency` | the seed of delays before calls of the functions that the scenario names: tools, judges, rewards |
-| `crash` | a SIGKILL at a step and phase; the run goes on from its last checkpoint |
+| `latency` | the seed of delays before calls of the functions that the scenario names: tools, reward models |
+| `crash` | a SIGKILL at a step and phase; the run resumes from its last checkpoint |
 """
 
 import json
@@ -32,7 +32,7 @@ MAX_HASH_SEED = 2**32 - 1
 MAX_NICE = 19
 MAX_LATENCY_SEED = 10_000
 END = "end"
-"""In the place of a phase: the step is recorded, and nothing after it has happened."""
+"""Instead of a phase: the crash comes right after the step is recorded."""
 
 Perturbation = Mapping[str, Any]
 """By the name of a factor, its value; empty for a run as it always is."""
@@ -40,7 +40,7 @@ Perturbation = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """Something that must not matter."""
+    """A setting that should not affect results."""
 
     name: str
     values: Values
@@ -128,7 +128,7 @@ def _is_plain(text: str) -> bool:
 def parse_only(texts: Sequence[str], factors: Sequence[Factor]) -> dict[str, Any]:
     """The perturbation of FACTOR=VALUE texts; UsageError for a factor that is not there, and a value it cannot have.
 
-    Values of a payload's keys are judged by the entry, but that a range takes integers; those from outside here.
+    The entry checks values of a payload's keys, but a range takes integers; values from outside are checked here.
     """
     by_name = {factor.name: factor for factor in factors}
     found: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """YAML that selects and never computes: texts, numbers, truth values, nothing, lists and mappings.
 
 Plain words are read by the core schema of YAML 1.2, not as PyYAML does by itself: `off` and `no` are texts, `3e-4` is a
-number, `1:30` is none. Tags, aliases, merged mappings, keys that are no texts and keys that are there twice are errors.
+number, `1:30` is not. Tags, aliases, merged mappings, keys that are no texts and keys that are there twice are errors.
 """
 
 import math
@@ -42,9 +42,9 @@ def _mapping(loader: "_Plain", node: yaml.MappingNode) -> dict[str, Any]:
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
-            raise _fault(f"the key {key!r} is no text: put it in quotes", key_node)
+            raise _fault(f"the key {key!r} is not text: put it in quotes", key_node)
         if key in found:
-            raise _fault(f"the key {key!r} is there twice", key_node)
+            raise _fault(f"the key {key!r} appears twice", key_node)
         found[key] = loader.construct_object(value_node, deep=True)
     return found
 
@@ -81,9 +81,9 @@ class _Plain(yaml.SafeLoader):
         """A node of a kind that its own characters say: no alias of another, no tag."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
-            raise _fault("an alias is not read here", event)
+            raise _fault("aliases are not supported", event)
         if tag := getattr(event, "tag", None):
-            raise _fault(f"the tag {tag!r} is not read here", event)
+            raise _fault(f"the tag {tag!r} is not supported", event)
         return super().compose_node(parent, index)
 
 

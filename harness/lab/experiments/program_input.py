@@ -1,6 +1,6 @@
-"""What a replay was given as its standard input, read once so that every run gets all of it.
+"""Standard input of a replay, read once so that every run gets all of it.
 
-A terminal is nobody's data: two runs would not be told the same by a person. They get an empty input then.
+A terminal is not read: a person would not type the same to two runs. Runs get an empty input then.
 """
 
 import os
@@ -14,7 +14,7 @@ INPUT = "stdin"
 """In the directory of a replay, where there was any."""
 MAX_BYTES = 64 * 1024 * 1024
 PATIENCE_S = 2.0
-"""How long an input may be silent before the person is told that it is waited for."""
+"""Seconds without input before a note says that rlharness waits for it."""
 _CHUNK_BYTES = 1 << 16
 
 

@@ -20,7 +20,7 @@ def recorded_env(
 ) -> dict[str, str]:
     """The whole environment of a recorded program.
 
-    `orders` are the variable and the file that it names; `marker` is empty for a program that nobody will end.
+    `orders` are the variable and the file that it names; `marker` is empty for a program without a supervisor.
     """
     variable, path = orders
     before = parent.get("PYTHONPATH", "")

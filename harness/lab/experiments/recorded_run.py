@@ -1,4 +1,4 @@
-"""A run that was recorded, read again: what was called, how, and from which steps it can be gone on.
+"""A run that was recorded, read again: its call, and the steps from which a run can resume.
 
 RUN/call.json, manifest.json, rank-0.log, checkpoints/step-000010/ ─▶ RecordedRun ─▶ run spec of some of its steps
 """

@@ -1,4 +1,4 @@
-"""What a recorded program has left behind, finished and judged: its logs, its manifest, what its processes report."""
+"""Finishes and checks the recording of a program: its logs, its manifest, the reports of its processes."""
 
 import json
 import os
@@ -72,9 +72,9 @@ def finish(
     problems: Sequence[Problem] = (),
     notes: Sequence[str] = (),
 ) -> Recording:
-    """Finish the recording of a program that has ended; what is told of it is also kept beside it, as RESULT.
+    """Finish the recording of a program that has ended; also keep the result beside it, as RESULT.
 
-    `exit_code` is that of the process `leader_pid`. `problems` are those of its end that somebody has seen: with them,
+    `exit_code` is that of the process `leader_pid`. `problems` are the known ones of its end: with them,
     or another exit code than 0, it did not end in order. The manifest is given its world size and whether the program
     ended in order. Where it did, those logs that are open are closed of whose processes it is known that they were
     through: workers that their cluster has ended, and the leader, which left by os._exit with 0.
@@ -207,7 +207,7 @@ def _problems(
 ) -> list[Problem]:
     """Why the recording is not whole; nothing where it is."""
     told = [Problem(f"{_name(report)}: {report.problem}") for report in reports if report.problem]
-    told += [Problem(f"process {pid} still records", "have the program wait for it") for pid in _living(reports)]
+    told += [Problem(f"process {pid} still records", "let the program wait for it") for pid in _living(reports)]
     told += of_its_end
     if trace is None:
         return told or [_why_nothing(reports, run_spec)]

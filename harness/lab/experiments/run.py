@@ -1,4 +1,4 @@
-"""One recorded run that has ended, and what shows runs while they are going on."""
+"""One recorded run that has ended, and the display of active runs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,13 +42,13 @@ def run_of_all(number: int, num_runs: int, *, has_operations: bool) -> str:
 
 
 class Display(Protocol):
-    """Shows runs while they are going on."""
+    """Shows active runs."""
 
     def begin(self, number: int, *, has_operations: bool) -> None:
         """A run starts."""
 
     def progress(self, num_steps: int, elapsed_s: float) -> None:
-        """It goes on."""
+        """Show the progress of the run."""
 
     def end(self, line: str) -> None:
         """It has ended; `line` says how."""

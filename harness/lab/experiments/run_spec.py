@@ -45,7 +45,7 @@ class RunSpec:
     call: EntryCall | None = None
     """Of the entry of a scenario; None of a foreign program."""
     perturbation: Mapping[str, str] = field(default_factory=dict)
-    """What of the configuration must not matter: told, and no part of the identity."""
+    """Runtime settings of the configuration: recorded, but not part of the identity."""
     typed: tuple[str, ...] = ()
     """The words by which a scenario is named after `rlharness train`; of a foreign program none."""
 
@@ -110,7 +110,7 @@ def prepare(run_spec: RunSpec, directory: Path, environ: Mapping[str, str], mark
 
 
 def notes_on(environ: Mapping[str, str]) -> list[str]:
-    """What of an environment keeps a recording from being all that somebody may expect."""
+    """Return notes on variables of an environment that make a recording incomplete."""
     if address := environ.get("RAY_ADDRESS"):
         return [f"RAY_ADDRESS={redact_text(address)}: actors of a cluster that runs already are not recorded"]
     return []

@@ -1,4 +1,4 @@
-"""A scenario: an envelope, which is checked here, and a payload, which is checked by the entry that is named.
+"""A scenario: a header, which is checked here, and a payload, which is checked by the entry that is named.
 
 about: GRPO learns to reverse short texts
 entry: rlcore.entrypoint:run
@@ -35,14 +35,14 @@ DottedKey = Annotated[str, Field(pattern=r"^[^.\s]+(\.[^.\s]+)*$")]
 
 
 class Resumption(BaseModel):
-    """By which keys of the payload a run goes on from an earlier one."""
+    """Keys of the payload that resume a run from an earlier one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
     run: DottedKey
     """Takes the directory of the earlier run."""
     step: DottedKey
-    """Takes a step: the run goes on from the newest checkpoint that is no later."""
+    """Takes a step: the run resumes from the newest checkpoint that is no later."""
 
 
 class Scenario(BaseModel):
@@ -55,26 +55,24 @@ class Scenario(BaseModel):
     entry: Annotated[str, Field(pattern=FUNCTION)]
     """module:function, called in a process of its own."""
     determinism: Literal["off", "deterministic", "invariant"]
-    """The level that the entry holds, unless told otherwise."""
+    """The level that the entry holds by default."""
     gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs that it needs."""
     sizes: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """By name, what is other than in `config`, by dotted key."""
+    """By name, overrides of `config`, by dotted key."""
     runtime_sections: list[SectionName] = Field(default_factory=list)
     """Sections of the payload that are no part of what a run is: how work is spread, what is shown."""
     resume: Resumption | None = None
-    """How a run goes on from an earlier one; None where it cannot."""
+    """How a run resumes from an earlier one; None if it cannot."""
     chaos: ChaosSection = Field(default_factory=ChaosSection)
-    """What of the payload must not matter, for `rlharness chaos`."""
+    """Parts of the payload that should not affect results, for `rlharness chaos`."""
     config: dict[str, Any] = Field(default_factory=dict)
     """The payload."""
 
     @model_validator(mode="after")
     def _is_one_tree(self) -> Self:
         if dotted := next(keys_with_dots(self.config), ""):
-            raise ValueError(
-                f"config: the key {dotted!r} is empty or has a dot of its own; dots stand between sections"
-            )
+            raise ValueError(f"config: the key {dotted!r} is empty or contains a dot; dots separate sections")
         return self
 
     @model_validator(mode="after")
@@ -82,7 +80,7 @@ class Scenario(BaseModel):
         """To go on is no other run: its keys are no part of what a run is."""
         for key in (self.resume.run, self.resume.step) if self.resume else ():
             if key.partition(".")[0] not in self.runtime_sections:
-                raise ValueError(f"resume: {key} is not in a section that is free")
+                raise ValueError(f"resume: {key} is not in a section of runtime settings")
         return self
 
     @model_validator(mode="after")
@@ -145,7 +143,7 @@ LEGAL: Mapping[tuple[str, ...], str] = {
     ("chaos", "crash"): "values by dotted keys: {output.checkpoint_every: 1}",
     ("config",): "a mapping of keys to values",
 }
-"""What may stand at a place of the file; * is any key of a mapping, and any place in a list."""
+"""Legal content by position in the file; * is any key of a mapping, and any index of a list."""
 
 
 def parse_scenario(text: str, where: str) -> Scenario:

@@ -13,7 +13,7 @@ from harness.lab.experiments.scenario import Scenario, parse_scenario
 from harness.lab.experiments.scenario_names import ENDINGS, PACKAGE, is_scenario_file, name_of
 
 A_COMMAND = "a command after --"
-"""What can stand in the place of a scenario, where a command takes it."""
+"""The alternative to a scenario, for commands that accept it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class ScenarioFile:
     file: Traversable
 
     def read(self) -> Scenario:
-        """The scenario in it; UsageError where it cannot be read, or is none."""
+        """Read the scenario in it; UsageError if the file cannot be read or is not a scenario."""
         try:
             text = self.file.read_text("utf-8")
         except OSError as error:
@@ -54,7 +54,7 @@ def project_above(cwd: Path) -> Path | None:
 def find_scenario(name: str, cwd: Path, *others: str) -> ScenarioFile:
     """The scenario of a name, or in a file; UsageError, with the nearest names, where there is none.
 
-    `others` are what can stand in its place.
+    `others` are the alternatives to it.
     """
     if name.endswith(ENDINGS) or "/" in name:
         if not (cwd / name).is_file():

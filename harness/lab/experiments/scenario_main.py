@@ -2,10 +2,10 @@
 
     orders.json, call.json ─▶ entry(config, level=, directory=, recorder=) ─▶ exit code
 
-An error with `what`, `legal` and `remedy` is the user's to mend. Before the first step it is handed to the launcher,
-which tells it as its own; afterwards it is printed here, and what was recorded stays. Any other error is a bug, and
-shows its traceback. What the entry takes from elsewhere is not watched. That the entry has returned is reported: of a
-process that ends with 0 nothing else tells it from one that sys.exit, os._exit or exec has ended in the middle.
+An error with `what`, `legal` and `remedy` is the user's to correct. Before the first step it is handed to the launcher,
+which reports it as its own; afterwards it is printed here, and what was recorded stays. Any other error is a bug, and
+shows its traceback. What the entry takes from elsewhere is not watched. That the entry has returned is reported: for a
+process that exits with 0, only this excludes an end by sys.exit, os._exit or exec in the middle.
 """
 
 import difflib

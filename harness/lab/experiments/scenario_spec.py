@@ -1,6 +1,6 @@
-"""The run spec of a scenario: its payload in a size and with what was overridden, and what of it is identity.
+"""The run spec of a scenario: its payload in a size and with overrides, and the identity in it.
 
-file ─▶ scenario ─size─▶ payload ─--set, --sweep─▶ payload ─▶ identity │ what must not matter
+file ─▶ scenario ─size─▶ payload ─--set, --sweep─▶ payload ─▶ identity │ runtime settings
 """
 
 import sys
@@ -46,7 +46,7 @@ class Asked:
         return max(map(len, self.swept.values()), default=1)
 
     def overrides_of(self, variant: int) -> dict[str, Any]:
-        """What a run has otherwise than the scenario's size; `variant` counts from 0, around and around."""
+        """Return the overrides of a run's size; `variant` counts from 0 and cycles."""
         return {**self.overrides, **{key: values[variant % len(values)] for key, values in self.swept.items()}}
 
 
@@ -55,7 +55,7 @@ def asked_scenario(
 ) -> Asked:
     """The scenario that was named; UsageError where there is none, or it cannot be run here as it was asked for.
 
-    `others` are what can stand in its place.
+    `others` are the alternatives to it.
     """
     asked = asked_of(name, find_scenario(name, invocation.cwd, *others).read(), options, default_size)
     say_misspelt(asked, invocation.note)
@@ -76,7 +76,7 @@ def asked_of(name: str, scenario: Scenario, options: ScenarioOptions, default_si
 
 
 def say_misspelt(asked: Asked, note: Callable[[str], None]) -> None:
-    """Tell of keys that are perhaps misspelt; the entry is free to know them, so that none is refused."""
+    """Note keys that may be misspelt; none is refused, since the entry may know them."""
     for line in asked.scenario.misspelt({"--set": tuple(asked.overrides), "--sweep": tuple(asked.swept)}):
         note(f"note: {one_line(line)}")
 

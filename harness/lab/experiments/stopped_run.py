@@ -50,7 +50,7 @@ class Stopped:
 
     @property
     def next_command(self) -> NextCommand | None:
-        """What to type next; None where the run has come to its own end, or somebody has ended it."""
+        """The next command; None if the run has come to its own end, or was interrupted."""
         return None if self.interrupted_by else next_command(self.plan.run_spec, self.run.recording, self.stop)
 
     @property

@@ -56,10 +56,10 @@ def run_here(
     *,
     stdout: int | None = None,
 ) -> TerminalRun:
-    """Carry out one run, recorded in `directory`; `stdout` is a descriptor in the place of this process's own.
+    """Carry out one run, recorded in `directory`; `stdout` is a descriptor that replaces this process's own.
 
     UsageError where it cannot be started, its entry refuses it before its first step, or a condition names what its
-    curve has not: nothing is left then. TraceError where nobody knows which condition held: the recording is finished.
+    curve has not: nothing is left then. TraceError if it is unknown which condition held: the recording is finished.
     """
     run_spec = with_conditions(run_spec, conditions, directory / STOP)
     prepared = prepare(run_spec, directory, environ)

@@ -80,7 +80,7 @@ class Checkout:
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """The variables that runs are given: without those by which git was told of another place."""
+        """The variables for runs: without those that point git to another directory."""
         return self._environ
 
     def commit(self, revision: str) -> Commit:
@@ -162,7 +162,7 @@ class Checkout:
                 self.remove_worktree(path)
 
     def side(self, root: Path, ours: Path) -> Side:
-        """The same place in `root`, the checkout itself or a worktree of it; `ours` is what `recorder_path` has made.
+        """Return the same directory in `root`, the checkout or a worktree of it; `ours` comes from `recorder_path`.
 
         Whatever this process imports from the checkout, `root` is asked for: its own directory, PYTHONPATH, editable
         installs.
@@ -256,7 +256,7 @@ class Worktrees:
 
 @contextmanager
 def open_worktrees(checkout: Checkout) -> Iterator[Worktrees]:
-    """A place for worktrees, gone afterwards; what a run that was killed has left there goes too."""
+    """Make a directory for worktrees, and remove it afterwards, with any that a killed run has left."""
     root = Path(make_scratch_root(checkout.environ)[0])
     held = hold(str(root))
     try:

@@ -37,13 +37,15 @@ class AgainstBase:
         self.notes: list[str] = []
 
     def side(self) -> Side | None:
-        """The base, checked out; None where none was given, and none can be told."""
+        """The base, checked out; None without a given base and a default one."""
         if self._side is None:
             commit = self._given or self._checkout.default_base()
             if commit is None:
                 return None
             if commit == self._checkout.commit("HEAD") and not self._checkout.is_dirty:
-                self.notes.append("the base is what is checked out, and nothing is uncommitted: one tree with itself")
+                self.notes.append(
+                    "the base is the checked-out commit, without uncommitted changes: both sides are the same tree"
+                )
             self._note(f"base {commit.short} {commit.subject}")
             self._side = self._worktrees_end.enter_context(self._worktrees.at(commit))
             self.commit = commit

@@ -52,7 +52,7 @@ class Change(Enum):
     REMOVED = "removed"
     """The head has it no more."""
     ACCEPTED = "accepted"
-    """Its golden was written: nothing is judged."""
+    """Its golden was written: nothing is compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,9 @@ def classify_change(verdict: Verdict, rounding: Rounding | None) -> Finding:
     if not reasons and rounding is not None and not rounding.is_rounding:
         reasons.append(beyond_rounding(rounding))
     if rounding is None and not reasons and not verdict.attribution:
-        reasons.append("no tokens or rewards are recorded, and no tensors kept, by which numerics could be told")
+        reasons.append(
+            "the trace has no tokens, rewards or kept tensors, so a change of numerics alone cannot be shown"
+        )
     change = Change.BEHAVIOUR if reasons else Change.NUMERICS
     return Finding(change, tuple(reasons), notes, verdict, rounding)
 

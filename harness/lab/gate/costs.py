@@ -3,14 +3,14 @@
     of a run, a phase:     the median over its steps, the first left out: it warms up
     of a side:             the median over its runs, which alternate with those of the other side
     noise:                 1.4826 times the median distance of all runs from the median of their side
-    more than noise:       over 3 of it; of all pairs of a run of the base and one of the head, at most a fifth says
-                           otherwise (Mann and Whitney's U: none of four, seven of thirty-six); and the quickest run
+    more than noise:       over 3 of it; of all pairs of a run of the base and one of the head, at most a fifth is
+                           opposite (Mann and Whitney's U: none of four, seven of thirty-six); and the quickest run
                            of the head is over the limit beside the quickest of the base
 
 Other work on a machine makes runs slower and never quicker: a quick one shows what they take. The factor makes of a
 median distance what a standard deviation would be of a normal distribution. Medians, since a machine that is busy for a
 moment makes some steps slow and none fast, and one run of six may be such a moment. A phase that is less than a
-twentieth of the step on both sides is part of the step, and not judged by itself.
+twentieth of the step on both sides is part of the step, and not compared by itself.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ MAX_CONTRADICTING = 0.2
 """Of the pairs of runs of both sides."""
 LEAST_SHARE = 0.05
 LEAST_RUNS = 2
-"""Of a side: of one run nobody knows the noise."""
+"""Runs of a side: a single run does not show the noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class RunCosts:
     run_s: float
     """From its start to its end."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Of a step, by phase and as STEP; nothing where the entry tells nothing."""
+    """Duration of a step, by phase and as STEP; empty if the entry reports none."""
     memory_gb: Mapping[str, float] = field(default_factory=dict)
     """The peak, by phase."""
 
@@ -94,7 +94,7 @@ def costs_of_run(run_s: float, steps: Iterable[Mapping[str, float]]) -> RunCosts
 
 
 def compare_costs(base: Sequence[RunCosts], head: Sequence[RunCosts], limits: Limits) -> tuple[CostChange, ...]:
-    """Every cost that runs of both sides tell: the whole run, the step, its phases, and memory by phase."""
+    """Compare every cost that runs of both sides report: the whole run, the step, its phases, and memory by phase."""
     found = [_change(SECONDS, RUN, [each.run_s for each in base], [each.run_s for each in head], limits.slowdown)]
     for kind, limit in ((SECONDS, limits.slowdown), (MEMORY, limits.memory)):
         sides = [[getattr(each, kind) for each in side] for side in (base, head)]

@@ -53,9 +53,9 @@ async def run_gate(
             for scene in scenes:
                 found.append(await scenarios.compare(scene))
         except Interrupted:
-            options.invocation.note(f"interrupted by {session.interrupted_by}: what was judged so far is told")
+            options.invocation.note(f"interrupted by {session.interrupted_by}: the results so far follow")
         found += [
-            GateScenario(name, Finding(Change.REMOVED, ("the head has no such scenario any more",))) for name in removed
+            GateScenario(name, Finding(Change.REMOVED, ("the head no longer has this scenario",))) for name in removed
         ]
         return Gate(
             head=checkout.commit("HEAD"),

@@ -1,12 +1,12 @@
-"""Curves that are committed, and what a run is to one of them.
+"""Committed curves, and the comparison of a run with one of them.
 
     GOLDENS/grpo_tiny.smoke/3f9c2a71d05e/golden.json    identity, numerics, roots of each step, who accepted it and why
                                         curve.jsonl     what a person reads in a review
 
 A directory for each scenario and size, in it one for each machine and environment: the name is the digest of the
 fingerprint's numerics, since other numerics make other bits. Roots are kept for a step as a whole, for each phase, and
-for what floats decide (tokens, rewards, signs of advantages), so that a change of numerics is told from one of
-behaviour without the trace.
+for what floats decide (tokens, rewards, signs of advantages), so that a change of numerics differs from one of
+behaviour even without the trace.
 """
 
 import json
@@ -40,7 +40,7 @@ STEP = "step"
 """Under which the root of everything that counts in a step stands, beside those of phases and kinds."""
 NORM = "gradient_norm"
 """The one of the curve's NAMES that does not cancel: half of its own digits agree where only rounding differs. A loss
-with a baseline or a KL may be nothing but rounding; made of terms of the order of 1, they are judged beside 1."""
+with a baseline or a KL may be nothing but rounding; made of terms of the order of 1, they are compared with 1."""
 
 Roots = Mapping[str, tuple[str | None, ...]]
 
@@ -63,7 +63,7 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    """What a scenario computed when somebody accepted it."""
+    """Accepted results of a scenario."""
 
     scenario: str
     size: str
@@ -71,7 +71,7 @@ class Golden:
     numerics: Mapping[str, str]
     steps: tuple[int, ...]
     roots: Roots
-    """By STEP, phase and kind, a digest for each step; None where the trace has no such value, or cannot tell."""
+    """By STEP, phase and kind, a digest for each step; None if the trace has no such value, or is incomplete."""
     curve: tuple[CurvePoint, ...] = ()
     history: tuple[Acceptance, ...] = field(default=(), compare=False)
     """The newest last."""
@@ -149,7 +149,7 @@ def compare_with_golden(golden: Golden, now: Golden) -> Finding:
     accepted, computed = current_identity(golden.identity), current_identity(now.identity)
     if accepted != computed:
         names = sorted(name for name in accepted.keys() | computed.keys() if accepted.get(name) != computed.get(name))
-        return Finding(Change.CONFIGURATION, (f"the golden is of another configuration: {', '.join(names)}",))
+        return Finding(Change.CONFIGURATION, (f"the golden has another configuration: {', '.join(names)}",))
     step = _first(golden, now, STEP)
     if step is None:
         return Finding(Change.EQUAL)
@@ -158,7 +158,7 @@ def compare_with_golden(golden: Golden, now: Golden) -> Finding:
         f"{COUNTED[kind]}, first at step {at}" for kind in DECIDING if (at := _first(golden, now, kind)) is not None
     ]
     if _has_unknown_signs(golden, now):
-        reasons.append("whether signs of advantages changed is not known: they are too large to be kept")
+        reasons.append("it is unknown whether signs of advantages changed: they are too large to be kept")
     reasons += _further_than_rounding(golden, now, step)
     change = Change.BEHAVIOUR if reasons else Change.NUMERICS
     notes = () if reasons else ("a golden holds no tensors: how far apart floats are, --base REV tells",)
@@ -166,7 +166,7 @@ def compare_with_golden(golden: Golden, now: Golden) -> Finding:
 
 
 def acceptance_finding(before: Golden | None, now: Golden) -> Finding:
-    """What it means that a golden is written: what it is to the one whose place it takes, where there was one."""
+    """Return the finding of a written golden: its difference from the one that it replaces, if there is one."""
     if before is None:
         return Finding(Change.ACCEPTED, ("the first golden of this machine and environment",))
     found = compare_with_golden(before, now)
@@ -229,9 +229,9 @@ def _read_golden(directory: Path) -> Golden:
         fields = json.loads(path.read_text("utf-8"))
         if fields["version"] > VERSION:
             raise GoldenError(
-                f"{path} is of format {fields['version']}",
+                f"{path} has format {fields['version']}",
                 legal=f"formats up to {VERSION}",
-                remedy="a newer rlharness reads it",
+                remedy="install a newer rlharness",
             )
         found = Golden(
             scenario=fields["scenario"],
@@ -251,7 +251,7 @@ def _read_golden(directory: Path) -> Golden:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise GoldenError(
             f"{path} cannot be read: {type(error).__name__}: {error}",
-            legal="what rlharness gate --accept has written",
+            legal="files that rlharness gate --accept has written",
             remedy=f"git checkout -- {shlex.quote(str(directory))}; or remove it, and --accept another",
         ) from None
 

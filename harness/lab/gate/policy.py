@@ -56,7 +56,7 @@ def exit_code(failures: Collection[str]) -> ExitCode:
 
 
 def checked_reasons(words: Sequence[str], where: str) -> tuple[str, ...]:
-    """Reasons to fail as somebody wrote them, each once; "none" alone is none. UsageError for any other word."""
+    """Return the reasons to fail, each once; "none" alone gives an empty tuple. UsageError for any other word."""
     if list(words) == ["none"]:
         return ()
     if unknown := [word for word in words if word not in REASONS]:

@@ -27,7 +27,7 @@ class GateScenario:
     output: Path | None = None
     """What the run printed that did not come to its end."""
     typed: tuple[str, ...] = ()
-    """The words that name it to other commands, with its size and overrides; empty where none of its runs is judged."""
+    """The words that name it to other commands, with its size and overrides; empty if none of its runs is compared."""
 
 
 @dataclass(frozen=True, slots=True)

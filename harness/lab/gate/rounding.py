@@ -40,11 +40,11 @@ class Rounding:
     name: str
     """Of the tensor with it."""
     share: float
-    """The largest distance beside the largest element of its phase, of the phases that are judged."""
+    """The largest distance relative to the largest element of its phase, of the compared phases."""
     phase: str
-    """With it; empty where none is judged."""
+    """The phase with it; empty if no phase is compared."""
     is_rounding: bool
-    """Whether at least half of the digits agree in every phase that is judged, and no NaN came or went."""
+    """Whether at least half of the digits agree in every compared phase, and no NaN came or went."""
     num_nan: int = 0
     """Elements that are NaN on one side alone."""
 

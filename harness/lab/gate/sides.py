@@ -29,7 +29,7 @@ from harness.trace.reader import Trace, read_trace
 from harness.trace.verdict import Difference, Verdict
 
 METRICS = "metrics.jsonl"
-"""In the directory of a run, where its entry tells what its steps cost."""
+"""File in the directory of a run, in which its entry reports the costs of its steps."""
 NUM_CONFIRMING = 4
 BASE, HEAD = "base", "head"
 ALONE = (Difference.VALUE_ONLY_IN_A, Difference.VALUE_ONLY_IN_B)
@@ -128,7 +128,7 @@ async def compare_sides(
     finding = await _changed(recorder, base, head)
     costs = compare_costs(recorder.costs(BASE), recorder.costs(HEAD), limits)
     if num_runs > 1 and any(each.is_over_limit for each in costs):
-        recorder.note(f"{head.name} seems to cost more: {NUM_CONFIRMING} more runs of each side will tell")
+        recorder.note(f"{head.name} seems to cost more: {NUM_CONFIRMING} more runs of each side follow to confirm it")
         for _ in range(NUM_CONFIRMING):
             await recorder.record(BASE, base)
             await recorder.record(HEAD, head)
@@ -196,7 +196,7 @@ def nondeterministic(side: str, verdict: Verdict) -> Finding:
 
 
 def read_metrics(directory: Path) -> Iterator[Mapping[str, float]]:
-    """What an entry tells of its steps, the numbers alone; nothing where it tells nothing, or no such thing."""
+    """Yield the numbers that an entry reports of its steps; nothing for a missing or unreadable file."""
     try:
         lines = read_text(directory / METRICS).splitlines()
     except (OSError, UnicodeDecodeError):

@@ -46,7 +46,7 @@ class ReplayPlan:
     stdin: Path = Path(os.devnull)
     """What every run reads as its standard input."""
     variants: tuple[RunSpec, ...] = ()
-    """Of a scenario whose runs differ in what must not matter: theirs, one after the other, around and around."""
+    """Run specs of a scenario whose runs differ in runtime settings; runs take them in turn, in a cycle."""
     typed: tuple[str, ...] = ()
     """The words by which a scenario is named after `rlharness replay`; of a foreign program none."""
 
@@ -165,8 +165,8 @@ def kept_input(data: bytes, directory: Path) -> Path:
     except OSError as error:
         raise HarnessError(
             f"standard input cannot be kept in {path_text(directory)}: {error.strerror}",
-            legal="a disk with room for it, since every run is given the same",
-            remedy="name another place with --out, or give none: < /dev/null",
+            legal="a disk with room for it, since every run reads the same input",
+            remedy="name another directory with --out, or give no input: < /dev/null",
         ) from None
 
 

@@ -84,11 +84,11 @@ def notes_on(run: RecordedRun, repeated: Repeated) -> list[str]:
         numerics = [each.name for each in different.fingerprints.get("numerics", ())]
         subject = [each.name for each in different.fingerprints.get("subject", ())]
         if numerics:
-            notes.append(f"bits cannot be the same where these are not: {', '.join(numerics)}")
+            notes.append(f"bits cannot be equal if these differ: {', '.join(numerics)}")
         elif subject:
-            notes.append("numerics are alike: the code is not, see its commit and its uncommitted changes")
+            notes.append("numerics are equal, the code differs: compare its commit and its uncommitted changes")
         else:
-            notes.append("nothing of the fingerprint differs: the run itself is not reproducible")
+            notes.append("the fingerprints are equal: the run itself is not reproducible")
     return notes
 
 

@@ -38,9 +38,9 @@ class Ending(Enum):
     WHOLE = "whole"
     """The recorded one as a step does; or the one that was run again is not the same."""
     SAME_MIDDLE = "same_middle"
-    """Both in its middle, at the same place."""
+    """Both stop in the middle of the step, at the same value."""
     GOES_ON = "goes_on"
-    """The recorded one in its middle; run again, it goes on from there."""
+    """The recorded run stops in the middle of the step; run again, it continues from there."""
 
 
 @dataclass(frozen=True, slots=True)

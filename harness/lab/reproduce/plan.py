@@ -101,7 +101,7 @@ def named_run(invocation: Invocation, name: str, *, is_trusted: bool) -> Recorde
 
 
 def free_overrides(run: RecordedRun, overrides: Sequence[str]) -> dict[str, Any]:
-    """What --set changes of a recorded run: what must not matter, and secrets, which were not recorded."""
+    """Return the overrides of --set for a recorded run: runtime settings, and secrets, which were not recorded."""
     values = dict(map(override_of, overrides))
     recorded = flattened(run.call.config)
     for key in values:
@@ -110,7 +110,7 @@ def free_overrides(run: RecordedRun, overrides: Sequence[str]) -> dict[str, Any]
                 f"--set {key}: a different value makes a different run",
                 legal=f"keys of {', '.join(run.call.runtime_sections)}"
                 if run.call.runtime_sections
-                else "none: it has no runtime settings",
+                else "nothing: it has no runtime settings",
                 remedy="rlharness train records a different run, and rlharness diff shows the first difference",
             )
     return values

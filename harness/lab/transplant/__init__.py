@@ -1,6 +1,6 @@
-"""One run replayed with something of another, to show which difference caused what follows.
+"""Replays one run with values of another, to show which difference caused the later ones.
 
-plan        what is put where, before any run; pure      bench      A again, B again, A with B's values
-grafts      what is taken, and in which steps; pure      findings   the two runs, and what was found
-judgement   what came of it; pure                        command    from arguments to exit code
+plan         what is patched where, before any run; pure     executor   A again, B again, A with B's values
+patches      which values, and in which steps; pure          findings   the two runs, and the findings
+comparison   the effect of a patch; pure
 """

@@ -4,8 +4,8 @@
                       before  │ put: B's    │  demanded: B's bits                         demanded, but what is put, and
                                                                                           what differed before it at K
 
-What differs before the place at step K is a difference of its own, of a reward function for one: it stays, and says
-nothing of what followed.
+A difference before the patched value at step K is a difference of its own, of a reward function for one: it stays, and
+is no effect of the patch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,9 +25,9 @@ from harness.trace.values import FLOATS
 NEAR = 0.95
 """Of the way to B: of every value of the curve so much, and what was put explains the difference but for noise."""
 WEIGHTS = "weights"
-"""In place of a name of the curve: what the optimizer leaves behind in the last step."""
+"""Instead of a name of the curve: the optimizer's values of the last step."""
 ROUNDING = 1e-4
-"""Of a value's size: where A and B are no further apart, what part of that way was gone tells nothing."""
+"""Fraction of a value's size: if A and B are closer than this, the share of the way moved means nothing."""
 
 
 class Effect(StrEnum):
@@ -38,18 +38,18 @@ class Effect(StrEnum):
     MOVES = "moves"
     """Something followed, and it is not B."""
     NOTHING = "nothing"
-    """Every bit that follows is A's all the same: what is recorded there is a copy, or nobody reads it."""
+    """Every later bit is still A's: the patched value is a copy, or is not read."""
     SAME_ALREADY = "same_already"
-    """B had the same bits at this place: there was nothing to put."""
+    """B had the same bits there: there was nothing to patch."""
     DOES_NOT_FIT = "does_not_fit"
     """It could not be put."""
     FAILED = "failed"
-    """The run ended otherwise than A did."""
+    """The run ended differently from A."""
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A leaf of a step."""
+    """Position of a recorded value in a step."""
 
     step: int
     phase: str
@@ -63,8 +63,8 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """How far apart values are at most: of the curve, from the first step on that goes on with what was put, or what
-    the optimizer leaves behind in the last step.
+    """Largest distance between values: of the curve, from the first step on that uses the patched values, or of
+    the optimizer's values in the last step.
     """
 
     name: str
@@ -92,23 +92,23 @@ class Outcome:
     num_kept: int = 0
     """Values that differ and stayed A's, since they are no memory: texts."""
     from_b: Where | None = None
-    """The first place behind it where it is not B."""
+    """The first later value that is not B's."""
     from_a: Where | None = None
-    """The first place behind it where it is not A any more."""
+    """The first later value that is no longer A's."""
     before: tuple[str, ...] = ()
-    """What differed from B already at the first step, before the place."""
+    """Values that differed from B already at the first step, before the patched one."""
     distances: tuple[Distance, ...] = ()
     num_reached: int = 0
-    """Of the leaves behind it in which A and B differ, those that are B's now."""
+    """Of the later values in which A and B differ, the number that are B's now."""
     num_apart: int = 0
     """How many these are in all."""
     problem: str = ""
 
     @property
     def distance(self) -> Distance | None:
-        """Of the value that tells most: where A became B the first of the curve, else the one that came least far.
+        """Distance of the most informative value: if A became B the first of the curve, else the one that moved least.
 
-        Where there are others, not of one in which A and B are no further apart than rounding brings them.
+        Values in which A and B differ by rounding alone count only if there are no others.
         """
         if self.effect is Effect.BECOMES_B:
             return next(iter(self.distances), None)

@@ -1,7 +1,7 @@
 """The runs of a transplant: A again as it was, B again where its values were not kept, and A with B's values.
 
 A ──▶ control: comes out as it was recorded        B ──▶ donor: the same, its tensors kept
-A + what is taken from B, put in by a watcher of its process ──▶ judgement
+A + values of B, patched by a recorder callback in its process ──▶ comparison
 """
 
 from collections import deque
@@ -135,12 +135,12 @@ class TransplantExecutor:
     def _checked(self, run: Run, recorded: Trace, name: str) -> Trace | None:
         """The trace of a run that was to come out as recorded, None where it has none; a note where it did not."""
         if not run.recording.is_complete and not self._session.interrupted_by:
-            self._notes.append(f"{name} cannot be run again to its end: {_why(run)}")
+            self._notes.append(f"{name} does not run to its end again: {_why(run)}")
         if not run.recording.ranks:
             return None
         made = read_trace(run.recording.directory)
         if (other := first_other_root(made, recorded)) is not None:
-            self._notes.append(f"{name} does not come out again as it was recorded: step {other} has other bits")
+            self._notes.append(f"{name} is not reproducible: step {other} has different bits when run again")
         return made
 
 

@@ -1,7 +1,7 @@
-"""What is taken from one run and put into another: as it is typed, and which leaves of which steps that is. Pure.
+"""Patches from one run into another: their syntax, and the values and steps that they name. Pure.
 
-advantages                  every leaf of the phase advantage; so rewards, rollout (or tokens), gradients, any phase
-optimizer/policy.head       one leaf; policy.head#1 its second occurrence of a step
+advantages                  every value of the phase advantage; so rewards, rollout (or tokens), gradients, any phase
+optimizer/policy.head       one value; policy.head#1 its second occurrence of a step
 rewards+advantages          both
 weights                     the weights that a step begins with: what the step before has made of them
 op:17                       what operation 17 of the step gives
@@ -28,7 +28,7 @@ _OPERATION = re.compile(r"op:(\d+)")
 _OCCURRENCE = re.compile(r"(.+)#(\d+)")
 
 Named = tuple[str, str] | Key
-"""A leaf by phase and name, and perhaps its occurrence."""
+"""A recorded value by phase and name, and perhaps its occurrence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class PatchSource:
     is_weights: bool = False
 
     def takes(self, key: Key) -> bool:
-        """Whether a leaf is among them."""
+        """Whether the patch has a value."""
         return is_taken(key, self.phases, self.values)
 
     def at(self, values: Iterable[RecordedValue]) -> "PatchSource":
-        """The same among the leaves of a step: of weights, which of them these are."""
+        """Return the same patch for the values of a step, with the names of weights resolved."""
         return replace(self, values=weights_of(values)) if self.is_weights else self
 
 
@@ -96,7 +96,7 @@ def parse_patch(text: str) -> PatchSource:
 
 
 def weights_of(values: Iterable[RecordedValue]) -> tuple[Named, ...]:
-    """Of the leaves of a step the parameters: what the optimizer has made that is named as a gradient is."""
+    """Return the parameters among the values of a step: the optimizer's values that have the name of a gradient."""
     named = {(value.phase, value.name) for value in values}
     return tuple(
         ("optimizer", name) for phase, name in sorted(named) if phase == "backward" and ("optimizer", name) in named
@@ -135,7 +135,7 @@ def first_put(take: PatchSource, a: Trace, b: Trace, step: int) -> int:
 
 
 def check_known(take: PatchSource, trace: Trace, step: int) -> None:
-    """UsageError where one of the phases or leaves is none of this step's."""
+    """Raise UsageError if this step lacks one of the phases or values."""
     keys = [value.key for value in logical_values(trace, step)]
     known = {key[:2] for key in keys}
     absent = [phase for phase in take.phases if phase not in {key[0] for key in keys}]
@@ -151,10 +151,10 @@ def check_known(take: PatchSource, trace: Trace, step: int) -> None:
 
 
 def candidates(a: Trace, b: Trace, step: int) -> tuple[PatchSource, ...]:
-    """What is tried where nobody says what: each phase that differs in a step, in the order in which it is recorded.
+    """Return the default patches: each phase that differs in a step, in recording order.
 
-    Phases of which texts alone differ are left out: nothing can be put into them. Where rollouts and rewards both
-    differ, also both together: rewards are judged before either is recorded.
+    Phases of which only texts differ are left out: they cannot be patched. If rollouts and rewards both
+    differ, also both together: rewards are computed before either is recorded.
     """
     of_a, of_b = values_of(a, step), values_of(b, step)
     phases = tuple(dict.fromkeys(key[0] for key, value in of_a.items() if of_b.get(key) not in (None, value)))
@@ -170,7 +170,7 @@ def common_steps(a: Trace, b: Trace) -> Sequence[int]:
 
 
 def values_of(trace: Trace, step: int) -> dict[Key, RecordedValue]:
-    """The logical leaves of a step that can be put into another run, in the order of recording: all but texts."""
+    """Return the global values of a step that can be patched into another run, in recording order: all but texts."""
     return {value.key: value for value in logical_values(trace, step) if value.dtype not in TEXTS}
 
 

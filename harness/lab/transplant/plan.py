@@ -1,6 +1,6 @@
-"""What `rlharness transplant` will put into A, and where: decided from the two traces, before any run. Pure.
+"""Plans the patches of `rlharness transplant`, and their steps, from the two traces, before any run. Pure.
 
-A, B ─▶ where they part ─▶ of each --take where B first has something other to put ─▶ grafts
+A, B ─▶ first difference ─▶ for each --take, the first step in which B differs ─▶ patches
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -147,8 +147,8 @@ def _begin(take: PatchSource, a: Trace, b: Trace, parts: int, step: int | None, 
         return step
     if take.is_weights and found + 1 not in common_steps(a, b):
         raise UsageError(
-            f"--take {take.text}: they differ first behind step {found}, and no step follows that both runs have",
-            legal="weights with which a recorded step begins",
-            remedy="record more steps, or take what made them: --take optimizer",
+            f"--take {take.text}: they differ first after step {found}, and no step follows that both runs have",
+            legal="weights at the beginning of a recorded step",
+            remedy="record more steps, or patch their source: --take optimizer",
         )
     return found + take.is_weights

@@ -65,7 +65,7 @@ def test_a_reward_is_bisected_beyond_its_tolerance_and_ends_that_agree_are_refus
     assert "error: " in done.stderr and "which should be good, is bad: loss of step 0 is" in done.stderr
     same = bisect(project, *ends, "--by", "reward")
     assert same.code == ExitCode.NOT_COMPARABLE
-    assert "Much more, which should be bad, is as the good one: the same reward\n" in same.stderr
+    assert "Much more, which should be bad, equals the good one: the same reward\n" in same.stderr
 
 
 @pytest.mark.parametrize(

@@ -128,8 +128,8 @@ def test_a_merge_whose_sides_are_good_is_told_as_that(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "missing", "error", "said"),
     [
-        ("gggg", "", NothingToFindError, "tiny d, which should be bad, is as the good one"),
-        ("?ggb", "", NothingToFindError, "two runs of tiny a are not alike"),
+        ("gggg", "", NothingToFindError, "tiny d, which should be bad, equals the good one"),
+        ("?ggb", "", NothingToFindError, "two runs of tiny a differ"),
         ("gggb", "a", EndsError, "tiny a cannot be run: there is no wheel of a"),
         ("gggb", "d", EndsError, "tiny d cannot be run: there is no wheel of d"),
     ],

@@ -152,7 +152,7 @@ def test_two_members_of_one_name_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("call.json", b"another")
-    with pytest.raises(BundleError, match="two members of one name"):
+    with pytest.raises(BundleError, match="two members have the same name"):
         open_bundle(path)
 
 

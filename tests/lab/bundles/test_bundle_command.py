@@ -108,7 +108,7 @@ def test_on_a_machine_that_computes_otherwise_it_is_said_why_and_how_far_apart(p
     assert other.code == ExitCode.NOT_COMPARABLE, other.stdout + other.stderr
     assert "NOT COMPARABLE  first difference: step 2, backward weights\n" in other.stdout
     assert re.search(r"of 32 elements differ, at most [\d,]+ ulp apart", other.stdout)
-    assert "note: bits cannot be the same where these are not: processor\n" in other.stdout
+    assert "note: bits cannot be equal if these differ: processor\n" in other.stdout
 
 
 # --------------------------------------------------------------------------------------------- what is not run at all
@@ -139,7 +139,7 @@ CALL: dict[str, object] = {"entry": "tests.lab.fragile_entry:run", "config": {},
             None,
             'entry = "shutil:rmtree"',
         ),
-        ({**CALL, "entry": 7}, None, "its call.json does not say what is called"),
+        ({**CALL, "entry": 7}, None, "its call.json does not name an entry"),
         (CALL, None, "no trace in"),
         (CALL, NamedCheckpoint("/nowhere/step-000002", "0" * 32), "/nowhere/step-000002, which is not there"),
         (CALL, NamedCheckpoint("./step-000002", "0" * 32), "step-000002, which is another one"),
@@ -160,7 +160,7 @@ def test_what_is_no_bundle_and_what_cannot_go_with_one_are_refused(project: Path
     damaged = type_command(project, "reproduce", "a.rlb", "--json")
     assert damaged.code == ExitCode.USAGE_ERROR
     assert json.loads(damaged.stdout)["exit_code"] == ExitCode.USAGE_ERROR
-    assert "is damaged, or no bundle" in damaged.stderr
+    assert "is damaged, or not a bundle" in damaged.stderr
     for words in (("--step", "3"), ("--against", "x"), ("--size", "full")):
         bundle(project / "a.rlb", CALL)
         done = type_command(project, "reproduce", "a.rlb", *words)

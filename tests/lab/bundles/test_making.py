@@ -109,7 +109,7 @@ def test_a_bundle_goes_where_directories_can_be_made_for_it(tmp_path: Path) -> N
     (tmp_path / "notes").write_text("mine", "utf-8")
     for name, said in (
         ("notes/a", "cannot be written: .*notes is not a writable directory"),
-        ("run/call.json", "is no bundle"),
+        ("run/call.json", "is not a bundle"),
     ):
         with pytest.raises(UsageError, match=said):
             bundle_place(tmp_path, name)
@@ -127,7 +127,7 @@ def test_a_run_that_has_gone_on_from_another_takes_that_ones_checkpoint(tmp_path
     again = unpacked(open_bundle(tmp_path / "a.rlb"), tmp_path / "again")
     assert again.call.config["output"] == {"note": "x"}
     shutil.rmtree(first.directory)
-    with pytest.raises(BundleError, match="which is not there any more"):
+    with pytest.raises(BundleError, match="which no longer exists"):
         write_bundle_of(second, 3, tmp_path / "b.rlb")
 
 
@@ -151,10 +151,10 @@ def test_only_an_earlier_bundle_is_replaced(tmp_path: Path) -> None:
     assert bundle_place(tmp_path, "a.rlb") == tmp_path / "a.rlb"
     (tmp_path / "notes.txt").write_text("mine", "utf-8")
     for name in ("notes.txt", f"../{tmp_path.name}/run/checkpoints/../../notes.txt"):
-        with pytest.raises(UsageError, match=r"notes\.txt exists, and is no bundle"):
+        with pytest.raises(UsageError, match=r"notes\.txt exists, and is not a bundle"):
             bundle_place(tmp_path, name)
     (tmp_path / "some.rlb").mkdir()
-    with pytest.raises(UsageError, match="exists, and is no bundle"):
+    with pytest.raises(UsageError, match="exists, and is not a bundle"):
         bundle_place(tmp_path, "some")
 
 
@@ -170,7 +170,7 @@ def test_a_checkpoint_with_files_that_may_hold_code_is_named_or_left_out(tmp_pat
     run = recorded(tmp_path / "run")
     (run.checkpoint(4) / "optimizer.pt").write_bytes(b"a pickle")
 
-    with pytest.raises(BundleError, match=r"step-000004/optimizer\.pt' may not be in a bundle") as told:
+    with pytest.raises(BundleError, match=r"step-000004/optimizer\.pt' is not allowed in a bundle") as told:
         write_bundle_of(run, 5, tmp_path / "a.rlb")
     assert "--reference-checkpoint" in told.value.remedy
     assert not (tmp_path / "a.rlb").exists()

@@ -36,7 +36,7 @@ def test_a_crash_says_what_it_needs() -> None:
 @pytest.mark.parametrize(
     ("chaos", "said"),
     [
-        ("{factors: {seed.x: [1]}}", "chaos: seed.x is not in a section that is free"),
+        ("{factors: {seed.x: [1]}}", "chaos: seed.x is not in a section of runtime settings"),
         ("{factors: {spread: [1]}}", "chaos.factors has the key 'spread'"),
         ("{factors: {spread.n: {min: 2, max: 2}}}", "chaos.factors.spread.n"),
         ("{factors: {spread.n: {min: 1}}}", "chaos.factors.spread.n"),
@@ -46,7 +46,7 @@ def test_a_crash_says_what_it_needs() -> None:
         ("{latency: [ask]}", "chaos.latency.0"),
         ("{factor: {}}", "unknown key 'chaos.factor'"),
         ("{crash: {output.every: 1}}", "chaos.crash goes with resume"),
-        ("{crash: {other.every: 1}}", "chaos: other.every is not in a section that is free"),
+        ("{crash: {other.every: 1}}", "chaos: other.every is not in a section of runtime settings"),
     ],
 )
 def test_what_cannot_be_is_refused(chaos: str, said: str) -> None:

@@ -149,7 +149,7 @@ def test_another_number_of_steps_and_another_identity(before: Golden, tmp_path: 
     found = compare_with_golden(before, other)
     assert (found.change, found.reasons) == (
         Change.CONFIGURATION,
-        ("the golden is of another configuration: lr, seed",),
+        ("the golden has another configuration: lr, seed",),
     )
 
 

@@ -123,7 +123,9 @@ def test_what_seems_slower_is_measured_more_often(tmp_path: Path, capsys: pytest
     session = PlayedSession({BASE: [steady], HEAD: [steady]}, seconds={HEAD: 2.0})
     found, _ = compared(tmp_path, session)
     assert len(session.asked) == 2 * (2 + NUM_CONFIRMING)
-    assert "rlharness: sums seems to cost more: 4 more runs of each side will tell\n" in capsys.readouterr().err
+    assert (
+        "rlharness: sums seems to cost more: 4 more runs of each side follow to confirm it\n" in capsys.readouterr().err
+    )
     assert {each.name: each.is_too_much for each in found.costs} == {"run": False, "step": True, "a": True}
     one, alone = compared(tmp_path / "one", PlayedSession({BASE: [steady], HEAD: [steady]}, {HEAD: 2.0}), num_runs=1)
     assert len(alone.asked) == 2, "who asks for one run of each asks for no costs"

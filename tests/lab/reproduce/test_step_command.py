@@ -76,7 +76,7 @@ def test_what_would_be_another_run_is_refused(project: Path, tmp_path: Path) -> 
 def test_a_file_that_is_no_bundle_is_kept_and_no_option_is_ignored(project: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine", "utf-8")
     done = reproduce(project, tmp_path, "whole", "--step", "3", "--bundle", str(tmp_path / "notes.txt"))
-    assert (done.code, "notes.txt exists, and is no bundle" in done.stderr) == (ExitCode.USAGE_ERROR, True)
+    assert (done.code, "notes.txt exists, and is not a bundle" in done.stderr) == (ExitCode.USAGE_ERROR, True)
     assert (tmp_path / "notes.txt").read_text("utf-8") == "mine"
     ignored = reproduce(project, tmp_path, "whole", "--step", "3", "--reference-checkpoint")
     assert (ignored.code, "--reference-checkpoint without a bundle" in ignored.stderr) == (ExitCode.USAGE_ERROR, True)

@@ -137,7 +137,7 @@ def test_a_run_that_does_not_come_out_again_makes_everything_unproven(tmp_path: 
         return await TransplantExecutor(plan.pair, InProcess(), tmp_path / "out", RunLines()).search(plan.patches)
 
     found = asyncio.run(search())
-    assert found.notes == ("A does not come out again as it was recorded: step 0 has other bits",)
+    assert found.notes == ("A is not reproducible: step 0 has different bits when run again",)
     assert found.exit_code == ExitCode.NOT_COMPARABLE
 
 

@@ -152,7 +152,7 @@ def test_so_many_steps_are_looked_at_of_what_begins_last(tmp_path: Path) -> None
 
 
 def test_weights_that_no_step_begins_with_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="differ first behind step 5, and no step follows") as refused:
+    with pytest.raises(UsageError, match="differ first after step 5, and no step follows") as refused:
         planned(tmp_path, [(1, "loss", "loss"), (5, "optimizer", "layers.0.weight")], "weights")
     assert "--take optimizer" in refused.value.remedy
 

@@ -74,17 +74,17 @@ def open_bundle(path: Path) -> Bundle:
     """A bundle, its head and the names of its members checked; BundleError for any other file."""
     with _opened(path) as (archive, infos):
         if infos.get(HEAD) is None or infos[HEAD].file_size > MAX_HEAD_BYTES:
-            raise BundleError(f"{path} is no bundle: it has no {HEAD}")
+            raise BundleError(f"{path} is not a bundle: it has no {HEAD}")
         with archive.open(infos[HEAD]) as member:
             head = parse_head(member.read())
         sizes = {name: info.file_size for name, info in infos.items() if name != HEAD}
         if sizes != {name: member.num_bytes for name, member in head.members.items()}:
-            raise BundleError(f"the members of {path} are not those that its {HEAD} names")
+            raise BundleError(f"the members of {path} differ from those in its {HEAD}")
         return Bundle(path, head)
 
 
 def write_bundle(path: Path, head: Head, contents: Mapping[str, Content]) -> None:
-    """Write a bundle, in the place of one that is there; OSError where that cannot be done, and nothing is left then.
+    """Write a bundle, and replace an existing one; on OSError, leave nothing.
 
     The checksums of the head are those of `contents`, see `checksums`.
     """
@@ -141,11 +141,11 @@ def _opened(path: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.Zip
         raise BundleError(
             f"{error.filename or path}: {error.strerror or error}",
             legal=WHOLE,
-            remedy="name a file that can be read, and a place that can be written to",
+            remedy="name a readable file, and a writable directory",
         ) from None
     except _DAMAGE as error:
         raise BundleError(
-            f"{path} is damaged, or no bundle: {str(error) or type(error).__name__:.100}",
+            f"{path} is damaged, or not a bundle: {str(error) or type(error).__name__:.100}",
             legal=WHOLE,
             remedy=AGAIN,
         ) from None
@@ -166,14 +166,14 @@ def _harmless(archive: zipfile.ZipFile, file_bytes: int) -> dict[str, zipfile.Zi
         mode = info.external_attr >> 16
         is_stored = info.compress_type == zipfile.ZIP_STORED and info.file_size == info.compress_size
         if not is_stored or info.flag_bits & _ENCRYPTED or stat.S_IFMT(mode) not in (0, stat.S_IFREG):
-            raise BundleError(f"{info.filename!r:.200} is packed, encrypted, or no file", legal="stored files")
+            raise BundleError(f"{info.filename!r:.200} is compressed, encrypted, or not a file", legal="stored files")
         if info.orig_filename != info.filename or not (info.filename == HEAD or is_legal_name(info.filename)):
             raise BundleError(
                 f"a member called {info.orig_filename!r:.200}", legal="the names that a bundle has, and no others"
             )
     found = {info.filename: info for info in infos}
     if len(found) != len(infos):
-        raise BundleError("two members of one name")
+        raise BundleError("two members have the same name")
     return found
 
 
@@ -185,4 +185,4 @@ def _checked(member: IO[bytes], name: str, expected: Member) -> Iterator[bytes]:
         num_bytes += len(chunk)
         yield chunk
     if (num_bytes, digest.hexdigest()) != (expected.num_bytes, expected.xxh3_128):
-        raise BundleError(f"{name} is damaged: its checksum is not that of the head")
+        raise BundleError(f"{name} is damaged: its checksum differs from the head")

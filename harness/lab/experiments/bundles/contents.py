@@ -86,7 +86,7 @@ class Head:
 
 
 def is_legal_name(name: str) -> bool:
-    """Whether a member other than the head may be called so; none of these names leads out of a directory."""
+    """Whether a member besides the head may have this name; no such name leads out of a directory."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -109,7 +109,7 @@ def parse_head(data: bytes) -> Head:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BundleError(f"its {HEAD} cannot be read: {error!r:.100}") from None
     if head.encoded() != data:
-        raise BundleError(f"its {HEAD} is not as rlharness writes it")
+        raise BundleError(f"its {HEAD} does not have the format of rlharness")
     return head
 
 
@@ -119,7 +119,7 @@ def check_call(data: bytes) -> EntryCall:
         return EntryCall.parse(data)
     except ValueError:
         raise BundleError(
-            "its call.json does not say what is called", legal="a call as rlharness writes it", remedy="make it again"
+            "its call.json does not name an entry", legal="a call as rlharness writes it", remedy="make it again"
         ) from None
 
 

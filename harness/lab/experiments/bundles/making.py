@@ -57,7 +57,7 @@ def write_bundle_of(
     except OSError as error:
         raise BundleError(
             f"the bundle {path_text(path)} cannot be written: {error.strerror}",
-            legal="a place with room for it",
+            legal="a directory with room for it",
             remedy="name another one with --bundle",
         ) from None
     return head
@@ -68,16 +68,16 @@ def _check_names(names: Iterable[str]) -> None:
     for name in names:
         if not is_legal_name(name):
             raise BundleError(
-                f"{name!r:.200} may not be in a bundle",
+                f"{name!r:.200} is not allowed in a bundle",
                 legal=f"of a checkpoint, files that hold data: {', '.join(CHECKPOINT_SUFFIXES)}",
                 remedy="have the entry write it as one of these; or name the checkpoint with --reference-checkpoint",
             )
 
 
 def bundle_place(cwd: Path, name: str) -> Path:
-    """Where a bundle of this name goes, in directories that are made for it, as those of --out are.
+    """Return the path of a bundle of this name, and create its directories, as for --out.
 
-    UsageError for what is there and no bundle: somebody may want to keep it; and where none can be written.
+    UsageError if another file is there, which stays, or if no bundle can be written.
     """
     path = place_of(cwd, name)
     path = path if path.suffix else path.with_suffix(ENDING)
@@ -87,7 +87,7 @@ def bundle_place(cwd: Path, name: str) -> Path:
             open_bundle(path)
         above = next(each for each in path.parents if each.exists())
     except BundleError:
-        raise UsageError(f"{path_text(path)} exists, and is no bundle", legal=legal, remedy=remedy) from None
+        raise UsageError(f"{path_text(path)} exists, and is not a bundle", legal=legal, remedy=remedy) from None
     except OSError as error:
         raise UsageError(f"{path_text(path)}: {error.strerror}", legal=legal, remedy=remedy) from None
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
@@ -102,7 +102,7 @@ def bundle_place(cwd: Path, name: str) -> Path:
 def checkpoint_of(run: RecordedRun, step: int) -> tuple[Path, int] | None:
     """(directory, step) of the checkpoint from which a step is reached; None where it is reached from the beginning.
 
-    That of the run itself, else the one from which the run has gone on. BundleError where that is gone.
+    That of the run itself, else the one from which the run resumed. BundleError if that is gone.
     """
     start = run.start_before(step)
     if start is not None:
@@ -114,9 +114,9 @@ def checkpoint_of(run: RecordedRun, step: int) -> tuple[Path, int] | None:
     path = place / CHECKPOINTS / f"step-{start:06}"
     if not path.is_dir():
         raise BundleError(
-            f"{path_text(run.directory)} has gone on from {path_text(path)}, which is not there any more",
-            legal="a run whose checkpoints are there",
-            remedy="bring it back, or make the bundle of a later step",
+            f"{path_text(run.directory)} resumed from {path_text(path)}, which no longer exists",
+            legal="a run whose checkpoints exist",
+            remedy="restore it, or make the bundle of a later step",
         )
     return path, start
 

@@ -1,4 +1,4 @@
-"""What is said to each command. Data only: `reporters.interactive` tells it."""
+"""Answers to commands. Data only: `render.interactive` formats them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from harness.trace.element_diff import ValueDifference
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A leaf, and what it is to that of the recorded run, and of the run that it is compared with."""
+    """A recorded value, compared with that of the recorded run and that of the other run."""
 
     value: RecordedValue
     mark: Mark
@@ -25,7 +25,7 @@ class Paused:
     why: str
     """One of stepping_messages' words; empty where the process has ended."""
     phase: str
-    """Of the leaf that comes next, where that is known."""
+    """Phase of the next value, if it is known."""
     last: RecordedValue | None
     """What was recorded last."""
     visits: tuple[tuple[Visit, tuple[Marked, ...]], ...]
@@ -77,7 +77,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Lines that need no more telling; `is_refused` where the command could not be carried out."""
+    """Lines that are complete as they are; `is_refused` if the command could not be carried out."""
 
     lines: tuple[str, ...]
     is_refused: bool = False

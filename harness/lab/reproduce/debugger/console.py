@@ -1,4 +1,4 @@
-"""Carries out the commands of a person who stands inside a step.
+"""Carries out the commands of the step debugger.
 
 Going back is doing it again: a fresh process runs from the same checkpoint to where the phase began, and what it has
 recorded until then has to be what was recorded before. fork() would be faster, and torch's threads do not survive it.
@@ -31,7 +31,7 @@ SCOPES = (Scope.LOGICAL, Scope.PHYSICAL, Scope.SHARD)
 
 @dataclass(frozen=True, slots=True)
 class StepDebugger:
-    """The step that somebody stands in."""
+    """The step at which the debugger is paused."""
 
     run: RecordedRun
     step: int
@@ -42,7 +42,7 @@ class StepDebugger:
     whose: str = "the recorded run"
     """How a person calls that."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """What the run has otherwise, at dotted keys: what must not matter, and secrets."""
+    """Overrides of the run by dotted key: runtime settings and secrets."""
 
     @property
     def other(self) -> RecordedRun:
@@ -61,7 +61,7 @@ class StepDebugger:
 
 
 class Console:
-    """Stands in a step. `say` is told what takes long."""
+    """Debugs a step. `say` reports slow work."""
 
     def __init__(self, inside: StepDebugger, session: Launcher, say: Callable[[str], None]) -> None:
         self._inside = inside
@@ -81,7 +81,7 @@ class Console:
 
     @property
     def has_begun(self) -> bool:
-        """Whether somebody has stood in the step."""
+        """Whether the debugger has paused at the step."""
         return self._num_started > 1 or self._process is not None
 
     async def begin(self) -> Answer:
@@ -91,7 +91,7 @@ class Console:
         return self._stood(gone, (*self._how_it_came(self._process), *self._how_it_ended(gone)))
 
     async def carry_out(self, command: Command) -> Answer:
-        """One command; what it was told wrongly is an answer too."""
+        """Carry out one command; its errors are answers too."""
         self.is_going = True
         try:
             return await self._carry_out(command)
@@ -122,7 +122,7 @@ class Console:
         return Message((*lines, "each may be shortened to an unambiguous prefix"))
 
     def pause(self) -> None:
-        """Stop what goes on at the next value."""
+        """Pause the run at the next value."""
         self.is_pausing = True
         if self._process is not None:
             self._process.pause()

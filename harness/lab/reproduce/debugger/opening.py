@@ -10,7 +10,7 @@ from harness.lab.reproduce.plan import REPRODUCTIONS, free_overrides, named_run
 
 
 def open_debugger(invocation: Invocation, options: ReproduceOptions, run_id: str) -> StepDebugger:
-    """Return the step that was asked for, and make its directory; UsageError where nobody can stand in it."""
+    """Return the requested step, and make its directory; UsageError if the debugger cannot pause at it."""
     assert options.step is not None
     step, other = options.step, options.against
     run = named_run(invocation, options.subject, is_trusted=options.is_trusted)

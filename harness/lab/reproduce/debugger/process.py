@@ -35,7 +35,7 @@ class ProcessGone:
 
 
 class SteppedRun:
-    """A process that can be told how far to go."""
+    """A process that runs to a requested position."""
 
     def __init__(self, directory: Path, task: "asyncio.Task[Run]", orders: int, answers: int) -> None:
         self.directory = directory
@@ -83,7 +83,7 @@ class SteppedRun:
         values: Iterable[str] = (),
         position: int | None = None,
     ) -> ProcessGone:
-        """Go on to the next place of these, at most to the end of the step."""
+        """Run to the next of these positions, at most to the end of the step."""
         places = {"phases": list(phases), "leaves": list(values), "position": position}
         self._order({"do": "run", "boundaries": boundaries, **places})
         return await self._gone()

@@ -52,7 +52,7 @@ def ranges_of(slices: Sequence[Slice], shape: Sequence[int]) -> tuple[range, ...
 
 
 def shape_of(slices: Sequence[Slice], ranges: Sequence[range]) -> tuple[int, ...]:
-    """The shape of a part: a dimension of which one index was named is none of its own."""
+    """Return the shape of a part, without the dimensions of which one index was named."""
     named = {at for at, each in enumerate(slices) if isinstance(each, int)}
     return tuple(len(indices) for at, indices in enumerate(ranges) if at not in named)
 

@@ -14,7 +14,7 @@ _OCCURRENCE = re.compile(r"(.+)#(\d+)")
 
 
 class Mark(StrEnum):
-    """What a leaf is to the leaf of the same key in another run."""
+    """Comparison of a recorded value with that of the same key in another run."""
 
     EQUAL = "="
     DIFFERENT = "!"
@@ -24,13 +24,13 @@ class Mark(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Leaves of one phase that were recorded one after the other."""
+    """Consecutive recorded values of one phase."""
 
     phase: str
     number: int
     """0 for the first time that this phase was there in the step."""
     begin: int
-    """The position of its first leaf."""
+    """The position of its first value."""
     values: tuple[RecordedValue, ...]
 
 
@@ -47,10 +47,10 @@ class StepProgress:
     why: str = BEGIN
     """Why it stands; empty once the process has ended."""
     phase: str = ""
-    """Of the leaf that comes next, where that is known."""
+    """Phase of the next value, if it is known."""
 
     def take(self, values: Sequence[RecordedValue], stop: Stop | None) -> None:
-        """Go on to a stop, past new leaves; to None where the process has ended."""
+        """Advance to a stop, past new values; to None if the process has ended."""
         self.values += values
         self.why, self.phase = ("", "") if stop is None else (stop.why, stop.phase)
 
@@ -80,7 +80,7 @@ class StepProgress:
         return max((visit.begin for visit in self.visits()), default=0)
 
     def mark(self, value: RecordedValue) -> Mark:
-        """What a leaf is to that of the recorded run."""
+        """Compare a value with that of the recorded run."""
         return _mark(value, self.recorded)
 
     def mark_of_other(self, value: RecordedValue) -> Mark | None:
@@ -88,9 +88,9 @@ class StepProgress:
         return None if self.other is None else _mark(value, self.other)
 
     def find(self, text: str) -> int:
-        """The position of the leaf that a person calls so: NAME, PHASE/NAME, either with #OCCURRENCE.
+        """Return the position of a value by its name: NAME, PHASE/NAME, either with #OCCURRENCE.
 
-        The last one of several occurrences. UsageError where there is none, or leaves of several phases have the name.
+        The last one of several occurrences. UsageError for an unknown name, or if values of several phases have it.
         """
         match = _OCCURRENCE.fullmatch(text)
         name, occurrence = (match[1], int(match[2])) if match else (text, None)
@@ -123,7 +123,7 @@ def by_key(values: Sequence[RecordedValue]) -> dict[tuple[Scope, Key], RecordedV
 
 
 def first_other(before: Sequence[RecordedValue], again: Sequence[RecordedValue]) -> RecordedValue | None:
-    """The first leaf that did not come out again as before; None where all did."""
+    """Return the first value that differs from the earlier run; None if all are equal."""
     return next((value for value, other in zip(before, again, strict=False) if value != other), None)
 
 

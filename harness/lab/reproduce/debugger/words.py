@@ -32,7 +32,7 @@ SHORT = {"c": "continue"}
 SLICED = ("show", "compare")
 """What takes a part of a value."""
 MAX_NAMES = 5
-"""So many names are offered to somebody who has typed another."""
+"""Number of names that an error suggests for an unknown one."""
 _SLICE = re.compile(r"\[([^\]]*)\]$")
 
 
@@ -47,7 +47,7 @@ class Command:
 
 
 def parse_line(line: str) -> Command | None:
-    """The command of a line; None for an empty one and a comment. UsageError for what is none."""
+    """Parse the command of a line; None for an empty one and a comment. UsageError for any other line."""
     text = line.strip()
     if not text or text.startswith("#"):
         return None
@@ -73,7 +73,7 @@ def full_name(word: str) -> str:
 
 
 def completed(word: str, known: Collection[str], kind: str) -> str:
-    """The one of these that a word is, or begins; `kind` is what each is. UsageError where it is none, or several."""
+    """Return the one that a word equals or begins; `kind` names them. UsageError for no match, or several."""
     found = [each for each in known if each.startswith(word)]
     if word in known or len(found) == 1:
         return word if word in known else found[0]
