@@ -61,7 +61,7 @@ def test_a_size_that_is_not_there_is_refused_if_it_was_asked_for() -> None:
         ),
         ("runtime_sections:", "resume: {run: output.resume}\nruntime_sections:", "resume.step is missing"),
         ("[runtime, output]", "[runtime.num_parts]", "runtime_sections.0 is 'runtime.num_parts'"),
-        ("seed: 1", "a.b: 1", "config: the key 'a.b' is empty or has a dot"),
+        ("seed: 1", "a.b: 1", "config: the key 'a.b' is empty or contains a dot"),
         ("smoke: {num_steps: 3}", "smoke: 3", "sizes.smoke is 3"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A scenario: a header, which is checked here, and a payload, which is checked by the entry that is named.
+"""A scenario: a run spec, which is checked here, and a payload, which is checked by the entry that is named.
 
 about: GRPO learns to reverse short texts
 entry: rlcore.entrypoint:run

@@ -145,7 +145,7 @@ def test_ends_that_do_not_hold_are_refused(
 def test_what_is_not_steady_is_to_be_replayed_by_a_line_that_can_be_typed(tmp_path: Path) -> None:
     with pytest.raises(NothingToFindError) as refused:
         hunted(tmp_path, runs("?ggb"))
-    assert refused.value.remedy.startswith("rlharness replay sums --set 'names=[a, b]' says why; ")
+    assert refused.value.remedy.startswith("rlharness replay sums --set 'names=[a, b]' shows the first difference; ")
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])

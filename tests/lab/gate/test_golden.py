@@ -140,7 +140,7 @@ def test_signs_that_nobody_knows_count_as_behaviour(tmp_path: Path) -> None:
     b = golden(tmp_path / "b", step_of(advantage=0.5000001), keeps=False)
     assert compare_with_golden(a, a).change is Change.EQUAL
     found = compare_with_golden(a, b)
-    assert (found.change, "not known" in found.reasons[0]) == (Change.BEHAVIOUR, True)
+    assert (found.change, "unknown" in found.reasons[0]) == (Change.BEHAVIOUR, True)
 
 
 def test_another_number_of_steps_and_another_identity(before: Golden, tmp_path: Path) -> None:
