@@ -72,7 +72,7 @@ def check_level(level: str) -> None:
     """See that a level is at work here. Raises LevelError."""
     if level == "invariant":
         if not is_invariant():
-            raise LevelError("the level invariant is not at work here", remedy="enter it: with at_level(...)")
+            raise LevelError("the level invariant is not active", remedy="enter it: with at_level(...)")
         check_settings()
     if level != "off" and not torch.are_deterministic_algorithms_enabled():
         raise LevelError(

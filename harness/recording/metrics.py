@@ -130,7 +130,7 @@ def parse_pattern(text: str) -> Pattern:
         else:
             pattern = Pattern(re.compile(text), "")
     except re.error as error:
-        raise ValueError(f"{text!r} is no regular expression: {error}") from None
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
     if not pattern.curve_names:
         raise ValueError(f"{text!r} gives its value no name or no group: NAME=REGEX with one group, or (?P<NAME>...)")
     if taken := sorted({*pattern.curve_names} & {*TAKEN}):

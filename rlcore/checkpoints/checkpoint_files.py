@@ -16,7 +16,7 @@ from rlcore.errors import CheckpointError, InvalidValueError
 FORMAT = 1
 CHECKSUMS, VALUES, SUFFIX = "checksums.json", "values.json", ".safetensors"
 BLOCK_BYTES = 1 << 22
-REMEDY = "go on from an older checkpoint, or copy this one again"
+REMEDY = "resume from an older checkpoint, or copy this one again"
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ def _wrong_end(turn: Turn, tokens: Sequence[int], params: SamplingParams, eos_id
     """Describe the fault in the end of an assistant turn; empty if there is none."""
     ends = {eos_id, *params.stop_ids}
     if not ends.isdisjoint(tokens[:-1]):
-        return f"goes on behind token {next(at for at, token in enumerate(tokens) if token in ends)}, which ends it"
+        return f"continues after token {next(at for at, token in enumerate(tokens) if token in ends)}, which ends it"
     match turn.stop_reason:
         case StopReason.EOS:
             is_right = tokens[-1] == eos_id

@@ -101,7 +101,7 @@ def check_configured(optimizer: torch.optim.Optimizer, section: OptimizerSection
         if group.get(name) != value
     ]
     if not isinstance(optimizer, torch.optim.AdamW):
-        wrong.append(f"a {type(optimizer).__name__} (AdamW: its decay is none of the gradient's)")
+        wrong.append(f"a {type(optimizer).__name__} (AdamW, which decays weights apart from the gradient)")
     if wrong:
         raise StepError(f"the optimizer has {', '.join(wrong)}", phases=("optimizer",))
 

@@ -223,5 +223,5 @@ def _config(path: Path) -> Mapping[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{path} cannot be read: {error}", remedy="copy the checkpoint again") from error
     if not isinstance(found, dict):
-        raise CheckpointError(f"{path} is no JSON object", remedy="copy the checkpoint again")
+        raise CheckpointError(f"{path} is not a JSON object", remedy="copy the checkpoint again")
     return found

@@ -166,7 +166,7 @@ def _failure(reward: Reward, arguments: Arguments, error: BaseException) -> Rewa
             remedy="check that the service it waits for responds, or raise task.reward_timeout_s",
         )
     told = f"reward function {reward.name} raised {type(error).__name__}: {error}"
-    legal, remedy = "", "let it return None for what it cannot judge"
+    legal, remedy = "", "let it return None for a completion without a reward"
     if isinstance(error, RlcoreError):  # of an adapter
         told, legal, remedy = f"reward function {reward.name}: {error.what}", error.legal, error.remedy
     if (index := _first_failing(reward, arguments)) is None:

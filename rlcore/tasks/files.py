@@ -34,7 +34,7 @@ def read_rows(path: Path) -> list[Row]:
     if path.suffix not in readers:
         raise InvalidValueError(f"{path} is called {path.suffix or 'nothing'}", legal=", ".join(readers))
     if not path.is_file():
-        raise InvalidValueError(f"{path} is no file", legal="prompts in JSON lines or parquet: task.path")
+        raise InvalidValueError(f"{path} is not a file", legal="prompts in JSON lines or parquet: task.path")
     rows: list[Row] = []
     for place, values in readers[path.suffix](path):
         rows.append(_row(place, values))

@@ -39,7 +39,7 @@ def check_names(source: Mapping[str, ParameterSpec], parameters: Mapping[str, Pa
             raise _uncovered(name, "is missing in the sampler", remedy="build the sampler from the policy's own model")
     for name, found in parameters.items():
         if name not in source:
-            raise _uncovered(name, "of the sampler is no parameter of the policy")
+            raise _uncovered(name, "of the sampler is not a parameter of the policy")
         wanted = source[name]
         if found.is_meta or wanted.is_meta:
             raise _uncovered(name, "has no memory (it is on meta): a copy to or from it has no effect")

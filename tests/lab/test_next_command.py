@@ -74,7 +74,7 @@ def test_a_run_that_somebody_has_ended_goes_on_from_its_checkpoint(run: Recordin
     recording = with_checkpoint(replace(run, exit_code=code))
     line = typed(SCENARIO, recording if code == KILLED else with_unfinished(recording))
     assert line == (
-        "go on from its last checkpoint: rlharness train tiny --set seed=3 --set output.resume=run --out OTHER"
+        "resume from its last checkpoint: rlharness train tiny --set seed=3 --set output.resume=run --out OTHER"
     )
 
 

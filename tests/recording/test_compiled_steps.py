@@ -65,8 +65,8 @@ def test_a_step_that_is_compiled_whole_is_said_to_be_missing(tmp_path: Path) -> 
     done = record_beside_plain(tmp_path, "both", exit_code=12)
     said = [line for line in done.errors.splitlines() if "recording ended" in line]
     assert said == [
-        "rlharness: recording ended, the program continues: torch.compile has compiled the optimizer's step, and nothing"
-        " within compiled code can be recorded: call step() outside the compiled function"
+        "rlharness: recording ended, the program continues: torch.compile has compiled the optimizer's step, and"
+        " nothing within compiled code can be recorded: call step() outside the compiled function"
     ]
     trace = read_trace(tmp_path / "a")
     assert (len(trace.steps), trace.gaps) == (1, ("rank-0.log was not closed",))

@@ -75,7 +75,7 @@ def compare_crashed(baseline: Trace, crashed: Run, gone_on: Run | None, num_step
         return _broke(gone_on, len(done))
     first = read_trace(gone_on.recording.directory).steps[:1]
     if not first or first[0] not in steps or first[0] > (done[-1] + 1 if done else steps[0]):
-        return _broke(gone_on, done[-1] + 1 if done else steps[0], "it has not gone on from where the crash left it")
+        return _broke(gone_on, done[-1] + 1 if done else steps[0], "the run did not resume from the crashed one")
     return _compare_from(baseline, gone_on, first[0], steps[-1])
 
 

@@ -52,7 +52,7 @@ def next_command(run_spec: RunSpec, recording: Recording, stop: Stop | None = No
     run, resume = path_text(recording.directory), run_spec.call.resume
     if resume and checkpoint_steps_in(recording.directory):
         words = (*run_spec.shown_argv, "--set", f"{resume['run']}={run}", "--out", "OTHER")
-        return NextCommand("go on from its last checkpoint", shlex.join(words))
+        return NextCommand("resume from its last checkpoint", shlex.join(words))
     if is_interrupted:
         return None
     behind = max(read_trace(recording.directory).steps, default=-1) + 1

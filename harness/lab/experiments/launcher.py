@@ -132,7 +132,7 @@ class Launcher:
             problems=problems_of_end(end, context.timeout_s, self._interruption.by),
             notes=[
                 *notes_on(context.environ),
-                *(f"killed, since it was left behind: {process}" for process in end.left_behind),
+                *(f"rlharness killed a remaining process: {process}" for process in end.left_behind),
             ],
         )
         return Run(number, has_operations, recording, end.duration_s)

@@ -58,9 +58,9 @@ class ChaosSection(BaseModel):
                 yield f"chaos: {key} is not in a section of runtime settings: another value makes another run"
         for key in self.names:
             if key not in self.factors:
-                yield f"chaos.names: {key} is none of its factors, which are {', '.join(self.factors) or 'none'}"
+                yield f"chaos.names: {key} is not one of its factors, which are {', '.join(self.factors) or 'none'}"
         if self.crash is not None and not can_resume:
-            yield "chaos.crash goes with resume: a run that has crashed has to be gone on from"
+            yield "chaos.crash needs resume: another run has to resume from the crashed one"
 
     def payload_factors(self, usual: Mapping[str, Any]) -> tuple[Factor, ...]:
         """The factors of a payload, of which `usual` are the values at dotted keys."""

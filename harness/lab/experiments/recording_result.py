@@ -266,7 +266,7 @@ def _why_nothing(reports: Sequence[Report], run_spec: RunSpec) -> Problem:
     return Problem(
         "no Python process with torch was seen",
         "name a program that imports torch; sudo, env -i, ssh and containers do not pass on PYTHONPATH and"
-        " RLHARNESS_TRACE: put rlharness trace behind them",
+        " RLHARNESS_TRACE: put rlharness trace after them",
     )
 
 

@@ -67,7 +67,7 @@ def find_scenario(name: str, cwd: Path, *others: str) -> ScenarioFile:
     known = {each.name: each for each in all_scenarios(cwd)}
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-        remedy = f"did you mean {' or '.join(near)}?" if near else "rlharness scenarios tells what each is"
+        remedy = f"did you mean {' or '.join(near)}?" if near else "rlharness scenarios describes each"
         above = project_above(cwd)
         if above is not None and any(each.name == name for each in _in(above / PACKAGE)):
             remedy = f"cd {os.path.relpath(above, cwd)}: it is in the {PACKAGE} there"

@@ -90,7 +90,7 @@ def _config_schema(entry: str, cwd: Path) -> dict[str, Any]:
         raise UsageError(
             f"entry {entry}: {module_name} cannot be imported: {error}",
             legal="a module that can be imported from the working directory, or is installed",
-            remedy="install what it needs, or mend it",
+            remedy="install its requirements, or correct it",
         ) from None
     finally:
         sys.path.remove(str(cwd))

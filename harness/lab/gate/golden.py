@@ -161,7 +161,7 @@ def compare_with_golden(golden: Golden, now: Golden) -> Finding:
         reasons.append("it is unknown whether signs of advantages changed: they are too large to be kept")
     reasons += _further_than_rounding(golden, now, step)
     change = Change.BEHAVIOUR if reasons else Change.NUMERICS
-    notes = () if reasons else ("a golden holds no tensors: how far apart floats are, --base REV tells",)
+    notes = () if reasons else ("a golden holds no tensors: --base REV shows how far floats differ",)
     return Finding(change, tuple(reasons), notes, place=f"step {step}, {phases[0]}" if phases else f"step {step}")
 
 

@@ -202,9 +202,9 @@ def _hash_seeds(plan: ReplayPlan, runs: Sequence[Run], *, may_be_why: bool) -> I
     if len(hashes) < 2:
         return
     if plan.run_spec.level == DETERMINISTIC:
-        yield "PYTHONHASHSEED took no effect in some process: sets of texts were ordered otherwise there"
+        yield "PYTHONHASHSEED took no effect in some process: it ordered sets of texts differently"
     elif may_be_why:
         yield (
-            "PYTHONHASHSEED is not set: sets of texts are ordered otherwise in each process, which may be why"
+            "PYTHONHASHSEED is not set: each process orders sets of texts differently, which may be why"
             " (--level deterministic sets it)"
         )

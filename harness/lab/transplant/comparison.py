@@ -134,7 +134,7 @@ def compare_transplants(
     if problem:
         return Outcome(patch, directory, Effect.FAILED, num_put, problem=problem)
     if not report:
-        return Outcome(patch, directory, Effect.DOES_NOT_FIT, problem="A did not come to such a place")
+        return Outcome(patch, directory, Effect.DOES_NOT_FIT, problem="A did not record such a value")
     if not num_put and kept:
         return Outcome(patch, directory, Effect.DOES_NOT_FIT, num_kept=len(kept), problem=_described(kept[0]))
     if not num_put:

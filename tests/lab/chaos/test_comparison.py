@@ -106,7 +106,7 @@ def test_both_parts_of_a_crashed_run_are_compared(tmp_path: Path, baseline: Trac
 def test_steps_that_neither_part_has_are_missed(tmp_path: Path, baseline: Trace) -> None:
     found = crashed(tmp_path, baseline, first=4)
     assert told(found) == (Sign.BROKE, 3)
-    assert "has not gone on from where" in found.problem
+    assert "did not resume from the crashed" in found.problem
 
 
 def test_a_run_that_does_not_go_on_broke(tmp_path: Path, baseline: Trace) -> None:

@@ -42,7 +42,7 @@ def test_a_crash_says_what_it_needs() -> None:
         ("{factors: {spread.n: {min: 1}}}", "chaos.factors.spread.n"),
         ("{factors: {spread.n: []}}", "chaos.factors.spread.n"),
         ("{factors: {spread.n: {min: 1.5, max: 2}}}", "chaos.factors.spread.n"),
-        ("{names: {spread.n: how wide it is}}", "chaos.names: spread.n is none of its factors, which are none"),
+        ("{names: {spread.n: how wide it is}}", "chaos.names: spread.n is not one of its factors, which are none"),
         ("{latency: [ask]}", "chaos.latency.0"),
         ("{factor: {}}", "unknown key 'chaos.factor'"),
         ("{crash: {output.every: 1}}", "chaos.crash goes with resume"),

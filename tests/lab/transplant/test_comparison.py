@@ -97,7 +97,7 @@ def test_nothing_follows_from_a_copy(judged: Callable[..., Outcome]) -> None:
         (put(1, 2, fate=Fate.EQUAL), Effect.SAME_ALREADY, ""),
         (put(1, fate=Fate.UNLIKE, why="other shape"), Effect.DOES_NOT_FIT, "advantage x at step 1: other shape"),
         (put(1, fate=Fate.NO_MEMORY, why="a text"), Effect.DOES_NOT_FIT, "advantage x at step 1: a text"),
-        ([], Effect.DOES_NOT_FIT, "A did not come to such a place"),
+        ([], Effect.DOES_NOT_FIT, "A did not record such a value"),
     ],
 )
 def test_what_was_not_put_proves_nothing(

@@ -83,7 +83,7 @@ def test_faults_are_told_with_their_place(tmp_path: Path, content: bytes, told: 
 
 
 def test_a_file_that_is_not_there_or_of_another_kind_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValueError, match=r"a\.jsonl is no file"):
+    with pytest.raises(InvalidValueError, match=r"a\.jsonl is not a file"):
         read_rows(tmp_path / "a.jsonl")
     with pytest.raises(InvalidValueError, match=r"is called \.csv") as raised:
         read_rows(tmp_path / "a.csv")

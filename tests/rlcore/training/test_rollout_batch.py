@@ -152,7 +152,7 @@ def test_each_turn_of_the_assistant_ends_once() -> None:
     for wrong, said in (
         (of([5, 5], [4, eos]), "has 2 tokens of at most 8, the last 5, and ended by eos"),
         (of([5, eos], [4, 6]), "has 2 tokens of at most 8, the last 6, and ended by eos"),
-        (of([5, eos], [eos, eos]), "goes on behind token 0, which ends it"),
+        (of([5, eos], [eos, eos]), "continues after token 0, which ends it"),
         (of([5, eos], [6] * 8 + [eos]), "has 9 tokens from token 7 on"),
         (replace(right, turns=(*right.turns[:3], replace(right.turns[3], text="?"))), r"says '\?'"),
         (replace(right, weights_digests={4: "weights 3"}), "with weights weights 3, version 4, from token 2 on"),

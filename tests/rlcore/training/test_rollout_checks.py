@@ -84,8 +84,8 @@ def test_completions_that_end_as_they_say_pass(tokens: Sequence[int], reason: St
 @pytest.mark.parametrize(
     ("completion", "said"),
     [
-        (ended((7, EOS, 8), StopReason.LENGTH), "goes on behind token 1, which ends it"),
-        (ended((12, 7, 8, 9), StopReason.LENGTH), "goes on behind token 0, which ends it"),
+        (ended((7, EOS, 8), StopReason.LENGTH), "continues after token 1, which ends it"),
+        (ended((12, 7, 8, 9), StopReason.LENGTH), "continues after token 0, which ends it"),
         (ended((7, 8, 9), StopReason.LENGTH), "has 3 tokens of at most 4, the last 9, and ended by length"),
         (ended((7, 8, 9, EOS), StopReason.LENGTH), "the last 2, and ended by length"),
         (ended((7, 8), StopReason.EOS), "the last 8, and ended by eos"),

@@ -110,7 +110,7 @@ def open_lines(
         try:
             return PlainLines(commands.read_text("utf-8"), show)
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            why = error.strerror if isinstance(error, OSError) else "it is not text"
             raise UsageError(
                 f"--commands {path_text(commands)}: {why}",
                 legal="a text file, a command a line",
