@@ -141,7 +141,7 @@ def test_what_a_run_leaves_behind_is_ended_and_named(tmp_path: Path) -> None:
     leave = f"sleep 1234 & echo $! > pid; exec {shlex.join(PRETENDER)}"
     done = type_command(tmp_path, "replay", "--out", "r", "--json", "--", "sh", "-c", leave)
     assert done.code == ExitCode.OK, done.stdout
-    assert "killed, since it was left behind" in told(done)["runs"][0]["notes"][0]
+    assert "rlharness killed a remaining process" in told(done)["runs"][0]["notes"][0]
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text("utf-8")), 0)
 

@@ -45,7 +45,7 @@ def test_a_crash_says_what_it_needs() -> None:
         ("{names: {spread.n: how wide it is}}", "chaos.names: spread.n is not one of its factors, which are none"),
         ("{latency: [ask]}", "chaos.latency.0"),
         ("{factor: {}}", "unknown key 'chaos.factor'"),
-        ("{crash: {output.every: 1}}", "chaos.crash goes with resume"),
+        ("{crash: {output.every: 1}}", "chaos.crash needs resume"),
         ("{crash: {other.every: 1}}", "chaos: other.every is not in a section of runtime settings"),
     ],
 )
