@@ -1,8 +1,8 @@
 """The level of a run: entered once, around all of it, and its effect looked at.
 
-off         nothing is promised
-rerun       two runs of one configuration on one machine agree: torch's deterministic algorithms
-invariant   bits follow from the configuration alone: the operations of rlcore.numerics, certified for this model
+off            nothing is promised
+deterministic  two runs of one configuration on one machine agree: torch's deterministic algorithms
+invariant      bits follow from the configuration alone: the operations of rlcore.numerics, certified for this model
 """
 
 from collections.abc import Collection, Iterator

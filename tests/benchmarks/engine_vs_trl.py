@@ -118,7 +118,7 @@ def commands(size: Size, model: Path) -> dict[str, list[str]]:
     """How each is started."""
     shared = [str(model), "--group-size", str(GROUP_SIZE), "--num-tokens", str(NUM_TOKENS), "--prompts", *PROMPTS]
     trl = [os.environ[PEERS], str(STEPS / "trl_step.py"), *shared]
-    ours = [sys.executable, str(STEPS / "rlcore_step.py"), *shared, "--lane-width", str(size.microbatch_size)]
+    ours = [sys.executable, str(STEPS / "rlcore_step.py"), *shared, "--microbatch-size", str(size.microbatch_size)]
     return {
         TRL: trl,
         TRL_PLAIN: [*trl, "--no-checkpointing"],
@@ -250,7 +250,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--rounds", type=int, help="in place of each size's own number")
-    parser.add_argument("--lane-width", type=int, help="in place of each size's own: a divisor of 64")
+    parser.add_argument("--microbatch-size", type=int, help="in place of each size's own: a divisor of 64")
     arguments = parser.parse_args()
     if not os.environ.get(PEERS):
         raise SystemExit(f"{PEERS} names no Python with TRL 1.16: see tests/rlcore/peers/environments.py")

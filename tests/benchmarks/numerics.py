@@ -82,7 +82,7 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 128, 384], help="multiples of 32")
-    parser.add_argument("--recipes", nargs="+", default=[strategy.name for strategy in STRATEGIES])
+    parser.add_argument("--strategies", nargs="+", default=[strategy.name for strategy in STRATEGIES])
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)

@@ -292,7 +292,7 @@ def main() -> int:
     parser.add_argument("--tests", type=int, default=10, help="in each file")
     parser.add_argument("--leader-s", type=float, default=0.5, help="how long each stand-in lives at least")
     parser.add_argument("--cpu-units", type=int, default=4)
-    parser.add_argument("--tier", default="auto", choices=["auto", "cgroup", "pidns", "subreaper"])
+    parser.add_argument("--backend", default="auto", choices=["auto", "cgroup", "pidns", "subreaper"])
     parser.add_argument("--peer-units", type=int, default=100, help="files given to subprocess.run")
     parser.add_argument("--real-units", type=int, default=20, help="files given to real pytest")
     args = parser.parse_args()

@@ -128,11 +128,11 @@ def expected(case: str, num_steps: int) -> tuple[str, int]:
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--leaves", type=int, default=1_000_000, help="of a trace; a multiple of 1000")
+    parser.add_argument("--values", type=int, default=1_000_000, help="of a trace; a multiple of 1000")
     args = parser.parse_args()
     print(
         f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, xxhash {VERSION}, {platform.machine()},"
-        f" {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {args.recorded_values:,} leaves a trace"
+        f" {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {args.values:,} leaves a trace"
     )
     is_good = True
     for num_steps in (1000, 1):
@@ -141,8 +141,8 @@ def main() -> int:
             took_s = write(a, num_steps, args.values // num_steps, SALTS["equal"])
             size = (a / "rank-0.log").stat().st_size
             print(
-                f"{num_steps:,} steps of {args.recorded_values // num_steps:,} leaves: {size / 1e6:.0f} MB;"
-                f" writing took {took_s / args.recorded_values * 1e6:.1f} us a leaf",
+                f"{num_steps:,} steps of {args.values // num_steps:,} leaves: {size / 1e6:.0f} MB;"
+                f" writing took {took_s / args.values * 1e6:.1f} us a leaf",
                 flush=True,
             )
             for case, salt in SALTS.items():

@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--num-tokens", type=int, required=True)
     parser.add_argument("--level", choices=["off", "invariant"], required=True)
     parser.add_argument("--kernels", choices=["torch", "compiled"], required=True)
-    parser.add_argument("--lane-width", type=int, required=True)
+    parser.add_argument("--microbatch-size", type=int, required=True)
     arguments = parser.parse_args()
     turns = Turns()
     torch.set_num_threads(1)
