@@ -1,7 +1,7 @@
 """What bits that depend on a row alone cost: level invariant against off, training and decoding apart.
 
     python tests/benchmarks/numerics.py                  # widths 64, 128 and 384, every recipe
-    python tests/benchmarks/numerics.py --widths 64 --recipes pad16
+    python tests/benchmarks/numerics.py --widths 64 --strategies pad16
 
 Training is forward and backward of a lane of 8 sequences of 128 tokens; decoding is one token of each of 16 sequences
 that are 128 long, with a cache. Levels take turns in one process, round by round. Times are processor time, on which

@@ -1,7 +1,7 @@
 """What the runner itself costs: processor time per unit and peak memory, its supervisors included and pytest excluded.
 
     python tests/benchmarks/runner_cost.py                    # 2,000 units
-    python tests/benchmarks/runner_cost.py --units 200 --tier pidns
+    python tests/benchmarks/runner_cost.py --units 200 --backend pidns
 
 The real runner runs a suite of small files in which a stand-in takes the place of pytest (stand_in/pytest.py): it
 says how much processor time it has used, and that is taken off. All the rest is the runner's: its own process, the

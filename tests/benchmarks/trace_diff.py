@@ -1,7 +1,7 @@
 """How long `rlharness diff` takes on two traces of a million leaves each.
 
     python tests/benchmarks/trace_diff.py                   # a million leaves
-    python tests/benchmarks/trace_diff.py --leaves 100000
+    python tests/benchmarks/trace_diff.py --values 100000
 
 Traces of a thousand steps and traces of one step; B is equal to A, other in every step, or other in its last leaf
 alone. A time is that of the whole command, interpreter and imports included, median of three; exit status 1 where one
