@@ -189,7 +189,7 @@ def test_the_default_directory_is_hidden_from_git_and_bounded(tmp_path: Path) ->
         (["--metric", "loss", "--", *PRETENDER], "--metric loss: "),
         (
             ["--level", "invariant", "--", *PRETENDER],
-            "the level 'invariant' for a program that is not ours: nobody can",
+            "the level 'invariant' cannot be guaranteed for a program",
         ),
         ([], "rlharness replay needs a scenario or a command"),
     ],
