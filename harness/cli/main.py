@@ -21,8 +21,10 @@ from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
 from harness.render.console import say
 
+HELP: dict[str, object] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+
+@click.group(context_settings=HELP)
 @click.version_option(__version__, prog_name="rlharness")
 def cli() -> None:
     """Pack GPU tests, check that training runs are bitwise reproducible, and find the first tensor that differs."""
@@ -31,6 +33,10 @@ def cli() -> None:
 for room in (testing, recording, finding, demonstration):
     for command in vars(room).values():
         if isinstance(command, click.Command):
+            command.context_settings = {
+                **command.context_settings,
+                **HELP,
+            }  # also where a command is parsed without the group
             cli.add_command(command)
 
 

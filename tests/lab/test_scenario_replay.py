@@ -113,7 +113,10 @@ def test_the_command_that_looks_closer_names_the_scenario(tmp_path: Path) -> Non
             {"scenario": None, "sweep": ("a=1",), "size": "full", "trailing": ("ls",)},
             "--size, --sweep without a scenario",
         ),
-        ({"scenario": None, "level": "invariant", "trailing": ("ls",)}, "the level 'invariant' cannot be guaranteed for a program"),
+        (
+            {"scenario": None, "level": "invariant", "trailing": ("ls",)},
+            "the level 'invariant' cannot be guaranteed for a program",
+        ),
         ({"num_runs": 1}, "--runs 1 leaves nothing to compare with"),
         ({"sweep": ("seed=1,2",)}, "--sweep seed: it is part of the run identity"),
     ],

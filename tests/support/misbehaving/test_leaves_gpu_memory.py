@@ -18,7 +18,7 @@ def test_leaves_memory() -> None:
     lines = []
     for line in file.read_text().splitlines():
         fields = line.split(" ")
-        if fields[:2] == ["GPU", gpu]:
+        if fields[:2] == ["gpu", gpu]:
             fields[4] = str(int(fields[4]) + LEFT_MB)
         lines.append(" ".join(fields) + "\n")
     new = file.with_name(f"{file.name}.{os.getpid()}")
