@@ -48,6 +48,14 @@ def test_help(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert max(len(line) for line in out.splitlines()) <= 110
 
 
+def test_a_command_parsed_without_the_group_still_knows_its_help() -> None:
+    """In an interpreter of its own: click keeps the help option that a command was first parsed with."""
+    code = "from harness.cli.main import cli, main; cli.commands['plan'].make_context('plan', []); main(['plan', '-h'])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Usage: rlharness plan")
+    assert done.stderr == ""
+
+
 def test_help_is_quick_to_come_by_and_imports_nothing_heavy() -> None:
     code = "import sys; from harness.cli.main import main; main(['--help']); print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -33,10 +33,8 @@ def cli() -> None:
 for room in (testing, recording, finding, demonstration):
     for command in vars(room).values():
         if isinstance(command, click.Command):
-            command.context_settings = {
-                **command.context_settings,
-                **HELP,
-            }  # also where a command is parsed without the group
+            # The demo and tests parse a command without the group, and click keeps its help option from then on.
+            command.context_settings = {**command.context_settings, **HELP}
             cli.add_command(command)
 
 

@@ -7,8 +7,19 @@ import pytest
 from harness.trace.diff import diff
 from harness.trace.manifest import Manifest, manifest_text, parse_manifest
 from harness.trace.reader import read_trace
-from harness.trace.renames import ENGINE, ENTRIES, ENTRY, LEVEL, current_call, current_entry, current_identity
+from harness.trace.renames import (
+    CONFIG_KEYS,
+    ENGINE,
+    ENTRIES,
+    ENTRY,
+    LEVEL,
+    current_call,
+    current_entry,
+    current_identity,
+    current_key,
+)
 from harness.trace.verdict import Kind
+from rlcore.config_faults import RENAMED
 from tests.support.traces import manifest_of, steps_of, write
 
 
@@ -44,6 +55,12 @@ def test_keys_of_the_engine_and_levels_are_read_by_their_present_names() -> None
     assert current_identity(of_another) == of_another
     level_only = manifest_text(Manifest(level="deterministic")).replace('"deterministic"', '"rerun"')
     assert parse_manifest(level_only) == Manifest(level="deterministic")
+
+
+def test_the_engine_refuses_each_old_key_with_the_name_that_recordings_are_read_by() -> None:
+    """Two tables, since neither package imports the other."""
+    assert set(RENAMED.values()) == set(CONFIG_KEYS.values())
+    assert {current_key(new) for new in RENAMED.values()} == set(RENAMED.values())
 
 
 def test_a_recorded_call_is_read_by_its_present_names() -> None:
