@@ -26,6 +26,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 settings.register_profile(
     "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
+settings.register_profile("default tier", settings.get_profile("untimed"), max_examples=40)
 settings.load_profile("untimed")
 
 
@@ -35,7 +36,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Undo what a shell's `&` or nohup left ignored: the tests, and the runs they start, are sent these signals."""
+    """Draw fewer examples in the default tier, and undo what a shell's `&` or nohup left ignored.
+
+    The tests, and the runs they start, are sent these signals.
+    """
+    if "not full" in config.option.markexpr:
+        settings.load_profile("default tier")
     config.addinivalue_line("markers", "needs_compiler: compiles rlcore's kernels; skipped where nothing can")
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(signum) is signal.SIG_IGN:

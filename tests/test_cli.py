@@ -215,9 +215,9 @@ FAILS = "def test_fails(): assert 'left' == 'right'\n"
     [
         ((), {}, False),
         ((), {"FORCE_COLOR": "1"}, True),
-        ((), {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
-        (("--color", "always"), {"NO_COLOR": "1"}, True),
-        (("--color", "never"), {"FORCE_COLOR": "1"}, False),
+        pytest.param((), {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False, marks=pytest.mark.full),
+        pytest.param(("--color", "always"), {"NO_COLOR": "1"}, True, marks=pytest.mark.full),
+        pytest.param(("--color", "never"), {"FORCE_COLOR": "1"}, False, marks=pytest.mark.full),
     ],
 )
 def test_colours(tmp_path: Path, option: tuple[str, ...], env: dict[str, str], is_coloured: bool) -> None:
@@ -236,7 +236,10 @@ def test_with_json_stdout_is_one_value_and_the_display_is_on_stderr(
     assert "1 unit: 1 passed" in err
 
 
-@pytest.mark.parametrize("command", ["run --gpus none", "run --gpus none --json", "plan --gpus none"])
+@pytest.mark.parametrize(
+    "command",
+    ["run --gpus none", pytest.param("run --gpus none --json", marks=pytest.mark.full), "plan --gpus none"],
+)
 def test_a_reader_that_goes_away_changes_nothing(suite: Path, command: str) -> None:
     env = environment()
     with subprocess.Popen(
@@ -256,7 +259,15 @@ def test_a_reader_that_goes_away_changes_nothing(suite: Path, command: str) -> N
         assert '"exit_code": 0' in (suite / ".rlharness/runs/latest/events.jsonl").read_text()
 
 
-@pytest.mark.parametrize(("command", "code"), [("run", 0), ("run --json", 4), ("plan", 4), ("plan --json", 4)])
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("run", 0),
+        pytest.param("run --json", 4, marks=pytest.mark.full),
+        pytest.param("plan", 4, marks=pytest.mark.full),
+        ("plan --json", 4),
+    ],
+)
 def test_a_standard_output_that_takes_nothing(suite: Path, command: str, code: int) -> None:
     with open("/dev/full", "wb") as full:
         words = [*HARNESS, *command.split(), "--gpus", "none"]

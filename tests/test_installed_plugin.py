@@ -52,12 +52,14 @@ def test_the_installed_entry_point_is_that_of_the_project() -> None:
     assert {point.name: point.value for point in points} == declared, "install the project again"
 
 
-@pytest.mark.parametrize("named", [(), ("-p", "harness.plugin")])
+@pytest.mark.parametrize("named", [(), pytest.param(("-p", "harness.plugin"), marks=pytest.mark.full)])
 def test_plain_pytest_knows_markers_and_fixtures(suite: Path, named: tuple[str, ...]) -> None:
     assert "2 passed" in plain_pytest(suite, "--strict-markers", "-Werror", *named)
 
 
-@pytest.mark.parametrize("plugins", ['["harness.fixtures"]', '["harness.plugin", "harness.fixtures"]'])
+@pytest.mark.parametrize(
+    "plugins", [pytest.param('["harness.fixtures"]', marks=pytest.mark.full), '["harness.plugin", "harness.fixtures"]']
+)
 def test_a_conftest_may_still_name_the_plugin(suite: Path, plugins: str) -> None:
     (suite / "conftest.py").write_text(f"pytest_plugins = {plugins}\n", "utf-8")
     assert "2 passed" in plain_pytest(suite, "--strict-markers", "-Werror")
@@ -82,7 +84,9 @@ def test_a_process_that_has_imported_the_package_starts_pytest_without_a_warning
     assert "2 passed" in plain_pytest(suite, "-Werror", python=("-c", code))
 
 
-@pytest.mark.parametrize("conftest", ["", 'pytest_plugins = ["harness.fixtures"]\n'])
+@pytest.mark.parametrize(
+    "conftest", ["", pytest.param('pytest_plugins = ["harness.fixtures"]\n', marks=pytest.mark.full)]
+)
 def test_the_runner_names_the_plugin_that_pytest_has_loaded(suite: Path, conftest: str) -> None:
     (suite / "conftest.py").write_text(conftest, "utf-8")
     assert "2 units: 2 passed" in run(suite, *HARNESS, "run", "--gpus", "sim:2")

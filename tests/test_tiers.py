@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import settings
 
 from tests.benchmarks.suite_time import MAX_FILE_S, MAX_S, Measured, written
 from tests.support.slowest_files import seconds_by_file
@@ -24,10 +25,13 @@ WHOLLY_FULL = {
     "tests/lab/bundles/test_foreign_bundles.py": "tests/lab/test_trust_command.py, tests/lab/test_trust.py",
     "tests/lab/gate/test_own_history.py": "tests/lab/gate/test_gate_command.py, on a smaller project",
     "tests/lab/test_compiled_kernels.py": "tests/rlcore/numerics/compiled/test_compiled_level.py, in one process",
+    "tests/machine/doctor/test_bootstrap.py": "tests/machine/doctor/test_bootstrap_in_play.py, without a namespace",
+    "tests/machine/doctor/test_frozen_tmpdir.py": "tests/machine/doctor/test_doctor_directories.py, by pretence",
     "tests/machine/network/test_namespaces.py": "tests/machine/network/test_preflight.py, without a namespace",
     "tests/machine/network/test_real_libraries.py": (
         "tests/machine/network/test_interface_rules.py, whose rules it confirms"
     ),
+    "tests/recording/test_open_recorder.py": "tests/recording/test_boot.py, whose program opens one too",
     "tests/render/test_report_in_browser.py": "tests/render/test_report_page.py, without a browser",
     "tests/rlcore/numerics/compiled/test_compilers.py": "tests/rlcore/numerics/compiled/test_values.py, one compiler",
     "tests/rlcore/peers/test_live_trl.py": "tests/rlcore/test_pins.py, against published numbers",
@@ -113,6 +117,11 @@ def test_both_tiers_are_configured_and_run() -> None:
     assert commands_of("nightly.yml") == [".ci/run"]
     assert commands_of("ci.yml") == [".ci/run default"]
     assert workflow("nightly.yml")[True].keys() == {"schedule", "workflow_dispatch"}, "YAML reads `on` as true"
+
+
+def test_the_default_tier_draws_fewer_examples(request: pytest.FixtureRequest) -> None:
+    is_default = "not full" in request.config.option.markexpr
+    assert settings().max_examples == (40 if is_default else 100)
 
 
 def workflow(name: str) -> dict[Any, Any]:

@@ -206,6 +206,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.full
 def test_planted_files_are_found(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()

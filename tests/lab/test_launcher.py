@@ -26,6 +26,7 @@ CONFIG: Mapping[str, object] = {"seed": 1, "num_steps": 5, "leaks": False, "runt
 WHOLE = spec_of_call(EntryCall("tests.lab.tiny_entry:run", CONFIG, ("runtime",)), "deterministic")
 
 
+@pytest.mark.full
 def test_a_run_is_ended_in_order_after_its_last_step(tmp_path: Path) -> None:
     """The rest of it does not happen, and what happened is whole and the same."""
 

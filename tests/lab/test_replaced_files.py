@@ -88,6 +88,7 @@ def test_without_what_was_recorded_a_replay_is_incomplete_and_says_why(tmp_path:
     assert f"{name} cannot be read: it is a FIFO, not a regular file\n" in done.stdout
 
 
+@pytest.mark.full
 def test_a_curve_of_6_gb_costs_no_memory(tmp_path: Path) -> None:
     with started(
         tmp_path, "replay", "--out", "r", "--", *PRETENDER, "--slow", "0.5", "--grow", "curve.jsonl"

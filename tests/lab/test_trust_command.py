@@ -146,6 +146,7 @@ def test_what_is_to_be_typed_after_ones_own_run_has_stopped_is_not_asked_about(p
     assert LISTED in here(project, "reproduce", "out/step-0.rlb").stderr, "made for other machines"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_a_signature_of_another_call_of_this_user_proves_nothing(project: Path) -> None:
     recorded(project, "run")

@@ -83,7 +83,10 @@ def test_without_the_levels_variables_a_process_does_not_start(tmp_path: Path) -
     assert start("print('ran')", orders, variables={"PYTHONHASHSEED": "0"}).output == "ran\n"
 
 
-@pytest.mark.parametrize("is_beside", [True, False], ids=["beside it", "on the path"])
+@pytest.mark.parametrize(
+    "is_beside",
+    [pytest.param(True, id="beside it", marks=pytest.mark.full), pytest.param(False, id="on the path")],
+)
 def test_a_program_with_a_package_of_that_name_is_not_recorded_and_runs(is_beside: bool, tmp_path: Path) -> None:
     directories = [tmp_path / "program", tmp_path / "other"]
     theirs = directories[0 if is_beside else 1] / "harness"
@@ -113,7 +116,7 @@ def test_orders_that_are_gone_are_said(tmp_path: Path) -> None:
     assert "no such file" in done.errors.lower()
 
 
-@pytest.mark.parametrize("is_recorded", [True, False])
+@pytest.mark.parametrize("is_recorded", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_a_program_that_names_its_own_steps(is_recorded: bool, tmp_path: Path) -> None:
     if not is_recorded:
         assert run(*program("plain_loop")).exit_code == 0

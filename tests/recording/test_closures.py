@@ -132,6 +132,7 @@ print(Closure.calls, weight.tolist())
 """
 
 
+@pytest.mark.full
 def test_a_closure_is_called_as_without_a_recording(tmp_path: Path) -> None:
     path = tmp_path / "odd.py"
     path.write_text(ODD_CLOSURES)
@@ -168,6 +169,7 @@ def fit(weight, steps):
 """
 
 
+@pytest.mark.full
 def test_operations_of_a_closure_are_recorded_with_their_phase(tmp_path: Path) -> None:
     """No frame of the user's lies between a library's closure and the optimizer."""
     package = tmp_path / "site-packages" / "trainer"

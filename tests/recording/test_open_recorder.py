@@ -4,6 +4,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 import harness.recording
 from harness.trace.reader import read_trace
 from tests.support.recorded_programs import record, run
@@ -15,6 +17,7 @@ def example() -> str:
     return textwrap.dedent("".join(line for line in text.splitlines(keepends=True) if line.startswith("    ")))
 
 
+@pytest.mark.full
 def test_the_example_runs_and_is_recorded(tmp_path: Path) -> None:
     path = tmp_path / "example.py"
     path.write_text(example(), encoding="utf-8")

@@ -161,6 +161,7 @@ for step in range(8):
 """
 
 
+@pytest.mark.full
 def test_a_disk_that_is_full_is_reported_and_nothing_closes_its_log(tmp_path: Path) -> None:
     unshare = ["unshare", "--user", "--map-root-user", "--mount"]
     mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(tmp_path)]
@@ -197,10 +198,10 @@ for step in (6, 7):
 @pytest.mark.parametrize(
     ("program", "step"),
     [
-        (DYING, None),
-        (DYING + "weight.sum().backward()\n", 2),
+        pytest.param(DYING, None, marks=pytest.mark.full),
+        pytest.param(DYING + "weight.sum().backward()\n", 2, marks=pytest.mark.full),
         (DYING_INSIDE, 7),
-        (DYING_INSIDE + "recorder.end_step()\n", None),
+        pytest.param(DYING_INSIDE + "recorder.end_step()\n", None, marks=pytest.mark.full),
     ],
 )
 def test_the_step_in_which_a_program_died_is_reported_and_none_behind_its_last(

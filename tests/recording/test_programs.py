@@ -40,7 +40,12 @@ def command_of(name: str, directory: Path) -> list[str]:
             16,
             {("rollout", "batch.0"), ("backward", "layers.1.weight"), ("optimizer", "head.bias exp_avg")},
         ),
-        ("ppo", 32, {("loss", "loss"), ("backward", "critic.4.bias"), ("optimizer", "group0.lr")}),
+        pytest.param(
+            "ppo",
+            32,
+            {("loss", "loss"), ("backward", "critic.4.bias"), ("optimizer", "group0.lr")},
+            marks=pytest.mark.full,
+        ),
         pytest.param(
             "trainer",
             8,
@@ -209,6 +214,7 @@ def test_what_no_optimizer_knows_counts_too(disease: str, expected: tuple[int, s
     assert (verdict["verdict"], place(verdict)) == ("diverged", expected)
 
 
+@pytest.mark.full
 def test_the_order_of_sets_is_held_by_the_hash_seed(tmp_path: Path) -> None:
     seeded = {"PLANT": "set_order", "PYTHONHASHSEED": "1"}
     assert pair(tmp_path, program("plant", "classifier.py"), a=seeded, b=seeded)["verdict"] == "equal"

@@ -36,6 +36,14 @@ time.sleep(60)
 """
 
 
+by_default_in_the_plainest = pytest.mark.parametrize(
+    "backend",
+    [pytest.param(name, marks=() if name == "subreaper" else pytest.mark.full) for name in BACKENDS],
+    indirect=True,
+    scope="module",
+)
+
+
 def output(spec: ProcessSpec) -> str:
     return Path(spec.directory, "output.log").read_text()
 
@@ -85,6 +93,7 @@ def test_a_leader_that_cannot_start_says_why(supervisors: Supervisors, spec: Mak
         assert "No such file or directory: '/nonexistent" in output(one)
 
 
+@by_default_in_the_plainest
 def test_the_order_is_sigint_then_sigterm_then_sigkill(supervisors: Supervisors, spec: MakeSpec) -> None:
     reasons: list[str] = []
     one = spec(LOG_SIGNALS, timeout_s=0.5, grace_s=0.8)
@@ -97,6 +106,7 @@ def test_the_order_is_sigint_then_sigterm_then_sigkill(supervisors: Supervisors,
     assert "== process" in Path(one.directory, "stacks.txt").read_text()
 
 
+@by_default_in_the_plainest
 def test_a_leader_that_heeds_sigint_ends_at_once(supervisors: Supervisors, spec: MakeSpec) -> None:
     report_then_exit = "import sys, time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('wrote'); sys.exit(2)"
     one = spec(report_then_exit, timeout_s=0.5, grace_s=30.0)
@@ -105,6 +115,7 @@ def test_a_leader_that_heeds_sigint_ends_at_once(supervisors: Supervisors, spec:
     assert end.duration_s < 10
 
 
+@by_default_in_the_plainest
 def test_limits_follow_the_report(supervisors: Supervisors, spec: MakeSpec) -> None:
     garbage = '["start"]\n{"k":"start","timeout_s":"x"}\n"start" {\n["start",' + "[" * 5000 + "\n"
     cases: list[tuple[str, dict[str, float], str]] = [

@@ -118,7 +118,14 @@ def test_a_chain_of_forks_is_cut(backend: str, supervisors: Supervisors, spec: M
 
 
 @pytest.mark.parametrize("backend", ["cgroup"], indirect=True)
-@pytest.mark.parametrize("where", ["below", "threaded", "above, its own removed"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param("below", marks=pytest.mark.full),
+        pytest.param("threaded", marks=pytest.mark.full),
+        "above, its own removed",
+    ],
+)
 def test_moving_to_another_control_group_does_not_help(
     where: str, supervisors: Supervisors, spec: MakeSpec, tmp_path: Path
 ) -> None:

@@ -85,7 +85,7 @@ def test_a_supervisor_that_breaks_says_why(fork: Callable[[], Forked], tmp_path:
     assert "JSONDecodeError" in (tmp_path / "log").read_text()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.full)])
 def test_a_lost_fork_server_is_replaced(server: ForkServer, fork: Callable[[], Forked], signum: signal.Signals) -> None:
     before, lost_pid = fork(), server.pid
     os.kill(lost_pid, signum)

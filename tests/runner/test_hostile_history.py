@@ -123,7 +123,14 @@ def test_a_cache_that_cannot_be_used_costs_a_note_and_no_run(suite: Path) -> Non
 # --------------------------------------------------------------------------------------------------------- in the cache
 
 
-@pytest.mark.parametrize("make", [with_endless_view, with_endless_trigger, with_nul_in_path])
+@pytest.mark.parametrize(
+    "make",
+    [
+        with_endless_view,
+        pytest.param(with_endless_trigger, marks=pytest.mark.full),
+        pytest.param(with_nul_in_path, marks=pytest.mark.full),
+    ],
+)
 def test_a_malformed_history_costs_a_run_a_note_and_nothing_else(suite: Path, make: Callable[[Path], None]) -> None:
     make(cached(suite))
 

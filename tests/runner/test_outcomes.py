@@ -13,6 +13,7 @@ from harness.runner.units import Outcome
 REASONS = ("", "timeout", "test_timeout", "collect_timeout", "cancelled", "killed", "supervisor_lost")
 TESTS = st.sampled_from(["", "tests/test_a.py::test_x"])
 CODES = st.sampled_from([0, 0, 1, 2, 3, 4, 5, 5, 7, 255])
+THOROUGH = settings(max_examples=5 * settings().max_examples)
 
 
 @st.composite
@@ -35,7 +36,7 @@ def cases(draw: st.DrawFn) -> tuple[ProcessEnd, Reported]:
     return end, Reported(announced, draw(TESTS), draw(st.integers(0, 3)), error, draw(st.integers(0, 3)))
 
 
-@settings(max_examples=500)
+@THOROUGH
 @given(cases())
 def test_every_end_has_one_outcome_and_says_why(case: tuple[ProcessEnd, Reported]) -> None:
     end, reported = case
@@ -46,7 +47,7 @@ def test_every_end_has_one_outcome_and_says_why(case: tuple[ProcessEnd, Reported
     assert outcome is not Outcome.NOT_RUN, "it did run"
 
 
-@settings(max_examples=500)
+@THOROUGH
 @given(cases())
 def test_a_pass_needs_everything_to_be_right(case: tuple[ProcessEnd, Reported]) -> None:
     end, reported = case
@@ -58,7 +59,7 @@ def test_a_pass_needs_everything_to_be_right(case: tuple[ProcessEnd, Reported]) 
         assert (reported.collect_error, reported.num_failed, reported.running) == ("", 0, "")
 
 
-@settings(max_examples=500)
+@THOROUGH
 @given(cases())
 def test_what_was_ended_from_outside_is_told_so(case: tuple[ProcessEnd, Reported]) -> None:
     end, reported = case

@@ -56,6 +56,7 @@ def test_a_file_that_hangs_behind_a_fifo_is_timed_out_and_the_next_one_runs(tmp_
     assert f"test_a.py replaced its report {report} by a FIFO: " in done.stdout
 
 
+@pytest.mark.full
 def test_a_signal_ends_a_run_whose_report_is_a_fifo(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": QUICK, "test_b.py": BECOMES_FIFO})
     with started(tmp_path, *RUN, "--grace", "1") as process:
@@ -68,7 +69,7 @@ def test_a_signal_ends_a_run_whose_report_is_a_fifo(tmp_path: Path) -> None:
     assert bearing(done) == []
 
 
-@pytest.mark.parametrize("hanging", [BEGINS_AS_FIFO, BECOMES_FIFO])
+@pytest.mark.parametrize("hanging", [BEGINS_AS_FIFO, pytest.param(BECOMES_FIFO, marks=pytest.mark.full)])
 def test_of_a_runner_that_is_killed_nothing_outlives_it(tmp_path: Path, hanging: str) -> None:
     write_suite(tmp_path, {"test_a.py": hanging})
     with started(tmp_path, *RUN) as process:
@@ -136,7 +137,9 @@ ENDLESS = PLACES + (
 )
 
 
-@pytest.mark.parametrize(("fails", "outcome"), [(True, "failed"), (False, "passed")])
+@pytest.mark.parametrize(
+    ("fails", "outcome"), [pytest.param(True, "failed", marks=pytest.mark.full), (False, "passed")]
+)
 def test_of_a_link_to_an_endless_device_nothing_is_read(tmp_path: Path, fails: bool, outcome: str) -> None:
     write_suite(tmp_path, {"test_a.py": f"{ENDLESS}fails = {fails}\n", "test_b.py": QUICK})
     done = run(tmp_path, *RUN, "--junit", "report.xml")
@@ -182,6 +185,7 @@ LINKED = PLACES + (
 )
 
 
+@pytest.mark.full
 def test_links_in_the_place_of_its_files_are_neither_shown_nor_written_to(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere.txt"
     elsewhere.write_text("the secret of somebody else")

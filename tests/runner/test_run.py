@@ -207,20 +207,41 @@ def test_tests_that_keep_their_file_from_running_are_named(tmp_path: Path, numbe
 
 NEEDS_FOUR = "import pytest\npytestmark = pytest.mark.gpus(4)\n" + QUICK
 REFUSES = "def pytest_sessionstart(session):\n    import os\n    os.kill(os.getpid(), 9)\n"
-CODES: list[tuple[dict[str, str], tuple[str, ...], ExitCode]] = [
+CODES = [
     ({"test_a.py": QUICK}, (), ExitCode.OK),
-    ({"test_a.py": QUICK, "test_b.py": "def helper(): pass\n"}, (), ExitCode.OK),
-    ({"test_a.py": QUICK, "test_b.py": "import nothing_there\n"}, (), ExitCode.TESTS_FAILED),
+    pytest.param({"test_a.py": QUICK, "test_b.py": "def helper(): pass\n"}, (), ExitCode.OK, marks=pytest.mark.full),
+    pytest.param(
+        {"test_a.py": QUICK, "test_b.py": "import nothing_there\n"}, (), ExitCode.TESTS_FAILED, marks=pytest.mark.full
+    ),
     ({"test_a.py": QUICK, "conftest.py": REFUSES}, (), ExitCode.TESTS_FAILED),
     ({"test_a.py": QUICK}, ("test_nowhere.py",), ExitCode.USAGE_ERROR),
-    ({"test_a.py": QUICK}, ("--", "--no-such-option"), ExitCode.USAGE_ERROR),
-    ({"test_a.py": QUICK, "test_b.py": QUICK}, ("test_a.py::test_gone", "test_b.py"), ExitCode.USAGE_ERROR),
-    ({"test_a.py": QUICK, "test_b.py": "import gone\n"}, ("test_a.py::test_gone", "."), ExitCode.TESTS_FAILED),
-    ({"test_b.py": "import nothing_there\n"}, ("test_b.py::test_gone",), ExitCode.TESTS_FAILED),
+    pytest.param({"test_a.py": QUICK}, ("--", "--no-such-option"), ExitCode.USAGE_ERROR, marks=pytest.mark.full),
+    pytest.param(
+        {"test_a.py": QUICK, "test_b.py": QUICK},
+        ("test_a.py::test_gone", "test_b.py"),
+        ExitCode.USAGE_ERROR,
+        marks=pytest.mark.full,
+    ),
+    pytest.param(
+        {"test_a.py": QUICK, "test_b.py": "import gone\n"},
+        ("test_a.py::test_gone", "."),
+        ExitCode.TESTS_FAILED,
+        marks=pytest.mark.full,
+    ),
+    pytest.param(
+        {"test_b.py": "import nothing_there\n"},
+        ("test_b.py::test_gone",),
+        ExitCode.TESTS_FAILED,
+        marks=pytest.mark.full,
+    ),
     ({"readme.txt": "no test here"}, (), ExitCode.NOTHING_COLLECTED),
-    ({"test_a.py": QUICK}, ("--", "-k", "nothing_of_that_name"), ExitCode.NOTHING_COLLECTED),
+    pytest.param(
+        {"test_a.py": QUICK}, ("--", "-k", "nothing_of_that_name"), ExitCode.NOTHING_COLLECTED, marks=pytest.mark.full
+    ),
     ({"test_a.py": QUICK, "test_b.py": NEEDS_FOUR}, (), ExitCode.UNITS_NOT_RUN),
-    ({"test_a.py": QUICK, "test_b.py": NEEDS_FOUR}, ("--allow-missing-gpus",), ExitCode.OK),
+    pytest.param(
+        {"test_a.py": QUICK, "test_b.py": NEEDS_FOUR}, ("--allow-missing-gpus",), ExitCode.OK, marks=pytest.mark.full
+    ),
 ]
 
 

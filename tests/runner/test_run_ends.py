@@ -50,7 +50,14 @@ def result(done: Done, path: str) -> dict[str, Any]:
     return done.results[path]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "signum",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.full),
+        signal.SIGTERM,
+        pytest.param(signal.SIGHUP, marks=pytest.mark.full),
+    ],
+)
 def test_one_signal_ends_what_runs_in_order_and_keeps_every_result(tmp_path: Path, signum: signal.Signals) -> None:
     files = {"test_a.py": QUICK, "test_b.py": SLEEPS, "test_c.py": QUICK}
     done = interrupt(write_suite(tmp_path, files), "--cpu-units", "1", signums=(signum,))
@@ -196,6 +203,7 @@ def test_limits_of_a_marker_the_table_and_the_command_line(tmp_path: Path) -> No
     assert done.stdout.count(" stacks of its processes at termination ") == 2
 
 
+@pytest.mark.full
 def test_a_file_is_held_to_the_limit_of_the_command_line(tmp_path: Path) -> None:
     done = run(write_suite(tmp_path, {"test_a.py": SLEEPS}), *RUN, "--timeout", "5", "--grace", "1")
     done.assert_sound()

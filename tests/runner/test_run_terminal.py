@@ -13,7 +13,7 @@ SLEEPS = "import time\ndef test_sleeps():\n    open('asleep', 'w')\n    time.sle
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 
-@pytest.mark.parametrize("num_times", [1, 2])
+@pytest.mark.parametrize("num_times", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_ctrl_c_typed_on_the_terminal(tmp_path: Path, num_times: int) -> None:
     write_suite(tmp_path, {"test_a.py": SLEEPS, "test_b.py": QUICK})
     record = Done(tmp_path, 0, "", "").record / "events.jsonl"

@@ -12,7 +12,7 @@ from harness.runner.first_fit import Job
 from harness.runner.leases import LeaseTable
 
 QUICK = settings(max_examples=100, derandomize=True)
-THOROUGH = settings(max_examples=400, derandomize=True)
+THOROUGH = settings(max_examples=4 * settings().max_examples, derandomize=True)
 
 
 def inventory(*kinds: tuple[int, str, float]) -> Inventory:

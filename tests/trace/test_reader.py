@@ -41,7 +41,9 @@ from tests.support.traces import (
 FORMAT_MD = (Path(harness.trace.__file__).parent / "FORMAT.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", ["rank-0.log", "rank-1.log", "manifest.json", "curve.jsonl"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("rank-0.log", marks=pytest.mark.full), "rank-1.log", "manifest.json", "curve.jsonl"]
+)
 def test_a_trace_is_read_up_to_wherever_a_file_is_cut(tmp_path: Path, name: str) -> None:
     """Every prefix: no whole step is lost, no other is shown, and the cut is never taken for the end."""
     manifest = Manifest(Fingerprint({"seed": "7"}), world_size=2)

@@ -161,11 +161,15 @@ def test_the_version_that_moved_bits_is_found(wheelhouse: Path) -> None:
 
 
 def test_ends_that_cannot_be_are_refused_before_anything_is_installed(wheelhouse: Path) -> None:
-    """In the wrong order; one that cannot be had, which is the second to be needed; no such package."""
     turned = bisect(wheelhouse, "--packages", "tinyscale==1.4..1.0")
     assert turned.code == ExitCode.USAGE_ERROR
     assert "error: --packages tinyscale==1.4..1.0: 1.4 is later than 1.0\n" in turned.stderr
     assert not (wheelhouse.parent / ".rlharness").exists(), "nor is pip asked"
+
+
+@pytest.mark.full
+def test_what_pip_cannot_find_is_refused_before_anything_is_installed(wheelhouse: Path) -> None:
+    """A version that cannot be had, which is the second to be needed; no such package."""
     missing = bisect(wheelhouse, "--packages", "tinyscale==1.0..1.2")
     assert missing.code == ExitCode.INCOMPLETE_RECORDING
     assert "error: tinyscale 1.2 cannot be had here: ERROR: Could not find a version that satisfies" in missing.stderr

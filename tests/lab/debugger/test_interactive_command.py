@@ -46,6 +46,7 @@ def stand(directory: Path, text: str, *words: str) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_somebody_walks_through_a_step_and_back_and_looks_at_both_runs(runs: Path) -> None:
     lines = (

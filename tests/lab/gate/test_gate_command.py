@@ -83,6 +83,7 @@ def test_one_that_the_base_alone_cannot_read_is_told_beside_the_others(project: 
     assert found["sums"]["reasons"][0].startswith("the base's scenario cannot be run: ")
 
 
+@pytest.mark.full
 def test_what_does_not_run_always_fails_and_an_old_one_that_did_not_is_not_comparable(project: Project) -> None:
     project.change("Broken", "SCALE = 1.0", "SCALE = 1 / 0")
     done = gate(project, "--fail-on", "none", "--json")

@@ -86,6 +86,7 @@ def examine(host: Host | None, **settings: str) -> Examined:
     return Examined(done.returncode, {finding["check"]: finding for finding in findings}, named)
 
 
+@pytest.mark.full
 @on_pretended_hosts
 def test_a_good_host_passes_every_layer() -> None:
     with good_host() as host:

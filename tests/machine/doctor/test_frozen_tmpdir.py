@@ -58,6 +58,7 @@ sys.exit(main(["doctor", "--json"]))
 """
 
 
+@pytest.mark.full
 def test_a_tmpdir_that_hangs_is_found_and_hangs_nobody_else(frozen: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CODE],

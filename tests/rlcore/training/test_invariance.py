@@ -49,17 +49,21 @@ VARIANTS: dict[str, RunConfig] = {
     "ppo, compiled kernels": config("ppo", algorithm={"name": "ppo", "kl_coef": 0.05, "num_critic_warmup_steps": 2},
                                     model={"kernels": "compiled"}),
 }  # fmt: skip
-IN_DEFAULT_TIER = ("grpo", "ppo")
-EACH = [
-    pytest.param(
-        name,
-        marks=[
-            *([pytest.mark.needs_compiler] if variant.model.kernels == "compiled" else []),
-            *([] if name in IN_DEFAULT_TIER else [pytest.mark.full]),
-        ],
-    )
-    for name, variant in VARIANTS.items()
-]
+
+
+def each(*in_default_tier: str) -> Any:
+    """All variants; those that are not named are in the full tier only."""
+    return [
+        pytest.param(
+            name,
+            marks=[
+                *([pytest.mark.needs_compiler] if variant.model.kernels == "compiled" else []),
+                *([] if name in in_default_tier else [pytest.mark.full]),
+            ],
+        )
+        for name, variant in VARIANTS.items()
+    ]
+
 
 perturbations = st.fixed_dictionaries(
     {
@@ -97,7 +101,7 @@ def perturbed(variant: str, **perturbation: Any) -> RunConfig:
 
 
 @pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.parametrize("variant", EACH)
+@pytest.mark.parametrize("variant", each("grpo"))
 @settings(max_examples=NUM_EXAMPLES, derandomize=True)
 @given(perturbation=perturbations, lost=losses)
 def test_perturbations_move_no_bit(
@@ -129,7 +133,7 @@ def lost_and_resumed(
     return (with_section(of, "output", {"resume": str(directory)}), first) if first else (of, 0)
 
 
-@pytest.mark.parametrize("variant", EACH)
+@pytest.mark.parametrize("variant", each("grpo", "ppo"))
 def test_a_crash_at_any_step_and_a_resume_move_no_bit(
     variant: str, undisturbed: Callable[[str], Digests], tmp_path: Path
 ) -> None:
@@ -181,6 +185,7 @@ def moved(variant: str, tmp_path: Path, *, level: str = "invariant", **perturbat
     return leaf and leaf[1]
 
 
+@pytest.mark.full
 def test_without_recipes_concurrency_moves_logprobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlcore.numerics.product.LIBRARY", "oneDNN")  # MKL's strict mode is a remedy of its own
     assert moved("grpo", tmp_path, level="deterministic", concurrency=1) == "rollout"

@@ -48,10 +48,15 @@ def state_digests(of: RunConfig, directory: Path, recorder: Any) -> dict[str, st
 @pytest.mark.parametrize(
     "of",
     [
-        config(algorithm={"name": "grpo", "kl_coef": 0.02}, training={**SHORT, "num_minibatches": 2}),
-        config("ppo", algorithm={"name": "ppo", "kl_coef": 0.05, "kl_target": 0.1}, training=SHORT),
+        pytest.param(
+            config(algorithm={"name": "grpo", "kl_coef": 0.02}, training={**SHORT, "num_minibatches": 2}),
+            id="grpo",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            config("ppo", algorithm={"name": "ppo", "kl_coef": 0.05, "kl_target": 0.1}, training=SHORT), id="ppo"
+        ),
     ],
-    ids=["grpo", "ppo"],
 )
 def test_a_run_without_observers_has_the_same_bits(
     of: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

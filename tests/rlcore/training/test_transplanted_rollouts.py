@@ -41,7 +41,7 @@ def moved(name: str, tmp_path: Path, *, leaves: tuple[str, ...]) -> tuple[Trace,
     return *traces, made(a, tmp_path / "made", patch)
 
 
-@pytest.mark.parametrize("name", ["grpo", "ppo"])
+@pytest.mark.parametrize("name", [pytest.param("grpo", marks=pytest.mark.full), "ppo"])
 def test_as_rollouts_and_rewards_become_bs_so_do_curve_and_weights(name: str, tmp_path: Path) -> None:
     a, b, found = moved(name, tmp_path, leaves=ROLLOUT)
     fates = {each.name: each.fate for each in read_report(tmp_path)}
