@@ -80,6 +80,7 @@ def test_which_operations_keep_their_bits_is_told_where_it_is_asked_for(
     assert re.match(r"\w+ holds for float32, \w+ holds for bfloat16 on \w+ \(checked for ", numerics["measured"])
 
 
+@pytest.mark.full
 def test_what_is_wrong_is_found_and_what_mends_it_mends_it(
     plain_environment: Path, dead_address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +194,7 @@ def test_what_mends_is_printed_by_the_examination_that_found_it(given: dict[str,
     assert fix_command(DoctorOptions(**given)) == command
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.geteuid() != 0, reason="a network namespace needs root")
 def test_a_host_without_loopback(plain_environment: Path) -> None:
     words = ["unshare", "--net", *HARNESS, "doctor", "--json"]

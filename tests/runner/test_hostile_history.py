@@ -67,7 +67,7 @@ def path(tmp_path: Path) -> Path:
 # ------------------------------------------------------------------------------------------------------ in a checkout
 
 
-@pytest.mark.parametrize("command", ["plan", "run"])
+@pytest.mark.parametrize("command", ["plan", pytest.param("run", marks=pytest.mark.full)])
 def test_a_checkout_with_the_journal_of_a_crash_deletes_no_file_of_mine(
     suite: Path, brought: Path, tmp_path: Path, command: str
 ) -> None:

@@ -183,6 +183,7 @@ def test_fills_the_disk():
 """
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("may_mount")
 def test_a_full_disk_ends_with_an_outcome_for_every_file(tmp_path: Path) -> None:
     files = {"test_a.py": FILLS, **{f"test_{n}.py": QUICK for n in range(3)}}

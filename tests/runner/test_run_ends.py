@@ -163,6 +163,7 @@ def test_usr1_has_a_run_say_what_runs(tmp_path: Path) -> None:
     assert "in test_sleeps for " in done.stdout
 
 
+@pytest.mark.full
 def test_usr1_during_collection(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": COMPUTED + SLOW_IMPORT})
     done = interrupted(tmp_path, *RUN, ready=lambda: asleep(tmp_path), signums=(signal.SIGUSR1, signal.SIGINT))

@@ -81,7 +81,9 @@ def test_what_differs_from_itself_needs_no_perturbation(tmp_path: Path) -> None:
     assert chaos.num_probes == 0
 
 
-@pytest.mark.parametrize(("entry", "count"), [("sound", 20), ("judges_in_order", 6)])
+@pytest.mark.parametrize(
+    ("entry", "count"), [pytest.param("sound", 20, marks=pytest.mark.full), ("judges_in_order", 6)]
+)
 def test_what_is_sound_is_not_accused(tmp_path: Path, entry: str, count: int) -> None:
     chaos = searched(tmp_path, write_scenario(tmp_path, entry), num_probes=count)
     assert (chaos.exit_code, chaos.finding, chaos.num_runs) == (ExitCode.OK, None, count + 2)

@@ -144,6 +144,7 @@ def standing_before_a_gate(directory: Path, step: int) -> Iterator[tuple[subproc
         yield process, gate
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_ctrl_c_before_somebody_stands_in_the_step_leaves_nothing_behind(tmp_path: Path) -> None:
     with standing_before_a_gate(tmp_path, step=4) as (process, gate), gate.open("w"):  # step 3, on the way, reads it
