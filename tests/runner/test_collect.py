@@ -162,13 +162,7 @@ FAILING = {
 }
 
 
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        pytest.param(*case, id=name, marks=() if name in ("raises", "is killed") else pytest.mark.full)
-        for name, case in FAILING.items()
-    ],
-)
+@pytest.mark.parametrize(("source", "said"), FAILING.values(), ids=FAILING.keys())
 def test_a_file_that_cannot_be_imported_is_a_unit_that_says_why(suite: Suite, source: str, said: str) -> None:
     suite.write({"test_a.py": f"SIZE = gpus = 1\n{source}", "test_b.py": marked("1")})
     units = suite.units(distrusted=lambda rootdir: frozenset({"test_a.py"}))
@@ -396,9 +390,8 @@ def test_a_large_suite_is_collected_without_one_import(suite: Suite) -> None:
 
 @pytest.mark.full
 def test_with_the_supervisors_of_a_run(suite: Suite) -> None:
-    suite.write(
-        {"test_a.py": marked("1"), "test_b.py": COMPUTED, "test_c.py": f"{COMPUTED}\nimport time\ntime.sleep(3600)"}
-    )
+    late = f"{COMPUTED}\nimport time\ntime.sleep(3600)"
+    suite.write({"test_a.py": marked("1"), "test_b.py": COMPUTED, "test_c.py": late})
     options = suite.options(timeout_s=10.0)
     with closing(Supervisors(probe_backends().chosen, "collect-test")) as supervisors:
         units = {unit.path: unit for unit in asyncio.run(collect([], options, supervisors, suite.spec)).units}

@@ -207,45 +207,25 @@ def test_tests_that_keep_their_file_from_running_are_named(tmp_path: Path, numbe
 
 NEEDS_FOUR = "import pytest\npytestmark = pytest.mark.gpus(4)\n" + QUICK
 REFUSES = "def pytest_sessionstart(session):\n    import os\n    os.kill(os.getpid(), 9)\n"
-CODES = [
+CODES: list[tuple[dict[str, str], tuple[str, ...], ExitCode]] = [
     ({"test_a.py": QUICK}, (), ExitCode.OK),
-    pytest.param({"test_a.py": QUICK, "test_b.py": "def helper(): pass\n"}, (), ExitCode.OK, marks=pytest.mark.full),
-    pytest.param(
-        {"test_a.py": QUICK, "test_b.py": "import nothing_there\n"}, (), ExitCode.TESTS_FAILED, marks=pytest.mark.full
-    ),
     ({"test_a.py": QUICK, "conftest.py": REFUSES}, (), ExitCode.TESTS_FAILED),
     ({"test_a.py": QUICK}, ("test_nowhere.py",), ExitCode.USAGE_ERROR),
-    pytest.param({"test_a.py": QUICK}, ("--", "--no-such-option"), ExitCode.USAGE_ERROR, marks=pytest.mark.full),
-    pytest.param(
-        {"test_a.py": QUICK, "test_b.py": QUICK},
-        ("test_a.py::test_gone", "test_b.py"),
-        ExitCode.USAGE_ERROR,
-        marks=pytest.mark.full,
-    ),
-    pytest.param(
-        {"test_a.py": QUICK, "test_b.py": "import gone\n"},
-        ("test_a.py::test_gone", "."),
-        ExitCode.TESTS_FAILED,
-        marks=pytest.mark.full,
-    ),
-    pytest.param(
-        {"test_b.py": "import nothing_there\n"},
-        ("test_b.py::test_gone",),
-        ExitCode.TESTS_FAILED,
-        marks=pytest.mark.full,
-    ),
     ({"readme.txt": "no test here"}, (), ExitCode.NOTHING_COLLECTED),
-    pytest.param(
-        {"test_a.py": QUICK}, ("--", "-k", "nothing_of_that_name"), ExitCode.NOTHING_COLLECTED, marks=pytest.mark.full
-    ),
     ({"test_a.py": QUICK, "test_b.py": NEEDS_FOUR}, (), ExitCode.UNITS_NOT_RUN),
-    pytest.param(
-        {"test_a.py": QUICK, "test_b.py": NEEDS_FOUR}, ("--allow-missing-gpus",), ExitCode.OK, marks=pytest.mark.full
-    ),
+    ({"test_a.py": QUICK, "test_b.py": "def helper(): pass\n"}, (), ExitCode.OK),
+    ({"test_a.py": QUICK, "test_b.py": "import nothing_there\n"}, (), ExitCode.TESTS_FAILED),
+    ({"test_a.py": QUICK}, ("--", "--no-such-option"), ExitCode.USAGE_ERROR),
+    ({"test_a.py": QUICK, "test_b.py": QUICK}, ("test_a.py::test_gone", "test_b.py"), ExitCode.USAGE_ERROR),
+    ({"test_a.py": QUICK, "test_b.py": "import gone\n"}, ("test_a.py::test_gone", "."), ExitCode.TESTS_FAILED),
+    ({"test_b.py": "import nothing_there\n"}, ("test_b.py::test_gone",), ExitCode.TESTS_FAILED),
+    ({"test_a.py": QUICK}, ("--", "-k", "nothing_of_that_name"), ExitCode.NOTHING_COLLECTED),
+    ({"test_a.py": QUICK, "test_b.py": NEEDS_FOUR}, ("--allow-missing-gpus",), ExitCode.OK),
 ]
+ONE_OF_EACH, MORE = CODES[:5], [pytest.param(*case, marks=pytest.mark.full) for case in CODES[5:]]
 
 
-@pytest.mark.parametrize(("files", "arguments", "code"), CODES)
+@pytest.mark.parametrize(("files", "arguments", "code"), [*ONE_OF_EACH, *MORE])
 def test_exit_codes(tmp_path: Path, files: dict[str, str], arguments: tuple[str, ...], code: ExitCode) -> None:
     done = run(write_suite(tmp_path, files), "run", "--gpus", "sim:2", *arguments)
     assert done.code == code, done.stderr
