@@ -54,6 +54,12 @@ SHARED_OPTIONS: Options = (
         help="Files without GPU needs to run at once.  [default: number of cores]",
     ),
     click.option(
+        "--isolate",
+        type=click.Choice(["file", "interpreter"]),
+        help="Process of each file: a fork of a session that has loaded the plugins, conftest files and common imports,"
+        " or an interpreter of its own.  [default: file]",
+    ),
+    click.option(
         "--needs",
         "needs_file",
         type=SomePath(path_type=Path),

@@ -137,7 +137,8 @@ class _Run:
             await dispatcher.run()
         finally:
             kept = (note for note in context.history.notes if note not in context.notes)
-            self.notes = (*_undone(planned.collected), *runner.notes, *kept)
+            warm = context.warm.notes if context.warm is not None else ()
+            self.notes = (*_undone(planned.collected), *runner.notes, *warm, *kept)
         self.state.check_sum()
 
     async def _prepare(self) -> tuple[Planned, Preflight | None]:
@@ -163,6 +164,7 @@ class _Run:
             scratch=context.scratch,
             t=self.recorder.t,
             pins=pins,
+            warm=context.warm,
         )
 
     def _with_losses(self, finished: events.RunFinished) -> events.RunFinished:

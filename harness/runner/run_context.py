@@ -19,6 +19,7 @@ from harness.process.scratch import hold, let_go, make_scratch_root, remove_aban
 from harness.process.supervisor_client import ContainmentBackends, Supervisors, find_py_spy, probe_backends
 from harness.runner.history import History
 from harness.runner.options import RunOptions
+from harness.runner.warm_parent import WarmParent, start_warm_session
 
 SCRATCH_S = 30.0
 """For making a directory, and removing what killed runs have left beside it."""
@@ -49,6 +50,8 @@ class RunContext:
     supervisors: Supervisors
     ports: PortBlocks
     history: History
+    warm: WarmParent | None
+    """The warm session, started and not yet waited for; None where every file is to have an interpreter."""
     notes: tuple[str, ...]
     """Notes for the user on how the machine was read."""
 
@@ -85,6 +88,12 @@ async def open_run_context(
         environ = options.invocation.environ
         history = History() if options.history_free else History.of_root(options.root, environ, is_run=is_run)
         stack.enter_context(history)
+        ports = PortBlocks(claims, read_ephemeral_range())
+        supervisors = stack.enter_context(closing(Supervisors(backends.chosen, run_id, find_py_spy())))
+        has_gpus = bool(gpus.inventory.gpus)
+        warm = start_warm_session(options, run_id, Path(scratch), master_port=ports.master_port(0), has_gpus=has_gpus)
+        if warm is not None:
+            stack.enter_context(closing(warm))
         yield RunContext(
             options=options,
             clock=clock,
@@ -92,9 +101,10 @@ async def open_run_context(
             scratch=Path(scratch),
             backends=backends,
             gpus=gpus,
-            supervisors=stack.enter_context(closing(Supervisors(backends.chosen, run_id, find_py_spy()))),
-            ports=PortBlocks(claims, read_ephemeral_range()),
+            supervisors=supervisors,
+            ports=ports,
             history=history,
+            warm=warm,
             notes=tuple(note for note in (gpus.inventory.note, *scratch_notes, *history.notes) if note),
         )
 
