@@ -200,10 +200,20 @@ def _part(verdict: Verdict) -> Iterator[str]:
 
 def attribution_lines(verdict: Verdict) -> Iterator[str]:
     """Yield the kinds of values that changed in the whole run, or that only floats did."""
+    yield from changed_lines(verdict).values()
+    yield from unchanged_lines(verdict)
+
+
+def changed_lines(verdict: Verdict) -> dict[str, str]:
+    """Return a line for each kind of value that changed, by kind."""
     counts = verdict.attribution
-    for kind in COUNTED:
-        if kind in counts and not counts[kind].is_equal:
-            yield _changed(kind, counts[kind], verdict.num_ranks)
+    kinds = [kind for kind in COUNTED if kind in counts and not counts[kind].is_equal]
+    return {kind: _changed(kind, counts[kind], verdict.num_ranks) for kind in kinds}
+
+
+def unchanged_lines(verdict: Verdict) -> Iterator[str]:
+    """Yield a line about the kinds of values that did not change, if there are any."""
+    counts = verdict.attribution
     kinds = [kind for kind in COUNTED if kind in counts and counts[kind].is_equal]
     is_only = _is_floats_only(verdict)
     counted = [kind for kind in kinds if counts[kind].num_compared]  # texts have no elements to count
