@@ -52,8 +52,8 @@ class Difference(Enum):
     """Digests of one algorithm differ."""
     DTYPE = "dtype"
     SHAPE = "shape"
-    VALUE_ONLY_IN_A = "leaf_only_in_a"
-    VALUE_ONLY_IN_B = "leaf_only_in_b"
+    VALUE_ONLY_IN_A = "value_only_in_a"
+    VALUE_ONLY_IN_B = "value_only_in_b"
     STEP_ONLY_IN_A = "step_only_in_a"
     STEP_ONLY_IN_B = "step_only_in_b"
 
