@@ -17,8 +17,9 @@ from harness.lab.gate.golden import Golden
 from harness.lab.gate.result import Gate, GateScenario
 from harness.lab.gate.rounding import Rounding
 from harness.render.divergence import changed_lines, headline, unchanged_lines, verdict_json
-from harness.render.gate_reasons import KINDS, reason_json, reason_text
+from harness.render.gate_reasons import KINDS, reason_text
 from harness.render.replay import ending_lines
+from harness.render.verdict_reasons import reason_json
 from harness.trace.curve import common_names
 from harness.trace.verdict import EXIT_CODES
 

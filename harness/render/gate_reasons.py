@@ -1,11 +1,6 @@
-"""Reasons and notes of `rlharness gate`: one sentence for each code, and the code with its values as JSON."""
+"""Reasons and notes of `rlharness gate`: one sentence for each code."""
 
 from collections.abc import Sequence
-from dataclasses import fields
-from enum import Enum
-from math import isfinite
-from pathlib import Path
-from typing import Any
 
 from harness.core.text import count, path_text
 from harness.lab.gate.reasons import (
@@ -21,6 +16,7 @@ from harness.lab.gate.reasons import (
     NoBase,
     NoGolden,
     OfSide,
+    OfTraces,
     Reason,
     ReasonCode,
     RecordedAlone,
@@ -29,6 +25,7 @@ from harness.lab.gate.reasons import (
     SettingChanged,
     SharedCode,
 )
+from harness.render.verdict_reasons import verdict_reason_text
 from harness.trace.verdict import COUNTED
 
 MAX_NAMES = 5
@@ -56,7 +53,6 @@ SENTENCES = {
 }
 """Sentences of codes without values."""
 PREFIXES = {
-    ReasonCode.TRACES_NOT_COMPARABLE: "",
     ReasonCode.BASE_REJECTED: "the base's scenario cannot be run: ",
     ReasonCode.LEGAL: "legal: ",
     ReasonCode.REMEDY: "remedy: ",
@@ -82,6 +78,8 @@ def reason_text(reason: Reason) -> str:
             return f"recorded at the {side} alone: {_cut(names)}"
         case Reported(message=message):
             return f"{PREFIXES[reason.code]}{message}"
+        case OfTraces(reason=inner):
+            return verdict_reason_text(inner)
         case RunFailed(side=side, message=message):
             return f"{side}: {message}"
         case NoBase(is_shallow=is_shallow):
@@ -136,18 +134,3 @@ def _named_text(code: ReasonCode, names: Sequence[str]) -> str:
 
 def _cut(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_NAMES]) + (" ..." if len(names) > MAX_NAMES else "")
-
-
-def reason_json(reason: Reason) -> dict[str, Any]:
-    """Return the code and its values as plain values: {"code": "tokens_changed", "first_step": 2, ...}."""
-    return {field.name: _plain(getattr(reason, field.name)) for field in fields(reason)}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, float) and not isfinite(value):
-        return str(value)
-    return list(value) if isinstance(value, tuple) else value

@@ -8,6 +8,7 @@ from harness.core.exit_codes import ExitCode
 from harness.trace.chain import RecordedValue
 from harness.trace.element_diff import ValueDifference
 from harness.trace.ops import OpVerdict
+from harness.trace.reasons import VerdictReason
 from harness.trace.values import Float
 
 TOKENS, INTEGERS, BATCHES = "tokens", "integers", "batches"
@@ -161,9 +162,9 @@ class Verdict:
     """The result of comparing A with B."""
 
     kind: Kind
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[VerdictReason, ...] = ()
     """Reasons of NOT_COMPARABLE and INCOMPLETE; empty for the other kinds."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[VerdictReason, ...] = ()
     """Further facts for the reader."""
     first: Divergence | None = None
     """First difference among values of chained scope; also if the traces are not comparable."""

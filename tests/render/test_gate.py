@@ -13,17 +13,16 @@ from harness.lab.gate.change import Change, Finding, classify_change
 from harness.lab.gate.gate import directory_name
 from harness.lab.gate.golden import Acceptance, golden_of
 from harness.lab.gate.policy import Policy
-from harness.lab.gate.reasons import Reason, ReasonCode, RunFailed, SettingChanged
+from harness.lab.gate.reasons import Reason, ReasonCode, RunFailed
 from harness.lab.gate.rounding import Rounding
 from harness.render.gate import cost_line, gate_json, gate_text, rounding_lines
 from harness.render.github import summary
 from harness.trace.diff import diff
 from harness.trace.verdict import REWARDS, TOKENS, Count, Element
-from tests.render.gates import NOISY, SLOWER, STEADY, gate_of, reported, scenario_of
+from tests.render.gates import NOISY, SEED, SLOWER, STEADY, gate_of, reported, scenario_of
 from tests.support.traces import flip_bit, steps_of, trace
 
 ROUNDING = Rounding(1, 12, 5, "backward layers.0.weight", 3, 1200, "optimizer layers.0.weight", 2e-7, "backward", True)
-SEED = SettingChanged(ReasonCode.SETTING_CHANGED, "seed", "1", "2")
 EXITED = RunFailed(ReasonCode.RUN_FAILED, "head", "exit code 1")
 
 
@@ -47,13 +46,13 @@ def test_the_text_is_the_golden(golden: Callable[[str, str], None], tmp_path: Pa
 def test_every_change_has_a_label_and_json(change: Change) -> None:
     gate = gate_of(scenario_of("a", change, reported("why")), policy=Policy(()))
     plain, coloured = gate_text(gate, colour=False), gate_text(gate, colour=True)
-    assert "  a\n  why\n" in plain
+    assert "  a\n  remedy: why\n" in plain
     assert "\x1b[" not in plain
     assert "\x1b[" in coloured
     told = json.loads(json.dumps(gate_json(gate)))
     (scenario,) = told["scenarios"]
-    assert (scenario["change"], scenario["reasons"]) == (change.value, ["why"])
-    assert scenario["reason_codes"] == [{"code": "traces_not_comparable", "message": "why"}]
+    assert (scenario["change"], scenario["reasons"]) == (change.value, ["remedy: why"])
+    assert scenario["reason_codes"] == [{"code": "remedy", "message": "why"}]
     assert told["exit_code"] == (ExitCode.INCOMPLETE_RECORDING if change is Change.BROKEN else ExitCode.OK)
     assert told["base"]["subject"] == "The base, 100 %"
 

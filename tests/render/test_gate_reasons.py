@@ -20,6 +20,7 @@ from harness.lab.gate.reasons import (
     NoBase,
     NoGolden,
     OfSide,
+    OfTraces,
     Reason,
     RecordedAlone,
     Reported,
@@ -28,7 +29,9 @@ from harness.lab.gate.reasons import (
     SharedCode,
 )
 from harness.lab.gate.reasons import ReasonCode as Code
-from harness.render.gate_reasons import SENTENCES, reason_json, reason_text
+from harness.render.gate_reasons import SENTENCES, reason_text
+from harness.render.verdict_reasons import reason_json
+from harness.trace.reasons import OfTrace, VerdictCode
 
 NAMES = tuple("abcdefg")
 REASONS = (
@@ -51,7 +54,7 @@ REASONS = (
     OfSide(Code.SIDE_NONDETERMINISTIC, "head"),
     RecordedAlone(Code.RECORDED_ALONE, "base", ("loss clip_fraction",)),
     RecordedAlone(Code.RECORDED_ALONE, "head", NAMES),
-    Reported(Code.TRACES_NOT_COMPARABLE, "the identity of A is unknown"),
+    OfTraces(Code.TRACES_NOT_COMPARABLE, OfTrace(VerdictCode.IDENTITY_UNKNOWN, "A")),
     Reported(Code.BASE_REJECTED, "unknown key lrr"),
     Reported(Code.LEGAL, "lr"),
     Reported(Code.REMEDY, "name it lr"),
@@ -84,5 +87,9 @@ def test_json_names_each_value() -> None:
         "first_step": 2,
         "num_different": 5,
         "num_compared": 64,
+    }
+    assert reason_json(OfTraces(Code.TRACES_NOT_COMPARABLE, OfTrace(VerdictCode.IDENTITY_UNKNOWN, "A")))["reason"] == {
+        "code": "identity_unknown",
+        "trace": "A",
     }
     assert reason_json(CurveApart(Code.CURVE_BEYOND_ROUNDING, "loss", 1, 4.0, nan))["head"] == "nan"

@@ -19,10 +19,10 @@ from harness.lab.gate.reasons import (
     KindChanged,
     Named,
     NanChanged,
+    OfTraces,
     Reason,
     ReasonCode,
     RecordedAlone,
-    Reported,
 )
 from harness.lab.gate.recorded import Alone
 from harness.lab.gate.rounding import Rounding
@@ -91,7 +91,7 @@ def classify_change(verdict: Verdict, rounding: Rounding | None) -> Finding:
     if first is None:
         if verdict.kind is Kind.EQUAL:
             return Finding(Change.EQUAL, notes=notes, verdict=verdict)
-        reported = tuple(Reported(ReasonCode.TRACES_NOT_COMPARABLE, each) for each in verdict.reasons)
+        reported = tuple(OfTraces(ReasonCode.TRACES_NOT_COMPARABLE, each) for each in verdict.reasons)
         return Finding(Change.NOT_COMPARABLE, reported, notes, verdict)
     reasons: list[Reason] = []
     if first.what is not Difference.VALUE:

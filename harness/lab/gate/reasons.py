@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from harness.trace.reasons import VerdictReason
 from harness.trace.verdict import ADVANTAGE_SIGNS, BATCHES, INTEGERS, REWARDS, TOKENS, Difference
 
 
@@ -158,9 +159,16 @@ class RecordedAlone(Reason):
 
 @dataclass(frozen=True, slots=True)
 class Reported(Reason):
-    """A text from elsewhere: TRACES_NOT_COMPARABLE, BASE_REJECTED, LEGAL, REMEDY."""
+    """A text from elsewhere: BASE_REJECTED, LEGAL, REMEDY."""
 
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class OfTraces(Reason):
+    """A reason of the verdict on both traces: TRACES_NOT_COMPARABLE."""
+
+    reason: VerdictReason
 
 
 @dataclass(frozen=True, slots=True)
