@@ -112,7 +112,7 @@ def pair_view(pair: Pair, max_cells: int) -> dict[str, Any]:
         "phases": list(_phases(pair)),
         "commands": next_commands(pair),
         "grid": grid,
-        "leaves": list(_values(grid, pair)),
+        "first_values": list(_values(grid, pair)),
         "num_values_different": len({cell // max(1, len(grid.columns)) for cell in grid.firsts}),
         "grid_data": grid_data(grid, a, b),
         "fingerprints": side_by_side(a.manifest, b.manifest),
