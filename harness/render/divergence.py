@@ -8,6 +8,7 @@ from typing import Any
 from harness.core.text import count, one_line, ranges
 from harness.render.curve_picture import curve_picture
 from harness.render.operations import operations_json, operations_text
+from harness.render.verdict_reasons import reason_json, verdict_reason_text
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.element_diff import ValueDifference, coordinates
 from harness.trace.manifest import PARTS
@@ -58,7 +59,7 @@ def verdict_text(verdict: Verdict, *, colour: bool, width: int | None = None, is
     return "\n".join(
         [
             _headline(verdict, colour),
-            *[f"  {one_line(reason)}" for reason in verdict.reasons],
+            *[f"  {one_line(verdict_reason_text(reason))}" for reason in verdict.reasons],
             *_place(verdict),
             *_context(verdict),
             *_part(verdict),
@@ -67,7 +68,7 @@ def verdict_text(verdict: Verdict, *, colour: bool, width: int | None = None, is
             *([] if verdict.kind is Kind.EQUAL else _curve(verdict.curve)),
             *([] if width is None else _picture(verdict, width, is_ascii)),
             *[line for part in PARTS for line in _fields(part, verdict.fingerprints.get(part, ()))],
-            *[f"  note: {one_line(note)}" for note in verdict.notes],
+            *[f"  note: {one_line(verdict_reason_text(note))}" for note in verdict.notes],
         ]
     )
 
@@ -200,10 +201,20 @@ def _part(verdict: Verdict) -> Iterator[str]:
 
 def attribution_lines(verdict: Verdict) -> Iterator[str]:
     """Yield the kinds of values that changed in the whole run, or that only floats did."""
+    yield from changed_lines(verdict).values()
+    yield from unchanged_lines(verdict)
+
+
+def changed_lines(verdict: Verdict) -> dict[str, str]:
+    """Return a line for each kind of value that changed, by kind."""
     counts = verdict.attribution
-    for kind in COUNTED:
-        if kind in counts and not counts[kind].is_equal:
-            yield _changed(kind, counts[kind], verdict.num_ranks)
+    kinds = [kind for kind in COUNTED if kind in counts and not counts[kind].is_equal]
+    return {kind: _changed(kind, counts[kind], verdict.num_ranks) for kind in kinds}
+
+
+def unchanged_lines(verdict: Verdict) -> Iterator[str]:
+    """Yield a line about the kinds of values that did not change, if there are any."""
+    counts = verdict.attribution
     kinds = [kind for kind in COUNTED if kind in counts and counts[kind].is_equal]
     is_only = _is_floats_only(verdict)
     counted = [kind for kind in kinds if counts[kind].num_compared]  # texts have no elements to count
@@ -286,8 +297,10 @@ def verdict_json(verdict: Verdict, *, exit_code: int) -> dict[str, Any]:
         "version": VERSION,
         "exit_code": exit_code,
         "verdict": verdict.kind.value,
-        "reasons": list(verdict.reasons),
-        "notes": list(verdict.notes),
+        "reasons": [verdict_reason_text(reason) for reason in verdict.reasons],
+        "reason_codes": [reason_json(reason) for reason in verdict.reasons],
+        "notes": [verdict_reason_text(note) for note in verdict.notes],
+        "note_codes": [reason_json(note) for note in verdict.notes],
         "num_ranks": verdict.num_ranks,
         "num_steps": verdict.num_steps,
         "num_steps_different": verdict.num_steps_different,

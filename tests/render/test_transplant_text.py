@@ -85,6 +85,7 @@ def test_the_cause_is_the_first_patch_that_turns_a_into_b(tmp_path: Path) -> Non
         "name": "policy.head",
         "occurrence": 1,
     }
+    assert [told["transplants"][0][f"num_values_{what}"] for what in ("reached", "different")] == [1200, 1300]
 
 
 def test_the_label_has_a_colour(tmp_path: Path) -> None:

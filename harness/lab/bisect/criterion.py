@@ -101,7 +101,8 @@ def _by_bits(good: Trace, probe: Trace) -> Classified:
     if first is None:
         if verdict.kind is Kind.EQUAL:
             return Classified(Outcome.GOOD, "every bit is the same")
-        return Classified(Outcome.SKIP, "; ".join(verdict.reasons))
+        codes = dict.fromkeys(reason.code.value for reason in verdict.reasons)
+        return Classified(Outcome.SKIP, f"cannot be compared: {', '.join(codes)}")
     value = first.a or first.b
     return Classified(
         Outcome.BAD, f"other bits from step {first.step} on" + (f", {value.phase} {value.name}" if value else "")
