@@ -5,7 +5,8 @@ device without a KFD node, so it is passed over. Inside the harness a GPU is the
 digits), a partition of one "GPU-…/3"; a GPU without a unique id is named after its PCI address.
 
 Partitions of a GPU may share its memory, and AMD SMI reports the memory in use of the whole: for a partition it says
-nothing, and only processes show whether one is in use. The same holds for MI300A, whose memory is the machine's.
+nothing, and only processes show whether one is in use. The memory of an MI300A is the machine's, and AMD SMI may report
+none for its processes: such a GPU then looks idle.
 """
 
 import re
@@ -54,7 +55,7 @@ class _Found:
 
     handle: Any
     node: int
-    """Number of its KFD node; -1 where AMD SMI does not report nodes."""
+    """Number of its KFD node; its number in AMD SMI's order where that does not report nodes."""
     partition: int
     uuid: str
     model: str
@@ -147,23 +148,21 @@ class AmdDriver:
         shut_down(self._amdsmi)
 
     def _find(self) -> list[_Found]:
+        """Every device that HIP can be given; NoDriverError where their numbers cannot be known."""
         amdsmi = self._amdsmi
         try:
             handles = amdsmi.amdsmi_get_processor_handles()
-        except amdsmi.AmdSmiException as error:
+            nodes = [ask(amdsmi, "amdsmi_get_gpu_kfd_info", handle) for handle in handles]
+        except amdsmi.AmdSmiException as error:  # without a GPU's node, the numbers of all others are in doubt
             raise NoDriverError(no_answer(error)) from error
+        if not any(nodes):  # an older release
+            nodes = [{"node_id": number} for number in range(len(handles))]
         found = []
-        for handle in handles:
-            try:
-                place = ask(amdsmi, "amdsmi_get_gpu_kfd_info", handle)
-            except amdsmi.AmdSmiException:
-                place = {}  # a broken GPU keeps its node as a rule: its number is not given to another
-            if place is not None and not isinstance(place.get("node_id", -1), int):
-                continue
-            place = place or {}
-            node, partition = place.get("node_id", -1), place.get("current_partition_id")
-            name = self._name(handle)
-            found.append(_Found(handle, node, partition if isinstance(partition, int) else 0, *name))
+        for handle, kfd in zip(handles, nodes, strict=True):
+            node, partition = (kfd or {}).get("node_id"), (kfd or {}).get("current_partition_id")
+            if isinstance(node, int):
+                name = self._name(handle)
+                found.append(_Found(handle, node, partition if isinstance(partition, int) else 0, *name))
         return found
 
     def _name(self, handle: Any) -> tuple[str, str, str]:

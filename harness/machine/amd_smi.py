@@ -52,7 +52,10 @@ def shut_down(amdsmi: Any) -> None:
 
 
 def ask(amdsmi: Any, function: str, *args: Any) -> Any:
-    """Return the result of a function of amdsmi; None if this release, driver or GPU does not support or permit it."""
+    """Return the result of a function of amdsmi; None if this release, driver or GPU does not support or permit it.
+
+    None also if the package cannot read what its library gave.
+    """
     call = getattr(amdsmi, function, None)
     if call is None:
         return None
@@ -62,6 +65,8 @@ def ask(amdsmi: Any, function: str, *args: Any) -> Any:
         if _status(amdsmi, error) in _UNKNOWN:
             return None
         raise
+    except (LookupError, TypeError, ValueError):
+        return None
 
 
 @contextmanager
@@ -76,7 +81,7 @@ def reading(amdsmi: Any) -> Iterator[None]:
 def memory_of(amdsmi: Any, handle: Any) -> tuple[int, int] | None:
     """Total and allocated bytes of a GPU; None where they say nothing."""
     memory = ask(amdsmi, "amdsmi_get_gpu_vram_usage", handle)
-    if memory is None or not memory["vram_total"]:
+    if memory is None or not _is_some(memory["vram_total"]) or not isinstance(memory["vram_used"], int):
         return None
     return memory["vram_total"] * 2**20, memory["vram_used"] * 2**20
 
@@ -91,7 +96,7 @@ def compute_processes(amdsmi: Any, handle: Any) -> tuple[GpuProcess, ...]:
     return tuple(
         GpuProcess(entry["pid"], entry["memory_usage"]["vram_mem"], named_command(entry["pid"]))
         for entry in listed
-        if isinstance(entry, dict) and entry["memory_usage"]["vram_mem"]
+        if _is_some(entry["memory_usage"]["vram_mem"])
     )
 
 
@@ -107,6 +112,11 @@ def are_linked(amdsmi: Any, handle: Any, other: Any) -> bool:
     xgmi = next((int(kind) for kind in kinds or () if kind.name.endswith("XGMI")), None)
     link = ask(amdsmi, "amdsmi_topo_get_link_type", handle, other)
     return link is not None and xgmi is not None and link["type"] == xgmi and link["hops"] <= 1
+
+
+def _is_some(amount: object) -> bool:
+    """Whether `amount` is a number above zero; amdsmi writes "N/A" for an unknown one."""
+    return isinstance(amount, int) and amount > 0
 
 
 def _status(amdsmi: Any, error: Exception) -> str:

@@ -117,6 +117,12 @@ def test_processes_that_may_not_be_listed_are_unknown_and_memory_decides(amd_dri
     assert ids(amd_driver.read_inventory(machine)) == [uuid_of(0)]
 
 
+def test_amounts_that_amd_smi_does_not_know_are_unknown(amd_driver: AmdDriver) -> None:
+    machine = machine_of(StubAmdGpu(total_mib="N/A", used_mib="N/A", processes=[StubProcess(os.getpid(), "N/A")]))
+    (gpu,) = amd_driver.read_inventory(machine).gpus
+    assert (gpu.memory_gb, amd_driver.used_memory_bytes([uuid_of(0)])) == (0.0, {})
+
+
 @pytest.mark.parametrize("function", ["amdsmi_get_gpu_asic_info", "amdsmi_get_gpu_vram_usage"])
 def test_a_gpu_that_answers_with_an_error_is_left_out_and_keeps_its_number(
     amd_driver: AmdDriver, function: str
@@ -130,6 +136,8 @@ def test_a_gpu_that_answers_with_an_error_is_left_out_and_keeps_its_number(
 def test_a_driver_that_does_not_count_is_said(amd_driver: AmdDriver) -> None:
     broken = machine_of(StubAmdGpu(), failures=[("amdsmi_get_processor_handles", -1, "UNKNOWN_ERROR")])
     assert "the AMD driver does not answer" in amd_driver.read_inventory(broken).note
+    in_doubt = machine_of(StubAmdGpu(), StubAmdGpu(), failures=[("amdsmi_get_gpu_kfd_info", 0, "API_FAILED")])
+    assert "the AMD driver does not answer" in amd_driver.read_inventory(in_doubt).note
     absent = machine_of(StubAmdGpu(), failures=[("amdsmi_init", -1, "DRIVER_NOT_LOADED")])
     assert amd_driver.read_inventory(absent).note == "no NVIDIA or AMD driver here: 0 GPUs"
 

@@ -49,7 +49,7 @@ class StubProcess:
     """A process that AMD SMI lists on a GPU."""
 
     pid: int
-    vram_bytes: int = 10**9
+    vram_bytes: int | str = 10**9
 
 
 @dataclass
@@ -63,8 +63,9 @@ class StubAmdGpu:
     bdf: str = "0000:00:00.0"
     model: str = "AMD Instinct Stub"
     compute_partition: str = "SPX"
-    total_mib: int = 196_608
-    used_mib: int = 283
+    total_mib: int | str = 196_608
+    used_mib: int | str = 283
+    """"N/A" where AMD SMI does not know, as in the line above and for processes."""
     processes: list[StubProcess] = field(default_factory=list)
     xgmi: list[int] = field(default_factory=list)
     """Numbers of the GPUs that XGMI joins to it."""
