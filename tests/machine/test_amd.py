@@ -49,8 +49,9 @@ def test_numbers_follow_the_kernels_nodes_and_not_the_order_of_amd_smi(amd_drive
 def test_gpus_that_a_container_hides_have_no_number(amd_driver: AmdDriver) -> None:
     machine = eight()
     machine.gpus[0].node = machine.gpus[2].node = "N/A"
-    inventory = amd_driver.read_inventory(machine, "2")
-    assert [(gpu.gpu_id, gpu.number) for gpu in inventory.gpus] == [(uuid_of(1), 0), (uuid_of(3), 1)]
+    inventory = amd_driver.read_inventory(machine)
+    visible = [(uuid_of(gpu), number) for number, gpu in enumerate((1, 3, 4, 5, 6, 7))]
+    assert [(gpu.gpu_id, gpu.number) for gpu in inventory.gpus] == visible
 
 
 def test_older_releases_without_enumeration_and_ids_have_names_too(amd_driver: AmdDriver) -> None:
