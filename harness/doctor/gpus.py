@@ -51,10 +51,10 @@ _WORDS = {
     Vendor.AMD: _Words(
         links="XGMI",
         variable="HIP_VISIBLE_DEVICES",
-        show="amd-smi static, at {}",
-        show_processes="amd-smi process, at {},",
-        show_speed="amd-smi metric --throttle --temperature --power, at GPU {}",
-        show_links="amd-smi xgmi --link-status, at GPU {}",
+        show="amd-smi static (amd-smi list -e shows which GPU is {})",
+        show_processes="amd-smi process (amd-smi list -e shows which GPU is {})",
+        show_speed="amd-smi metric (amd-smi list -e shows which GPU has HIP's number {})",
+        show_links="amd-smi xgmi (amd-smi list -e shows which GPU has HIP's number {})",
         list_names="list HIP's numbers (amd-smi list -e)",
     ),
 }
