@@ -2,8 +2,8 @@
 
 | variable | in the child |
 |---|---|
-| `CUDA_VISIBLE_DEVICES` | UUIDs of the leased GPUs, joined by commas. Empty for a unit of 0 GPUs, which must not touch a GPU. As in the parent if there is no lease (collection). With an AMD driver, the same as `HIP_VISIBLE_DEVICES`, because HIP reads both |
-| `HIP_VISIBLE_DEVICES` | with an AMD driver, HIP's numbers of the leased GPUs, which count within the `ROCR_VISIBLE_DEVICES` of the parent; `-1` for none, because HIP takes an empty list for all. Without an AMD driver as in the parent |
+| `CUDA_VISIBLE_DEVICES` | UUIDs of the leased GPUs, joined by commas. Empty for a unit of 0 GPUs, which must not touch a GPU. As in the parent if there is no lease (collection). For GPUs of AMD the same as `HIP_VISIBLE_DEVICES`, because HIP reads both |
+| `HIP_VISIBLE_DEVICES` | HIP's numbers of the leased GPUs of AMD, which count within the `ROCR_VISIBLE_DEVICES` of the parent. `-1` for none of them, because HIP takes an empty list for all; absent without an AMD driver, unless the parent sets a variable of AMD. As in the parent if there is no lease |
 | `CUDA_DEVICE_ORDER` | as in the parent; with `--device-ids number`, `PCI_BUS_ID`, and `CUDA_VISIBLE_DEVICES` holds NVML's numbers instead of the UUIDs of whole GPUs |
 | `RAY_ADDRESS` | removed, not emptied: a unit starts a Ray of its own and never joins a cluster of someone else |
 | `RAY_TMPDIR` | removed: Ray prefers it to TMPDIR, and units that share it find each other's cluster through its `ray_current_cluster` file |
@@ -82,7 +82,7 @@ def child_env(
 
 
 def _of_hip(parent: Mapping[str, str], gpus: Sequence[Gpu]) -> dict[str, str]:
-    """What shows HIP these GPUs and no other; nothing where there is no AMD driver."""
+    """What shows HIP these GPUs and no other; nothing where neither a driver nor a variable of AMD is there."""
     if gpus and gpus[0].is_amd:
         numbers = ",".join(str(gpu.number) for gpu in gpus)
         return {CUDA_VISIBLE_DEVICES: numbers, HIP_VISIBLE_DEVICES: numbers}
