@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.core.clock import Clock
 from harness.core.errors import InventoryError, UsageError
-from harness.machine.gpus import NvmlMeter, read_inventory
+from harness.machine.gpus import DriverMeter, read_inventory
 from harness.machine.inventory import Inventory
 from harness.machine.meter import MemoryMeter, NoMeter
 from harness.process.claims import Claims
@@ -60,15 +60,17 @@ async def read_run_gpus(options: RunOptions, claims: Claims) -> RunGpus:
     """The GPUs that `options` ask for, each claimed; InventoryError where they cannot be had or read."""
 
     def read() -> RunGpus:
-        inventory = read_inventory(options.gpus, options.invocation.environ, claims)
-        has_driver = inventory.gpus and not inventory.pretended
-        return RunGpus(inventory, NvmlMeter() if has_driver else NoMeter())
+        environ = options.invocation.environ
+        inventory = read_inventory(options.gpus, environ, claims)
+        if inventory.pretended or not inventory.gpus:
+            return RunGpus(inventory, NoMeter())
+        return RunGpus(inventory, DriverMeter(environ, is_amd=inventory.gpus[0].is_amd))
 
     try:
         return await in_daemon_thread(read, limit_s=INVENTORY_S)
     except TimeoutError:
         raise InventoryError(
-            f"--gpus {options.gpus}: the NVIDIA driver did not answer within {INVENTORY_S:g} s",
+            f"--gpus {options.gpus}: the GPU driver did not answer within {INVENTORY_S:g} s",
             legal="GPUs with a driver that answers",
             remedy="check the messages of the driver in dmesg, or run the files that need no GPU with --gpus none",
         ) from None
