@@ -33,6 +33,15 @@ from harness.core.invocation import Invocation
 )
 @click.option("--junit", "junit_file", type=SomePath(path_type=Path), help="Write a JUnit XML report to this file.")
 @click.option(
+    "--html", "html_file", type=SomePath(path_type=Path), help="Write the HTML page of the run to this file as well."
+)
+@click.option(
+    "--trace-events",
+    "trace_events_file",
+    type=SomePath(path_type=Path),
+    help="Write the timeline to this file as JSON for ui.perfetto.dev or chrome://tracing.",
+)
+@click.option(
     "--device-ids",
     type=click.Choice(["uuid", "number"]),
     help="How CUDA_VISIBLE_DEVICES names leased GPUs; vLLM needs numbers.  [default: uuid]",
