@@ -14,7 +14,7 @@ from harness.render.run_page import failures
 from harness.render.run_page.failures import Budget
 from harness.render.run_page.markup import element, joined
 from harness.render.run_page.reporter import PAGE, PageText, RunPageReporter
-from harness.render.run_page.timeline_data import TONES
+from harness.render.run_page.timeline_data import TONES, script_json
 from harness.runner.units import Outcome
 from tests.render.run_pages import Tests, write_run
 
@@ -62,6 +62,12 @@ def test_hostile_text_is_text(tmp_path: Path) -> None:
     text = (tmp_path / ".rlharness" / "runs" / FIRST / PAGE).read_text("utf-8")
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
     assert text.count("&lt;script&gt;alert(1)") >= 4, "in the failure, its reason, the output and the slowest tests"
+
+
+def test_data_cannot_end_its_script() -> None:
+    text = script_json([HOSTILE, "<!--<script>", "\u2028"])
+    assert not set("<>&") & set(text)
+    assert json.loads(text) == [HOSTILE, "<!--<script>", "\u2028"]
 
 
 def test_no_address_of_another_host_is_in_it(tmp_path: Path) -> None:

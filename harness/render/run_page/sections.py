@@ -90,8 +90,8 @@ def changes(comparison: Comparison | None) -> Markup:
     runs = count(num, "earlier run") + f", the latest is {one_line(comparison.run_ids[0], 80)}"
     about = f"Compared with {runs}. Each test is compared with the latest of them that has a result of it."
     tables = [
-        *_table("Newly failing", ("Test", "Before", "Now", "Since"), map(_change, comparison.newly_failing)),
-        *_table("Fixed", ("Test", "Before", "Now", "Since"), map(_change, comparison.fixed)),
+        *_table("Newly failing", ("Test", "Before", "Now", "Compared with"), map(_change, comparison.newly_failing)),
+        *_table("Fixed", ("Test", "Before", "Now", "Compared with"), map(_change, comparison.fixed)),
         *_table("Slower", ("Test", "Median", "Now", "Ratio", "Runs"), map(_slower, comparison.slower)),
         *_table("Flaky", ("Test", "Passes (✓) and failures (✗), oldest first"), map(_flaky, comparison.flaky)),
     ]
