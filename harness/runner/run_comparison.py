@@ -15,6 +15,8 @@ from harness.runner.units import Outcome
 
 MAX_EARLIER = 5
 """Earlier runs that are read."""
+MAX_EARLIER_BYTES = 1 << 26
+"""Bytes of the record of each that are read: those of about a hundred thousand tests."""
 SLOWER_RATIO = 1.5
 SLOWER_S = 0.5
 """A test is slower if it takes this ratio of its median, this many seconds more, and longer than it ever took."""
@@ -92,7 +94,7 @@ def read_earlier_runs(directory: Path) -> list[RunRecord]:
         if len(records) == MAX_EARLIER:
             break
         try:
-            record = read_run_record(earlier / RECORD)
+            record = read_run_record(earlier / RECORD, max_bytes=MAX_EARLIER_BYTES)
         except OSError:
             continue
         if any(each.outcome is not None for each in record.files.values()):

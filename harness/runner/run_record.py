@@ -5,19 +5,20 @@ is no event is passed over and counted. So the record of a run that was killed c
 """
 
 import json
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.core.regular_file import GrowingFile, GrowingLines
+from harness.core.regular_file import MAX_BYTES, GrowingFile, GrowingLines
 from harness.core.test_outcomes import TestOutcome
 from harness.runner.events import Event, to_json_line
 from harness.runner.units import Outcome
 
 RECORD = "events.jsonl"
 """Name of the record in the directory of a run."""
+MAX_S = 1e8
+"""Three years; no run takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +119,13 @@ class RunRecord:
         return sum(len(each.tests) for each in self.files.values())
 
 
-def read_run_record(path: Path, *further: Event) -> RunRecord:
-    """Read the record of a run, and fold in the events of it that are not in the file yet.
+def read_run_record(path: Path, *further: Event, max_bytes: int = MAX_BYTES) -> RunRecord:
+    """Read the first `max_bytes` of the record of a run, and fold in the events of it that are not in the file yet.
 
     Raises OSError where the file is no regular file or cannot be read. A missing file is an empty record.
     """
     reading = _Reading()
-    file = GrowingFile(path)
+    file = GrowingFile(path, max_bytes=max_bytes)
     try:
         lines = GrowingLines(file)
         while True:
@@ -274,6 +275,6 @@ def _texts(values: Iterable[object]) -> tuple[str, ...]:
 def _seconds(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"not a number: {value!r}")
-    if not math.isfinite(value) or value < 0:
+    if not 0 <= value <= MAX_S:
         raise ValueError(f"not a duration: {value!r}")
     return float(value)

@@ -74,6 +74,7 @@ BROKEN = (
     b'{"event": "attempt_started", "t": -1, "path": "x"}',
     b'{"event": "attempt_started", "t": NaN, "path": "x"}',
     b'{"event": "attempt_started", "t": true, "path": "x"}',
+    b'{"event": "attempt_started", "t": 1e300, "path": "x", "gpu_ids": [], "directory": ""}',
     b'{"event": "attempt_started", "t": 1, "path": 5, "gpu_ids": [], "directory": ""}',
     b'{"event": "test_finished", "t": 1, "path": "tests/test_a.py", "nodeid": "x", "outcome": "fine", "duration_s": 1}',
     b'{"event": "test_finished", "t": 1, "path": "unknown.py", "nodeid": "x", "outcome": "passed", "duration_s": 1}',
@@ -101,6 +102,11 @@ def test_a_missing_record_is_empty_and_a_directory_is_refused(tmp_path: Path) ->
     assert read_run_record(tmp_path / "gone") == RunRecord()
     with pytest.raises(OSError, match="a directory"):
         read_run_record(tmp_path)
+
+
+def test_of_a_long_record_the_beginning_is_read(path: Path) -> None:
+    record = read_run_record(path, max_bytes=path.stat().st_size - 10)
+    assert (record.exit_code, record.num_unreadable, len(record.files)) == (None, 0, 3)
 
 
 def test_further_events_are_folded_in(path: Path) -> None:

@@ -52,7 +52,7 @@ def verdict_text(code: int | None) -> str:
         return "All tests passed"
     if code == ExitCode.TESTS_FAILED:
         return "Tests failed"
-    why = REASON_OF_CODE.get(ExitCode(code), f"exit code {code}")
+    why = next((why for known, why in REASON_OF_CODE.items() if known == code), f"exit code {code}")
     return f"{why[:1].upper()}{why[1:]}"
 
 
