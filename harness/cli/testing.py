@@ -1,4 +1,4 @@
-"""Commands about tests and the machine they run on: run, plan, doctor."""
+"""Commands about tests and the machine they run on: run, plan, history, doctor."""
 
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,15 @@ from harness.core.invocation import Invocation
 )
 @click.option("--junit", "junit_file", type=SomePath(path_type=Path), help="Write a JUnit XML report to this file.")
 @click.option(
+    "--html", "html_file", type=SomePath(path_type=Path), help="Write the HTML page of the run to this file as well."
+)
+@click.option(
+    "--trace-events",
+    "trace_events_file",
+    type=SomePath(path_type=Path),
+    help="Write the timeline to this file as JSON for ui.perfetto.dev or chrome://tracing.",
+)
+@click.option(
     "--device-ids",
     type=click.Choice(["uuid", "number"]),
     help="How CUDA_VISIBLE_DEVICES names leased GPUs; vLLM needs numbers.  [default: uuid]",
@@ -64,6 +73,23 @@ def plan(invocation: Invocation, /, **arguments: Any) -> int:
     from harness.cli.commands.run import plan_suite
 
     return int(plan_suite(invocation, arguments))
+
+
+@click.command()
+@click.argument("name", required=False, type=SomePath(), metavar="[TEST-OR-FILE]")
+@click.option(
+    "--limit", type=click.IntRange(1), default=50, metavar="N", help="Files or tests to print at most.  [default: 50]"
+)
+@click.option("--json", "json", is_flag=True, help="Print everything as JSON on standard output.")
+@click.pass_obj
+def history(invocation: Invocation, /, **arguments: Any) -> int:
+    """Show durations and outcomes of files and tests in the last runs.
+
+    Without TEST-OR-FILE, all files are listed, longest first.
+    """
+    from harness.cli.commands.history import show_history
+
+    return int(show_history(invocation, arguments))
 
 
 @click.command()
