@@ -47,6 +47,7 @@ NOUNS = {
     REWARDS: "rewards",
     ADVANTAGE_SIGNS: "signs of advantages",
 }
+DIFFERENT_PART = {"perturbation": "runtime settings differ"}
 STEP_ONLY = {Difference.STEP_ONLY_IN_A: "A", Difference.STEP_ONLY_IN_B: "B"}
 
 
@@ -209,8 +210,8 @@ def attribution_lines(verdict: Verdict) -> Iterator[str]:
     counted = [kind for kind in kinds if counts[kind].num_compared]  # texts have no elements to count
     equal = [f"{counts[kind].num_compared:,} {NOUNS[kind]}" for kind in counted or (kinds if is_only else [])]
     if equal:
-        only = "floats only: " if is_only else ""
-        yield f"{only}none of {', '.join(equal)} changed"
+        only = "floats only; " if is_only else ""
+        yield f"{only}unchanged: {', '.join(equal)}"
 
 
 def _is_floats_only(verdict: Verdict) -> bool:
@@ -264,7 +265,7 @@ def _float(value: Float | None) -> str:
 def _fields(part: str, differences: Sequence[FieldDifference]) -> Iterator[str]:
     if not differences:
         return
-    yield f"  {part} differs"
+    yield f"  {DIFFERENT_PART.get(part, f'{part} differs')}"
     shown = differences[:MAX_FIELDS]
     names = [one_line(each.name, MAX_CHARS) for each in shown]
     values = [(_value(each.a), _value(each.b)) for each in shown]

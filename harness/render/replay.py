@@ -45,8 +45,8 @@ def replay_text(replay: Replay, *, colour: bool, width: int | None = None, is_as
             *_operations(comparison),
         ]
     lines += _failures([run for run in replay.runs if not run.recording.is_complete])
-    lines += [f"  note: {one_line(note)}" for note in replay.notes]
     lines += [f"  note: {run.name}: {one_line(note)}" for run in replay.runs for note in run.recording.notes]
+    lines += [f"  note: {one_line(note)}" for note in replay.notes]
     if command := _next_command(replay):
         lines.append(f"  {command}")
     lines.append(f"  traces: {shlex.quote(path_text(plan.directory))}")
