@@ -189,7 +189,7 @@ def _context(verdict: Verdict) -> Iterator[str]:
         states, have = ("state", "has") if len(context.names) == 1 else ("states", "have")
         yield f"  the {states} of {names} {have} differed since step {context.step}{rank}"
     elif verdict.first is not None:
-        yield f"  random-number states are equal up to this point: {names}"
+        yield f"  the default random-number generators are equal up to this point: {names}"
 
 
 def _part(verdict: Verdict) -> Iterator[str]:
