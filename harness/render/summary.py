@@ -69,7 +69,10 @@ class SummaryReporter:
         title = f" {label(result.outcome)} {one_line(result.unit.path)} "
         self._put("\n" + self._paint(title.center(WIDTH, "="), BOLD_RED) + "\n")
         said = [", ".join(facts(result, state)), one_line(result.reason, 1000)]
-        self._put(": ".join(part for part in said if part) + "\n\n")
+        self._put(": ".join(part for part in said if part) + "\n")
+        if result.outcome is Outcome.TIMED_OUT:
+            self._put("rlharness ended it with SIGINT, which pytest reports as KeyboardInterrupt\n")
+        self._put("\n")
         if not result.directory:
             first = self._shown.setdefault(result.unit.collect_error, result.unit.path)
             if first != result.unit.path:  # a conftest that cannot be imported fails every file below it
