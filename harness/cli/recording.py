@@ -219,8 +219,8 @@ def diff(invocation: Invocation, /, **arguments: Any) -> int:
 
 
 @click.command(
-    epilog="TRACE is a directory written by trace, train or replay. The directory of a replay stands for all its runs."
-    " With three or more traces, each is compared with the first."
+    epilog="TRACE is a directory written by trace, RUN one written by train or replay. The directory of a replay stands"
+    " for all its runs. With three or more traces, each is compared with the first."
 )
 @click.argument("traces", metavar="TRACE|RUN...", nargs=-1, required=True, type=SomePath())
 @click.option(

@@ -9,7 +9,10 @@ from harness.cli.options import SHARED_OPTIONS, Seconds, SomePath, all_of, color
 from harness.core.invocation import Invocation
 
 
-@click.command(epilog="Everything after -- is passed to every pytest process:  rlharness run tests -- -k fast -q")
+@click.command(
+    epilog="Everything after -- is passed to every pytest process:  rlharness run tests -- -k fast -q\n\nResults are kept"
+    " in .rlharness/runs: beside the pyproject.toml that has [tool.rlharness], or in the current directory."
+)
 @all_of(SHARED_OPTIONS)
 @click.option(
     "--timeout",
