@@ -9,12 +9,23 @@ from harness.cli.options import SHARED_OPTIONS, Seconds, SomePath, all_of, color
 from harness.core.invocation import Invocation
 
 
-@click.command(epilog="Everything after -- is passed to every pytest process:  rlharness run tests -- -k fast -q")
+@click.command(
+    epilog="Everything after -- is passed to every pytest process:  rlharness run tests -- -k fast -q\n\nResults are kept"
+    " in .rlharness/runs: beside the pyproject.toml that has [tool.rlharness], or in the current directory."
+)
 @all_of(SHARED_OPTIONS)
 @click.option(
-    "--timeout", type=Seconds(0, min_open=True), metavar="S", help="Time limit for one file.  [default: 1800]"
+    "--timeout",
+    type=Seconds(0, min_open=True),
+    metavar="S",
+    help="Time limit for one file; a timeout marker limits one test, and both apply.  [default: 1800]",
 )
-@click.option("--grace", type=Seconds(0), metavar="S", help="Seconds between SIGINT and SIGKILL.  [default: 10]")
+@click.option(
+    "--grace",
+    type=Seconds(0),
+    metavar="S",
+    help="Seconds between SIGINT and SIGKILL when a file is ended.  [default: 10]",
+)
 @click.option("--slow", type=Seconds(0), metavar="S", help="Report a file as slow after S seconds.  [default: 60]")
 @click.option(
     "--maxfail", type=click.IntRange(0), metavar="N", help="Start no more files after N have failed; 0 means no limit."
@@ -44,7 +55,7 @@ from harness.core.invocation import Invocation
 @click.option(
     "--device-ids",
     type=click.Choice(["uuid", "number"]),
-    help="How CUDA_VISIBLE_DEVICES names leased GPUs; vLLM needs numbers.  [default: uuid]",
+    help="How CUDA_VISIBLE_DEVICES names the GPUs of a file; vLLM needs numbers.  [default: uuid]",
 )
 @click.option("--keep-tmp", is_flag=True, help="Keep the temporary directories of failed files.")
 @click.option("--plain", is_flag=True, help="Print lines instead of the live display.")

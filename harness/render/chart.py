@@ -10,8 +10,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from harness.core.text import count, one_line
+from harness.runner.history import ESTIMATE_SPREAD
 from harness.runner.makespan_bounds import TOLERANCE
-from harness.runner.packing import Placement, Plan
+from harness.runner.packing import Job, Placement, Plan
 
 COLOURS = ("36", "32", "33", "35", "34", "31")  # ANSI foregrounds, in turn by a unit's index
 MIN_COLUMNS = 20
@@ -144,12 +145,21 @@ def _facts(plan: Plan, paths: Sequence[str]) -> list[str]:
             gpu_s = sum(len(p.gpu_ids) * (p.end_s - p.start_s) for p in plan.placements)
             lines[0] += f"; GPUs {gpu_s / (len(plan.gpus) * plan.makespan_s):.0%} leased"
         lines += _bound_facts(plan, paths)
+        if num_estimated := sum(map(_is_estimated, plan.order)):
+            lines.append(
+                f"estimated    durations of {num_estimated:,} of {count(len(plan.order), 'file')}, not timed yet"
+            )
     if plan.never:
         lines.append(f"cannot run   {count(len(plan.never), 'file')}")
         lines += [f"  {one_line(paths[index])}: {one_line(reason)}" for index, reason in plan.never[:MAX_NAMED]]
         if len(plan.never) > MAX_NAMED:
             lines.append(f"  and {len(plan.never) - MAX_NAMED:,} more")
     return lines
+
+
+def _is_estimated(job: Job) -> bool:
+    """Return whether the duration of a file is estimated: it has never run to its end."""
+    return job.spread >= ESTIMATE_SPREAD
 
 
 def _bound_facts(plan: Plan, paths: Sequence[str]) -> list[str]:
@@ -163,7 +173,8 @@ def _bound_facts(plan: Plan, paths: Sequence[str]) -> list[str]:
         lines.append(
             f"             {bound.exclusive_s:.1f} s of it for exclusive files; ~ marks GPUs kept free for them"
         )
-    if bound.unit is not None:
-        alone_s = next(job.expected_s for job in plan.order if job.index == bound.unit)
+    alone = next((job for job in plan.order if job.index == bound.unit), None)
+    if bound.unit is not None and alone is not None and not _is_estimated(alone):
+        alone_s = alone.expected_s
         lines.append(f"split        {one_line(paths[bound.unit])}: its {alone_s:.1f} s set the bound")
     return lines

@@ -10,6 +10,7 @@ from harness.core.program_output import MAX_SHOWN_BYTES, OutputFilter, show_file
 from harness.core.regular_file import open_regular
 from harness.core.test_outcomes import TestCounts
 from harness.core.text import count, one_line, put
+from harness.render.failed_tests import failure_lines, unshown_failures
 from harness.render.outcomes import facts, gpus, label, tally
 from harness.runner.events import Event, RunFinished
 from harness.runner.stats import RunState
@@ -68,7 +69,10 @@ class SummaryReporter:
         title = f" {label(result.outcome)} {one_line(result.unit.path)} "
         self._put("\n" + self._paint(title.center(WIDTH, "="), BOLD_RED) + "\n")
         said = [", ".join(facts(result, state)), one_line(result.reason, 1000)]
-        self._put(": ".join(part for part in said if part) + "\n\n")
+        self._put(": ".join(part for part in said if part) + "\n")
+        if result.outcome is Outcome.TIMED_OUT:
+            self._put("rlharness ended it with SIGINT, which pytest reports as KeyboardInterrupt\n")
+        self._put("\n")
         if not result.directory:
             first = self._shown.setdefault(result.unit.collect_error, result.unit.path)
             if first != result.unit.path:  # a conftest that cannot be imported fails every file below it
@@ -80,6 +84,10 @@ class SummaryReporter:
             return
         directory = Path(result.directory)
         self._file(directory / "output.log", "no output")
+        for nodeid, text in unshown_failures(result):
+            self._put("\n" + self._paint(f" failed before that: {one_line(nodeid)} ".center(WIDTH, "-"), RED) + "\n")
+            output = OutputFilter(colour=self._colour)
+            self._put((output.feed(text.encode("utf-8", "backslashreplace")) + output.finish()).rstrip("\n") + "\n")
         stacks = directory / "stacks.txt"
         if os.path.lexists(stacks):
             self._put("\n" + self._paint(" stacks of its processes at termination ".center(WIDTH, "-"), RED) + "\n")
@@ -154,7 +162,8 @@ def _sections(event: RunFinished, state: RunState) -> Iterator[tuple[str, str, l
     failures = [result for result in results if result.outcome.is_failure]
     failed = [f"{label(r.outcome)} {', '.join([one_line(r.unit.path), *facts(r, state)])}" for r in failures]
     yield "failed, shown above", RED, failed
-    yield "interrupted", YELLOW, [_with_reason(r) for r in results if r.outcome is Outcome.INTERRUPTED]
+    interrupted = [result for result in results if result.outcome is Outcome.INTERRUPTED]
+    yield "interrupted", YELLOW, ["\n    ".join([_with_reason(r), *failure_lines(r)]) for r in interrupted]
     yield "not run because the run was cancelled", YELLOW, [_with_reason(r) for r in not_run if not r.for_want_of_gpus]
     yield "not run for lack of GPUs", YELLOW, [_with_reason(r) for r in not_run if r.for_want_of_gpus]
     yield "no tests", YELLOW, [_with_reason(r) for r in results if r.outcome is Outcome.NO_TESTS]

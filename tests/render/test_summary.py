@@ -1,6 +1,7 @@
 import io
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from harness.render.summary import SummaryReporter, closing_line
 from harness.runner.events import CollectionFinished, Event, RunFinished, UnitFinished
 from harness.runner.stats import RunState
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
+from tests.render.conftest import attempt, end
 
 
 def told(*events: Event) -> str:
@@ -66,6 +68,26 @@ def test_why_a_conftest_fails_is_shown_for_the_first_file_below_it() -> None:
         1,
         1,
         2,
+    )
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.INTERRUPTED])
+def test_a_test_that_failed_before_its_file_was_ended_is_shown(tmp_path: Path, outcome: Outcome) -> None:
+    each = unit("a.py")
+    directory = attempt(
+        tmp_path, each, ["test_one", "test_two"], [end(each, "test_one", "failed", "boom", "E   boom")], None
+    )
+    text = told(*results(UnitResult(each, outcome, directory=directory)), finished(ExitCode.TESTS_FAILED))
+    assert text.count("a.py::test_one") == 1
+    assert text.count("boom") == 1
+    assert f"(kept in {directory})" in text
+
+
+def test_a_failure_that_pytest_has_shown_is_not_repeated(tmp_path: Path) -> None:
+    each = unit("a.py")
+    directory = attempt(tmp_path, each, ["test_one"], [end(each, "test_one", "failed", "boom", "E   boom")], 1)
+    assert "boom" not in told(
+        *results(UnitResult(each, Outcome.FAILED, directory=directory)), finished(ExitCode.TESTS_FAILED)
     )
 
 

@@ -4,7 +4,7 @@ file ─▶ scenario ─size─▶ payload ─--set, --sweep─▶ payload ─�
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -67,7 +67,7 @@ def asked_scenario(
 def asked_of(name: str, scenario: Scenario, options: ScenarioOptions, default_size: str) -> Asked:
     """A scenario as options ask for it; UsageError for a size that it has not, and options that cannot be used."""
     size = scenario.chosen_size(options.size, default_size)
-    swept = dict(_swept(text, scenario.runtime_sections) for text in options.sweep)
+    swept = dict(_swept(text, scenario) for text in options.sweep)
     level = options.recording.level
     given = {"size": (size,) if size in scenario.sizes else (), "set": options.overrides}
     given |= {"sweep": options.sweep, "level": (level,) if level else ()}
@@ -121,7 +121,9 @@ def override_of(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise UsageError(
-            f"--set {text}", legal="KEY=VALUE, a dotted key and a value in YAML", remedy="--set training.num_steps=20"
+            f"--set {text}",
+            legal="a dotted key, an equals sign, and a value in YAML",
+            remedy="--set training.num_steps=20",
         )
     if REDACTED in value:
         raise UsageError(
@@ -132,7 +134,7 @@ def override_of(text: str) -> tuple[str, Any]:
     return key.strip(), read_yaml(value, f"--set {text}")
 
 
-def _swept(text: str, free: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
+def _swept(text: str, scenario: Scenario) -> tuple[str, tuple[Any, ...]]:
     """(dotted key, values) of KEY=VALUE,VALUE; UsageError where other values would be another run."""
     key, equals, values = text.partition("=")
     key = key.strip()
@@ -142,12 +144,19 @@ def _swept(text: str, free: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
             legal="KEY=VALUE,VALUE: a value for each run",
             remedy="--sweep runtime.concurrency=1,16",
         )
-    if key.partition(".")[0] not in free:
+    free, section = scenario.runtime_sections, key.partition(".")[0]
+    settings = [each for each in flattened(scenario.config) if each.partition(".")[0] in free]
+    legal = ", ".join(settings or free) or "none: this scenario declares no runtime settings"
+    if section not in scenario.config and section not in free:
+        raise UsageError(f"--sweep {key}: the scenario has no such key", legal=legal)
+    if section not in free:
         raise UsageError(
             f"--sweep {key}: it is part of the run identity, so runs that differ in it are not comparable",
-            legal=f"keys of {', '.join(free)}" if free else "none: this scenario declares no runtime settings",
+            legal=legal,
             remedy="rlharness train records each run, and rlharness diff shows their first difference",
         )
+    if key in free:
+        raise UsageError(f"--sweep {key}: it is a section, not a setting", legal=legal)
     found = read_yaml(f"[{values}]", f"--sweep {text}")
     if not found:
         raise UsageError(f"--sweep {text}", legal="a value for each run, with commas between them")
