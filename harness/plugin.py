@@ -1,4 +1,4 @@
-"""The pytest plugin: two markers, two fixtures and, with `--rlharness-report=FILE`, a line per event. One
+"""The pytest plugin: three markers, two fixtures and, with `--rlharness-report=FILE`, a line per event. One
 file, loaded into any suite by its entry point or `-p harness.plugin`: it imports pytest and the standard library.
 
 `report.jsonl`, append-only, one JSON object and one write per line, so that a killed process tears the last at most:
@@ -64,9 +64,8 @@ class BadMarker(ValueError):
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     group = parser.getgroup("rlharness")
-    group.addoption(
-        "--rlharness-report", metavar="FILE", default=None, help="Append what the tests do to FILE, a JSON line each."
-    )
+    report = "Append what the tests do to FILE, a JSON line each."
+    group.addoption("--rlharness-report", metavar="FILE", default=None, help=report)
     as_found = "Collect from a named file only what pytest collects when it finds the file itself."
     group.addoption("--rlharness-as-found", action="store_true", help=as_found)
 
@@ -79,6 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
         " memory_gb GB, of a model whose name contains `model`, of a CUDA capability of at least min_capability;"
         " exclusive: no other file runs on the machine at the same time.",
     )
+    config.addinivalue_line("markers", "together(name): tests with the same name run in one process.")
     if not (config.pluginmanager.hasplugin("timeout") or config.pluginmanager.hasplugin("pytest_timeout")):
         config.addinivalue_line("markers", "timeout(seconds): time limit of the test, spelled as in pytest-timeout.")
     path = config.getoption("rlharness_report")

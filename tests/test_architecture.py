@@ -73,7 +73,8 @@ ENVIRONMENT = (
     "harness/process/supervisor/fork_hazards.py",  # and these in the pytest from which test processes are forked
     "harness/process/supervisor/forked_leader.py",
 )
-PYTEST = ("harness/plugin.py", "harness/runner/discovery.py", "harness/runner/warm_session.py", "harness/fixtures/")
+IN_PYTEST = ("discovery", "parts", "warm_session")
+PYTEST = ("harness/plugin.py", *(f"harness/runner/{name}.py" for name in IN_PYTEST), "harness/fixtures/")
 OWNED = (
     Owned("rlcore/", ("harness", "scenarios"), ()),
     Owned("rlcore/config", ("torch",), ()),

@@ -68,6 +68,11 @@ SHARED_OPTIONS: Options = (
     ),
     click.option("--mix-models/--no-mix-models", default=None, help="Allow a file to get GPUs of different models."),
     click.option(
+        "--split/--no-split",
+        default=None,
+        help="Run a file in parts if it would end long after the others.  [default: --split]",
+    ),
+    click.option(
         "--collect-timeout",
         type=Seconds(0, min_open=True),
         metavar="S",

@@ -69,6 +69,7 @@ class Keys:
     maxfail: CountOrZero | None = None
     allow_missing_gpus: Flag | None = None
     mix_models: Flag | None = None
+    split: Flag | None = None
     device_ids: Annotated[Literal["uuid", "number"], "'uuid' or 'number'"] | None = None
     history_free: Flag | None = None
     """Neither read nor keep how long files take."""

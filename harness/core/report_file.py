@@ -40,6 +40,16 @@ class TestEnd:
     """The whole failure as pytest shows it, or empty."""
 
 
+@dataclass(frozen=True, slots=True)
+class ListedTest:
+    """One test of a file that was collected and not run."""
+
+    nodeid: str
+    need: Need
+    ties: tuple[str, ...] = ()
+    """What ties it to other tests: those with a tie in common run in one process (`harness.runner.parts`)."""
+
+
 @dataclass(slots=True)
 class TestReport:
     """Everything one attempt wrote about its tests."""
@@ -63,6 +73,8 @@ class TestReport:
     """Pytest's complaints about its arguments, a line each; empty if it accepted them."""
     asks: dict[str, Need] = field(default_factory=dict)
     """Need of each test, by its name in the file; empty unless the file is imported for its need."""
+    listed: list[ListedTest] = field(default_factory=list)
+    """The tests of a file that is only collected."""
     imported: tuple[str, ...] = ()
     """Modules that a fork of the warm session has imported itself."""
     num_unreadable: int = 0
@@ -200,6 +212,9 @@ def _apply(record: dict[str, Any], report: TestReport, begun: dict[str, None]) -
             report.collect_errors += ((_text(record["id"]), _text(record["text"])),)
         case "asks":
             report.asks = {_text(test): Need.from_json(dict(need)) for test, need in dict(record["by_test"]).items()}
+        case "test":
+            ties = tuple(_text(tie) for tie in record["ties"])
+            report.listed.append(ListedTest(_text(record["id"]), Need.from_json(dict(record["need"])), ties))
         case "imported":
             report.imported = tuple(_text(module) for module in record["modules"])
         case "refused":

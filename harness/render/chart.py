@@ -10,9 +10,13 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from harness.core.text import count, one_line
+from harness.render.splits import split_line
+from harness.runner.events import plain
 from harness.runner.history import ESTIMATE_SPREAD
 from harness.runner.makespan_bounds import TOLERANCE
 from harness.runner.packing import Job, Placement, Plan
+from harness.runner.splitting import Split
+from harness.runner.units import file_of
 
 COLOURS = ("36", "32", "33", "35", "34", "31")  # ANSI foregrounds, in turn by a unit's index
 MIN_COLUMNS = 20
@@ -25,10 +29,12 @@ MAX_NAMED = 20
 ROUND_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 43_200, 86_400)
 
 
-def chart(plan: Plan, paths: Sequence[str], *, width: int = 100, colour: bool = False) -> str:
+def chart(
+    plan: Plan, paths: Sequence[str], splits: Sequence[Split] = (), *, width: int = 100, colour: bool = False
+) -> str:
     """The plan as lines of about `width` characters (ANSI colours not counted), each ended by a newline.
 
-    `paths` gives the file of each unit, by its index.
+    `paths` gives the file of each unit, by its index; `splits` the files that run in parts, or cannot.
     """
     lanes = [(f"gpu {gpu.index}", [p for p in plan.placements if gpu.gpu_id in p.gpu_ids]) for gpu in plan.gpus]
     on_cpu = _side_by_side(p for p in plan.placements if not p.gpu_ids)
@@ -42,10 +48,11 @@ def chart(plan: Plan, paths: Sequence[str], *, width: int = 100, colour: bool = 
         lines.append(f"{'':{margin}}{scale.axis()}")
         lines.append("")
     lines += _facts(plan, paths)
+    lines += [f"{'parts' if number == 0 else '':11}  {split_line(split)}" for number, split in enumerate(splits)]
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
-def plan_json(plan: Plan, paths: Sequence[str]) -> dict[str, Any]:
+def plan_json(plan: Plan, paths: Sequence[str], splits: Sequence[Split] = ()) -> dict[str, Any]:
     """The plan as plain values: seconds from the start of the run, files by their paths, in the order of the queue."""
     bound = plan.bound
     return {
@@ -66,6 +73,7 @@ def plan_json(plan: Plan, paths: Sequence[str]) -> dict[str, Any]:
             for placement in plan.placements
         ],
         "never": [{"path": paths[index], "reason": reason} for index, reason in plan.never],
+        "splits": [plain(split) for split in splits],
     }
 
 
@@ -131,7 +139,9 @@ def _bar(path: str, length: int) -> str:
     if length < 2:
         return "|" * length
     room = length - 2
-    name = PurePosixPath(path).stem.removeprefix("test_").encode("ascii", "replace").decode()
+    file = file_of(path)
+    name = PurePosixPath(file).stem.removeprefix("test_") + path.removeprefix(file)
+    name = name.encode("ascii", "replace").decode()
     name = one_line(name)  # a control character is ASCII too
     return f"[{name[:room] if len(name) <= room or room >= MIN_NAME else '':=<{room}}]"
 
@@ -174,7 +184,8 @@ def _bound_facts(plan: Plan, paths: Sequence[str]) -> list[str]:
             f"             {bound.exclusive_s:.1f} s of it for exclusive files; ~ marks GPUs kept free for them"
         )
     alone = next((job for job in plan.order if job.index == bound.unit), None)
-    if bound.unit is not None and alone is not None and not _is_estimated(alone):
+    is_part = bound.unit is not None and file_of(paths[bound.unit]) != paths[bound.unit]
+    if bound.unit is not None and alone is not None and not is_part and not _is_estimated(alone):
         alone_s = alone.expected_s
         lines.append(f"split        {one_line(paths[bound.unit])}: its {alone_s:.1f} s set the bound")
     return lines

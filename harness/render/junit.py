@@ -140,7 +140,7 @@ class JUnitReporter:
         suite = TestSuite(_legal(unit.path))
         suite.add_testcases(list(_cases(result)))
         suite.time = round(result.duration_s, 3)
-        suite._elem.set("file", _legal(unit.path))
+        suite._elem.set("file", _legal(unit.file_path))
         if self._began is not None and unit.path in self._started_t:
             started = self._began + timedelta(seconds=self._started_t[unit.path])
             suite.timestamp = started.isoformat(timespec="milliseconds")
@@ -204,7 +204,8 @@ def _final_result(
 def _unit_case(result: UnitResult, report: TestReport, unreadable: str) -> TestCase:
     """Return a testcase for a unit whose outcome none of its tests explains."""
     outcome = result.outcome
-    case = TestCase(f"[{outcome.value}]", _names(result.unit.path)[1], 0.0)
+    part = f" {result.unit.part}" if result.unit.part else ""
+    case = TestCase(f"[{outcome.value}]{part}", _names(result.unit.file_path)[1], 0.0)
     message = _message(unreadable or result.reason or outcome.value.replace("_", " "))
     if outcome.is_failure or outcome is Outcome.INTERRUPTED:
         texts = [text for _, text in report.collect_errors] or [result.unit.collect_error]

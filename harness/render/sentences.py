@@ -5,6 +5,7 @@ from enum import Enum
 
 from harness.core.text import count, one_line
 from harness.render.outcomes import facts, gpus, label
+from harness.render.splits import split_line
 from harness.runner.events import (
     AttemptSlow,
     AttemptTerminating,
@@ -16,7 +17,7 @@ from harness.runner.events import (
     UnitFinished,
 )
 from harness.runner.stats import Running, RunState
-from harness.runner.units import Outcome, UnitResult
+from harness.runner.units import Outcome, UnitResult, file_of
 
 
 class Tone(Enum):
@@ -54,7 +55,8 @@ def sentences(event: Event, state: RunState) -> list[Sentence]:
     match event:
         case CollectionFinished():
             notes = [Sentence(Tone.WARNING, "note", one_line(note)) for note in event.notes]
-            return [Sentence(Tone.QUIET, "collected", _plan(event)), *notes]
+            splits = [Sentence(Tone.QUIET, "split", split_line(split)) for split in event.splits]
+            return [Sentence(Tone.QUIET, "collected", _plan(event)), *splits, *notes]
         case UnitFinished():
             return _unit_sentences(event.result, state)
         case AttemptSlow():
@@ -99,7 +101,7 @@ def running_line(attempt: Running, now_t: float, state: RunState) -> str:
 
 def bare_test(attempt: Running) -> str:
     """Return the running test without its file, which is shown next to it."""
-    return attempt.test.removeprefix(attempt.path).removeprefix("::")
+    return attempt.test.removeprefix(file_of(attempt.path)).removeprefix("::")
 
 
 def words(reason: str) -> str:

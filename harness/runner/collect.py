@@ -28,7 +28,9 @@ from harness.core.regular_file import open_regular, read_text
 from harness.core.report_file import TestReport, read_report
 from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisor
 from harness.runner.outcomes import signal_name
+from harness.runner.part_file import PartTests
 from harness.runner.selections import Selection, selected, split_selections
+from harness.runner.splitting import Split
 from harness.runner.units import NeedSource, Unit
 
 NO_WORKERS = "-n0"
@@ -93,6 +95,10 @@ class Collected:
     """Size of each file, by the path of its unit."""
     why_imported: Mapping[str, str] = field(default_factory=dict)
     """Why the source of a file does not show its need, by path, for the imported files."""
+    parts: Mapping[str, PartTests] = field(default_factory=dict)
+    """Tests of each part of a file, by the path of its unit."""
+    splits: tuple[Split, ...] = ()
+    """Files that are split, and those that would be but for an obstacle."""
     asks: Mapping[str, Mapping[str, Need]] = field(default_factory=dict)
     """Need of each test with markers, by the path of its unit and the name of the test in it."""
     not_found: Mapping[str, str] = field(default_factory=dict)
@@ -135,7 +141,7 @@ async def collect(
     its arguments, CollectionError where no list of files came back.
     """
     options.directory.mkdir(parents=True, exist_ok=True)
-    collector = _Collector(options, supervisor, make_spec)
+    collector = Collector(options, supervisor, make_spec)
     try:
         collected = await collector.collect(paths, on_progress)
     finally:
@@ -146,7 +152,9 @@ async def collect(
 
 
 @dataclass(slots=True)
-class _Collector:
+class Collector:
+    """Starts the children of one collection."""
+
     options: CollectOptions
     supervisor: Supervisor
     make_spec: MakeSpec
@@ -302,7 +310,7 @@ class _Collector:
 
     async def _imported(self, unit: Unit, rootdir: Path, args: tuple[str, ...]) -> tuple[Unit, dict[str, Need]]:
         """The unit with the need that its file, imported, turns out to have, and that of each of its tests."""
-        imported, report = await self._collected(unit, (os.path.abspath(rootdir / unit.path),), args)
+        imported, report = await self.collected(unit, (os.path.abspath(rootdir / unit.path),), args)
         if imported.can_run and report.collected_need is not None:
             return replace(imported, need=report.collected_need), report.asks
         return imported, {}
@@ -313,7 +321,7 @@ class _Collector:
         async def found(unit: Unit) -> tuple[Unit, str]:
             file = os.path.abspath(rootdir / unit.path)
             nodeids = tuple(f"{file}{each.removeprefix(unit.path)}" for each in unit.selection)
-            collected, report = await self._collected(unit, nodeids, args)
+            collected, report = await self.collected(unit, nodeids, args)
             return (unit, report.refused) if report.refused and not report.collect_errors else (collected, "")
 
         named = [unit for unit in units.values() if unit.selection and unit.can_run]
@@ -321,7 +329,7 @@ class _Collector:
         units.update((unit.path, unit) for unit, _ in asked)
         return {unit.path: refused for unit, refused in asked if refused}
 
-    async def _collected(self, unit: Unit, paths: tuple[str, ...], args: tuple[str, ...]) -> tuple[Unit, TestReport]:
+    async def collected(self, unit: Unit, paths: tuple[str, ...], args: tuple[str, ...]) -> tuple[Unit, TestReport]:
         """What a pytest that collects these says; and the unit, with the reason where its file cannot be imported."""
         directory = self._directory()
         report_args = ("--rlharness-report", str(directory / "report.jsonl"))

@@ -10,7 +10,7 @@ FILE holds JSON lines: `conftest` (path) before an import and `imported` (path) 
 end one `found` with everything else.
 
 Without the option, the plugin keeps a collecting child from writing (caches, reports, coverage), and has the report say
-what each test asks for: `asks` (by_test).
+what each test asks for: `asks` (by_test), and before it for each test a `test` (id, need, ties: see `parts`).
 """
 
 import json
@@ -29,6 +29,7 @@ import pytest
 
 from harness.plugin import NOTHING, NeedJson, merge_needs, need_of_items
 from harness.runner.declarations import Patterns
+from harness.runner.parts import ties_of
 from harness.runner.static_needs import StaticNeed, StaticNeeds
 
 SILENCED: dict[str, Any] = {
@@ -97,6 +98,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     if reporter := session.config.pluginmanager.get_plugin("rlharness-reporter"):
         by_test: dict[str, NeedJson] = {}
         for item in session.items:
+            reporter.write("test", id=item.nodeid, need=need_of_items([item]), ties=ties_of(item))
             test = item.nodeid.partition("[")[0].partition("::")[2]
             by_test[test] = merge_needs([by_test.get(test, NOTHING), need_of_items([item])])
         reporter.write("asks", by_test=by_test)

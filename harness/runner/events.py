@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 from harness.core.need import Need
+from harness.runner.splitting import Split
 from harness.runner.units import Unit, UnitResult
 
 
@@ -58,6 +59,8 @@ class CollectionFinished(Event):
     planned_makespan_s: float
     lower_bound_s: float
     duration_s: float
+    splits: tuple[Split, ...] = ()
+    """Files that are split, and those that would be but for an obstacle."""
     notes: tuple[str, ...] = ()
     """Notes for the user: a directory that skips itself, a pattern of the needs table that matches no file."""
 

@@ -217,6 +217,29 @@ class History:
         except sqlite3.Error as error:
             self._give_up("recording", error)
 
+    def record_tests(self, tests: Mapping[str, PastResult]) -> None:
+        """Keep results of tests alone, by node id. Raises nothing: see `notes`."""
+        if self._connection is None:
+            return
+        import sqlite3
+
+        try:
+            with self._connection as connection:
+                limit_work(connection)
+                self._record_results(connection, tests)
+        except sqlite3.Error as error:
+            self._give_up("recording", error)
+
+    def test_durations_s(self, paths: Iterable[str]) -> dict[str, float]:
+        """Return the median duration of each test of these files, by node id, where one is known."""
+        wanted = frozenset(paths)
+        trends = (
+            Trend(name, parse_results(recent))
+            for name, recent in (self._recent() if wanted else ())
+            if name.partition("::")[0] in wanted
+        )
+        return {trend.name: trend.median_s for trend in trends if trend.is_test and trend.median_s is not None}
+
     def _record_results(self, connection: "sqlite3.Connection", results: Mapping[str, PastResult]) -> None:
         """Add a result to each name. Of the names of earlier runs, the latest MAX_TESTS stay."""
         if not self._number:

@@ -1,12 +1,14 @@
 """The consumer of a run's events that records results in the history."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from harness.core.test_outcomes import TestOutcome
 from harness.runner.events import Event, TestFinished, TestStarted, UnitFinished
-from harness.runner.history import MAX_TESTS, History
+from harness.runner.history import MAX_TESTS, RAN_TO_THE_END, History
 from harness.runner.stats import RunState
 from harness.runner.trends import PastResult
+from harness.runner.units import Outcome, UnitResult
 
 
 class HistoryKeeper:
@@ -17,7 +19,9 @@ class HistoryKeeper:
         self._sizes_bytes = sizes_bytes
         self._run_id = run_id
         self._tests: dict[str, dict[str, PastResult]] = {}
-        """Results of the tests of each running file, by node id."""
+        """Results of the tests of each running unit, by node id."""
+        self._parts: dict[str, list[UnitResult]] = {}
+        """Results of the parts of each file so far."""
 
     def on_event(self, event: Event, state: RunState) -> None:
         """Remember the results of tests, and record them with their file."""
@@ -27,11 +31,25 @@ class HistoryKeeper:
             case TestFinished():
                 self._remember(event.path, event.nodeid, event.outcome, event.duration_s)
             case UnitFinished(result=result):
-                path = result.unit.path
-                tests = self._tests.pop(path, {})
-                if result.duration_s:
-                    size_bytes = self._sizes_bytes.get(path, 0)
-                    self._history.record(result, size_bytes, run_id=self._run_id, tests=tests)
+                tests = self._tests.pop(result.unit.path, {})
+                if result.unit.part:
+                    self._history.record_tests(tests)
+                    self._finish_part(result)
+                elif result.duration_s:
+                    self._record(result, tests)
+
+    def _finish_part(self, result: UnitResult) -> None:
+        """Once every part has ended, record them as one result of the file: together they took the sum."""
+        file = result.unit.file_path
+        parts = self._parts.setdefault(file, [])
+        parts.append(result)
+        assert result.unit.part is not None
+        if len(parts) == result.unit.part.count and all(each.duration_s for each in parts):
+            self._record(merge_parts(parts), {})
+
+    def _record(self, result: UnitResult, tests: Mapping[str, PastResult]) -> None:
+        size_bytes = self._sizes_bytes.get(result.unit.path, 0)
+        self._history.record(result, size_bytes, run_id=self._run_id, tests=tests)
 
     def close(self) -> None:
         """The context closes the history."""
@@ -40,3 +58,16 @@ class HistoryKeeper:
         tests = self._tests.setdefault(path, {})
         if nodeid in tests or len(tests) < MAX_TESTS:
             tests[nodeid] = PastResult(self._run_id, str(outcome), duration_s)
+
+
+def merge_parts(parts: Sequence[UnitResult]) -> UnitResult:
+    """Return the result of a file from those of all its parts: the first that did not run to its end decides."""
+    outcomes = [part.outcome for part in parts]
+    ended_early = [outcome for outcome in outcomes if outcome not in RAN_TO_THE_END]
+    order = (*ended_early, Outcome.FAILED, Outcome.PASSED, Outcome.NO_TESTS)
+    return replace(
+        parts[0],
+        unit=replace(parts[0].unit, path=parts[0].unit.file_path, file="", part=None),
+        outcome=next(outcome for outcome in order if outcome in outcomes),
+        duration_s=sum(part.duration_s for part in parts),
+    )

@@ -33,6 +33,6 @@ def needs_network(unit: Unit, rootdir: Path) -> bool:
     if unit.need.gpus >= 2:
         return True
     try:
-        return IMPORTS_RAY.search((rootdir / unit.path).read_bytes()) is not None
+        return IMPORTS_RAY.search((rootdir / unit.file_path).read_bytes()) is not None
     except OSError:  # it went since it was collected: its attempt says so
         return False

@@ -43,6 +43,8 @@ class RunOptions:
     """Rules of the configuration, then of `--needs`: the last match wins."""
     allow_missing_gpus: bool = False
     mix_models: bool = False
+    split: bool = True
+    """Run a file in parts where it would end long after the others."""
     by_number: bool = False
     """Name GPUs in CUDA_VISIBLE_DEVICES by NVML's numbers, not by UUIDs."""
     history_free: bool = False

@@ -1,4 +1,4 @@
-"""From a context to a plan: find the units, expect their durations, pack them."""
+"""From a context to a plan: find the units, expect their durations, split files that dominate, pack them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +10,14 @@ from typing import Any
 from harness.process.child_env import child_env
 from harness.process.supervisor_client import ProcessSpec
 from harness.runner import packing
-from harness.runner.collect import Collected, CollectOptions, collect
+from harness.runner.collect import Collected, CollectOptions, Collector, collect
 from harness.runner.first_fit import Job
+from harness.runner.history import Expectation
 from harness.runner.leases import LeaseTable
+from harness.runner.options import runs_parts_of_files
 from harness.runner.pytest_command import pytest_command
 from harness.runner.run_context import RunContext
+from harness.runner.split_files import split_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +59,16 @@ async def collect_and_plan(
     make_spec = partial(_collection_spec, context)
     collected = await collect(options.paths, wanted, context.supervisors, make_spec, on_progress)
     sizes = {unit.path: collected.sizes_bytes.get(unit.path, 0) for unit in collected.units}
-    expected = context.history.expectations(sizes)
+    expected: Mapping[str, Expectation] = context.history.expectations(sizes)
+    table = new_table(context)
+    if options.split and not runs_parts_of_files(options.invocation.trailing):
+        collector = Collector(wanted, context.supervisors, make_spec)
+        collected, expected = await split_files(collected, expected, table, context.history, collector)
     jobs = [
         Job(number, unit.need, expected[unit.path].seconds, expected[unit.path].spread)
         for number, unit in enumerate(collected.units)
         if unit.can_run and unit.path not in collected.not_found
     ]
-    table = new_table(context)
     return Planned(collected, table, packing.plan(jobs, table))
 
 

@@ -197,6 +197,7 @@ class _Run:
             planned_makespan_s=planned.plan.makespan_s,
             lower_bound_s=planned.plan.bound.value_s,
             duration_s=t,
+            splits=planned.collected.splits,
             notes=(*planned.collected.notes, *notes),
         )
 
@@ -236,4 +237,5 @@ def _worth_splitting(ran: Sequence[UnitResult], number: int | None) -> str:
     if number is None or len(ran) == 1:
         return ""
     result = ran[number]
-    return result.unit.path if result.tests.total > 1 and result.outcome in RAN_TO_THE_END else ""
+    is_divisible = result.tests.total > 1 and result.unit.part is None
+    return result.unit.path if is_divisible and result.outcome in RAN_TO_THE_END else ""

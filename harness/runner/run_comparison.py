@@ -11,7 +11,7 @@ from statistics import median
 from harness.core.test_outcomes import TestOutcome
 from harness.process.run_directory import earlier_directories
 from harness.runner.run_record import RECORD, RunRecord, read_run_record
-from harness.runner.units import Outcome
+from harness.runner.units import Outcome, file_of
 
 MAX_EARLIER = 5
 """Earlier runs that are read."""
@@ -163,4 +163,4 @@ def _unexplained(changes: Iterable[Change]) -> list[Change]:
     """The changes, without those of files that a test of theirs explains."""
     found = list(changes)
     explained = {each.name.partition("::")[0] for each in found if "::" in each.name}
-    return [each for each in found if each.name not in explained]
+    return [each for each in found if file_of(each.name) not in explained]

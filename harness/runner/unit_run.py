@@ -30,6 +30,7 @@ from harness.runner.collect import NO_WORKERS, Collected
 from harness.runner.leases import Lease
 from harness.runner.options import RunOptions, runs_parts_of_files
 from harness.runner.outcomes import Reported, classify_outcome
+from harness.runner.part_file import PART_FILE, PARTS, write_part
 from harness.runner.pytest_command import pytest_command
 from harness.runner.units import Outcome, Unit, UnitResult
 from harness.runner.warm_parent import WarmParent
@@ -117,7 +118,7 @@ class UnitRunner:
             self.notes += _put_back(tail, unit.path)
             if report.unread and not result.outcome.is_failure:  # of a failure it is the reason
                 self.notes.append(f"{unit.path}: {report.unread}")
-            if unit.selection or runs_parts_of_files(self.options.invocation.trailing):
+            if unit.selection or unit.part or runs_parts_of_files(self.options.invocation.trailing):
                 result = replace(result, collected_need=None)  # of some tests, where the plan holds that of all
         finally:
             tail.close()
@@ -130,6 +131,8 @@ class UnitRunner:
     async def _attempt(self, number: int, unit: Unit, lease: Lease, tail: ReportTail) -> tuple[ProcessEnd, float]:
         """How the attempt ended, and the limit it had; OSError or HarnessError where it could not be started."""
         self.directory(number).mkdir(parents=True)
+        if unit.part:
+            write_part(self.directory(number) / PART_FILE, self.collected.parts[unit.path])
         tail.file.make()  # before there are tests: whatever these do to its name, this file is theirs
         self.tmpdir(number).mkdir(mode=0o700, parents=True)  # parents: a test may have deleted them
         spec = self._spec(number, unit, lease)
@@ -176,21 +179,25 @@ class UnitRunner:
         directory, tmpdir = self.directory(number), self.tmpdir(number)
         invocation = self.options.invocation
         report, basetemp, is_named = str(directory / "report.jsonl"), str(tmpdir / "pytest"), self._is_named(unit)
-        paths = [self._from_cwd(path) for path in unit.selection or (unit.path,)]
+        paths = [self._from_cwd(path) for path in unit.selection or (unit.file_path,)]
         options = {"rlharness_report": report, "basetemp": basetemp, "rlharness_as_found": not is_named}
+        part = str(directory / PART_FILE) if unit.part else None
         return ProcessSpec(
             argv=(
                 *pytest_command(self.options),
                 *("-p", "harness.plugin", f"--rlharness-report={report}", f"--basetemp={basetemp}"),
                 *(() if is_named else ("--rlharness-as-found",)),
+                *(("-p", PARTS, f"--rlharness-part={part}") if part else ()),
                 *invocation.trailing,
                 *self.collected.pytest_args,
                 *paths,
             ),
             session={
                 "args": paths,
-                "options": options | (WITHOUT_XDIST if NO_WORKERS in self.collected.pytest_args else {}),
-                "plugins": [],
+                "options": options
+                | ({"rlharness_part": part} if part else {})
+                | (WITHOUT_XDIST if NO_WORKERS in self.collected.pytest_args else {}),
+                "plugins": [PARTS] if part else [],
             },
             cwd=str(invocation.cwd),
             env=child_env(
@@ -211,7 +218,7 @@ class UnitRunner:
 
     def _is_named(self, unit: Unit) -> bool:
         """Whether the command line names this very file, which pytest then takes whatever it is called."""
-        cwd, file = self.options.invocation.cwd, os.path.abspath(self.collected.rootdir / unit.path)
+        cwd, file = self.options.invocation.cwd, os.path.abspath(self.collected.rootdir / unit.file_path)
         return any(os.path.abspath(cwd / path.partition("::")[0]) == file for path in self.options.paths)
 
     def _from_cwd(self, path: str) -> str:

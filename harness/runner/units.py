@@ -1,5 +1,6 @@
-"""The nouns of a run: what a unit (one test file) needs, and how it ended."""
+"""The nouns of a run: what a unit (one test file, or a part of one) needs, and how it ended."""
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -7,6 +8,7 @@ from harness.core.need import Need
 from harness.core.test_outcomes import TestCounts
 
 NO_TESTS = TestCounts()
+_PART = re.compile(r" \[(\d+)/(\d+)\]\Z")
 
 
 class NeedSource(StrEnum):
@@ -18,11 +20,29 @@ class NeedSource(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """One of the parts into which a test file is split."""
+
+    number: int
+    """From 1; the first part runs every test that no other part has."""
+    count: int
+
+    def __str__(self) -> str:
+        return f"[{self.number}/{self.count}]"
+
+
+def file_of(path: str) -> str:
+    """Return the file of a unit, given the unit's path: `tests/test_k.py` for `tests/test_k.py [2/8]`."""
+    return _PART.sub("", path)
+
+
+@dataclass(frozen=True, slots=True)
 class Unit:
-    """One test file and what it asks for; the thing that is packed, supervised and given one outcome."""
+    """One test file, or a part of one, and what it asks for: it is packed, supervised and given one outcome."""
 
     path: str
-    """The file, relative to the root directory, with forward slashes; unique within a run."""
+    """The file, relative to the root directory, with forward slashes, and the part ("tests/test_k.py [2/8]"); unique
+    within a run."""
     need: Need
     source: NeedSource
     timeout_s: float | None = None
@@ -32,6 +52,14 @@ class Unit:
     collect_error: str = ""
     """Why the file cannot be run (it failed or hung at import), the whole text; empty where it can."""
     collect_timed_out: bool = False
+    file: str = ""
+    """The file, for a part of one; empty for a whole file."""
+    part: Part | None = None
+
+    @property
+    def file_path(self) -> str:
+        """The file, relative to the root directory."""
+        return self.file or self.path
 
     @property
     def can_run(self) -> bool:

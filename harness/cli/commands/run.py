@@ -110,8 +110,8 @@ def _show(planned: Planned, options: RunOptions, width: int | None) -> None:
         for n, why in planned.plan.never
     )
     plan = replace(planned.plan, never=(*never, *broken))
-    names = [unit.path for unit in units]
+    names, splits = [unit.path for unit in units], planned.collected.splits
     if options.json:
-        show(json.dumps(plan_json(plan, names)))
+        show(json.dumps(plan_json(plan, names, splits)))
     else:
-        show(chart(plan, names, width=width or terminal_columns(), colour=options.colour).rstrip("\n"))
+        show(chart(plan, names, splits, width=width or terminal_columns(), colour=options.colour).rstrip("\n"))

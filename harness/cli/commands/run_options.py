@@ -90,6 +90,7 @@ def _layered(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
         "maxfail": (given.get("maxfail"), config.maxfail, 0),
         "allow_missing_gpus": (given.get("allow_missing_gpus"), config.allow_missing_gpus, False),
         "mix_models": (given["mix_models"], config.mix_models, False),
+        "split": (given.get("split"), config.split, True),
         "by_number": (_by_number(given.get("device_ids")), _by_number(config.device_ids), False),
     }
     return {name: next(v for v in values if v is not None) for name, values in defaults.items()}

@@ -16,7 +16,7 @@ from harness.core.text import one_line
 from harness.runner.run_comparison import FAILING
 from harness.runner.run_record import FileSpan, RunRecord, TestSpan
 from harness.runner.timeline import rows_of
-from harness.runner.units import Outcome
+from harness.runner.units import Outcome, file_of
 
 MAX_TESTS = 10_000
 """Of more tests, those that failed and the longest are shown."""
@@ -82,7 +82,7 @@ def _file(span: FileSpan, failures: Mapping[str, int], shown: set[int] | None) -
         round(span.duration_s or span.end_s - (span.start_s or span.end_s), 3),
         one_line(span.reason, 1000),
         failures.get(span.path, -1),
-        [_test(each, span.path) for each in span.tests if shown is None or id(each) in shown],
+        [_test(each, file_of(span.path)) for each in span.tests if shown is None or id(each) in shown],
     ]
 
 

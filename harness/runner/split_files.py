@@ -1,0 +1,140 @@
+"""Split the files of a collection that dominate: list their tests, group them, and put a unit for each part."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+
+from harness.core.fan_out import fan_out
+from harness.core.report_file import ListedTest
+from harness.runner.collect import Collected, Collector
+from harness.runner.history import ESTIMATE_SPREAD, Expectation, History
+from harness.runner.leases import LeaseTable
+from harness.runner.part_file import PartTests
+from harness.runner.splitting import (
+    FileLoad,
+    Group,
+    Obstacle,
+    PartPlan,
+    Places,
+    Split,
+    SplitReason,
+    choose_files,
+    group_tests,
+    make_parts,
+    obstacle_of,
+)
+from harness.runner.units import NeedSource, Part, Unit
+
+Expectations = Mapping[str, Expectation]
+
+
+async def split_files(
+    collected: Collected, expected: Expectations, table: LeaseTable, history: History, collector: Collector
+) -> tuple[Collected, Expectations]:
+    """Return the collection with a unit for each part of the files that are split, and what is expected of its units.
+
+    The files to split are imported, each in a process of its own, to list their tests.
+    """
+    places = Places(len(table.choice.gpus), table.cpu_units, lambda need: table.choice.eligible(need).bit_count())
+    loads = [_load(unit, collected, expected[unit.path]) for unit in collected.units if unit.can_run]
+    reasons = choose_files(loads, places)
+    if not reasons:
+        return collected, expected
+    chosen = [unit for unit in collected.units if unit.path in reasons]
+    listed = await _list_tests(chosen, collected, collector)
+    durations_s = history.test_durations_s(reasons)
+    groups = {
+        unit.path: group_tests(
+            listed[unit.path],
+            unit.need,
+            expected[unit.path].seconds,
+            durations_s,
+            is_given=unit.source is NeedSource.TABLE,
+        )
+        for unit in chosen
+    }
+    return _with_parts(collected, expected, _plan(loads, groups, reasons, places))
+
+
+def _load(unit: Unit, collected: Collected, expected: Expectation) -> FileLoad:
+    asks = {} if unit.source is NeedSource.TABLE else collected.asks.get(unit.path, {})
+    return FileLoad(
+        unit.path,
+        unit.need,
+        expected.seconds,
+        is_measured=expected.spread != ESTIMATE_SPREAD,
+        asked_gpus=frozenset(need.gpus for need in asks.values()),
+        is_divisible=not unit.selection and unit.path not in collected.not_found and unit.path in collected.sizes_bytes,
+    )
+
+
+async def _list_tests(
+    units: list[Unit], collected: Collected, collector: Collector
+) -> dict[str, tuple[ListedTest, ...]]:
+    """The tests of each file; none of one that cannot be collected."""
+    directory = collector.options.directory
+    directory.mkdir(parents=True, exist_ok=True)
+
+    async def listed(unit: Unit) -> tuple[ListedTest, ...]:
+        file = os.path.abspath(collected.rootdir / unit.path)
+        found, report = await collector.collected(unit, (file,), collected.pytest_args)
+        return tuple(report.listed) if found.can_run else ()
+
+    try:
+        tests = await fan_out(listed, units, limit=collector.options.limit)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return {unit.path: each for unit, each in zip(units, tests, strict=True)}
+
+
+def _plan(
+    loads: list[FileLoad], groups: Mapping[str, list[Group]], reasons: Mapping[str, SplitReason], places: Places
+) -> dict[str, tuple[Split, list[PartPlan]]]:
+    """Each file to split with its parts; one part for a file that runs whole."""
+    units = [(load.need, load.expected_s) for load in loads if not groups.get(load.path)]
+    units += [(group.need, group.seconds) for found in groups.values() for group in found]
+    bounds_s = (places.bound_s(units, is_gpu=False), places.bound_s(units, is_gpu=True))
+    planned: dict[str, tuple[Split, list[PartPlan]]] = {}
+    for load in loads:
+        if load.path not in groups:
+            continue
+        split = Split(load.path, reasons[load.path], 1, load.expected_s, bounds_s[load.need.gpus > 0])
+        if not groups[load.path]:
+            planned[load.path] = replace(split, obstacle=Obstacle.NOT_COLLECTED), []
+            continue
+        rivals = [each for each in loads if each.path != load.path and (each.need.gpus > 0) is (load.need.gpus > 0)]
+        has_others = load.is_measured and bool(rivals)
+        found = groups[load.path]
+        parts = make_parts(found, places, bounds_s, is_measured=load.is_measured, has_others=has_others)
+        if len(parts) == 1:
+            split = obstacle_of(split, found)
+        planned[load.path] = replace(split, num_parts=len(parts)), parts
+    return planned
+
+
+def _with_parts(
+    collected: Collected, expected: Expectations, planned: Mapping[str, tuple[Split, list[PartPlan]]]
+) -> tuple[Collected, Expectations]:
+    units: list[Unit] = []
+    seconds = dict(expected)
+    tests: dict[str, PartTests] = {}
+    for unit in collected.units:
+        parts = planned[unit.path][1] if unit.path in planned else []
+        if len(parts) < 2:
+            units.append(unit)
+            continue
+        for number, part in enumerate(parts, 1):
+            of_file = Part(number, len(parts))
+            path = f"{unit.path} {of_file}"
+            units.append(replace(unit, path=path, file=unit.path, part=of_file, need=part.need))
+            seconds[path] = Expectation(part.seconds, expected[unit.path].spread)
+            others = tuple(nodeid for other in parts if other is not part for nodeid in other.nodeids)
+            tests[path] = PartTests(others=others) if number == 1 else PartTests(mine=part.nodeids)
+    splits = tuple(split for split, _ in planned.values() if _is_worth_saying(split))
+    return replace(collected, units=tuple(units), parts=tests, splits=splits), seconds
+
+
+def _is_worth_saying(split: Split) -> bool:
+    """Whether the file is split, or its duration shows that it should be."""
+    return split.num_parts > 1 or split.reason is not SplitReason.FEW_FILES
