@@ -104,7 +104,7 @@ def _plan(
             planned[load.path] = replace(split, obstacle=Obstacle.NOT_COLLECTED), []
             continue
         rivals = [each for each in loads if each.path != load.path and (each.need.gpus > 0) is (load.need.gpus > 0)]
-        has_others = load.is_measured and bool(rivals)
+        has_others = bool(rivals)
         found = groups[load.path]
         parts = make_parts(found, places, bounds_s, is_measured=load.is_measured, has_others=has_others)
         if len(parts) == 1:

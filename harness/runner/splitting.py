@@ -92,9 +92,10 @@ class Places:
         return min(1, num_units) if need.exclusive else num_units
 
     def bound_s(self, loads: Iterable[tuple[Need, float]], *, is_gpu: bool) -> float:
-        """Area bound of a class, from the needs and expected seconds of its units; 0 without places."""
+        """Area bound of a class, from the needs and expected seconds of its units; 0 if none can run."""
         num_places = self.num_gpus if is_gpu else self.cpu_units
-        area_s = sum(max(need.gpus, 1) * seconds for need, seconds in loads if (need.gpus > 0) is is_gpu)
+        able = ((need, seconds) for need, seconds in loads if (need.gpus > 0) is is_gpu and self.at_once(need))
+        area_s = sum(max(need.gpus, 1) * seconds for need, seconds in able)
         return area_s / num_places if num_places else 0.0
 
 
