@@ -1,4 +1,4 @@
-"""The file that tells the pytest process of a part which tests are its own (`harness.runner.parts` reads it)."""
+"""The file with which the pytest process of a part learns its tests (`harness.runner.parts` reads it)."""
 
 import json
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ from harness.runner.splitting import (
     Group,
     Obstacle,
     PartPlan,
-    Places,
+    Slots,
     Split,
     SplitReason,
     choose_files,
@@ -36,9 +36,9 @@ async def split_files(
 
     The files to split are imported, each in a process of its own, to list their tests.
     """
-    places = Places(len(table.choice.gpus), table.cpu_units, lambda need: table.choice.eligible(need).bit_count())
+    slots = Slots(len(table.choice.gpus), table.cpu_units, lambda need: table.choice.eligible(need).bit_count())
     loads = [_load(unit, collected, expected[unit.path]) for unit in collected.units if unit.can_run]
-    reasons = choose_files(loads, places)
+    reasons = choose_files(loads, slots)
     if not reasons:
         return collected, expected
     chosen = [unit for unit in collected.units if unit.path in reasons]
@@ -54,7 +54,7 @@ async def split_files(
         )
         for unit in chosen
     }
-    return _with_parts(collected, expected, _plan(loads, groups, reasons, places))
+    return _with_parts(collected, expected, _plan(loads, groups, reasons, slots))
 
 
 def _load(unit: Unit, collected: Collected, expected: Expectation) -> FileLoad:
@@ -89,12 +89,12 @@ async def _list_tests(
 
 
 def _plan(
-    loads: list[FileLoad], groups: Mapping[str, list[Group]], reasons: Mapping[str, SplitReason], places: Places
+    loads: list[FileLoad], groups: Mapping[str, list[Group]], reasons: Mapping[str, SplitReason], slots: Slots
 ) -> dict[str, tuple[Split, list[PartPlan]]]:
     """Each file to split with its parts; one part for a file that runs whole."""
     units = [(load.need, load.expected_s) for load in loads if not groups.get(load.path)]
     units += [(group.need, group.seconds) for found in groups.values() for group in found]
-    bounds_s = (places.bound_s(units, is_gpu=False), places.bound_s(units, is_gpu=True))
+    bounds_s = (slots.bound_s(units, is_gpu=False), slots.bound_s(units, is_gpu=True))
     planned: dict[str, tuple[Split, list[PartPlan]]] = {}
     for load in loads:
         if load.path not in groups:
@@ -106,7 +106,7 @@ def _plan(
         rivals = [each for each in loads if each.path != load.path and (each.need.gpus > 0) is (load.need.gpus > 0)]
         has_others = bool(rivals)
         found = groups[load.path]
-        parts = make_parts(found, places, bounds_s, is_measured=load.is_measured, has_others=has_others)
+        parts = make_parts(found, slots, bounds_s, is_measured=load.is_measured, has_others=has_others)
         if len(parts) == 1:
             split = obstacle_of(split, found)
         planned[load.path] = replace(split, num_parts=len(parts)), parts

@@ -1,7 +1,7 @@
 """Decide which test files run in parts, and which tests each part has.
 
 A file is split if it dominates its class (files on GPUs, or files on CPU slots): its expected duration exceeds the
-class's area bound, which is all seconds of all places over the number of places. Tests that must run in one process
+class's area bound: the seconds of all GPUs or CPU slots over their number. Tests that must run in one process
 form a group. Groups go to parts longest first, each to the part with the least to do.
 
 Pure: no clock, no machine, no randomness.
@@ -76,7 +76,7 @@ class FileLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Slots:
     """The GPUs and CPU slots of a run."""
 
     num_gpus: int
@@ -93,32 +93,32 @@ class Places:
 
     def bound_s(self, loads: Iterable[tuple[Need, float]], *, is_gpu: bool) -> float:
         """Area bound of a class, from the needs and expected seconds of its units; 0 if none can run."""
-        num_places = self.num_gpus if is_gpu else self.cpu_units
+        num_slots = self.num_gpus if is_gpu else self.cpu_units
         able = ((need, seconds) for need, seconds in loads if (need.gpus > 0) is is_gpu and self.at_once(need))
         area_s = sum(max(need.gpus, 1) * seconds for need, seconds in able)
-        return area_s / num_places if num_places else 0.0
+        return area_s / num_slots if num_slots else 0.0
 
 
-def choose_files(files: Sequence[FileLoad], places: Places) -> dict[str, SplitReason]:
+def choose_files(files: Sequence[FileLoad], slots: Slots) -> dict[str, SplitReason]:
     """Return the files to split, by path, each with the reason."""
     chosen: dict[str, SplitReason] = {}
     for is_gpu in (True, False):
         members = [file for file in files if (file.need.gpus > 0) is is_gpu]
-        bound_s = places.bound_s([(file.need, file.expected_s) for file in members], is_gpu=is_gpu)
+        bound_s = slots.bound_s([(file.need, file.expected_s) for file in members], is_gpu=is_gpu)
         is_known = any(file.is_measured for file in members)
-        has_idle_places = len(members) < (places.num_gpus if is_gpu else places.cpu_units)
+        has_idle_slots = len(members) < (slots.num_gpus if is_gpu else slots.cpu_units)
         for file in members:
-            if reason := _reason(file, bound_s, places, is_few=has_idle_places and not is_known):
+            if reason := _reason(file, bound_s, slots, is_few=has_idle_slots and not is_known):
                 chosen[file.path] = reason
     return chosen
 
 
-def _reason(file: FileLoad, bound_s: float, places: Places, *, is_few: bool) -> SplitReason | None:
+def _reason(file: FileLoad, bound_s: float, slots: Slots, *, is_few: bool) -> SplitReason | None:
     if not file.is_divisible:
         return None
     if len(file.asked_gpus - {0}) > 1:
         return SplitReason.NEEDS_DIFFER
-    if places.at_once(file.need) < 2:
+    if slots.at_once(file.need) < 2:
         return None
     if file.is_measured and file.expected_s > max(DOMINANT_RATIO * bound_s, bound_s + DOMINANT_S):
         return SplitReason.DOMINATES
@@ -213,26 +213,26 @@ def _merged(needs: Sequence[Need]) -> Need:
 
 
 def make_parts(
-    groups: Sequence[Group], places: Places, bounds_s: tuple[float, float], *, is_measured: bool, has_others: bool
+    groups: Sequence[Group], slots: Slots, bounds_s: tuple[float, float], *, is_measured: bool, has_others: bool
 ) -> list[PartPlan]:
     """Return the parts of a file, the one with the largest need that this machine can meet first.
 
     `bounds_s` are the area bounds of the classes (CPU slots, GPUs). A need has about as many parts as its tests take
-    area bounds, twice as many where `has_others`, which fill the gaps; never more than places, or twice as many.
+    area bounds, twice as many where `has_others`, which fill the gaps; never more than slots, or twice as many.
     """
     by_need: dict[Need, list[Group]] = {}
     for group in groups:
         by_need.setdefault(group.need, []).append(group)
     parts: list[PartPlan] = []
     more = 2 if has_others else 1
-    for need in sorted(by_need, key=lambda need: (places.at_once(need) > 0, _size(need)), reverse=True):
+    for need in sorted(by_need, key=lambda need: (slots.at_once(need) > 0, _size(need)), reverse=True):
         members = by_need[need]
         load_s = sum(group.seconds for group in members)
         bound_s = bounds_s[need.gpus > 0]
         num_wanted = ceil(more * load_s / bound_s - 1e-6) if bound_s > 0 else 1
         num_tests = sum(len(group.nodeids) for group in members)
         most = int(load_s / LEAST_PART_S) if is_measured else num_tests // LEAST_TESTS
-        at_once = places.at_once(need) * (1 if need.exclusive else more)
+        at_once = slots.at_once(need) * (1 if need.exclusive else more)
         parts += _fill(members, max(1, min(num_wanted, most, at_once, len(members))))
     return parts
 

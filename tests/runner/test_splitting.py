@@ -12,7 +12,7 @@ from harness.runner.splitting import (
     FileLoad,
     Group,
     Obstacle,
-    Places,
+    Slots,
     Split,
     SplitReason,
     choose_files,
@@ -22,7 +22,7 @@ from harness.runner.splitting import (
 )
 
 CPU, ONE, TWO, EIGHT = Need(), Need(1), Need(2), Need(8)
-EIGHT_GPUS = Places(8, 4, lambda need: 8 if 0 < need.gpus <= 8 else 0)
+EIGHT_GPUS = Slots(8, 4, lambda need: 8 if 0 < need.gpus <= 8 else 0)
 NEEDS = st.sampled_from((CPU, ONE, TWO, EIGHT, Need(1, memory_gb=40), Need(1, exclusive=True), Need(9)))
 TIES = st.lists(st.sampled_from(("class a", "class b", "together c", "module-fixture d")), max_size=2).map(tuple)
 LISTED = st.lists(st.tuples(NEEDS, TIES), min_size=1, max_size=40).map(
@@ -97,7 +97,7 @@ def test_a_file_whose_tests_need_different_numbers_of_gpus_is_split() -> None:
     groups = group_tests(listed, EIGHT, 3.0, {}, is_given=False)
     parts = make_parts(groups, EIGHT_GPUS, (0.0, 3.0), is_measured=False, has_others=False)
     assert [(part.nodeids, part.need) for part in parts] == [(("t.py::b",), EIGHT), (("t.py::a", "t.py::c"), ONE)]
-    four = Places(4, 1, lambda need: 4 if 0 < need.gpus <= 4 else 0)
+    four = Slots(4, 1, lambda need: 4 if 0 < need.gpus <= 4 else 0)
     parts = make_parts(groups, four, (0.0, 3.0), is_measured=False, has_others=False)
     assert [part.need for part in parts] == [ONE, EIGHT], "the first part, which runs new tests, can run here"
     given_need = group_tests(listed, TWO, 3.0, {}, is_given=True)
