@@ -1,12 +1,14 @@
 """The warm session: what a fork of it has of its own, what is shared, and what is not forked because of it."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.process.supervisor import process_tree
+from tests.support.nvml_stub.build import compiler
 from tests.support.suite_runs import Done, run, write_suite
 
 IS_FORKED = "'--rlharness-serve' in open('/proc/self/cmdline').read()"
@@ -118,6 +120,28 @@ def test_what_must_not_be_shared_is_named_and_each_file_has_an_interpreter(tmp_p
     assert "an interpreter of their own" in said(done) or "an interpreter of its own" in said(done)
     assert why in said(done)
     assert not process_tree.bearing("sleep 60")
+
+
+@pytest.mark.parametrize(("answer", "is_forked"), [(0, False), (3, True)])
+def test_a_driver_that_is_initialised_is_found(tmp_path: Path, answer: int, is_forked: bool) -> None:
+    """A stub of libcuda: before cuInit, cuDeviceGetCount answers 3 (CUDA_ERROR_NOT_INITIALIZED)."""
+    source, library = tmp_path / "cuda.c", tmp_path / "libcuda.so.1"
+    source.write_text(f"int cuDeviceGetCount(int *count) {{ *count = 1; return {answer}; }}\n")
+    subprocess.run([compiler(), "-shared", "-fPIC", "-o", library, source], check=True)
+    loads = f"import ctypes\nheld = ctypes.CDLL({str(library)!r})\n"
+    done = run(suite(tmp_path, {"conftest.py": loads}), "run", "--gpus", "none")
+    assert are_forked(done) == [is_forked, is_forked]
+    assert ("the suite initialises CUDA" in said(done)) is not is_forked
+
+
+@pytest.mark.full
+def test_a_parallel_region_of_torch_is_found(tmp_path: Path) -> None:
+    """A parent with a pool of OpenMP threads makes the next parallel operation of its fork hang."""
+    region = "import torch\ntorch.set_num_threads(2)\nheld = (torch.rand(4000, 4000) + 1).sum()\n"
+    done = run(suite(tmp_path, {"conftest.py": region}), "run", "--gpus", "none")
+    assert done.code == 0
+    assert are_forked(done) == [False, False]
+    assert "the suite starts threads" in said(done)
 
 
 def test_a_copy_of_the_environment_reads_no_variable(tmp_path: Path) -> None:
