@@ -10,8 +10,8 @@ from harness.core.invocation import Invocation
 
 
 @click.command(
-    epilog="Everything after -- is passed to every pytest process:  rlharness run tests -- -k fast -q\n\nResults are kept"
-    " in .rlharness/runs: beside the pyproject.toml that has [tool.rlharness], or in the current directory."
+    epilog="Everything after -- is passed to every pytest process:  rlharness run tests -- -k fast -q\n\nResults are"
+    " kept in .rlharness/runs: beside the pyproject.toml that has [tool.rlharness], or in the current directory."
 )
 @all_of(SHARED_OPTIONS)
 @click.option(
