@@ -29,6 +29,7 @@ WHOLLY_FULL = {
         "tests/machine/network/test_interface_rules.py, whose rules it confirms"
     ),
     "tests/render/test_report_in_browser.py": "tests/render/test_report_page.py, without a browser",
+    "tests/render/test_run_page_in_browser.py": "tests/render/test_run_page.py, without a browser",
     "tests/rlcore/numerics/compiled/test_compilers.py": "tests/rlcore/numerics/compiled/test_values.py, one compiler",
     "tests/rlcore/peers/test_live_trl.py": "tests/rlcore/test_pins.py, against published numbers",
     "tests/rlcore/peers/test_live_verl.py": "tests/rlcore/test_pins.py, against published numbers",

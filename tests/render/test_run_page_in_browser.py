@@ -148,6 +148,14 @@ def test_outcomes_are_filtered_and_shown_in_the_timeline(tab: Browser, page: Pat
     assert tab.run("return document.activeElement.className") == "frame"
 
 
+def test_a_link_to_a_failure_opens_it(tab: Browser, page: Path) -> None:
+    tab.open(page)
+    tab.run("document.querySelectorAll('.failure').forEach((each) => { each.open = false; })")
+    tab.run("document.querySelector('.detail a').click()")
+    tab.settle()
+    assert tab.run("return [...document.querySelectorAll('.failure')].map((each) => each.open)") == [False, True]
+
+
 def test_hostile_text_does_not_run_and_is_seen(tab: Browser, page: Path) -> None:
     tab.open(page)
     tab.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
