@@ -10,7 +10,7 @@ pytest.importorskip("selenium", reason="pip install 'rlharness[browser]'")
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-from harness.render.run_page.reporter import PAGE
+from harness.runner.run_record import PAGE
 from tests.render.run_pages import write_run
 from tests.support.browser import NARROW, Browser, browser, missing
 
