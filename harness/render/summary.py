@@ -13,6 +13,7 @@ from harness.core.text import count, one_line, put
 from harness.render.failed_tests import failure_lines, unshown_failures
 from harness.render.outcomes import facts, gpus, label, tally
 from harness.runner.events import Event, RunFinished
+from harness.runner.run_record import PAGE
 from harness.runner.stats import RunState
 from harness.runner.units import NeedSource, Outcome, UnitResult
 
@@ -128,6 +129,9 @@ class SummaryReporter:
         reason = _reason(event, state)
         if reason:
             self._put(self._paint(f"exit code {event.exit_code}: {reason}", YELLOW) + "\n")
+        page = Path(state.started.directory, PAGE) if state.started else None
+        if page and page.is_file():
+            self._put(self._paint(f"page: {one_line(str(page), 4096)}", "2") + "\n")
         good = event.exit_code == ExitCode.OK
         self._put(self._paint(closing_line(event, state), GREEN if good else BOLD_RED) + "\n")
 

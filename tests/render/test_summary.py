@@ -150,3 +150,16 @@ def test_what_ended_the_run_early_stands_with_what_it_has_and_notes_are_listed()
     assert "notes (2)\n  kept /tmp/a\n  and /tmp/b\n" in text
     assert "exit code 3: rlharness itself failed" in text
     assert told(replace(broken, notes=())) == "", "nothing was counted"
+
+
+def test_the_page_of_the_run_is_named_before_the_closing_line(sample_run: Any) -> None:
+    def last_lines() -> list[str]:
+        stream = io.StringIO()
+        sample_run.tell(SummaryReporter(stream, colour=False))
+        return stream.getvalue().splitlines()[-2:]
+
+    assert "page: " not in last_lines()[0]
+    (sample_run.directory / "run.html").touch()
+    page, closing = last_lines()
+    assert page == f"page: {sample_run.directory / 'run.html'}"
+    assert closing.startswith("9 units: ")
