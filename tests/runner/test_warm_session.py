@@ -9,7 +9,7 @@ import pytest
 
 from harness.process.supervisor import process_tree
 from tests.support.nvml_stub.build import compiler
-from tests.support.suite_runs import Done, run, write_suite
+from tests.support.suite_runs import ROOT, Done, run, write_suite
 
 IS_FORKED = "'--rlharness-serve' in open('/proc/self/cmdline').read()"
 NOTE = f"""
@@ -258,3 +258,15 @@ def test_it():
     done = run(suite(tmp_path, {"test_x.py": text}), "run", "--gpus", "none")
     assert done.code == 0
     assert (done.directory / "late.txt").read_text() == "thread exit"
+
+
+def test_files_behind_a_link_are_collected(tmp_path: Path) -> None:
+    directory = suite(tmp_path, {"below/test_c.py": FORKED.format(name="c")})
+    (tmp_path / "link").symlink_to(directory)
+    (directory / "near").symlink_to(directory / "below")
+    for cwd, path in ((tmp_path, "link/below"), (tmp_path / "link", "below/test_c.py"), (directory, "near/test_c.py")):
+        done = run(
+            directory, "run", path, "--gpus", "none", "--json", cwd=cwd, env={"PYTHONPATH": f"{ROOT}:{directory}"}
+        )
+        found = json.loads(done.stdout)
+        assert [unit["tests"] for unit in found["units"]] == [{"passed": 1}]
