@@ -1,12 +1,16 @@
 import io
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.core.exit_codes import ExitCode
 from harness.core.need import Need
+from harness.core.test_outcomes import TestCounts, TestOutcome
+from harness.render.failed_tests import MAX_CHARS, MAX_SHOWN
 from harness.render.summary import SummaryReporter, closing_line
 from harness.runner.events import CollectionFinished, Event, RunFinished, UnitFinished
 from harness.runner.stats import RunState
@@ -128,3 +132,21 @@ def test_what_ended_the_run_early_stands_with_what_it_has_and_notes_are_listed()
     assert "notes (2)\n  kept /tmp/a\n  and /tmp/b\n" in text
     assert "exit code 3: rlharness itself failed" in text
     assert told(replace(broken, notes=())) == "", "nothing was counted"
+
+
+def test_failures_of_a_file_that_was_ended_are_bounded(tmp_path: Path) -> None:
+    text = "E   a\x1b[2Jb\n" + "x" * 3 * MAX_CHARS
+    ends = [
+        {"k": "end", "id": f"a.py::test_{n}", "outcome": "failed", "duration_s": 0.1, "reason": "r", "text": text}
+        for n in range(MAX_SHOWN + 5)
+    ]
+    records = [{"k": "hello", "version": 1}, *ends]
+    (tmp_path / "report.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "output.log").write_text("F")
+    tests = TestCounts({TestOutcome.FAILED: len(ends)})
+    crashed = UnitResult(unit("a.py"), Outcome.CRASHED, duration_s=1.0, tests=tests, directory=str(tmp_path))
+    shown = told(*results(crashed), finished(ExitCode.TESTS_FAILED))
+    assert shown.count("FAILED a.py::test_") == MAX_SHOWN
+    assert "and 5 more" in shown
+    assert "E   ab\n" in shown
+    assert len(shown) < MAX_SHOWN * (MAX_CHARS + 200) + 2000
