@@ -124,6 +124,9 @@ def replay(invocation: Invocation, /, **arguments: Any) -> int:
 
     Each run is a fresh process. Exits with 0 if all runs are equal, 10 if they diverge, 11 if they are not comparable,
     or 12 if a recording is incomplete.
+
+    With --until or --break-on there is a single run, and only --break-on divergence compares it, with --against. It
+    exits with 10 if a divergence stopped the run, else with 0, or with 12 if the run failed before a condition held.
     """
     from harness.cli.commands.replay import run_replay
 
@@ -183,7 +186,8 @@ def reproduce(invocation: Invocation, /, **arguments: Any) -> int:
     """Repeat a recorded run or one of its steps, and compare.
 
     Exits with 0 if every bit is reproduced, 10 if it diverges, 11 if it is not comparable, or 12 if a recording is
-    incomplete.
+    incomplete. With --until or --break-on only --break-on divergence compares; any other run that ends in order exits
+    with 0.
     """
     from harness.cli.commands.reproduce import run_reproduce
 
