@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from harness.core.test_outcomes import TestCounts, TestOutcome
 from harness.core.text import ranges
+from harness.runner.history import UNKNOWN_S
 from harness.runner.stats import RunState
 from harness.runner.units import Outcome, UnitResult
 
@@ -36,6 +37,15 @@ def facts(result: UnitResult, state: RunState) -> list[str]:
     if not result.directory:
         return []
     return [f"{result.duration_s:.1f} s", gpus(result.gpu_ids, state), tally(result.tests)]
+
+
+def estimated(num_estimated: int, num_planned: int) -> str:
+    """Return how many durations of a plan are estimates; empty if all were measured in earlier runs."""
+    if not num_estimated:
+        return ""
+    if num_estimated < num_planned:
+        return f"estimated for {num_estimated:,} of {num_planned:,} files"
+    return f"estimated: no durations known yet, {UNKNOWN_S:g} s assumed for each file"
 
 
 def gpus(gpu_ids: Iterable[str], state: RunState) -> str:

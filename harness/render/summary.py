@@ -159,7 +159,9 @@ def closing_line(event: RunFinished, state: RunState) -> str:
         facts[0] += f", {event.sequential_s / event.wall_s:.1f}x"
     if state.gpus:
         facts.append(f"GPUs {event.utilisation:.0%} leased")
-    facts.append(f"lower bound {event.lower_bound_s:.1f} s")
+    if state.num_estimated:
+        facts.append(f"planned {state.planned_makespan_s:.1f} s with estimated durations")
+    facts.append(f"lower bound {event.lower_bound_s:.1f} s{' as measured' if state.num_estimated else ''}")
     if event.bounding_unit:
         facts.append(f"{one_line(event.bounding_unit)} sets the bound: split it")
     return f"{units} in {event.wall_s:.1f} s ({'; '.join(facts)})"
