@@ -74,7 +74,12 @@ def chaos(invocation: Invocation, /, **arguments: Any) -> int:
 @click.option("--accept", is_flag=True, help="Rewrite the goldens from runs of the working tree.")
 @click.option("--reason", metavar="TEXT", help="Why the goldens may change; stored with them.")
 @all_of(SCENARIO_OPTIONS)
-@click.option("--runs", type=click.IntRange(1), metavar="N", help="Number of runs per side.  [default: 2]")
+@click.option(
+    "--runs",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of runs per side; 2 or more where goldens are compared or rewritten.  [default: 2]",
+)
 @click.option(
     "--fail-on",
     metavar="REASON,...",
