@@ -70,7 +70,10 @@ ENVIRONMENT = (
     "harness/plugin.py",  # the plugin and the fixtures live in a user's pytest, and read that process's own
     "harness/fixtures/",
     "harness/recording/",  # lives in the process of the program that is recorded
+    "harness/process/supervisor/fork_hazards.py",  # and these in the pytest from which test processes are forked
+    "harness/process/supervisor/forked_leader.py",
 )
+PYTEST = ("harness/plugin.py", "harness/runner/discovery.py", "harness/runner/warm_session.py", "harness/fixtures/")
 OWNED = (
     Owned("rlcore/", ("harness", "scenarios"), ()),
     Owned("rlcore/config", ("torch",), ()),
@@ -102,13 +105,14 @@ OWNED = (
     ),
     Owned("harness/", ("yaml",), ("harness/lab/experiments/plain_yaml.py",)),
     Owned("harness/", ("pynvml",), ("harness/machine/nvml.py",)),
+    Owned("harness/", ("amdsmi",), ()),  # harness/machine/amd_smi.py loads it from ROCm
     Owned("harness/", ("rich",), ("harness/render/live/",)),
     Owned("harness/", ("asyncio_pool",), ("harness/core/fan_out.py",)),
     Owned("harness/", ("click",), ("harness/cli/",)),
     Owned("harness/", ("sqlite3",), ("harness/runner/history.py", "harness/runner/history_file.py")),
     Owned("harness/", ("junitparser",), ("harness/render/junit.py",)),
     Owned("harness/", ("jinja2",), ("harness/render/report/page.py",)),
-    Owned("harness/", ("pytest", "_pytest"), ("harness/plugin.py", "harness/runner/discovery.py", "harness/fixtures/")),
+    Owned("harness/", ("pytest", "_pytest"), PYTEST),
     Owned(
         "tests/", ("hypothesis.HealthCheck",), ()
     ),  # conftest.py decides for all: a list of a test's own replaces its

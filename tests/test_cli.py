@@ -112,7 +112,7 @@ def test_a_needs_file_that_is_not_there_is_named(suite: Path, capsys: pytest.Cap
     assert "nowhere.toml: No such file or directory" in refused(capsys, "run", "--needs", "nowhere.toml")
 
 
-@pytest.mark.parametrize("option", ["--events", "--junit"])
+@pytest.mark.parametrize("option", ["--events", "--junit", "--html", "--trace-events"])
 def test_a_report_that_cannot_be_written_is_said_before_anything_runs(
     suite: Path, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:

@@ -66,6 +66,9 @@ class Keys:
     slow_s: SecondsOrZero | None = None
     collect_timeout_s: Seconds | None = None
     cpu_units: Count | None = None
+    isolate: Annotated[Literal["file", "interpreter"], "'file' or 'interpreter'"] | None = None
+    preload: Names | None = None
+    """Modules to import for all files, before those that are found to be imported by several."""
     maxfail: CountOrZero | None = None
     allow_missing_gpus: Flag | None = None
     mix_models: Flag | None = None

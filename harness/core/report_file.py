@@ -63,6 +63,8 @@ class TestReport:
     """Pytest's complaints about its arguments, a line each; empty if it accepted them."""
     asks: dict[str, Need] = field(default_factory=dict)
     """Need of each test, by its name in the file; empty unless the file is imported for its need."""
+    imported: tuple[str, ...] = ()
+    """Modules that a fork of the warm session has imported itself."""
     num_unreadable: int = 0
     """Whole lines that are no record."""
     unread: str = ""
@@ -198,6 +200,8 @@ def _apply(record: dict[str, Any], report: TestReport, begun: dict[str, None]) -
             report.collect_errors += ((_text(record["id"]), _text(record["text"])),)
         case "asks":
             report.asks = {_text(test): Need.from_json(dict(need)) for test, need in dict(record["by_test"]).items()}
+        case "imported":
+            report.imported = tuple(_text(module) for module in record["modules"])
         case "refused":
             report.refused = _text(record["text"])
         case "start":

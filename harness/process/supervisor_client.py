@@ -15,7 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from harness.core.errors import HarnessError
 from harness.process.supervisor import process_tree, rescue, syscalls
 from harness.process.supervisor.containment import BACKENDS, cgroup_home
-from harness.process.supervisor.fork_server import ForkServer, start_python
+from harness.process.supervisor.fork_server import Forked, ForkServer, start_python
 
 PROBE_S = 30.0
 RESCUE_S = 5.0
@@ -55,6 +55,23 @@ class ProcessSpec:
     """The file that the leader reads as its standard input."""
     pid_file: str = ""
     """Where the leader leaves its pid, as it sees it itself; empty for nowhere."""
+    session: Mapping[str, Any] | None = None
+    """Order to a leader that is forked from `Supervisors.parent`, in JSON's types; None where it must not be forked.
+    Where it cannot be forked, `argv` is run."""
+
+
+class Parent(Protocol):
+    """A process from which leaders are forked that share what it has imported."""
+
+    @property
+    def pid(self) -> int:
+        """Its number; 0 once it has ended."""
+
+    def can_fork(self, env: Mapping[str, str]) -> bool:
+        """Whether a child with this environment would be as one that had been started with it."""
+
+    async def fork(self, stderr: int) -> Forked | None:
+        """Fork a supervisor, a child of this process; None where it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +128,8 @@ class Supervisors:
         self._live: dict[str, _Attempt] = {}
         self._staying: set[_Attempt] = set()
         self._fork_server = ForkServer()
+        self.parent: Parent | None = None
+        """Where the leader of a spec with a `session` is forked from; None to start a program for each."""
 
     def close(self) -> None:
         """Make no more supervisors; those that stay with the unkillable are left to it."""
@@ -126,7 +145,7 @@ class Supervisors:
         self._live[spec.marker] = attempt
         cancelled: asyncio.CancelledError | None = None
         try:
-            attempt.start(self._fork_server)
+            await attempt.start(self._fork_server, self.parent)
             while not attempt.ended.done():
                 try:
                     await asyncio.shield(attempt.ended)
@@ -156,7 +175,8 @@ class Supervisors:
     def _spare_pids(self) -> frozenset[int]:
         """The fork server and the supervisors that live: no orphans of a lost one."""
         open_ones = (attempt.pid for attempt in (*self._live.values(), *self._staying) if attempt.is_open)
-        return frozenset((self._fork_server.pid, *open_ones))
+        parent = (self.parent.pid,) if self.parent is not None and self.parent.pid else ()
+        return frozenset((self._fork_server.pid, *parent, *open_ones))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +213,16 @@ class _Attempt:
         self.pid = 0
         self._stdin = self._stdout = -1
         self._start_ticks = 0
+        self._early: list[str] = []
+        """Said before there was a supervisor to hear it."""
         self._heard = b""
         self._finished: ProcessEnd | None = None
         self._bug: Exception | None = None
 
-    def start(self, fork_server: ForkServer) -> None:
+    async def start(self, fork_server: ForkServer, parent: Parent | None) -> None:
         """Start the supervisor and give it its order."""
         spec = self.spec
+        forked = None
         order = {
             "argv": list(spec.argv),
             "cwd": spec.cwd,
@@ -216,16 +239,21 @@ class _Attempt:
             "py_spy": self._means.py_spy,
         }
         with open(os.path.join(spec.directory, "supervisor.log"), "wb") as log:
-            self.pid, self._stdin, self._stdout = fork_server.fork(log.fileno())
+            if parent is not None and spec.session is not None and parent.can_fork(spec.env):
+                forked = await parent.fork(log.fileno())
+            order["session"] = None if forked is None else spec.session
+            self.pid, self._stdin, self._stdout = forked or fork_server.fork(log.fileno())
         self.is_open = True
         supervisor = process_tree.read_process(self.pid)  # cannot be gone: nobody has reaped it
         self._start_ticks = supervisor.start_ticks if supervisor else 0
         self._loop.add_reader(self._stdout, self._guarded, self._on_readable)
-        self.order(json.dumps(order))
+        for text in (json.dumps(order), *self._early):
+            self.order(text)
 
     def order(self, text: str) -> None:
-        """Tell the supervisor; one that is gone is noticed by its stdout closing."""
+        """Tell the supervisor, once it has its order; one that is gone is noticed by its stdout closing."""
         if not self.is_open:
+            self._early.append(text)
             return
         unsent = memoryview(text.encode() + b"\n")
         with contextlib.suppress(BrokenPipeError):

@@ -20,7 +20,7 @@ import torch
 
 from harness.recording.callbacks import RecorderCallback
 from harness.recording.recording_config import RunEnded
-from harness.recording.stepping_messages import BEGIN, END, LEAF, PAUSE, PHASE, plain_value
+from harness.recording.stepping_messages import BEGIN, END, PAUSE, PHASE, VALUE, plain_value
 from harness.recording.tensors import digest_tensor, tensor_bytes
 from harness.recording.value_text import elements_text, value_range
 from harness.trace.chain import RecordedValue
@@ -46,7 +46,7 @@ class Until:
     @classmethod
     def parse(cls, order: Mapping[str, Any]) -> "Until":
         """What an order to run says."""
-        return cls(order["boundaries"], tuple(order["phases"]), tuple(order["leaves"]), order["position"])
+        return cls(order["boundaries"], tuple(order["phases"]), tuple(order["values"]), order["position"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +108,10 @@ class Stepping(RecorderCallback):
             return
         self._held.append(self._hold(recorded_value, tensor))
         self._answer(
-            {"e": "leaf", "leaf": plain_value(recorded_value)}
+            {"e": "value", "value": plain_value(recorded_value)}
         )  # at once: nobody knows whether there will be a stop
         if {recorded_value.name, f"{recorded_value.phase}/{recorded_value.name}"} & set(self._until.values):
-            self._stop(LEAF, "")
+            self._stop(VALUE, "")
 
     def on_end_step(self, step: int, values: object) -> None:
         """Stop after the last value; for earlier steps, only report their end."""
@@ -135,9 +135,9 @@ class Stepping(RecorderCallback):
         self._answer({"e": "stopped", "why": why, "phase": phase})
         while (order := self._next_order())["do"] != "run":
             if order["do"] == "show":
-                self._answer(described(self._held[order["leaf"]], order["indices"]))
+                self._answer(described(self._held[order["value"]], order["indices"]))
             elif order["do"] == "save":
-                self._answer(self._save(self._held[order["leaf"]], Path(order["path"])))
+                self._answer(self._save(self._held[order["value"]], Path(order["path"])))
         self._until = Until.parse(order)
 
     def _save(self, held: Held, path: Path) -> dict[str, Any]:

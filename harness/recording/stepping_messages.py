@@ -1,12 +1,12 @@
 """Messages between a prompt and the process paused within a step: lines of JSON, each way a named pipe.
 
 ```
-    {"do": "run", "boundaries": true, "phases": [], "leaves": [], "position": null}   ─▶
-                                  ◀─  {"e": "passed", "step": 6}, {"e": "leaf", "leaf": [...]}, ...
+    {"do": "run", "boundaries": true, "phases": [], "values": [], "position": null}   ─▶
+                                  ◀─  {"e": "passed", "step": 6}, {"e": "value", "value": [...]}, ...
                                   ◀─  {"e": "stopped", "why": "phase", "phase": "reward"}
-    {"do": "show", "leaf": 3, "indices": [[0, 2, 1], [5, 6, 1]]}                      ─▶
+    {"do": "show", "value": 3, "indices": [[0, 2, 1], [5, 6, 1]]}                     ─▶
                                   ◀─  {"e": "shown", ...}
-    {"do": "save", "leaf": 3, "path": "..."}                                          ─▶
+    {"do": "save", "value": 3, "path": "..."}                                         ─▶
                                   ◀─  {"e": "saved", "is_as_recorded": true}
     {"do": "pause"}    while it runs                                                  ─▶
 ```
@@ -20,7 +20,7 @@ from typing import Any
 from harness.trace.chain import RecordedValue, Scope
 
 ORDERS, ANSWERS = "orders.pipe", "answers.pipe"
-BEGIN, PHASE, LEAF, PAUSE, END = "begin", "phase", "leaf", "pause", "end"
+BEGIN, PHASE, VALUE, PAUSE, END = "begin", "phase", "value", "pause", "end"
 """Why it is paused: before the step or another phase, after a requested value, by a signal, after the last value."""
 
 

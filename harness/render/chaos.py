@@ -21,6 +21,7 @@ from harness.lab.experiments.perturbation_factors import (
 from harness.lab.experiments.run import OUTPUT
 from harness.render.divergence import verdict_json, verdict_text
 from harness.render.replay import ending_lines
+from harness.render.verdict_reasons import verdict_reason_text
 from harness.trace.verdict import EXIT_CODES, Divergence
 
 VERSION = 1
@@ -113,9 +114,16 @@ def _cause(about: str, name: str, value: Any) -> str:
 def effect(outcome: Outcome) -> str:
     """changes the gradient of embedding at step 2; ends the run before step 2: and why."""
     if outcome.sign is Sign.BROKE:
-        return f"ends the run before step {outcome.step} is complete: {one_line(outcome.problem)}"
+        return f"ends the run before step {outcome.step} is complete: {one_line(_problem(outcome))}"
     assert outcome.verdict is not None and outcome.verdict.first is not None
     return f"changes {_value(outcome.verdict.first)} at step {outcome.step}"
+
+
+def _problem(outcome: Outcome) -> str:
+    """Return the problem of a broken run, or the reasons why it cannot be compared; empty if there is none."""
+    if outcome.problem or outcome.verdict is None:
+        return outcome.problem
+    return "; ".join(map(verdict_reason_text, outcome.verdict.reasons))
 
 
 def _without_cause(outcome: Outcome) -> str:
@@ -158,7 +166,7 @@ def _detail(chaos: Chaos) -> Iterator[str]:
     if finding.index is not None and dict(finding.drawn) != dict(finding.perturbation):
         first = one_line(format_perturbation(finding.drawn))
         yield f"  first seen with perturbation {finding.index} of seed {chaos.plan.seed}: {first}"
-    if finding.outcome.verdict is not None:
+    if finding.outcome.verdict is not None and finding.outcome.verdict.first is not None:
         yield from (f"  {line}" for line in verdict_text(finding.outcome.verdict, colour=False).splitlines()[1:])
 
 
@@ -246,7 +254,7 @@ def _finding_json(chaos: Chaos) -> dict[str, Any] | None:
         "perturbation": dict(finding.perturbation),
         "sign": outcome.sign.value,
         "step": outcome.step,
-        "problem": outcome.problem,
+        "problem": _problem(outcome),
         "directory": None if outcome.directory is None else str(outcome.directory),
         "num_runs": finding.tally.num_runs,
         "num_failed": finding.tally.num_failed,

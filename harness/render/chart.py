@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.core.text import count, one_line
 from harness.render.outcomes import estimated
+from harness.runner.history import UNKNOWN_S
 from harness.runner.makespan_bounds import TOLERANCE
 from harness.runner.packing import Placement, Plan
 
@@ -155,6 +156,8 @@ def _facts(plan: Plan, paths: Sequence[str], estimates: Collection[int]) -> list
         lines += _bound_facts(plan, paths, estimates)
         if guess := estimated(len(estimates), len(plan.order)):
             lines.append(f"durations    {guess}")
+            if len(estimates) >= len(plan.order):
+                lines[-1] += f", {UNKNOWN_S:g} s assumed for each file"
     if plan.never:
         lines.append(f"cannot run   {count(len(plan.never), 'file')}")
         lines += [f"  {one_line(paths[index])}: {one_line(reason)}" for index, reason in plan.never[:MAX_NAMED]]

@@ -8,6 +8,7 @@ from typing import Any
 from harness.core.text import count, one_line, ranges
 from harness.render.curve_picture import curve_picture
 from harness.render.operations import operations_json, operations_text
+from harness.render.verdict_reasons import reason_json, verdict_reason_text
 from harness.trace.chain import RecordedValue, Scope
 from harness.trace.element_diff import ValueDifference, coordinates
 from harness.trace.manifest import PARTS
@@ -47,6 +48,7 @@ NOUNS = {
     REWARDS: "rewards",
     ADVANTAGE_SIGNS: "signs of advantages",
 }
+DIFFERENT_PART = {"perturbation": "runtime settings differ"}
 STEP_ONLY = {Difference.STEP_ONLY_IN_A: "A", Difference.STEP_ONLY_IN_B: "B"}
 
 
@@ -58,7 +60,7 @@ def verdict_text(verdict: Verdict, *, colour: bool, width: int | None = None, is
     return "\n".join(
         [
             _headline(verdict, colour),
-            *[f"  {one_line(reason)}" for reason in verdict.reasons],
+            *[f"  {one_line(verdict_reason_text(reason))}" for reason in verdict.reasons],
             *_place(verdict),
             *_context(verdict),
             *_part(verdict),
@@ -67,7 +69,7 @@ def verdict_text(verdict: Verdict, *, colour: bool, width: int | None = None, is
             *([] if verdict.kind is Kind.EQUAL else _curve(verdict.curve)),
             *([] if width is None else _picture(verdict, width, is_ascii)),
             *[line for part in PARTS for line in _fields(part, verdict.fingerprints.get(part, ()))],
-            *[f"  note: {one_line(note)}" for note in verdict.notes],
+            *[f"  note: {one_line(verdict_reason_text(note))}" for note in verdict.notes],
         ]
     )
 
@@ -188,7 +190,7 @@ def _context(verdict: Verdict) -> Iterator[str]:
         states, have = ("state", "has") if len(context.names) == 1 else ("states", "have")
         yield f"  the {states} of {names} {have} differed since step {context.step}{rank}"
     elif verdict.first is not None:
-        yield f"  random-number states are equal up to this point: {names}"
+        yield f"  the default random-number generators are equal up to this point: {names}"
 
 
 def _part(verdict: Verdict) -> Iterator[str]:
@@ -200,17 +202,27 @@ def _part(verdict: Verdict) -> Iterator[str]:
 
 def attribution_lines(verdict: Verdict) -> Iterator[str]:
     """Yield the kinds of values that changed in the whole run, or that only floats did."""
+    yield from changed_lines(verdict).values()
+    yield from unchanged_lines(verdict)
+
+
+def changed_lines(verdict: Verdict) -> dict[str, str]:
+    """Return a line for each kind of value that changed, by kind."""
     counts = verdict.attribution
-    for kind in COUNTED:
-        if kind in counts and not counts[kind].is_equal:
-            yield _changed(kind, counts[kind], verdict.num_ranks)
+    kinds = [kind for kind in COUNTED if kind in counts and not counts[kind].is_equal]
+    return {kind: _changed(kind, counts[kind], verdict.num_ranks) for kind in kinds}
+
+
+def unchanged_lines(verdict: Verdict) -> Iterator[str]:
+    """Yield a line about the kinds of values that did not change, if there are any."""
+    counts = verdict.attribution
     kinds = [kind for kind in COUNTED if kind in counts and counts[kind].is_equal]
     is_only = _is_floats_only(verdict)
     counted = [kind for kind in kinds if counts[kind].num_compared]  # texts have no elements to count
     equal = [f"{counts[kind].num_compared:,} {NOUNS[kind]}" for kind in counted or (kinds if is_only else [])]
     if equal:
-        only = "floats only: " if is_only else ""
-        yield f"{only}none of {', '.join(equal)} changed"
+        only = "floats only; " if is_only else ""
+        yield f"{only}unchanged: {', '.join(equal)}"
 
 
 def _is_floats_only(verdict: Verdict) -> bool:
@@ -264,7 +276,7 @@ def _float(value: Float | None) -> str:
 def _fields(part: str, differences: Sequence[FieldDifference]) -> Iterator[str]:
     if not differences:
         return
-    yield f"  {part} differs"
+    yield f"  {DIFFERENT_PART.get(part, f'{part} differs')}"
     shown = differences[:MAX_FIELDS]
     names = [one_line(each.name, MAX_CHARS) for each in shown]
     values = [(_value(each.a), _value(each.b)) for each in shown]
@@ -286,8 +298,10 @@ def verdict_json(verdict: Verdict, *, exit_code: int) -> dict[str, Any]:
         "version": VERSION,
         "exit_code": exit_code,
         "verdict": verdict.kind.value,
-        "reasons": list(verdict.reasons),
-        "notes": list(verdict.notes),
+        "reasons": [verdict_reason_text(reason) for reason in verdict.reasons],
+        "reason_codes": [reason_json(reason) for reason in verdict.reasons],
+        "notes": [verdict_reason_text(note) for note in verdict.notes],
+        "note_codes": [reason_json(note) for note in verdict.notes],
         "num_ranks": verdict.num_ranks,
         "num_steps": verdict.num_steps,
         "num_steps_different": verdict.num_steps_different,

@@ -16,8 +16,10 @@ from harness.lab.gate.golden import STEP as WHOLE_STEP
 from harness.lab.gate.golden import Golden
 from harness.lab.gate.result import Gate, GateScenario
 from harness.lab.gate.rounding import Rounding
-from harness.render.divergence import attribution_lines, headline, verdict_json
+from harness.render.divergence import changed_lines, headline, unchanged_lines, verdict_json
+from harness.render.gate_reasons import KINDS, reason_text
 from harness.render.replay import ending_lines
+from harness.render.verdict_reasons import reason_json
 from harness.trace.curve import common_names
 from harness.trace.verdict import EXIT_CODES
 
@@ -44,7 +46,7 @@ def gate_text(gate: Gate, *, colour: bool) -> str:
     lines = [sides_line(gate)]
     for scenario in gate.scenarios:
         lines += _scenario(gate, scenario, colour)
-    lines += [f"note: {one_line(note)}" for note in gate.notes]
+    lines += [f"note: {one_line(reason_text(note))}" for note in gate.notes]
     return "\n".join([*lines, *_decision(gate, colour), f"  traces: {shlex.quote(path_text(gate.directory))}"])
 
 
@@ -96,24 +98,21 @@ def detail_lines(scenario: GateScenario) -> Iterator[str]:
     """Yield reasons, distances and costs, without the verdict itself."""
     finding, verdict = scenario.finding, scenario.finding.verdict
     is_parted = verdict is not None and verdict.first is not None and finding.change is not Change.EQUAL
-    counted = {_what(line): line for line in attribution_lines(verdict)} if verdict and is_parted else {}
+    counted = changed_lines(verdict) if verdict and is_parted else {}
     for reason in finding.reasons:  # the count of the same says more
-        yield counted.pop(_what(reason), one_line(reason))
+        yield counted.pop(KINDS.get(reason.code, ""), one_line(reason_text(reason)))
     if scenario.output is not None:
         yield from ending_lines(scenario.output)
     if is_parted and finding.rounding is not None:
         yield from rounding_lines(finding.rounding)
     yield from counted.values()
+    if verdict and is_parted:
+        yield from unchanged_lines(verdict)
     yield from map(cost_line, shown_costs(scenario))
     if scenario.golden is not None:
         yield from golden_lines(scenario.golden, is_new=finding.change is Change.ACCEPTED)
     for note in (*finding.notes, *scenario.notes):
-        yield f"note: {one_line(note)}"
-
-
-def _what(line: str) -> str:
-    """Return the beginning of "tokens flipped: 5 of 64, first at step 2", up to the colon."""
-    return line.partition(":")[0]
+        yield f"note: {one_line(reason_text(note))}"
 
 
 def golden_lines(golden: Golden, *, is_new: bool) -> Iterator[str]:
@@ -199,7 +198,8 @@ def gate_json(gate: Gate) -> dict[str, Any]:
         "fail_on": list(gate.policy.fail_on),
         "failures": {name: list(reasons) for name, reasons in gate.failures.items()},
         "directory": str(gate.directory),
-        "notes": list(gate.notes),
+        "notes": [reason_text(note) for note in gate.notes],
+        "note_codes": [reason_json(note) for note in gate.notes],
         "scenarios": [_scenario_json(scenario) for scenario in gate.scenarios],
     }
 
@@ -208,13 +208,16 @@ def _scenario_json(scenario: GateScenario) -> dict[str, Any]:
     finding = scenario.finding
     verdict = finding.verdict
     rounding = finding.rounding
+    notes = (*finding.notes, *scenario.notes)
     return {
         "name": scenario.name,
         "change": finding.change.value,
         "against": scenario.against,
         "place": finding.place,
-        "reasons": list(finding.reasons),
-        "notes": [*finding.notes, *scenario.notes],
+        "reasons": [reason_text(reason) for reason in finding.reasons],
+        "reason_codes": [reason_json(reason) for reason in finding.reasons],
+        "notes": [reason_text(note) for note in notes],
+        "note_codes": [reason_json(note) for note in notes],
         "verdict": verdict and verdict_json(verdict, exit_code=EXIT_CODES[verdict.kind]),
         "rounding": rounding and {**asdict(rounding), "share": _finite(rounding.share)},
         "costs": [_cost_json(cost) for cost in scenario.costs],

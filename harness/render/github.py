@@ -25,6 +25,7 @@ from harness.render.gate import (
     summary_line,
     where,
 )
+from harness.render.gate_reasons import reason_text
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 MAX_BYTES = 2**20
@@ -92,7 +93,7 @@ def summary(gate: Gate) -> str:
             title = f"{one_line(scenario.name)}: {_title(gate, scenario)}"
             told = list(detail_lines(scenario))
             lines += [f"<details><summary>{escape(title)}</summary>", "", *_fenced(told), "", "</details>", ""]
-    lines += [f"- {plain(note)}" for note in gate.notes]
+    lines += [f"- {plain(reason_text(note))}" for note in gate.notes]
     if gate.failures:
         lines += ["", f"The gate fails on {failing_changes(gate)}."]
     return "\n".join(lines) + "\n"

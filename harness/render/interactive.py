@@ -206,7 +206,7 @@ def _visit_json(visit: Visit, recorded_values: Sequence[Marked]) -> dict[str, An
         {**_value_json(each.value), "recorded": each.mark.name.lower(), "other": each.other and each.other.name.lower()}
         for each in recorded_values
     ]
-    return {"phase": visit.phase, "number": visit.number, "leaves": marks}
+    return {"phase": visit.phase, "number": visit.number, "values": marks}
 
 
 def _value_json(recorded_value: RecordedValue) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 
 from harness.core.test_outcomes import TestCounts, TestOutcome
 from harness.core.text import ranges
-from harness.runner.history import UNKNOWN_S
 from harness.runner.stats import RunState
 from harness.runner.units import Outcome, UnitResult
 
@@ -45,7 +44,7 @@ def estimated(num_estimated: int, num_planned: int) -> str:
         return ""
     if num_estimated < num_planned:
         return f"estimated for {num_estimated:,} of {num_planned:,} files"
-    return f"estimated: no durations known yet, {UNKNOWN_S:g} s assumed for each file"
+    return "estimated: no durations known yet"
 
 
 def gpus(gpu_ids: Iterable[str], state: RunState) -> str:

@@ -14,6 +14,7 @@ from harness.core.text import count, one_line, put
 from harness.render.failed_tests import failure_lines, unprinted_failures
 from harness.render.outcomes import facts, gpus, label, tally
 from harness.runner.events import Event, RunFinished
+from harness.runner.run_record import PAGE
 from harness.runner.stats import RunState
 from harness.runner.units import NeedSource, Outcome, UnitResult
 
@@ -74,7 +75,10 @@ class SummaryReporter:
         title = f" {label(result.outcome)} {one_line(result.unit.path)} "
         self._put("\n" + self._paint(title.center(WIDTH, "="), BOLD_RED) + "\n")
         said = [", ".join(facts(result, state)), one_line(result.reason, 1000)]
-        self._put(": ".join(part for part in said if part) + "\n\n")
+        self._put(": ".join(part for part in said if part) + "\n")
+        if result.outcome is Outcome.TIMED_OUT:
+            self._put("rlharness ended it with SIGINT, which pytest reports as KeyboardInterrupt\n")
+        self._put("\n")
 
     def _failure(self, result: UnitResult, state: RunState) -> None:
         self._title(result, state)
@@ -89,13 +93,13 @@ class SummaryReporter:
             return
         directory = Path(result.directory)
         self._file(directory / "output.log", "no output")
+        if failures := unprinted_failures(result):
+            self._put("\n" + self._paint(" tests that failed before its end ".center(WIDTH, "-"), RED) + "\n")
+            self._failed_tests(failures)
         stacks = directory / "stacks.txt"
         if os.path.lexists(stacks):
             self._put("\n" + self._paint(" stacks of its processes at termination ".center(WIDTH, "-"), RED) + "\n")
             self._file(stacks, "")
-        if failures := unprinted_failures(result):
-            self._put("\n" + self._paint(" tests that failed before its end ".center(WIDTH, "-"), RED) + "\n")
-            self._failed_tests(failures)
         self._kept(result)
 
     def _failed_tests(self, failures: list[tuple[str, TestEnd]]) -> None:
@@ -138,6 +142,9 @@ class SummaryReporter:
         reason = _reason(event, state)
         if reason:
             self._put(self._paint(f"exit code {event.exit_code}: {reason}", YELLOW) + "\n")
+        page = Path(state.started.directory, PAGE) if state.started else None
+        if page and page.is_file():
+            self._put(self._paint(f"page: {one_line(str(page), 4096)}", "2") + "\n")
         good = event.exit_code == ExitCode.OK
         self._put(self._paint(closing_line(event, state), GREEN if good else BOLD_RED) + "\n")
 
@@ -159,8 +166,6 @@ def closing_line(event: RunFinished, state: RunState) -> str:
         facts[0] += f", {event.sequential_s / event.wall_s:.1f}x"
     if state.gpus:
         facts.append(f"GPUs {event.utilisation:.0%} leased")
-    if state.num_estimated:
-        facts.append(f"planned {state.planned_makespan_s:.1f} s with estimated durations")
     facts.append(f"lower bound {event.lower_bound_s:.1f} s{' as measured' if state.num_estimated else ''}")
     if event.bounding_unit:
         facts.append(f"{one_line(event.bounding_unit)} sets the bound: split it")

@@ -41,10 +41,10 @@ def _begin(pair: Pair) -> str:
 
 
 def _identity(differences: Sequence[FieldDifference]) -> Iterator[str]:
-    """also different: seed A 1 B 2. Nothing where both runs have one configuration."""
+    """the configurations differ, which no patch changes: seed A 1 B 2. Nothing if both runs have one configuration."""
     if differences:
         told = [f"{each.name} A {_value(each.a)} B {_value(each.b)}" for each in differences]
-        yield f"also different: {_names(told)}"
+        yield f"the configurations differ, which no patch changes: {_names(told)}"
 
 
 def _value(value: str | None) -> str:
@@ -208,8 +208,8 @@ def _outcome_json(outcome: Outcome) -> dict[str, Any]:
         "num_kept": outcome.num_kept,
         "first_not_b": outcome.from_b and asdict(outcome.from_b),
         "first_not_a": outcome.from_a and asdict(outcome.from_a),
-        "num_leaves_apart": outcome.num_apart,
-        "num_leaves_reached": outcome.num_reached,
+        "num_values_different": outcome.num_apart,
+        "num_values_reached": outcome.num_reached,
         "before": list(outcome.before),
         "distances": [{**asdict(each), "share": each.share} for each in outcome.distances],
         "problem": outcome.problem,

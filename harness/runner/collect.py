@@ -15,7 +15,7 @@ that cannot be collected is a unit with the reason. rlharness removes every file
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,9 +28,12 @@ from harness.core.regular_file import open_regular, read_text
 from harness.core.report_file import TestReport, read_report
 from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisor
 from harness.runner.outcomes import signal_name
+from harness.runner.selections import Selection, selected, split_selections
 from harness.runner.units import NeedSource, Unit
 
-CHILD = ("--collect-only", "-q", "-p", "harness.plugin", "-p", "harness.runner.discovery")
+NO_WORKERS = "-n0"
+PLUGIN = "harness.runner.discovery"
+CHILD = ("--collect-only", "-q", "-p", "harness.plugin", "-p", PLUGIN)
 MAX_OUTPUT_BYTES = 1 << 16
 USAGE = 4
 CONTINUED = 1
@@ -40,8 +43,19 @@ CONTINUED = 1
 class MakeSpec(Protocol):
     """Makes the attempt of one collection child: the interpreter before `pytest_args`, its environment, its marker."""
 
-    def __call__(self, pytest_args: tuple[str, ...], directory: Path, timeout_s: float) -> ProcessSpec:
-        """`directory` exists and is the child's own; a TMPDIR in it goes with it."""
+    def __call__(
+        self,
+        pytest_args: tuple[str, ...],
+        directory: Path,
+        timeout_s: float,
+        session: Mapping[str, Any] | None,
+        /,
+    ) -> ProcessSpec:
+        """`directory` exists and is the child's own; a TMPDIR in it goes with it.
+
+        `session` tells a fork of the warm session the same as `pytest_args` tell an interpreter; None where only an
+        interpreter will do.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +74,8 @@ class CollectOptions:
     needs: tuple[NeedRule, ...] = ()
     distrusted: Callable[[Path], frozenset[str]] = lambda rootdir: frozenset()
     """Files, relative to the root directory, to import: their source once differed from the need of their tests."""
+    preload: Callable[[Sequence[str]], Awaitable[None]] | None = None
+    """Given the modules that several of the files import, before one is imported."""
     finds_node_ids: bool = False
     """Whether to find the tests that node ids name, which imports their files; a run learns of them from its units."""
 
@@ -143,6 +159,8 @@ class _Collector:
         rootdir = Path(suite.found["rootdir"])
         inifile = suite.found["inifile"]
         args = ("--rootdir", str(rootdir), *(("-c", inifile) if inifile else ()))
+        if self.options.preload is not None:
+            await self.options.preload(suite.found["imports"])
         units, to_import = self._planned(suite, selections)
         asks = {path: _by_test(asked) for path, asked in suite.found["asks"].items()}
         num_done = 0
@@ -163,7 +181,7 @@ class _Collector:
         return Collected(
             units=tuple(units.values()),
             rootdir=rootdir,
-            pytest_args=(*args, "-n0") if suite.found["has_xdist"] else args,
+            pytest_args=(*args, NO_WORKERS) if suite.found["has_xdist"] else args,
             sizes_bytes={path: size_bytes for path, size_bytes, _, _ in files},
             why_imported={unit.path: why[unit.path] for unit in to_import},
             asks={path: asks[path] for path, unit in units.items() if path in asks and unit.source != NeedSource.TABLE},
@@ -172,8 +190,8 @@ class _Collector:
             notes=tuple(suite.notes),
         )
 
-    async def _child(self, args: tuple[str, ...], directory: Path) -> ProcessEnd:
-        return await self.supervisor.run(self.make_spec(args, directory, self.options.timeout_s))
+    async def _child(self, args: tuple[str, ...], directory: Path, session: Mapping[str, Any] | None) -> ProcessEnd:
+        return await self.supervisor.run(self.make_spec(args, directory, self.options.timeout_s, session))
 
     def _directory(self) -> Path:
         self.num_children += 1
@@ -188,7 +206,12 @@ class _Collector:
             directory = self._directory()
             out = directory / "found.jsonl"
             marks = [f"--rlharness-broken={path}" for path in suite.broken]
-            end = await self._child((*own_args, *CHILD, f"--rlharness-discover={out}", *marks, *paths), directory)
+            session = _session(paths, rlharness_discover=str(out), rlharness_broken=list(suite.broken))
+            end = await self._child(
+                (*own_args, *CHILD, f"--rlharness-discover={out}", *marks, *paths),
+                directory,
+                session if own_args == self.options.pytest_args else None,
+            )
             num_broken = len(suite.broken)
             self._take_over(suite, out, end, directory)
             if suite.found is not None:
@@ -242,7 +265,7 @@ class _Collector:
         remedy = "raise --collect-timeout, or name fewer paths" if end.reason == "timeout" else "correct pytest's error"
         return CollectionError(f"{what}\n{output}".rstrip(), remedy=remedy)
 
-    def _planned(self, suite: _Suite, selections: list["Selection"]) -> tuple[dict[str, Unit], list[Unit]]:
+    def _planned(self, suite: _Suite, selections: list[Selection]) -> tuple[dict[str, Unit], list[Unit]]:
         """Every unit by its path, and those among them that have to be imported."""
         assert suite.found is not None
         rootdir = Path(suite.found["rootdir"])
@@ -302,7 +325,8 @@ class _Collector:
         """What a pytest that collects these says; and the unit, with the reason where its file cannot be imported."""
         directory = self._directory()
         report_args = ("--rlharness-report", str(directory / "report.jsonl"))
-        end = await self._child((*self.options.pytest_args, *args, *CHILD, *report_args, *paths), directory)
+        session = _session(paths, rlharness_report=report_args[1])
+        end = await self._child((*self.options.pytest_args, *args, *CHILD, *report_args, *paths), directory, session)
         try:
             report = read_report(directory / "report.jsonl")
             error = self._import_error(end, report, directory)
@@ -318,35 +342,13 @@ class _Collector:
         return f"it was being imported when pytest {self._ending(end)}\n{output_of(directory)}".rstrip()
 
 
+def _session(paths: Sequence[str], **options: object) -> dict[str, Any]:
+    """What tells a fork of the warm session to collect `paths` as CHILD tells an interpreter."""
+    return {"args": list(paths), "options": {"collectonly": True, **options}, "plugins": [PLUGIN]}
+
+
 def _by_test(asked: Mapping[str, dict[str, Any]]) -> dict[str, Need]:
     return {test: Need.from_json(need) for test, need in asked.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """A path as it was given, and what followed it: `TestA::test_x[1]`, empty for all of it."""
-
-    path: str
-    absolute: Path
-    rest: str
-
-
-def split_selections(paths: Sequence[str], cwd: Path) -> list[Selection]:
-    """Split each of `paths` from the node id in it; a `::` inside the brackets of a parameter set does not count."""
-    selections = []
-    for path in paths:
-        file, colons, _ = path.partition("[")[0].partition("::")
-        rest = path[len(file) + 2 :] if colons else ""
-        file = file if colons else path
-        selections.append(Selection(file, Path(os.path.abspath(cwd / file)), rest))
-    return selections
-
-
-def selected(selections: Sequence[Selection], file: Path, path: str) -> tuple[str, ...]:
-    """Node ids asked for in `file`, whose unit is `path`; none where all of it was asked for as well."""
-    if any(not each.rest and (each.absolute == file or each.absolute in file.parents) for each in selections):
-        return ()
-    return tuple(dict.fromkeys(f"{path}::{each.rest}" for each in selections if each.rest and each.absolute == file))
 
 
 def output_of(directory: Path) -> str:

@@ -15,9 +15,13 @@ what each test asks for: `asks` (by_test).
 
 import json
 import os
+import re
 import sys
 import types
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,9 @@ SILENCED: dict[str, Any] = {
     "newfirst": False,
 }
 """Options under which a session writes or deletes files, or leaves files out by what an earlier one wrote."""
+IMPORT = re.compile(r"^(?:from[ \t]+([A-Za-z_][\w.]*)[ \t]+import\b|import[ \t]+([A-Za-z_][\w., \t]*))", re.MULTILINE)
+MAX_SCANNED_BYTES = 1 << 16
+MAX_IMPORTS = 200
 CACHE_WRITERS = ("lfplugin", "nfplugin", "stepwise", "stepwiseplugin")
 
 
@@ -60,6 +67,15 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
         finder = Finder(Path(options.rlharness_discover), options.rlharness_broken, manager, early_config.rootpath)
         manager.register(finder, "rlharness-finder")
     return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """The same in a fork of the warm session, which has imported its conftest files before it forks."""
+    out, manager = config.getoption("rlharness_discover", None), config.pluginmanager
+    if out and not manager.hasplugin("rlharness-finder"):
+        finder = Finder(Path(out), config.getoption("rlharness_broken"), manager, config.rootpath)
+        manager.register(finder, "rlharness-finder")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -180,6 +196,7 @@ class Finder:
             num_workers=config.getoption("numprocesses", None) or 0,
             files=[(path, size_bytes, need.need, need.why_import) for path, size_bytes, need in needs],
             asks={path: need.by_test for path, _, need in needs if need.by_test},
+            imports=common_imports(self.sizes_bytes, config.getini("python_files")),
         )
         return result
 
@@ -206,6 +223,25 @@ class Finder:
 
     def _relative(self, path: Path) -> str:
         return Path(os.path.relpath(path, self._rootdir)).as_posix()
+
+
+def common_imports(paths: Iterable[Path], python_files: Iterable[str]) -> list[str]:
+    """Modules that at least two of the files `paths` import at their top level, the most frequent first.
+
+    Read as text, since a module that is imported in vain costs little. Test files and conftest files are left out.
+    """
+    counts = Counter[str]()
+    for path in paths:
+        with suppress(OSError), path.open("rb") as file:
+            text = file.read(MAX_SCANNED_BYTES).decode(errors="replace")
+            found = [match[1] or match[2] for match in IMPORT.finditer(text)]
+            counts.update({name.split()[0] for names in found for name in names.split(",") if name.strip()})
+    tests = ("conftest.py", *python_files)
+    return [
+        name
+        for name, count in counts.most_common(MAX_IMPORTS)
+        if count > 1 and not any(fnmatch(f"{name.rpartition('.')[2]}.py", pattern) for pattern in tests)
+    ]
 
 
 def _conftest_text(path: Path, error: BaseException) -> str:

@@ -27,6 +27,11 @@ class RunOptions:
     """Where `.rlharness` lives: beside the configuration, else the working directory."""
     paths: tuple[str, ...] = ()
     gpus: str = "auto"
+    isolate: str = "file"
+    """What has a process of its own: "file", forked from a session that has imported what the suite imports, or
+    "interpreter", one started for each file."""
+    preload: tuple[str, ...] = ()
+    """Modules to import for all files of `isolate` "file", beside those that several are found to import."""
     cpu_units: int = 1
     timeout_s: float = DEFAULT_TIMEOUT_S
     grace_s: float = DEFAULT_GRACE_S
@@ -44,6 +49,8 @@ class RunOptions:
     containment: str = "auto"
     events_file: Path | None = None
     junit_file: Path | None = None
+    html_file: Path | None = None
+    trace_events_file: Path | None = None
     json: bool = False
     keep_tmp: bool = False
     live: bool = False

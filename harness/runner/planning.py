@@ -1,10 +1,11 @@
 """From a context to a plan: find the units, expect their durations, pack them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from harness.process.child_env import child_env
 from harness.process.supervisor_client import ProcessSpec
@@ -12,8 +13,8 @@ from harness.runner import packing
 from harness.runner.collect import Collected, CollectOptions, collect
 from harness.runner.first_fit import Job
 from harness.runner.leases import LeaseTable
+from harness.runner.pytest_command import pytest_command
 from harness.runner.run_context import RunContext
-from harness.runner.unit_run import pytest_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ async def collect_and_plan(
     now and not planned. Raises CollectionError, UsageError.
     """
     options = context.options
+    if context.warm is not None and await context.warm.wait_ready(options.collect_timeout_s):
+        context.supervisors.parent = context.warm
     wanted = CollectOptions(
         cwd=options.invocation.cwd,
         directory=context.scratch / "collection",
@@ -49,6 +52,7 @@ async def collect_and_plan(
         pytest_args=options.invocation.trailing,
         needs=options.needs,
         distrusted=context.history.to_import,
+        preload=partial(_preload, context),
         finds_node_ids=finds_node_ids,
     )
     make_spec = partial(_collection_spec, context)
@@ -65,13 +69,22 @@ async def collect_and_plan(
     return Planned(collected, table, packing.plan(jobs, table), estimated)
 
 
+async def _preload(context: RunContext, imports: Sequence[str]) -> None:
+    if context.warm is not None:
+        await context.warm.preload((*context.options.preload, *imports))
+
+
 def new_table(context: RunContext) -> LeaseTable:
     """Return a table of this run's GPUs and CPU slots, all of them free."""
     return LeaseTable(context.gpus.inventory, context.options.cpu_units, context.options.mix_models)
 
 
 def _collection_spec(
-    context: RunContext, pytest_args: tuple[str, ...], directory: Path, timeout_s: float
+    context: RunContext,
+    pytest_args: tuple[str, ...],
+    directory: Path,
+    timeout_s: float,
+    session: Mapping[str, Any] | None = None,
 ) -> ProcessSpec:
     """A pytest process that only collects; its GPUs are the ones this process sees."""
     options = context.options
@@ -93,4 +106,5 @@ def _collection_spec(
         timeout_s=timeout_s,
         startup_timeout_s=inf,
         grace_s=options.grace_s,
+        session=session,
     )

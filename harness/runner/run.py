@@ -22,7 +22,8 @@ from harness.runner import events
 from harness.runner.collect import Collected
 from harness.runner.dispatcher import Dispatcher, Recorder
 from harness.runner.first_fit import Job, Queue
-from harness.runner.history import RAN_TO_THE_END, History
+from harness.runner.history import RAN_TO_THE_END
+from harness.runner.history_keeper import HistoryKeeper
 from harness.runner.makespan_bounds import lower_bound
 from harness.runner.network_pins import network_pins
 from harness.runner.options import RunOptions, runs_parts_of_files
@@ -124,7 +125,7 @@ class _Run:
         if not runs_parts_of_files(self.options.invocation.trailing):
             recorder.add(
                 Guarded(
-                    _HistoryKeeper(context.history, planned.collected),
+                    HistoryKeeper(context.history, planned.collected.sizes_bytes, context.run_id),
                     "the history of durations",
                     self.options.invocation.note,
                 )
@@ -137,7 +138,8 @@ class _Run:
             await dispatcher.run()
         finally:
             kept = (note for note in context.history.notes if note not in context.notes)
-            self.notes = (*_undone(planned.collected), *runner.notes, *kept)
+            warm = context.warm.notes if context.warm is not None else ()
+            self.notes = (*_undone(planned.collected), *runner.notes, *warm, *kept)
         self.state.check_sum()
 
     async def _prepare(self) -> tuple[Planned, Preflight | None]:
@@ -163,6 +165,7 @@ class _Run:
             scratch=context.scratch,
             t=self.recorder.t,
             pins=pins,
+            warm=context.warm,
         )
 
     def _with_losses(self, finished: events.RunFinished) -> events.RunFinished:
@@ -235,18 +238,3 @@ def _worth_splitting(ran: Sequence[UnitResult], number: int | None) -> str:
         return ""
     result = ran[number]
     return result.unit.path if result.tests.total > 1 and result.outcome in RAN_TO_THE_END else ""
-
-
-class _HistoryKeeper:
-    """Records each unit's duration as its outcome comes: an interrupted run has taught something too."""
-
-    def __init__(self, history: History, collected: Collected) -> None:
-        self._history = history
-        self._sizes_bytes = collected.sizes_bytes
-
-    def on_event(self, event: events.Event, state: RunState) -> None:
-        if isinstance(event, events.UnitFinished) and event.result.duration_s:
-            self._history.record(event.result, self._sizes_bytes.get(event.result.unit.path, 0))
-
-    def close(self) -> None:
-        """The context closes the history."""

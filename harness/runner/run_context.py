@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.core.clock import Clock
 from harness.core.errors import InventoryError, UsageError
-from harness.machine.gpus import NvmlMeter, read_inventory
+from harness.machine.gpus import DriverMeter, read_inventory
 from harness.machine.inventory import Inventory
 from harness.machine.meter import MemoryMeter, NoMeter
 from harness.process.claims import Claims
@@ -19,6 +19,7 @@ from harness.process.scratch import hold, let_go, make_scratch_root, remove_aban
 from harness.process.supervisor_client import ContainmentBackends, Supervisors, find_py_spy, probe_backends
 from harness.runner.history import History
 from harness.runner.options import RunOptions
+from harness.runner.warm_parent import WarmParent, start_warm_session
 
 SCRATCH_S = 30.0
 """For making a directory, and removing what killed runs have left beside it."""
@@ -49,6 +50,8 @@ class RunContext:
     supervisors: Supervisors
     ports: PortBlocks
     history: History
+    warm: WarmParent | None
+    """The warm session, started and not yet waited for; None where every file is to have an interpreter."""
     notes: tuple[str, ...]
     """Notes for the user on how the machine was read."""
 
@@ -57,15 +60,17 @@ async def read_run_gpus(options: RunOptions, claims: Claims) -> RunGpus:
     """The GPUs that `options` ask for, each claimed; InventoryError where they cannot be had or read."""
 
     def read() -> RunGpus:
-        inventory = read_inventory(options.gpus, options.invocation.environ, claims)
-        has_driver = inventory.gpus and not inventory.pretended
-        return RunGpus(inventory, NvmlMeter() if has_driver else NoMeter())
+        environ = options.invocation.environ
+        inventory = read_inventory(options.gpus, environ, claims)
+        if inventory.pretended or not inventory.gpus:
+            return RunGpus(inventory, NoMeter())
+        return RunGpus(inventory, DriverMeter(environ, is_amd=inventory.gpus[0].is_amd))
 
     try:
         return await in_daemon_thread(read, limit_s=INVENTORY_S)
     except TimeoutError:
         raise InventoryError(
-            f"--gpus {options.gpus}: the NVIDIA driver did not answer within {INVENTORY_S:g} s",
+            f"--gpus {options.gpus}: the GPU driver did not answer within {INVENTORY_S:g} s",
             legal="GPUs with a driver that answers",
             remedy="check the messages of the driver in dmesg, or run the files that need no GPU with --gpus none",
         ) from None
@@ -85,6 +90,12 @@ async def open_run_context(
         environ = options.invocation.environ
         history = History() if options.history_free else History.of_root(options.root, environ, is_run=is_run)
         stack.enter_context(history)
+        ports = PortBlocks(claims, read_ephemeral_range())
+        supervisors = stack.enter_context(closing(Supervisors(backends.chosen, run_id, find_py_spy())))
+        has_gpus = bool(gpus.inventory.gpus)
+        warm = start_warm_session(options, run_id, Path(scratch), master_port=ports.master_port(0), has_gpus=has_gpus)
+        if warm is not None:
+            stack.enter_context(closing(warm))
         yield RunContext(
             options=options,
             clock=clock,
@@ -92,9 +103,10 @@ async def open_run_context(
             scratch=Path(scratch),
             backends=backends,
             gpus=gpus,
-            supervisors=stack.enter_context(closing(Supervisors(backends.chosen, run_id, find_py_spy()))),
-            ports=PortBlocks(claims, read_ephemeral_range()),
+            supervisors=supervisors,
+            ports=ports,
             history=history,
+            warm=warm,
             notes=tuple(note for note in (gpus.inventory.note, *scratch_notes, *history.notes) if note),
         )
 

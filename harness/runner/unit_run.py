@@ -11,7 +11,6 @@ import asyncio
 import math
 import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,12 +26,16 @@ from harness.process.ports import PortBlocks
 from harness.process.scratch import remove_tree
 from harness.process.supervisor_client import ProcessEnd, ProcessSpec
 from harness.runner import events
-from harness.runner.collect import Collected
+from harness.runner.collect import NO_WORKERS, Collected
 from harness.runner.leases import Lease
 from harness.runner.options import RunOptions, runs_parts_of_files
 from harness.runner.outcomes import Reported, classify_outcome
+from harness.runner.pytest_command import pytest_command
 from harness.runner.units import Outcome, Unit, UnitResult
+from harness.runner.warm_parent import WarmParent
 
+WITHOUT_XDIST = {"numprocesses": 0, "dist": "no", "tx": []}
+"""What `-n0` sets."""
 MAX_RAY_LOGS_BYTES = 64 * 2**20
 TEST_OUTCOMES = frozenset(TestOutcome)
 
@@ -67,6 +70,8 @@ class UnitRunner:
     """Short and local; each attempt's TMPDIR is a directory in it."""
     t: Callable[[], float]
     """Seconds since the run began."""
+    warm: WarmParent | None = None
+    """The warm session, which learns what the files import; None without one."""
     pins: Mapping[str, str] | None = None
     """Variables that the network preflight sets in every child's environment; None without a preflight."""
     post: Post = lambda event: None
@@ -97,6 +102,7 @@ class UnitRunner:
         self.post(events.AttemptStarted(self.t(), unit.path, gpu_ids, lease.slot, str(directory)))
         baseline = await self.watch.baseline(gpu_ids)
         unkillable: tuple[str, ...] = ()
+        imported: tuple[str, ...] = ()
         tail = ReportTail(directory / "report.jsonl")
         try:
             end, timeout_s = await self._attempt(number, unit, lease, tail)
@@ -106,6 +112,7 @@ class UnitRunner:
         else:
             unkillable = end.unkillable
             report = await asyncio.to_thread(_read, tail)
+            imported = report.imported
             result = _result(unit, end, report, timeout_s, gpu_ids=gpu_ids, directory=directory)
             self.notes += _put_back(tail, unit.path)
             if report.unread and not result.outcome.is_failure:  # of a failure it is the reason
@@ -117,6 +124,8 @@ class UnitRunner:
         await asyncio.to_thread(self._clean_up, number, result)
         await self._return_gpus(number, unit.path, unkillable, gpu_ids, baseline)
         self.post(events.UnitFinished(self.t(), result))
+        if self.warm is not None:
+            await self.warm.learn(imported)
 
     async def _attempt(self, number: int, unit: Unit, lease: Lease, tail: ReportTail) -> tuple[ProcessEnd, float]:
         """How the attempt ended, and the limit it had; OSError or HarnessError where it could not be started."""
@@ -166,16 +175,23 @@ class UnitRunner:
     def _spec(self, number: int, unit: Unit, lease: Lease) -> ProcessSpec:
         directory, tmpdir = self.directory(number), self.tmpdir(number)
         invocation = self.options.invocation
+        report, basetemp, is_named = str(directory / "report.jsonl"), str(tmpdir / "pytest"), self._is_named(unit)
+        paths = [self._from_cwd(path) for path in unit.selection or (unit.path,)]
+        options = {"rlharness_report": report, "basetemp": basetemp, "rlharness_as_found": not is_named}
         return ProcessSpec(
             argv=(
                 *pytest_command(self.options),
-                *("-p", "harness.plugin", f"--rlharness-report={directory / 'report.jsonl'}"),
-                f"--basetemp={tmpdir / 'pytest'}",
-                *(() if self._is_named(unit) else ("--rlharness-as-found",)),
+                *("-p", "harness.plugin", f"--rlharness-report={report}", f"--basetemp={basetemp}"),
+                *(() if is_named else ("--rlharness-as-found",)),
                 *invocation.trailing,
                 *self.collected.pytest_args,
-                *(self._from_cwd(path) for path in unit.selection or (unit.path,)),
+                *paths,
             ),
+            session={
+                "args": paths,
+                "options": options | (WITHOUT_XDIST if NO_WORKERS in self.collected.pytest_args else {}),
+                "plugins": [],
+            },
             cwd=str(invocation.cwd),
             env=child_env(
                 invocation.environ,
@@ -230,12 +246,6 @@ class UnitRunner:
                 return
         if complaint := remove_tree(str(tmpdir)):
             self.notes.append(complaint)
-
-
-def pytest_command(options: RunOptions) -> tuple[str, ...]:
-    """How every pytest process of a run begins."""
-    command = [sys.executable, *(["-P"] if options.safe_path else []), "-m", "pytest"]
-    return (*command, "--color=yes") if options.colour else tuple(command)
 
 
 def keep_ray_logs(ray: Path, destination: Path, limit_bytes: int = MAX_RAY_LOGS_BYTES) -> None:

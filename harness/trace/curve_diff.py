@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness.trace.curve import NAMES, CurvePoint
-from harness.trace.layout import CURVE
 from harness.trace.reader import Trace
+from harness.trace.reasons import CurveDtypesDiffer, CurveLinesMissing, OfTrace, VerdictCode, VerdictReason
 from harness.trace.values import Float
 from harness.trace.verdict import CurveDifference, Curves
 
@@ -46,7 +46,7 @@ def _differ(x: Float | None, y: Float | None, *, is_end: bool) -> bool:
     return x.dtype == y.dtype and x != y
 
 
-def uncompared(a: Trace, b: Trace) -> Iterator[str]:
+def uncompared(a: Trace, b: Trace) -> Iterator[VerdictReason]:
     """Yield notes on what could not be compared in the curves: missing lines, and unequal values of unequal dtypes.
 
     The last line of a killed program is always missing, and is not reported.
@@ -58,25 +58,21 @@ def uncompared(a: Trace, b: Trace) -> Iterator[str]:
         if not absent or trace.curve_ends_at is not None:  # the damage is told
             continue
         if known:
-            yield f"{name}: {CURVE} has no line for step {_and_more(absent)}: its logged values were not compared"
+            yield CurveLinesMissing(VerdictCode.CURVE_LINES_MISSING, name, tuple(absent))
         else:
-            yield f"{name}: {CURVE} is missing or empty: logged values were not compared"
+            yield OfTrace(VerdictCode.CURVE_MISSING, name)
     for step, x, y in common_points(a, b):
         if names := [
             name for name in x if name in y and _is_printed_differently(x[name], y[name]) and not is_cost(name)
         ]:
-            dtypes = f"{x[names[0]].dtype} in A, {y[names[0]].dtype} in B"
-            yield f"logged values of {_and_more(names)} at step {step} have different dtypes ({dtypes}): not compared"
+            dtypes = x[names[0]].dtype, y[names[0]].dtype
+            yield CurveDtypesDiffer(VerdictCode.CURVE_DTYPES_DIFFER, step, tuple(names), *dtypes)
             return
 
 
 def _is_printed_differently(x: Float, y: Float) -> bool:
     """Whether one was read in a line, say, with the digits that it was given there, and the other seen as it is."""
     return x.dtype != y.dtype and x.value() != y.value()
-
-
-def _and_more(names: Sequence[object]) -> str:
-    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else f"{names[0]}"
 
 
 def curves_to_show(a: Trace, b: Trace, differing: Sequence[CurveDifference]) -> Curves | None:

@@ -24,12 +24,23 @@ from harness.trace.manifest import PARTS, Fingerprint
 from harness.trace.matching import match_processes
 from harness.trace.ops import ops_of_divergence, ops_of_other_steps
 from harness.trace.reader import Trace, chain_breaks
+from harness.trace.reasons import (
+    ChainBroken,
+    CurveDiffers,
+    FieldsDiffer,
+    Incomparable,
+    OfTrace,
+    RankDisagrees,
+    RanksMissing,
+    RootMismatch,
+    TraceFault,
+    VerdictCode,
+    VerdictReason,
+)
 from harness.trace.renames import ENTRY, current_entry, current_identity, current_settings
 from harness.trace.value_diff import StepDifference, compare_columns, compare_values
 from harness.trace.verdict import Divergence, FieldDifference, Kind, Verdict
 
-MAX_NAMES = 5
-"""So many names of a fingerprint stand in a reason."""
 PLACED = (*CHAINED, Scope.PHYSICAL)
 """Scopes that the first difference may have."""
 
@@ -53,12 +64,19 @@ def diff(a: Trace, b: Trace) -> Verdict:
     attribution = {} if found.first is None else attribute(a, b)
     directories = a.directory, b.directory
     numbers = {rank: log.number for rank, log in b.ranks.items()}
-    notes = [*match.notes(), *found.notes, *found.faults, *gaps, *_damages(a, b), *uncompared(a, b)]
+    notes: list[VerdictReason] = [
+        *match.notes(),
+        *found.notes,
+        *found.faults,
+        *gaps,
+        *_damages(a, b),
+        *uncompared(a, b),
+    ]
     if len(a.ranks.keys() | b.ranks.keys()) < num_ranks:
-        notes.append(f"compared {len(a.ranks)} of {num_ranks} ranks: those with a log in both traces")
+        notes.append(RanksMissing(VerdictCode.RANKS_MISSING, len(a.ranks), num_ranks))
     if kind is Kind.EQUAL and curve:
-        names = ", ".join(each.name for each in curve)
-        notes.append(f"logged values differ from step {curve[0].step} on, but recorded values do not: {names}")
+        names = tuple(each.name for each in curve)
+        notes.append(CurveDiffers(VerdictCode.CURVE_DIFFERS, curve[0].step, names))
     if found.first is not None:
         notes += ops_of_other_steps(*directories, found.first.step)
     return Verdict(
@@ -92,12 +110,12 @@ class _Found:
     num_different: int = 0
     num_incomparable: int = 0
     is_nan_payload_only: bool = True
-    faults: list[str] = field(default_factory=list)
+    faults: list[VerdictReason] = field(default_factory=list)
     """In what a trace contradicts itself."""
     has_wrong_root: bool = False
     is_merged: bool = False
     """Whether ranks cannot be compared one by one: the ranks differ, or the same values have different shards."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[VerdictReason] = field(default_factory=list)
 
 
 def _compare_steps(a: Trace, b: Trace) -> _Found:
@@ -155,7 +173,7 @@ def _fold(a: Trace, b: Trace, step: int, found: _Found) -> None:
             found.first = earliest(a, b, step, opened)
     elif is_by_rank and not num_incomparable and not found.has_wrong_root:
         found.has_wrong_root = True
-        found.faults.append(f"the roots of step {step} differ, but its values do not: a root does not match its values")
+        found.faults.append(RootMismatch(VerdictCode.ROOT_MISMATCH, step))
 
 
 def _has_equal_roots(a: Trace, b: Trace, step: int) -> bool:
@@ -189,7 +207,7 @@ def _open_merged(a: Trace, b: Trace, step: int, found: _Found) -> ByRank:
     global_values_ = paired_global_values(a, b, step)
     if not found.notes:
         found.notes += [
-            f"rank {rank} of {name} disagrees with a lower rank on {value.phase} {value.name} of step {step}"
+            RankDisagrees(VerdictCode.RANK_DISAGREES, name, rank, step, value.phase, value.name)
             for name, rank, value in global_values_.apart
         ]
     return {None: compare_values(global_values_.a, global_values_.b)}
@@ -219,28 +237,32 @@ def _would_have(trace: Trace, step: int) -> bool:
     return not trace.gaps or step < max(trace.steps, default=-1)
 
 
-def _chain_faults(name: str, trace: Trace) -> Iterator[str]:
+def _chain_faults(name: str, trace: Trace) -> Iterator[VerdictReason]:
     start = None if trace.manifest is None else chain_start(trace.manifest.fingerprint.identity)
     for rank, log in trace.ranks.items():
-        yield from (f"{name}, rank {rank}: {text}" for text in chain_breaks(log, start)[:1])
+        for step in chain_breaks(log, start)[:1]:
+            yield ChainBroken(VerdictCode.CHAIN_BROKEN, name, rank, step)
 
 
 # ----------------------------------------------------------------------------------------------------------- verdict
 
 
-def _classify(a: Trace, b: Trace, found: _Found, fingerprints: Fields, gaps: list[str]) -> tuple[Kind, list[str]]:
+def _classify(
+    a: Trace, b: Trace, found: _Found, fingerprints: Fields, gaps: list[VerdictReason]
+) -> tuple[Kind, list[VerdictReason]]:
     """The verdict and its reasons. No level claims anything across different numerics."""
-    reasons = []
+    reasons: list[VerdictReason] = []
     if "identity" in fingerprints:
-        reasons.append(f"identity differs: {_names(fingerprints['identity'])}")
+        reasons.append(FieldsDiffer(VerdictCode.IDENTITY_DIFFERS, _names(fingerprints["identity"])))
     if found.first is not None and "numerics" in fingerprints:
-        reasons.append(f"numerics differ: {_names(fingerprints['numerics'])}")
+        reasons.append(FieldsDiffer(VerdictCode.NUMERICS_DIFFER, _names(fingerprints["numerics"])))
     if found.first is not None:
-        reasons += [f"the identity of {name} is unknown" for name, t in (("A", a), ("B", b)) if t.manifest is None]
+        unknown = [name for name, trace in (("A", a), ("B", b)) if trace.manifest is None]
+        reasons += [OfTrace(VerdictCode.IDENTITY_UNKNOWN, name) for name in unknown]
     else:
         reasons += found.faults
     if found.first is None and found.num_incomparable:
-        reasons.append(f"digests of different algorithms: {found.num_incomparable:,} values cannot be compared")
+        reasons.append(Incomparable(VerdictCode.DIGESTS_INCOMPARABLE, found.num_incomparable))
     if reasons:
         return Kind.NOT_COMPARABLE, reasons
     if found.first is not None:
@@ -248,23 +270,29 @@ def _classify(a: Trace, b: Trace, found: _Found, fingerprints: Fields, gaps: lis
     if gaps:
         return Kind.INCOMPLETE, gaps
     if not found.num_steps:
-        return Kind.INCOMPLETE, ["no step was recorded"]
+        return Kind.INCOMPLETE, [VerdictReason(VerdictCode.NO_STEP)]
     return Kind.EQUAL, []
 
 
-def _gaps(a: Trace, b: Trace) -> list[str]:
-    return [f"{name}: {gap}" for name, trace in (("A", a), ("B", b)) for gap in trace.gaps]
+def _gaps(a: Trace, b: Trace) -> list[VerdictReason]:
+    return [
+        TraceFault(VerdictCode.TRACE_INCOMPLETE, name, gap)
+        for name, trace in (("A", a), ("B", b))
+        for gap in trace.gaps
+    ]
 
 
-def _damages(a: Trace, b: Trace) -> list[str]:
+def _damages(a: Trace, b: Trace) -> list[VerdictReason]:
     """What of either is damaged and decides nothing; of kept tensors those that were asked for until now."""
-    return [f"{name}: {damage}" for name, trace in (("A", a), ("B", b)) for damage in trace.damages]
+    return [
+        TraceFault(VerdictCode.TRACE_DAMAGED, name, damage)
+        for name, trace in (("A", a), ("B", b))
+        for damage in trace.damages
+    ]
 
 
-def _names(differences: tuple[FieldDifference, ...]) -> str:
-    names = [difference.name for difference in differences[:MAX_NAMES]]
-    more = len(differences) - len(names)
-    return ", ".join(names) + (f" and {more} more" if more else "")
+def _names(differences: tuple[FieldDifference, ...]) -> tuple[str, ...]:
+    return tuple(difference.name for difference in differences)
 
 
 def _compare_fingerprints(a: Trace, b: Trace) -> Fields:

@@ -12,6 +12,7 @@ from itertools import product, takewhile
 
 from harness.trace.chain import Scope
 from harness.trace.reader import RankLog, Trace
+from harness.trace.reasons import ProcessesMatched, VerdictCode, VerdictReason
 from harness.trace.value_diff import compare_columns
 
 Likeness = tuple[int, int]
@@ -39,18 +40,13 @@ class Match:
         """Whether the curve of the second trace is that of another process: it is the one with number 0."""
         return self.numbers.get(0, 0) != 0
 
-    def notes(self) -> Iterator[str]:
-        """Yield what a reader of the comparison should know."""
-        pairs = ", ".join(f"A's process {number} is B's process {other}" for number, other in self.numbers.items())
-        if self.is_guess:
-            yield (
-                f"the processes have no ranks, and their matching is a guess: {pairs};"
-                " set RANK and WORLD_SIZE for each process"
-            )
-        elif self.is_moved:
-            yield f"the processes have no ranks, and were matched by content: {pairs}"
+    def notes(self) -> Iterator[VerdictReason]:
+        """Yield notes on the matching, for readers of the comparison."""
+        if self.is_guess or self.is_moved:
+            code = VerdictCode.PROCESSES_GUESSED if self.is_guess else VerdictCode.PROCESSES_MATCHED
+            yield ProcessesMatched(code, tuple(self.numbers.items()))
         if self.has_other_curve:
-            yield "the curves were not compared: each is that of its trace's process 0"
+            yield VerdictReason(VerdictCode.CURVES_OF_OTHER_PROCESSES)
 
 
 def match_processes(a: Trace, b: Trace) -> Match:

@@ -19,6 +19,7 @@ from typing import Any
 from harness.core.errors import TraceError
 from harness.core.regular_file import open_regular
 from harness.trace.digests import RAW
+from harness.trace.reasons import OtherSteps, VerdictCode, VerdictReason
 from harness.trace.values import FLOATS, Float
 
 OPS = "ops"
@@ -223,13 +224,12 @@ def ops_of_divergence(a: Path, b: Path, step: int, numbers: Mapping[int, int] | 
     return found
 
 
-def ops_of_other_steps(a: Path, b: Path, step: int) -> list[str]:
-    """A line where operations were recorded in both traces, and of another step than the one that is asked for."""
+def ops_of_other_steps(a: Path, b: Path, step: int) -> list[VerdictReason]:
+    """Return a note if operations were recorded in both traces, but not of this step."""
     steps_a, steps_b = ({found for _, found in recorded_steps(each)} for each in (a, b))
     if step in steps_a & steps_b or not steps_a & steps_b:
         return []
-    recorded = ", ".join(map(str, sorted(steps_a & steps_b)))
-    return [f"operations were recorded for step {recorded}, but the first difference is in step {step}"]
+    return [OtherSteps(VerdictCode.OPERATIONS_OF_OTHER_STEPS, tuple(sorted(steps_a & steps_b)), step)]
 
 
 def is_faithful(root_with: bytes, root_without: bytes) -> bool:

@@ -240,7 +240,10 @@ def verify(trace: Trace) -> list[str]:
     wrong = []
     start = None if trace.manifest is None else chain_start(trace.manifest.fingerprint.identity)
     for rank, log in trace.ranks.items():
-        wrong += [f"{log_name(rank)}: {text}" for text in chain_breaks(log, start)]
+        wrong += [
+            f"{log_name(rank)}: the chain of step {step} does not follow from the one before"
+            for step in chain_breaks(log, start)
+        ]
         for step in log.heads:
             try:
                 root = step_root(step, trace.columns(step, rank).values())
@@ -252,13 +255,13 @@ def verify(trace: Trace) -> list[str]:
     return wrong
 
 
-def chain_breaks(log: RankLog, start: bytes | None) -> list[str]:
-    """Steps whose chain does not follow from the one before; the first from `start`, if it is step 0."""
+def chain_breaks(log: RankLog, start: bytes | None) -> list[int]:
+    """Return the steps whose chain does not follow from the one before; the first from `start`, if it is step 0."""
     wrong = []
     previous = start if log.heads and next(iter(log.heads)) == 0 else None
     for step, head in log.heads.items():
         if previous is not None and next_chain(previous, head.root) != head.chain:
-            wrong.append(f"the chain of step {step} does not follow from the one before")
+            wrong.append(step)
         previous = head.chain
     return wrong
 

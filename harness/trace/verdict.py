@@ -8,6 +8,7 @@ from harness.core.exit_codes import ExitCode
 from harness.trace.chain import RecordedValue
 from harness.trace.element_diff import ValueDifference
 from harness.trace.ops import OpVerdict
+from harness.trace.reasons import VerdictReason
 from harness.trace.values import Float
 
 TOKENS, INTEGERS, BATCHES = "tokens", "integers", "batches"
@@ -52,8 +53,8 @@ class Difference(Enum):
     """Digests of one algorithm differ."""
     DTYPE = "dtype"
     SHAPE = "shape"
-    VALUE_ONLY_IN_A = "leaf_only_in_a"
-    VALUE_ONLY_IN_B = "leaf_only_in_b"
+    VALUE_ONLY_IN_A = "value_only_in_a"
+    VALUE_ONLY_IN_B = "value_only_in_b"
     STEP_ONLY_IN_A = "step_only_in_a"
     STEP_ONLY_IN_B = "step_only_in_b"
 
@@ -161,9 +162,9 @@ class Verdict:
     """The result of comparing A with B."""
 
     kind: Kind
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[VerdictReason, ...] = ()
     """Reasons of NOT_COMPARABLE and INCOMPLETE; empty for the other kinds."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[VerdictReason, ...] = ()
     """Further facts for the reader."""
     first: Divergence | None = None
     """First difference among values of chained scope; also if the traces are not comparable."""

@@ -18,7 +18,7 @@ from harness.trace.reader import Trace
 from harness.trace.tensor_file import read_tensor
 from tests.support.recorded_steps import record
 
-TO_THE_END: Mapping[str, Any] = {"do": "run", "boundaries": False, "phases": [], "leaves": [], "position": None}
+TO_THE_END: Mapping[str, Any] = {"do": "run", "boundaries": False, "phases": [], "values": [], "position": None}
 NEXT = {**TO_THE_END, "boundaries": True}
 
 
@@ -62,7 +62,7 @@ def stops(answers: list[dict[str, Any]]) -> list[tuple[str, str, int]]:
     """(why, phase, how many leaves before it) of each stop."""
     found, position = [], 0
     for answer in answers:
-        position += answer["e"] == "leaf"
+        position += answer["e"] == "value"
         if answer["e"] == "stopped":
             found.append((answer["why"], answer["phase"], position))
     return found
@@ -81,7 +81,7 @@ def test_it_stops_wherever_a_phase_begins_and_at_both_ends(tmp_path: Path) -> No
     ]
     assert answers[0] == {"e": "passed", "step": 0}
     assert answers[-1] == {"e": "passed", "step": 2}
-    told = [recorded_value_of(answer["leaf"]) for answer in answers if answer["e"] == "leaf"]
+    told = [recorded_value_of(answer["value"]) for answer in answers if answer["e"] == "value"]
     assert told == made.columns(1, 0).values()
 
 
@@ -89,8 +89,8 @@ def test_it_stops_wherever_a_phase_begins_and_at_both_ends(tmp_path: Path) -> No
     ("places", "stop"),
     [
         ({"phases": ["optimizer"]}, ("phase", "optimizer", 4)),
-        ({"leaves": ["weight"]}, ("leaf", "", 4)),
-        ({"leaves": ["optimizer/weight"]}, ("leaf", "", 5)),
+        ({"values": ["weight"]}, ("value", "", 4)),
+        ({"values": ["optimizer/weight"]}, ("value", "", 5)),
         ({"position": 3}, ("phase", "backward", 3)),
         ({"position": 1}, ("pause", "rollout", 1)),
         ({"phases": ["sync"]}, ("end", "", 7)),
@@ -102,8 +102,8 @@ def test_it_stops_where_it_was_asked_to(tmp_path: Path, places: Mapping[str, Any
 
 
 def test_looking_changes_no_bit(tmp_path: Path) -> None:
-    show = {"do": "show", "leaf": 0, "indices": [[0, 4, 1]]}
-    orders = [order for at in range(7) for order in (NEXT, {**show, "leaf": min(at, 1)})]
+    show = {"do": "show", "value": 0, "indices": [[0, 4, 1]]}
+    orders = [order for at in range(7) for order in (NEXT, {**show, "value": min(at, 1)})]
     made, _ = stepped(tmp_path / "looked", *orders, TO_THE_END)
     plain = record(tmp_path / "plain", program, keep=())
     assert [log.heads for log in made.ranks.values()] == [log.heads for log in plain.ranks.values()]
@@ -111,8 +111,8 @@ def test_looking_changes_no_bit(tmp_path: Path) -> None:
 
 
 def test_values_are_those_that_were_recorded_whatever_the_program_does_to_them_later(tmp_path: Path) -> None:
-    show = {"do": "show", "leaf": 3, "indices": [[0, 3, 1]]}
-    save = {"do": "save", "leaf": 3, "path": str(tmp_path / "saved")}
+    show = {"do": "show", "value": 3, "indices": [[0, 3, 1]]}
+    save = {"do": "save", "value": 3, "path": str(tmp_path / "saved")}
     made, answers = stepped(tmp_path, TO_THE_END, show, save, TO_THE_END)
     shown, saved = answers[-3:-1]
     assert shown["is_as_recorded"] and saved == {"e": "saved", "is_as_recorded": True}
@@ -125,8 +125,8 @@ def test_values_are_those_that_were_recorded_whatever_the_program_does_to_them_l
 
 
 def test_what_is_too_large_to_be_copied_is_shown_as_it_is_now_and_says_so(tmp_path: Path) -> None:
-    show = {"do": "show", "leaf": 3, "indices": [[0, 3, 1]]}
-    _, answers = stepped(tmp_path, TO_THE_END, show, {**show, "leaf": 6}, TO_THE_END, max_copied_bytes=40)
+    show = {"do": "show", "value": 3, "indices": [[0, 3, 1]]}
+    _, answers = stepped(tmp_path, TO_THE_END, show, {**show, "value": 6}, TO_THE_END, max_copied_bytes=40)
     changed, unchanged = answers[-3:-1]
     assert not changed["is_as_recorded"]
     assert unchanged["is_as_recorded"]

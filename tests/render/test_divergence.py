@@ -14,6 +14,7 @@ from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
 from harness.trace.manifest import Fingerprint, Manifest
 from harness.trace.reader import read_trace
+from harness.trace.reasons import VerdictCode, VerdictReason
 from harness.trace.tensor_file import Kept
 from harness.trace.values import Float
 from harness.trace.verdict import Difference, Divergence, Kind, Verdict
@@ -135,6 +136,8 @@ def test_only_the_label_is_coloured(tmp_path: Path) -> None:
 def test_the_json_holds_what_the_text_says(tmp_path: Path) -> None:
     told = json.loads(json.dumps(verdict_json(values(tmp_path), exit_code=11)))
     assert (told["exit_code"], told["verdict"], told["num_steps_different"]) == (11, "not_comparable", 3)
+    assert [each["code"] for each in told["reason_codes"]] == ["numerics_differ"]
+    assert len(told["reasons"]) == 1
     first = told["first"]
     assert (first["step"], first["what"], first["rank"], first["ranks"]) == (0, "value", 0, [0])
     assert first["value"] == {
@@ -205,8 +208,8 @@ def test_floats_only_is_said_of_leaves_and_not_of_steps_that_are_missing(tmp_pat
         verdict = diff(a, trace_of_values(tmp_path / str(number), steps))
         (line,) = [line for line in verdict_text(verdict, colour=False).splitlines() if "batches" in line]
         num = 8 if is_floats_only else 4
-        floats = "floats only: " if is_floats_only else ""
-        assert line == f"  {floats}none of {num} integers and texts of batches changed"
+        floats = "floats only; " if is_floats_only else ""
+        assert line == f"  {floats}unchanged: {num} integers and texts of batches"
         assert verdict_json(verdict, exit_code=10)["attribution"]["is_floats_only"] is is_floats_only
 
 
@@ -306,7 +309,8 @@ def test_many_names_are_counted(tmp_path: Path) -> None:
 
 def test_nothing_in_common() -> None:
     assert (
-        verdict_text(Verdict(Kind.INCOMPLETE, ("x",)), colour=False) == "INCOMPLETE  no step is complete in both\n  x"
+        verdict_text(Verdict(Kind.INCOMPLETE, (VerdictReason(VerdictCode.NO_STEP),)), colour=False)
+        == "INCOMPLETE  no step is complete in both\n  no step was recorded"
     )
     place = Divergence(3, Difference.STEP_ONLY_IN_A)
     assert verdict_text(Verdict(Kind.NOT_COMPARABLE, first=place), colour=False).startswith(

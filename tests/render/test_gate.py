@@ -13,15 +13,17 @@ from harness.lab.gate.change import Change, Finding, classify_change
 from harness.lab.gate.gate import directory_name
 from harness.lab.gate.golden import Acceptance, golden_of
 from harness.lab.gate.policy import Policy
+from harness.lab.gate.reasons import Reason, ReasonCode, RunFailed
 from harness.lab.gate.rounding import Rounding
 from harness.render.gate import cost_line, gate_json, gate_text, rounding_lines
 from harness.render.github import summary
 from harness.trace.diff import diff
 from harness.trace.verdict import REWARDS, TOKENS, Count, Element
-from tests.render.gates import NOISY, SLOWER, STEADY, gate_of, scenario_of
+from tests.render.gates import NOISY, SEED, SLOWER, STEADY, gate_of, reported, scenario_of
 from tests.support.traces import flip_bit, steps_of, trace
 
 ROUNDING = Rounding(1, 12, 5, "backward layers.0.weight", 3, 1200, "optimizer layers.0.weight", 2e-7, "backward", True)
+EXITED = RunFailed(ReasonCode.RUN_FAILED, "head", "exit code 1")
 
 
 def test_the_text_is_the_golden(golden: Callable[[str, str], None], tmp_path: Path) -> None:
@@ -32,24 +34,25 @@ def test_the_text_is_the_golden(golden: Callable[[str, str], None], tmp_path: Pa
         replace(
             scenario_of("moved", Change.NUMERICS, costs=(STEADY, SLOWER, NOISY)),
             finding=Finding(Change.NUMERICS, verdict=diff(a, b), rounding=ROUNDING),
-            notes=("a note\x1b[31m",),
+            notes=(reported("a note\x1b[31m"),),
         ),
-        scenario_of("other", Change.CONFIGURATION, "seed was 1 and is 2", costs=()),
+        scenario_of("other", Change.CONFIGURATION, SEED, costs=()),
     )
-    gate = replace(gate_of(*scenarios), is_dirty=True, notes=("a last note",))
+    gate = replace(gate_of(*scenarios), is_dirty=True, notes=(reported("a last note"),))
     golden("gate.txt", gate_text(gate, colour=False) + "\n")
 
 
 @pytest.mark.parametrize("change", Change)
 def test_every_change_has_a_label_and_json(change: Change) -> None:
-    gate = gate_of(scenario_of("a", change, "why"), policy=Policy(()))
+    gate = gate_of(scenario_of("a", change, reported("why")), policy=Policy(()))
     plain, coloured = gate_text(gate, colour=False), gate_text(gate, colour=True)
-    assert "  a\n  why\n" in plain
+    assert "  a\n  remedy: why\n" in plain
     assert "\x1b[" not in plain
     assert "\x1b[" in coloured
     told = json.loads(json.dumps(gate_json(gate)))
     (scenario,) = told["scenarios"]
-    assert (scenario["change"], scenario["reasons"]) == (change.value, ["why"])
+    assert (scenario["change"], scenario["reasons"]) == (change.value, ["remedy: why"])
+    assert scenario["reason_codes"] == [{"code": "remedy", "message": "why"}]
     assert told["exit_code"] == (ExitCode.INCOMPLETE_RECORDING if change is Change.BROKEN else ExitCode.OK)
     assert told["base"]["subject"] == "The base, 100 %"
 
@@ -63,7 +66,7 @@ def test_what_is_counted_is_said_once_and_the_next_command_with_it(tmp_path: Pat
     assert gate_text(gate_of(scenario), colour=False).splitlines()[1:5] == [
         "BEHAVIOUR CHANGED  a b: step 1, rollout tokens",
         "  tokens flipped: 5 of 64 (7.8 %); first step 2, sequence 1, position 1",
-        "  none of 8 rewards changed",
+        "  unchanged: 8 rewards",
         "  look closer: rlharness diff 'gates/1/a b/base/run-1' 'gates/1/a b/head/run-1'",
     ]
     typed = ("a b", "--size", "full", "--set", "seed=3")
@@ -94,7 +97,7 @@ def test_a_cost_says_what_its_noise_is() -> None:
 def test_what_was_accepted_is_told_with_its_reason(tmp_path: Path) -> None:
     found = golden_of(trace(tmp_path / "a", steps_of(2)), "a", "smoke")
     golden = replace(found, history=(Acceptance("2026-11-20", "aaaaaaa+", "the clip is lower", "Ada"),))
-    scenario = scenario_of("a", Change.ACCEPTED, "the first golden of this machine and environment", costs=())
+    scenario = scenario_of("a", Change.ACCEPTED, Reason(ReasonCode.GOLDEN_FIRST), costs=())
     gate = gate_of(replace(scenario, golden=golden, against="golden 0123"))
     assert gate_text(gate, colour=False).splitlines()[1:-1] == [
         "ACCEPTED  a (golden 0123)",
@@ -114,7 +117,7 @@ def test_what_was_accepted_is_told_with_its_reason(tmp_path: Path) -> None:
 def test_what_did_not_run_shows_the_end_of_what_it_printed(tmp_path: Path) -> None:
     output = tmp_path / "output.log"
     output.write_text("step 0\nerror: \x1b[31mno such thing\n", encoding="utf-8")
-    gate = gate_of(replace(scenario_of("a", Change.BROKEN, "head: exit code 1", costs=()), output=output))
+    gate = gate_of(replace(scenario_of("a", Change.BROKEN, EXITED, costs=()), output=output))
     lines = [f"last lines of its output ({output}):", "| step 0", "| error: no such thing"]
     assert gate_text(gate, colour=False).splitlines()[2:6] == ["  head: exit code 1", *(f"  {each}" for each in lines)]
     assert "\n".join(lines) in summary(gate)

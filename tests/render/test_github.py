@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.lab.gate.change import Change
+from harness.lab.gate.reasons import KindChanged, ReasonCode
 from harness.lab.gate.result import Gate
 from harness.render.github import (
     MAX_BYTES,
@@ -21,7 +22,7 @@ from harness.render.github import (
     plain,
     summary,
 )
-from tests.render.gates import gate_of, scenario_of
+from tests.render.gates import SEED, gate_of, reported, scenario_of
 
 
 def read_back(line: str) -> tuple[str, dict[str, str], str]:
@@ -52,7 +53,7 @@ def test_each_scenario_that_is_not_what_it_was_is_annotated() -> None:
     gate = gate_of(
         scenario_of("equal", Change.EQUAL),
         scenario_of("moved", Change.NUMERICS),
-        scenario_of("other", Change.CONFIGURATION, "seed was 1 and is 2", costs=()),
+        scenario_of("other", Change.CONFIGURATION, SEED, costs=()),
         scenario_of("new", Change.NEW),
         scenario_of("written", Change.ACCEPTED),
     )
@@ -67,9 +68,14 @@ def test_each_scenario_that_is_not_what_it_was_is_annotated() -> None:
 def test_the_summary_is_a_table_and_what_there_is_to_say(golden: Callable[[str, str], None]) -> None:
     gate = gate_of(
         scenario_of("grpo_reverse_text", Change.EQUAL),
-        scenario_of("ppo_<b>|`x`", Change.BEHAVIOUR, "tokens flipped: 5 of 64, first at step 2", "``` and a fence"),
+        scenario_of(
+            "ppo_<b>|`x`",
+            Change.BEHAVIOUR,
+            KindChanged(ReasonCode.TOKENS_CHANGED, 2, 5, 64),
+            reported("``` and a fence"),
+        ),
     )
-    golden("gate_summary.md", summary(replace(gate, notes=("a note",))))
+    golden("gate_summary.md", summary(replace(gate, notes=(reported("a note"),))))
 
 
 def test_texts_stand_for_themselves() -> None:
@@ -88,7 +94,7 @@ def test_the_summary_is_added_to_what_is_there(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_one_that_is_too_large_is_cut(tmp_path: Path) -> None:
-    many = tuple(scenario_of("a", Change.BROKEN, *["x" * 299] * 4000) for _ in range(2))
+    many = tuple(scenario_of("a", Change.BROKEN, *[reported("x" * 299)] * 4000) for _ in range(2))
     append_summary(gate_of(*many), {SUMMARY_VARIABLE: str(tmp_path / "s")})
     assert 0 < (tmp_path / "s").stat().st_size < MAX_BYTES
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from harness.lab.reproduce.debugger.answers import Answer, Compared, Listed, Marked, Message, Paused, Shown
 from harness.lab.reproduce.debugger.step_progress import Mark, StepProgress, Visit
-from harness.recording.stepping_messages import BEGIN, END, LEAF, PHASE, Stop
+from harness.recording.stepping_messages import BEGIN, END, PHASE, VALUE, Stop
 from harness.render.interactive import MAX_LISTED, answer_json, answer_text, prompt_text
 from harness.trace.element_diff import compare
 from tests.support.traces import recorded_value
@@ -30,7 +30,7 @@ def test_the_prompt_names_the_position() -> None:
     for recorded_values, stop in (
         ((), Stop(BEGIN, "")),
         ((REWARDS,), Stop(PHASE, "advantage")),
-        ((HEAD,), Stop(LEAF, "")),
+        ((HEAD,), Stop(VALUE, "")),
         ((), Stop(END, "")),
         ((), None),
     ):

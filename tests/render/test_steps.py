@@ -26,6 +26,7 @@ from harness.trace.manifest import Manifest
 from harness.trace.non_finite import NonFinite
 from harness.trace.ops import INF, NAN, Operation, OpValue
 from harness.trace.reader import Trace
+from harness.trace.reasons import FieldsDiffer, VerdictCode
 from harness.trace.verdict import Kind, Verdict
 from tests.support.manual import goldens
 from tests.support.traces import flip_bit, steps_of, trace
@@ -108,7 +109,9 @@ def test_a_step_of_which_nothing_was_recorded_is_no_success() -> None:
 
 
 def test_with_another_run_the_exit_code_is_what_the_two_are_to_each_other() -> None:
-    other = OtherRun(repeated(EQUAL), Verdict(Kind.NOT_COMPARABLE, reasons=("identity differs: seed",)))
+    other = OtherRun(
+        repeated(EQUAL), Verdict(Kind.NOT_COMPARABLE, reasons=(FieldsDiffer(VerdictCode.IDENTITY_DIFFERS, ("seed",)),))
+    )
     reproduced = reproduction_of(repeated(EQUAL), other=other)
     assert reproduced.exit_code == 11
     assert "A: this run's step 1  B: broken\nNOT COMPARABLE" in step_text(reproduced, colour=False)

@@ -16,6 +16,7 @@ from harness.render.summary import SummaryReporter, closing_line
 from harness.runner.events import CollectionFinished, Event, RunFinished, UnitFinished
 from harness.runner.stats import RunState
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
+from tests.render.conftest import attempt, end
 
 
 def told(*events: Event) -> str:
@@ -63,13 +64,12 @@ def test_estimated_durations_of_the_plan_are_told_apart_from_measured_ones() -> 
     collected = CollectionFinished(0.0, (first,), (30.0,), 30.0, 30.0, 0.0, num_estimated=1)
     passed = UnitFinished(1.0, UnitResult(first, Outcome.PASSED, duration_s=18.0))
     assert told(collected, passed, finished(ExitCode.OK)).splitlines()[-1] == (
-        "1 unit: 1 passed in 9.0 s"
-        " (sequential 18.0 s, 2.0x; planned 30.0 s with estimated durations; lower bound 4.0 s as measured)"
+        "1 unit: 1 passed in 9.0 s (sequential 18.0 s, 2.0x; lower bound 4.0 s as measured)"
     )
     state = RunState()
     state.apply(collected)
     (said,) = sentences(collected, state)
-    assert said.text.endswith(" (estimated: no durations known yet, 30 s assumed for each file)")
+    assert said.text.endswith(" (estimated: no durations known yet)")
     (said,) = sentences(replace(collected, units=(first, unit("b.py")), expected_s=(30.0, 1.0)), state)
     assert said.text.endswith(" (estimated for 1 of 2 files)")
 
@@ -87,6 +87,26 @@ def test_why_a_conftest_fails_is_shown_for_the_first_file_below_it() -> None:
         1,
         1,
         2,
+    )
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.INTERRUPTED])
+def test_a_test_that_failed_before_its_file_was_ended_is_shown(tmp_path: Path, outcome: Outcome) -> None:
+    each = unit("a.py")
+    directory = attempt(
+        tmp_path, each, ["test_one", "test_two"], [end(each, "test_one", "failed", "boom", "E   boom")], None
+    )
+    text = told(*results(UnitResult(each, outcome, directory=directory)), finished(ExitCode.TESTS_FAILED))
+    assert text.count("a.py::test_one") == 1
+    assert text.count("E   boom") == 1
+    assert f"(kept in {directory})" in text
+
+
+def test_a_failure_that_pytest_has_shown_is_not_repeated(tmp_path: Path) -> None:
+    each = unit("a.py")
+    directory = attempt(tmp_path, each, ["test_one"], [end(each, "test_one", "failed", "boom", "E   boom")], 1)
+    assert "boom" not in told(
+        *results(UnitResult(each, Outcome.FAILED, directory=directory)), finished(ExitCode.TESTS_FAILED)
     )
 
 
@@ -167,3 +187,16 @@ def test_failures_of_a_file_that_was_ended_are_bounded(tmp_path: Path) -> None:
     assert "and 5 more" in shown
     assert "E   ab\n" in shown
     assert len(shown) < MAX_SHOWN * (MAX_CHARS + 200) + 2000
+
+
+def test_the_page_of_the_run_is_named_before_the_closing_line(sample_run: Any) -> None:
+    def last_lines() -> list[str]:
+        stream = io.StringIO()
+        sample_run.tell(SummaryReporter(stream, colour=False))
+        return stream.getvalue().splitlines()[-2:]
+
+    assert "page: " not in last_lines()[0]
+    (sample_run.directory / "run.html").touch()
+    page, closing = last_lines()
+    assert page == f"page: {sample_run.directory / 'run.html'}"
+    assert closing.startswith("9 units: ")

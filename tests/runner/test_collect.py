@@ -6,21 +6,18 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.core.config import NeedRule
 from harness.core.errors import CollectionError, UsageError
 from harness.core.need import Need
 from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisors, probe_backends
-from harness.runner.collect import Collected, CollectOptions, Selection, collect, selected, split_selections
+from harness.runner.collect import Collected, CollectOptions, collect
 from harness.runner.units import NeedSource, Unit
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +71,9 @@ class Suite:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(textwrap.dedent(text))
 
-    def spec(self, pytest_args: tuple[str, ...], directory: Path, timeout_s: float) -> ProcessSpec:
+    def spec(
+        self, pytest_args: tuple[str, ...], directory: Path, timeout_s: float, session: object = None, /
+    ) -> ProcessSpec:
         return ProcessSpec(
             argv=(sys.executable, "-m", "pytest", *pytest_args),
             cwd=str(self.root),
@@ -316,22 +315,6 @@ def test_node_ids_are_kept_as_selections(suite: Suite) -> None:
         "test_c.py": ("test_c.py::t",),
     }
     assert suite.units("tests/test_a.py::test_a", "tests")["tests/test_a.py"].selection == ()
-
-
-@given(st.lists(st.sampled_from(["a.py", "a.py::t", "a.py::T::t[x::y]", "d", "d/b.py::t", "d/b.py"]), max_size=6))
-def test_a_whole_file_beats_a_part_of_it(paths: Sequence[str]) -> None:
-    cwd = Path("/suite")
-    selections = split_selections(paths, cwd)
-    for file, global_values_ in (("a.py", {"a.py"}), ("d/b.py", {"d", "d/b.py"})):
-        asked = {path for path in paths if path.startswith(f"{file}::")}
-        wanted = set() if global_values_ & set(paths) else asked
-        assert set(selected(selections, cwd / file, file)) == wanted
-
-
-def test_a_bracket_without_a_node_id_is_part_of_the_path() -> None:
-    assert split_selections(["odd[1]/test_a.py"], Path("/s")) == [
-        Selection("odd[1]/test_a.py", Path("/s/odd[1]/test_a.py"), "")
-    ]
 
 
 def test_progress_is_told_and_the_limit_kept(suite: Suite) -> None:

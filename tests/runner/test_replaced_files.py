@@ -75,12 +75,13 @@ def test_of_a_runner_that_is_killed_nothing_outlives_it(tmp_path: Path, hanging:
     with started(tmp_path, *RUN) as process:
         until((tmp_path / "asleep").exists, process)
         begun = Done(tmp_path, 0, "", "")
-        (leader,) = bearing(begun)
-        supervisor = leader.parent_pid
+        (leader,) = process_tree.bearing(f"{begun.record.resolve().name}-0000")
+        all_of_it = [leader.pid, leader.parent_pid, *(other.pid for other in bearing(begun))]
+        assert len(all_of_it) > 3, "the session from which they are forked too"
         process.kill()
         process.wait()
-        gone_in_time(leader.pid)
-        gone_in_time(supervisor)
+        for pid in all_of_it:
+            gone_in_time(pid)
     assert bearing(begun) == []
 
 

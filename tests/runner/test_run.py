@@ -245,7 +245,7 @@ def test_node_ids_that_name_no_test_are_told_as_pytest_tells_them(tmp_path: Path
 
 @pytest.mark.full
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
-@pytest.mark.parametrize("option", ["--junit", "--events"])
+@pytest.mark.parametrize("option", ["--junit", "--events", "--html", "--trace-events"])
 def test_a_report_that_was_asked_for_and_is_not_there_does_not_end_with_0(tmp_path: Path, option: str) -> None:
     write_suite(tmp_path, {"test_a.py": QUICK})
     done = run(tmp_path, "run", "--gpus", "none", option, "/dev/full")

@@ -1,6 +1,7 @@
 """Curves: what a step costs is never compared, what it computes always is."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from harness.trace.curve_diff import compare_curves, curves_to_show, is_cost
 from harness.trace.diff import diff
 from harness.trace.reader import Trace, read_trace
+from harness.trace.reasons import CurveDiffers, CurveDtypesDiffer, CurveLinesMissing, OfTrace, VerdictCode
 from harness.trace.values import Float
 from harness.trace.verdict import Curves, Kind
 from harness.trace.writer import TraceWriter
@@ -72,7 +74,7 @@ def test_values_of_other_sources_are_no_difference(tmp_path: Path, digits: str) 
     b = told_by(tmp_path / "b", *[{"loss": printed, "kl": printed}] * 2)
     verdict = diff(a, b)
     assert (verdict.kind, verdict.curve) == (Kind.EQUAL, ())
-    told = "logged values of loss and 1 more at step 1 have different dtypes (f32 in A, f64 in B): not compared"
+    told = CurveDtypesDiffer(VerdictCode.CURVE_DTYPES_DIFFER, 1, ("loss", "kl"), "f32", "f64")
     assert verdict.notes == ((told,) if digits == "0.8454" else ())
     later = told_by(tmp_path / "c", {"loss": seen}, {"loss": Float.of(2.0)})
     assert [(each.step, each.name) for each in compare_curves(later, b)] == [(0, "kl")]
@@ -94,12 +96,14 @@ def test_what_a_run_had_not_logged_when_it_was_ended_is_no_difference(tmp_path: 
 @pytest.mark.parametrize(
     ("num_lines", "told"),
     [
-        (None, "curve.jsonl is missing or empty: logged values were not compared"),
-        (0, "curve.jsonl is missing or empty: logged values were not compared"),
-        (2, "curve.jsonl has no line for step 2 and 1 more: its logged values were not compared"),
+        (None, OfTrace(VerdictCode.CURVE_MISSING, "B")),
+        (0, OfTrace(VerdictCode.CURVE_MISSING, "B")),
+        (2, CurveLinesMissing(VerdictCode.CURVE_LINES_MISSING, "B", (2, 3))),
     ],
 )
-def test_a_curve_that_is_missing_is_told(tmp_path: Path, num_lines: int | None, told: str) -> None:
+def test_a_curve_that_is_missing_is_told(
+    tmp_path: Path, num_lines: int | None, told: OfTrace | CurveLinesMissing
+) -> None:
     whole, shorn = (trace(tmp_path / name, steps_of(4)) for name in "ab")
     path = shorn.directory / "curve.jsonl"
     lines = path.read_text("utf-8").splitlines(keepends=True)
@@ -107,8 +111,8 @@ def test_a_curve_that_is_missing_is_told(tmp_path: Path, num_lines: int | None, 
     if num_lines is not None:
         path.write_text("".join(lines[:num_lines]), "utf-8")
     a, b = whole, read_trace(shorn.directory)
-    assert (diff(a, b).kind, diff(a, b).notes) == (Kind.EQUAL, (f"B: {told}",))
-    assert diff(b, a).notes == (f"A: {told}",)
+    assert (diff(a, b).kind, diff(a, b).notes) == (Kind.EQUAL, (told,))
+    assert diff(b, a).notes == (replace(told, trace="A"),)
     assert diff(b, b).notes == (), "where neither has it there was nothing to compare"
 
 
@@ -131,4 +135,4 @@ def test_the_picture_goes_on_to_the_end_of_the_longer(tmp_path: Path) -> None:
 def test_on_equal_traces_another_curve_is_a_note(tmp_path: Path) -> None:
     verdict = diff(curve(tmp_path / "a", {"loss": 1.0}), curve(tmp_path / "b", {"loss": 2.0}))
     assert verdict.kind is Kind.EQUAL
-    assert verdict.notes == ("logged values differ from step 0 on, but recorded values do not: loss",)
+    assert verdict.notes == (CurveDiffers(VerdictCode.CURVE_DIFFERS, 0, ("loss",)),)

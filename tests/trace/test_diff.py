@@ -13,6 +13,16 @@ from harness.trace.digests import SHARDSUM_128
 from harness.trace.format import HEADER, done_payload, frame, step_payload
 from harness.trace.manifest import Fingerprint, Manifest
 from harness.trace.reader import read_trace
+from harness.trace.reasons import (
+    ChainBroken,
+    FieldsDiffer,
+    Incomparable,
+    OfTrace,
+    RootMismatch,
+    TraceFault,
+    VerdictCode,
+    VerdictReason,
+)
 from harness.trace.value_diff import StepDifference, compare_values
 from harness.trace.verdict import Difference, Kind
 from tests.support.traces import (
@@ -165,21 +175,25 @@ def test_as_far_as_an_incomplete_trace_goes(tmp_path: Path) -> None:
     cut = trace(tmp_path / "b", steps_of(2), complete=False)
     verdict = diff(whole, cut)
     assert (verdict.kind, verdict.num_steps, verdict.first) == (Kind.INCOMPLETE, 2, None)
-    assert verdict.reasons == ("B: its program did not exit normally", "B: rank-0.log was not closed")
+    assert verdict.reasons == (
+        TraceFault(VerdictCode.TRACE_INCOMPLETE, "B", "its program did not exit normally"),
+        TraceFault(VerdictCode.TRACE_INCOMPLETE, "B", "rank-0.log was not closed"),
+    )
     other = trace(tmp_path / "c", steps_of(2, flip_bit(1, "loss", "loss")), complete=False)
     assert diff(whole, other).kind is Kind.DIVERGED
 
 
 def test_two_traces_of_nothing_prove_nothing(tmp_path: Path) -> None:
     verdict = diff(trace(tmp_path / "a", []), trace(tmp_path / "b", []))
-    assert (verdict.kind, verdict.reasons) == (Kind.INCOMPLETE, ("no step was recorded",))
+    assert (verdict.kind, verdict.reasons) == (Kind.INCOMPLETE, (VerdictReason(VerdictCode.NO_STEP),))
 
 
 def test_another_identity_is_not_comparable_and_still_shown(tmp_path: Path) -> None:
     a = trace(tmp_path / "a", steps_of(2))
     same = trace(tmp_path / "b", steps_of(2), manifest_of(identity={"seed": "8"}))
     verdict = diff(a, same)
-    assert (verdict.kind, verdict.reasons, verdict.first) == (Kind.NOT_COMPARABLE, ("identity differs: seed",), None)
+    reasons = (FieldsDiffer(VerdictCode.IDENTITY_DIFFERS, ("seed",)),)
+    assert (verdict.kind, verdict.reasons, verdict.first) == (Kind.NOT_COMPARABLE, reasons, None)
     other = trace(tmp_path / "c", steps_of(2, flip_bit(1, "loss", "loss")), manifest_of(identity={"seed": "8"}))
     verdict = diff(a, other)
     assert verdict.kind is Kind.NOT_COMPARABLE
@@ -193,7 +207,10 @@ def test_other_numerics_excuse_a_difference_and_equal_bits_need_no_excuse(tmp_pa
     c = trace(tmp_path / "c", steps_of(2, flip_bit(1, "loss", "loss")), manifest_of(numerics={"python": "3.12"}))
     assert diff(a, b).kind is Kind.EQUAL
     verdict = diff(a, c)
-    assert (verdict.kind, verdict.reasons) == (Kind.NOT_COMPARABLE, ("numerics differ: python",))
+    assert (verdict.kind, verdict.reasons) == (
+        Kind.NOT_COMPARABLE,
+        (FieldsDiffer(VerdictCode.NUMERICS_DIFFER, ("python",)),),
+    )
     assert verdict.first is not None
 
 
@@ -214,7 +231,7 @@ def test_digests_of_different_algorithms_are_never_compared(tmp_path: Path) -> N
     flips = False
     verdict = diff(a, trace(tmp_path / "b", steps_of(3, other_algorithm)))
     assert verdict.kind is Kind.NOT_COMPARABLE
-    assert verdict.reasons == ("digests of different algorithms: 6 values cannot be compared",)
+    assert verdict.reasons == (Incomparable(VerdictCode.DIGESTS_INCOMPARABLE, 6),)
     assert (verdict.first, verdict.num_steps_different) == (None, 0)
     flips = True
     verdict = diff(a, trace(tmp_path / "c", steps_of(3, other_algorithm)))
@@ -228,7 +245,7 @@ def test_without_a_manifest_nothing_is_claimed(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a", steps_of(2)), write(tmp_path / "b", steps_of(2, flip_bit(1, "loss", "loss")))
     (b / "manifest.json").unlink()
     verdict = diff(read_trace(a), read_trace(b))
-    assert (verdict.kind, verdict.reasons) == (Kind.NOT_COMPARABLE, ("the identity of B is unknown",))
+    assert (verdict.kind, verdict.reasons) == (Kind.NOT_COMPARABLE, (OfTrace(VerdictCode.IDENTITY_UNKNOWN, "B"),))
     (a / "manifest.json").unlink()
     assert diff(read_trace(a), read_trace(a)).kind is Kind.INCOMPLETE
 
@@ -243,8 +260,8 @@ def test_a_root_that_is_not_that_of_its_leaves_is_no_divergence(tmp_path: Path) 
     verdict = diff(a, read_trace(tmp_path / "b"))
     assert (verdict.kind, verdict.first) == (Kind.NOT_COMPARABLE, None)
     assert verdict.reasons == (
-        "B, rank 0: the chain of step 0 does not follow from the one before",
-        "the roots of step 0 differ, but its values do not: a root does not match its values",
+        ChainBroken(VerdictCode.CHAIN_BROKEN, "B", 0, 0),
+        RootMismatch(VerdictCode.ROOT_MISMATCH, 0),
     )
 
 

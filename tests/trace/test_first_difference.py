@@ -9,6 +9,7 @@ import pytest
 from harness.trace.chain import Scope
 from harness.trace.diff import diff
 from harness.trace.reader import read_trace
+from harness.trace.reasons import RankDisagrees, TraceFault, VerdictCode
 from harness.trace.tensor_file import Kept, write_tensors
 from harness.trace.verdict import Divergence
 from tests.support.traces import Steps, recorded_value, steps_of, trace, trace_of_ranks, trace_of_values, value
@@ -41,7 +42,11 @@ def test_kept_values_are_compared(tmp_path: Path) -> None:
     assert first.value is None
 
 
-DAMAGED = "B: the kept tensors of step 0, rank 0, are damaged: compared by digest only"
+DAMAGED = "the kept tensors of step 0, rank 0, are damaged: compared by digest only"
+
+
+def damaged(message: str) -> TraceFault:
+    return TraceFault(VerdictCode.TRACE_DAMAGED, "B", message)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +68,7 @@ def test_a_kept_file_that_is_damaged_is_no_value_and_told(tmp_path: Path, damage
     file.write_bytes(damage(file.read_bytes()))
     verdict = diff(a, b)
     assert verdict.first is not None
-    assert (verdict.first.value, verdict.notes) == (None, (DAMAGED,))
+    assert (verdict.first.value, verdict.notes) == (None, (damaged(DAMAGED),))
     file.unlink()
     assert diff(a, read_trace(tmp_path / "b")).notes == ()
 
@@ -77,7 +82,7 @@ def test_damaged_tokens_count_as_unknown_and_are_told(tmp_path: Path) -> None:
         file.write_bytes(file.read_bytes()[:-1] + b"\1")
     verdict = diff(a, b)
     assert (verdict.attribution["tokens"].num_unknown, verdict.attribution["tokens"].num_different) == (2, 0)
-    assert verdict.notes == (DAMAGED.replace("rank 0,", "rank 0, and 1 more"),)
+    assert verdict.notes == (damaged(DAMAGED.replace("rank 0,", "rank 0, and 1 more")),)
 
 
 def test_what_a_rank_has_otherwise_than_the_lowest_is_not_damaged(tmp_path: Path) -> None:
@@ -89,7 +94,7 @@ def test_what_a_rank_has_otherwise_than_the_lowest_is_not_damaged(tmp_path: Path
     verdict = diff(alone, of_two)
     assert verdict.first is not None
     assert verdict.first.value is None
-    assert verdict.notes == ("rank 1 of B disagrees with a lower rank on backward w of step 0",)
+    assert verdict.notes == (RankDisagrees(VerdictCode.RANK_DISAGREES, "B", 1, 0, "backward", "w"),)
 
 
 @pytest.mark.parametrize("sick", [0, 1, 2])

@@ -12,6 +12,7 @@ from harness.trace.chain import RecordedValue
 from harness.trace.diff import diff
 from harness.trace.matching import match_processes
 from harness.trace.reader import Trace, read_trace
+from harness.trace.reasons import ProcessesMatched, VerdictCode, VerdictReason
 from harness.trace.verdict import Kind
 from harness.trace.writer import TraceWriter
 from tests.support.traces import SEEDED, VALUES, Steps, flip_bit, manifest_of, steps_of, value, write
@@ -48,7 +49,7 @@ def test_another_order_of_arrival_is_equal(
     b = trace_of_processes(directory / "b", data.draw(st.permutations(logs)))
     verdict = diff(a, b)
     assert verdict.kind is diff(b, a).kind is Kind.EQUAL
-    assert not any("guess" in note for note in verdict.notes)
+    assert VerdictCode.PROCESSES_GUESSED not in [note.code for note in verdict.notes]
 
 
 @settings(SEEDED, max_examples=25)
@@ -79,16 +80,15 @@ def test_a_difference_is_found_in_any_order_of_arrival(
     assert first.a is not None
     # One log is left in each: which process differed, and where, is known.
     assert (first.step, first.rank, first.a.phase, first.a.name) == (step, changed, *recorded_value)
-    assert not any("guess" in note for note in verdict.notes)
+    assert VerdictCode.PROCESSES_GUESSED not in [note.code for note in verdict.notes]
 
 
 def test_the_verdict_says_which_process_is_which(tmp_path: Path) -> None:
     a = trace_of_processes(tmp_path / "a", [steps_of_process(0), steps_of_process(1)])
     b = trace_of_processes(tmp_path / "b", [steps_of_process(1), steps_of_process(0)])
     assert diff(a, b).notes == (
-        "the processes have no ranks, and were matched by content: A's process 0 is B's process 1,"
-        " A's process 1 is B's process 0",
-        "the curves were not compared: each is that of its trace's process 0",
+        ProcessesMatched(VerdictCode.PROCESSES_MATCHED, ((0, 1), (1, 0))),
+        VerdictReason(VerdictCode.CURVES_OF_OTHER_PROCESSES),
     )
     assert diff(a, a).notes == ()
 
@@ -98,10 +98,7 @@ def test_a_match_that_nothing_supports_is_a_guess(tmp_path: Path) -> None:
     b = trace_of_processes(tmp_path / "b", [steps_of_process(2), steps_of_process(3)])
     verdict = diff(a, b)
     assert verdict.kind is Kind.DIVERGED
-    assert verdict.notes[0] == (
-        "the processes have no ranks, and their matching is a guess: A's process 0 is B's process 0,"
-        " A's process 1 is B's process 1; set RANK and WORLD_SIZE for each process"
-    )
+    assert verdict.notes[0] == ProcessesMatched(VerdictCode.PROCESSES_GUESSED, ((0, 0), (1, 1)))
 
 
 def test_logs_belong_together_that_are_equal_for_the_longest_time(tmp_path: Path) -> None:

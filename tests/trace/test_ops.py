@@ -23,6 +23,7 @@ from harness.trace.ops import (
     read_ops,
     recorded_steps,
 )
+from harness.trace.reasons import OtherSteps, VerdictCode
 from tests.support.operations import op_value, operation
 from tests.support.traces import SEEDED, write_ops
 
@@ -210,7 +211,7 @@ def test_the_operations_of_the_rank_that_differs(tmp_path: Path) -> None:
     assert ops_of_divergence(tmp_path / "a", tmp_path / "b", 8) is None
     assert ops_of_other_steps(tmp_path / "a", tmp_path / "b", 7) == []
     assert ops_of_other_steps(tmp_path / "a", tmp_path / "b", 8) == [
-        "operations were recorded for step 7, but the first difference is in step 8"
+        OtherSteps(VerdictCode.OPERATIONS_OF_OTHER_STEPS, (7,), 8)
     ]
 
 

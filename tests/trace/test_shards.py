@@ -10,6 +10,7 @@ from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
 from harness.trace.digests import SHARDSUM_128, add_shards, shardsum
 from harness.trace.reader import Trace, read_trace, verify
+from harness.trace.reasons import Incomparable, RankDisagrees, TraceFault, VerdictCode
 from harness.trace.verdict import Kind
 from tests.support.traces import recorded_value, trace, trace_of_ranks
 
@@ -97,7 +98,7 @@ def test_a_whole_is_compared_with_its_shards(tmp_path: Path) -> None:
     verdict = diff(shards, whole(tmp_path / "c", "xxh3_128"))
     assert (verdict.kind, verdict.reasons) == (
         Kind.NOT_COMPARABLE,
-        ("digests of different algorithms: 6 values cannot be compared",),
+        (Incomparable(VerdictCode.DIGESTS_INCOMPARABLE, 6),),
     )
 
 
@@ -114,7 +115,10 @@ def test_of_wholes_that_may_be_cut_otherwise_nothing_is_known_without_every_log(
     (b.directory / "rank-1.log").unlink()
     verdict = diff(a, read_trace(b.directory))
     assert (verdict.kind, verdict.num_steps) == (Kind.INCOMPLETE, 0)
-    assert (verdict.reasons, verdict.notes) == (("B: rank-1.log is missing",), ())
+    assert (verdict.reasons, verdict.notes) == (
+        (TraceFault(VerdictCode.TRACE_INCOMPLETE, "B", "rank-1.log is missing"),),
+        (),
+    )
 
 
 def test_a_part_that_two_ranks_have_counts_twice(tmp_path: Path) -> None:
@@ -136,7 +140,7 @@ def test_shards_of_other_shapes_are_told(tmp_path: Path) -> None:
     whole = trace(tmp_path / "b", [[one]])
     verdict = diff(apart, whole)
     assert verdict.kind is Kind.DIVERGED
-    assert verdict.notes == ("rank 1 of A disagrees with a lower rank on optimizer w of step 0",)
+    assert verdict.notes == (RankDisagrees(VerdictCode.RANK_DISAGREES, "A", 1, 0, "optimizer", "w"),)
 
 
 def test_ranks_whose_wholes_differ_alike_are_equal_over_any_cut(tmp_path: Path) -> None:

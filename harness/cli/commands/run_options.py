@@ -47,6 +47,8 @@ def make_options(invocation: Invocation, given: Mapping[str, Any]) -> RunOptions
         containment=given["containment"],
         events_file=given.get("events_file"),
         junit_file=given.get("junit_file"),
+        html_file=given.get("html_file"),
+        trace_events_file=given.get("trace_events_file"),
         json=given["json"],
         keep_tmp=bool(given.get("keep_tmp")),
         live=is_terminal,
@@ -79,6 +81,8 @@ def _layered(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return each option from the command line, else from the configuration, else its default."""
     defaults = {
         "cpu_units": (given["cpu_units"], config.cpu_units, num_cores()),
+        "isolate": (given.get("isolate"), config.isolate, "file"),
+        "preload": (None if config.preload is None else tuple(config.preload), ()),
         "timeout_s": (given.get("timeout"), config.timeout_s, DEFAULT_TIMEOUT_S),
         "grace_s": (given.get("grace"), config.grace_s, DEFAULT_GRACE_S),
         "slow_s": (given.get("slow"), config.slow_s, DEFAULT_SLOW_S),

@@ -1,4 +1,4 @@
-"""What makes a probe bad: other bits than the good one's, another reward, or a value of its curve. Pure."""
+"""Criteria of a bad probe: its bits differ from the good one's, or its reward, or a value of its curve. Pure."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -101,11 +101,11 @@ def _by_bits(good: Trace, probe: Trace) -> Classified:
     if first is None:
         if verdict.kind is Kind.EQUAL:
             return Classified(Outcome.GOOD, "every bit is the same")
-        return Classified(Outcome.SKIP, "; ".join(verdict.reasons))
+        codes = dict.fromkeys(reason.code.value for reason in verdict.reasons)
+        return Classified(Outcome.SKIP, f"cannot be compared: {', '.join(codes)}")
     value = first.a or first.b
-    return Classified(
-        Outcome.BAD, f"other bits from step {first.step} on" + (f", {value.phase} {value.name}" if value else "")
-    )
+    where = f", first in {value.phase} {value.name}" if value else ""
+    return Classified(Outcome.BAD, f"bits differ from step {first.step} on{where}")
 
 
 def _names(trace: Trace) -> set[str]:

@@ -42,7 +42,7 @@ class Outcome:
     step: int | None = None
     """The first that is not the baseline's, or that is not there; None where all are there and the same."""
     verdict: Verdict | None = None
-    """On baseline (A) and run (B), where a bit has moved."""
+    """Verdict on baseline (A) and run (B), if a bit has moved or the run cannot be compared; else None."""
     problem: str = ""
     """Why a run is not whole, where it broke; what never happened, where that was not applied."""
     directory: Path | None = None
@@ -107,7 +107,7 @@ def _compare_from(baseline: Trace, run: Run, first: int, last: int) -> Outcome:
     if not run.recording.is_complete:
         return _broke(run, trace.steps[-1] + 1 if trace.steps else first)
     if verdict.reasons:
-        return _broke(run, first, "; ".join(verdict.reasons))
+        return Outcome(Sign.BROKE, first, verdict, directory=run.recording.directory)
     return Outcome(Sign.SAME)
 
 

@@ -121,7 +121,9 @@ def override_of(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise UsageError(
-            f"--set {text}", legal="KEY=VALUE, a dotted key and a value in YAML", remedy="--set training.num_steps=20"
+            f"--set {text}",
+            legal="a dotted key, an equals sign, and a value in YAML",
+            remedy="--set training.num_steps=20",
         )
     if REDACTED in value:
         raise UsageError(
@@ -149,7 +151,7 @@ def _swept(text: str, scenario: Scenario) -> tuple[str, tuple[Any, ...]]:
         raise UsageError(
             f"--sweep {key}: it is part of the run identity, so runs that differ in it are not comparable"
             if is_there
-            else f"--sweep {key}: config has no such key",
+            else f"--sweep {key}: the scenario has no such key",
             legal=_legal_to_sweep(scenario),
             remedy="rlharness train records each run, and rlharness diff shows their first difference"
             if is_there or not near
@@ -160,7 +162,7 @@ def _swept(text: str, scenario: Scenario) -> tuple[str, tuple[Any, ...]]:
         raise UsageError(f"--sweep {text}", legal="a value for each run, with commas between them")
     if is_section(scenario.config, key) and not all(isinstance(value, Mapping) for value in found):
         raise UsageError(
-            f"--sweep {key}: it is a section, not a value",
+            f"--sweep {key}: it is a section, not a setting",
             legal=_legal_to_sweep(scenario),
             remedy=f"name a key of it: --sweep {key}.KEY=V1,V2",
         )

@@ -276,8 +276,8 @@ def recorder_path(parent: Path) -> Path:
     return path
 
 
-def check_origin(side: Side, call: EntryCall | None, checkout: Path) -> str:
-    """A note where the entry's package is no part of the checkout: the same code is run on both sides, then.
+def check_origin(side: Side, call: EntryCall | None, checkout: Path) -> tuple[str, str] | None:
+    """Return the entry's package and its origin if that is not in the checkout, so that both sides run it; else None.
 
     UsageError where this side's process would import it from the checkout though it is a worktree's turn: a gate that
     compares a tree with itself finds every change equal.
@@ -286,11 +286,11 @@ def check_origin(side: Side, call: EntryCall | None, checkout: Path) -> str:
     module = call.entry.partition(":")[0].partition(".")[0]
     origin = import_origin(side, module)
     if not origin or side.holds(origin):
-        return ""
+        return None
     if Path(origin).resolve().is_relative_to(checkout.resolve()) and "site-packages" not in Path(origin).parts:
         raise UsageError(
             f"{module} is imported from {origin}, and not from the worktree at {side.root}",
             legal="a package that lies in the working directory, on PYTHONPATH or on the path of an editable install",
             remedy="add the directory that holds it: PYTHONPATH=src rlharness gate ...",
         )
-    return f"{module}, which is called, comes from {origin}: the same code on both sides"
+    return module, origin

@@ -5,5 +5,5 @@ sides.py           the runs, A B A B                 rounding.py  how far apart 
 against_base.py    a scenario beside a revision's    costs.py     seconds and memory beside their noise, pure
 against_golden.py  a scenario beside its golden      recorded.py  what only one side records
 golden.py          curves that are committed         policy.py    what of all that fails, pure
-command.py         from arguments to exit code       result.py    a gate that has ended
+reasons.py         codes of reasons, with values     result.py    a gate that has ended
 """

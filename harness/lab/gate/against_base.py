@@ -5,11 +5,15 @@ from contextlib import ExitStack
 
 from harness.core.errors import UsageError
 from harness.lab.experiments.worktrees import Checkout, Commit, Side, Worktrees, check_origin
-from harness.lab.gate.change import MAX_NAMES, Change, Finding
+from harness.lab.gate.change import Change, Finding
 from harness.lab.gate.plan import GateContext, GateOptions, base_context
+from harness.lab.gate.reasons import MoreSettings, NoBase, Reason, ReasonCode, Reported, SettingChanged
 from harness.lab.gate.result import GateScenario
 from harness.lab.gate.sides import Recorder, compare_sides
 from harness.trace.renames import current_identity
+
+MAX_SETTINGS = 5
+"""Maximum number of changed settings with a reason of their own."""
 
 
 class AgainstBase:
@@ -34,7 +38,7 @@ class AgainstBase:
         self._side: Side | None = None
         self.commit: Commit | None = None
         """What is checked out; None until something was compared with it, and where there is none."""
-        self.notes: list[str] = []
+        self.notes: list[Reason] = []
 
     def side(self) -> Side | None:
         """The base, checked out; None without a given base and a default one."""
@@ -43,9 +47,7 @@ class AgainstBase:
             if commit is None:
                 return None
             if commit == self._checkout.commit("HEAD") and not self._checkout.is_dirty:
-                self.notes.append(
-                    "the base is the checked-out commit, without uncommitted changes: both sides are the same tree"
-                )
+                self.notes.append(Reason(ReasonCode.SAME_TREE))
             self._note(f"base {commit.short} {commit.subject}")
             self._side = self._worktrees_end.enter_context(self._worktrees.at(commit))
             self.commit = commit
@@ -55,17 +57,16 @@ class AgainstBase:
         """A scenario of the head, and the same at the base. Interrupted, BrokenRun."""
         side = self.side()
         if side is None or self.commit is None:
-            shallow = ", and this is a shallow clone" if self._checkout.is_shallow else ""
-            reason = f"there is no base: no commit before this one, no branch of origin{shallow}: --base REV names one"
+            reason = NoBase(ReasonCode.NO_BASE, self._checkout.is_shallow)
             return GateScenario(head.name, Finding(Change.NOT_COMPARABLE, (reason,)))
         against = f"base {self.commit.short}"
         try:
             base = base_context(head, self._worktrees.working_tree, side, self._options)
         except UsageError as error:
-            finding = Finding(Change.CONFIGURATION, (f"the base's scenario cannot be run: {error.what}",))
+            finding = Finding(Change.CONFIGURATION, (Reported(ReasonCode.BASE_REJECTED, error.what),))
             return GateScenario(head.name, finding, against=against)
         if base is None:
-            return GateScenario(head.name, Finding(Change.NEW, ("the base has no such scenario",)), against=against)
+            return GateScenario(head.name, Finding(Change.NEW, (Reason(ReasonCode.SCENARIO_NEW),)), against=against)
         check_origin(base.side, base.run_spec.call, self._checkout.root)
         if reasons := other_identity(base.run_spec.identity, head.run_spec.identity):
             return GateScenario(head.name, Finding(Change.CONFIGURATION, reasons), against=against)
@@ -73,9 +74,14 @@ class AgainstBase:
         return GateScenario(head.name, measured.finding, measured.costs, against)
 
 
-def other_identity(base: Mapping[str, str], head: Mapping[str, str]) -> tuple[str, ...]:
-    """What of the configuration is not the same, value by value; nothing where it is."""
+def other_identity(base: Mapping[str, str], head: Mapping[str, str]) -> tuple[Reason, ...]:
+    """Return the settings that differ, as reasons; empty if none does."""
     base, head = current_identity(base), current_identity(head)
     names = sorted(name for name in base.keys() | head.keys() if base.get(name) != head.get(name))
-    told = [f"{name} was {base.get(name, 'absent')} and is {head.get(name, 'absent')}" for name in names[:MAX_NAMES]]
-    return tuple(told + ([f"and {len(names) - MAX_NAMES} more keys"] if len(names) > MAX_NAMES else []))
+    reasons: list[Reason] = [
+        SettingChanged(ReasonCode.SETTING_CHANGED, name, base.get(name), head.get(name))
+        for name in names[:MAX_SETTINGS]
+    ]
+    if len(names) > MAX_SETTINGS:
+        reasons.append(MoreSettings(ReasonCode.MORE_SETTINGS_CHANGED, len(names) - MAX_SETTINGS))
+    return tuple(reasons)

@@ -7,7 +7,7 @@ from harness.core.clock import Clock
 from harness.core.errors import UsageError
 from harness.core.text import path_text
 from harness.lab.experiments.worktrees import Checkout
-from harness.lab.gate.change import MAX_NAMES, Change, Finding
+from harness.lab.gate.change import Change, Finding
 from harness.lab.gate.golden import (
     Acceptance,
     Golden,
@@ -20,6 +20,7 @@ from harness.lab.gate.golden import (
     write_golden,
 )
 from harness.lab.gate.plan import GateContext, GateOptions
+from harness.lab.gate.reasons import GoldensKept, Named, NoGolden, Reason, ReasonCode
 from harness.lab.gate.result import GateScenario
 from harness.lab.gate.sides import HEAD, Recorder, disagreement
 
@@ -37,7 +38,7 @@ class AgainstGolden:
         self._user = checkout.user
         self._clock = clock
         self._read: dict[str, dict[str, Golden]] = {}
-        self.notes: list[str] = []
+        self.notes: list[Reason] = []
 
     def read(self, scenes: Iterable[GateContext]) -> None:
         """Read the goldens of these; GoldenError for one that cannot be read, UsageError for no such directory."""
@@ -53,7 +54,7 @@ class AgainstGolden:
         """A scenario and its golden; NOT_COMPARABLE where there is none for it here. Interrupted, BrokenRun."""
         place, goldens = self._place(scene), dict(self._read[scene.name])
         if not goldens and not self._options.accepts:
-            reason = f"{path_text(place)} holds no golden: rlharness gate --accept writes one"
+            reason = NoGolden(ReasonCode.NO_GOLDEN, place)
             return GateScenario(scene.name, Finding(Change.NOT_COMPARABLE, (reason,)))
         while len(recorder.runs[HEAD]) < LEAST_AGREEING:
             await recorder.record(HEAD, scene)
@@ -72,10 +73,7 @@ class AgainstGolden:
         if golden is not before:
             write_golden(place / now.key, golden)
         if goldens:
-            self.notes.append(
-                f"{scene.name}: goldens of other machines or environments stay as they were: {', '.join(goldens)};"
-                " accept it there too"
-            )
+            self.notes.append(GoldensKept(ReasonCode.GOLDENS_KEPT, scene.name, tuple(goldens)))
         return GateScenario(scene.name, acceptance_finding(before, now), against=against, golden=golden)
 
     def _place(self, scene: GateContext) -> Path:
@@ -85,15 +83,11 @@ class AgainstGolden:
         return Acceptance(f"{self._clock.wall():%Y-%m-%d}", self._commit, self._options.reason, self._user)
 
 
-def why_not_comparable(goldens: Iterable[Golden], now: Golden) -> str:
-    """Why none of these goldens can be compared with."""
+def why_not_comparable(goldens: Iterable[Golden], now: Golden) -> Reason:
+    """Return the numerics in which the nearest of these goldens differs from this run."""
     differing = [
         sorted(n for n in now.numerics.keys() | each.numerics.keys() if now.numerics.get(n) != each.numerics.get(n))
         for each in goldens
     ]
-    names = min(differing, key=len)
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return (
-        f"the goldens are of other machines or environments: the nearest differs in {', '.join(names[:MAX_NAMES])}"
-        f"{more}; compared with the base instead"
-    )
+    nearest = min(differing, key=len)
+    return Named(ReasonCode.NO_GOLDEN_FOR_ENVIRONMENT, tuple(nearest))

@@ -12,13 +12,23 @@ from dataclasses import dataclass
 from enum import Enum
 from math import isinf
 
-from harness.core.text import count
+from harness.lab.gate.reasons import (
+    CODE_OF_DIFFERENCE,
+    CODE_OF_KIND,
+    FloatsApart,
+    KindChanged,
+    Named,
+    NanChanged,
+    OfTraces,
+    Reason,
+    ReasonCode,
+    RecordedAlone,
+)
 from harness.lab.gate.recorded import Alone
 from harness.lab.gate.rounding import Rounding
 from harness.trace.verdict import (
     ADVANTAGE_SIGNS,
     BATCHES,
-    COUNTED,
     INTEGERS,
     REWARDS,
     TOKENS,
@@ -60,8 +70,8 @@ class Finding:
     """What became of a scenario."""
 
     change: Change
-    reasons: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    notes: tuple[Reason, ...] = ()
     verdict: Verdict | None = None
     """Of the base (A) and the head (B); of the side that differs from itself where it is nondeterministic."""
     rounding: Rounding | None = None
@@ -81,73 +91,52 @@ def classify_change(verdict: Verdict, rounding: Rounding | None) -> Finding:
     if first is None:
         if verdict.kind is Kind.EQUAL:
             return Finding(Change.EQUAL, notes=notes, verdict=verdict)
-        return Finding(Change.NOT_COMPARABLE, verdict.reasons, notes, verdict)
-    reasons = []
+        reported = tuple(OfTraces(ReasonCode.TRACES_NOT_COMPARABLE, each) for each in verdict.reasons)
+        return Finding(Change.NOT_COMPARABLE, reported, notes, verdict)
+    reasons: list[Reason] = []
     if first.what is not Difference.VALUE:
-        reasons.append(WHAT[first.what])
+        reasons.append(Reason(CODE_OF_DIFFERENCE[first.what]))
     reasons += [reason for kind in DECIDING if (reason := _moved(kind, verdict.attribution))]
     if not reasons and rounding is not None and not rounding.is_rounding:
         reasons.append(beyond_rounding(rounding))
     if rounding is None and not reasons and not verdict.attribution:
-        reasons.append(
-            "the trace has no tokens, rewards or kept tensors, so a change of numerics alone cannot be shown"
-        )
+        reasons.append(Reason(ReasonCode.NO_EVIDENCE))
     change = Change.BEHAVIOUR if reasons else Change.NUMERICS
     return Finding(change, tuple(reasons), notes, verdict, rounding)
-
-
-MAX_NAMES = 5
-"""So many names stand in a sentence."""
 
 
 def equal_but_for(verdict: Verdict, alone: Alone) -> Finding:
     """That two sides compute the same, while one records more: that changes no run."""
     notes = [
-        f"recorded at the {side} alone: {', '.join(names[:MAX_NAMES])}{' ...' if len(names) > MAX_NAMES else ''}"
+        RecordedAlone(ReasonCode.RECORDED_ALONE, side, names)
         for side, names in (("base", alone.in_a), ("head", alone.in_b))
         if names
     ]
-    return Finding(Change.EQUAL, notes=(*notes, "everything that both record is the same"), verdict=verdict)
+    return Finding(Change.EQUAL, notes=(*notes, Reason(ReasonCode.COMMON_VALUES_EQUAL)), verdict=verdict)
 
 
-WHAT = {
-    Difference.DTYPE: "a value has another dtype",
-    Difference.SHAPE: "a value has another shape",
-    Difference.VALUE_ONLY_IN_A: "a value is recorded at the base alone",
-    Difference.VALUE_ONLY_IN_B: "a value is recorded at the head alone",
-    Difference.STEP_ONLY_IN_A: "the base has a step that the head has not",
-    Difference.STEP_ONLY_IN_B: "the head has a step that the base has not",
-}
-
-
-def _moved(kind: str, attribution: Mapping[str, Count]) -> str:
-    """That a kind of value changed, with how many and where first; empty where it did not."""
+def _moved(kind: str, attribution: Mapping[str, Count]) -> KindChanged | None:
+    """Return that a kind of value changed, with how many and where first; None if it did not."""
     moved = attribution.get(kind)
     if moved is None or moved.is_equal:
-        return ""
-    where = "" if moved.first is None else f", first at step {moved.first.step}"
+        return None
+    step = None if moved.first is None else moved.first.step
     if moved.num_different:
-        return f"{COUNTED[kind]}: {moved.num_different:,} of {moved.num_compared:,}{where}"
-    if kind == ADVANTAGE_SIGNS:
-        return f"whether signs of advantages changed is not known: they are too large to be kept{where}"
-    return f"{COUNTED[kind]}{where}"
+        return KindChanged(CODE_OF_KIND[kind], step, moved.num_different, moved.num_compared)
+    return KindChanged(ReasonCode.ADVANTAGE_SIGNS_UNKNOWN if kind == ADVANTAGE_SIGNS else CODE_OF_KIND[kind], step)
 
 
-def beyond_rounding(rounding: Rounding) -> str:
-    """That floats are further apart than rounding makes them."""
+def beyond_rounding(rounding: Rounding) -> Reason:
+    """Return that floats are further apart than rounding makes them."""
     if rounding.num_nan:
-        return f"NaN came or went, in {count(rounding.num_nan, 'element')}"
+        return NanChanged(ReasonCode.NAN_CHANGED, rounding.num_nan)
     if isinf(rounding.share):
-        return f"all of {rounding.phase} was 0 at the base, and is not"
-    return (
-        f"{rounding.phase} differs by {100 * rounding.share:.3g} % of its largest element: more than rounding explains"
-    )
+        return FloatsApart(ReasonCode.ZERO_AT_BASE, rounding.phase)
+    return FloatsApart(ReasonCode.BEYOND_ROUNDING, rounding.phase, rounding.share)
 
 
-def _imported(verdict: Verdict) -> Iterator[str]:
-    """What the change itself has moved of the numerics."""
+def _imported(verdict: Verdict) -> Iterator[Reason]:
+    """Yield the numerics that the change itself has moved."""
     differences: tuple[FieldDifference, ...] = verdict.fingerprints.get("numerics", ())
     if differences:
-        names = ", ".join(each.name for each in differences[:MAX_NAMES])
-        names += " ..." if len(differences) > MAX_NAMES else ""
-        yield f"the head's process is another than the base's in {names}"
+        yield Named(ReasonCode.NUMERICS_DIFFER, tuple(each.name for each in differences))

@@ -17,6 +17,7 @@ from harness.lab.gate.against_base import AgainstBase
 from harness.lab.gate.against_golden import AgainstGolden
 from harness.lab.gate.change import Change, Finding
 from harness.lab.gate.plan import GateContext, GateOptions, head_context, nothing_to_gate, scenario_names
+from harness.lab.gate.reasons import Reason, ReasonCode, SharedCode
 from harness.lab.gate.result import Gate, GateScenario
 from harness.lab.gate.sides import HEAD, BrokenRun, Interrupted, Recorder
 
@@ -55,7 +56,7 @@ async def run_gate(
         except Interrupted:
             options.invocation.note(f"interrupted by {session.interrupted_by}: the results so far follow")
         found += [
-            GateScenario(name, Finding(Change.REMOVED, ("the head no longer has this scenario",))) for name in removed
+            GateScenario(name, Finding(Change.REMOVED, (Reason(ReasonCode.SCENARIO_REMOVED),))) for name in removed
         ]
         return Gate(
             head=checkout.commit("HEAD"),
@@ -89,7 +90,8 @@ class _Scenarios:
 
     async def compare(self, scene: GateContext) -> GateScenario:
         """One scenario, from its runs to the finding. Interrupted."""
-        notes = tuple(filter(None, [check_origin(scene.side, scene.run_spec.call, self.root)]))
+        origin = check_origin(scene.side, scene.run_spec.call, self.root)
+        notes: tuple[Reason, ...] = (SharedCode(ReasonCode.SHARED_CODE, *origin),) if origin else ()
         recorder = Recorder(self.session, self.lines, self.directory / directory_name(scene.name))
         try:
             if self.golden is not None:

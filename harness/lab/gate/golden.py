@@ -19,6 +19,15 @@ from typing import Any
 
 from harness.core.errors import HarnessError
 from harness.lab.gate.change import DECIDING, Change, Finding
+from harness.lab.gate.reasons import (
+    CODE_OF_KIND,
+    CurveApart,
+    GoldenReplaced,
+    KindChanged,
+    Named,
+    Reason,
+    ReasonCode,
+)
 from harness.lab.gate.rounding import HALF_OF_THE_DIGITS
 from harness.trace.attribution import PHASES as COUNTED_PHASES
 from harness.trace.attribution import kind_of
@@ -31,7 +40,7 @@ from harness.trace.layout import CURVE
 from harness.trace.reader import Trace
 from harness.trace.renames import current_identity
 from harness.trace.values import FLOATS
-from harness.trace.verdict import ADVANTAGE_SIGNS, COUNTED
+from harness.trace.verdict import ADVANTAGE_SIGNS
 
 VERSION = 1
 GOLDEN = "golden.json"
@@ -149,31 +158,32 @@ def compare_with_golden(golden: Golden, now: Golden) -> Finding:
     accepted, computed = current_identity(golden.identity), current_identity(now.identity)
     if accepted != computed:
         names = sorted(name for name in accepted.keys() | computed.keys() if accepted.get(name) != computed.get(name))
-        return Finding(Change.CONFIGURATION, (f"the golden has another configuration: {', '.join(names)}",))
+        return Finding(Change.CONFIGURATION, (Named(ReasonCode.GOLDEN_CONFIGURATION, tuple(names)),))
     step = _first(golden, now, STEP)
     if step is None:
         return Finding(Change.EQUAL)
     phases = [phase for phase in PHASES if _first(golden, now, phase) == step]
-    reasons = [
-        f"{COUNTED[kind]}, first at step {at}" for kind in DECIDING if (at := _first(golden, now, kind)) is not None
+    reasons: list[Reason] = [
+        KindChanged(CODE_OF_KIND[kind], at) for kind in DECIDING if (at := _first(golden, now, kind)) is not None
     ]
     if _has_unknown_signs(golden, now):
-        reasons.append("it is unknown whether signs of advantages changed: they are too large to be kept")
+        reasons.append(KindChanged(ReasonCode.ADVANTAGE_SIGNS_UNKNOWN))
     reasons += _further_than_rounding(golden, now, step)
     change = Change.BEHAVIOUR if reasons else Change.NUMERICS
-    notes = () if reasons else ("a golden holds no tensors: --base REV shows how far floats differ",)
+    notes = () if reasons else (Reason(ReasonCode.GOLDEN_HAS_NO_TENSORS),)
     return Finding(change, tuple(reasons), notes, place=f"step {step}, {phases[0]}" if phases else f"step {step}")
 
 
 def acceptance_finding(before: Golden | None, now: Golden) -> Finding:
     """Return the finding of a written golden: its difference from the one that it replaces, if there is one."""
     if before is None:
-        return Finding(Change.ACCEPTED, ("the first golden of this machine and environment",))
+        return Finding(Change.ACCEPTED, (Reason(ReasonCode.GOLDEN_FIRST),))
     found = compare_with_golden(before, now)
-    was = f"in place of that of {before.history[-1].date}" if before.history else "in place of another"
     if found.change is Change.EQUAL:
         return found
-    return replace(found, change=Change.ACCEPTED, reasons=(f"{was}: {found.change.value}", *found.reasons))
+    date = before.history[-1].date if before.history else ""
+    replaced = GoldenReplaced(ReasonCode.GOLDEN_REPLACED, date, found.change.value)
+    return replace(found, change=Change.ACCEPTED, reasons=(replaced, *found.reasons))
 
 
 def _first(golden: Golden, now: Golden, name: str) -> int | None:
@@ -191,7 +201,7 @@ def _has_unknown_signs(golden: Golden, now: Golden) -> bool:
     return not is_known and _first(golden, now, "advantage") is not None
 
 
-def _further_than_rounding(golden: Golden, now: Golden, step: int) -> Iterator[str]:
+def _further_than_rounding(golden: Golden, now: Golden, step: int) -> Iterator[Reason]:
     """Values of the curve that rounding does not explain, in the step in which they part and in the next.
 
     In which what the optimizer has done is seen first; later on, rounding itself grows.
@@ -201,7 +211,7 @@ def _further_than_rounding(golden: Golden, now: Golden, step: int) -> Iterator[s
         for at in sorted(each for each in a.keys() & b.keys() if each >= step)[:2]:
             x, y = a[at].get(name), b[at].get(name)
             if x is not None and y is not None and x != y and not _is_rounding(name, x.value(), y.value()):
-                yield f"{name} of step {at} was {x.value():.6g} and is {y.value():.6g}: more than rounding explains"
+                yield CurveApart(ReasonCode.CURVE_BEYOND_ROUNDING, name, at, x.value(), y.value())
                 break
 
 

@@ -10,6 +10,7 @@ from harness.lab.gate.change import Finding
 from harness.lab.gate.costs import CostChange
 from harness.lab.gate.golden import Golden
 from harness.lab.gate.policy import Policy, exit_code
+from harness.lab.gate.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class GateScenario:
     costs: tuple[CostChange, ...] = ()
     against: str = ""
     """With what it was compared: "base 3f9c2a7", "golden 5d0e..."; empty where with nothing."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Reason, ...] = ()
     golden: Golden | None = None
     """With which it was compared, or that was written."""
     output: Path | None = None
@@ -44,7 +45,7 @@ class Gate:
     scenarios: tuple[GateScenario, ...]
     directory: Path
     """Of the traces."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Reason, ...] = ()
     interrupted_by: str = ""
     failures: Mapping[str, tuple[str, ...]] = field(init=False)
     """By scenario, what fails it."""

@@ -21,6 +21,7 @@ from harness.lab.experiments.run import Run, TitledDisplay
 from harness.lab.gate.change import Change, Finding, classify_change, equal_but_for
 from harness.lab.gate.costs import CostChange, Limits, RunCosts, compare_costs, costs_of_run
 from harness.lab.gate.plan import GateContext
+from harness.lab.gate.reasons import OfSide, Reason, ReasonCode, Reported, RunFailed
 from harness.lab.gate.recorded import recorded_alone
 from harness.lab.gate.rounding import MAX_BYTES, Rounding, earliest_phase, measure_rounding, step_bytes
 from harness.trace.diff import diff
@@ -48,14 +49,20 @@ class BrokenRun(Exception):
         self.run = run
 
     @property
-    def reasons(self) -> tuple[str, ...]:
-        """Why, in the words of its entry where that has refused to begin."""
-        if refusal := read_rejection(self.run.recording.directory):
-            remedies = ("legal", refusal.legal), ("remedy", refusal.remedy)
-            return (f"{self.side}: {refusal.what}", *(f"{name}: {text}" for name, text in remedies if text))
+    def reasons(self) -> tuple[Reason, ...]:
+        """Reasons with the messages of its entry if that has rejected its configuration, else of the recording."""
+        if rejection := read_rejection(self.run.recording.directory):
+            advice = (ReasonCode.LEGAL, rejection.legal), (ReasonCode.REMEDY, rejection.remedy)
+            return (self._failed(rejection.what), *(Reported(code, text) for code, text in advice if text))
         problems = self.run.recording.problems or (Problem("it recorded no step"),)
-        told = ((f"{self.side}: {each.what}", each.remedy and f"remedy: {each.remedy}") for each in problems)
-        return tuple(line for lines in told for line in lines if line)
+        reasons: list[Reason] = []
+        for each in problems:
+            reasons.append(self._failed(each.what))
+            reasons += [Reported(ReasonCode.REMEDY, each.remedy)] if each.remedy else []
+        return tuple(reasons)
+
+    def _failed(self, message: str) -> Reason:
+        return RunFailed(ReasonCode.RUN_FAILED, self.side, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +198,7 @@ def disagreement(recorder: Recorder) -> Finding | None:
 
 def nondeterministic(side: str, verdict: Verdict) -> Finding:
     """That a side does not agree with itself."""
-    reasons = [f"two runs of the {side} do not agree with each other: nothing follows from how the sides differ"]
-    return Finding(Change.NONDETERMINISTIC, tuple(reasons), verdict=verdict)
+    return Finding(Change.NONDETERMINISTIC, (OfSide(ReasonCode.SIDE_NONDETERMINISTIC, side),), verdict=verdict)
 
 
 def read_metrics(directory: Path) -> Iterator[Mapping[str, float]]:

@@ -14,6 +14,7 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from enum import Enum
@@ -41,6 +42,10 @@ KINDS_WITH_LIMITS = (b'"start"', b'"end"', b'"collected"', b'"finish"')
 SETTLE_S = 1.0  # daemons that are already going (Ray's) are given this long before they count as left behind
 
 
+Lead = Callable[[dict[str, Any]], NoReturn]
+"""What the leader of an order becomes instead of a program, with its files and working directory arranged."""
+
+
 class Phase(Enum):
     """Where an attempt stands; see the module's drawing."""
 
@@ -54,8 +59,9 @@ class Phase(Enum):
 class Attempt:
     """One attempt: its order (see `attempt.ProcessSpec`), its containment, and the phase it is in."""
 
-    def __init__(self, order: dict[str, Any], containment: Containment, clock: Clock) -> None:
+    def __init__(self, order: dict[str, Any], containment: Containment, clock: Clock, lead: Lead | None = None) -> None:
         self.order = order
+        self.lead = lead
         self.containment = containment
         self.clock = clock
         self.started_s = clock.monotonic_s()
@@ -74,7 +80,7 @@ class Attempt:
         """Fork the leader and say so."""
         order = self.order
         self.read_report(self.started_s)  # opened before the tests can put anything in its place
-        self.containment.spawn(lambda: become_leader(order))
+        self.containment.spawn(lambda: become_leader(order, self.lead))
         say({"e": "started"})
 
     def step(self) -> bool:
@@ -219,8 +225,8 @@ class Attempt:
         )
 
 
-def become_leader(order: dict[str, Any]) -> NoReturn:
-    """In the forked child: a session of its own, output to the attempt's file, then the program."""
+def become_leader(order: dict[str, Any], lead: Lead | None) -> NoReturn:
+    """In the forked child: a session of its own, output to the attempt's file, then the program, or `lead`."""
     try:
         os.setsid()
         restore_signals()
@@ -233,6 +239,8 @@ def become_leader(order: dict[str, Any]) -> NoReturn:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.chdir(order["cwd"])
+        if lead is not None and order["session"] is not None:
+            lead(order)
         os.execve(order["argv"][0], order["argv"], order["env"])
     except OSError as error:
         complain(f"cannot start {order['argv'][0]}: {error}")
@@ -298,13 +306,13 @@ def main() -> None:
     """Be the fork server, or, with --probe, say which tiers this machine allows."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     if "--probe" not in sys.argv:
-        serve(supervise)
+        serve(socket.socket(fileno=0), supervise)
         return
     probe()
 
 
-def supervise() -> None:
-    """The life of a supervisor: read one order from stdin, carry it out."""
+def supervise(lead: Lead | None = None) -> None:
+    """The life of a supervisor: read one order from stdin, carry it out. `lead` is the leader of an order to fork."""
     line = b""
     while not line.endswith(b"\n"):
         chunk = os.read(0, 1 << 16)
@@ -312,10 +320,10 @@ def supervise() -> None:
             return  # the runner went before it had given its order: nothing was started
         line += chunk
     order, rest = line.split(b"\n", 1)
-    run(json.loads(order), rest)
+    run(json.loads(order), rest, lead)
 
 
-def run(order: dict[str, Any], orders_rest: bytes) -> None:
+def run(order: dict[str, Any], orders_rest: bytes, lead: Lead | None) -> None:
     """Carry out one order."""
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
@@ -324,7 +332,7 @@ def run(order: dict[str, Any], orders_rest: bytes) -> None:
         signal.signal(signum, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     containment = make_containment(order["tier"], order["cgroup"])
-    attempt = Attempt(order, containment, SystemClock())
+    attempt = Attempt(order, containment, SystemClock(), lead)
     try:
         attempt.start()
         attempt.take_requests(orders_rest)

@@ -33,3 +33,16 @@ def rescue_round(cgroup: str, marker: str, since_ticks: int, spare_pids: frozens
     if cgroup and not living:
         remove_group(cgroup)
     return living
+
+
+def kill_bearing(marker: str) -> list[Process]:
+    """Kill once the processes that carry `marker`, and their descendants; returns who lived before: [] is the proof."""
+    bearers = process_tree.bearing(marker)
+    below = process_tree.descendants(*(process.pid for process in bearers)) if bearers else []
+    found = [process for process in (*bearers, *below) if process.pid != os.getpid()]
+    for process in found:
+        process_tree.send_signal(process, signal.SIGKILL)
+        if process.parent_pid == os.getpid():
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(process.pid, os.WNOHANG)
+    return [process for process in found if not process.is_zombie]

@@ -18,6 +18,7 @@ from harness.render.report.grid_data import distance, first_value, grid_data
 from harness.render.report.next_commands import next_commands
 from harness.render.report.shown_completions import ShownPair, read_shown, shown_pairs
 from harness.render.report.vocabulary import read_vocabulary
+from harness.render.verdict_reasons import verdict_reason_text
 from harness.trace.chain import PHASES
 from harness.trace.verdict import TOKENS, Kind
 
@@ -102,7 +103,7 @@ def pair_view(pair: Pair, max_cells: int) -> dict[str, Any]:
         "sign": SIGNS[verdict.kind],
         "label": LABELS[verdict.kind],
         "headline": headline(verdict),
-        "reasons": [redact_text(one_line(reason)) for reason in verdict.reasons],
+        "reasons": [redact_text(one_line(verdict_reason_text(reason))) for reason in verdict.reasons],
         "attribution": [_sentence(redact_text(line)) for line in attribution_lines(verdict)],
         "told": redact_text(verdict_text(verdict, colour=False)),
         "step": first.step if first else None,
@@ -111,7 +112,7 @@ def pair_view(pair: Pair, max_cells: int) -> dict[str, Any]:
         "phases": list(_phases(pair)),
         "commands": next_commands(pair),
         "grid": grid,
-        "leaves": list(_values(grid, pair)),
+        "first_values": list(_values(grid, pair)),
         "num_values_different": len({cell // max(1, len(grid.columns)) for cell in grid.firsts}),
         "grid_data": grid_data(grid, a, b),
         "fingerprints": side_by_side(a.manifest, b.manifest),

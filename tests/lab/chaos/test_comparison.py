@@ -9,6 +9,7 @@ from harness.lab.chaos.comparison import Outcome, Sign, compare, compare_crashed
 from harness.lab.experiments.recording_result import Problem, Recording
 from harness.lab.experiments.run import Run
 from harness.trace.reader import Trace, read_trace
+from harness.trace.reasons import VerdictCode
 from harness.trace.writer import TraceWriter
 from tests.support.traces import Change, Steps, flip_bit, manifest_of, steps_of, trace
 
@@ -61,6 +62,12 @@ def test_one_run_is_the_same_or_has_moved_or_broke(tmp_path: Path, baseline: Tra
     assert moved.verdict.first is not None
     broke = compare(baseline, run(tmp_path, 3, num_steps=3, exit_code=1), NUM_STEPS)
     assert (told(broke), broke.problem) == ((Sign.BROKE, 3), "exit code 1")
+    cut = run(tmp_path, 5)
+    (tmp_path / "run-5" / "manifest.json").unlink()
+    unknown = compare(baseline, cut, NUM_STEPS)
+    assert (told(unknown), unknown.problem) == ((Sign.BROKE, 0), "")
+    assert unknown.verdict is not None
+    assert [reason.code for reason in unknown.verdict.reasons] == [VerdictCode.TRACE_INCOMPLETE]
     nothing = compare(baseline, run(tmp_path, 4, num_steps=0, exit_code=1), NUM_STEPS)
     assert told(nothing) == (Sign.BROKE, 0)
 

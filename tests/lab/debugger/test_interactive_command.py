@@ -104,7 +104,7 @@ def test_a_run_that_ends_in_its_step_is_walked_into_all_the_same(runs: Path) -> 
     assert ended["notes"][0] == "the run has ended within the step: the program ended with exit code 1"
     assert ended["notes"][-1] == "| ArithmeticError: the gradient is not liked"
     assert [visit["phase"] for visit in ended["visits"]] == ["rollout", "reward", "advantage", "backward"]
-    assert {recorded_value["recorded"] for visit in ended["visits"] for recorded_value in visit["leaves"]} == {"absent"}
+    assert {recorded_value["recorded"] for visit in ended["visits"] for recorded_value in visit["values"]} == {"absent"}
     assert refused["is_refused"]
     assert back["notes"] == ["4 values reproduced, every bit"]
     assert shown["shape"] == []

@@ -6,13 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from harness.lab.gate.change import WHAT, Change, classify_change
+from harness.lab.gate.change import Change, classify_change
+from harness.lab.gate.reasons import (
+    CODE_OF_DIFFERENCE,
+    CODE_OF_KIND,
+    FloatsApart,
+    KindChanged,
+    Named,
+    NanChanged,
+    Reason,
+    ReasonCode,
+)
 from harness.lab.gate.rounding import Rounding
 from harness.trace.diff import diff
 from harness.trace.verdict import (
     ADVANTAGE_SIGNS,
     BATCHES,
-    COUNTED,
     INTEGERS,
     REWARDS,
     TOKENS,
@@ -50,9 +59,13 @@ def test_floats_alone_within_rounding_are_numerics(moved: Verdict) -> None:
 def test_floats_further_apart_are_behaviour(moved: Verdict) -> None:
     found = classify_change(moved, FAR)
     assert found.change is Change.BEHAVIOUR
-    assert found.reasons == ("backward differs by 50 % of its largest element: more than rounding explains",)
-    assert classify_change(moved, replace(FAR, share=1e-9, num_nan=3)).reasons == ("NaN came or went, in 3 elements",)
-    assert classify_change(moved, replace(FAR, share=inf)).reasons == ("all of backward was 0 at the base, and is not",)
+    assert found.reasons == (FloatsApart(ReasonCode.BEYOND_ROUNDING, "backward", 0.5),)
+    assert classify_change(moved, replace(FAR, share=1e-9, num_nan=3)).reasons == (
+        NanChanged(ReasonCode.NAN_CHANGED, 3),
+    )
+    assert classify_change(moved, replace(FAR, share=inf)).reasons == (
+        FloatsApart(ReasonCode.ZERO_AT_BASE, "backward"),
+    )
 
 
 @pytest.mark.parametrize("kind", [BATCHES, INTEGERS, TOKENS, REWARDS, ADVANTAGE_SIGNS])
@@ -60,22 +73,24 @@ def test_whatever_is_decided_otherwise_is_behaviour(moved: Verdict, kind: str) -
     place = Element(2, 0, kind, (4, 4), 3)
     found = classify_change(replace(moved, attribution={**SAME, kind: Count(64, 5, 0, place)}), FAR)
     assert found.change is Change.BEHAVIOUR
-    assert found.reasons == (f"{COUNTED[kind]}: 5 of 64, first at step 2",), "floats follow from it"
+    assert found.reasons == (KindChanged(CODE_OF_KIND[kind], 2, 5, 64),), "floats follow from it"
     unknown = classify_change(replace(moved, attribution={**SAME, kind: Count(0, 0, 1, place)}), ROUNDING)
     assert unknown.change is Change.BEHAVIOUR
-    assert ("not known" in unknown.reasons[0]) == (kind == ADVANTAGE_SIGNS), "an advantage that moved may keep its sign"
+    code = ReasonCode.ADVANTAGE_SIGNS_UNKNOWN if kind == ADVANTAGE_SIGNS else CODE_OF_KIND[kind]
+    assert unknown.reasons == (KindChanged(code, 2),), "an advantage that moved may keep its sign"
 
 
 @pytest.mark.parametrize("what", [each for each in Difference if each is not Difference.VALUE])
 def test_other_things_recorded_are_behaviour(moved: Verdict, what: Difference) -> None:
     assert moved.first is not None
     found = classify_change(replace(moved, first=replace(moved.first, what=what)), None)
-    assert (found.change, found.reasons) == (Change.BEHAVIOUR, (WHAT[what],))
+    assert (found.change, found.reasons) == (Change.BEHAVIOUR, (Reason(CODE_OF_DIFFERENCE[what]),))
 
 
 def test_where_nothing_tells_numerics_from_behaviour_it_counts_as_behaviour(moved: Verdict) -> None:
     bare = replace(moved, attribution={})
-    assert classify_change(bare, None).change is Change.BEHAVIOUR
+    found = classify_change(bare, None)
+    assert (found.change, found.reasons) == (Change.BEHAVIOUR, (Reason(ReasonCode.NO_EVIDENCE),))
     assert classify_change(bare, ROUNDING).change is Change.NUMERICS
 
 
@@ -91,10 +106,12 @@ def test_what_the_change_itself_imports_is_no_excuse(tmp_path: Path) -> None:
     assert verdict.kind is Kind.NOT_COMPARABLE
     found = classify_change(verdict, FAR)
     assert found.change is Change.BEHAVIOUR
-    assert found.notes == ("the head's process is another than the base's in package einops",)
+    assert found.notes == (Named(ReasonCode.NUMERICS_DIFFER, ("package einops",)),)
 
 
 def test_digests_that_cannot_be_compared_are_no_equality(tmp_path: Path) -> None:
     a = trace(tmp_path / "a", steps_of(3))
     b = trace(tmp_path / "b", steps_of(3, lambda step, recorded_value: recorded_value._replace(algorithm="their own")))
-    assert classify_change(diff(a, b), None).change is Change.NOT_COMPARABLE
+    found = classify_change(diff(a, b), None)
+    assert found.change is Change.NOT_COMPARABLE
+    assert [reason.code for reason in found.reasons] == [ReasonCode.TRACES_NOT_COMPARABLE]

@@ -36,6 +36,10 @@ def only(done: Done) -> dict[str, Any]:
     return scenario
 
 
+def codes(scenario: dict[str, Any]) -> list[str]:
+    return [reason["code"] for reason in scenario["reason_codes"]]
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     return Project(tmp_path / "project")
@@ -80,7 +84,7 @@ def test_one_that_the_base_alone_cannot_read_is_told_beside_the_others(project: 
     project.write("scenarios/zeros.yaml", text)
     found = {each["name"]: each for each in told(gate(project, "--base", "HEAD", "--json"))["scenarios"]}
     assert {name: each["change"] for name, each in found.items()} == {"sums": "configuration", "zeros": "new"}
-    assert found["sums"]["reasons"][0].startswith("the base's scenario cannot be run: ")
+    assert codes(found["sums"]) == ["base_rejected"]
 
 
 @pytest.mark.full
@@ -111,7 +115,8 @@ def test_an_entry_that_puts_a_fifo_in_the_place_of_its_curve_is_broken_and_the_g
     done = gate(project, "--json")
     found = only(done)
     assert (done.code, found["change"]) == (ExitCode.INCOMPLETE_RECORDING, "broken")
-    assert "curve.jsonl cannot be read: it is a FIFO, not a regular file" in found["reasons"][0]
+    assert codes(found)[0] == "run_failed"
+    assert "curve.jsonl cannot be read: it is a FIFO, not a regular file" in found["reason_codes"][0]["message"]
 
 
 @pytest.mark.full
@@ -142,10 +147,12 @@ def test_a_golden_is_accepted_held_and_on_another_machine_the_base_decides(proje
     project.change("The other sign", "SIGN = 1.0", "SIGN = -1.0")
     moved = gate(project, *goldens, "--json")
     assert (moved.code, only(moved)["change"]) == (ExitCode.DIVERGED, "behaviour")
-    assert only(moved)["reasons"][0] == "signs of advantages changed, first at step 0"
+    first = only(moved)["reason_codes"][0]
+    assert (first["code"], first["first_step"]) == ("advantage_signs_changed", 0)
 
     again = gate(project, *goldens, "--accept", "--reason", "another sign", "--json")
-    assert only(again)["reasons"][0].endswith(": behaviour")
+    replaced = only(again)["reason_codes"][0]
+    assert (replaced["code"], replaced["change"]) == ("golden_replaced", "behaviour")
     assert [each["reason"] for each in only(again)["golden"]] == ["the first ones", "another sign"]
 
     directory.rename(directory.with_name("0123456789ab"))
@@ -153,7 +160,7 @@ def test_a_golden_is_accepted_held_and_on_another_machine_the_base_decides(proje
     golden.write_text(golden.read_text("utf-8").replace('"python": "', '"python": "P'), encoding="utf-8")
     foreign = gate(project, *goldens, "--base", "HEAD", "--json")
     assert (foreign.code, only(foreign)["change"]) == (ExitCode.OK, "equal")
-    assert "the nearest differs in python; compared with the base instead" in only(foreign)["notes"][0]
+    assert only(foreign)["note_codes"][0] == {"code": "no_golden_for_environment", "names": ["python"]}
     assert only(foreign)["against"].startswith("base ")
 
 

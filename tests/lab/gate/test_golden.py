@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Callable
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,14 @@ from harness.lab.gate.golden import (
     golden_of,
     read_goldens,
     write_golden,
+)
+from harness.lab.gate.reasons import (
+    CurveApart,
+    GoldenReplaced,
+    KindChanged,
+    Named,
+    Reason,
+    ReasonCode,
 )
 from harness.trace.curve import NAMES, CurvePoint
 from harness.trace.reader import read_trace
@@ -75,16 +84,19 @@ def test_the_same_bits_are_equal(before: Golden, tmp_path: Path) -> None:
     [
         (step_of(gradient=2.0000002, at=1), (Change.NUMERICS, (), "step 1, backward")),
         (step_of(advantage=0.5000001, at=2), (Change.NUMERICS, (), "step 2, advantage")),
-        (step_of(token=6, at=1), (Change.BEHAVIOUR, ("tokens flipped, first at step 1",), "step 1, rollout")),
-        (step_of(reward=2.0, at=1), (Change.BEHAVIOUR, ("rewards changed, first at step 1",), "step 1, reward")),
+        (step_of(token=6, at=1), (Change.BEHAVIOUR, (KindChanged(ReasonCode.TOKENS_CHANGED, 1),), "step 1, rollout")),
+        (
+            step_of(reward=2.0, at=1),
+            (Change.BEHAVIOUR, (KindChanged(ReasonCode.REWARDS_CHANGED, 1),), "step 1, reward"),
+        ),
         (
             step_of(advantage=-0.5, at=2),
-            (Change.BEHAVIOUR, ("signs of advantages changed, first at step 2",), "step 2, advantage"),
+            (Change.BEHAVIOUR, (KindChanged(ReasonCode.ADVANTAGE_SIGNS_CHANGED, 2),), "step 2, advantage"),
         ),
     ],
 )
 def test_a_change_is_told_from_roots_alone(
-    before: Golden, tmp_path: Path, steps: Step, expected: tuple[Change, tuple[str, ...], str]
+    before: Golden, tmp_path: Path, steps: Step, expected: tuple[Change, tuple[Reason, ...], str]
 ) -> None:
     found = compare_with_golden(before, golden(tmp_path / "now", steps))
     assert (found.change, found.reasons, found.place) == expected
@@ -111,7 +123,7 @@ def test_a_value_of_the_curve_that_has_moved_further_than_rounding_is_behaviour(
     b = with_curve(moved, *({name: 8.0 if step == at else 4.0} for step in range(3)))
     found = compare_with_golden(a, b)
     assert (found.change, found.place) == (Change.BEHAVIOUR, "step 1, backward")
-    assert found.reasons == (f"{name} of step {at} was 4 and is 8: more than rounding explains",)
+    assert found.reasons == (CurveApart(ReasonCode.CURVE_BEYOND_ROUNDING, name, at, 4.0, 8.0),)
     assert compare_with_golden(a, with_curve(b, *3 * [{name: 4.000002}])).change is Change.NUMERICS
 
 
@@ -131,7 +143,9 @@ def test_what_cancels_is_judged_beside_one_and_the_gradient_norm_by_itself(befor
 def test_a_nan_that_came_is_no_rounding_and_one_that_was_there_is_no_change(before: Golden, moved: Golden) -> None:
     nan = {"loss": float("nan")}
     a, b = with_curve(before, *3 * [{"loss": 1.0}]), with_curve(moved, {"loss": 1.0}, nan, nan)
-    assert compare_with_golden(a, b).reasons == ("loss of step 1 was 1 and is nan: more than rounding explains",)
+    (reason,) = compare_with_golden(a, b).reasons
+    assert isinstance(reason, CurveApart)
+    assert (reason.name, reason.step, reason.base, isnan(reason.head)) == ("loss", 1, 1.0, True)
     assert compare_with_golden(with_curve(before, nan, nan, nan), with_curve(moved, nan, nan, nan)).reasons == ()
 
 
@@ -140,7 +154,7 @@ def test_signs_that_nobody_knows_count_as_behaviour(tmp_path: Path) -> None:
     b = golden(tmp_path / "b", step_of(advantage=0.5000001), keeps=False)
     assert compare_with_golden(a, a).change is Change.EQUAL
     found = compare_with_golden(a, b)
-    assert (found.change, "unknown" in found.reasons[0]) == (Change.BEHAVIOUR, True)
+    assert (found.change, found.reasons) == (Change.BEHAVIOUR, (KindChanged(ReasonCode.ADVANTAGE_SIGNS_UNKNOWN),))
 
 
 def test_another_number_of_steps_and_another_identity(before: Golden, tmp_path: Path) -> None:
@@ -149,7 +163,7 @@ def test_another_number_of_steps_and_another_identity(before: Golden, tmp_path: 
     found = compare_with_golden(before, other)
     assert (found.change, found.reasons) == (
         Change.CONFIGURATION,
-        ("the golden has another configuration: lr, seed",),
+        (Named(ReasonCode.GOLDEN_CONFIGURATION, ("lr", "seed")),),
     )
 
 
@@ -179,12 +193,15 @@ def test_the_key_is_that_of_the_numerics(before: Golden) -> None:
 
 def test_what_is_written_says_what_it_is_to_the_one_before(before: Golden, tmp_path: Path) -> None:
     first = acceptance_finding(None, before)
-    assert (first.change, first.reasons) == (Change.ACCEPTED, ("the first golden of this machine and environment",))
+    assert (first.change, first.reasons) == (Change.ACCEPTED, (Reason(ReasonCode.GOLDEN_FIRST),))
     kept = replace(before, history=(replace(WHY, date="2025-01-01"), WHY))
     assert acceptance_finding(kept, before).change is Change.EQUAL
     other = acceptance_finding(kept, golden(tmp_path / "now", step_of(token=6, at=1)))
     assert (other.change, other.place) == (Change.ACCEPTED, "step 1, rollout")
-    assert other.reasons == ("in place of that of 2026-11-20: behaviour", "tokens flipped, first at step 1")
+    assert other.reasons == (
+        GoldenReplaced(ReasonCode.GOLDEN_REPLACED, "2026-11-20", "behaviour"),
+        KindChanged(ReasonCode.TOKENS_CHANGED, 1),
+    )
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version": 1}', '{"version": 2}'])

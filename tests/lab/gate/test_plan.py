@@ -16,6 +16,7 @@ from harness.lab.gate.against_base import other_identity
 from harness.lab.gate.costs import Limits
 from harness.lab.gate.plan import GateOptions, base_context, head_context, scenario_names
 from harness.lab.gate.policy import DEFAULT
+from harness.lab.gate.reasons import MoreSettings, ReasonCode, SettingChanged
 from harness.render.console import say
 from tests.support.projects import SCENARIO, Project
 
@@ -130,11 +131,14 @@ def test_each_side_has_its_own_file(tmp_path: Path) -> None:
         same = base_context(packaged, head, base, given)
         assert same is not None
         assert same.run_spec.identity == packaged.run_spec.identity
-        assert other_identity(other.run_spec.identity, scene.run_spec.identity) == ("num_steps was 3 and is 4",)
+        assert other_identity(other.run_spec.identity, scene.run_spec.identity) == (
+            SettingChanged(ReasonCode.SETTING_CHANGED, "num_steps", "3", "4"),
+        )
         assert other_identity(scene.run_spec.identity, scene.run_spec.identity) == ()
         for each in (scene, other):
-            assert check_origin(each.side, each.run_spec.call, found.root) == ""
-        assert "the same code on both sides" in check_origin(packaged.side, packaged.run_spec.call, found.root)
+            assert check_origin(each.side, each.run_spec.call, found.root) is None
+        shared = check_origin(packaged.side, packaged.run_spec.call, found.root)
+        assert shared is not None and shared[0] == "rlcore"
 
 
 def test_a_tree_that_would_be_compared_with_itself_is_refused(tmp_path: Path) -> None:
@@ -166,7 +170,7 @@ def test_a_package_of_an_environment_that_lies_in_the_checkout_is_the_same_on_bo
         scene = head_context("sums", worktrees.working_tree, given)
         for side in (worktrees.working_tree, base):
             assert str(packages) in side.environ["PYTHONPATH"].split(os.pathsep)
-        assert "the same code on both sides" in check_origin(base, scene.run_spec.call, found.root)
+        assert check_origin(base, scene.run_spec.call, found.root) == ("sums", str(packages / "sums.py"))
 
 
 def test_keys_that_are_perhaps_misspelt_are_told_of_the_head_alone(
@@ -185,4 +189,4 @@ def test_keys_that_are_perhaps_misspelt_are_told_of_the_head_alone(
 
 def test_many_keys_are_counted() -> None:
     base, head = ({str(number): side for number in range(9)} for side in "ab")
-    assert other_identity(base, head)[-1] == "and 4 more keys"
+    assert other_identity(base, head)[-1] == MoreSettings(ReasonCode.MORE_SETTINGS_CHANGED, 4)

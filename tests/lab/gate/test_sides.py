@@ -14,6 +14,7 @@ from harness.lab.gate import sides
 from harness.lab.gate.change import Change
 from harness.lab.gate.costs import Limits
 from harness.lab.gate.plan import GateContext
+from harness.lab.gate.reasons import OfSide, Reason, ReasonCode, RecordedAlone, Reported, RunFailed
 from harness.lab.gate.sides import (
     BASE,
     HEAD,
@@ -63,7 +64,7 @@ def test_a_side_that_differs_from_itself_is_no_change(tmp_path: Path, side: str)
     gradients = {BASE: [steady], HEAD: [steady], side: [steady, doubled]}
     found, _ = compared(tmp_path, PlayedSession(gradients))
     assert found.finding.change is Change.NONDETERMINISTIC
-    assert found.finding.reasons[0].startswith(f"two runs of the {side} do not agree")
+    assert found.finding.reasons == (OfSide(ReasonCode.SIDE_NONDETERMINISTIC, side),)
 
 
 @pytest.mark.parametrize("side", [BASE, HEAD])
@@ -110,13 +111,14 @@ def test_who_records_more_computes_the_same(tmp_path: Path, side: str) -> None:
     found, _ = compared(tmp_path, session, num_runs=1)
     assert found.finding.change is Change.EQUAL
     assert found.finding.notes == (
-        f"recorded at the {side} alone: loss clip_fraction",
-        "everything that both record is the same",
+        RecordedAlone(ReasonCode.RECORDED_ALONE, side, ("loss clip_fraction",)),
+        Reason(ReasonCode.COMMON_VALUES_EQUAL),
     )
     moved = PlayedSession({BASE: [steady], HEAD: [rounded]}, records_more=side)
     found, _ = compared(tmp_path / "moved", moved, num_runs=1)
     assert found.finding.change is Change.BEHAVIOUR
-    assert found.finding.reasons == (f"a value is recorded at the {side} alone",)
+    code = ReasonCode.VALUE_ONLY_AT_BASE if side == BASE else ReasonCode.VALUE_ONLY_AT_HEAD
+    assert found.finding.reasons == (Reason(code),)
 
 
 def test_what_seems_slower_is_measured_more_often(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,21 +134,25 @@ def test_what_seems_slower_is_measured_more_often(tmp_path: Path, capsys: pytest
     assert not any(each.is_too_much for each in one.costs)
 
 
+def failed(side: str, message: str) -> RunFailed:
+    return RunFailed(ReasonCode.RUN_FAILED, side, message)
+
+
 def test_what_does_not_run_says_why(tmp_path: Path) -> None:
     with pytest.raises(BrokenRun) as broken:
         compared(tmp_path, PlayedSession({BASE: [steady], HEAD: [steady]}, problem="it ended with 1"))
-    assert (broken.value.side, broken.value.reasons) == (HEAD, ("head: it ended with 1",))
+    assert (broken.value.side, broken.value.reasons) == (HEAD, (failed(HEAD, "it ended with 1"),))
     refusing = PlayedSession(
         {BASE: [steady], HEAD: [steady]}, problem="x", refusal=Rejection("unknown key lrr", "lr", "")
     )
     with pytest.raises(BrokenRun) as refused:
         compared(tmp_path / "refused", refusing)
-    assert refused.value.reasons == ("head: unknown key lrr", "legal: lr")
+    assert refused.value.reasons == (failed(HEAD, "unknown key lrr"), Reported(ReasonCode.LEGAL, "lr"))
     recording = replace(broken.value.run.recording, problems=(Problem("it has no seed", "give it --seed"),))
     mendable = BrokenRun(HEAD, replace(broken.value.run, recording=recording))
-    assert mendable.reasons == ("head: it has no seed", "remedy: give it --seed")
+    assert mendable.reasons == (failed(HEAD, "it has no seed"), Reported(ReasonCode.REMEDY, "give it --seed"))
     empty = BrokenRun(BASE, replace(broken.value.run, recording=replace(recording, problems=())))
-    assert empty.reasons == ("base: it recorded no step",)
+    assert empty.reasons == (failed(BASE, "it recorded no step"),)
 
 
 def test_a_signal_ends_it_before_the_next_run(tmp_path: Path) -> None:

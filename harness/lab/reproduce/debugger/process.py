@@ -84,21 +84,21 @@ class SteppedRun:
         position: int | None = None,
     ) -> ProcessGone:
         """Run to the next of these positions, at most to the end of the step."""
-        places = {"phases": list(phases), "leaves": list(values), "position": position}
+        places = {"phases": list(phases), "values": list(values), "position": position}
         self._order({"do": "run", "boundaries": boundaries, **places})
         return await self._gone()
 
     async def show(self, position: int, ranges: Sequence[range]) -> dict[str, Any] | None:
         """The part of a value that has these indices, as the process describes it; None where that has ended."""
         indices = [[each.start, each.stop, each.step] for each in ranges]
-        self._order({"do": "show", "leaf": position, "indices": indices})
+        self._order({"do": "show", "value": position, "indices": indices})
         return await self._message()
 
     async def value(self, position: int, value: RecordedValue) -> tuple[bytes | None, bool]:
         """(the bytes of a value, whether they are still those that were recorded); None for what is no tensor."""
         self._num_saved += 1
         path = self.directory / f"asked-{self._num_saved}.safetensors"
-        self._order({"do": "save", "leaf": position, "path": str(path)})
+        self._order({"do": "save", "value": position, "path": str(path)})
         message = await self._message()
         return read_tensor(path, value), bool(message and message["is_as_recorded"])
 
@@ -109,7 +109,7 @@ class SteppedRun:
     async def end(self) -> None:
         """End it: in order, where it stands at the end of its step; else at once. Once is enough."""
         if self._why == END:
-            self._order({"do": "run", "boundaries": False, "phases": [], "leaves": [], "position": None})
+            self._order({"do": "run", "boundaries": False, "phases": [], "values": [], "position": None})
         elif not self._task.done():
             self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -120,8 +120,8 @@ class SteppedRun:
         while (message := await self._message()) is not None:
             if message["e"] == "passed":
                 self.passed.append(message["step"])
-            elif message["e"] == "leaf":
-                values.append(recorded_value_of(message["leaf"]))
+            elif message["e"] == "value":
+                values.append(recorded_value_of(message["value"]))
             elif message["e"] == "stopped":
                 self._why, self.has_arrived = message["why"], True
                 return ProcessGone(tuple(values), Stop(message["why"], message["phase"]))

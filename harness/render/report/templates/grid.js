@@ -1,4 +1,4 @@
-// What differs when: rows of leaves by phase, columns of steps, on a canvas that holds only what is seen of it.
+// What differs when: rows of values by phase, columns of steps, on a canvas that holds only what is seen of it.
 "use strict";
 (() => {
   const ROW = 16;
@@ -175,7 +175,7 @@
       this.drawCells(ctx, line, top);
     }
 
-    // Names are cut at their beginning: what tells two leaves apart stands at the end.
+    // Names are cut at their beginning: the end distinguishes two values.
     fitted(ctx, text, room) {
       if (ctx.measureText(text).width <= room) return text;
       let start = 1;

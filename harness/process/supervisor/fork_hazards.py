@@ -1,0 +1,135 @@
+"""What a process would share with its forks and must not, found where it is: in the process from which they are forked.
+
+Threads, CUDA, sockets, child processes, temporary files, replaced system functions; and the variables of the
+environment that differ between the forks and have been read already.
+"""
+
+import ctypes
+import os
+import pkgutil
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from harness.process.supervisor import process_tree
+
+THREADS = "threads"
+CUDA_NOT_INITIALIZED = 3
+USED_BY_SUPERVISORS = (
+    *(f"os:{name}" for name in ("fork", "read", "write", "waitpid", "dup2", "open", "close", "pipe", "_exit")),
+    *("select:poll", "signal:signal", "time:monotonic", "json:loads", "json:dumps"),
+)
+PASSED_THROUGH = (os.__file__, sys.modules["_collections_abc"].__file__, "<frozen os>", "<frozen _collections_abc>")
+
+
+class _Watched(type(os.environ)):  # type: ignore[misc]
+    """The environment, which notes who reads which variable. Making a copy of all of it reads none."""
+
+    watch: "Watch"
+    _copied_at: tuple[int, int] | None = None
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self.watch.varying:
+            frame = _asking_frame()
+            if (id(frame), frame.f_lasti) != self._copied_at and frame.f_code.co_filename != tempfile.__file__:
+                self.watch.note(key, str(frame.f_globals.get("__name__", "?")))
+        return super().__getitem__(key)
+
+    def __iter__(self) -> Iterator[str]:
+        frame = _asking_frame()
+        self._copied_at = (id(frame), frame.f_lasti)
+        yield from super().__iter__()
+
+
+def _asking_frame() -> FrameType:
+    """The frame below those of the environment's own methods."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and (
+        frame.f_code.co_filename in PASSED_THROUGH or frame.f_code is _Watched.__iter__.__code__
+    ):
+        frame = frame.f_back
+    return frame
+
+
+class Watch:
+    """Watches a process from its start on, until a fork of it ends the watch for itself."""
+
+    def __init__(self, varying: Iterable[str]) -> None:
+        self.varying = frozenset(varying)
+        self.environ = dict(os.environ)
+        """The environment as it was at the start."""
+        self.reads: dict[str, str] = {}
+        """Variables of `varying` that were read, with the module that read each first."""
+        self.importing = ""
+        """The package that is imported now, to which reads are put down; empty for the reading module itself."""
+        self._originals = {name: pkgutil.resolve_name(name) for name in USED_BY_SUPERVISORS}
+        self._plain = type(os.environ)
+        os.environ.__class__ = _Watched
+        os.environ.watch = self  # type: ignore[attr-defined]
+
+    def note(self, key: str, reader: str) -> None:
+        """Note that `reader` has read the variable `key`."""
+        self.reads.setdefault(key, self.importing or reader)
+
+    def end(self) -> None:
+        """Watch no more."""
+        os.environ.__class__ = self._plain
+
+    def hazards(self) -> Iterator[tuple[str, str]]:
+        """(code, detail) of what a fork would share now and must not."""
+        if (num := num_threads_kept()) > 1:
+            names = sorted(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
+            yield THREADS, ", ".join(names) or f"{num - 1} of a library"
+        if _cuda_is_initialized():
+            yield "cuda", ""
+        if children := process_tree.children(os.getpid()):
+            yield "processes", process_tree.command_line(children[0].pid)
+        if len(sockets := [fd for fd, target in open_files().items() if target.startswith("socket:")]) > 1:
+            yield "sockets", str(len(sockets) - 1)
+        with suppress(OSError):
+            if found := sorted(os.listdir(self.environ.get("TMPDIR", ""))):
+                yield "temporary_files", found[0]
+        for name, original in self._originals.items():
+            if pkgutil.resolve_name(name) is not original:
+                yield "replaced", name.replace(":", ".")
+
+
+def num_threads_kept() -> int:
+    """Number of threads that stay through a fork: libraries such as OpenBLAS end theirs before one, others do not."""
+    if num_threads() > 1 and threading.active_count() == 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+    return num_threads()
+
+
+def num_threads() -> int:
+    """Number of threads of this process, those of libraries too."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def open_files() -> Mapping[int, str]:
+    """The descriptors of this process and what each leads to."""
+    found = {}
+    for entry in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found[int(entry)] = os.readlink(f"/proc/self/fd/{entry}")
+    return found
+
+
+def _cuda_is_initialized() -> bool:
+    """Whether this process has initialised the CUDA driver, which no fork of it could use."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        path = next((line.split(maxsplit=5)[5].strip() for line in file if "libcuda.so" in line), "")
+    if not path:
+        return False
+    num_devices = ctypes.c_int(0)
+    return bool(ctypes.CDLL(path).cuDeviceGetCount(ctypes.byref(num_devices)) != CUDA_NOT_INITIALIZED)

@@ -1,0 +1,115 @@
+"""How a fork becomes the leader of an attempt, as an interpreter of its own would be, and how it ends as one."""
+
+import atexit
+import ctypes
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from harness.process.child_env import ATTEMPT_MARKER
+from harness.process.supervisor.fork_hazards import Watch, open_files
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)
+"""Those whose handlers a supervisor sets."""
+ENV_START, ENV_END = 50, 51
+"""Fields of /proc/self/stat, as proc(5) counts them: where the environment lies that the process was started with."""
+AFTER_NAME = 3
+"""Field after the name of the process, which may hold spaces and brackets."""
+FLUSH_FAILED = 120
+"""Exit code of an interpreter that cannot flush its standard output."""
+
+
+class ParentState:
+    """What a process from which leaders are forked had before a supervisor came between it and them."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._files: frozenset[int] = frozenset()
+        self._handlers: dict[int, Any] = {}
+        self._is_seeded = False
+        self._random_state = random.getstate()
+        self._seed, random.seed = random.seed, self._note_seed
+
+    def take(self, own_files: Iterable[int]) -> None:
+        """Keep what leaders shall have; `own_files` are those that they shall not."""
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        self._handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
+        self._random_state = random.getstate()
+        self._files = frozenset(open_files()) - frozenset(own_files)
+
+    def give(self, env: Mapping[str, str]) -> None:
+        """In a leader: its own environment, standard input and random state, and no file of those above it."""
+        for fd in open_files():
+            if fd > 2 and fd not in self._files:
+                with suppress(OSError):
+                    os.close(fd)
+        for signum, handler in self._handlers.items():
+            if handler is not None:
+                signal.signal(signum, handler)
+        self._set_environ(env)
+        sys.stdin = open(0, encoding=sys.getdefaultencoding())  # noqa: SIM115
+        tempfile.tempdir = None
+        random.seed = self._seed
+        if self._is_seeded:  # Python has seeded it anew after the fork, and the suite wants its own
+            random.setstate(self._random_state)
+        elif (numpy_random := sys.modules.get("numpy.random")) is not None:
+            numpy_random.seed()
+
+    def _note_seed(self, *args: Any, **kwargs: Any) -> None:
+        self._seed(*args, **kwargs)
+        self._is_seeded = True
+
+    def _set_environ(self, env: Mapping[str, str]) -> None:
+        """Set what is this attempt's own; what the process itself has set otherwise stays."""
+        self._watch.end()
+        for name in [name for name in self._watch.environ if name not in env]:
+            os.environ.pop(name, None)
+        os.environ.update({name: value for name, value in env.items() if self._watch.environ.get(name) != value})
+        _show_marker(env.get(ATTEMPT_MARKER, ""))
+
+
+def leave() -> NoReturn:
+    """End the process from which leaders are forked: what is to happen at the end of a process, happens in them."""
+    os._exit(0)
+
+
+def end(code: int) -> NoReturn:
+    """End this process as an interpreter does: threads, exit functions, buffers."""
+    steps: Iterable[Callable[[], object]] = (threading._shutdown, atexit._run_exitfuncs)  # type: ignore[attr-defined]
+    for step in steps:
+        try:
+            step()
+        except BaseException:  # whatever it is, the interpreter too would print it and go on
+            traceback.print_exc()
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        code = FLUSH_FAILED
+    with suppress(OSError, ValueError):
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _show_marker(marker: str) -> None:
+    """Write the marker where /proc shows the environment of this process, which a fork has from its parent."""
+    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    start, stop = (int(fields[number - AFTER_NAME]) for number in (ENV_START, ENV_END))
+    name = f"\0{ATTEMPT_MARKER}=".encode()
+    block = b"\0" + ctypes.string_at(start, max(0, stop - start))
+    at = block.find(name)
+    if at < 0:
+        return
+    at += len(name)
+    room = block.index(b"\0", at) - at
+    if len(value := marker.encode()) <= room:
+        ctypes.memmove(start + at - 1, value.ljust(room, b"\0"), room)

@@ -1,0 +1,108 @@
+"""Reasons and notes of verdicts: one sentence for each code, and the code with its values as JSON."""
+
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from harness.trace.layout import CURVE
+from harness.trace.reasons import (
+    ChainBroken,
+    CurveDiffers,
+    CurveDtypesDiffer,
+    CurveLinesMissing,
+    FieldsDiffer,
+    Incomparable,
+    OfTrace,
+    OtherSteps,
+    ProcessesMatched,
+    RankDisagrees,
+    RanksMissing,
+    RootMismatch,
+    TraceFault,
+    VerdictCode,
+    VerdictReason,
+)
+
+MAX_NAMES = 5
+"""Maximum number of names of a fingerprint in a sentence."""
+SENTENCES = {
+    VerdictCode.NO_STEP: "no step was recorded",
+    VerdictCode.CURVES_OF_OTHER_PROCESSES: "the curves were not compared: each is that of its trace's process 0",
+}
+"""Sentences of codes without values."""
+
+
+def verdict_reason_text(reason: VerdictReason) -> str:
+    """Return the sentence of a reason or note. It may hold texts of others, unescaped."""
+    match reason:
+        case FieldsDiffer(names=names):
+            verb = "identity differs" if reason.code is VerdictCode.IDENTITY_DIFFERS else "numerics differ"
+            more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+            return f"{verb}: {', '.join(names[:MAX_NAMES])}{more}"
+        case Incomparable(num_values=num_values):
+            return f"digests of different algorithms: {num_values:,} values cannot be compared"
+        case ChainBroken(trace=trace, rank=rank, step=step):
+            return f"{trace}, rank {rank}: the chain of step {step} does not follow from the one before"
+        case RootMismatch(step=step):
+            return f"the roots of step {step} differ, but its values do not: a root does not match its values"
+        case TraceFault(trace=trace, message=message):
+            return f"{trace}: {message}"
+        case ProcessesMatched(numbers=numbers):
+            return _matched(reason.code, numbers)
+        case RankDisagrees(trace=trace, rank=rank, step=step, phase=phase, name=name):
+            return f"rank {rank} of {trace} disagrees with a lower rank on {phase} {name} of step {step}"
+        case RanksMissing(num_compared=num_compared, num_ranks=num_ranks):
+            return f"compared {num_compared} of {num_ranks} ranks: those with a log in both traces"
+        case OtherSteps(steps=steps, first_step=first):
+            recorded = ", ".join(map(str, steps))
+            return f"operations were recorded for step {recorded}, but the first difference is in step {first}"
+        case CurveDiffers() | CurveLinesMissing() | CurveDtypesDiffer():
+            return _curve_text(reason)
+        case OfTrace(code=VerdictCode.IDENTITY_UNKNOWN, trace=trace):
+            return f"the identity of {trace} is unknown"
+        case OfTrace(trace=trace):
+            return f"{trace}: {CURVE} is missing or empty: logged values were not compared"
+    return SENTENCES[reason.code]
+
+
+def _matched(code: VerdictCode, numbers: Sequence[tuple[int, int]]) -> str:
+    pairs = ", ".join(f"A's process {number} is B's process {other}" for number, other in numbers)
+    if code is VerdictCode.PROCESSES_MATCHED:
+        return f"the processes have no ranks, and were matched by content: {pairs}"
+    advice = "set RANK and WORLD_SIZE for each process"
+    return f"the processes have no ranks, and their matching is a guess: {pairs}; {advice}"
+
+
+def _curve_text(reason: CurveDiffers | CurveLinesMissing | CurveDtypesDiffer) -> str:
+    match reason:
+        case CurveDiffers(step=step, names=names):
+            return f"logged values differ from step {step} on, but recorded values do not: {', '.join(names)}"
+        case CurveLinesMissing(trace=trace, steps=steps):
+            return f"{trace}: {CURVE} has no line for step {_and_more(steps)}: its logged values were not compared"
+        case CurveDtypesDiffer(step=step, names=names, a=a, b=b):
+            dtypes = f"{a} in A, {b} in B"
+            return f"logged values of {_and_more(names)} at step {step} have different dtypes ({dtypes}): not compared"
+
+
+def _and_more(names: Sequence[object]) -> str:
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else f"{names[0]}"
+
+
+def reason_json(reason: Any) -> dict[str, Any]:
+    """Return a reason, a dataclass, as plain values: {"code": "identity_differs", "names": ["seed"]}."""
+    return {field.name: _plain(getattr(reason, field.name)) for field in fields(reason)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return reason_json(value) if is_dataclass(value) else value
