@@ -198,6 +198,7 @@ class _Run:
             lower_bound_s=planned.plan.bound.value_s,
             duration_s=t,
             notes=(*planned.collected.notes, *notes),
+            num_estimated=len(planned.estimated),
         )
 
     def _finished(self, failure: Exception | None) -> events.RunFinished:

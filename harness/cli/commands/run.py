@@ -111,6 +111,7 @@ def _show(planned: Planned, options: RunOptions, width: int | None) -> None:
     plan = replace(planned.plan, never=(*never, *broken))
     names = [unit.path for unit in units]
     if options.json:
-        show(json.dumps(plan_json(plan, names)))
+        show(json.dumps(plan_json(plan, names, planned.estimated)))
     else:
-        show(chart(plan, names, width=width or terminal_columns(), colour=options.colour).rstrip("\n"))
+        columns = width or terminal_columns()
+        show(chart(plan, names, width=columns, colour=options.colour, estimates=planned.estimated).rstrip("\n"))
