@@ -180,6 +180,25 @@ def test_ctrl_c_before_anything_is_imported_is_an_interruption(suite: Path) -> N
     assert (done.returncode, done.stderr) == (ExitCode.INTERRUPTED, "")
 
 
+LATE_SIGNAL = """
+import os, signal, sys
+import harness.cli.main
+from harness.__main__ import run
+class Late:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+late = Late()  # collected when the interpreter takes its modules apart
+harness.cli.main.main = lambda: 2
+run()
+"""
+
+
+def test_ctrl_c_while_the_interpreter_ends_leaves_the_exit_code() -> None:
+    command = [sys.executable, "-c", LATE_SIGNAL]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (ExitCode.INTERRUPTED, "")
+
+
 # ------------------------------------------------------------------------------------------------ what it hands over
 
 

@@ -186,7 +186,8 @@ def reproduce(invocation: Invocation, /, **arguments: Any) -> int:
     """Repeat a recorded run or one of its steps, and compare.
 
     Exits with 0 if every bit is reproduced, 10 if it diverges, 11 if it is not comparable, or 12 if a recording is
-    incomplete.
+    incomplete. With --until or --break-on only --break-on divergence compares; any other run that ends in order exits
+    with 0.
     """
     from harness.cli.commands.reproduce import run_reproduce
 

@@ -79,7 +79,8 @@ def run(invocation: Invocation, /, **arguments: Any) -> int:
 def plan(invocation: Invocation, /, **arguments: Any) -> int:
     """Show the schedule that `run` would use.
 
-    Includes the makespan of the schedule and a lower bound.
+    Includes the makespan of the schedule and a lower bound. Exits with 1 if a file cannot be collected, and with 0 if
+    a file needs more GPUs than there are.
     """
     from harness.cli.commands.run import plan_suite
 

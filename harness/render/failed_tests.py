@@ -1,41 +1,56 @@
-"""Tests that failed before their file was ended: pytest prints failures only at its own end."""
+"""Failed tests of a file whose own output does not show them, because pytest was ended before its summary."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from harness.core.errors import ReportError
-from harness.core.program_output import MAX_SHOWN_BYTES
+from harness.core.program_output import OutputFilter
 from harness.core.report_file import TestEnd, TestReport, read_report
 from harness.core.test_outcomes import TestOutcome
 from harness.core.text import one_line
-from harness.runner.units import UnitResult
+from harness.runner.units import Outcome, UnitResult
 
-_BAD = (TestOutcome.FAILED, TestOutcome.ERROR)
-
-
-def unshown_failures(result: UnitResult) -> Iterator[tuple[str, str]]:
-    """Yield (node id, text) of each failed test that the output of its file does not show, in order."""
-    report = _report_of(result)
-    if report.finished_exit is None:
-        yield from ((nodeid, (end.text or end.reason)[:MAX_SHOWN_BYTES]) for nodeid, end in _failed(report))
-
-
-def failure_lines(result: UnitResult) -> Iterator[str]:
-    """Yield a line for each failed test of a file whose output is not printed, and the directory of that output."""
-    failed = _failed(_report_of(result))
-    lines = [f"{end.outcome.value}: {one_line(nodeid)}: {one_line(end.reason)}" for nodeid, end in failed]
-    yield from lines
-    if lines:
-        yield f"(kept in {one_line(result.directory, 4096)})"
+MAX_SHOWN = 20
+"""Tests of one file that are shown; the others are counted."""
+MAX_CHARS = 20_000
+"""Characters of one failure."""
+FAILED = (TestOutcome.FAILED, TestOutcome.ERROR)
+WITH_SUMMARY = (0, 1, 2, 4, 5)
+"""Exit codes at which pytest prints the failures of its tests before it exits."""
 
 
-def _failed(report: TestReport) -> Iterator[tuple[str, TestEnd]]:
-    yield from ((nodeid, end) for nodeid, end in report.ends.items() if end.outcome in _BAD)
-
-
-def _report_of(result: UnitResult) -> TestReport:
-    """Return the report of an attempt; an empty one if there is none, or if it cannot be read."""
+def unprinted_failures(result: UnitResult) -> list[tuple[str, TestEnd]]:
+    """Return the failed tests of a unit, with their node ids, that no printed output shows; empty if there are none."""
+    if not result.directory:
+        return []
     try:
-        return read_report(Path(result.directory, "report.jsonl")) if result.directory else TestReport()
-    except (OSError, ReportError):
-        return TestReport()
+        report = read_report(Path(result.directory) / "report.jsonl")
+    except (ReportError, OSError):
+        return []
+    if result.outcome is not Outcome.INTERRUPTED and _is_summarised(report):
+        return []
+    return [(nodeid, end) for nodeid, end in report.ends.items() if end.outcome in FAILED]
+
+
+def failure_lines(failures: list[tuple[str, TestEnd]], *, colour: bool) -> list[str]:
+    """Return a title and the text of each failure, as many as are shown; safe to print."""
+    lines: list[str] = []
+    for nodeid, end in failures[:MAX_SHOWN]:
+        reason = f": {one_line(end.reason)}" if end.reason else ""
+        lines.append(f"{end.outcome.value.upper()} {one_line(nodeid)}{reason}")
+        output = OutputFilter(colour=colour)
+        text = output.feed(_cut(end.text).encode("utf-8", "backslashreplace")) + output.finish()
+        lines += [*text.rstrip("\n").split("\n"), ""] if text else []
+    if len(failures) > MAX_SHOWN:
+        lines.append(f"and {len(failures) - MAX_SHOWN:,} more")
+    return lines
+
+
+def _is_summarised(report: TestReport) -> bool:
+    return report.finished_exit in WITH_SUMMARY
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MAX_CHARS:
+        return text
+    half = MAX_CHARS // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"

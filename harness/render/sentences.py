@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from harness.core.text import count, one_line
-from harness.render.outcomes import facts, gpus, label
+from harness.render.outcomes import estimated, facts, gpus, label
 from harness.render.splits import split_line
 from harness.runner.events import (
     AttemptSlow,
@@ -110,10 +110,12 @@ def words(reason: str) -> str:
 
 
 def _plan(event: CollectionFinished) -> str:
-    return (
+    text = (
         f"{count(len(event.units), 'unit')} in {event.duration_s:.1f} s; planned {event.planned_makespan_s:.1f} s, "
         f"lower bound {event.lower_bound_s:.1f} s"
     )
+    guess = estimated(event.num_estimated, sum(seconds > 0 for seconds in event.expected_s))
+    return f"{text} ({guess})" if guess else text
 
 
 def _unit_sentences(result: UnitResult, state: RunState) -> list[Sentence]:

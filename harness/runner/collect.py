@@ -303,9 +303,9 @@ class Collector:
             units[nodeid] = Unit(nodeid, Need(), NeedSource.AST, collect_error=text)
         for skipped, reason in suite.skipped.items():
             suite.notes.append(f"{os.path.relpath(skipped, rootdir)} skips itself: {reason}")
-        if not selections:  # else a pattern may match files that were not asked for
-            idle = table.idle(list(units))
-            suite.notes += [f"the pattern {glob!r} of the needs table matches no file" for glob in idle]
+        # With selections, a pattern may match files that were not asked for.
+        idle = table.idle_below(rootdir, list(units)) if selections else table.idle(list(units))
+        suite.notes += [f"the pattern {glob!r} of the needs table matches no file" for glob in idle]
         return units, to_import
 
     async def _imported(self, unit: Unit, rootdir: Path, args: tuple[str, ...]) -> tuple[Unit, dict[str, Need]]:

@@ -211,7 +211,7 @@ class Finder:
             if above is not None:
                 yield path, StaticNeed(None, f"{self._relative(above)} uses the gpus marker and may apply it")
             else:
-                yield path, reader.of_file(path) if path.suffix == ".py" else StaticNeed(NOTHING)
+                yield path, reader.of_file(path, finds_faults=True) if path.suffix == ".py" else StaticNeed(NOTHING)
 
     def _marking(self, reader: StaticNeeds) -> list[tuple[Path, Path]]:
         """Plugins whose source uses the marker, each with the directory below which it may apply it."""

@@ -63,6 +63,8 @@ class CollectionFinished(Event):
     """Files that are split, and those that would be but for an obstacle."""
     notes: tuple[str, ...] = ()
     """Notes for the user: a directory that skips itself, a pattern of the needs table that matches no file."""
+    num_estimated: int = 0
+    """Number of units whose expected seconds are an estimate, because no duration of theirs is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,8 @@ class Expectation:
     seconds: float
     spread: float
     """See `packing.Job.spread`."""
+    is_estimate: bool = False
+    """Whether the file itself has no known duration."""
 
 
 def estimate_s(size_bytes: int, known: Sequence[tuple[int, float]]) -> float:
@@ -141,7 +143,7 @@ class History:
         return {
             path: Expectation(measured[path], _spread(recent.get(path, [])[-NUM_RECENT:]))
             if path in measured
-            else Expectation(estimate_s(size, known), ESTIMATE_SPREAD)
+            else Expectation(estimate_s(size, known), ESTIMATE_SPREAD, is_estimate=True)
             for path, size in sizes.items()
         }
 

@@ -27,6 +27,8 @@ class Planned:
     collected: Collected
     table: LeaseTable
     plan: packing.Plan
+    estimated: frozenset[int] = frozenset()
+    """Numbers of the planned units without a known duration."""
 
     def expected_s(self) -> tuple[float, ...]:
         """Expected seconds of each unit, in their order; 0 for one that cannot run."""
@@ -69,7 +71,8 @@ async def collect_and_plan(
         for number, unit in enumerate(collected.units)
         if unit.can_run and unit.path not in collected.not_found
     ]
-    return Planned(collected, table, packing.plan(jobs, table))
+    estimated = frozenset(job.index for job in jobs if expected[collected.units[job.index].path].is_estimate)
+    return Planned(collected, table, packing.plan(jobs, table), estimated)
 
 
 async def _preload(context: RunContext, imports: Sequence[str]) -> None:

@@ -199,6 +199,7 @@ class _Run:
             duration_s=t,
             splits=planned.collected.splits,
             notes=(*planned.collected.notes, *notes),
+            num_estimated=len(planned.estimated),
         )
 
     def _finished(self, failure: Exception | None) -> events.RunFinished:

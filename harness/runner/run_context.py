@@ -82,20 +82,21 @@ async def open_run_context(
 ) -> AsyncIterator[RunContext]:
     """Find the GPUs, and make the directories; return and remove all of them in the end. A plan keeps no file."""
     with ExitStack() as stack:
-        backends = probe_backends(options.containment)
-        scratch, held, scratch_notes = await _make_scratch(options.invocation.environ)
+        environ = options.invocation.environ
+        scratch, held, scratch_notes = await _make_scratch(environ)
         stack.callback(os.close, held)
         stack.callback(_clear_scratch, Path(scratch), options.invocation.note, keep_tmp=options.keep_tmp)
         run_id = new_run_id(clock.wall())
-        environ = options.invocation.environ
-        history = History() if options.history_free else History.of_root(options.root, environ, is_run=is_run)
-        stack.enter_context(history)
         ports = PortBlocks(claims, read_ephemeral_range())
-        supervisors = stack.enter_context(closing(Supervisors(backends.chosen, run_id, find_py_spy())))
         has_gpus = bool(gpus.inventory.gpus)
+        # First of all, since it takes longest; what follows happens meanwhile.
         warm = start_warm_session(options, run_id, Path(scratch), master_port=ports.master_port(0), has_gpus=has_gpus)
         if warm is not None:
             stack.enter_context(closing(warm))
+        backends = probe_backends(options.containment)
+        history = History() if options.history_free else History.of_root(options.root, environ, is_run=is_run)
+        stack.enter_context(history)
+        supervisors = stack.enter_context(closing(Supervisors(backends.chosen, run_id, find_py_spy())))
         yield RunContext(
             options=options,
             clock=clock,

@@ -17,6 +17,8 @@ from harness.runner.units import Outcome
 
 RECORD = "events.jsonl"
 """Name of the record in the directory of a run."""
+PAGE = "run.html"
+"""Name of the page in the directory of a run."""
 MAX_S = 1e8
 """Three years; no run takes longer."""
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from harness.core.fan_out import fan_out
 from harness.core.report_file import ListedTest
 from harness.runner.collect import Collected, Collector
-from harness.runner.history import ESTIMATE_SPREAD, Expectation, History
+from harness.runner.history import Expectation, History
 from harness.runner.leases import LeaseTable
 from harness.runner.part_file import PartTests
 from harness.runner.splitting import (
@@ -63,7 +63,7 @@ def _load(unit: Unit, collected: Collected, expected: Expectation) -> FileLoad:
         unit.path,
         unit.need,
         expected.seconds,
-        is_measured=expected.spread != ESTIMATE_SPREAD,
+        is_measured=not expected.is_estimate,
         asked_gpus=frozenset(need.gpus for need in asks.values()),
         is_divisible=not unit.selection and unit.path not in collected.not_found and unit.path in collected.sizes_bytes,
     )
@@ -128,7 +128,7 @@ def _with_parts(
             of_file = Part(number, len(parts))
             path = f"{unit.path} {of_file}"
             units.append(replace(unit, path=path, file=unit.path, part=of_file, need=part.need))
-            seconds[path] = Expectation(part.seconds, expected[unit.path].spread)
+            seconds[path] = replace(expected[unit.path], seconds=part.seconds)
             others = tuple(nodeid for other in parts if other is not part for nodeid in other.nodeids)
             tests[path] = PartTests(others=others) if number == 1 else PartTests(mine=part.nodeids)
     splits = tuple(split for split, _ in planned.values() if _is_worth_saying(split))

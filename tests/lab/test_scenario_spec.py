@@ -122,6 +122,7 @@ def test_what_varies_is_another_value_for_each_run(tmp_path: Path) -> None:
         ({"sweep": ("runtime.num_parts=",)}, "--sweep runtime.num_parts="),
         ({"sweep": ("seed=1,2",)}, "--sweep seed: it is part of the run identity"),
         ({"sweep": ("nosuch=1,2",)}, "--sweep nosuch: the scenario has no such key"),
+        ({"sweep": ("output=1,2",)}, "--sweep output: it is a section, not a setting"),
         ({"sweep": ("runtime=1,2",)}, "--sweep runtime: it is a section, not a setting"),
         ({"size": "huge"}, "there is no size 'huge'"),
         ({"scenario": "tinny"}, "there is no scenario 'tinny'"),

@@ -9,7 +9,7 @@ from harness.core.need import Need
 from harness.core.test_outcomes import TestCounts, TestOutcome
 from harness.process.run_directory import make_run_directory
 from harness.render.jsonl import JsonlReporter
-from harness.render.run_page.reporter import PAGE, PageText, RunPageReporter
+from harness.render.run_page.reporter import PageText, RunPageReporter
 from harness.runner.events import (
     AttemptStarted,
     CollectionFinished,
@@ -21,7 +21,7 @@ from harness.runner.events import (
     UnitFinished,
 )
 from harness.runner.reporter import Reporter
-from harness.runner.run_record import RECORD
+from harness.runner.run_record import PAGE, RECORD
 from harness.runner.stats import RunState, closing_figures
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 

@@ -13,8 +13,9 @@ from harness.core.errors import UsageError
 from harness.render.run_page import failures
 from harness.render.run_page.failures import Budget
 from harness.render.run_page.markup import element, joined
-from harness.render.run_page.reporter import PAGE, PageText, RunPageReporter
+from harness.render.run_page.reporter import PageText, RunPageReporter
 from harness.render.run_page.timeline_data import TONES, script_json
+from harness.runner.run_record import PAGE
 from harness.runner.units import Outcome
 from tests.render.run_pages import Tests, write_run
 

@@ -10,7 +10,7 @@ pytest.importorskip("selenium", reason="pip install 'rlharness[browser]'")
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-from harness.render.run_page.reporter import PAGE
+from harness.runner.run_record import PAGE
 from tests.render.run_pages import write_run
 from tests.support.browser import NARROW, Browser, browser, missing
 
@@ -146,6 +146,14 @@ def test_outcomes_are_filtered_and_shown_in_the_timeline(tab: Browser, page: Pat
     tab.run("document.querySelector('#found button').click()")
     assert "tests/test_b.py" in tab.run(DETAIL)
     assert tab.run("return document.activeElement.className") == "frame"
+
+
+def test_a_link_to_a_failure_opens_it(tab: Browser, page: Path) -> None:
+    tab.open(page)
+    tab.run("document.querySelectorAll('.failure').forEach((each) => { each.open = false; })")
+    tab.run("document.querySelector('.detail a').click()")
+    tab.settle()
+    assert tab.run("return [...document.querySelectorAll('.failure')].map((each) => each.open)") == [False, True]
 
 
 def test_hostile_text_does_not_run_and_is_seen(tab: Browser, page: Path) -> None:

@@ -336,6 +336,7 @@ def test_plan_shows_the_schedule_and_leaves_nothing_behind(tmp_path: Path) -> No
     assert [line[:7] for line in lines[:3]] == ["gpu 0 .", "gpu 1 .", "cpu 0 ["]
     assert {len(line) for line in lines[:3]} == {60}
     assert any(line.startswith("lower bound") for line in lines)
+    assert "durations    estimated: no durations known yet, 30 s assumed for each file" in lines
     assert "  test_b.py: needs 4 GPUs; this run has 2 x sim 80 GB" in lines
     assert any(line.startswith("  test_c.py: cannot be collected: ") for line in lines)
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == set(files)

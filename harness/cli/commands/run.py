@@ -16,7 +16,6 @@ from harness.core.invocation import Invocation, terminal_columns
 from harness.render.chart import chart, plan_json
 from harness.render.console import say, show
 from harness.render.json_summary import summary_json
-from harness.render.run_page.reporter import PAGE
 from harness.render.run_reporters import ReportOptions, make_reporters
 from harness.render.summary import REASON_OF_CODE
 from harness.runner.collect import Collected
@@ -24,7 +23,7 @@ from harness.runner.options import RunOptions
 from harness.runner.planning import Planned
 from harness.runner.reporter import Guarded
 from harness.runner.run import EndedRun, plan_tests, run_tests
-from harness.runner.run_record import RECORD
+from harness.runner.run_record import PAGE, RECORD
 from harness.runner.unit_run import why_uncollected
 
 
@@ -112,6 +111,8 @@ def _show(planned: Planned, options: RunOptions, width: int | None) -> None:
     plan = replace(planned.plan, never=(*never, *broken))
     names, splits = [unit.path for unit in units], planned.collected.splits
     if options.json:
-        show(json.dumps(plan_json(plan, names, splits)))
+        show(json.dumps(plan_json(plan, names, planned.estimated, splits)))
     else:
-        show(chart(plan, names, splits, width=width or terminal_columns(), colour=options.colour).rstrip("\n"))
+        columns, estimates = width or terminal_columns(), planned.estimated
+        text = chart(plan, names, width=columns, colour=options.colour, estimates=estimates, splits=splits)
+        show(text.rstrip("\n"))

@@ -16,7 +16,7 @@ from harness.core.redaction import REDACTED, redact_fields
 from harness.core.text import count, one_line
 from harness.lab.experiments.command_spec import checked_metric, parse_steps
 from harness.lab.experiments.entry_call import EntryCall
-from harness.lab.experiments.flat_config import flattened, parts
+from harness.lab.experiments.flat_config import flattened, has_key, is_section, meant, parts
 from harness.lab.experiments.plain_yaml import read_yaml
 from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario import Scenario
@@ -144,23 +144,39 @@ def _swept(text: str, scenario: Scenario) -> tuple[str, tuple[Any, ...]]:
             legal="KEY=VALUE,VALUE: a value for each run",
             remedy="--sweep runtime.concurrency=1,16",
         )
-    free, section = scenario.runtime_sections, key.partition(".")[0]
-    settings = [each for each in flattened(scenario.config) if each.partition(".")[0] in free]
-    legal = ", ".join(settings or free) or "none: this scenario declares no runtime settings"
-    if section not in scenario.config and section not in free:
-        raise UsageError(f"--sweep {key}: the scenario has no such key", legal=legal)
-    if section not in free:
+    free = scenario.runtime_sections
+    if key.partition(".")[0] not in free:
+        is_there = has_key(scenario.config, key)
+        near = meant(scenario.config, key)
         raise UsageError(
-            f"--sweep {key}: it is part of the run identity, so runs that differ in it are not comparable",
-            legal=legal,
-            remedy="rlharness train records each run, and rlharness diff shows their first difference",
+            f"--sweep {key}: it is part of the run identity, so runs that differ in it are not comparable"
+            if is_there
+            else f"--sweep {key}: the scenario has no such key",
+            legal=_legal_to_sweep(scenario),
+            remedy="rlharness train records each run, and rlharness diff shows their first difference"
+            if is_there or not near
+            else f"did you mean {near}?",
         )
-    if key in free:
-        raise UsageError(f"--sweep {key}: it is a section, not a setting", legal=legal)
     found = read_yaml(f"[{values}]", f"--sweep {text}")
     if not found:
         raise UsageError(f"--sweep {text}", legal="a value for each run, with commas between them")
+    if is_section(scenario.config, key) and not all(isinstance(value, Mapping) for value in found):
+        raise UsageError(
+            f"--sweep {key}: it is a section, not a setting",
+            legal=_legal_to_sweep(scenario),
+            remedy=f"name a key of it: --sweep {key}.KEY=V1,V2",
+        )
     return key, tuple(found)
+
+
+def _legal_to_sweep(scenario: Scenario) -> str:
+    """Return the keys that may differ between runs: those of the file, and the sections that may have more."""
+    free = scenario.runtime_sections
+    if not free:
+        return "none: this scenario declares no runtime settings"
+    _, settings = parts(scenario.config, free)
+    named = [key for key in flattened(settings) if key not in free]
+    return f"keys of {', '.join(free)}" + (f", such as {', '.join(named)}" if named else "")
 
 
 def check_entries(invocation: Invocation) -> None:

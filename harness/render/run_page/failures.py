@@ -62,7 +62,7 @@ def failure_sections(results: Sequence[UnitResult], state: RunState) -> list[Mar
 
 def _section(number: int, result: UnitResult, state: RunState, budget: Budget) -> Markup:
     path = one_line(result.unit.path)
-    said = ", ".join(facts(result, state))
+    said = ", ".join(facts(result, state)) or one_line(result.reason, 200)
     parts: list[Markup] = []
     if result.reason:
         parts.append(element("p", one_line(result.reason, 1000), class_="reason"))

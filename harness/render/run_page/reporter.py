@@ -9,9 +9,6 @@ from harness.runner.run_comparison import compare_runs, read_earlier_runs
 from harness.runner.run_record import read_run_record
 from harness.runner.stats import RunState
 
-PAGE = "run.html"
-"""Name of the page in the directory of a run."""
-
 
 class PageText:
     """The page of one run, made once for every file that it is written to."""

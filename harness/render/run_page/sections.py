@@ -73,7 +73,7 @@ def figures(record: RunRecord) -> Markup:
         path = element("code", one_line(record.bounding_unit))
         bound = element("p", path, " sets the bound: split this file to make the run shorter.", class_="about")
     lines = [*(f"not used: {each}" for each in record.left_out), *record.notes]
-    lines += [f"GPU {each.gpu_id} in quarantine after {each.path}: {each.reason}" for each in record.lost_gpus]
+    lines += [f"{each.gpu_id} in quarantine after {each.path}: {each.reason}" for each in record.lost_gpus]
     notes = element("ul", [element("li", one_line(each, 1000)) for each in lines], class_="notes") if lines else None
     cells = [element("div", element("dt", name), element("dd", value)) for name, value in rows]
     heading = element("h2", "Figures", id="figures")

@@ -81,6 +81,14 @@
     });
     filters.append(button);
   }
+  // A link to a failure opens it.
+  const openTarget = () => {
+    const target = location.hash.length > 1 && document.getElementById(location.hash.slice(1));
+    if (target && target.tagName === "DETAILS") target.open = true;
+  };
+  addEventListener("hashchange", openTarget);
+  openTarget();
+
   search.addEventListener("input", update);
   more.addEventListener("click", showMore);
   update();

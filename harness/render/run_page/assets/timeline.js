@@ -217,7 +217,8 @@ const timeline = (() => {
     const times = `${text(bar[4] * 1000)}, from ${text(bar[2] - data.first)} to ${text(bar[3] - data.first)}`;
     lines.push(line(`${row.title}: ${times}`));
     if (!test && file[FILE.reason]) lines.push(line(file[FILE.reason]));
-    if (!test) lines.push(line(`${file[FILE.tests].length.toLocaleString("en")} tests; Enter moves into them`));
+    const num = test ? 0 : file[FILE.tests].length;
+    if (num) lines.push(line(`${num.toLocaleString("en")} ${num === 1 ? "test" : "tests"}; Enter moves into the tests`));
     if (file[FILE.failure] >= 0 && document.getElementById(`failure-${file[FILE.failure]}`)) {
       lines.push(line(Object.assign(document.createElement("a"), {
         textContent: "why it failed", href: `#failure-${file[FILE.failure]}`,
@@ -344,7 +345,10 @@ const timeline = (() => {
   const words = { good: "passed", bad: "failed", lost: "hung or crashed", quiet: "skipped or no tests", stopped: "stopped" };
   const used = new Set(data.files.flatMap((file) => [file, ...file[FILE.tests]]).map((bar) => toneOf(bar[1])));
   const keys = Object.entries(words).filter(([tone]) => used.has(tone));
-  for (const [tone, word] of [...keys, ["idle", "idle"], ...(data.bound === null ? [] : [["bound", "lower bound"]])]) {
+  keys.push(["idle", "idle"]);
+  if (rows.some((row) => row.lost !== null)) keys.push(["quarantine", "quarantine"]);
+  if (data.bound !== null) keys.push(["bound", "lower bound"]);
+  for (const [tone, word] of keys) {
     legend.append(Object.assign(document.createElement("span"), { className: `key ${tone}`, textContent: word }));
   }
 
