@@ -13,7 +13,10 @@ import pytest
 
 from harness.core.need import Need
 from harness.core.report_file import read_report
-from harness.runner.history_keeper import merge_parts
+from harness.runner.events import TestFinished, UnitFinished
+from harness.runner.history import History
+from harness.runner.history_keeper import HistoryKeeper, merge_parts
+from harness.runner.stats import RunState
 from harness.runner.units import NeedSource, Outcome, Part, Unit, UnitResult, file_of
 from tests.support.suite_runs import ROOT, Done, run, write_suite
 
@@ -226,3 +229,20 @@ def test_parts_count_as_one_result_of_the_file() -> None:
     assert merge_parts([result(1, Outcome.FAILED, 2.0), result(2, Outcome.TIMED_OUT, 3.0)]).outcome is Outcome.TIMED_OUT
     assert merge_parts([result(1, Outcome.NO_TESTS, 2.0), result(2, Outcome.PASSED, 3.0)]).outcome is Outcome.PASSED
     assert file_of("tests/t.py [1/2]") == file_of("tests/t.py") == "tests/t.py"
+
+
+def test_the_file_has_a_duration_once_all_parts_have_ended(tmp_path: Path) -> None:
+    state, sizes = RunState(), {"t.py": 1}
+    with History.open(tmp_path / "history.sqlite") as history:
+        keeper = HistoryKeeper(history, sizes, "run")
+        keeper.on_event(TestFinished(0.0, "t.py [1/2]", "t.py::test_a", "passed", 2.5), state)
+        keeper.on_event(UnitFinished(1.0, result(1, Outcome.PASSED, 3.0)), state)
+        assert history.test_durations_s(["t.py"]) == {"t.py::test_a": 2.5}
+        assert history.test_durations_s(["other.py"]) == {}
+        assert history.expectations(sizes)["t.py"].is_estimate
+        keeper.on_event(UnitFinished(2.0, result(2, Outcome.FAILED, 4.0)), state)
+        assert history.expectations(sizes)["t.py"].seconds == 7.0
+        keeper = HistoryKeeper(history, sizes, "later run")
+        keeper.on_event(UnitFinished(1.0, result(1, Outcome.PASSED, 3.0)), state)
+        keeper.on_event(UnitFinished(2.0, result(2, Outcome.INTERRUPTED, 1.0)), state)
+        assert [trend.durations_s for trend in history.trends() if not trend.is_test] == [(7.0,)]
