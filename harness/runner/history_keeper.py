@@ -20,8 +20,8 @@ class HistoryKeeper:
         self._run_id = run_id
         self._tests: dict[str, dict[str, PastResult]] = {}
         """Results of the tests of each running unit, by node id."""
-        self._parts: dict[str, list[UnitResult]] = {}
-        """Results of the parts of each file so far."""
+        self._parts: dict[str, list[tuple[UnitResult, float]]] = {}
+        """Results of the parts of each file so far, with the seconds of their tests."""
 
     def on_event(self, event: Event, state: RunState) -> None:
         """Remember the results of tests, and record them with their file."""
@@ -34,17 +34,16 @@ class HistoryKeeper:
                 tests = self._tests.pop(result.unit.path, {})
                 if result.unit.part:
                     self._history.record_tests(tests)
-                    self._finish_part(result)
+                    self._finish_part(result, sum(each.duration_s for each in tests.values()))
                 elif result.duration_s:
                     self._record(result, tests)
 
-    def _finish_part(self, result: UnitResult) -> None:
-        """Once every part has ended, record them as one result of the file: together they took the sum."""
-        file = result.unit.file_path
+    def _finish_part(self, result: UnitResult, tests_s: float) -> None:
+        """Once every part has ended, record them as one result of the file."""
+        part, file = result.unit.part, result.unit.file_path
         parts = self._parts.setdefault(file, [])
-        parts.append(result)
-        assert result.unit.part is not None
-        if len(parts) == result.unit.part.count and all(each.duration_s for each in parts):
+        parts.append((result, tests_s))
+        if part is not None and len(parts) == part.count and all(each.duration_s for each, _ in parts):
             self._record(merge_parts(parts), {})
 
     def _record(self, result: UnitResult, tests: Mapping[str, PastResult]) -> None:
@@ -60,14 +59,20 @@ class HistoryKeeper:
             tests[nodeid] = PastResult(self._run_id, str(outcome), duration_s)
 
 
-def merge_parts(parts: Sequence[UnitResult]) -> UnitResult:
-    """Return the result of a file from those of all its parts: the first that did not run to its end decides."""
-    outcomes = [part.outcome for part in parts]
+def merge_parts(parts: Sequence[tuple[UnitResult, float]]) -> UnitResult:
+    """Return the result of a file from those of all its parts, each with the seconds of its tests.
+
+    The first part that did not run to its end decides the outcome. The duration is that of all tests, and of the
+    longest rest of a part: each part starts pytest and imports the file, which happens once for a whole file.
+    """
+    results = [result for result, _ in parts]
+    outcomes = [result.outcome for result in results]
     ended_early = [outcome for outcome in outcomes if outcome not in RAN_TO_THE_END]
     order = (*ended_early, Outcome.FAILED, Outcome.PASSED, Outcome.NO_TESTS)
+    rests_s = [max(0.0, result.duration_s - tests_s) for result, tests_s in parts]
     return replace(
-        parts[0],
-        unit=replace(parts[0].unit, path=parts[0].unit.file_path, file="", part=None),
+        results[0],
+        unit=replace(results[0].unit, path=results[0].unit.file_path, file="", part=None),
         outcome=next(outcome for outcome in order if outcome in outcomes),
-        duration_s=sum(part.duration_s for part in parts),
+        duration_s=sum(result.duration_s for result in results) - sum(rests_s) + max(rests_s),
     )

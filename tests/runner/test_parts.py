@@ -219,15 +219,15 @@ def result(number: int, outcome: Outcome, seconds: float) -> UnitResult:
 
 
 def test_parts_count_as_one_result_of_the_file() -> None:
-    merged = merge_parts([result(1, Outcome.PASSED, 2.0), result(2, Outcome.FAILED, 3.0)])
-    assert (merged.unit.path, merged.unit.part, merged.outcome, merged.duration_s) == (
-        "t.py",
-        None,
-        Outcome.FAILED,
-        5.0,
-    )
-    assert merge_parts([result(1, Outcome.FAILED, 2.0), result(2, Outcome.TIMED_OUT, 3.0)]).outcome is Outcome.TIMED_OUT
-    assert merge_parts([result(1, Outcome.NO_TESTS, 2.0), result(2, Outcome.PASSED, 3.0)]).outcome is Outcome.PASSED
+    merged = merge_parts([(result(1, Outcome.PASSED, 2.0), 1.5), (result(2, Outcome.FAILED, 3.0), 2.25)])
+    assert (merged.unit.path, merged.unit.part) == ("t.py", None)
+    assert (merged.outcome, merged.duration_s) == (Outcome.FAILED, 1.5 + 2.25 + 0.75), "one start of pytest"
+
+    def merged_outcome(*outcomes: Outcome) -> Outcome:
+        return merge_parts([(result(n, outcome, 2.0), 1.0) for n, outcome in enumerate(outcomes, 1)]).outcome
+
+    assert merged_outcome(Outcome.FAILED, Outcome.TIMED_OUT) is Outcome.TIMED_OUT
+    assert merged_outcome(Outcome.NO_TESTS, Outcome.PASSED) is Outcome.PASSED
     assert file_of("tests/t.py [1/2]") == file_of("tests/t.py") == "tests/t.py"
 
 
@@ -241,8 +241,8 @@ def test_the_file_has_a_duration_once_all_parts_have_ended(tmp_path: Path) -> No
         assert history.test_durations_s(["other.py"]) == {}
         assert history.expectations(sizes)["t.py"].is_estimate
         keeper.on_event(UnitFinished(2.0, result(2, Outcome.FAILED, 4.0)), state)
-        assert history.expectations(sizes)["t.py"].seconds == 7.0
+        assert history.expectations(sizes)["t.py"].seconds == 2.5 + 4.0
         keeper = HistoryKeeper(history, sizes, "later run")
         keeper.on_event(UnitFinished(1.0, result(1, Outcome.PASSED, 3.0)), state)
         keeper.on_event(UnitFinished(2.0, result(2, Outcome.INTERRUPTED, 1.0)), state)
-        assert [trend.durations_s for trend in history.trends() if not trend.is_test] == [(7.0,)]
+        assert [trend.durations_s for trend in history.trends() if not trend.is_test] == [(6.5,)]
