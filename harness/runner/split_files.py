@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from harness.core.fan_out import fan_out
-from harness.core.report_file import ListedTest
+from harness.core.report_file import TestReport
 from harness.runner.collect import Collected, Collector
 from harness.runner.history import Expectation, History
 from harness.runner.leases import LeaseTable
@@ -34,7 +34,8 @@ async def split_files(
 ) -> tuple[Collected, Expectations]:
     """Return the collection with a unit for each part of the files that are split, and what is expected of its units.
 
-    The files to split are imported, each in a process of its own, to list their tests.
+    The files to split are imported, each in a process of its own, to list their tests; the warm session then imports
+    for all parts what these files import.
     """
     slots = Slots(len(table.choice.gpus), table.cpu_units, lambda need: table.choice.eligible(need).bit_count())
     loads = [_load(unit, collected, expected[unit.path]) for unit in collected.units if unit.can_run]
@@ -42,11 +43,11 @@ async def split_files(
     if not reasons:
         return collected, expected
     chosen = [unit for unit in collected.units if unit.path in reasons]
-    listed = await _list_tests(chosen, collected, collector)
+    reports = await _collect(chosen, collected, collector)
     durations_s = history.test_durations_s(reasons)
     groups = {
         unit.path: group_tests(
-            listed[unit.path],
+            reports[unit.path].listed,
             unit.need,
             expected[unit.path].seconds,
             durations_s,
@@ -54,7 +55,11 @@ async def split_files(
         )
         for unit in chosen
     }
-    return _with_parts(collected, expected, _plan(loads, groups, reasons, slots))
+    planned = _plan(loads, groups, reasons, slots)
+    if collector.options.preload is not None:
+        split = [path for path, (_, parts) in planned.items() if len(parts) > 1]
+        await collector.options.preload([name for path in split for name in reports[path].imported])
+    return _with_parts(collected, expected, planned)
 
 
 def _load(unit: Unit, collected: Collected, expected: Expectation) -> FileLoad:
@@ -69,23 +74,21 @@ def _load(unit: Unit, collected: Collected, expected: Expectation) -> FileLoad:
     )
 
 
-async def _list_tests(
-    units: list[Unit], collected: Collected, collector: Collector
-) -> dict[str, tuple[ListedTest, ...]]:
-    """The tests of each file; none of one that cannot be collected."""
+async def _collect(units: list[Unit], collected: Collected, collector: Collector) -> dict[str, TestReport]:
+    """What pytest says of each file; an empty report of one that cannot be collected."""
     directory = collector.options.directory
     directory.mkdir(parents=True, exist_ok=True)
 
-    async def listed(unit: Unit) -> tuple[ListedTest, ...]:
+    async def report_of(unit: Unit) -> TestReport:
         file = os.path.abspath(collected.rootdir / unit.path)
         found, report = await collector.collected(unit, (file,), collected.pytest_args)
-        return tuple(report.listed) if found.can_run else ()
+        return report if found.can_run else TestReport()
 
     try:
-        tests = await fan_out(listed, units, limit=collector.options.limit)
+        reports = await fan_out(report_of, units, limit=collector.options.limit)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    return {unit.path: each for unit, each in zip(units, tests, strict=True)}
+    return {unit.path: report for unit, report in zip(units, reports, strict=True)}
 
 
 def _plan(

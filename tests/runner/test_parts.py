@@ -246,3 +246,13 @@ def test_the_file_has_a_duration_once_all_parts_have_ended(tmp_path: Path) -> No
         keeper.on_event(UnitFinished(1.0, result(1, Outcome.PASSED, 3.0)), state)
         keeper.on_event(UnitFinished(2.0, result(2, Outcome.INTERRUPTED, 1.0)), state)
         assert [trend.durations_s for trend in history.trends() if not trend.is_test] == [(6.5,)]
+
+
+def test_parts_share_what_their_file_imports(tmp_path: Path) -> None:
+    heavy = "import os\nopen(f'imported_{os.getpid()}', 'w').close()\n"
+    write_suite(
+        tmp_path, {"pyproject.toml": "[tool.rlharness]\n", "heavy.py": heavy, "test_many.py": "import heavy" + MANY}
+    )
+    done = run(tmp_path, "run", "--gpus", "sim:4")
+    assert len(done.outcomes) == 4
+    assert len(list(tmp_path.glob("imported_*"))) == 2, "once to list the tests, once for all parts"
