@@ -46,7 +46,7 @@ SHARED_OPTIONS: Options = (
         "--gpus",
         default="auto",
         metavar="auto|none|N|0,2,GPU-uuid|sim:N",
-        help="GPUs to use: all free ones, none, a count, a list, or N simulated ones, which no test can see;"
+        help="GPUs to use: all free ones, none, a count, a list, or N simulated ones, to schedule with;"
         " sim:4xA,4xB simulates two models.  [default: auto]",
     ),
     click.option(
@@ -128,8 +128,8 @@ BREAK_OPTIONS: Options = (
         "--break-on",
         multiple=True,
         metavar="CONDITION",
-        help="Stop the run in the step in which CONDITION holds: nan, inf, divergence (replay and reproduce only), or a"
-        " COMPARISON, as for --until. Repeatable.",
+        help="Stop the run within a step, as soon as it has a nan or an inf, or a divergence (replay and reproduce"
+        " only); or after a step, with a COMPARISON as for --until. Repeatable.",
     ),
     click.option(
         "--until",

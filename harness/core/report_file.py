@@ -65,6 +65,8 @@ class TestReport:
     """Outcomes by node id; the last one counts for a test that ran twice."""
     running: tuple[str, ...] = ()
     """Tests that began and never ended."""
+    running_limit_s: float | None = None
+    """Limit of the first of them; None if it has none of its own."""
     finished_exit: int | None = None
     """The exit code pytest had decided on at its own end; None if it never came to that."""
     collect_errors: tuple[tuple[str, str], ...] = ()
@@ -142,7 +144,7 @@ class ReportTail:
 
         Raises ReportError for a file of a newer version, OSError where it cannot be read.
         """
-        report, begun = TestReport(), dict[str, None]()
+        report, begun = TestReport(), dict[str, float | None]()
         self.file.rewind()
         records, first_kind = _Records(self.file), ""
         while True:
@@ -157,6 +159,7 @@ class ReportTail:
             if not self.file.is_behind or records.has_given_up:
                 break
         report.running = tuple(begun)
+        report.running_limit_s = next(iter(begun.values()), None)
         report.num_unreadable = records.num_unreadable
         report.unread = self.file.excess
         if first_kind not in ("", "hello"):  # the plugin writes that one before any test
@@ -201,7 +204,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and isinstance(record.get("k"), str) else None
 
 
-def _apply(record: dict[str, Any], report: TestReport, begun: dict[str, None]) -> None:
+def _apply(record: dict[str, Any], report: TestReport, begun: dict[str, float | None]) -> None:
     """Fold one record in; where its fields are wrong, raise KeyError, TypeError, ValueError or OverflowError."""
     match record["k"]:
         case "collected":
@@ -220,7 +223,8 @@ def _apply(record: dict[str, Any], report: TestReport, begun: dict[str, None]) -
         case "refused":
             report.refused = _text(record["text"])
         case "start":
-            begun[_text(record["id"])] = None
+            limit_s = record.get("timeout_s")
+            begun[_text(record["id"])] = None if limit_s is None else float(limit_s)
         case "end":
             nodeid, seconds = _text(record["id"]), float(record["duration_s"])
             end = TestEnd(

@@ -77,7 +77,7 @@ class SummaryReporter:
         said = [", ".join(facts(result, state)), one_line(result.reason, 1000)]
         self._put(": ".join(part for part in said if part) + "\n")
         if result.outcome is Outcome.TIMED_OUT:
-            self._put("rlharness ended it with SIGINT, which pytest reports as KeyboardInterrupt\n")
+            self._put("rlharness sent SIGINT first: a KeyboardInterrupt below is the place where the file was then\n")
         self._put("\n")
 
     def _failure(self, result: UnitResult, state: RunState) -> None:

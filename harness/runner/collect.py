@@ -126,6 +126,8 @@ class _Suite:
     """Directories that skip themselves, with the reason."""
     errors: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    """Modules that a session without tests imports."""
 
 
 async def collect(
@@ -168,7 +170,7 @@ class Collector:
         inifile = suite.found["inifile"]
         args = ("--rootdir", str(rootdir), *(("-c", inifile) if inifile else ()))
         if self.options.preload is not None:
-            await self.options.preload(suite.found["imports"])
+            await self.options.preload([*suite.modules, *suite.found["imports"]])
         units, to_import = self._planned(suite, selections)
         asks = {path: _by_test(asked) for path, asked in suite.found["asks"].items()}
         num_done = 0
@@ -253,6 +255,8 @@ class Collector:
                     suite.errors.append((nodeid, text))
                 case {"k": "found"}:
                     suite.found = line
+                case {"k": "modules", "modules": modules}:
+                    suite.modules = modules
         if importing and suite.found is None and end.reason in ("", "timeout"):
             how = f"{importing} was being imported when pytest {self._ending(end)}"
             suite.broken[importing] = _Broken(f"{how}\n{output_of(directory)}".rstrip(), end.reason == "timeout")

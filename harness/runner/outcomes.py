@@ -40,6 +40,8 @@ class Reported:
     """Message of pytest about arguments that it refused."""
     unread: str = ""
     """Why the report, or the rest of it, could not be read; empty where all was."""
+    running_limit_s: float | None = None
+    """Limit of the running test; None where it has none of its own."""
 
 
 def signal_name(number: int) -> str:
@@ -68,7 +70,7 @@ def _classify(end: ProcessEnd, reported: Reported, timeout_s: float) -> tuple[Ou
     if end.unkillable:
         return Outcome.UNKILLABLE, f"SIGKILL did not end {', '.join(end.unkillable)}"
     if end.reason == "supervisor_lost":
-        why = f"the supervisor of this attempt was killed{during}; rlharness killed its processes"
+        why = f"the supervisor of this file was ended by a signal{during}; rlharness killed its processes"
         return Outcome.SUPERVISOR_LOST, why
     if end.reason:
         return BY_REASON[end.reason], _why_ended(end.reason, reported, timeout_s)
@@ -95,7 +97,8 @@ def _classify(end: ProcessEnd, reported: Reported, timeout_s: float) -> tuple[Ou
 def _why_ended(reason: str, reported: Reported, timeout_s: float) -> str:
     during = f" while {reported.running} ran" if reported.running else ""
     if reason == "test_timeout":
-        return f"{reported.running or 'a test'} ran longer than its own limit"
+        limit = "" if reported.running_limit_s is None else f" of {reported.running_limit_s:g} s"
+        return f"{reported.running or 'a test'} ran longer than its own limit{limit}"
     if reason == "timeout":
         hung_after = not reported.running and reported.pytest_exit not in (None, 2)  # 2: it heeded our SIGINT
         late = "; pytest had finished, but its process had not exited" if hung_after else during

@@ -351,6 +351,7 @@ def _reported(report: TestReport) -> Reported:
         pytest_exit=report.finished_exit,
         running=report.running[0] if report.running else "",
         num_ended=len(report.ends),
+        running_limit_s=report.running_limit_s,
         collect_error=errors[0] if errors else "",
         num_failed=sum(e.outcome in (TestOutcome.FAILED, TestOutcome.ERROR) for e in report.ends.values()),
         refused="; ".join(report.refused.splitlines()),

@@ -76,9 +76,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Report which modules a leader had to import itself: after the summary, for which plugins import some too."""
     warm = config.stash.get(KEY, None)
-    reporter = config.pluginmanager.get_plugin("rlharness-reporter")
-    if warm is not None and reporter is not None:
+    if warm is None:
+        return
+    if reporter := config.pluginmanager.get_plugin("rlharness-reporter"):
         reporter.write("imported", modules=warm.imported())
+    elif finder := config.pluginmanager.get_plugin("rlharness-finder"):
+        finder.note("modules", modules=warm.imported())
 
 
 class WarmSession:

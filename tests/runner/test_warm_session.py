@@ -16,7 +16,7 @@ NOTE = f"""
 import json, os, random, signal, sys, tempfile
 def note(name, **more):
     seen = dict(forked={IS_FORKED}, argv=sys.argv, **more)
-    with open(f"seen_{{name}}.json", "w") as file:
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), f"seen_{{name}}.json"), "w") as file:
         json.dump(seen, file)
 """
 SEEN = """
@@ -103,6 +103,8 @@ HAZARDS = {
     "processes": ("import subprocess\nsubprocess.Popen(['sleep', '60'])\n", "process"),
     "sockets": ("import socket\nheld = socket.socketpair()\n", "sockets"),
     "temporary_files": ("import tempfile\nheld = tempfile.mkdtemp()\n", "temporary files"),
+    "files": ("held = open('held.txt', 'a')\n", "held.txt"),
+    "cwd": ("import os\nos.makedirs('below', exist_ok=True)\nos.chdir('below')\n", "working directory"),
     "replaced": ("import os\nreal = os.fork\nos.fork = lambda: real()\n", "os.fork"),
     "reads": ("import os\nheld = os.environ['RLHARNESS_ATTEMPT']\n", "reads RLHARNESS_ATTEMPT"),
     "reads_by_getenv": ("import os\nheld = os.getenv('CUDA_VISIBLE_DEVICES')\n", "reads CUDA_VISIBLE_DEVICES"),

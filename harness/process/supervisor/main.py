@@ -165,8 +165,9 @@ class Attempt:
                 self.read_requests()
 
     def on_signals(self, signums: bytes) -> None:
-        """Kill the tree when this process gets a signal to end: it has no other task."""
+        """Kill the tree when this process gets a signal to end: it has no other task, and the runner sends none."""
         if any(signum != signal.SIGCHLD for signum in signums):
+            self.reason = self.reason or "supervisor_lost"
             self.kill()
 
     def read_requests(self) -> None:
