@@ -229,7 +229,7 @@ def make_parts(
         members = by_need[need]
         load_s = sum(group.seconds for group in members)
         bound_s = bounds_s[need.gpus > 0]
-        num_wanted = ceil(more * load_s / bound_s - 1e-6) if bound_s > 0 else 1
+        num_wanted = ceil(min(more * load_s / bound_s, len(members)) - 1e-6) if bound_s > 0 else 1
         num_tests = sum(len(group.nodeids) for group in members)
         most = int(load_s / LEAST_PART_S) if is_measured else num_tests // LEAST_TESTS
         at_once = slots.at_once(need) * (1 if need.exclusive else more)

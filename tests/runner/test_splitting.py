@@ -116,6 +116,7 @@ def test_parts_are_not_shorter_than_a_second_or_four_unknown_tests() -> None:
     groups = [Group((f"t.py::{n}",), ONE, 0.5) for n in range(9)]
     assert len(make_parts(groups, EIGHT_GPUS, (0.0, 0.1), is_measured=True, has_others=False)) == 4
     assert len(make_parts(groups, EIGHT_GPUS, (0.0, 0.1), is_measured=False, has_others=False)) == 2
+    assert len(make_parts(groups, EIGHT_GPUS, (0.0, 1e-310), is_measured=False, has_others=False)) == 2
 
 
 def test_an_obstacle_has_a_code() -> None:
