@@ -10,9 +10,13 @@ import socket
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.core.redaction.text import redact_text
+from harness.core.regular_file import read_text
+from harness.core.text import one_line
 from harness.process.child_env import ATTEMPT_MARKER, child_env
 from harness.process.daemon_thread import in_daemon_thread
 from harness.process.supervisor import rescue
@@ -218,8 +222,17 @@ class WarmParent:
         self._socket.settimeout(limit_s)
         text = await in_daemon_thread(lambda: self._socket.recv(MAX_STATE_BYTES), limit_s=limit_s + 1)
         if not text:
-            raise ConnectionResetError(f"it ended; its output: {self._log.name}")
+            raise ConnectionResetError(f"it ended: {self._last_line()}")
         return text
+
+    def _last_line(self) -> str:
+        """The last line that it has printed."""
+        with suppress(OSError):
+            lines = read_text(self._log, errors="replace").split("\n")
+            return one_line(
+                redact_text(next((line for line in reversed(lines) if line.strip()), "it printed nothing")), 200
+            )
+        return "its output cannot be read"
 
 
 def start_warm_session(
