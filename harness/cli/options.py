@@ -54,6 +54,11 @@ SHARED_OPTIONS: Options = (
         help="Files without GPU needs to run at once.  [default: number of cores]",
     ),
     click.option(
+        "--shard",
+        metavar="K/N",
+        help="Run only shard K of N, balanced by expected durations; all N shards together run every file once.",
+    ),
+    click.option(
         "--isolate",
         type=click.Choice(["file", "interpreter"]),
         help="Process of each file: a fork of a session that has loaded the plugins, conftest files and common imports,"

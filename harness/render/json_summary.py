@@ -24,6 +24,7 @@ def summary_json(state: RunState, finished: RunFinished) -> dict[str, Any]:
         "run_id": started.run_id if started else "",
         "directory": started.directory if started else "",
         **figures,
+        "shard": plain(state.shard),
         "num_units": len(state.units),
         "outcomes": {outcome.value: state.outcomes[outcome] for outcome in Outcome if state.outcomes[outcome]},
         "tests": plain(dict(state.tests)),

@@ -15,6 +15,7 @@ from harness.runner.events import (
     RunStarted,
     UnitFinished,
 )
+from harness.runner.sharding import ShardPlan
 from harness.runner.stats import Running, RunState
 from harness.runner.units import Outcome, UnitResult
 
@@ -43,10 +44,11 @@ def head_lines(event: RunStarted) -> list[str]:
         f"rlharness run {one_line(event.run_id)}: {count(len(event.gpus), 'GPU')}, "
         f"{count(event.cpu_units, 'CPU slot')}, containment {one_line(event.containment)}"
     )
+    shard = [f"  shard {one_line(event.shard)}"] if event.shard else []
     gpus = [f"  gpu {one_line(gpu)}" for gpu in event.gpus]
     left_out = [f"  not used: {one_line(gpu)}" for gpu in event.left_out]
     notes = [f"  note: {one_line(note)}" for note in event.notes]
-    return [first, *gpus, *left_out, *notes, f"  output: {one_line(event.directory)}"]
+    return [first, *shard, *gpus, *left_out, *notes, f"  output: {one_line(event.directory)}"]
 
 
 def sentences(event: Event, state: RunState) -> list[Sentence]:
@@ -108,10 +110,17 @@ def words(reason: str) -> str:
 
 
 def _plan(event: CollectionFinished) -> str:
+    num_units = len(event.units)
+    units = count(num_units, "unit") if event.shard is None else shard_units(event.shard, num_units)
     return (
-        f"{count(len(event.units), 'unit')} in {event.duration_s:.1f} s; planned {event.planned_makespan_s:.1f} s, "
+        f"{units} in {event.duration_s:.1f} s; planned {event.planned_makespan_s:.1f} s, "
         f"lower bound {event.lower_bound_s:.1f} s"
     )
+
+
+def shard_units(shard: ShardPlan, num_units: int) -> str:
+    """Return how many units of a suite a shard has: "31 of 240 units, partition 3f9a2c81d0e4"."""
+    return f"{num_units:,} of {count(shard.num_suite_units, 'unit')}, partition {shard.partition}"
 
 
 def _unit_sentences(result: UnitResult, state: RunState) -> list[Sentence]:

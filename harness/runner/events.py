@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 from harness.core.need import Need
+from harness.runner.sharding import ShardPlan
 from harness.runner.units import Unit, UnitResult
 
 
@@ -38,6 +39,8 @@ class RunStarted(Event):
     containment: str
     """Containment of process trees on this machine: "cgroup", "pidns" or "subreaper"."""
     cpu_units: int
+    shard: str = ""
+    """Shard that the run was given, as `2/8`; empty for a whole suite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ class CollectionFinished(Event):
     duration_s: float
     notes: tuple[str, ...] = ()
     """Notes for the user: a directory that skips itself, a pattern of the needs table that matches no file."""
+    shard: ShardPlan | None = None
+    """What the units are a part of; None for a whole suite."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.core.invocation import Invocation
+from harness.runner.sharding import Shard
 
 if TYPE_CHECKING:
     from harness.core.config import NeedRule
@@ -27,6 +28,8 @@ class RunOptions:
     """Where `.rlharness` lives: beside the configuration, else the working directory."""
     paths: tuple[str, ...] = ()
     gpus: str = "auto"
+    shard: Shard | None = None
+    """Part of the collected units to run; None for all."""
     isolate: str = "file"
     """What has a process of its own: "file", forked from a session that has imported what the suite imports, or
     "interpreter", one started for each file."""

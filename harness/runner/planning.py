@@ -1,7 +1,7 @@
 """From a context to a plan: find the units, expect their durations, pack them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -15,6 +15,7 @@ from harness.runner.first_fit import Job
 from harness.runner.leases import LeaseTable
 from harness.runner.pytest_command import pytest_command
 from harness.runner.run_context import RunContext
+from harness.runner.sharding import Shard, ShardPlan, plan_shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class Planned:
     collected: Collected
     table: LeaseTable
     plan: packing.Plan
+    shard: ShardPlan | None = None
+    """What the units are a part of; None for a whole suite."""
 
     def expected_s(self) -> tuple[float, ...]:
         """Expected seconds of each unit, in their order; 0 for one that cannot run."""
@@ -57,13 +60,26 @@ async def collect_and_plan(
     collected = await collect(options.paths, wanted, context.supervisors, make_spec, on_progress)
     sizes = {unit.path: collected.sizes_bytes.get(unit.path, 0) for unit in collected.units}
     expected = context.history.expectations(sizes)
+    collected, shard = _cut(collected, {path: each.seconds for path, each in expected.items()}, options.shard)
     jobs = [
         Job(number, unit.need, expected[unit.path].seconds, expected[unit.path].spread)
         for number, unit in enumerate(collected.units)
         if unit.can_run and unit.path not in collected.not_found
     ]
     table = new_table(context)
-    return Planned(collected, table, packing.plan(jobs, table))
+    return Planned(collected, table, packing.plan(jobs, table), shard)
+
+
+def _cut(
+    collected: Collected, expected_s: Mapping[str, float], shard: Shard | None
+) -> tuple[Collected, ShardPlan | None]:
+    """Return the part of the collection that belongs to `shard`; all of it for None."""
+    if shard is None:
+        return collected, None
+    paths, shard_plan = plan_shard(expected_s, shard)
+    units = tuple(unit for unit in collected.units if unit.path in paths)
+    not_found = {path: why for path, why in collected.not_found.items() if path in paths}
+    return replace(collected, units=units, not_found=not_found), shard_plan
 
 
 async def _preload(context: RunContext, imports: Sequence[str]) -> None:

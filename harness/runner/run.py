@@ -121,7 +121,7 @@ class _Run:
             return
         planned, network = prepared
         units = planned.collected.units
-        if not runs_parts_of_files(self.options.invocation.trailing):
+        if self.options.shard is None and not runs_parts_of_files(self.options.invocation.trailing):
             recorder.add(
                 Guarded(
                     _HistoryKeeper(context.history, planned.collected),
@@ -185,6 +185,7 @@ class _Run:
             notes=(*context.notes, *refused),
             containment=context.backends.chosen,
             cpu_units=self.options.cpu_units,
+            shard=str(self.options.shard or ""),
         )
 
     def _collected(self, planned: Planned, notes: Sequence[str]) -> events.CollectionFinished:
@@ -197,6 +198,7 @@ class _Run:
             lower_bound_s=planned.plan.bound.value_s,
             duration_s=t,
             notes=(*planned.collected.notes, *notes),
+            shard=planned.shard,
         )
 
     def _finished(self, failure: Exception | None) -> events.RunFinished:

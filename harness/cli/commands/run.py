@@ -17,8 +17,9 @@ from harness.render.chart import chart, plan_json
 from harness.render.console import say, show
 from harness.render.json_summary import summary_json
 from harness.render.run_reporters import ReportOptions, make_reporters
+from harness.render.sentences import shard_units
 from harness.render.summary import REASON_OF_CODE
-from harness.runner.collect import Collected
+from harness.runner.events import plain
 from harness.runner.options import RunOptions
 from harness.runner.planning import Planned
 from harness.runner.reporter import Guarded
@@ -69,14 +70,15 @@ def plan_suite(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode
     for note in notes:
         say(note)
     _show(planned, options, arguments.get("width"))
-    return _code_of_plan(planned.collected)
+    return _code_of_plan(planned)
 
 
-def _code_of_plan(collected: Collected) -> ExitCode:
+def _code_of_plan(planned: Planned) -> ExitCode:
     """Return the exit code that a run would have after this collection, and print the reason for a failure."""
+    collected, shard = planned.collected, planned.shard
     if not all(unit.can_run for unit in collected.units):
         return ExitCode.TESTS_FAILED
-    if collected.units and not collected.not_found:
+    if (collected.units or (shard and shard.num_suite_units)) and not collected.not_found:
         return ExitCode.OK
     code = ExitCode.USAGE_ERROR if collected.not_found else ExitCode.NOTHING_COLLECTED
     say(f"exit code {code}: {REASON_OF_CODE[code]}")
@@ -102,6 +104,8 @@ def _show(planned: Planned, options: RunOptions, width: int | None) -> None:
     plan = replace(planned.plan, never=(*never, *broken))
     names = [unit.path for unit in units]
     if options.json:
-        show(json.dumps(plan_json(plan, names)))
+        show(json.dumps({**plan_json(plan, names), "shard": plain(planned.shard)}))
     else:
+        if planned.shard is not None:
+            show(f"shard {options.shard}: {shard_units(planned.shard, len(units))}\n")
         show(chart(plan, names, width=width or terminal_columns(), colour=options.colour).rstrip("\n"))

@@ -13,6 +13,7 @@ from harness.runner.options import (
     DEFAULT_TIMEOUT_S,
     RunOptions,
 )
+from harness.runner.sharding import parse_shard
 
 RUN_NOTHING = frozenset(
     ("--collect-only", "--co", "--collectonly", "--setup-plan", "--setupplan", "--cache-show")
@@ -43,6 +44,7 @@ def make_options(invocation: Invocation, given: Mapping[str, Any]) -> RunOptions
         root=config.path.parent if config.path else invocation.cwd,
         paths=tuple(given["paths"]),
         gpus=given["gpus"],
+        shard=None if given.get("shard") is None else parse_shard(given["shard"]),
         needs=config.needs + (load_needs_file(needs_file) if needs_file else ()),
         containment=given["containment"],
         events_file=given.get("events_file"),
