@@ -1,4 +1,4 @@
-"""Commands about tests and the machine they run on: run, plan, doctor."""
+"""Commands about tests and the machine they run on: run, plan, merge, doctor."""
 
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,22 @@ def plan(invocation: Invocation, /, **arguments: Any) -> int:
     from harness.cli.commands.run import plan_suite
 
     return int(plan_suite(invocation, arguments))
+
+
+@click.command()
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=SomePath())
+@click.option("--junit", "junit_file", type=SomePath(path_type=Path), help="Write a JUnit XML report to this file.")
+@color_option
+@click.option("--json", "json", is_flag=True, help="Print the result as JSON on standard output.")
+@click.pass_obj
+def merge(invocation: Invocation, /, **arguments: Any) -> int:
+    """Merge recorded runs, such as all shards of a suite, into one summary.
+
+    RUN is the directory of a run, or its events.jsonl. The exit code is that of one run over all their files.
+    """
+    from harness.cli.commands.merge import merge_recorded
+
+    return int(merge_recorded(invocation, arguments))
 
 
 @click.command()

@@ -141,7 +141,8 @@ def closing_line(event: RunFinished, state: RunState) -> str:
         facts[0] += f", {event.sequential_s / event.wall_s:.1f}x"
     if state.gpus:
         facts.append(f"GPUs {event.utilisation:.0%} leased")
-    facts.append(f"lower bound {event.lower_bound_s:.1f} s")
+    if event.lower_bound_s > 0:
+        facts.append(f"lower bound {event.lower_bound_s:.1f} s")
     if event.bounding_unit:
         facts.append(f"{one_line(event.bounding_unit)} sets the bound: split it")
     return f"{units} in {event.wall_s:.1f} s ({'; '.join(facts)})"
@@ -171,6 +172,8 @@ def _reason(event: RunFinished, state: RunState) -> str:
     """Return the reason for the exit code; empty if it needs none."""
     if event.exit_code == ExitCode.USAGE_ERROR and not event.error and not state.outcomes[Outcome.USAGE_ERROR]:
         return "a requested file could not be written: see the notes"
+    if event.exit_code == ExitCode.INTERRUPTED and event.error:  # of merged runs
+        return one_line(event.error, 1000)
     return REASON_OF_CODE.get(ExitCode(event.exit_code), "")
 
 
