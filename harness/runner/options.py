@@ -30,6 +30,9 @@ class RunOptions:
     gpus: str = "auto"
     shard: Shard | None = None
     """Part of the collected units to run; None for all."""
+    last_failed: bool = False
+    """Run only what failed or did not run in the latest recorded run."""
+    failed_first: bool = False
     isolate: str = "file"
     """What has a process of its own: "file", forked from a session that has imported what the suite imports, or
     "interpreter", one started for each file."""

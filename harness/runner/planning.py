@@ -1,5 +1,6 @@
 """From a context to a plan: find the units, expect their durations, pack them."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +13,9 @@ from harness.process.supervisor_client import ProcessSpec
 from harness.runner import packing
 from harness.runner.collect import Collected, CollectOptions, collect
 from harness.runner.first_fit import Job
+from harness.runner.last_failed import failed_first, read_last_failed, select_last_failed
 from harness.runner.leases import LeaseTable
+from harness.runner.options import RunOptions
 from harness.runner.pytest_command import pytest_command
 from harness.runner.run_context import RunContext
 from harness.runner.sharding import Shard, ShardPlan, plan_shard
@@ -61,13 +64,22 @@ async def collect_and_plan(
     sizes = {unit.path: collected.sizes_bytes.get(unit.path, 0) for unit in collected.units}
     expected = context.history.expectations(sizes)
     collected, shard = _cut(collected, {path: each.seconds for path, each in expected.items()}, options.shard)
+    collected, first = await asyncio.to_thread(_by_last_run, collected, options)
     jobs = [
         Job(number, unit.need, expected[unit.path].seconds, expected[unit.path].spread)
         for number, unit in enumerate(collected.units)
         if unit.can_run and unit.path not in collected.not_found
     ]
     table = new_table(context)
-    return Planned(collected, table, packing.plan(jobs, table), shard)
+    return Planned(collected, table, packing.start_first(packing.plan(jobs, table), first, table), shard)
+
+
+def _by_last_run(collected: Collected, options: RunOptions) -> tuple[Collected, frozenset[int]]:
+    """Return the collection that --last-failed leaves, and the numbers of the units that --failed-first puts first."""
+    last = read_last_failed(options.root) if options.last_failed or options.failed_first else None
+    if options.last_failed:
+        collected = select_last_failed(collected, last)
+    return failed_first(collected, last) if options.failed_first else (collected, frozenset())
 
 
 def _cut(

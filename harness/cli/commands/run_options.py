@@ -46,6 +46,8 @@ def make_options(invocation: Invocation, given: Mapping[str, Any]) -> RunOptions
         gpus=given["gpus"],
         shard=None if given.get("shard") is None else parse_shard(given["shard"]),
         needs=config.needs + (load_needs_file(needs_file) if needs_file else ()),
+        last_failed=bool(given.get("last_failed")),
+        failed_first=bool(given.get("failed_first")),
         containment=given["containment"],
         events_file=given.get("events_file"),
         junit_file=given.get("junit_file"),
