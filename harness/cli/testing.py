@@ -19,6 +19,12 @@ from harness.core.invocation import Invocation
 @click.option(
     "--maxfail", type=click.IntRange(0), metavar="N", help="Start no more files after N have failed; 0 means no limit."
 )
+@click.option(
+    "--retries",
+    type=click.IntRange(0, 100),
+    metavar="N",
+    help="Run the failed tests of a file again, up to N times; a file that then passes is flaky.  [default: 0]",
+)
 @click.option("-x", "maxfail", flag_value=1, type=int, help="Same as --maxfail 1.")
 @click.option(
     "--allow-missing-gpus/--no-allow-missing-gpus",

@@ -6,6 +6,7 @@ from enum import Enum
 from harness.core.text import count, one_line
 from harness.render.outcomes import facts, gpus, label
 from harness.runner.events import (
+    AttemptFailed,
     AttemptSlow,
     AttemptTerminating,
     CancelRequested,
@@ -63,6 +64,15 @@ def sentences(event: Event, state: RunState) -> list[Sentence]:
             attempt = state.running.get(event.path)
             where = running_line(attempt, event.t, state) if attempt else one_line(event.path)
             return [Sentence(Tone.WARNING, "slow", where)]
+        case AttemptFailed():
+            what = count(len(event.tests), "test") if event.tests else "the whole file"
+            parts = [
+                one_line(event.path),
+                *facts(event.result, state),
+                f"{what} again, {event.number} of {event.limit}",
+            ]
+            why = f": {one_line(event.result.reason)}" if event.result.reason else ""
+            return [Sentence(Tone.WARNING, "retrying", f"{label(event.result.outcome)} {', '.join(parts)}{why}")]
         case AttemptTerminating():
             return [Sentence(Tone.WARNING, "terminating", f"{one_line(event.path)}: {words(event.reason)}")]
         case GpuQuarantined():

@@ -12,6 +12,7 @@ from harness.core.test_outcomes import TestCounts
 from harness.core.text import count, one_line, put
 from harness.render.outcomes import facts, gpus, label, tally
 from harness.runner.events import Event, RunFinished
+from harness.runner.retries import flaky_tests
 from harness.runner.stats import RunState
 from harness.runner.units import NeedSource, Outcome, UnitResult
 
@@ -78,6 +79,9 @@ class SummaryReporter:
             text = output.feed(result.unit.collect_error.encode("utf-8", "backslashreplace")) + output.finish()
             self._put(text.rstrip("\n") + "\n" if text else "(it never started)\n")
             return
+        for attempt in result.attempts:
+            earlier = f"earlier attempt, {label(attempt.outcome)}: {one_line(attempt.reason, 1000)}".removesuffix(": ")
+            self._put(self._paint(f"({earlier}, kept in {one_line(attempt.directory, 4096)})", "2") + "\n")
         directory = Path(result.directory)
         self._file(directory / "output.log", "no output")
         stacks = directory / "stacks.txt"
@@ -155,6 +159,7 @@ def _sections(event: RunFinished, state: RunState) -> Iterator[tuple[str, str, l
     failures = [result for result in results if result.outcome.is_failure]
     failed = [f"{label(r.outcome)} {', '.join([one_line(r.unit.path), *facts(r, state)])}" for r in failures]
     yield "failed, shown above", RED, failed
+    yield "flaky, passed when run again", YELLOW, [_flaky(r) for r in results if r.outcome is Outcome.FLAKY]
     yield "interrupted", YELLOW, [_with_reason(r) for r in results if r.outcome is Outcome.INTERRUPTED]
     yield "not run because the run was cancelled", YELLOW, [_with_reason(r) for r in not_run if not r.for_want_of_gpus]
     yield "not run for lack of GPUs", YELLOW, [_with_reason(r) for r in not_run if r.for_want_of_gpus]
@@ -179,6 +184,14 @@ def _reason(event: RunFinished, state: RunState) -> str:
 
 def _with_reason(result: UnitResult) -> str:
     return _joined(result, [result.reason] if result.reason else [])
+
+
+def _flaky(result: UnitResult) -> str:
+    attempts = [
+        f"{label(each.outcome)}{f' ({each.reason})' if each.reason else ''} in {each.directory}"
+        for each in result.attempts
+    ]
+    return _joined(result, [*flaky_tests(result), *attempts, result.reason])
 
 
 def _skips(result: UnitResult) -> str:

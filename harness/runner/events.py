@@ -134,6 +134,20 @@ class GpuQuarantined(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptFailed(Event):
+    """An attempt failed, and the unit is queued again."""
+
+    path: str
+    number: int
+    """1 for the first retry."""
+    limit: int
+    result: UnitResult
+    """Result that the unit would have without another attempt."""
+    tests: tuple[str, ...]
+    """Node ids of the tests that run again; empty for the whole file."""
+
+
+@dataclass(frozen=True, slots=True)
 class UnitFinished(Event):
     """A unit has its one outcome."""
 

@@ -13,15 +13,13 @@ from pathlib import Path
 from harness.core.errors import ReportError, UsageError
 from harness.core.regular_file import open_regular
 from harness.core.report_file import read_report
-from harness.core.test_outcomes import TestOutcome
 from harness.core.text import count
 from harness.process.run_directory import HOME, RUNS
 from harness.runner.collect import Collected
 from harness.runner.recorded_run import RecordedRun, read_recorded_run
+from harness.runner.retries import tests_to_repeat
 from harness.runner.units import Outcome, Unit, UnitResult
 
-NAMED = (TestOutcome.FAILED, TestOutcome.ERROR, TestOutcome.UNFINISHED)
-AGAIN = (*NAMED, TestOutcome.UNSTARTED)
 MAX_SOURCE_BYTES = 1 << 24
 _FUNCTION = re.compile(rb"^\s*(?:async\s+)?def\s+(\w+)", re.MULTILINE)
 
@@ -99,10 +97,7 @@ def _again(result: UnitResult | None) -> tuple[str, ...]:
         report = read_report(Path(result.directory) / "report.jsonl")
     except (OSError, ReportError):
         return result.unit.selection
-    outcomes = {nodeid: report.outcome_of(nodeid) for nodeid in report.all_ids()}
-    if report.unread or not any(outcome in NAMED for outcome in outcomes.values()):
-        return result.unit.selection
-    return tuple(nodeid for nodeid, outcome in outcomes.items() if outcome in AGAIN)
+    return tests_to_repeat(report) or result.unit.selection
 
 
 def _narrowed(unit: Unit, last: LastFailed, rootdir: Path) -> Unit | None:

@@ -43,6 +43,8 @@ class RunOptions:
     grace_s: float = DEFAULT_GRACE_S
     slow_s: float = DEFAULT_SLOW_S
     collect_timeout_s: float = DEFAULT_COLLECT_TIMEOUT_S
+    retries: int = 0
+    """How often a failing unit is run again."""
     maxfail: int = 0
     """Failing units after which no further unit starts; 0 for no limit."""
     needs: "tuple[NeedRule, ...]" = ()

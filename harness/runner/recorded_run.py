@@ -111,10 +111,14 @@ def _moved(result: UnitResult, recorded: Path, present: Path) -> UnitResult:
     """Return the result with its directory beside the record, where the units' directories are there too."""
     if not result.directory or not (present / UNITS).is_dir():
         return result
-    directory = Path(result.directory)
-    if not directory.is_relative_to(recorded):
-        return result
-    return replace(result, directory=str(present / directory.relative_to(recorded)))
+    attempts = tuple(replace(each, directory=_beside(each.directory, recorded, present)) for each in result.attempts)
+    return replace(result, directory=_beside(result.directory, recorded, present), attempts=attempts)
+
+
+def _beside(directory: str, recorded: Path, present: Path) -> str:
+    if not directory or not Path(directory).is_relative_to(recorded):
+        return directory
+    return str(present / Path(directory).relative_to(recorded))
 
 
 @cache

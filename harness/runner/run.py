@@ -28,6 +28,7 @@ from harness.runner.network_pins import network_pins
 from harness.runner.options import RunOptions, runs_parts_of_files
 from harness.runner.planning import Planned, collect_and_plan, new_table
 from harness.runner.reporter import Guarded
+from harness.runner.retries import Retries
 from harness.runner.run_context import RunContext, open_run_context, read_run_gpus
 from harness.runner.stats import RunState, closing_figures, exit_code
 from harness.runner.unit_run import UnitRunner
@@ -165,6 +166,7 @@ class _Run:
             t=self.recorder.t,
             pins=pins,
             warm=context.warm,
+            retries=Retries(self.options.retries),
         )
 
     def _with_losses(self, finished: events.RunFinished) -> events.RunFinished:
@@ -248,8 +250,11 @@ class _HistoryKeeper:
         self._sizes_bytes = collected.sizes_bytes
 
     def on_event(self, event: events.Event, state: RunState) -> None:
-        if isinstance(event, events.UnitFinished) and event.result.duration_s:
-            self._history.record(event.result, self._sizes_bytes.get(event.result.unit.path, 0))
+        match event:  # of a unit that runs again, the first attempt is the one that runs all of it
+            case events.UnitFinished(result=result) if result.duration_s and not result.attempts:
+                self._history.record(result, self._sizes_bytes.get(result.unit.path, 0))
+            case events.AttemptFailed(result=result, number=1) if result.duration_s:
+                self._history.record(result, self._sizes_bytes.get(result.unit.path, 0))
 
     def close(self) -> None:
         """The context closes the history."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from harness.core.exit_codes import ExitCode
 from harness.core.test_outcomes import TestOutcome
 from harness.runner.events import (
+    AttemptFailed,
     AttemptSlow,
     AttemptStarted,
     AttemptTerminating,
@@ -202,6 +203,9 @@ class RunState:
             case GpuQuarantined():
                 self._lease_ended(event.path, (event.gpu_id,), event.t)
                 self.quarantined[event.gpu_id] = event
+            case AttemptFailed():
+                _hold(self.running.pop(event.path, None) is not None, f"{event.path} failed but did not run")
+                self.last_end_t = max(self.last_end_t, event.t)
             case UnitFinished():
                 self._unit_finished(event.result, event.t)
             case CancelRequested():

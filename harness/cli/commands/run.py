@@ -15,6 +15,7 @@ from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation, terminal_columns
 from harness.render.chart import chart, plan_json
 from harness.render.console import say, show
+from harness.render.github import flaky_annotations, is_on_github, say_lines
 from harness.render.json_summary import summary_json
 from harness.render.run_reporters import ReportOptions, make_reporters
 from harness.render.sentences import shard_units
@@ -25,6 +26,7 @@ from harness.runner.planning import Planned
 from harness.runner.reporter import Guarded
 from harness.runner.run import EndedRun, plan_tests, run_tests
 from harness.runner.unit_run import why_uncollected
+from harness.runner.units import Outcome
 
 
 def run_suite(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
@@ -35,6 +37,8 @@ def run_suite(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
         return _interrupted(ended)
     if options.json:
         show(json.dumps(summary_json(ended.state, ended.finished)))
+    if ended.state.outcomes[Outcome.FLAKY] and is_on_github(invocation.environ):
+        say_lines(flaky_annotations(ended.state))
     raise_failure(ended)
     return ExitCode(ended.finished.exit_code)
 

@@ -49,6 +49,7 @@ def make_options(invocation: Invocation, given: Mapping[str, Any]) -> RunOptions
         last_failed=bool(given.get("last_failed")),
         failed_first=bool(given.get("failed_first")),
         containment=given["containment"],
+        retries=given.get("retries") or 0,
         events_file=given.get("events_file"),
         junit_file=given.get("junit_file"),
         json=given["json"],
