@@ -1,6 +1,7 @@
 """--retries: which attempts are followed by another, its tests and GPUs, the one outcome, and whole runs."""
 
 import json
+import os
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from harness.core.exit_codes import ExitCode
 from harness.core.need import Need
 from harness.runner import events
 from harness.runner.first_fit import Job, Queue
+from harness.runner.history import ESTIMATE_SPREAD, History
 from harness.runner.units import Outcome
 from tests.runner.scripted_run import GPU_0, GPU_1, ScriptedRun, begun
 from tests.support.fake_meter import FakeMeter
@@ -220,8 +222,12 @@ def test_a_whole_run_with_retries(tmp_path: Path) -> None:
     (failure,) = root.iter("flakyFailure")
     assert failure.findtext("stackTrace")
     assert root.get("failures") == "1"
+    with History.of_root(tmp_path, os.environ, is_run=False) as history:
+        expected = history.expectations({"test_bad.py": 10, "test_other.py": 10})
+    assert expected["test_bad.py"].spread < expected["test_other.py"].spread == ESTIMATE_SPREAD
 
 
+@pytest.mark.full
 def test_flaky_units_alone_exit_with_0(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_flaky.py": FLAKY})
     done = run(tmp_path, "run", "--gpus", "none", "--plain", "--retries", "3")

@@ -62,7 +62,8 @@ def test_other_texts_are_refused(text: str) -> None:
 
 
 def test_two_shards_run_every_file_once_and_plans_agree(tmp_path: Path) -> None:
-    write_suite(tmp_path, {f"test_{name}.py": QUICK for name in "abc"} | {"test_d.py": "import no_such_module\n"})
+    odd = {"test_a.py": "import time\ndef test_slow(): time.sleep(1)\n", "test_d.py": "import no_such_module\n"}
+    write_suite(tmp_path, {f"test_{name}.py": QUICK for name in "bce"} | odd)
     planned, ran, partitions = [], [], set()
     for shard in ("1/2", "2/2"):
         plan = json.loads(run(tmp_path, "plan", "--gpus", "none", "--json", "--shard", shard).stdout)
@@ -71,14 +72,15 @@ def test_two_shards_run_every_file_once_and_plans_agree(tmp_path: Path) -> None:
         done.assert_sound()
         ran.append(set(done.outcomes))
         assert f"\n  shard {shard}\n" in done.stdout
-        assert "  2 of 4 units, partition " in done.stdout
+        assert f"  {len(done.outcomes)} of 5 units, partition " in done.stdout
         (collected,) = done.of("collection_finished")
         partitions |= {collected["shard"]["partition"], plan["shard"]["partition"]}
     assert ran == planned
-    assert sorted(path for paths in ran for path in paths) == [f"test_{name}.py" for name in "abcd"]
+    assert sorted(path for paths in ran for path in paths) == [f"test_{name}.py" for name in "abcde"]
     assert len(partitions) == 1, "the second shard was cut as the first, although files have run since"
 
 
+@pytest.mark.full
 def test_a_shard_takes_node_ids_and_k_and_an_empty_one_succeeds(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": "def test_one(): pass\ndef test_two(): assert False\n"})
     words = ("run", "--gpus", "none", "test_a.py::test_one", "--shard")
