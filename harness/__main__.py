@@ -1,11 +1,12 @@
 """The entry point, `rlharness` and `python -m harness`: the one place where the process's exit status is set."""
 
 import os
+import signal
 import sys
 
 
 def run() -> None:
-    """Run the command line and exit with its code, also where Ctrl-C comes before it has been imported."""
+    """Run the command line and exit with its code, whenever Ctrl-C comes: before an import, or after the last line."""
     try:
         from harness.cli.main import main
 
@@ -13,7 +14,18 @@ def run() -> None:
         _flush()
     except KeyboardInterrupt:
         code = 2
+    _ignore_interrupts()
     sys.exit(code)
+
+
+def _ignore_interrupts() -> None:
+    """Ignore SIGINT from now on: the interpreter that ends would die of it, and its exit code would be lost."""
+    while True:
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        except KeyboardInterrupt:
+            continue
+        return
 
 
 def _flush() -> None:

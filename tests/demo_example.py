@@ -27,7 +27,7 @@ CUTS = (
     ("\n# Next", "", "what to type next"),
 )
 """(first text that is cut, first text after it or nothing for the end, what it is) of each cut."""
-OPERATIONS = ("    first that differs", "      outputs: ")
+OPERATIONS = ("    first operation that differs", "      outputs: ")
 """First line, and the one after the last, of what the README shows of the operations."""
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 from PIL import Image
+from selenium.webdriver.common.keys import Keys
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -99,7 +100,44 @@ def gate(scratch: Path) -> Mapping[str, bytes]:
         return {"gate_summary.png": tab.picture("main", "main")}
 
 
-PICTURES: dict[str, Callable[[Path], Mapping[str, bytes]]] = {"report": report, "gate": gate}
+SLEEPS: Mapping[str, tuple[int, Mapping[str, float]]] = {
+    "sampler_speculative": (1, {"greedy": 2.5, "top_k": 1.5, "top_p": 2.0}),
+    "sampler_prefix_cache": (1, {"hits": 2.0, "evicts": 1.5}),
+    "fsdp_resharding": (2, {"shards": 3.0, "gathers": 2.5, "saves": 1.5}),
+    "tensor_parallel": (2, {"columns": 2.5, "rows": 3.5}),
+    "weights_sync": (4, {"broadcast": 2.5, "receipt": 1.0}),
+    "rewards": (0, {"parses": 1.0, "times_out": 3.0, "scores": 0.5}),
+    "packing": (0, {"fits": 1.5, "orders": 1.0}),
+}
+"""A suite for the page of a run: number of GPUs of each file, and seconds of its tests."""
+BROKEN = ("evicts", "scores")
+"""Of its tests, those that fail in the second run."""
+
+
+def run(scratch: Path) -> Mapping[str, bytes]:
+    """The page of a run on four simulated GPUs: the second one, in which two tests newly fail and one is slower."""
+    (scratch / "tests").mkdir()
+    (scratch / "pyproject.toml").write_text("[tool.rlharness]\n", encoding="utf-8")
+    page = scratch / "run.html"
+    for broken, factor in (((), 1.0), (BROKEN, 2.0)):
+        for name, (num_gpus, tests) in SLEEPS.items():
+            lines = ["import time", "import pytest", f"pytestmark = pytest.mark.gpus({num_gpus})"]
+            for test, seconds in tests.items():
+                slept = seconds * factor if test == "greedy" else seconds
+                lines += [f"def test_{test}():", f"    time.sleep({slept})", f"    assert {test not in broken}"]
+            (scratch / "tests" / f"test_{name}.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        words = (*HARNESS, "run", "--gpus", "sim:4", "--cpu-units", "2", "--html", str(page))
+        subprocess.run(words, cwd=scratch, env=environment(PYTHONPATH=str(ROOT)), capture_output=True, check=False)
+    with browser() as tab:
+        tab.open(page, size=SIZE, scale=SCALE)
+        light = tab.picture(".top", "section[aria-labelledby=changes]")
+        tab.open(page, size=SIZE, scheme="dark", scale=SCALE)
+        tab.driver.find_element("css selector", ".frame").send_keys("+", Keys.ENTER, Keys.ARROW_RIGHT)
+        dark = tab.picture("section[aria-labelledby=timeline]", "section[aria-labelledby=timeline]")
+    return {"run_light.png": light, "run_dark.png": dark}
+
+
+PICTURES: dict[str, Callable[[Path], Mapping[str, bytes]]] = {"report": report, "gate": gate, "run": run}
 
 
 def smaller(png: bytes) -> bytes:

@@ -105,6 +105,7 @@ OWNED = (
     ),
     Owned("harness/", ("yaml",), ("harness/lab/experiments/plain_yaml.py",)),
     Owned("harness/", ("pynvml",), ("harness/machine/nvml.py",)),
+    Owned("harness/", ("amdsmi",), ()),  # harness/machine/amd_smi.py loads it from ROCm
     Owned("harness/", ("rich",), ("harness/render/live/",)),
     Owned("harness/", ("asyncio_pool",), ("harness/core/fan_out.py",)),
     Owned("harness/", ("click",), ("harness/cli/",)),

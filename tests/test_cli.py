@@ -112,7 +112,7 @@ def test_a_needs_file_that_is_not_there_is_named(suite: Path, capsys: pytest.Cap
     assert "nowhere.toml: No such file or directory" in refused(capsys, "run", "--needs", "nowhere.toml")
 
 
-@pytest.mark.parametrize("option", ["--events", "--junit"])
+@pytest.mark.parametrize("option", ["--events", "--junit", "--html", "--trace-events"])
 def test_a_report_that_cannot_be_written_is_said_before_anything_runs(
     suite: Path, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
@@ -177,6 +177,25 @@ def test_ctrl_c_before_anything_is_imported_is_an_interruption(suite: Path) -> N
     (suite / "click.py").write_text("raise KeyboardInterrupt")  # what the import of the command line comes to first
     env = environment() | {"PYTHONPATH": f"{suite}:{ROOT}"}
     done = subprocess.run([*HARNESS, "run"], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (ExitCode.INTERRUPTED, "")
+
+
+LATE_SIGNAL = """
+import os, signal, sys
+import harness.cli.main
+from harness.__main__ import run
+class Late:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+late = Late()  # collected when the interpreter takes its modules apart
+harness.cli.main.main = lambda: 2
+run()
+"""
+
+
+def test_ctrl_c_while_the_interpreter_ends_leaves_the_exit_code() -> None:
+    command = [sys.executable, "-c", LATE_SIGNAL]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (ExitCode.INTERRUPTED, "")
 
 

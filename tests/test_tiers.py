@@ -33,6 +33,7 @@ WHOLLY_FULL = {
     ),
     "tests/recording/test_open_recorder.py": "tests/recording/test_boot.py, whose program opens one too",
     "tests/render/test_report_in_browser.py": "tests/render/test_report_page.py, without a browser",
+    "tests/render/test_run_page_in_browser.py": "tests/render/test_run_page.py, without a browser",
     "tests/rlcore/numerics/compiled/test_compilers.py": "tests/rlcore/numerics/compiled/test_values.py, one compiler",
     "tests/rlcore/peers/test_live_trl.py": "tests/rlcore/test_pins.py, against published numbers",
     "tests/rlcore/peers/test_live_verl.py": "tests/rlcore/test_pins.py, against published numbers",

@@ -24,7 +24,7 @@ def demo(invocation: Invocation, /, **arguments: Any) -> int:
     """Show `run` and `replay` at work on an example project.
 
     Its suite has a hang and a crash, and the runs of its program differ. Needs no GPU. The part with `replay` needs
-    torch. Exits with 0 if both found everything that is planted, else 3.
+    torch, and is left out without it. Exits with 0 if everything that ran found what is planted, else 3.
     """
     from harness.cli.commands.demo import DemoOptions, run_demo
 

@@ -29,18 +29,28 @@ from harness.core.invocation import Invocation
 @click.option(
     "--seed", type=click.IntRange(0), default=0, metavar="S", help="Seed for drawing perturbations.  [default: 0]"
 )
-@click.option("--factors", metavar="NAME,NAME", help="Perturb only these factors.  [default: all]")
+@click.option(
+    "--factors",
+    metavar="NAME,NAME",
+    help="Perturb only these factors, such as threads, hash_seed, or a runtime setting.  [default: all]",
+)
 @click.option(
     "--repeats",
     type=click.IntRange(1),
     default=3,
     metavar="R",
-    help="Runs after which the search for the cause treats a perturbation as harmless.  [default: 3]",
+    help="While searching for the cause: how often a perturbation must run without a difference to count as harmless."
+    "  [default: 3]",
 )
 @click.option(
-    "--only", multiple=True, metavar="FACTOR=VALUE", help="Run only this perturbation. Repeat it to combine factors."
+    "--only",
+    multiple=True,
+    metavar="FACTOR=VALUE",
+    help="Run only this perturbation, e.g. threads=2. Repeat it to combine factors.",
 )
-@click.option("--steps", type=click.IntRange(1), metavar="N", help="Run only the first N steps.  [default: all]")
+@click.option(
+    "--steps", type=click.IntRange(1), metavar="N", help="For a scenario: run only the first N steps.  [default: all]"
+)
 @click.option("--max-seconds", type=Seconds(0, min_open=True), metavar="S", help="Start no new run after S seconds.")
 @click.option(
     "--out",
@@ -69,12 +79,28 @@ def chaos(invocation: Invocation, /, **arguments: Any) -> int:
     " [tool.rlharness.gate] in pyproject.toml, else all scenarios of the project."
 )
 @click.argument("scenarios", metavar="[SCENARIO]...", nargs=-1, shell_complete=complete_scenario)
-@click.option("--base", metavar="REV", help="Revision to compare with.  [default: the commit where this branch began]")
-@click.option("--golden", type=SomePath(), metavar="DIR", help="Compare with the golden curves committed in DIR.")
-@click.option("--accept", is_flag=True, help="Rewrite the goldens from runs of the working tree.")
+@click.option(
+    "--base",
+    metavar="REV",
+    help="Revision to compare with.  [default: the commit where this branch began; on the default branch, the parent"
+    " commit]",
+)
+@click.option(
+    "--golden", type=SomePath(), metavar="DIR", help="Compare with goldens: curves of earlier runs, committed in DIR."
+)
+@click.option(
+    "--accept",
+    is_flag=True,
+    help="Run the working tree, and replace the goldens by its curves; needs --golden and --reason.",
+)
 @click.option("--reason", metavar="TEXT", help="Why the goldens may change; stored with them.")
 @all_of(SCENARIO_OPTIONS)
-@click.option("--runs", type=click.IntRange(1), metavar="N", help="Number of runs per side.  [default: 2]")
+@click.option(
+    "--runs",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of runs of each revision; at least 2 with --golden.  [default: 2]",
+)
 @click.option(
     "--fail-on",
     metavar="REASON,...",
@@ -122,13 +148,14 @@ def gate(invocation: Invocation, /, **arguments: Any) -> int:
     multiple=True,
     metavar="WHAT",
     help="Values of B to patch into A: advantages, rewards, rollout, gradients, weights, PHASE, PHASE/NAME, op:N, or"
-    " several joined by +. Repeatable; each is tried separately.  [default: each phase that differs]",
+    " several joined by +. `diff` prints phases and names, --trace-ops the numbers N of operations. Repeatable; each is"
+    " tried separately.  [default: each phase that differs]",
 )
 @click.option(
     "--step",
     type=click.IntRange(0),
     metavar="K",
-    help="First step to patch.  [default: the first step in which the patched values differ]",
+    help="First step to patch, numbered from 0.  [default: the first step in which the patched values differ]",
 )
 @click.option(
     "--steps",
@@ -189,7 +216,7 @@ def transplant(invocation: Invocation, /, **arguments: Any) -> int:
 def bisect(invocation: Invocation, /, **arguments: Any) -> int:
     """Find the commit or package version that changed a run.
 
-    Exits with 0 if it is found, 11 if the two ends do not differ as stated, or 12 if runs fail.
+    Exits with 0 if it is found, 11 if the two ends do not differ as --by states, or 12 if runs fail.
     """
     from harness.cli.commands.bisect import run_bisect
 

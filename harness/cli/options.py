@@ -46,12 +46,13 @@ SHARED_OPTIONS: Options = (
         "--gpus",
         default="auto",
         metavar="auto|none|N|0,2,GPU-uuid|sim:N",
-        help="GPUs to use: all free ones, none, a count, a list, or N simulated ones.  [default: auto]",
+        help="GPUs to use: all free ones, none, a count, a list, or N simulated ones, which no test can see;"
+        " sim:4xA,4xB simulates two models.  [default: auto]",
     ),
     click.option(
         "--cpu-units",
         type=click.IntRange(1),
-        help="Files without GPU needs to run at once.  [default: number of cores]",
+        help="How many files that need no GPU run at the same time.  [default: number of cores]",
     ),
     click.option(
         "--shard",
@@ -75,9 +76,9 @@ SHARED_OPTIONS: Options = (
         "--needs",
         "needs_file",
         type=SomePath(path_type=Path),
-        help="TOML file that maps globs of test files to their needs.",
+        help='TOML file that maps globs of test files to their needs, e.g. "tests/gpu/**" = 1.',
     ),
-    click.option("--mix-models/--no-mix-models", default=None, help="Allow GPUs of different models in one lease."),
+    click.option("--mix-models/--no-mix-models", default=None, help="Allow a file to get GPUs of different models."),
     click.option(
         "--collect-timeout",
         type=Seconds(0, min_open=True),
@@ -88,7 +89,8 @@ SHARED_OPTIONS: Options = (
         "--containment",
         type=click.Choice(["auto", "cgroup", "pidns", "subreaper"]),
         default="auto",
-        help="How to contain and terminate process trees.  [default: the strongest that this machine allows]",
+        help="How to contain and terminate process trees, strongest first: cgroup, pidns (a PID namespace), subreaper"
+        " (adopts orphans only).  [default: the strongest that this machine allows]",
     ),
     click.option("--safe-path", is_flag=True, help="Keep the working directory off pytest's import path."),
     color_option,
@@ -106,7 +108,8 @@ RECORDING_OPTIONS: Options = (
         "--level",
         type=click.Choice(["off", "deterministic", "invariant"]),  # the last is refused for commands, with the reason
         metavar="off|deterministic|invariant",
-        help="Determinism level; invariant is for scenarios only.  [default: the scenario's level, else off]",
+        help="Determinism level. deterministic sets the variables and torch flags that make runs repeat; invariant is"
+        " for scenarios whose code is batch-invariant.  [default: the scenario's level; off for a program]",
     ),
 )
 
@@ -116,10 +119,14 @@ KEPT_OPTIONS: Options = (
         "keep",
         multiple=True,
         metavar="STEPS",
-        help="Save the tensors of these steps: 3, or 3,7, or 10-12.",
+        help="Save the tensors of these steps, numbered from 0: 3, or 3,7, or 10-12.",
     ),
     click.option(
-        "--trace-ops", "op_step", type=click.IntRange(0), metavar="K", help="Record every operation of step K."
+        "--trace-ops",
+        "op_step",
+        type=click.IntRange(0),
+        metavar="K",
+        help="Record every operation of step K; steps are numbered from 0.",
     ),
 )
 
@@ -128,25 +135,30 @@ BREAK_OPTIONS: Options = (
         "--break-on",
         multiple=True,
         metavar="CONDITION",
-        help="Stop the run when CONDITION holds: nan, inf, divergence (replay and reproduce only), or a COMPARISON."
-        " Repeatable.",
+        help="Stop the run in the step in which CONDITION holds: nan, inf, divergence (replay and reproduce only), or a"
+        " COMPARISON, as for --until. Repeatable.",
     ),
     click.option(
         "--until",
         multiple=True,
         metavar="COMPARISON",
-        help="Stop the run when a curve value satisfies COMPARISON, e.g. 'reward<0.2'. Repeatable.",
+        help="Stop the run after the first step whose curve (loss, reward_mean, any logged value) satisfies COMPARISON,"
+        " e.g. 'reward<0.2'. Repeatable.",
     ),
 )
 
 SCENARIO_OPTIONS: Options = (
-    click.option("--size", metavar="NAME", help="Size of the scenario.  [default: full for train, else smoke]"),
+    click.option(
+        "--size",
+        metavar="NAME",
+        help="For a scenario: a size that `rlharness scenarios` lists.  [default: full for train, else smoke]",
+    ),
     click.option(
         "--set",
         "overrides",
         multiple=True,
         metavar="KEY=VALUE",
-        help="Override a dotted key of the scenario's configuration. Repeatable.",
+        help="For a scenario: override a dotted key of its configuration. Repeatable.",
     ),
 )
 
@@ -154,7 +166,7 @@ trace_step_option = click.option(
     "--trace-ops",
     "has_operations",
     is_flag=True,
-    help="Record every operation of step K as well, in an additional run.",
+    help="With --step K: record every operation of that step as well, in an additional run.",
 )
 
 trust_option = click.option(

@@ -99,7 +99,7 @@ def trace(invocation: Invocation, /, **arguments: Any) -> int:
     "sweep",
     multiple=True,
     metavar="KEY=V1,V2",
-    help="Sweep a runtime setting, one value per run; the results must be identical. Repeatable.",
+    help="For a scenario: sweep a runtime setting, which must not affect results, with one value per run. Repeatable.",
 )
 @click.option("--runs", type=click.IntRange(1), metavar="N", help="Number of runs.  [default: 2; 1 with --against]")
 @click.option(
@@ -111,7 +111,9 @@ def trace(invocation: Invocation, /, **arguments: Any) -> int:
     metavar="DIR",
     help="Directory for the traces; must be new or empty.  [default: .rlharness/replays]",
 )
-@click.option("--step", type=click.IntRange(0), metavar="K", help="Save the tensors of step K.")
+@click.option(
+    "--step", type=click.IntRange(0), metavar="K", help="Save the tensors of step K; steps are numbered from 0."
+)
 @trace_step_option
 @all_of(BREAK_OPTIONS)
 @all_of(RECORDING_OPTIONS)
@@ -123,7 +125,8 @@ def replay(invocation: Invocation, /, **arguments: Any) -> int:
     """Run a scenario or program several times and compare each bit.
 
     Each run is a fresh process. Exits with 0 if all runs are equal, 10 if they diverge, 11 if they are not comparable,
-    or 12 if a recording is incomplete.
+    or 12 if a recording is incomplete. With --until or --break-on, rlharness makes a single run, ends it at the
+    condition, and exits with 0, or with 10 at a divergence from --against.
     """
     from harness.cli.commands.replay import run_replay
 
@@ -142,7 +145,7 @@ def replay(invocation: Invocation, /, **arguments: Any) -> int:
     "--step",
     type=click.IntRange(0),
     metavar="K",
-    help="Repeat only step K, starting from the nearest checkpoint before it.",
+    help="Repeat only step K, numbered from 0, starting from the nearest checkpoint before it.",
 )
 @trace_step_option
 @click.option("--interactive", is_flag=True, help="Open the step debugger at step K.")
@@ -151,7 +154,7 @@ def replay(invocation: Invocation, /, **arguments: Any) -> int:
     "--against",
     type=SomePath(),
     metavar="OTHER",
-    help="Compare with another run: repeat its step K too, or without --step compare with its trace.",
+    help="Compare with another run: with --step K with its step K, which is repeated too; without, with its trace.",
 )
 @click.option(
     "--bundle",
@@ -183,7 +186,8 @@ def reproduce(invocation: Invocation, /, **arguments: Any) -> int:
     """Repeat a recorded run or one of its steps, and compare.
 
     Exits with 0 if every bit is reproduced, 10 if it diverges, 11 if it is not comparable, or 12 if a recording is
-    incomplete.
+    incomplete. With --until or --break-on only --break-on divergence compares; any other run that ends in order exits
+    with 0.
     """
     from harness.cli.commands.reproduce import run_reproduce
 
@@ -204,6 +208,10 @@ def reproduce(invocation: Invocation, /, **arguments: Any) -> int:
 def diff(invocation: Invocation, /, **arguments: Any) -> int:
     """Compare two traces, and report the first difference.
 
+    A step is recorded in phases: rollout (the batch that comes in), reward, advantage, forward, loss, backward
+    (gradients), optimizer, sync. A value is one tensor, number or text of a phase. An ulp is the distance from one
+    float to the next.
+
     Exits with 0 if they are equal, 10 if they diverge, 11 if they are not comparable, or 12 if one is incomplete.
     """
     from harness.cli.commands.diff import run_diff
@@ -212,8 +220,8 @@ def diff(invocation: Invocation, /, **arguments: Any) -> int:
 
 
 @click.command(
-    epilog="TRACE is a directory written by trace, train or replay. The directory of a replay stands for all its runs."
-    " With three or more traces, each is compared with the first."
+    epilog="TRACE is a directory written by trace, RUN one written by train or replay. The directory of a replay stands"
+    " for all its runs. With three or more traces, each is compared with the first."
 )
 @click.argument("traces", metavar="TRACE|RUN...", nargs=-1, required=True, type=SomePath())
 @click.option(

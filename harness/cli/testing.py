@@ -1,4 +1,4 @@
-"""Commands about tests and the machine they run on: run, plan, merge, doctor."""
+"""Commands about tests and the machine they run on: run, plan, merge, history, doctor."""
 
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,23 @@ from harness.cli.options import SHARED_OPTIONS, Seconds, SomePath, all_of, color
 from harness.core.invocation import Invocation
 
 
-@click.command(epilog="Everything after -- is passed to every pytest process:  rlharness run tests -- -k fast -q")
+@click.command(
+    epilog="Everything after -- is passed to every pytest process:  rlharness run tests -- -k fast -q\n\nResults are"
+    " kept in .rlharness/runs: beside the pyproject.toml that has [tool.rlharness], or in the current directory."
+)
 @all_of(SHARED_OPTIONS)
 @click.option(
-    "--timeout", type=Seconds(0, min_open=True), metavar="S", help="Time limit for one file.  [default: 1800]"
+    "--timeout",
+    type=Seconds(0, min_open=True),
+    metavar="S",
+    help="Time limit for one file; a timeout marker limits one test, and both apply.  [default: 1800]",
 )
-@click.option("--grace", type=Seconds(0), metavar="S", help="Seconds between SIGINT and SIGKILL.  [default: 10]")
+@click.option(
+    "--grace",
+    type=Seconds(0),
+    metavar="S",
+    help="Seconds between SIGINT and SIGKILL when a file is ended.  [default: 10]",
+)
 @click.option("--slow", type=Seconds(0), metavar="S", help="Report a file as slow after S seconds.  [default: 60]")
 @click.option(
     "--maxfail", type=click.IntRange(0), metavar="N", help="Start no more files after N have failed; 0 means no limit."
@@ -39,9 +50,18 @@ from harness.core.invocation import Invocation
 )
 @click.option("--junit", "junit_file", type=SomePath(path_type=Path), help="Write a JUnit XML report to this file.")
 @click.option(
+    "--html", "html_file", type=SomePath(path_type=Path), help="Write the HTML page of the run to this file as well."
+)
+@click.option(
+    "--trace-events",
+    "trace_events_file",
+    type=SomePath(path_type=Path),
+    help="Write the timeline to this file as JSON for ui.perfetto.dev or chrome://tracing.",
+)
+@click.option(
     "--device-ids",
     type=click.Choice(["uuid", "number"]),
-    help="How CUDA_VISIBLE_DEVICES names leased GPUs; vLLM needs numbers.  [default: uuid]",
+    help="How CUDA_VISIBLE_DEVICES names the GPUs of a file; vLLM needs numbers.  [default: uuid]",
 )
 @click.option("--keep-tmp", is_flag=True, help="Keep the temporary directories of failed files.")
 @click.option("--plain", is_flag=True, help="Print lines instead of the live display.")
@@ -65,7 +85,8 @@ def run(invocation: Invocation, /, **arguments: Any) -> int:
 def plan(invocation: Invocation, /, **arguments: Any) -> int:
     """Show the schedule that `run` would use.
 
-    Includes the makespan of the schedule and a lower bound.
+    Includes the makespan of the schedule and a lower bound. Exits with 1 if a file cannot be collected, and with 0 if
+    a file needs more GPUs than there are.
     """
     from harness.cli.commands.run import plan_suite
 
@@ -86,6 +107,23 @@ def merge(invocation: Invocation, /, **arguments: Any) -> int:
     from harness.cli.commands.merge import merge_recorded
 
     return int(merge_recorded(invocation, arguments))
+
+
+@click.command()
+@click.argument("name", required=False, type=SomePath(), metavar="[TEST-OR-FILE]")
+@click.option(
+    "--limit", type=click.IntRange(1), default=50, metavar="N", help="Files or tests to print at most.  [default: 50]"
+)
+@click.option("--json", "json", is_flag=True, help="Print everything as JSON on standard output.")
+@click.pass_obj
+def history(invocation: Invocation, /, **arguments: Any) -> int:
+    """Show durations and outcomes of files and tests in the last runs.
+
+    Without TEST-OR-FILE, all files are listed, longest first.
+    """
+    from harness.cli.commands.history import show_history
+
+    return int(show_history(invocation, arguments))
 
 
 @click.command()

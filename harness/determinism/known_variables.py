@@ -66,7 +66,7 @@ def check_hash_seed(environ: Mapping[str, str]) -> Finding:
     return Finding(
         "PYTHONHASHSEED",
         Severity.FINE,
-        f"{measured}: set order differs between processes; export PYTHONHASHSEED=0 before comparing bits",
+        f"{measured}: set order differs between processes; level deterministic sets it for a run",
     )
 
 
@@ -76,7 +76,11 @@ def check_bit_variables(environ: Mapping[str, str]) -> list[Finding]:
     told = {finding.check for finding in findings}
     others = [f"{name}={environ[name]}" for name in sorted(MOVE_BITS & environ.keys()) if name not in told]
     others = [text for text in others if not text.startswith("PYTHONHASHSEED=")]
-    measured = "a run's bits depend on these variables: " + " ".join(others) if others else "none is set"
+    measured = (
+        "a run's bits depend on these variables: " + " ".join(others)
+        if others
+        else "no variable that moves the bits of a run is set"
+    )
     return [*findings, Finding("bits", Severity.FINE, measured)]
 
 

@@ -1,4 +1,4 @@
-"""GPUs: free, busy or slow; their NVLinks; the driver against what torch was built for."""
+"""GPUs: free, busy or slow; their NVLinks or XGMI links; the driver against what torch was built for."""
 
 import json
 import os
@@ -12,8 +12,8 @@ from typing import Any
 from harness.core.errors import InventoryError
 from harness.core.findings import Finding, Severity
 from harness.doctor.host import Answer, Host, module_command
-from harness.machine.gpu_health import GpuHealth, MachineHealth, read_gpu_health
-from harness.machine.gpus import read_inventory
+from harness.machine.gpu_health import GpuHealth, MachineHealth, Vendor
+from harness.machine.gpus import TWO_VENDORS, read_gpu_health, read_inventory
 from harness.machine.inventory import Inventory, LeftOut
 from harness.process.daemon_thread import in_daemon_thread
 
@@ -23,6 +23,41 @@ IMPORT_S = 60.0
 """torch's import from a cold network file system."""
 MIG = "MIG-"
 DEVICE_FILE = "/dev/nvidiactl"
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """Names that the tools of a vendor give things; {} is a GPU."""
+
+    links: str
+    variable: str
+    show: str
+    show_processes: str
+    show_speed: str
+    show_links: str
+    list_names: str
+
+
+_WORDS = {
+    Vendor.NVIDIA: _Words(
+        links="NVLink",
+        variable="CUDA_VISIBLE_DEVICES",
+        show="nvidia-smi -q -i {}",
+        show_processes="nvidia-smi -i {}",
+        show_speed="nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {}",
+        show_links="nvidia-smi nvlink -s -i {}",
+        list_names="list UUIDs (nvidia-smi -L)",
+    ),
+    Vendor.AMD: _Words(
+        links="XGMI",
+        variable="HIP_VISIBLE_DEVICES",
+        show="amd-smi static (amd-smi list -e shows which GPU is {})",
+        show_processes="amd-smi process (amd-smi list -e shows which GPU is {})",
+        show_speed="amd-smi metric (amd-smi list -e shows which GPU has HIP's number {})",
+        show_links="amd-smi xgmi (amd-smi list -e shows which GPU has HIP's number {})",
+        list_names="list HIP's numbers (amd-smi list -e)",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +81,8 @@ async def inspect_gpus(host: Host) -> Sequence[Finding]:
     """The driver and the GPUs; torch is asked to use them where there are any."""
 
     def read() -> tuple[MachineHealth, Inventory]:
-        return read_gpu_health(), read_inventory("auto", host.environ)
+        health = read_gpu_health(host.environ)
+        return health, Inventory() if health.problem else read_inventory("auto", host.environ)
 
     try:
         health, inventory = await in_daemon_thread(read, limit_s=READ_S)
@@ -57,7 +93,7 @@ async def inspect_gpus(host: Host) -> Sequence[Finding]:
     torch = read_torch(await host.ask(argv, limit_s=IMPORT_S))
     has_device_file = os.path.exists(DEVICE_FILE)
     findings = check_driver(health, has_device_file=has_device_file)
-    findings += check_gpus(health, inventory) + check_links(health.gpus)
+    findings += check_gpus(health, inventory) + check_links(health.gpus, health.vendor)
     return [*findings, *check_torch(torch, health, num_usable=len(inventory.gpus))]
 
 
@@ -67,7 +103,7 @@ async def check_gpus_for(num_ranks: int, environ: Mapping[str, str]) -> None:
         inventory = await in_daemon_thread(lambda: read_inventory("auto", environ), limit_s=READ_S)
     except TimeoutError:
         raise InventoryError(
-            f"--backend nccl: the NVIDIA driver did not answer within {READ_S:g} s",
+            f"--backend nccl: the GPU driver did not answer within {READ_S:g} s",
             legal="GPUs whose driver answers",
             remedy="rlharness doctor checks the driver; --backend gloo checks the layers that need no GPU",
         ) from None
@@ -105,14 +141,17 @@ def read_torch(answer: Answer) -> Torch:
 
 
 def check_driver(health: MachineHealth, *, has_device_file: bool) -> list[Finding]:
-    """Whether NVML speaks; `has_device_file` says that the kernel's part of a driver is there."""
+    """Whether the driver answers; `has_device_file` says that the kernel's part of NVIDIA's is there."""
     if not health.problem:
         cuda = f", serves CUDA up to {_version(health.cuda)}" if health.cuda else ""
-        return [Finding("driver", Severity.FINE, f"NVIDIA {health.driver or 'of unknown version'}{cuda}")]
+        return [Finding("driver", Severity.FINE, f"{health.vendor} {health.driver or 'of unknown version'}{cuda}")]
     if not health.has_driver and not has_device_file and "does not answer" not in health.problem:
         return [Finding("driver", Severity.FINE, f"{health.problem}: 0 GPUs")]
-    remedy = "run nvidia-smi for details; after a driver update, reboot or reload its modules"
-    if has_device_file and "no NVIDIA driver" in health.problem:
+    tool = "amd-smi" if "AMD" in health.problem else "nvidia-smi"
+    remedy = f"run {tool} for details; after a driver update, reboot or reload its modules"
+    if health.problem == TWO_VENDORS:
+        remedy = "hide one vendor: ROCR_VISIBLE_DEVICES= hides AMD's GPUs"
+    if has_device_file and "no NVIDIA" in health.problem:
         measured = f"{DEVICE_FILE} exists, but libnvidia-ml.so.1 does not"
         remedy = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         return [Finding("driver", Severity.BROKEN, measured, "rlharness and nvidia-smi see no GPU", remedy)]
@@ -121,7 +160,8 @@ def check_driver(health: MachineHealth, *, has_device_file: bool) -> list[Findin
 
 def check_gpus(health: MachineHealth, inventory: Inventory) -> list[Finding]:
     """Each GPU that is not free and well; one finding for the others. Nothing where there are no GPUs."""
-    findings = [_left_out(gpu) for gpu in inventory.left_out]
+    words = _WORDS[health.vendor]
+    findings = [_left_out(gpu, words) for gpu in inventory.left_out]
     for gpu in health.gpus:
         if gpu.slowdowns:
             findings.append(
@@ -130,40 +170,40 @@ def check_gpus(health: MachineHealth, inventory: Inventory) -> list[Finding]:
                     Severity.WARNING,
                     f"{gpu.model}: its clocks are lowered ({', '.join(gpu.slowdowns)})",
                     breaks="tests on it take longer than their history says, and may time out",
-                    remedy=f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {gpu.number}",
+                    remedy=words.show_speed.format(gpu.number),
                 )
             )
     if inventory.note and health.gpus:
         hidden = not inventory.gpus and not inventory.left_out
         breaks = "rlharness run --gpus auto finds no GPU" if hidden else "a test may get a different GPU than intended"
-        remedy = "unset CUDA_VISIBLE_DEVICES, or list UUIDs (nvidia-smi -L)"
-        findings.append(Finding("CUDA_VISIBLE_DEVICES", Severity.WARNING, inventory.note, breaks, remedy))
+        remedy = f"unset {words.variable}, or {words.list_names}"
+        findings.append(Finding(words.variable, Severity.WARNING, inventory.note, breaks, remedy))
     if inventory.gpus:
         findings.append(Finding("GPUs", Severity.FINE, f"{inventory.describe()}, free"))
     return findings
 
 
-def check_links(gpus: Sequence[GpuHealth]) -> list[Finding]:
-    """NVLinks that are down on some of the GPUs of one model: all of them down is a machine without bridges."""
-    findings = []
+def check_links(gpus: Sequence[GpuHealth], vendor: Vendor = Vendor.NVIDIA) -> list[Finding]:
+    """Links that are down on some of the GPUs of one model: all of them down is a machine without bridges."""
+    findings, words = [], _WORDS[vendor]
     linked = [gpu for gpu in gpus if gpu.num_links]
     for gpu in linked:
         most = max(other.num_active_links for other in linked if other.model == gpu.model)
         if gpu.num_active_links < most:
             findings.append(
                 Finding(
-                    f"NVLink of GPU {gpu.number}",
+                    f"{words.links} of GPU {gpu.number}",
                     Severity.WARNING,
                     f"{gpu.num_active_links} of {gpu.num_links} links are active; others of its model have {most}",
                     breaks="transfers to and from it are slower, or go over PCIe: collectives wait for it",
-                    remedy=f"nvidia-smi nvlink -s -i {gpu.number}; reseat its bridge, or reset the GPU",
+                    remedy=f"{words.show_links.format(gpu.number)}; reseat its bridge, or reset the GPU",
                 )
             )
     counts = Counter(gpu.num_active_links for gpu in linked)
     if findings or not linked:
         return findings
     told = ", ".join(f"{number} x {active} links" for active, number in counts.items() if active)
-    return [Finding("NVLink", Severity.FINE, f"{told} active" if told else "not in use: GPUs talk over PCIe")]
+    return [Finding(words.links, Severity.FINE, f"{told} active" if told else "not in use: GPUs talk over PCIe")]
 
 
 def check_torch(torch: Torch, health: MachineHealth, *, num_usable: int) -> list[Finding]:
@@ -178,10 +218,13 @@ def check_torch(torch: Torch, health: MachineHealth, *, num_usable: int) -> list
     measured = f"{torch.version}, built {built}"
     if not num_usable or torch.is_available is None:
         return [Finding("torch", Severity.FINE, measured)]
-    if not torch.cuda:
-        remedy = "pip install --force-reinstall torch, from an index that has builds for CUDA"
+    if not (torch.hip if health.vendor is Vendor.AMD else torch.cuda):
+        kind = "ROCm" if health.vendor is Vendor.AMD else "CUDA"
+        remedy = f"pip install --force-reinstall torch, from an index that has builds for {kind}"
         breaks = "every test that needs a GPU"
         return [Finding("torch", Severity.BROKEN, f"{measured}; {num_usable} GPUs are free", breaks, remedy)]
+    if health.vendor is Vendor.AMD:
+        return [_check_torch_on_amd(torch, measured)]
     served = (
         f"the driver serves CUDA up to {_version(health.cuda)}" if health.cuda else "the driver reports no CUDA version"
     )
@@ -196,6 +239,16 @@ def check_torch(torch: Torch, health: MachineHealth, *, num_usable: int) -> list
         breaks = "the first kernel on such a GPU: 'no kernel image is available'"
         return [Finding("torch", Severity.BROKEN, measured, breaks, "install a torch built for that GPU")]
     return [Finding("torch", Severity.FINE, f"{measured}, finds the GPUs; {served}")]
+
+
+def _check_torch_on_amd(torch: Torch, measured: str) -> Finding:
+    if torch.is_available:
+        return Finding("torch", Severity.FINE, f"{measured}, finds the GPUs")
+    breaks = "torch finds no GPU: every test that needs one"
+    remedy = (
+        "read and write /dev/kfd and /dev/dri (groups render and video); install a torch built for the driver's ROCm"
+    )
+    return Finding("torch", Severity.BROKEN, measured, breaks, remedy)
 
 
 def _has_kernels(archs: Sequence[str], capability: tuple[int, int]) -> bool:
@@ -218,17 +271,16 @@ def _has_kernels(archs: Sequence[str], capability: tuple[int, int]) -> bool:
     return False
 
 
-def _left_out(gpu: LeftOut) -> Finding:
+def _left_out(gpu: LeftOut, words: _Words) -> Finding:
     is_lost = any(words in gpu.reason for words in ("cannot be read", "compute mode", "no instance"))
     named = gpu.gpu_id or str(gpu.index)
+    show = words.show.format(named)
     return Finding(
         f"GPU {gpu.index}",
         Severity.BROKEN if is_lost else Severity.WARNING,
         f"{gpu.model}: {gpu.reason}" if gpu.model else gpu.reason,
         breaks="rlharness run leaves it out; programs that select it by number fail or run out of memory",
-        remedy=f"nvidia-smi -q -i {named}"
-        if is_lost
-        else f"end the process that holds it: nvidia-smi -i {named} names it",
+        remedy=show if is_lost else f"end the process that holds it: {words.show_processes.format(named)} names it",
     )
 
 
@@ -238,7 +290,7 @@ def _driver_hangs() -> Finding:
         Severity.BROKEN,
         f"it did not answer within {READ_S:g} s",
         breaks="every process that uses a GPU hangs, and cannot be killed meanwhile",
-        remedy="dmesg | grep -i -e nvrm -e xid; reboot if it says that a GPU has fallen off the bus",
+        remedy="dmesg | grep -i -e nvrm -e xid -e amdgpu; reboot if it says that a GPU has fallen off the bus",
     )
 
 

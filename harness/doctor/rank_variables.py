@@ -37,7 +37,9 @@ def check_ranks(environ: Mapping[str, str]) -> Finding:
     """Ranks as torchrun or a scheduler sets them: init_process_group waits for all the others."""
     found = [f"{name}={environ[name]}" for name in RANKS if name in environ]
     if (_number(environ, "WORLD_SIZE") or 0) <= 1 or "RANK" not in environ:
-        return Finding("ranks", Severity.FINE, f"set: {' '.join(found)}" if found else "no rank is inherited")
+        return Finding(
+            "ranks", Severity.FINE, f"set: {' '.join(found)}" if found else "no variable gives this process a rank"
+        )
     return Finding(
         "ranks",
         Severity.WARNING,

@@ -1,58 +1,36 @@
-"""The machine's GPUs, read through NVML.
+"""The machine's GPUs, read through the driver that is there: NVIDIA's through NVML, AMD's through AMD SMI.
 
-NVML's order is the PCI bus order; inside the harness a GPU is its UUID. What NVML does not report (NOT_SUPPORTED and
-the like) is unknown; a GPU that answers with an error (fallen off the bus, reset required) is left out with NVML's
-message and never ends the run.
+Inside the harness a GPU is its UUID. A GPU that answers with an error (fallen off the bus, reset required) is left out
+with the driver's message and never ends the run.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from harness.core.errors import InventoryError
+from harness.machine.amd import AmdDriver
+from harness.machine.gpu_driver import GpuDriver, GpuReadError, GpuReading, ListedGpu, NoDriverError
+from harness.machine.gpu_health import MachineHealth
 from harness.machine.gpu_selection import Auto, Count, Named, Pretended, find_named, parse_selection
 from harness.machine.inventory import Gpu, Inventory, LeftOut
-from harness.machine.meter import IDLE_MEMORY_BYTES, GpuProcess
-from harness.machine.nvml import (
-    NoDriverError,
-    ask,
-    compute_processes,
-    display_bytes,
-    linked_bus_ids,
-    memory_of,
-    no_answer,
-    nvml_opened,
-    open_nvml,
-    shut_down,
-    unreadable,
-)
-from harness.machine.visible import ORDER_NOTE, Device, Visible, order_is_uncertain, visible_devices
+from harness.machine.meter import GpuProcess
+from harness.machine.nvidia import NvidiaDriver
+from harness.machine.visible import ORDER_NOTE, Device, Visible, order_is_uncertain
 from harness.process.claims import Claims, holder_pid
 
 _MAX_NAMED_PROCESSES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class _GpuHandle:
-    """A device as NVML lists it."""
-
-    device: Device
-    handle: Any
-    """NVML's handle of the GPU or instance; None where there is none."""
-    gpu_handle: Any
-    """NVML's handle of the whole GPU."""
-    problem: str = ""
-    """Why it cannot be used; empty where nothing is known against it."""
+NO_DRIVER = "no NVIDIA or AMD driver here"
+TWO_VENDORS = "GPUs of NVIDIA and of AMD are visible"
+_ONE_VENDOR = "ROCR_VISIBLE_DEVICES= hides AMD's; CUDA_VISIBLE_DEVICES=-1 with HIP_VISIBLE_DEVICES=0,1 hides NVIDIA's"
 
 
 def read_inventory(selection: str, environ: Mapping[str, str], claims: Claims | None = None) -> Inventory:
     """The GPUs a run may lease, as `selection` (the text of --gpus, see `selection`) asks for them.
 
-    Within CUDA_VISIBLE_DEVICES of `environ`; busy, unreadable and prohibited GPUs are left out, each with its reason.
-    Each GPU taken is claimed in `claims` as "gpu-<uuid>"; pretended GPUs are not. Raises UsageError for a text of no
-    legal form, InventoryError where fewer GPUs are free than were counted, or a GPU asked for by name cannot be had.
+    Within CUDA_VISIBLE_DEVICES, or AMD's variables, of `environ`; busy, unreadable and prohibited GPUs are left out,
+    each with its reason. Each GPU taken is claimed in `claims` as "gpu-<uuid>"; pretended GPUs are not. Raises
+    UsageError for a text of no legal form, InventoryError where fewer GPUs are free than were counted, a GPU asked for
+    by name cannot be had, or GPUs of two vendors are visible.
     """
     asked = parse_selection(selection)
     if isinstance(asked, Pretended):
@@ -60,8 +38,8 @@ def read_inventory(selection: str, environ: Mapping[str, str], claims: Claims | 
     if asked == Count(0):
         return Inventory()
     try:
-        with nvml_opened() as nvml:
-            return _take(nvml, asked, environ, claims)
+        with driver_opened(environ) as driver:
+            return _take(driver, asked, environ, claims)
     except NoDriverError as error:
         if isinstance(asked, Auto):
             return Inventory(note=f"{error}: 0 GPUs")
@@ -72,44 +50,92 @@ def read_inventory(selection: str, environ: Mapping[str, str], claims: Claims | 
         ) from error
 
 
-class NvmlMeter:
-    """Memory and processes of real GPUs; opens NVML at once and keeps it open until `close`.
+def read_gpu_health(environ: Mapping[str, str]) -> MachineHealth:
+    """Ask the driver that `read_inventory` would ask; blocks for as long as it does."""
+    try:
+        with driver_opened(environ) as driver:
+            return driver.health()
+    except NoDriverError as error:
+        return MachineHealth(problem=str(error), has_driver=not error.is_absent)
+    except InventoryError as error:
+        return MachineHealth(problem=error.what)
+
+
+class DriverMeter:
+    """Memory and processes of real GPUs; opens the driver at once and keeps it open until `close`.
 
     A driver that does not start raises InventoryError.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, environ: Mapping[str, str], *, is_amd: bool) -> None:
         try:
-            self._nvml = open_nvml()
+            self._driver: GpuDriver = AmdDriver(environ) if is_amd else NvidiaDriver()
         except NoDriverError as error:
-            raise InventoryError(str(error), legal="a machine whose NVIDIA driver runs") from error
+            raise InventoryError(str(error), legal="a machine whose GPU driver runs") from error
 
     def used_memory_bytes(self, gpu_ids: Sequence[str]) -> dict[str, int]:
-        used_bytes = {}
-        for gpu_id in gpu_ids:
-            with suppress(self._nvml.NVMLError):
-                memory = memory_of(self._nvml, self._nvml.nvmlDeviceGetHandleByUUID(gpu_id))
-                if memory is not None:
-                    used_bytes[gpu_id] = memory[1]
-        return used_bytes
+        read = {gpu_id: self._driver.used_memory_bytes(gpu_id) for gpu_id in gpu_ids}
+        return {gpu_id: used_bytes for gpu_id, used_bytes in read.items() if used_bytes is not None}
 
     def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
-        try:
-            return compute_processes(self._nvml, self._nvml.nvmlDeviceGetHandleByUUID(gpu_id))
-        except self._nvml.NVMLError:
-            return ()
+        return self._driver.processes_on(gpu_id)
 
     def close(self) -> None:
-        shut_down(self._nvml)
+        self._driver.close()
+
+
+# ---- the driver ----
+
+
+@contextmanager
+def driver_opened(environ: Mapping[str, str]) -> Iterator[GpuDriver]:
+    """The driver of the vendor whose GPUs `environ` leaves visible, for the length of a `with`.
+
+    Raises NoDriverError where none answers, InventoryError where GPUs of both vendors are visible.
+    """
+    opened: list[GpuDriver] = []
+    problems: list[NoDriverError] = []
+    kinds: tuple[Callable[[], GpuDriver], ...] = (NvidiaDriver, lambda: AmdDriver(environ))
+    try:
+        for kind in kinds:
+            try:
+                opened.append(kind())
+            except NoDriverError as error:
+                problems.append(error)
+        yield _only(opened, problems, environ)
+    finally:
+        for driver in opened:
+            driver.close()
+
+
+def _only(opened: Sequence[GpuDriver], problems: Sequence[NoDriverError], environ: Mapping[str, str]) -> GpuDriver:
+    if not opened:
+        told = [str(error) for error in problems if not error.is_absent]
+        raise NoDriverError("; ".join(told) or NO_DRIVER, is_absent=not told)
+    if len(opened) == 1:
+        return opened[0]
+    visible = [driver for driver in opened if _has_visible(driver, environ)]
+    if len(visible) > 1:
+        raise InventoryError(TWO_VENDORS, legal="GPUs of one vendor in one run", remedy=_ONE_VENDOR)
+    return (visible or opened)[0]
+
+
+def _has_visible(driver: GpuDriver, environ: Mapping[str, str]) -> bool:
+    try:
+        return bool(driver.visible([gpu.device for gpu in driver.list_gpus()], environ).devices)
+    except NoDriverError:
+        return False
 
 
 # ---- choosing ----
 
 
-def _take(nvml: Any, asked: Auto | Count | Named, environ: Mapping[str, str], claims: Claims | None) -> Inventory:
-    gpus = _list_gpus(nvml)
+def _take(
+    driver: GpuDriver, asked: Auto | Count | Named, environ: Mapping[str, str], claims: Claims | None
+) -> Inventory:
+    gpus = driver.list_gpus()
     devices = [gpu.device for gpu in gpus]
-    visible = visible_devices(devices, environ)
+    visible = driver.visible(devices, environ)
     mine = [gpus[devices.index(device)] for device in visible.devices]
     wanted = find_named(asked, visible.devices) if isinstance(asked, Named) else range(len(mine))
     num_wanted = asked.num_gpus if isinstance(asked, Count) else len(mine)
@@ -118,7 +144,7 @@ def _take(nvml: Any, asked: Auto | Count | Named, environ: Mapping[str, str], cl
     for index in wanted:
         if len(taken) == num_wanted:
             break
-        found = _examine(nvml, mine[index], index)
+        found = _examine(driver, mine[index], visible, index)
         if isinstance(found, Gpu):
             found = _claim(found, claims)
         if isinstance(found, Gpu):
@@ -133,7 +159,7 @@ def _take(nvml: Any, asked: Auto | Count | Named, environ: Mapping[str, str], cl
     return Inventory(
         gpus=tuple(taken),
         left_out=tuple(left_out),
-        num_links=_num_links(nvml, [gpu for gpu in taken if not gpu.is_mig]),
+        num_links=driver.num_links(taken),
         note="; ".join(_notes(visible, asked, devices, environ)),
     )
 
@@ -162,40 +188,40 @@ def _too_few(asked: Count | Named, num_taken: int, num_visible: int, left_out: S
     )
 
 
-def _examine(nvml: Any, gpu: _GpuHandle, index: int) -> Gpu | LeftOut:
+def _examine(driver: GpuDriver, gpu: ListedGpu, visible: Visible, index: int) -> Gpu | LeftOut:
     """The GPU as it may be leased, or why it cannot be now."""
     device = gpu.device
+    if gpu.problem:
+        return LeftOut(device.uuid, index, device.model, gpu.problem)
     try:
-        if reason := gpu.problem or _why_busy(nvml, gpu):
-            return LeftOut(device.uuid, index, device.model, reason)
-        memory = memory_of(nvml, gpu.handle)
-        return Gpu(
-            gpu_id=device.uuid,
-            index=index,
-            model=nvml.nvmlDeviceGetName(gpu.handle),
-            memory_gb=memory[0] / 1e9 if memory else 0.0,
-            capability=ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, gpu.gpu_handle) or (0, 0),
-            is_mig=bool(device.old_mig_name),
-            number=None if device.old_mig_name else device.ordinal,
-        )
-    except nvml.NVMLError as error:
-        return LeftOut(device.uuid, index, device.model, unreadable(error))
+        reading = driver.read(gpu)
+    except GpuReadError as error:
+        return LeftOut(device.uuid, index, device.model, str(error))
+    if reason := reading.ban or _why_busy(reading, driver.idle_bytes):
+        return LeftOut(device.uuid, index, device.model, reason)
+    number = None if device.old_mig_name else device.ordinal
+    return Gpu(
+        gpu_id=device.uuid,
+        index=index,
+        model=reading.model,
+        memory_gb=reading.memory_gb,
+        capability=reading.capability,
+        is_mig=bool(device.old_mig_name),
+        number=visible.hip_numbers[index] if visible.hip_numbers else number,
+        is_amd=bool(visible.hip_numbers),
+    )
 
 
-def _why_busy(nvml: Any, gpu: _GpuHandle) -> str:
-    """What keeps a readable GPU from being leased, or nothing; an NVMLError is the caller's."""
-    if ask(nvml, nvml.nvmlDeviceGetComputeMode, gpu.gpu_handle) == nvml.NVML_COMPUTEMODE_PROHIBITED:
-        return "its compute mode is Prohibited (nvidia-smi -c 0 resets it)"
-    memory = memory_of(nvml, gpu.handle)
-    used_bytes = memory[1] if memory else 0
-    processes = compute_processes(nvml, gpu.handle)
-    if processes:
-        named = ", ".join(str(process) for process in processes[:_MAX_NAMED_PROCESSES])
-        if len(processes) > _MAX_NAMED_PROCESSES:
-            named += f" and {len(processes) - _MAX_NAMED_PROCESSES} more"
+def _why_busy(reading: GpuReading, idle_bytes: int) -> str:
+    """What keeps a readable GPU from being leased, or nothing."""
+    used_bytes = reading.memory[1] if reading.memory else 0
+    if reading.processes:
+        named = ", ".join(str(process) for process in reading.processes[:_MAX_NAMED_PROCESSES])
+        if len(reading.processes) > _MAX_NAMED_PROCESSES:
+            named += f" and {len(reading.processes) - _MAX_NAMED_PROCESSES} more"
         return f"busy: {used_bytes / 1e9:.1f} GB held by {named}"
-    if used_bytes - display_bytes(nvml, gpu.handle) > IDLE_MEMORY_BYTES:
-        return f"busy: {used_bytes / 1e9:.1f} GB in use, by no process that NVML lists (another container?)"
+    if used_bytes - reading.display_bytes > idle_bytes:
+        return f"busy: {used_bytes / 1e9:.1f} GB in use, by no process that the driver lists (another container?)"
     return ""
 
 
@@ -211,62 +237,3 @@ def _claim(gpu: Gpu, claims: Claims | None) -> Gpu | LeftOut:
 
 def _claim_name(gpu_id: str) -> str:
     return f"gpu-{gpu_id}"
-
-
-# ---- reading ----
-
-
-def _list_gpus(nvml: Any) -> list[_GpuHandle]:
-    """Every GPU of the machine in NVML's order, a GPU in MIG mode as its instances."""
-    gpus: list[_GpuHandle] = []
-    try:
-        num_gpus = nvml.nvmlDeviceGetCount()
-    except nvml.NVMLError as error:
-        raise NoDriverError(no_answer(error)) from error
-    for ordinal in range(num_gpus):
-        device = Device(ordinal, "", "", "")
-        try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(ordinal)
-            uuid = nvml.nvmlDeviceGetUUID(handle)
-            device = Device(ordinal, uuid, uuid, nvml.nvmlDeviceGetName(handle))
-            gpus += _instances(nvml, device, handle) or [_GpuHandle(device, handle, handle)]
-        except nvml.NVMLError as error:
-            gpus.append(_GpuHandle(device, None, None, unreadable(error)))
-    return gpus
-
-
-def _instances(nvml: Any, gpu: Device, handle: Any) -> list[_GpuHandle]:
-    """The MIG instances of `gpu`; empty where it is not in MIG mode."""
-    mode = ask(nvml, nvml.nvmlDeviceGetMigMode, handle)
-    if not mode or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
-        return []
-    instances = []
-    for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        with suppress(nvml.NVMLError_NotFound):
-            instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-            gi, ci = nvml.nvmlDeviceGetGpuInstanceId(instance), nvml.nvmlDeviceGetComputeInstanceId(instance)
-            uuid = nvml.nvmlDeviceGetUUID(instance)
-            device = Device(gpu.ordinal, gpu.gpu_uuid, uuid, gpu.model, f"MIG-{gpu.gpu_uuid}/{gi}/{ci}")
-            instances.append(_GpuHandle(device, instance, handle))
-    return instances or [_GpuHandle(gpu, handle, handle, "its MIG mode is on and it has no instance")]
-
-
-def _num_links(nvml: Any, gpus: Iterable[Gpu]) -> dict[frozenset[str], int]:
-    """Active NVLinks between each two of `gpus`, whole GPUs all; links that end in an NVSwitch count for no pair.
-
-    With NVSwitches every pair is equally near, so none is preferred.
-    """
-    handles: dict[str, Any] = {}
-    gpu_ids: dict[bytes, str] = {}
-    for gpu in gpus:
-        with suppress(nvml.NVMLError):
-            handles[gpu.gpu_id] = nvml.nvmlDeviceGetHandleByUUID(gpu.gpu_id)
-            gpu_ids[nvml.nvmlDeviceGetPciInfo(handles[gpu.gpu_id]).busId.lower()] = gpu.gpu_id
-    num_links: dict[frozenset[str], int] = {}
-    for gpu_id, handle in handles.items():
-        peers = Counter(gpu_ids.get(bus_id) for bus_id in linked_bus_ids(nvml, handle))
-        for other, count in peers.items():
-            if other is not None and other != gpu_id:
-                pair = frozenset((gpu_id, other))
-                num_links[pair] = max(count, num_links.get(pair, 0))  # both ends report each link
-    return num_links

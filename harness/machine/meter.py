@@ -1,6 +1,6 @@
 """Whether a GPU's memory is back, at a lease's end, where it was when the lease began, and if not, who holds it.
 
-The decision is pure; `MemoryMeter` is the seam it is fed through: `gpus.NvmlMeter` for real GPUs, `NoMeter` for
+The decision is pure; `MemoryMeter` is the seam it is fed through: `gpus.DriverMeter` for real GPUs, `NoMeter` for
 simulated ones.
 """
 
@@ -17,12 +17,12 @@ over 100 MB."""
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that has a compute context on a GPU, as NVML lists it."""
+    """A process that has a compute context on a GPU, as the driver lists it."""
 
     pid: int
-    """Process id from NVML; in a container it may be another namespace's number, or missing altogether."""
+    """Process id from the driver; in a container it may be another namespace's number, or missing altogether."""
     used_bytes: int | None
-    """Its memory on that GPU; None where NVML does not say."""
+    """Its memory on that GPU; None where the driver does not say."""
     command: str
     """Its command line without secrets, cut short; empty where no such process can be seen from here."""
 
@@ -55,7 +55,7 @@ class MemoryMeter(Protocol):
         ...
 
     def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
-        """Return the processes with a compute context on this GPU; empty if NVML lists none or does not report them."""
+        """Return the processes with a compute context on this GPU; empty if the driver lists or reports none."""
         ...
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ def return_to_baseline(
 
     `baseline_bytes` and `now_bytes` are its memory in use at the lease and now, None where it cannot be read;
     `processes` those on it now. A process that can be named holds the GPU whatever its memory; one that cannot be seen
-    counts only together with memory, because NVML's pids are unreliable in containers.
+    counts only together with memory, because a driver's pids are unreliable in containers.
     """
     excess_bytes = max(0, (now_bytes or 0) - (baseline_bytes or 0))
     for holder in (Holder.OURS, Holder.FOREIGN):
@@ -104,7 +104,7 @@ def return_to_baseline(
     if baseline_bytes is not None and now_bytes is None:
         return StillHeld(Holder.UNKNOWN, "its memory can no longer be read")
     if baseline_bytes is not None and excess_bytes > tolerance_bytes:
-        named = ", ".join(map(str, processes)) or "no process that NVML lists"
+        named = ", ".join(map(str, processes)) or "no process that the driver lists"
         return StillHeld(Holder.UNKNOWN, f"{_gb(excess_bytes)} above its baseline, held by {named}")
     return None
 

@@ -4,18 +4,11 @@ The module it returns is pynvml itself. A value that NVML does not report (NOT_S
 caller leaves out a GPU that answers with an error (fallen off the bus, reset required).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
-from harness.core.redaction import redact_argv
+from harness.machine.gpu_driver import NoDriverError, named_command
 from harness.machine.meter import GpuProcess
-
-_MAX_COMMAND_CHARS = 60
-
-
-class NoDriverError(Exception):
-    """NVML did not start; the message is for a person."""
 
 
 def open_nvml() -> Any:
@@ -25,7 +18,7 @@ def open_nvml() -> Any:
     try:
         pynvml.nvmlInit()
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded) as error:
-        raise NoDriverError("no NVIDIA driver here") from error
+        raise NoDriverError("no NVIDIA driver here", is_absent=True) from error
     except pynvml.NVMLError as error:
         raise NoDriverError(no_answer(error)) from error
     return pynvml
@@ -34,16 +27,6 @@ def open_nvml() -> Any:
 def no_answer(error: Exception) -> str:
     """Return the message for a driver that fails with `error`."""
     return f"the NVIDIA driver does not answer ({str(error).rstrip('.')})"
-
-
-@contextmanager
-def nvml_opened() -> Iterator[Any]:
-    """pynvml for the length of a `with`; raises NoDriverError."""
-    nvml = open_nvml()
-    try:
-        yield nvml
-    finally:
-        shut_down(nvml)
 
 
 def shut_down(nvml: Any) -> None:
@@ -81,24 +64,13 @@ def compute_processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
     listed = ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
     if listed is None:
         listed = ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle) or []
-    return tuple(GpuProcess(entry.pid, entry.usedGpuMemory, _command(entry.pid)) for entry in listed)
+    return tuple(GpuProcess(entry.pid, entry.usedGpuMemory, named_command(entry.pid)) for entry in listed)
 
 
 def display_bytes(nvml: Any, handle: Any) -> int:
     """Memory of processes that only draw: a GPU with a screen is no busy GPU."""
     listed = ask(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle) or []
     return sum(entry.usedGpuMemory or 0 for entry in listed)
-
-
-def _command(pid: int) -> str:
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        command = " ".join(redact_argv(process.cmdline())) or process.name()
-    except psutil.Error:
-        return ""
-    return command if len(command) <= _MAX_COMMAND_CHARS else command[: _MAX_COMMAND_CHARS - 1] + "…"
 
 
 def link_states(nvml: Any, handle: Any) -> dict[int, bool]:
@@ -118,8 +90,3 @@ def linked_bus_ids(nvml: Any, handle: Any) -> list[bytes]:
             if is_active:
                 peers.append(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId.lower())
     return peers
-
-
-def unreadable(error: Exception) -> str:
-    """Why a GPU is left out that answers with `error`."""
-    return f"cannot be read: {error}"

@@ -25,16 +25,16 @@ _NO_DEVICES = ("", "NoDevFiles")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One thing CUDA can be given: a GPU, or one MIG instance of a GPU in MIG mode."""
+    """One thing CUDA or HIP can be given: a GPU, one MIG instance of a GPU in MIG mode, or one partition of a GPU."""
 
     ordinal: int
-    """The GPU's index in NVML's order, which all its MIG instances share."""
+    """The GPU's index in the driver's order, which all its MIG instances share."""
     gpu_uuid: str
-    """The GPU's UUID ("GPU-8f2…"); empty if NVML does not report it."""
+    """The GPU's UUID ("GPU-8f2…"); empty if the driver does not report it."""
     uuid: str
-    """Name of this device: the GPU's UUID, or the instance's ("MIG-…")."""
+    """Name of this device: the GPU's UUID, the instance's ("MIG-…") or the partition's ("GPU-8f2…/3")."""
     model: str
-    """The GPU's model, of which an instance has a part; empty if NVML does not report it."""
+    """The GPU's model, of which an instance has a part; empty if the driver does not report it."""
     old_mig_name: str = ""
     """The instance's name before driver 470, still understood: "MIG-GPU-8f2…/1/0"."""
 
@@ -47,6 +47,8 @@ class Visible:
     notes: tuple[str, ...] = ()
     by_number: bool = True
     """Whether their order rests on NVML's numbers: no list was given, or one of numbers."""
+    hip_numbers: tuple[int, ...] = ()
+    """HIP's number of each device; empty for those of NVIDIA."""
 
 
 def visible_devices(devices: Sequence[Device], environ: Mapping[str, str]) -> Visible:
@@ -94,7 +96,7 @@ def order_is_uncertain(devices: Sequence[Device], environ: Mapping[str, str]) ->
 
 
 def matching(devices: Sequence[Device], name: str) -> list[tuple[Device, ...]]:
-    """Return the matches of `name`, a UUID or its beginning: GPUs (all instances of one in MIG mode) or instances.
+    """Return the matches of `name`, a UUID or its beginning: GPUs (all parts of one that is split) or instances.
 
     One match is an answer; none means unknown, several ambiguous. A name given in full is never ambiguous.
     """
@@ -103,10 +105,10 @@ def matching(devices: Sequence[Device], name: str) -> list[tuple[Device, ...]]:
         return [(exact[0],)]
     if name.startswith("MIG-"):
         return [(device,) for device in devices if device.uuid.startswith(name)]
-    gpus: dict[int, list[Device]] = {}
+    gpus: dict[str, list[Device]] = {}
     for device in devices:
         if device.gpu_uuid.startswith(name):
-            gpus.setdefault(device.ordinal, []).append(device)
+            gpus.setdefault(device.gpu_uuid, []).append(device)
     return [tuple(instances) for instances in gpus.values()]
 
 

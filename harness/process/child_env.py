@@ -2,7 +2,8 @@
 
 | variable | in the child |
 |---|---|
-| `CUDA_VISIBLE_DEVICES` | UUIDs of the leased GPUs, joined by commas. Empty for a unit of 0 GPUs, which must not touch a GPU. As in the parent if there is no lease (collection) |
+| `CUDA_VISIBLE_DEVICES` | UUIDs of the leased GPUs, joined by commas. Empty for a unit of 0 GPUs, which must not touch a GPU. As in the parent if there is no lease (collection). For GPUs of AMD the same as `HIP_VISIBLE_DEVICES`, because HIP reads both |
+| `HIP_VISIBLE_DEVICES` | HIP's numbers of the leased GPUs of AMD, which count within the `ROCR_VISIBLE_DEVICES` of the parent. `-1` for none of them, because HIP takes an empty list for all; absent without an AMD driver, unless the parent sets a variable of AMD. As in the parent if there is no lease |
 | `CUDA_DEVICE_ORDER` | as in the parent; with `--device-ids number`, `PCI_BUS_ID`, and `CUDA_VISIBLE_DEVICES` holds NVML's numbers instead of the UUIDs of whole GPUs |
 | `RAY_ADDRESS` | removed, not emptied: a unit starts a Ray of its own and never joins a cluster of someone else |
 | `RAY_TMPDIR` | removed: Ray prefers it to TMPDIR, and units that share it find each other's cluster through its `ray_current_cluster` file |
@@ -16,16 +17,30 @@
 | everything else | as in the parent; `TMP` and `TEMP` too, which Python and C++ read after TMPDIR only |
 """  # noqa: E501
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+HIP_VISIBLE_DEVICES = "HIP_VISIBLE_DEVICES"
+ROCR_VISIBLE_DEVICES = "ROCR_VISIBLE_DEVICES"
+NO_HIP_DEVICE = "-1"
+KFD = "/dev/kfd"
+"""ROCm's door to the kernel's driver."""
 ATTEMPT_MARKER = "RLHARNESS_ATTEMPT"
 PREFLIGHT = "RLHARNESS_PREFLIGHT"
 REMOVED = ("RAY_ADDRESS", "RAY_TMPDIR")
 VARYING = frozenset(
     (
-        *(CUDA_VISIBLE_DEVICES, "CUDA_DEVICE_ORDER", "TMPDIR", ATTEMPT_MARKER, "MASTER_PORT", PREFLIGHT),
+        *(
+            CUDA_VISIBLE_DEVICES,
+            HIP_VISIBLE_DEVICES,
+            "CUDA_DEVICE_ORDER",
+            "TMPDIR",
+            ATTEMPT_MARKER,
+            "MASTER_PORT",
+            PREFLIGHT,
+        ),
         *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"),
     )
 )
@@ -41,7 +56,11 @@ class Gpu(Protocol):
 
     @property
     def number(self) -> int | None:
-        """Number that NVML gives it; None for a part of a GPU."""
+        """Number that NVML gives it, or HIP; None for a MIG instance."""
+
+    @property
+    def is_amd(self) -> bool:
+        """Whether HIP serves it."""
 
 
 def child_env(
@@ -58,12 +77,14 @@ def child_env(
 
     `gpus` are the leased GPUs in the order the child shall number them, () for none, None where no lease is in play.
     `by_number` names them by NVML's numbers where each has one: vLLM up to at least 0.20 reads nothing else (its
-    change 46132 ends that). `pins` are what the network preflight sets, None where there was none.
+    change 46132 ends that). GPUs of AMD always go by number, since not every HIP reads UUIDs. `pins` are what the
+    network preflight sets, None where there was none.
     """
     env = {name: value for name, value in parent.items() if name not in REMOVED}
     if gpus is not None:
         env[CUDA_VISIBLE_DEVICES] = ",".join(gpu.gpu_id for gpu in gpus)
-    if gpus and by_number and all(gpu.number is not None for gpu in gpus):
+        env |= _of_hip(parent, gpus)
+    if gpus and not gpus[0].is_amd and by_number and all(gpu.number is not None for gpu in gpus):
         env[CUDA_VISIBLE_DEVICES] = ",".join(str(gpu.number) for gpu in gpus)
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     if pins is not None:
@@ -73,6 +94,18 @@ def child_env(
     env[ATTEMPT_MARKER] = marker
     env["MASTER_PORT"] = str(master_port)
     return env
+
+
+def _of_hip(parent: Mapping[str, str], gpus: Sequence[Gpu]) -> dict[str, str]:
+    """What shows HIP these GPUs and no other; nothing where neither a driver nor a variable of AMD is there."""
+    if gpus and gpus[0].is_amd:
+        numbers = ",".join(str(gpu.number) for gpu in gpus)
+        return {CUDA_VISIBLE_DEVICES: numbers, HIP_VISIBLE_DEVICES: numbers}
+    if not (parent.keys() & {HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES} or os.path.exists(KFD)):
+        return {}
+    if gpus:  # of NVIDIA, or simulated
+        return {HIP_VISIBLE_DEVICES: NO_HIP_DEVICE}
+    return {CUDA_VISIBLE_DEVICES: NO_HIP_DEVICE, HIP_VISIBLE_DEVICES: NO_HIP_DEVICE}  # Ray refuses two that differ
 
 
 def probe_env(parent: Mapping[str, str], *, tmpdir: str, marker: str) -> dict[str, str]:

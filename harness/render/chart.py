@@ -4,12 +4,14 @@ Plain text of a given width. A unit is drawn from `[` to `]` with as much of its
 for that is `|`, and one shorter than half a column leaves no mark. `~` is a GPU kept free for an exclusive unit.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import ceil
 from pathlib import PurePosixPath
 from typing import Any
 
 from harness.core.text import count, one_line
+from harness.render.outcomes import estimated
+from harness.runner.history import UNKNOWN_S
 from harness.runner.makespan_bounds import TOLERANCE
 from harness.runner.packing import Placement, Plan
 
@@ -24,10 +26,17 @@ MAX_NAMED = 20
 ROUND_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 43_200, 86_400)
 
 
-def chart(plan: Plan, paths: Sequence[str], *, width: int = 100, colour: bool = False) -> str:
+def chart(
+    plan: Plan,
+    paths: Sequence[str],
+    *,
+    width: int = 100,
+    colour: bool = False,
+    estimates: Collection[int] = (),
+) -> str:
     """The plan as lines of about `width` characters (ANSI colours not counted), each ended by a newline.
 
-    `paths` gives the file of each unit, by its index.
+    `paths` gives the file of each unit, by its index; `estimates` are the units whose durations are estimates.
     """
     lanes = [(f"gpu {gpu.index}", [p for p in plan.placements if gpu.gpu_id in p.gpu_ids]) for gpu in plan.gpus]
     on_cpu = _side_by_side(p for p in plan.placements if not p.gpu_ids)
@@ -40,11 +49,11 @@ def chart(plan: Plan, paths: Sequence[str], *, width: int = 100, colour: bool = 
         lines += [f"{label:{margin}}{_row(lane, exclusive, paths, scale, colour)}" for label, lane in lanes]
         lines.append(f"{'':{margin}}{scale.axis()}")
         lines.append("")
-    lines += _facts(plan, paths)
+    lines += _facts(plan, paths, estimates)
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
-def plan_json(plan: Plan, paths: Sequence[str]) -> dict[str, Any]:
+def plan_json(plan: Plan, paths: Sequence[str], estimates: Collection[int] = ()) -> dict[str, Any]:
     """The plan as plain values: seconds from the start of the run, files by their paths, in the order of the queue."""
     bound = plan.bound
     return {
@@ -64,6 +73,7 @@ def plan_json(plan: Plan, paths: Sequence[str]) -> dict[str, Any]:
             }
             for placement in plan.placements
         ],
+        "estimated": [paths[index] for index in sorted(estimates)],
         "never": [{"path": paths[index], "reason": reason} for index, reason in plan.never],
     }
 
@@ -135,7 +145,7 @@ def _bar(path: str, length: int) -> str:
     return f"[{name[:room] if len(name) <= room or room >= MIN_NAME else '':=<{room}}]"
 
 
-def _facts(plan: Plan, paths: Sequence[str]) -> list[str]:
+def _facts(plan: Plan, paths: Sequence[str], estimates: Collection[int]) -> list[str]:
     lines = [f"makespan     {plan.makespan_s:.1f} s"] if plan.placements else ["nothing to run"]
     if plan.makespan_s > 0:
         sequential_s = sum(p.end_s - p.start_s for p in plan.placements)
@@ -143,7 +153,11 @@ def _facts(plan: Plan, paths: Sequence[str]) -> list[str]:
         if plan.gpus:
             gpu_s = sum(len(p.gpu_ids) * (p.end_s - p.start_s) for p in plan.placements)
             lines[0] += f"; GPUs {gpu_s / (len(plan.gpus) * plan.makespan_s):.0%} leased"
-        lines += _bound_facts(plan, paths)
+        lines += _bound_facts(plan, paths, estimates)
+        if guess := estimated(len(estimates), len(plan.order)):
+            lines.append(f"durations    {guess}")
+            if len(estimates) >= len(plan.order):
+                lines[-1] += f", {UNKNOWN_S:g} s assumed for each file"
     if plan.never:
         lines.append(f"cannot run   {count(len(plan.never), 'file')}")
         lines += [f"  {one_line(paths[index])}: {one_line(reason)}" for index, reason in plan.never[:MAX_NAMED]]
@@ -152,18 +166,18 @@ def _facts(plan: Plan, paths: Sequence[str]) -> list[str]:
     return lines
 
 
-def _bound_facts(plan: Plan, paths: Sequence[str]) -> list[str]:
+def _bound_facts(plan: Plan, paths: Sequence[str], estimates: Collection[int]) -> list[str]:
     bound = plan.bound
     above = plan.makespan_s / bound.value_s - 1
     reached = "reached" if above <= TOLERANCE else f"the makespan is {above:.1%} above it"
     where = f" on {count(bound.num_places, 'CPU slot' if bound.is_cpu else 'GPU')}" if bound.num_places else ""
-    lines = [f"lower bound  {bound.value_s:.1f} s, {reached}"]
+    lines = [f"lower bound  {bound.value_s:.1f} s, {'of estimated durations' if estimates else reached}"]
     lines.append(f"             set by {bound.term.value}{where}")
     if bound.exclusive_s:
         lines.append(
             f"             {bound.exclusive_s:.1f} s of it for exclusive files; ~ marks GPUs kept free for them"
         )
-    if bound.unit is not None:
+    if bound.unit is not None and bound.unit not in estimates and len(plan.placements) > 1:
         alone_s = next(job.expected_s for job in plan.order if job.index == bound.unit)
         lines.append(f"split        {one_line(paths[bound.unit])}: its {alone_s:.1f} s set the bound")
     return lines

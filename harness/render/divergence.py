@@ -48,6 +48,7 @@ NOUNS = {
     REWARDS: "rewards",
     ADVANTAGE_SIGNS: "signs of advantages",
 }
+DIFFERENT_PART = {"perturbation": "runtime settings differ"}
 STEP_ONLY = {Difference.STEP_ONLY_IN_A: "A", Difference.STEP_ONLY_IN_B: "B"}
 
 
@@ -189,7 +190,7 @@ def _context(verdict: Verdict) -> Iterator[str]:
         states, have = ("state", "has") if len(context.names) == 1 else ("states", "have")
         yield f"  the {states} of {names} {have} differed since step {context.step}{rank}"
     elif verdict.first is not None:
-        yield f"  random-number states are equal up to this point: {names}"
+        yield f"  the default random-number generators are equal up to this point: {names}"
 
 
 def _part(verdict: Verdict) -> Iterator[str]:
@@ -220,8 +221,8 @@ def unchanged_lines(verdict: Verdict) -> Iterator[str]:
     counted = [kind for kind in kinds if counts[kind].num_compared]  # texts have no elements to count
     equal = [f"{counts[kind].num_compared:,} {NOUNS[kind]}" for kind in counted or (kinds if is_only else [])]
     if equal:
-        only = "floats only: " if is_only else ""
-        yield f"{only}none of {', '.join(equal)} changed"
+        only = "floats only; " if is_only else ""
+        yield f"{only}unchanged: {', '.join(equal)}"
 
 
 def _is_floats_only(verdict: Verdict) -> bool:
@@ -275,7 +276,7 @@ def _float(value: Float | None) -> str:
 def _fields(part: str, differences: Sequence[FieldDifference]) -> Iterator[str]:
     if not differences:
         return
-    yield f"  {part} differs"
+    yield f"  {DIFFERENT_PART.get(part, f'{part} differs')}"
     shown = differences[:MAX_FIELDS]
     names = [one_line(each.name, MAX_CHARS) for each in shown]
     values = [(_value(each.a), _value(each.b)) for each in shown]

@@ -38,6 +38,15 @@ def facts(result: UnitResult, state: RunState) -> list[str]:
     return [f"{result.duration_s:.1f} s", gpus(result.gpu_ids, state), tally(result.tests)]
 
 
+def estimated(num_estimated: int, num_planned: int) -> str:
+    """Return how many durations of a plan are estimates; empty if all were measured in earlier runs."""
+    if not num_estimated:
+        return ""
+    if num_estimated < num_planned:
+        return f"estimated for {num_estimated:,} of {num_planned:,} files"
+    return "estimated: no durations known yet"
+
+
 def gpus(gpu_ids: Iterable[str], state: RunState) -> str:
     """The GPUs of a lease by their positions among the run's: "gpu 0", "gpus 0-3,6"; "cpu" for none."""
     names = gpu_names(state.gpus)

@@ -45,12 +45,21 @@ def replay_text(replay: Replay, *, colour: bool, width: int | None = None, is_as
             *_operations(comparison),
         ]
     lines += _failures([run for run in replay.runs if not run.recording.is_complete])
+    lines += _recording_notes(replay.runs)
     lines += [f"  note: {one_line(note)}" for note in replay.notes]
-    lines += [f"  note: {run.name}: {one_line(note)}" for run in replay.runs for note in run.recording.notes]
     if command := _next_command(replay):
         lines.append(f"  {command}")
     lines.append(f"  traces: {shlex.quote(path_text(plan.directory))}")
     return "\n".join(lines)
+
+
+def _recording_notes(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield each note of a recording once, with the runs that have it."""
+    names: dict[str, list[str]] = {}
+    for run in runs:
+        for note in dict.fromkeys(run.recording.notes):
+            names.setdefault(note, []).append(run.name)
+    yield from (f"  note: {', '.join(of)}: {one_line(note)}" for note, of in names.items())
 
 
 def _operations(comparison: Comparison) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """The reporters of a run, each in a guard that switches it off when it fails."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import TextIO
 from harness.core.clock import Clock
 from harness.render.jsonl import JsonlReporter
 from harness.render.plain import PlainReporter
+from harness.render.run_page.reporter import PageText, RunPageReporter
 from harness.render.summary import SummaryReporter
 from harness.runner.reporter import Guarded, Reporter
 
@@ -25,6 +26,11 @@ class ReportOptions:
     events_file: Path | None = None
     """File of events that the user requested."""
     junit_file: Path | None = None
+    page_file: Path | None = None
+    """File of the page in the run's own directory; it needs the record."""
+    html_file: Path | None = None
+    """File of the page that the user requested."""
+    trace_events_file: Path | None = None
 
 
 def make_reporters(
@@ -45,14 +51,29 @@ def make_reporters(
         for path in filter(None, (options.record_file, options.events_file)):
             add(JsonlReporter(path), f"the record of events in {path}", is_asked=path == options.events_file)
         add(_display(options, stream, clock, say), "the display")
-        if options.junit_file is not None:
-            from harness.render.junit import JUnitReporter
-
-            junit = JUnitReporter(options.junit_file, clock)
-            add(junit, f"the JUnit XML in {options.junit_file}", is_asked=True, is_late=True)
+        for late, name, is_asked in _late(options, clock):
+            add(late, name, is_asked=is_asked, is_late=True)
         add(SummaryReporter(stream, colour=options.colour), "the summary")
         stack.pop_all()
     return reporters
+
+
+def _late(options: ReportOptions, clock: Clock) -> Iterator[tuple[Reporter, str, bool]]:
+    """The reporters that write a file at the end, each with its name and whether the user requested its file."""
+    if options.junit_file is not None:
+        from harness.render.junit import JUnitReporter
+
+        yield JUnitReporter(options.junit_file, clock), f"the JUnit XML in {options.junit_file}", True
+    if options.record_file is None:
+        return
+    if options.trace_events_file is not None:
+        from harness.render.trace_events import TraceEventsReporter
+
+        events = TraceEventsReporter(options.trace_events_file, options.record_file)
+        yield events, f"the trace events in {options.trace_events_file}", True
+    page = PageText(options.record_file)
+    for path in filter(None, (options.page_file, options.html_file)):
+        yield RunPageReporter(path, page), f"the page in {path}", path == options.html_file
 
 
 def _display(options: ReportOptions, stream: TextIO, clock: Clock, say: Callable[[str], None]) -> Reporter:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from harness.core.text import count, one_line
-from harness.render.outcomes import facts, gpus, label
+from harness.render.outcomes import estimated, facts, gpus, label
 from harness.runner.events import (
     AttemptFailed,
     AttemptSlow,
@@ -122,10 +122,12 @@ def words(reason: str) -> str:
 def _plan(event: CollectionFinished) -> str:
     num_units = len(event.units)
     units = count(num_units, "unit") if event.shard is None else shard_units(event.shard, num_units)
-    return (
+    text = (
         f"{units} in {event.duration_s:.1f} s; planned {event.planned_makespan_s:.1f} s, "
         f"lower bound {event.lower_bound_s:.1f} s"
     )
+    guess = estimated(event.num_estimated, sum(seconds > 0 for seconds in event.expected_s))
+    return f"{text} ({guess})" if guess else text
 
 
 def shard_units(shard: ShardPlan, num_units: int) -> str:

@@ -74,7 +74,10 @@ def _span(plan: StepPlan) -> str:
 def _reproduced(repeated: Repeated, *, colour: bool) -> str:
     label = f"\x1b[{GREEN}mREPRODUCED\x1b[0m" if colour else "REPRODUCED"
     values = count(repeated.num_values, "value")
-    return f"{label}  step {repeated.plan.step}: {ENDINGS[repeated.ending]}: {values}, every bit"
+    num_before = repeated.plan.step - repeated.plan.first
+    steps = "step" if num_before == 1 else f"{num_before:,} steps"
+    before = f"; and every bit of the {steps} before it" if num_before else ""
+    return f"{label}  step {repeated.plan.step}: {ENDINGS[repeated.ending]}: {values}, every bit{before}"
 
 
 def _how(repeated: Repeated) -> str:

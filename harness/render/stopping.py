@@ -14,6 +14,8 @@ from harness.render.replay import ending_lines
 
 VERSION = 1
 MAX_CHARS = 200
+ONE_RUN = "with these conditions rlharness makes a single run, and compares it with nothing"
+"""Note on a run whose exit code 0 says nothing about reproducibility."""
 YELLOW, GREEN = "33", "32"
 
 
@@ -32,7 +34,8 @@ def stopped_text(stopped: Stopped, *, colour: bool) -> str:
         lines.append(f"  bundle: {shlex.quote(path_text(stopped.bundle))}")
     if (command := stopped.next_command) is not None:
         lines.append(f"  {command}")
-    lines += [f"  note: {one_line(note)}" for note in stopped.notes]
+    notes = [*stopped.notes] if stopped.is_compared else [ONE_RUN, *stopped.notes]
+    lines += [f"  note: {one_line(note)}" for note in notes]
     lines.append(f"  traces: {shlex.quote(path_text(stopped.directory))}")
     return "\n".join(lines)
 
@@ -79,6 +82,7 @@ def stopped_json(stopped: Stopped) -> dict[str, Any]:
         "interrupted_by": stopped.interrupted_by,
         "conditions": list(map(str, stopped.plan.conditions)),
         "stop": stopped.stop and asdict(stopped.stop),
+        "compared": stopped.is_compared,
         "bundle": None if stopped.bundle is None else str(stopped.bundle),
         "directory": str(stopped.directory),
         "run": {"name": run.name, "duration_s": run.duration_s, **recording_json(run.recording)},

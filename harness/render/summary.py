@@ -8,11 +8,14 @@ from typing import TextIO
 from harness.core.exit_codes import ExitCode
 from harness.core.program_output import MAX_SHOWN_BYTES, OutputFilter, show_file
 from harness.core.regular_file import open_regular
+from harness.core.report_file import TestEnd
 from harness.core.test_outcomes import TestCounts
 from harness.core.text import count, one_line, put
+from harness.render.failed_tests import failure_lines, unprinted_failures
 from harness.render.outcomes import facts, gpus, label, tally
 from harness.runner.events import Event, RunFinished
 from harness.runner.retries import flaky_tests
+from harness.runner.run_record import PAGE
 from harness.runner.stats import RunState
 from harness.runner.units import NeedSource, Outcome, UnitResult
 
@@ -56,6 +59,10 @@ class SummaryReporter:
         for result in state.with_outcome(*Outcome):
             if result.outcome.is_failure:
                 self._failure(result, state)
+            elif result.outcome is Outcome.INTERRUPTED and (failures := unprinted_failures(result)):
+                self._title(result, state)
+                self._failed_tests(failures)
+                self._kept(result)
         for head, tone, lines in _sections(event, state):
             self._list(head, tone, lines)
         if state.units or not event.error:  # else nothing was counted, and the command line says why
@@ -65,11 +72,17 @@ class SummaryReporter:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _failure(self, result: UnitResult, state: RunState) -> None:
+    def _title(self, result: UnitResult, state: RunState) -> None:
         title = f" {label(result.outcome)} {one_line(result.unit.path)} "
         self._put("\n" + self._paint(title.center(WIDTH, "="), BOLD_RED) + "\n")
         said = [", ".join(facts(result, state)), one_line(result.reason, 1000)]
-        self._put(": ".join(part for part in said if part) + "\n\n")
+        self._put(": ".join(part for part in said if part) + "\n")
+        if result.outcome is Outcome.TIMED_OUT:
+            self._put("rlharness ended it with SIGINT, which pytest reports as KeyboardInterrupt\n")
+        self._put("\n")
+
+    def _failure(self, result: UnitResult, state: RunState) -> None:
+        self._title(result, state)
         if not result.directory:
             first = self._shown.setdefault(result.unit.collect_error, result.unit.path)
             if first != result.unit.path:  # a conftest that cannot be imported fails every file below it
@@ -84,10 +97,19 @@ class SummaryReporter:
             self._put(self._paint(f"({earlier}, kept in {one_line(attempt.directory, 4096)})", "2") + "\n")
         directory = Path(result.directory)
         self._file(directory / "output.log", "no output")
+        if failures := unprinted_failures(result):
+            self._put("\n" + self._paint(" tests that failed before its end ".center(WIDTH, "-"), RED) + "\n")
+            self._failed_tests(failures)
         stacks = directory / "stacks.txt"
         if os.path.lexists(stacks):
             self._put("\n" + self._paint(" stacks of its processes at termination ".center(WIDTH, "-"), RED) + "\n")
             self._file(stacks, "")
+        self._kept(result)
+
+    def _failed_tests(self, failures: list[tuple[str, TestEnd]]) -> None:
+        self._put("".join(f"{line}\n" for line in failure_lines(failures, colour=self._colour)))
+
+    def _kept(self, result: UnitResult) -> None:
         self._put(self._paint(f"(kept in {one_line(result.directory, 4096)})", "2") + "\n")
 
     def _file(self, path: Path, if_empty: str) -> None:
@@ -124,6 +146,9 @@ class SummaryReporter:
         reason = _reason(event, state)
         if reason:
             self._put(self._paint(f"exit code {event.exit_code}: {reason}", YELLOW) + "\n")
+        page = Path(state.started.directory, PAGE) if state.started else None
+        if page and page.is_file():
+            self._put(self._paint(f"page: {one_line(str(page), 4096)}", "2") + "\n")
         good = event.exit_code == ExitCode.OK
         self._put(self._paint(closing_line(event, state), GREEN if good else BOLD_RED) + "\n")
 
@@ -146,7 +171,7 @@ def closing_line(event: RunFinished, state: RunState) -> str:
     if state.gpus:
         facts.append(f"GPUs {event.utilisation:.0%} leased")
     if event.lower_bound_s > 0:
-        facts.append(f"lower bound {event.lower_bound_s:.1f} s")
+        facts.append(f"lower bound {event.lower_bound_s:.1f} s{' as measured' if state.num_estimated else ''}")
     if event.bounding_unit:
         facts.append(f"{one_line(event.bounding_unit)} sets the bound: split it")
     return f"{units} in {event.wall_s:.1f} s ({'; '.join(facts)})"
@@ -160,7 +185,7 @@ def _sections(event: RunFinished, state: RunState) -> Iterator[tuple[str, str, l
     failed = [f"{label(r.outcome)} {', '.join([one_line(r.unit.path), *facts(r, state)])}" for r in failures]
     yield "failed, shown above", RED, failed
     yield "flaky, passed when run again", YELLOW, [_flaky(r) for r in results if r.outcome is Outcome.FLAKY]
-    yield "interrupted", YELLOW, [_with_reason(r) for r in results if r.outcome is Outcome.INTERRUPTED]
+    yield "interrupted", YELLOW, [_kept_line(r) for r in results if r.outcome is Outcome.INTERRUPTED]
     yield "not run because the run was cancelled", YELLOW, [_with_reason(r) for r in not_run if not r.for_want_of_gpus]
     yield "not run for lack of GPUs", YELLOW, [_with_reason(r) for r in not_run if r.for_want_of_gpus]
     yield "no tests", YELLOW, [_with_reason(r) for r in results if r.outcome is Outcome.NO_TESTS]
@@ -192,6 +217,11 @@ def _flaky(result: UnitResult) -> str:
         for each in result.attempts
     ]
     return _joined(result, [*flaky_tests(result), *attempts, result.reason])
+
+
+def _kept_line(result: UnitResult) -> str:
+    where = f" (kept in {one_line(result.directory, 4096)})" if result.directory else ""
+    return _with_reason(result) + where
 
 
 def _skips(result: UnitResult) -> str:

@@ -41,10 +41,10 @@ def _begin(pair: Pair) -> str:
 
 
 def _identity(differences: Sequence[FieldDifference]) -> Iterator[str]:
-    """also different: seed A 1 B 2. Nothing where both runs have one configuration."""
+    """the configurations differ, which no patch changes: seed A 1 B 2. Nothing if both runs have one configuration."""
     if differences:
         told = [f"{each.name} A {_value(each.a)} B {_value(each.b)}" for each in differences]
-        yield f"also different: {_names(told)}"
+        yield f"the configurations differ, which no patch changes: {_names(told)}"
 
 
 def _value(value: str | None) -> str:

@@ -120,6 +120,8 @@ class _Suite:
     """Directories that skip themselves, with the reason."""
     errors: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    """Modules that a session without tests imports."""
 
 
 async def collect(
@@ -160,7 +162,7 @@ class _Collector:
         inifile = suite.found["inifile"]
         args = ("--rootdir", str(rootdir), *(("-c", inifile) if inifile else ()))
         if self.options.preload is not None:
-            await self.options.preload(suite.found["imports"])
+            await self.options.preload([*suite.modules, *suite.found["imports"]])
         units, to_import = self._planned(suite, selections)
         asks = {path: _by_test(asked) for path, asked in suite.found["asks"].items()}
         num_done = 0
@@ -245,6 +247,8 @@ class _Collector:
                     suite.errors.append((nodeid, text))
                 case {"k": "found"}:
                     suite.found = line
+                case {"k": "modules", "modules": modules}:
+                    suite.modules = modules
         if importing and suite.found is None and end.reason in ("", "timeout"):
             how = f"{importing} was being imported when pytest {self._ending(end)}"
             suite.broken[importing] = _Broken(f"{how}\n{output_of(directory)}".rstrip(), end.reason == "timeout")
@@ -295,9 +299,9 @@ class _Collector:
             units[nodeid] = Unit(nodeid, Need(), NeedSource.AST, collect_error=text)
         for skipped, reason in suite.skipped.items():
             suite.notes.append(f"{os.path.relpath(skipped, rootdir)} skips itself: {reason}")
-        if not selections:  # else a pattern may match files that were not asked for
-            idle = table.idle(list(units))
-            suite.notes += [f"the pattern {glob!r} of the needs table matches no file" for glob in idle]
+        # With selections, a pattern may match files that were not asked for.
+        idle = table.idle_below(rootdir, list(units)) if selections else table.idle(list(units))
+        suite.notes += [f"the pattern {glob!r} of the needs table matches no file" for glob in idle]
         return units, to_import
 
     async def _imported(self, unit: Unit, rootdir: Path, args: tuple[str, ...]) -> tuple[Unit, dict[str, Need]]:

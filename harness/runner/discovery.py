@@ -6,8 +6,8 @@ found. One that fails is replaced by an empty one, so that the other directories
 ends the process is found by the note made before its import, and named in `--rlharness-broken` the next time.
 
 FILE holds JSON lines: `conftest` (path) before an import and `imported` (path) or `broken` (path, text) after it,
-`skipped` (path, reason) for a directory that skips itself, `error` (id, text) for what cannot be collected, and at the
-end one `found` with everything else.
+`skipped` (path, reason) for a directory that skips itself, `error` (id, text) for what cannot be collected, one `found`
+with everything else, and from a fork of the warm session `modules` (modules): what pytest has imported meanwhile.
 
 Without the option, the plugin keeps a collecting child from writing (caches, reports, coverage), and has the report say
 what each test asks for: `asks` (by_test).
@@ -134,7 +134,8 @@ class Finder:
         self._import: Callable[..., types.ModuleType] = manager._importconftest
         manager._importconftest = self._import_conftest  # type: ignore[assignment]
 
-    def _note(self, kind: str, **fields: object) -> None:
+    def note(self, kind: str, **fields: object) -> None:
+        """Append a line to FILE."""
         with self._out.open("a") as file:
             file.write(json.dumps({"k": kind, **fields}) + "\n")
 
@@ -144,18 +145,18 @@ class Finder:
             return known
         if str(path) in self._conftests:
             return self._replaced(path)
-        self._note("conftest", path=str(path))
+        self.note("conftest", path=str(path))
         try:
             module = self._import(path, *args, **kwargs)
         except KeyboardInterrupt:
             raise
         except pytest.skip.Exception as skipped:
-            self._note("skipped", path=str(path.parent), reason=str(skipped))
+            self.note("skipped", path=str(path.parent), reason=str(skipped))
             return self._replaced(path)
         except BaseException as error:  # whatever it is, SystemExit too: that conftest's, not ours
-            self._note("broken", path=str(path), text=_conftest_text(path, error))
+            self.note("broken", path=str(path), text=_conftest_text(path, error))
             return self._replaced(path)
-        self._note("imported", path=str(path))
+        self.note("imported", path=str(path))
         self._conftests[str(path)] = module
         return module
 
@@ -178,9 +179,9 @@ class Finder:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Note a directory that cannot be read, or skips itself."""
         if report.failed:
-            self._note("error", id=report.nodeid, text=report.longreprtext)
+            self.note("error", id=report.nodeid, text=report.longreprtext)
         elif report.skipped:
-            self._note("skipped", path=str(self._rootdir / report.nodeid), reason=report.longreprtext)
+            self.note("skipped", path=str(self._rootdir / report.nodeid), reason=report.longreprtext)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -188,7 +189,7 @@ class Finder:
         result = yield
         config = session.config
         needs = [(self._relative(path), self.sizes_bytes[path], need) for path, need in self._needs(config)]
-        self._note(
+        self.note(
             "found",
             rootdir=str(self._rootdir),
             inifile=str(config.inipath) if config.inipath else None,
@@ -209,7 +210,7 @@ class Finder:
             if above is not None:
                 yield path, StaticNeed(None, f"{self._relative(above)} uses the gpus marker and may apply it")
             else:
-                yield path, reader.of_file(path) if path.suffix == ".py" else StaticNeed(NOTHING)
+                yield path, reader.of_file(path, finds_faults=True) if path.suffix == ".py" else StaticNeed(NOTHING)
 
     def _marking(self, reader: StaticNeeds) -> list[tuple[Path, Path]]:
         """Plugins whose source uses the marker, each with the directory below which it may apply it."""

@@ -65,6 +65,8 @@ class CollectionFinished(Event):
     """Notes for the user: a directory that skips itself, a pattern of the needs table that matches no file."""
     shard: ShardPlan | None = None
     """What the units are a part of; None for a whole suite."""
+    num_estimated: int = 0
+    """Number of units whose expected seconds are an estimate, because no duration of theirs is known."""
 
 
 @dataclass(frozen=True, slots=True)

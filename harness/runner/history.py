@@ -1,4 +1,4 @@
-"""Past durations of each test file, from which packing expects its next one.
+"""Past results of each test file and test; from the durations of a file, packing expects its next one.
 
 One SQLite file in the user's cache for each suite's root, shared by concurrent runs. None is read from a checkout,
 which anybody may have written. It is an aid, never a condition: a history that cannot be opened, read or written costs
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from harness.core.errors import HarnessError
 from harness.core.user_cache import cache_path
 from harness.runner.history_file import limit_work, open_history
+from harness.runner.trends import NUM_RESULTS, PastResult, Trend, parse_results, results_text
 from harness.runner.units import NeedSource, Outcome, UnitResult
 
 if TYPE_CHECKING:
@@ -41,9 +42,14 @@ MAX_ROWS = 500_000
 MAX_DURATION_S = 1e8
 """Three years; nothing beyond is a duration."""
 MAX_PATH_BYTES = 4096
+MAX_TESTS = 10_000
+"""Files and tests whose results are kept: the latest; and as many are recorded in one run."""
+MAX_NAME_BYTES = 500
+"""Longer node ids are not kept."""
 
 _Number = TypeVar("_Number", int, float)
 
+NO_RESULTS: Mapping[str, PastResult] = {}
 RAN_TO_THE_END = (Outcome.PASSED, Outcome.FAILED, Outcome.NO_TESTS)
 
 
@@ -54,6 +60,8 @@ class Expectation:
     seconds: float
     spread: float
     """See `packing.Job.spread`."""
+    is_estimate: bool = False
+    """Whether the file itself has no known duration."""
 
 
 def estimate_s(size_bytes: int, known: Sequence[tuple[int, float]]) -> float:
@@ -85,6 +93,10 @@ class History:
     def __init__(self, connection: "sqlite3.Connection | None" = None, notes: Sequence[str] = ()) -> None:
         self._connection = connection
         self._notes = list(notes)
+        self._num_recorded = 0
+        """Results of files and tests recorded so far."""
+        self._number = 0
+        """Number of this run among the results; 0 before the first record."""
 
     @classmethod
     def open(cls, path: Path) -> "History":
@@ -131,7 +143,7 @@ class History:
         return {
             path: Expectation(measured[path], _spread(recent.get(path, [])[-NUM_RECENT:]))
             if path in measured
-            else Expectation(estimate_s(size, known), ESTIMATE_SPREAD)
+            else Expectation(estimate_s(size, known), ESTIMATE_SPREAD, is_estimate=True)
             for path, size in sizes.items()
         }
 
@@ -142,8 +154,23 @@ class History:
         sizes = sizes_bytes(root, flagged)
         return frozenset(path for path, size in flagged.items() if sizes[path] == size)
 
-    def record(self, result: UnitResult, size_bytes: int) -> None:
-        """Keep what one attempt taught. Raises nothing: see `notes`.
+    def trends(self) -> list[Trend]:
+        """The last results of every file and test that is known, by name. Raises nothing: see `notes`."""
+        durations: dict[str, list[float]] = {}
+        for path, duration_s in self._read("SELECT path, duration_s FROM durations ORDER BY id", float):
+            durations.setdefault(path, []).append(duration_s)
+        found = {name: results for name, recent in self._recent() if (results := parse_results(recent))}
+        for path, known in durations.items():  # those that earlier versions recorded without an outcome
+            results = found.get(path, ())
+            num_older = len(known) - sum(each.outcome in RAN_TO_THE_END for each in results)
+            older = tuple(PastResult("", "", duration_s) for duration_s in known[: max(0, num_older)])
+            found[path] = (*older, *results)[-NUM_RESULTS:]
+        return [Trend(name, found[name]) for name in sorted(found)]
+
+    def record(
+        self, result: UnitResult, size_bytes: int, *, run_id: str = "", tests: Mapping[str, PastResult] = NO_RESULTS
+    ) -> None:
+        """Keep what one attempt taught, with the results of its tests by node id. Raises nothing: see `notes`.
 
         Nothing is learnt from units that never started or were cancelled, and no duration where single tests of the
         file were asked for.
@@ -185,8 +212,42 @@ class History:
                         """,
                         (path, path, NUM_KEPT),
                     )
+                results = dict(tests)
+                if not result.unit.selection:
+                    results[result.unit.path] = PastResult(run_id, result.outcome.value, result.duration_s)
+                self._record_results(connection, results)
         except sqlite3.Error as error:
             self._give_up("recording", error)
+
+    def _record_results(self, connection: "sqlite3.Connection", results: Mapping[str, PastResult]) -> None:
+        """Add a result to each name. Of the names of earlier runs, the latest MAX_TESTS stay."""
+        if not self._number:
+            latest = "SELECT name FROM results ORDER BY number DESC LIMIT ?"
+            connection.execute(f"DELETE FROM results WHERE name NOT IN ({latest})", (MAX_TESTS,))
+            (self._number,) = connection.execute("SELECT coalesce(max(number), 0) + 1 FROM results").fetchone()
+        for name, result in results.items():
+            key = _name_bytes(name)
+            if not 0 < len(key) <= MAX_NAME_BYTES or self._num_recorded >= MAX_TESTS:
+                continue
+            self._num_recorded += 1
+            row = connection.execute("SELECT recent FROM results WHERE name = ?", (key,)).fetchone()
+            recent = results_text([*(parse_results(row[0]) if row else ()), result])
+            connection.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", (key, self._number, recent))
+
+    def _recent(self) -> list[tuple[str, object]]:
+        """(name, recent results as text) of every row with a name that a file or test can have."""
+        if self._connection is None:
+            return []
+        import sqlite3
+
+        try:
+            limit_work(self._connection)
+            query = f"SELECT name, recent FROM results ORDER BY number DESC LIMIT {MAX_ROWS}"
+            rows = self._connection.execute(query).fetchall()
+        except sqlite3.Error as error:
+            self._give_up("reading", error)
+            return []
+        return [(os.fsdecode(name), recent) for name, recent in rows if _is_path(name)]
 
     def close(self) -> None:
         """Let go of the file; nothing is read or recorded afterwards."""
@@ -225,6 +286,14 @@ class History:
         """One failure is told once; a history that failed is not tried again for every unit to wait on."""
         self._notes.append(f"duration history: {doing} it failed ({error}); this run records no more durations")
         self.close()
+
+
+def _name_bytes(name: str) -> bytes:
+    """A path or node id as the file system spells it; nothing for one that it cannot spell."""
+    try:
+        return os.fsencode(name)
+    except UnicodeEncodeError:  # a test may have any name
+        return b""
 
 
 def _is_path(value: object) -> bool:

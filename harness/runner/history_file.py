@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     import sqlite3
 
 APPLICATION_ID = 0x524C4831  # "RLH1", in the header of the file: tells ours from anybody else's SQLite file
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_TIMEOUT_S = 2.0
 MAX_SET_ASIDE = 2
 """Broken files set aside before the history is given up."""
 MAX_BYTES = 64 << 20
-"""Ten durations each of twenty thousand files take half of it."""
+"""Ten durations each of twenty thousand files take half of it, the results of tests less than the other half."""
 MAX_TURNS = 1_000
 TURN = 100_000
 """Instructions of SQLite's machine in a turn; so many turns take a few seconds."""
@@ -35,7 +35,7 @@ _ROLLBACK_MODE = b"\1\1"
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 """Also the last bytes of a journal that names a super-journal, which SQLite deletes; none of ours does."""
 
-SCHEMA = (
+_TABLES = (
     """
     CREATE TABLE units (
         path BLOB PRIMARY KEY,            -- as the file system spells it, which need not be UTF-8
@@ -53,9 +53,18 @@ SCHEMA = (
     )
     """,
     "CREATE INDEX durations_by_path ON durations (path, id)",
-    f"PRAGMA application_id = {APPLICATION_ID}",
-    f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
+_ADDED_IN_2 = (
+    """
+    CREATE TABLE results (
+        name BLOB PRIMARY KEY,            -- path of a file, or node id of a test
+        number INTEGER NOT NULL,          -- of its last run: ascends with time
+        recent TEXT NOT NULL              -- JSON, oldest first: [run id, outcome, seconds] of its last runs
+    ) WITHOUT ROWID
+    """,
+)
+_VERSION = f"PRAGMA user_version = {SCHEMA_VERSION}"
+SCHEMA = (*_TABLES, *_ADDED_IN_2, f"PRAGMA application_id = {APPLICATION_ID}", _VERSION)
 
 
 class _NotOursError(Exception):
@@ -173,12 +182,15 @@ def _check_or_make_schema(connection: "sqlite3.Connection") -> None:
             raise _NotOursError("it belongs to another program")
         elif version > SCHEMA_VERSION:
             raise HistoryError(f"it was written by a later version of rlharness (schema {version})")
-        elif _schema(connection) != _own_schema():
+        elif _schema(connection) != _own_schema(version):
             raise _NotOursError("its schema is not that of a duration history")
         else:
             (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if verdict != b"ok":
                 raise _NotOursError(verdict.decode("utf-8", "replace"))
+            if version < SCHEMA_VERSION:
+                for statement in (*_ADDED_IN_2, _VERSION):
+                    connection.execute(statement)
         connection.commit()
     finally:
         connection.rollback()
@@ -190,13 +202,14 @@ def _schema(connection: "sqlite3.Connection") -> list[tuple[bytes | None, ...]]:
     return sorted(connection.execute(query).fetchall(), key=repr)
 
 
-def _own_schema() -> list[tuple[bytes | None, ...]]:
+def _own_schema(version: int) -> list[tuple[bytes | None, ...]]:
+    """Everything that a history of a version has."""
     import sqlite3
 
     connection = sqlite3.connect(":memory:")
     try:
         connection.text_factory = bytes
-        for statement in SCHEMA:
+        for statement in (*_TABLES, *(_ADDED_IN_2 if version >= 2 else ())):
             connection.execute(statement)
         return _schema(connection)
     finally:

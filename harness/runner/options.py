@@ -57,6 +57,8 @@ class RunOptions:
     containment: str = "auto"
     events_file: Path | None = None
     junit_file: Path | None = None
+    html_file: Path | None = None
+    trace_events_file: Path | None = None
     json: bool = False
     keep_tmp: bool = False
     live: bool = False

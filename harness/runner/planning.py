@@ -30,6 +30,8 @@ class Planned:
     plan: packing.Plan
     shard: ShardPlan | None = None
     """What the units are a part of; None for a whole suite."""
+    estimated: frozenset[int] = frozenset()
+    """Numbers of the planned units without a known duration."""
 
     def expected_s(self) -> tuple[float, ...]:
         """Expected seconds of each unit, in their order; 0 for one that cannot run."""
@@ -71,7 +73,8 @@ async def collect_and_plan(
         if unit.can_run and unit.path not in collected.not_found
     ]
     table = new_table(context)
-    return Planned(collected, table, packing.start_first(packing.plan(jobs, table), first, table), shard)
+    estimated = frozenset(job.index for job in jobs if expected[collected.units[job.index].path].is_estimate)
+    return Planned(collected, table, packing.start_first(packing.plan(jobs, table), first, table), shard, estimated)
 
 
 def _by_last_run(collected: Collected, options: RunOptions) -> tuple[Collected, frozenset[int]]:

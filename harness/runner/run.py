@@ -22,7 +22,8 @@ from harness.runner import events
 from harness.runner.collect import Collected
 from harness.runner.dispatcher import Dispatcher, Recorder
 from harness.runner.first_fit import Job, Queue
-from harness.runner.history import RAN_TO_THE_END, History
+from harness.runner.history import RAN_TO_THE_END
+from harness.runner.history_keeper import HistoryKeeper
 from harness.runner.makespan_bounds import lower_bound
 from harness.runner.network_pins import network_pins
 from harness.runner.options import RunOptions, runs_parts_of_files
@@ -125,7 +126,7 @@ class _Run:
         if self.options.shard is None and not runs_parts_of_files(self.options.invocation.trailing):
             recorder.add(
                 Guarded(
-                    _HistoryKeeper(context.history, planned.collected),
+                    HistoryKeeper(context.history, planned.collected.sizes_bytes, context.run_id),
                     "the history of durations",
                     self.options.invocation.note,
                 )
@@ -201,6 +202,7 @@ class _Run:
             duration_s=t,
             notes=(*planned.collected.notes, *notes),
             shard=planned.shard,
+            num_estimated=len(planned.estimated),
         )
 
     def _finished(self, failure: Exception | None) -> events.RunFinished:
@@ -240,21 +242,3 @@ def _worth_splitting(ran: Sequence[UnitResult], number: int | None) -> str:
         return ""
     result = ran[number]
     return result.unit.path if result.tests.total > 1 and result.outcome in RAN_TO_THE_END else ""
-
-
-class _HistoryKeeper:
-    """Records each unit's duration as its outcome comes: an interrupted run has taught something too."""
-
-    def __init__(self, history: History, collected: Collected) -> None:
-        self._history = history
-        self._sizes_bytes = collected.sizes_bytes
-
-    def on_event(self, event: events.Event, state: RunState) -> None:
-        match event:  # of a unit that runs again, the first attempt is the one that runs all of it
-            case events.UnitFinished(result=result) if result.duration_s and not result.attempts:
-                self._history.record(result, self._sizes_bytes.get(result.unit.path, 0))
-            case events.AttemptFailed(result=result, number=1) if result.duration_s:
-                self._history.record(result, self._sizes_bytes.get(result.unit.path, 0))
-
-    def close(self) -> None:
-        """The context closes the history."""

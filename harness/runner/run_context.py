@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.core.clock import Clock
 from harness.core.errors import InventoryError, UsageError
-from harness.machine.gpus import NvmlMeter, read_inventory
+from harness.machine.gpus import DriverMeter, read_inventory
 from harness.machine.inventory import Inventory
 from harness.machine.meter import MemoryMeter, NoMeter
 from harness.process.claims import Claims
@@ -60,15 +60,17 @@ async def read_run_gpus(options: RunOptions, claims: Claims) -> RunGpus:
     """The GPUs that `options` ask for, each claimed; InventoryError where they cannot be had or read."""
 
     def read() -> RunGpus:
-        inventory = read_inventory(options.gpus, options.invocation.environ, claims)
-        has_driver = inventory.gpus and not inventory.pretended
-        return RunGpus(inventory, NvmlMeter() if has_driver else NoMeter())
+        environ = options.invocation.environ
+        inventory = read_inventory(options.gpus, environ, claims)
+        if inventory.pretended or not inventory.gpus:
+            return RunGpus(inventory, NoMeter())
+        return RunGpus(inventory, DriverMeter(environ, is_amd=inventory.gpus[0].is_amd))
 
     try:
         return await in_daemon_thread(read, limit_s=INVENTORY_S)
     except TimeoutError:
         raise InventoryError(
-            f"--gpus {options.gpus}: the NVIDIA driver did not answer within {INVENTORY_S:g} s",
+            f"--gpus {options.gpus}: the GPU driver did not answer within {INVENTORY_S:g} s",
             legal="GPUs with a driver that answers",
             remedy="check the messages of the driver in dmesg, or run the files that need no GPU with --gpus none",
         ) from None
@@ -80,20 +82,21 @@ async def open_run_context(
 ) -> AsyncIterator[RunContext]:
     """Find the GPUs, and make the directories; return and remove all of them in the end. A plan keeps no file."""
     with ExitStack() as stack:
-        backends = probe_backends(options.containment)
-        scratch, held, scratch_notes = await _make_scratch(options.invocation.environ)
+        environ = options.invocation.environ
+        scratch, held, scratch_notes = await _make_scratch(environ)
         stack.callback(os.close, held)
         stack.callback(_clear_scratch, Path(scratch), options.invocation.note, keep_tmp=options.keep_tmp)
         run_id = new_run_id(clock.wall())
-        environ = options.invocation.environ
-        history = History() if options.history_free else History.of_root(options.root, environ, is_run=is_run)
-        stack.enter_context(history)
         ports = PortBlocks(claims, read_ephemeral_range())
-        supervisors = stack.enter_context(closing(Supervisors(backends.chosen, run_id, find_py_spy())))
         has_gpus = bool(gpus.inventory.gpus)
+        # First of all, since it takes longest; what follows happens meanwhile.
         warm = start_warm_session(options, run_id, Path(scratch), master_port=ports.master_port(0), has_gpus=has_gpus)
         if warm is not None:
             stack.enter_context(closing(warm))
+        backends = probe_backends(options.containment)
+        history = History() if options.history_free else History.of_root(options.root, environ, is_run=is_run)
+        stack.enter_context(history)
+        supervisors = stack.enter_context(closing(Supervisors(backends.chosen, run_id, find_py_spy())))
         yield RunContext(
             options=options,
             clock=clock,

@@ -21,6 +21,7 @@ from pathlib import Path
 from harness.plugin import NOTHING, NeedJson
 from harness.runner.declarations import Patterns
 from harness.runner.declared_tests import declared_needs, when_imported
+from harness.runner.import_faults import check_faults
 from harness.runner.marker_values import UnknownValue, mentions
 
 TEXT = b"gpus"
@@ -46,13 +47,18 @@ class StaticNeeds:
         self._mentioning: dict[str, bool] = {}
         self._origins: dict[tuple[str, str], str | None] = {}
 
-    def of_file(self, path: Path) -> StaticNeed:
-        """The need of the test file `path`, an existing Python file."""
+    def of_file(self, path: Path, *, finds_faults: bool = False) -> StaticNeed:
+        """The need of the test file `path`, an existing Python file.
+
+        With `finds_faults`, a file that probably cannot be imported has to be imported, whatever its need.
+        """
         try:
             source = path.read_bytes()
             tree = _parsed(source)
             need, by_test = declared_needs(tree, self._patterns) if TEXT in source else (NOTHING, {})
             self._check_imports(tree, path)
+            if finds_faults:
+                check_faults(tree, str(import_base(path)))
         except UnknownValue as error:
             return StaticNeed(None, str(error))
         except UNREADABLE as error:

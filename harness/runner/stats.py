@@ -113,6 +113,8 @@ class RunState:
         self.expected_s: dict[str, float] = {}
         self.planned_makespan_s = 0.0
         self.lower_bound_s = 0.0
+        self.num_estimated = 0
+        """Units whose expected seconds are an estimate."""
         self.num_collect_done = 0
         self.num_collect_total = 0
         self.running: dict[str, Running] = {}
@@ -231,6 +233,7 @@ class RunState:
         self.planned_makespan_s = event.planned_makespan_s
         self.shard = event.shard
         self.lower_bound_s = event.lower_bound_s
+        self.num_estimated = event.num_estimated
 
     def _attempt_started(self, event: AttemptStarted) -> None:
         path = event.path

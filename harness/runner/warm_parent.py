@@ -37,6 +37,8 @@ HAZARDS = {
     "cuda": "the suite initialises CUDA when it is imported",
     "processes": "the suite starts a process when it is imported",
     "sockets": "the suite opens sockets when it is imported",
+    "files": "the suite holds a file open for writing when it is imported",
+    "cwd": "the suite changes the working directory when it is imported",
     "temporary_files": "the suite makes temporary files when it is imported",
     "replaced": "the suite replaces system functions when it is imported",
     "coverage": "coverage is measured",

@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -32,6 +33,7 @@ from harness.process.supervisor.fork_hazards import THREADS, Watch, num_threads,
 from harness.process.supervisor.fork_server import serve
 from harness.process.supervisor.forked_leader import ParentState, end, leave
 from harness.process.supervisor.main import supervise
+from harness.runner.selections import split_selections
 
 USAGE_ERROR = 4
 MAX_IMPORTED = 4000
@@ -61,12 +63,25 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Pass over the neighbours of a leader's files: pytest makes collectors for whole directories."""
+    session = config.stash.get(KEY, None)
+    if session is None or not session.wanted or collection_path.name == "__init__.py":
+        return None
+    is_neighbour = collection_path.parent in session.wanted and collection_path not in session.wanted
+    return True if is_neighbour else None
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Report which modules a leader had to import itself: after the summary, for which plugins import some too."""
     warm = config.stash.get(KEY, None)
-    reporter = config.pluginmanager.get_plugin("rlharness-reporter")
-    if warm is not None and reporter is not None:
+    if warm is None:
+        return
+    if reporter := config.pluginmanager.get_plugin("rlharness-reporter"):
         reporter.write("imported", modules=warm.imported())
+    elif finder := config.pluginmanager.get_plugin("rlharness-finder"):
+        finder.note("modules", modules=warm.imported())
 
 
 class WarmSession:
@@ -81,6 +96,8 @@ class WarmSession:
         self._watch = Watch(VARYING)
         self._parent_state = ParentState(self._watch)
         self._before: set[str] = set()
+        self.wanted: set[Path] = set()
+        """The files of a leader and the directories above them; empty where it collects from directories."""
 
     def serve(self) -> NoReturn:
         """Answer the runner until it goes: first with what is known after the conftest files."""
@@ -147,6 +164,9 @@ class WarmSession:
         if session["args"]:  # else those of the suite, as pytest has found them
             config.args = list(session["args"])
             config.args_source = config.ArgsSource.ARGS
+            files = [config.invocation_params.dir / each.path for each in split_selections(config.args, Path())]
+            if all(file.is_file() for file in files):
+                self.wanted = {path for file in files for path in (file, *file.parents)}
         params = config.invocation_params
         config.invocation_params = config.InvocationParams(args=given, plugins=params.plugins, dir=params.dir)
         for name, value in session["options"].items():

@@ -56,7 +56,10 @@ class RunLog:
             self._bar = tqdm(total=num_steps, initial=done, desc=name, unit="step", file=self._stream, leave=True)
 
     def advance(self, **shown: float) -> None:
-        """A step is done: the bar moves, or where there is no terminal every tenth part of the steps has a line."""
+        """A step is done: the bar moves, or where there is no terminal every tenth part of the steps has a line.
+
+        Steps are numbered from 0, as in the records.
+        """
         self._done += 1
         told = {name: f"{value:.3g}" for name, value in shown.items()}
         if self._bar is not None:
@@ -67,7 +70,8 @@ class RunLog:
             and self._done * 10 // self._num_steps > (self._done - 1) * 10 // self._num_steps
         ):
             self.say(
-                f"{self._phase}: step {self._done} of {self._num_steps}, " + ", ".join(map("=".join, told.items()))
+                f"{self._phase}: step {self._done - 1} ({self._done} of {self._num_steps}), "
+                + ", ".join(map("=".join, told.items()))
             )
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
@@ -98,7 +102,8 @@ class RunLog:
             told = {"prompt": prompt.text, "completion": text, "answer": answer, "reward": reward}
             self._write("completions.jsonl", {"step": step, **told, "stop_reason": trajectory.stop_reason.value})
             rows.append((*map(str, (prompt.text, text, answer)), _number(reward)))
-        self.say(f"step {step}: held-out reward {found.reward_mean:.3f} over {len(found.trajectories)} prompts")
+        when = f"after step {step - 1}" if step else "before step 0"
+        self.say(f"{when}: held-out reward {found.reward_mean:.3f} over {len(found.trajectories)} prompts")
         if rows:
             for line in table(("prompt", "completion", "answer", "reward"), rows):
                 self.say(line)

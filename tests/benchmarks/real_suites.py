@@ -1,4 +1,4 @@
-"""Test suites nobody here wrote, run by pytest, by `pytest -n 2` and by rlharness: the same outcomes? In what time?
+"""Test suites of other projects, run by pytest, by `pytest -n 2 --dist loadfile` and by rlharness, with their times.
 
     python tests/benchmarks/real_suites.py [--only attrs] [--work DIR]
 
@@ -52,7 +52,20 @@ SUITES = (
     # These two have files that fail when pytest is given them alone: they lean on what another file imported.
     Suite("click", "8.5.1", ("tests",)),
     Suite("astroid", "4.3.4", ("tests",)),
+    Suite("marshmallow", "4.4.0", ("tests",), ("simplejson",)),
+    Suite("boltons", "26.2.0", ("tests",)),
+    Suite("werkzeug", "3.1.9", ("tests",), ("ephemeral-port-reserve", "watchdog", "cryptography", "pytest-timeout")),
+    Suite("pluggy", "1.7.0", ("testing",)),
+    Suite("cattrs", "26.2.1", ("tests",), ("hypothesis", "attrs", "immutables", "typing-extensions")),
 )
+TORCH = Suite("files that import torch", "24", ("suite",))
+"""Made here, and run by this environment: every file computes a little with torch."""
+TORCH_FILE = """
+import pytest, torch
+@pytest.mark.parametrize("n", range(5))
+def test_product(n):
+    assert (torch.ones(8, 8) @ torch.ones(8, 8)).sum() == 512
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +152,20 @@ def prepare(suite: Suite, work: Path) -> Workplace:
     return Workplace(suite, archive.with_name(archive.name.removesuffix(".tar.gz")), python, scratch)
 
 
+def prepare_torch(work: Path) -> Workplace:
+    """Write the files that import torch."""
+    scratch = work / "torch"
+    (scratch / "source" / "suite").mkdir(parents=True)
+    for number in range(int(TORCH.version)):
+        (scratch / "source" / "suite" / f"test_{number:02}.py").write_text(TORCH_FILE)
+    return Workplace(TORCH, scratch / "source", Path(sys.executable), scratch)
+
+
 def compare(suite: Suite, work: Path) -> tuple[str, list[str]]:
     """One row of the table, and the tests that rlharness tells otherwise than pytest."""
-    place = prepare(suite, work)
+    place = prepare_torch(work) if suite is TORCH else prepare(suite, work)
     plain = place.pytest("pytest")
-    xdist = place.pytest("pytest-n2", "-n", "2")
+    xdist = place.pytest("pytest-n2", "-n", "2", "--dist", "loadfile")
     fresh = place.rlharness("rlharness")
     again = place.rlharness("rlharness-again")
     leaning = {file_of(nodeid) for run in (fresh, again) for nodeid, _ in symmetric(plain.outcomes, run.outcomes)}
@@ -159,6 +181,7 @@ def compare(suite: Suite, work: Path) -> tuple[str, list[str]]:
         str(len({file_of(nodeid) for nodeid, _ in plain.outcomes})),
         ", ".join(f"{count} {outcome}" for outcome, count in by_outcome.most_common()),
         *(f"{run.wall_s:.1f} s ({run.cpu_s:.0f} s)" for run in (plain, xdist, fresh, again)),
+        *(f"{run.wall_s / xdist.wall_s:.2f}" for run in (fresh, again)),
         str(len(different)),
         str(len({nodeid for nodeid, _ in symmetric(plain.outcomes, expected)})),
     ]
@@ -185,22 +208,23 @@ def differences(expected: Outcomes, found: Outcomes) -> list[str]:
 def main() -> int:
     """Compare every suite and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=[suite.name for suite in SUITES])
+    parser.add_argument("--only", choices=[suite.name for suite in (*SUITES, TORCH)], action="append")
     parser.add_argument("--work", type=Path, help="where to keep sources, environments and logs; must be empty")
     args = parser.parse_args()
     pins = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     (pytest_pin,) = (pin for pin in pins if pin.startswith("pytest=="))
     with tempfile.TemporaryDirectory() as scratch:
         rows, different = [], []
-        for suite in SUITES:
-            if args.only in (None, suite.name):
+        for suite in (*SUITES, TORCH):
+            if not args.only or suite.name in args.only:
                 row, lines = compare(suite, args.work or Path(scratch))
                 rows.append(row)
                 different += [f"{suite.name}: {line}" for line in lines]
     print(f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, Python {platform.python_version()},", end=" ")
     print(f"{pytest_pin}, wall time (processor time)\n")
-    print("| suite | files | tests | pytest | pytest -n 2 | rlharness | rlharness, second run | differ | lean |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| suite | files | tests | pytest | pytest -n 2 --dist loadfile | rlharness | second run |", end="")
+    print(" first / -n 2 | second / -n 2 | differ | lean |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
     print("\n".join([*rows, *different]))
     return 1 if different else 0
 

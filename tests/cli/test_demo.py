@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.demonstration import demo
 from harness.cli.main import main
 from harness.core.exit_codes import ExitCode
 from harness.lab.demo.findings import (
@@ -122,6 +123,7 @@ def test_without_torch_it_shows_the_suite_and_says_what_to_install(
 
 def test_its_exit_code_says_whether_everything_was_found() -> None:
     assert FOUND.exit_code == replace(FOUND, divergence=None).exit_code == ExitCode.OK
+    assert "if everything that ran found" in " ".join(str(demo.help).split())
     assert [each.exit_code for each in MISSED] == [ExitCode.INTERNAL_ERROR] * len(MISSED)
 
 

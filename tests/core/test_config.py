@@ -257,3 +257,17 @@ print([name for name in ("pydantic", "pytest", "pathspec") if name in sys.module
 """
     command = [sys.executable, "-c", code]
     assert subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_a_pattern_is_idle_where_no_file_below_the_root_matches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    for name in ("sub/test_b.py", ".hidden/test_c.py", "test_a.py"):
+        (tmp_path / name).touch()
+    table = NeedsTable(rule(glob, gpus=1) for glob in ("test_a.py", "test_b.py", "test_c.py", "sub/test_c.py"))
+    assert table.idle(["test_a.py"]) == ["test_b.py", "test_c.py", "sub/test_c.py"]
+    assert table.idle_below(tmp_path, ["test_a.py"]) == ["test_c.py", "sub/test_c.py"]
+    monkeypatch.setattr("harness.core.config.MAX_SEARCHED", 1)
+    assert table.idle_below(tmp_path, ["test_a.py"]) == [], "too many files to say"

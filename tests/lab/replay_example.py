@@ -64,8 +64,13 @@ def picture(command: str, title: str) -> str:
         demo.mkdir()
         _copy_programs(demo)
         text = shown(command.replace(" -- ", " --color always -- "), demo, "demo/")
+    return terminal_picture(f"$ {command}\n{text}", title)
+
+
+def terminal_picture(text: str, title: str) -> str:
+    """Return the text of a terminal, with its colours, as SVG."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
-    shows = Text.from_ansi(f"$ {command}\n{text}".rstrip())
+    shows = Text.from_ansi(text.rstrip())
     shows.highlight_regex("[⠀-⣿]+", "none")  # segments of their own: most fonts have these dots wider than letters
     console.print(shows)
     return console.export_svg(title=title, code_format=SVG_TEMPLATE, unique_id="s")

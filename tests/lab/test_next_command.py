@@ -79,7 +79,7 @@ def test_a_run_that_somebody_has_ended_goes_on_from_its_checkpoint(run: Recordin
 
 
 def test_without_a_checkpoint_somebody_can_stand_in_the_step_behind_the_last(run: Recording) -> None:
-    line = "stand in the step that it died in: rlharness reproduce run --step 2 --interactive"
+    line = "debug the step that it died in: rlharness reproduce run --step 2 --interactive"
     assert typed(SCENARIO, replace(run, exit_code=KILLED)) == line
     assert typed(SCENARIO, replace(run, exit_code=INTERRUPTED)) == "", "who has pressed Ctrl-C knows why"
     (run.directory / "unfinished").mkdir()

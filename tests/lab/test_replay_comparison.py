@@ -10,6 +10,7 @@ from harness.core.exit_codes import ExitCode
 from harness.lab.experiments.run import OUTPUT, Run
 from harness.lab.replay.comparison import Replay, compare_runs
 from harness.recording.op_log import OpLog
+from harness.trace.chain import RecordedValue
 from harness.trace.ops import OpDifference
 from harness.trace.reader import read_trace
 from harness.trace.verdict import Kind
@@ -169,6 +170,43 @@ def test_other_orders_of_sets_are_told_where_they_may_be_why(
     notes = compare_runs(plan_of(tmp_path, level=level), runs).notes
     assert len(notes) == bool(said)
     assert all(note.startswith(said) for note in notes)
+
+
+def batches(points_from: int, labels_from: int) -> Change:
+    """A change to steps that read a batch of floats and of integers, each different from a step on."""
+    points, labels = flip_bit(points_from, "rollout", "batch.0"), flip_bit(labels_from, "rollout", "batch.1")
+
+    def change(step: int, value: RecordedValue) -> RecordedValue | None:
+        if value.name == "tokens":
+            return labels(step, value._replace(name="batch.1", dtype="i64"))
+        if value.name == "logprobs":
+            return points(step, value._replace(phase="rollout", name="batch.0"))
+        return None
+
+    return change
+
+
+@pytest.mark.parametrize(("labels_from", "num_notes"), [(99, 0), (2, 0), (1, 1), (0, 1)])
+def test_the_hash_seed_is_no_cause_if_only_floats_of_a_batch_differ(
+    tmp_path: Path, labels_from: int, num_notes: int
+) -> None:
+    runs = [
+        with_reports(run_of(tmp_path, number, change), report(number, str(number)))
+        for number, change in ((1, batches(99, 99)), (2, batches(1, labels_from)))
+    ]
+    assert len(compare_runs(plan_of(tmp_path), runs).notes) == num_notes
+
+
+@pytest.mark.parametrize(("ops", "num_notes"), [(("b1", "b2"), 0), (("b", "b"), 1)])
+def test_the_hash_seed_is_no_cause_if_an_operation_has_equal_inputs(
+    tmp_path: Path, ops: tuple[str, str], num_notes: int
+) -> None:
+    runs = [
+        with_reports(run_of(tmp_path, number, change, op=op), report(number, str(number)))
+        for number, change, name in zip((1, 2), (SAME, OTHER_BATCH), ops, strict=True)
+        for op in ("", name)
+    ]
+    assert len(compare_runs(plan_of(tmp_path, op_step=1), runs).notes) == num_notes
 
 
 WARNED = """a.py:3: UserWarning: scatter_add_cuda_kernel does not have a deterministic implementation, but you set

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.exit_codes import ExitCode
+from harness.render.stopping import ONE_RUN
 from harness.trace.reader import read_trace
 from tests.lab.fragile_entry import write_fragile
 from tests.support.cli_commands import PRETENDER, Done, type_command
@@ -87,6 +88,9 @@ def test_a_run_ends_where_the_curve_says_so_and_where_it_leaves_another_one(proj
     assert unknown.code == ExitCode.USAGE_ERROR
     assert "the curve has no value 'lose'\n  legal:  grad_norm, loss\n" in unknown.stderr
     assert not (project / "unknown").exists()
+    idle = replay(project, "fragile", "--until", "loss>0", "--against", "whole", "--out", "idle")
+    assert (idle.code, (project / "idle").exists()) == (ExitCode.USAGE_ERROR, False)
+    assert "--against with conditions that compare nothing" in idle.stderr
 
 
 def test_a_command_ends_in_order_where_a_condition_holds(project: Path) -> None:
@@ -95,6 +99,7 @@ def test_a_command_ends_in_order_where_a_condition_holds(project: Path) -> None:
     assert done.code == ExitCode.OK, done.stdout + done.stderr
     assert done.stdout.startswith("STOPPED  loss<0.5 after step 1: loss is 0.0\n")
     assert "note: a bundle holds a step of a scenario" in done.stdout
+    assert f"note: {ONE_RUN}\n" in done.stdout
     assert f"  look closer: rlharness replay --step 1 --trace-ops -- {sys.executable} train.py\n" in done.stdout
     assert (project / "stopped" / "run-1" / "output.log").read_text("utf-8") == "seen 0\n"
 

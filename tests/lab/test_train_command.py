@@ -115,7 +115,7 @@ def test_a_run_that_fails_keeps_what_it_recorded(tmp_path: Path) -> None:
     assert "error: step 2 is not finite\n  legal:  finite numbers\n  remedy: lower the learning rate\n" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.endswith(
-        "rlharness:   stand in the step that it died in: rlharness reproduce t --step 2 --interactive\n"
+        "rlharness:   debug the step that it died in: rlharness reproduce t --step 2 --interactive\n"
     )
     told = json.loads((tmp_path / "t" / "recording.json").read_text("utf-8"))
     assert (told["is_whole"], told["num_steps"], told["exit_code"]) == (False, 2, 1)

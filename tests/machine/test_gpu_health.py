@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.machine.gpu_health import read_gpu_health
+from harness.machine.gpus import read_gpu_health
 from tests.support.nvml_stub.build import StubGpu, machine_of
 from tests.support.nvml_stub.driver import Driver
 
@@ -61,5 +61,5 @@ def test_a_driver_that_does_not_count(driver: Driver) -> None:
 
 
 def test_no_driver_is_no_error() -> None:
-    health = read_gpu_health()
+    health = read_gpu_health({})
     assert health.has_driver or health.problem

@@ -128,7 +128,7 @@ def test_many_processes_are_counted(driver: Driver) -> None:
 def test_memory_without_a_process_is_busy_and_an_idle_cards_is_not(driver: Driver) -> None:
     inventory = driver.read_inventory(machine_of(StubGpu(used_mb=65), StubGpu(used_mb=64)))
     assert ids(inventory) == ["GPU-b"]
-    assert "no process that NVML lists" in reasons(inventory)[0]
+    assert "no process that the driver lists" in reasons(inventory)[0]
 
 
 def test_a_screen_does_not_make_a_card_busy(driver: Driver) -> None:
@@ -291,9 +291,10 @@ def run_child(code: str, library_directory: Path, file: Path) -> str:
 
 NO_DRIVER = """
 from harness.core.errors import InventoryError
-from harness.machine.gpus import NvmlMeter, read_inventory
+from harness.machine.gpus import DriverMeter, read_inventory
 print(read_inventory("auto", {}))
-for ask in (lambda: read_inventory("2", {}), lambda: read_inventory("0,", {}), NvmlMeter):
+meter = lambda: DriverMeter({}, is_amd=False)
+for ask in (lambda: read_inventory("2", {}), lambda: read_inventory("0,", {}), meter):
     try:
         print(ask())
     except InventoryError as error:
@@ -304,19 +305,19 @@ for ask in (lambda: read_inventory("2", {}), lambda: read_inventory("0,", {}), N
 def test_without_a_library_there_are_no_cards(tmp_path: Path) -> None:
     # An unusable file hides whatever driver this machine has.
     (tmp_path / "libnvidia-ml.so.1").write_bytes(b"")
-    note = "no NVIDIA driver here"
+    note = "no NVIDIA or AMD driver here"
     assert run_child(NO_DRIVER, tmp_path, tmp_path).splitlines() == [
         repr(Inventory(note=f"{note}: 0 GPUs")),
         f"--gpus 2: {note}",
         f"--gpus 0,: {note}",
-        note,
+        "no NVIDIA driver here",
     ]
 
 
 @pytest.mark.parametrize(
     ("function", "code", "note"),
     [
-        ("nvmlInitWithFlags", DRIVER_NOT_LOADED, "no NVIDIA driver here: 0 GPUs"),
+        ("nvmlInitWithFlags", DRIVER_NOT_LOADED, "no NVIDIA or AMD driver here: 0 GPUs"),
         (
             "nvmlInitWithFlags",
             VERSION_MISMATCH,

@@ -37,7 +37,7 @@ def test_back(baseline: int | None, now: int | None, processes: list[GpuProcess]
 @pytest.mark.parametrize(
     ("baseline", "now", "processes", "holder", "words"),
     [
-        (0, 2 * GB, [], Holder.UNKNOWN, "2.0 GB above its baseline, held by no process that NVML lists"),
+        (0, 2 * GB, [], Holder.UNKNOWN, "2.0 GB above its baseline, held by no process that the driver lists"),
         (0, IDLE_MEMORY_BYTES + 1, [], Holder.UNKNOWN, "above its baseline"),
         (0, 2 * GB, [UNKNOWN], Holder.UNKNOWN, "pid 30 (not visible from here)"),
         (0, 2 * GB, [OURS, FOREIGN], Holder.OURS, "held by pid 10 (python test_a.py)"),

@@ -229,7 +229,9 @@ def attempts(at: dict[str, str]) -> list[Event]:
         ended(50.5, EMPTY),
         AttemptStarted(50.5, CRASH.path, (), 1, at[CRASH.path]),
         ended(52.5, LEAKY),
-        GpuQuarantined(54.0, LEAKY.path, FIRST, "29.1 GB still held, by nobody that NVML shows"),
+        GpuQuarantined(
+            54.0, LEAKY.path, FIRST, "busy: 29.1 GB in use, by no process that the driver lists (another container?)"
+        ),
         ended(55.0, CRASH),
     ]
 

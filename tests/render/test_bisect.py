@@ -27,8 +27,10 @@ def probe(letter: str, subject: str, outcome: Outcome, reason: str) -> Probe:
 GOOD = probe("a", "The first", Outcome.GOOD, "every bit is the same")
 PARENT = probe("b", "A comment", Outcome.GOOD, "every bit is the same")
 BROKEN = probe("c", "Half a change", Outcome.SKIP, "the program ended with exit code 1")
-FOUND = probe("d", "The other half\x1b[31m", Outcome.BAD, "other bits from step 1 on, backward layers.0.weight")
-BAD = probe("e", "The last", Outcome.BAD, "other bits from step 1 on, backward layers.0.weight")
+FOUND = probe(
+    "d", "The other half\x1b[31m", Outcome.BAD, "bits differ from step 1 on, first in backward layers.0.weight"
+)
+BAD = probe("e", "The last", Outcome.BAD, "bits differ from step 1 on, first in backward layers.0.weight")
 
 
 @pytest.fixture

@@ -43,6 +43,25 @@ def test_a_plan_looks_as_the_golden(golden: Callable[[str, str], None]) -> None:
     golden("plan.txt", drawn)
 
 
+def test_estimated_durations_are_called_so_and_prove_no_bound() -> None:
+    made = sample()
+    all_of_them = range(len(UNITS))
+    unknown = chart(made, PATHS, estimates=all_of_them).splitlines()
+    assert "durations    estimated: no durations known yet, 30 s assumed for each file" in unknown
+    assert "lower bound  1185.0 s, of estimated durations" in unknown
+    assert not any(line.startswith("split") for line in unknown)
+    some = chart(made, PATHS, estimates={0, 1}).splitlines()
+    assert "durations    estimated for 2 of 13 files" in some
+    assert any(line.startswith("split") for line in some), "the file that sets the bound was measured"
+    assert json.loads(json.dumps(plan_json(made, PATHS, {1, 0})))["estimated"] == PATHS[:2]
+    assert plan_json(made, PATHS)["estimated"] == []
+
+
+def test_one_file_alone_is_not_one_to_split() -> None:
+    alone = plan([Job(0, Need(), 30.0)], LeaseTable(EIGHT, 2))
+    assert "split" not in chart(alone, ["test_a.py"])
+
+
 def test_colour_adds_nothing_but_colour() -> None:
     plain, coloured = (chart(sample(), PATHS, width=100, colour=colour) for colour in (False, True))
     assert "\x1b" not in plain

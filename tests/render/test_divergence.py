@@ -208,8 +208,8 @@ def test_floats_only_is_said_of_leaves_and_not_of_steps_that_are_missing(tmp_pat
         verdict = diff(a, trace_of_values(tmp_path / str(number), steps))
         (line,) = [line for line in verdict_text(verdict, colour=False).splitlines() if "batches" in line]
         num = 8 if is_floats_only else 4
-        floats = "floats only: " if is_floats_only else ""
-        assert line == f"  {floats}none of {num} integers and texts of batches changed"
+        floats = "floats only; " if is_floats_only else ""
+        assert line == f"  {floats}unchanged: {num} integers and texts of batches"
         assert verdict_json(verdict, exit_code=10)["attribution"]["is_floats_only"] is is_floats_only
 
 

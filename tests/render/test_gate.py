@@ -66,7 +66,7 @@ def test_what_is_counted_is_said_once_and_the_next_command_with_it(tmp_path: Pat
     assert gate_text(gate_of(scenario), colour=False).splitlines()[1:5] == [
         "BEHAVIOUR CHANGED  a b: step 1, rollout tokens",
         "  tokens flipped: 5 of 64 (7.8 %); first step 2, sequence 1, position 1",
-        "  none of 8 rewards changed",
+        "  unchanged: 8 rewards",
         "  look closer: rlharness diff 'gates/1/a b/base/run-1' 'gates/1/a b/head/run-1'",
     ]
     typed = ("a b", "--size", "full", "--set", "seed=3")

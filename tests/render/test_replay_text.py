@@ -45,7 +45,7 @@ def test_diverged_runs(tmp_path: Path) -> None:
         *first,
         "A: run 1  B: run 3",
         *second,
-        "  note: PYTHONHASHSEED is not set: each process orders sets of texts differently, which may be why"
+        "  note: PYTHONHASHSEED is not set, so each process orders sets of strings differently: one possible cause"
         " (--level deterministic sets it)",
         "  look closer: rlharness replay --step 1 --trace-ops -- python train.py --lr 1e-3",
         f"  traces: {tmp_path}",

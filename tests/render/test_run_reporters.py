@@ -18,11 +18,18 @@ def test_all_of_them_tell_one_run(sample_run: Any, tmp_path: Path) -> None:
         record_file=tmp_path / "a.jsonl",
         events_file=tmp_path / "b.jsonl",
         junit_file=tmp_path / "junit.xml",
+        page_file=tmp_path / "run.html",
+        html_file=tmp_path / "ci" / "page.html",
+        trace_events_file=tmp_path / "trace.json",
     )
     sample_run.tell(*make_reporters(options, stream=stream, clock=FakeClock(), say=said.append))
     assert said == []
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
     assert (tmp_path / "junit.xml").exists()
+    assert len(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) > 20
+    page = (tmp_path / "run.html").read_text("utf-8")
+    assert page == (tmp_path / "ci" / "page.html").read_text("utf-8")
+    assert "9 files:" in page
     display, _, summary = stream.getvalue().partition("\n\n====")
     assert "terminating" in display
     assert "9 units:" in summary

@@ -20,7 +20,7 @@ from harness.recording.conditions import Condition, Stop
 from harness.render.divergence import verdict_text
 from harness.render.operations import non_finite_lines
 from harness.render.steps import step_json, step_text
-from harness.render.stopping import stopped_json, stopped_text, where
+from harness.render.stopping import ONE_RUN, stopped_json, stopped_text, where
 from harness.trace.diff import diff
 from harness.trace.manifest import Manifest
 from harness.trace.non_finite import NonFinite
@@ -195,6 +195,9 @@ def test_what_comes_next_is_said_where_there_is_a_bundle(tmp_path: Path) -> None
     assert "look closer" not in stopped_text(never, colour=False)
     assert stopped_text(never, colour=False).startswith("NOT MET  nan, loss>3.0 in 3 steps\n")
     assert (never.exit_code, stopped_json(never)["stop"]) == (0, None)
+    assert (stopped_json(never)["compared"], ONE_RUN in stopped_text(never, colour=False)) == (False, True)
+    compared = replace(never, plan=replace(plan, conditions=(Condition("divergence"), Condition("nan"))))
+    assert (stopped_json(compared)["compared"], ONE_RUN in stopped_text(compared, colour=False)) == (True, False)
     assert replace(met, stop=Stop("divergence", 3)).exit_code == 10
     assert replace(never, interrupted_by="SIGINT").exit_code == 2
     broken = replace(run, recording=replace(run.recording, problems=(Problem("it ended"),)))

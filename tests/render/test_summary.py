@@ -1,16 +1,22 @@
 import io
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.core.exit_codes import ExitCode
 from harness.core.need import Need
+from harness.core.test_outcomes import TestCounts, TestOutcome
+from harness.render.failed_tests import MAX_CHARS, MAX_SHOWN
+from harness.render.sentences import sentences
 from harness.render.summary import SummaryReporter, closing_line
 from harness.runner.events import CollectionFinished, Event, RunFinished, UnitFinished
 from harness.runner.stats import RunState
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
+from tests.render.conftest import attempt, end
 
 
 def told(*events: Event) -> str:
@@ -53,6 +59,21 @@ def test_a_good_run_is_a_table_and_a_line() -> None:
     )
 
 
+def test_estimated_durations_of_the_plan_are_told_apart_from_measured_ones() -> None:
+    first = unit("a.py")
+    collected = CollectionFinished(0.0, (first,), (30.0,), 30.0, 30.0, 0.0, num_estimated=1)
+    passed = UnitFinished(1.0, UnitResult(first, Outcome.PASSED, duration_s=18.0))
+    assert told(collected, passed, finished(ExitCode.OK)).splitlines()[-1] == (
+        "1 unit: 1 passed in 9.0 s (sequential 18.0 s, 2.0x; lower bound 4.0 s as measured)"
+    )
+    state = RunState()
+    state.apply(collected)
+    (said,) = sentences(collected, state)
+    assert said.text.endswith(" (estimated: no durations known yet)")
+    (said,) = sentences(replace(collected, units=(first, unit("b.py")), expected_s=(30.0, 1.0)), state)
+    assert said.text.endswith(" (estimated for 1 of 2 files)")
+
+
 def test_why_a_conftest_fails_is_shown_for_the_first_file_below_it() -> None:
     broken = [replace(unit(name), collect_error="NameError: x") for name in ("a.py", "b.py", "c.py")]
     other = replace(unit("d.py"), collect_error="NameError: y")
@@ -66,6 +87,26 @@ def test_why_a_conftest_fails_is_shown_for_the_first_file_below_it() -> None:
         1,
         1,
         2,
+    )
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.INTERRUPTED])
+def test_a_test_that_failed_before_its_file_was_ended_is_shown(tmp_path: Path, outcome: Outcome) -> None:
+    each = unit("a.py")
+    directory = attempt(
+        tmp_path, each, ["test_one", "test_two"], [end(each, "test_one", "failed", "boom", "E   boom")], None
+    )
+    text = told(*results(UnitResult(each, outcome, directory=directory)), finished(ExitCode.TESTS_FAILED))
+    assert text.count("a.py::test_one") == 1
+    assert text.count("E   boom") == 1
+    assert f"(kept in {directory})" in text
+
+
+def test_a_failure_that_pytest_has_shown_is_not_repeated(tmp_path: Path) -> None:
+    each = unit("a.py")
+    directory = attempt(tmp_path, each, ["test_one"], [end(each, "test_one", "failed", "boom", "E   boom")], 1)
+    assert "boom" not in told(
+        *results(UnitResult(each, Outcome.FAILED, directory=directory)), finished(ExitCode.TESTS_FAILED)
     )
 
 
@@ -128,3 +169,34 @@ def test_what_ended_the_run_early_stands_with_what_it_has_and_notes_are_listed()
     assert "notes (2)\n  kept /tmp/a\n  and /tmp/b\n" in text
     assert "exit code 3: rlharness itself failed" in text
     assert told(replace(broken, notes=())) == "", "nothing was counted"
+
+
+def test_failures_of_a_file_that_was_ended_are_bounded(tmp_path: Path) -> None:
+    text = "E   a\x1b[2Jb\n" + "x" * 3 * MAX_CHARS
+    ends = [
+        {"k": "end", "id": f"a.py::test_{n}", "outcome": "failed", "duration_s": 0.1, "reason": "r", "text": text}
+        for n in range(MAX_SHOWN + 5)
+    ]
+    records = [{"k": "hello", "version": 1}, *ends]
+    (tmp_path / "report.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "output.log").write_text("F")
+    tests = TestCounts({TestOutcome.FAILED: len(ends)})
+    crashed = UnitResult(unit("a.py"), Outcome.CRASHED, duration_s=1.0, tests=tests, directory=str(tmp_path))
+    shown = told(*results(crashed), finished(ExitCode.TESTS_FAILED))
+    assert shown.count("FAILED a.py::test_") == MAX_SHOWN
+    assert "and 5 more" in shown
+    assert "E   ab\n" in shown
+    assert len(shown) < MAX_SHOWN * (MAX_CHARS + 200) + 2000
+
+
+def test_the_page_of_the_run_is_named_before_the_closing_line(sample_run: Any) -> None:
+    def last_lines() -> list[str]:
+        stream = io.StringIO()
+        sample_run.tell(SummaryReporter(stream, colour=False))
+        return stream.getvalue().splitlines()[-2:]
+
+    assert "page: " not in last_lines()[0]
+    (sample_run.directory / "run.html").touch()
+    page, closing = last_lines()
+    assert page == f"page: {sample_run.directory / 'run.html'}"
+    assert closing.startswith("9 units: ")

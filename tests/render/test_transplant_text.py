@@ -108,7 +108,7 @@ def test_where_it_begins_is_told_where_the_two_part_before(tmp_path: Path) -> No
 
 def test_other_configurations_are_told(tmp_path: Path) -> None:
     found = findings(tmp_path, outcome("loss", Effect.NOTHING, share=0.0))
-    assert "also different" not in transplant_text(found, colour=False)
+    assert "configurations differ" not in transplant_text(found, colour=False)
     assert transplant_json(found)["identity_differences"] == []
     trace, manifest = found.pair.b.trace, found.pair.b.trace.manifest
     assert manifest is not None
@@ -116,7 +116,10 @@ def test_other_configurations_are_told(tmp_path: Path) -> None:
     manifest = replace(manifest, fingerprint=replace(manifest.fingerprint, identity=identity))
     b = replace(found.pair.b, trace=replace(trace, manifest=manifest))
     other = replace(found, pair=replace(found.pair, b=b))
-    assert "\nalso different: optimizer.learning_rate A absent B 0.1\n" in transplant_text(other, colour=False)
+    assert (
+        "\nthe configurations differ, which no patch changes: optimizer.learning_rate A absent B 0.1\n"
+        in transplant_text(other, colour=False)
+    )
     assert transplant_json(other)["identity_differences"] == [
         {"name": "optimizer.learning_rate", "a": None, "b": "0.1"}
     ]

@@ -108,6 +108,11 @@ def test_what_a_run_has_learnt_lies_in_my_cache_and_not_in_the_checkout(suite: P
     assert sorted(path.name for path in (suite / ".rlharness").iterdir()) == [".gitignore", "runs"]
     with History.open(cached(suite)) as kept:
         assert kept.expectations(SIZES)["test_a.py"].spread != ESTIMATE_SPREAD
+        found = {each.name: each.results[-1] for each in kept.trends()}
+    assert found["test_a.py"].outcome == "passed"
+    (test,) = [result for name, result in found.items() if name.startswith("test_a.py::")]
+    assert (test.run_id, test.outcome) == (found["test_a.py"].run_id, "passed")
+    assert (suite / ".rlharness" / "runs" / test.run_id).is_dir()
 
 
 def test_a_cache_that_cannot_be_used_costs_a_note_and_no_run(suite: Path) -> None:

@@ -245,7 +245,7 @@ def test_node_ids_that_name_no_test_are_told_as_pytest_tells_them(tmp_path: Path
 
 @pytest.mark.full
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
-@pytest.mark.parametrize("option", ["--junit", "--events"])
+@pytest.mark.parametrize("option", ["--junit", "--events", "--html", "--trace-events"])
 def test_a_report_that_was_asked_for_and_is_not_there_does_not_end_with_0(tmp_path: Path, option: str) -> None:
     write_suite(tmp_path, {"test_a.py": QUICK})
     done = run(tmp_path, "run", "--gpus", "none", option, "/dev/full")
@@ -336,6 +336,7 @@ def test_plan_shows_the_schedule_and_leaves_nothing_behind(tmp_path: Path) -> No
     assert [line[:7] for line in lines[:3]] == ["gpu 0 .", "gpu 1 .", "cpu 0 ["]
     assert {len(line) for line in lines[:3]} == {60}
     assert any(line.startswith("lower bound") for line in lines)
+    assert "durations    estimated: no durations known yet, 30 s assumed for each file" in lines
     assert "  test_b.py: needs 4 GPUs; this run has 2 x sim 80 GB" in lines
     assert any(line.startswith("  test_c.py: cannot be collected: ") for line in lines)
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == set(files)

@@ -104,5 +104,5 @@ def test_a_driver_that_does_not_answer_is_said(tmp_path: Path) -> None:
     env = environment(**stub_env(library, library))
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 4
-    assert "error: --gpus auto: the NVIDIA driver did not answer within 0.2 s\n  legal:  " in done.stderr
+    assert "error: --gpus auto: the GPU driver did not answer within 0.2 s\n  legal:  " in done.stderr
     assert "run the files that need no GPU with --gpus none" in done.stderr

@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -253,3 +254,15 @@ def test_what_maxfail_left_out_is_listed(tmp_path: Path) -> None:
     assert "not run because the run was cancelled (2)" in done.stdout
     assert "--maxfail 1 was reached" in done.stdout
     assert not done.events[-1]["error"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("gap_s", [0.03, 0.05, 0.1, 0.15, 0.3] * 2)
+def test_three_interrupts_in_a_row_leave_the_exit_code(tmp_path: Path, gap_s: float) -> None:
+    write_suite(tmp_path, {"test_a.py": SLEEPS})
+    with started(tmp_path, *RUN) as process:
+        until(lambda: asleep(tmp_path), process)
+        for _ in range(3):
+            process.send_signal(signal.SIGINT)  # does nothing once the process has been waited for
+            time.sleep(gap_s)
+        assert ended(process, tmp_path).code == ExitCode.INTERRUPTED

@@ -254,3 +254,29 @@ def test_whitespace_and_comments_change_nothing(tmp_path_factory: pytest.TempPat
     first = static(directory, source)
     again = static(directory, ast.unparse(ast.parse(source)))
     assert first.need == again.need
+
+
+FAULTS = {
+    "import no_such_module": "line 1: no module no_such_module is found",
+    "from no_such_module.sub import a": "line 1: no module no_such_module is found",
+    "import beside, os, pytest, click.nothing": None,
+    "from . import no_such_module": None,
+    "try:\n    import no_such_module\nexcept ImportError: pass": None,
+    "import pytest\npytest.importorskip('x')\nimport no_such_module": None,
+    "def test_a(): import no_such_module": None,
+    "import pytest\n@pytest.mark.timeout('soon')\ndef test_a(): pass": "line 2: timeout marker: 'soon'",
+    "from pytest import mark\n@mark.timeout(timeout='x')\ndef test_a(): pass": "line 2: timeout marker: 'x'",
+    "import pytest\n@pytest.mark.timeout('2.5')\ndef test_a(): pass": None,
+    "import pytest\n@pytest.mark.timeout(0)\ndef test_a(): pass": None,
+    "import pytest\n@pytest.mark.timeout(LIMIT)\ndef test_a(): pass": None,
+}
+
+
+@pytest.mark.parametrize(("source", "why"), FAULTS.items(), ids=map(str, range(len(FAULTS))))
+def test_a_file_that_cannot_be_imported_has_to_be(tmp_path: Path, source: str, why: str | None) -> None:
+    (tmp_path / "beside.py").touch()
+    path = tmp_path / "test_it.py"
+    path.write_text(source)
+    answer = StaticNeeds(Patterns(), []).of_file(path, finds_faults=True)
+    assert (answer.need, answer.why_import) == ((NOTHING, "") if why is None else (None, why))
+    assert StaticNeeds(Patterns(), []).of_file(path).need == NOTHING

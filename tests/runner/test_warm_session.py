@@ -1,20 +1,22 @@
 """The warm session: what a fork of it has of its own, what is shared, and what is not forked because of it."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.process.supervisor import process_tree
-from tests.support.suite_runs import Done, run, write_suite
+from tests.support.nvml_stub.build import compiler
+from tests.support.suite_runs import ROOT, Done, run, write_suite
 
 IS_FORKED = "'--rlharness-serve' in open('/proc/self/cmdline').read()"
 NOTE = f"""
 import json, os, random, signal, sys, tempfile
 def note(name, **more):
     seen = dict(forked={IS_FORKED}, argv=sys.argv, **more)
-    with open(f"seen_{{name}}.json", "w") as file:
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), f"seen_{{name}}.json"), "w") as file:
         json.dump(seen, file)
 """
 SEEN = """
@@ -101,6 +103,8 @@ HAZARDS = {
     "processes": ("import subprocess\nsubprocess.Popen(['sleep', '60'])\n", "process"),
     "sockets": ("import socket\nheld = socket.socketpair()\n", "sockets"),
     "temporary_files": ("import tempfile\nheld = tempfile.mkdtemp()\n", "temporary files"),
+    "files": ("held = open('held.txt', 'a')\n", "held.txt"),
+    "cwd": ("import os\nos.makedirs('below', exist_ok=True)\nos.chdir('below')\n", "working directory"),
     "replaced": ("import os\nreal = os.fork\nos.fork = lambda: real()\n", "os.fork"),
     "reads": ("import os\nheld = os.environ['RLHARNESS_ATTEMPT']\n", "reads RLHARNESS_ATTEMPT"),
     "reads_by_getenv": ("import os\nheld = os.getenv('CUDA_VISIBLE_DEVICES')\n", "reads CUDA_VISIBLE_DEVICES"),
@@ -118,6 +122,30 @@ def test_what_must_not_be_shared_is_named_and_each_file_has_an_interpreter(tmp_p
     assert "an interpreter of their own" in said(done) or "an interpreter of its own" in said(done)
     assert why in said(done)
     assert not process_tree.bearing("sleep 60")
+
+
+@pytest.mark.parametrize(("answer", "is_forked"), [(0, False), (3, True)])
+def test_a_driver_that_is_initialised_is_found(tmp_path: Path, answer: int, is_forked: bool) -> None:
+    """A stub of libcuda: before cuInit, cuDeviceGetCount answers 3 (CUDA_ERROR_NOT_INITIALIZED)."""
+    if (command := compiler()) is None:
+        pytest.skip("no C compiler (cc, gcc or clang) on PATH")
+    source, library = tmp_path / "cuda.c", tmp_path / "libcuda.so.1"
+    source.write_text(f"int cuDeviceGetCount(int *count) {{ *count = 1; return {answer}; }}\n")
+    subprocess.run([command, "-shared", "-fPIC", "-o", library, source], check=True)
+    loads = f"import ctypes\nheld = ctypes.CDLL({str(library)!r})\n"
+    done = run(suite(tmp_path, {"conftest.py": loads}), "run", "--gpus", "none")
+    assert are_forked(done) == [is_forked, is_forked]
+    assert ("the suite initialises CUDA" in said(done)) is not is_forked
+
+
+@pytest.mark.full
+def test_a_parallel_region_of_torch_is_found(tmp_path: Path) -> None:
+    """A parent with a pool of OpenMP threads makes the next parallel operation of its fork hang."""
+    region = "import torch\ntorch.set_num_threads(2)\nheld = (torch.rand(4000, 4000) + 1).sum()\n"
+    done = run(suite(tmp_path, {"conftest.py": region}), "run", "--gpus", "none")
+    assert done.code == 0
+    assert are_forked(done) == [False, False]
+    assert "the suite starts threads" in said(done)
 
 
 def test_a_copy_of_the_environment_reads_no_variable(tmp_path: Path) -> None:
@@ -181,10 +209,15 @@ import os, signal, pathlib
 from noting import *
 def test_kill():
     assert {IS_FORKED}
-    mine = pathlib.Path("/proc/self/cmdline").read_bytes()
-    found = [p for p in pathlib.Path("/proc").glob("[0-9]*") if (p / "cmdline").read_bytes() == mine]
-    oldest = min(found, key=lambda p: int((p / "stat").read_text().rpartition(")")[2].split()[19]))
-    os.kill(int(oldest.name), signal.SIGKILL)
+    marker = "=" + os.environ["RLHARNESS_ATTEMPT"].rpartition("-")[0] + "-warm"
+    found = []
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            if marker.encode() in (process / "environ").read_bytes():
+                found.append((int((process / "stat").read_text().rpartition(")")[2].split()[19]), int(process.name)))
+        except OSError:
+            pass
+    os.kill(min(found)[1], signal.SIGKILL)
 """
     directory = suite(tmp_path, {"test_0.py": kills}, names="abc")
     arguments = ("run", "--gpus", "none", "--cpu-units", "1", "--containment", "subreaper")
@@ -229,3 +262,15 @@ def test_it():
     done = run(suite(tmp_path, {"test_x.py": text}), "run", "--gpus", "none")
     assert done.code == 0
     assert (done.directory / "late.txt").read_text() == "thread exit"
+
+
+def test_files_behind_a_link_are_collected(tmp_path: Path) -> None:
+    directory = suite(tmp_path, {"below/test_c.py": FORKED.format(name="c")})
+    (tmp_path / "link").symlink_to(directory)
+    (directory / "near").symlink_to(directory / "below")
+    for cwd, path in ((tmp_path, "link/below"), (tmp_path / "link", "below/test_c.py"), (directory, "near/test_c.py")):
+        done = run(
+            directory, "run", path, "--gpus", "none", "--json", cwd=cwd, env={"PYTHONPATH": f"{ROOT}:{directory}"}
+        )
+        found = json.loads(done.stdout)
+        assert [unit["tests"] for unit in found["units"]] == [{"passed": 1}]

@@ -52,8 +52,7 @@ async def _carry_out(options: DoctorOptions, invocation: Invocation, arguments: 
     if arguments["json"]:
         show(json.dumps(findings_json(findings, exit_code=code, took_s=took_s)))
     elif arguments["fix"]:
-        if lines := fix_lines(findings):
-            show("\n".join(lines))
+        show("\n".join(fix_lines(findings)) or "# nothing to fix")
     else:
         colour = wants_colour(arguments["color"], invocation)
         columns = terminal_columns() if invocation.is_terminal else None

@@ -8,6 +8,7 @@ from harness.core.config import GateKeys, load_config
 from harness.core.errors import UsageError
 from harness.core.invocation import Invocation
 from harness.lab.experiments.out_directory import place_of
+from harness.lab.gate.against_golden import LEAST_AGREEING
 from harness.lab.gate.costs import Limits
 from harness.lab.gate.plan import GateOptions
 from harness.lab.gate.policy import Policy, checked_reasons
@@ -35,6 +36,11 @@ def gate_options(invocation: Invocation, arguments: Mapping[str, Any]) -> GateOp
         )
     if arguments["reason"] and not arguments["accept"]:
         raise UsageError("--reason without --accept", legal="--accept --reason TEXT")
+    runs = arguments["runs"] or keys.runs or DEFAULT_RUNS
+    if golden is not None and runs < LEAST_AGREEING:
+        invocation.note(
+            f"note: {LEAST_AGREEING} runs of the working tree are made, not {runs}: goldens need two runs that agree"
+        )
     return GateOptions(
         invocation=invocation,
         names=tuple(arguments["scenarios"]),
@@ -44,7 +50,7 @@ def gate_options(invocation: Invocation, arguments: Mapping[str, Any]) -> GateOp
         reason=(arguments["reason"] or "").strip(),
         size=arguments["size"] or keys.size,
         overrides=tuple(arguments["overrides"]),
-        runs=arguments["runs"] or keys.runs or DEFAULT_RUNS,
+        runs=runs,
         policy=_policy(arguments["fail_on"], keys, f"{config.path}: [tool.rlharness.gate] fail-on"),
         limits=_limits(arguments, keys),
         timeout_s=arguments["timeout"] or keys.timeout_s or inf,

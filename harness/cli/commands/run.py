@@ -25,6 +25,7 @@ from harness.runner.options import RunOptions
 from harness.runner.planning import Planned
 from harness.runner.reporter import Guarded
 from harness.runner.run import EndedRun, plan_tests, run_tests
+from harness.runner.run_record import PAGE, RECORD
 from harness.runner.unit_run import why_uncollected
 from harness.runner.units import Outcome
 
@@ -49,8 +50,16 @@ def run_with_reports(options: RunOptions) -> EndedRun | str:
     def reporters(directory: Path, clock: Clock) -> list[Guarded]:
         # The display goes to stdout, or to stderr where stdout is asked to be JSON.
         stream: TextIO = sys.stderr if options.json else sys.stdout
-        record = directory / "events.jsonl"
-        wanted = ReportOptions(options.live, options.colour, record, options.events_file, options.junit_file)
+        wanted = ReportOptions(
+            options.live,
+            options.colour,
+            record_file=directory / RECORD,
+            events_file=options.events_file,
+            junit_file=options.junit_file,
+            page_file=directory / PAGE,
+            html_file=options.html_file,
+            trace_events_file=options.trace_events_file,
+        )
         return make_reporters(wanted, stream=stream, clock=clock, say=say)
 
     return asyncio.run(run_tests(options, reporters))
@@ -108,8 +117,9 @@ def _show(planned: Planned, options: RunOptions, width: int | None) -> None:
     plan = replace(planned.plan, never=(*never, *broken))
     names = [unit.path for unit in units]
     if options.json:
-        show(json.dumps({**plan_json(plan, names), "shard": plain(planned.shard)}))
+        show(json.dumps({**plan_json(plan, names, planned.estimated), "shard": plain(planned.shard)}))
     else:
         if planned.shard is not None:
             show(f"shard {options.shard}: {shard_units(planned.shard, len(units))}\n")
-        show(chart(plan, names, width=width or terminal_columns(), colour=options.colour).rstrip("\n"))
+        columns = width or terminal_columns()
+        show(chart(plan, names, width=columns, colour=options.colour, estimates=planned.estimated).rstrip("\n"))

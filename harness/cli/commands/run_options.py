@@ -52,6 +52,8 @@ def make_options(invocation: Invocation, given: Mapping[str, Any]) -> RunOptions
         retries=given.get("retries") or 0,
         events_file=given.get("events_file"),
         junit_file=given.get("junit_file"),
+        html_file=given.get("html_file"),
+        trace_events_file=given.get("trace_events_file"),
         json=given["json"],
         keep_tmp=bool(given.get("keep_tmp")),
         live=is_terminal,

@@ -1,13 +1,13 @@
 """`rlharness scenarios`: what can be trained and replayed, in the package and in the user's project."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
-from harness.core.text import one_line
+from harness.core.text import count, one_line
 from harness.lab.experiments.scenario import Scenario
 from harness.lab.experiments.scenario_files import all_scenarios
 from harness.render.console import show
@@ -29,13 +29,21 @@ def run_scenarios(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitC
     if arguments["json"]:
         show(json.dumps({"version": VERSION, "exit_code": int(code), "scenarios": found}))
     else:
-        show("\n\n".join(map(_text, found)) or "no scenarios found")
+        checked = [_checked(found)] if arguments["check"] and found else []
+        show("\n\n".join([*map(_text, found), *checked]) or "no scenarios found")
     return code
 
 
 def _fields(scenario: Scenario) -> dict[str, Any]:
     told = scenario.model_dump(include={"about", "entry", "determinism", "gpus", "runtime_sections"})
     return {**told, "sizes": list(scenario.sizes)}
+
+
+def _checked(found: Sequence[Mapping[str, Any]]) -> str:
+    """Return the result of the check, for people."""
+    num_bad = sum("problem" in fields for fields in found)
+    checked = f"{count(len(found), 'scenario file')} checked"
+    return f"{checked}: {num_bad:,} cannot be read" if num_bad else f"{checked}: fine"
 
 
 def _text(fields: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
+from harness.core.text import path_text
 from harness.lab.experiments.schemas import file_name, make_schema, schema_names
 from harness.render.console import show
 
@@ -50,6 +51,8 @@ def _write(directory: Path, texts: Mapping[str, str]) -> list[Path]:
             (directory / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"{error.filename}: {error.strerror}", legal="a directory that can be written to", remedy="change --out"
+            f"the schemas cannot be written to {path_text(directory)} ({error.strerror})",
+            legal="a directory that can be written to",
+            remedy="change --out",
         ) from None
     return [directory / name for name in texts]

@@ -10,7 +10,7 @@ from enum import Enum
 
 REDACTED = "<redacted>"
 NO_SECRETS = frozenset({"", "true", "false", "null", "none", "value", REDACTED})
-"""Values, in lower case, that are never secrets; `VALUE` is the placeholder of this package's own messages."""
+"""Values, in lower case, that are never secrets."""
 
 
 def word_set(text: str) -> frozenset[str]:
@@ -20,6 +20,8 @@ def word_set(text: str) -> frozenset[str]:
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _NUMBERS = re.compile(r"[\[(\d.+-][\d\s.,_+eE%kKmMbBgGtT()\[\]-]*")
+_PLACEHOLDER = re.compile(r"VALUE(?:,VALUE)*[:,;.]?")
+"""A placeholder in a sentence of this package: KEY=VALUE,VALUE: a value for each run."""
 _LOWER_CASE = re.compile(r"[a-z_./ -]{1,32}")
 _SECRETS = word_set(
     "password passwords passwd passphrase passphrases passcode pw pwd secret secrets credential credentials cred creds"
@@ -101,7 +103,7 @@ def holds_secret(name: str, value: str, *, is_option: bool = False, is_query: bo
     if found is Holds.NO_SECRET:
         return False
     plain = value.strip().strip("\"'") if len(value) <= 100 else value
-    if plain.lower() in NO_SECRETS:
+    if plain.lower() in NO_SECRETS or _PLACEHOLDER.fullmatch(plain):
         return False
     if found is Holds.SECRET:
         return True

@@ -5,7 +5,9 @@ A pair is a name and what follows it as its value: `name=value`, `"name": "value
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -36,6 +38,11 @@ _UNQUOTED = {
     "'": re.compile(r"[^'\n]*"),
 }
 """Where a value ends that has no quotes of its own, by what it stands in: a quote that opens before its name, say."""
+_OF_FILE = re.compile(
+    "|".join(re.escape(os.strerror(number)) for number in sorted(errno.errorcode))
+    + r"|(?:already|cannot|does|has|is|no|not|was) [a-z]"
+)
+"""Begins a message about a file, after its path and a colon: /etc/passwd: File exists."""
 _OFTEN_COUNTED = ("token", "tokens", "key", "pass")
 """Before a colon and a number these are prose: token: 5."""
 USER_OPTIONS = frozenset({"-u", "-U", "--user", "--proxy-user"})
@@ -161,6 +168,8 @@ def _secret_after(text: str, begin: int, end: int) -> tuple[int, int] | None:
         elif is_query or (after := _COLON.match(text, end)) is None:
             return None
         else:
+            if before == "/" and _OF_FILE.match(text, after.end()):
+                return None
             is_colon, is_in_braces = True, before in ("{", ",")
             is_header = ("-" in name and "." not in name) or last == "authorization"
             if not (after[1] or is_header or is_in_braces):  # auth.py:12

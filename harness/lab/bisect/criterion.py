@@ -1,4 +1,4 @@
-"""What makes a probe bad: other bits than the good one's, another reward, or a value of its curve. Pure."""
+"""Criteria of a bad probe: its bits differ from the good one's, or its reward, or a value of its curve. Pure."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -104,9 +104,8 @@ def _by_bits(good: Trace, probe: Trace) -> Classified:
         codes = dict.fromkeys(reason.code.value for reason in verdict.reasons)
         return Classified(Outcome.SKIP, f"cannot be compared: {', '.join(codes)}")
     value = first.a or first.b
-    return Classified(
-        Outcome.BAD, f"other bits from step {first.step} on" + (f", {value.phase} {value.name}" if value else "")
-    )
+    where = f", first in {value.phase} {value.name}" if value else ""
+    return Classified(Outcome.BAD, f"bits differ from step {first.step} on{where}")
 
 
 def _names(trace: Trace) -> set[str]:

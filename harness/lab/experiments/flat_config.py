@@ -62,6 +62,27 @@ def meant(payload: Payload, dotted: str) -> str:
     return ""
 
 
+def has_key(payload: Payload, dotted: str) -> bool:
+    """Return whether a payload holds this dotted key."""
+    section: Any = payload
+    for name in dotted.split("."):
+        if not isinstance(section, Mapping) or name not in section:
+            return False
+        section = section[name]
+    return True
+
+
+def is_section(payload: Payload, dotted: str) -> bool:
+    """Return whether a dotted key is that of a section; so is a name without dots that a payload leaves out."""
+    section: Any = payload
+    path = dotted.split(".")
+    for name in path:
+        if not isinstance(section, Mapping) or name not in section:
+            return len(path) == 1
+        section = section[name]
+    return isinstance(section, Mapping)
+
+
 def flattened(payload: Payload, prefix: str = "") -> dict[str, str]:
     """Every value by its dotted key, as canonical JSON: equal texts are equal values of one type."""
     found: dict[str, str] = {}

@@ -57,7 +57,7 @@ def next_command(run_spec: RunSpec, recording: Recording, stop: Stop | None = No
         return None
     behind = max(read_trace(recording.directory).steps, default=-1) + 1
     words = ("rlharness", "reproduce", run, "--step", str(behind), "--interactive")
-    return NextCommand("stand in the step that it died in", shlex.join(words))
+    return NextCommand("debug the step that it died in", shlex.join(words))
 
 
 def _reported_step(recording: Recording) -> int | None:

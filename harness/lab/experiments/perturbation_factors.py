@@ -4,7 +4,7 @@ A factor with a dot in its name is a key of a scenario's payload; the others are
 
 | factor | means |
 |---|---|
-| `hash_seed` | PYTHONHASHSEED: the order of sets of texts |
+| `hash_seed` | PYTHONHASHSEED: the order of sets of strings |
 | `threads` | OMP_NUM_THREADS, and what MKL and OpenBLAS call it |
 | `load` | processes that keep cores busy beside the run |
 | `cores` | how many cores the run may use |

@@ -4,7 +4,7 @@ file ─▶ scenario ─size─▶ payload ─--set, --sweep─▶ payload ─�
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -16,7 +16,7 @@ from harness.core.redaction import REDACTED, redact_fields
 from harness.core.text import count, one_line
 from harness.lab.experiments.command_spec import checked_metric, parse_steps
 from harness.lab.experiments.entry_call import EntryCall
-from harness.lab.experiments.flat_config import flattened, parts
+from harness.lab.experiments.flat_config import flattened, has_key, is_section, meant, parts
 from harness.lab.experiments.plain_yaml import read_yaml
 from harness.lab.experiments.run_spec import RunSpec
 from harness.lab.experiments.scenario import Scenario
@@ -67,7 +67,7 @@ def asked_scenario(
 def asked_of(name: str, scenario: Scenario, options: ScenarioOptions, default_size: str) -> Asked:
     """A scenario as options ask for it; UsageError for a size that it has not, and options that cannot be used."""
     size = scenario.chosen_size(options.size, default_size)
-    swept = dict(_swept(text, scenario.runtime_sections) for text in options.sweep)
+    swept = dict(_swept(text, scenario) for text in options.sweep)
     level = options.recording.level
     given = {"size": (size,) if size in scenario.sizes else (), "set": options.overrides}
     given |= {"sweep": options.sweep, "level": (level,) if level else ()}
@@ -121,7 +121,9 @@ def override_of(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise UsageError(
-            f"--set {text}", legal="KEY=VALUE, a dotted key and a value in YAML", remedy="--set training.num_steps=20"
+            f"--set {text}",
+            legal="a dotted key, an equals sign, and a value in YAML",
+            remedy="--set training.num_steps=20",
         )
     if REDACTED in value:
         raise UsageError(
@@ -132,7 +134,7 @@ def override_of(text: str) -> tuple[str, Any]:
     return key.strip(), read_yaml(value, f"--set {text}")
 
 
-def _swept(text: str, free: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
+def _swept(text: str, scenario: Scenario) -> tuple[str, tuple[Any, ...]]:
     """(dotted key, values) of KEY=VALUE,VALUE; UsageError where other values would be another run."""
     key, equals, values = text.partition("=")
     key = key.strip()
@@ -142,16 +144,39 @@ def _swept(text: str, free: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
             legal="KEY=VALUE,VALUE: a value for each run",
             remedy="--sweep runtime.concurrency=1,16",
         )
+    free = scenario.runtime_sections
     if key.partition(".")[0] not in free:
+        is_there = has_key(scenario.config, key)
+        near = meant(scenario.config, key)
         raise UsageError(
-            f"--sweep {key}: it is part of the run identity, so runs that differ in it are not comparable",
-            legal=f"keys of {', '.join(free)}" if free else "none: this scenario declares no runtime settings",
-            remedy="rlharness train records each run, and rlharness diff shows their first difference",
+            f"--sweep {key}: it is part of the run identity, so runs that differ in it are not comparable"
+            if is_there
+            else f"--sweep {key}: the scenario has no such key",
+            legal=_legal_to_sweep(scenario),
+            remedy="rlharness train records each run, and rlharness diff shows their first difference"
+            if is_there or not near
+            else f"did you mean {near}?",
         )
     found = read_yaml(f"[{values}]", f"--sweep {text}")
     if not found:
         raise UsageError(f"--sweep {text}", legal="a value for each run, with commas between them")
+    if is_section(scenario.config, key) and not all(isinstance(value, Mapping) for value in found):
+        raise UsageError(
+            f"--sweep {key}: it is a section, not a setting",
+            legal=_legal_to_sweep(scenario),
+            remedy=f"name a key of it: --sweep {key}.KEY=V1,V2",
+        )
     return key, tuple(found)
+
+
+def _legal_to_sweep(scenario: Scenario) -> str:
+    """Return the keys that may differ between runs: those of the file, and the sections that may have more."""
+    free = scenario.runtime_sections
+    if not free:
+        return "none: this scenario declares no runtime settings"
+    _, settings = parts(scenario.config, free)
+    named = [key for key in flattened(settings) if key not in free]
+    return f"keys of {', '.join(free)}" + (f", such as {', '.join(named)}" if named else "")
 
 
 def check_entries(invocation: Invocation) -> None:

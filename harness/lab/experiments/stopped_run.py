@@ -20,7 +20,7 @@ from harness.lab.experiments.out_directory import OutDirectory
 from harness.lab.experiments.recorded_run import read_recorded_run
 from harness.lab.experiments.run import Run, TitledDisplay
 from harness.lab.experiments.run_spec import RunSpec
-from harness.recording.conditions import Condition, Stop
+from harness.recording.conditions import DIVERGENCE, Condition, Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,11 @@ class Stopped:
     bundle: Path | None = None
     notes: tuple[str, ...] = ()
     interrupted_by: str = ""
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether a condition compared the run with a trace; the only one that does is that of a divergence."""
+        return any(condition.word == DIVERGENCE for condition in self.plan.conditions)
 
     @property
     def next_command(self) -> NextCommand | None:

@@ -63,6 +63,6 @@ def checked_reasons(words: Sequence[str], where: str) -> tuple[str, ...]:
         raise UsageError(
             f"{where} {unknown[0]!r}",
             legal=", ".join((*REASONS, "or none")),
-            remedy="a scenario that does not run fails",
+            remedy="--fail-on behaviour,numerics; a scenario that does not run always fails",
         )
     return tuple(dict.fromkeys(words))

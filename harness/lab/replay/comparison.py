@@ -17,13 +17,15 @@ from harness.lab.replay.plan import ReplayPlan
 from harness.trace.diff import diff
 from harness.trace.matching import match_processes
 from harness.trace.non_finite import NonFinite, find_non_finite
-from harness.trace.ops import NAN, OpVerdict, compare_ops, is_faithful, read_ops, recorded_steps
+from harness.trace.ops import NAN, OpDifference, OpVerdict, compare_ops, is_faithful, read_ops, recorded_steps
 from harness.trace.reader import Trace, read_trace
-from harness.trace.verdict import BY_WEIGHT, EXIT_CODES, Verdict
+from harness.trace.verdict import BATCHES, BY_WEIGHT, EXIT_CODES, INTEGERS, TOKENS, Verdict
 
 MAX_OUTPUT_BYTES = 2**30
 """So much of what a run printed is searched for warnings."""
 MAX_LINE_BYTES = 2**16
+_WITHIN_TORCH = (OpDifference.RANDOM_STATE, OpDifference.OUTPUT)
+"""Differences of an operation whose inputs are equal: no order of Python objects causes them."""
 _UNHELD = b" does not have a deterministic implementation"
 
 
@@ -85,7 +87,7 @@ def compare_runs(plan: ReplayPlan, runs: Sequence[Run], interrupted_by: str = ""
     if plan.against is not None:
         sides.insert(0, _Side(str(plan.against.directory), plan.against, plan.against))
     comparisons = [_compare(sides[0], side, plan.op_step) for side in sides[1:]]
-    may_be_why = any(_begins_before_backward(comparison.verdict) for comparison in comparisons)
+    may_be_why = any(_may_come_from_hash_order(comparison) for comparison in comparisons)
     notes = [*_without_level(plan, runs), *_warnings(plan, runs), *_hash_seeds(plan, runs, may_be_why=may_be_why)]
     return Replay(plan, tuple(runs), tuple(comparisons), tuple(notes), interrupted_by)
 
@@ -188,12 +190,21 @@ def _unheld(line: bytes) -> Iterator[str]:
         yield from (word.decode("utf-8", "replace") for word in head.rsplit(maxsplit=1)[-1:])
 
 
-def _begins_before_backward(verdict: Verdict) -> bool:
-    """Whether the first difference is in what goes into a step: another order of texts shows there."""
-    if verdict.first is None:
+def _may_come_from_hash_order(comparison: Comparison) -> bool:
+    """Return whether a different order of sets of strings can cause the first difference, as far as is recorded."""
+    first = comparison.verdict.first
+    if first is None:
         return False
-    value = verdict.first.a or verdict.first.b
-    return value is None or value.phase not in ("backward", "optimizer")
+    if any(each.first is not None and each.first.what in _WITHIN_TORCH for each in comparison.operations):
+        return False
+    value = first.a or first.b
+    if value is None:
+        return True
+    if value.phase == "rollout":  # a different order of a batch would show in its integers and texts too
+        counts = comparison.verdict.attribution
+        read = [counts[kind] for kind in (TOKENS, INTEGERS, BATCHES) if kind in counts]
+        return not read or any(count.first is not None and count.first.step <= first.step for count in read)
+    return value.phase not in ("backward", "optimizer")
 
 
 def _hash_seeds(plan: ReplayPlan, runs: Sequence[Run], *, may_be_why: bool) -> Iterator[str]:
@@ -202,9 +213,9 @@ def _hash_seeds(plan: ReplayPlan, runs: Sequence[Run], *, may_be_why: bool) -> I
     if len(hashes) < 2:
         return
     if plan.run_spec.level == DETERMINISTIC:
-        yield "PYTHONHASHSEED took no effect in some process: it ordered sets of texts differently"
+        yield "PYTHONHASHSEED took no effect in some process: it ordered sets of strings differently"
     elif may_be_why:
         yield (
-            "PYTHONHASHSEED is not set: each process orders sets of texts differently, which may be why"
+            "PYTHONHASHSEED is not set, so each process orders sets of strings differently: one possible cause"
             " (--level deterministic sets it)"
         )

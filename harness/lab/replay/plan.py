@@ -20,6 +20,7 @@ from harness.lab.experiments.scenario_files import A_COMMAND, nothing_to_run
 from harness.lab.experiments.scenario_spec import asked_scenario, make_scenario_spec
 from harness.lab.experiments.stopped_run import StopPlan
 from harness.lab.replay.options import ReplayOptions
+from harness.recording.conditions import DIVERGENCE
 from harness.trace.reader import Trace, read_trace
 
 REPLAYS = "replays"
@@ -110,6 +111,12 @@ def plan_stop(invocation: Invocation, options: ReplayOptions) -> StopPlan:
             remedy="omit it; the last line of the result is the command that looks closer",
         )
     reference = _reference(invocation, options)
+    if reference is not None and not any(condition.word == DIVERGENCE for condition in conditions):
+        raise UsageError(
+            "--against with conditions that compare nothing",
+            legal=f"--against DIR --break-on {DIVERGENCE}, beside other conditions",
+            remedy=f"add --break-on {DIVERGENCE}, or omit --against",
+        )
     if reference is None:
         refuse_divergence(
             conditions,

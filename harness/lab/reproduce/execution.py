@@ -36,9 +36,9 @@ async def _record(
     """Record the run of a plan, and the one with operations; UsageError where its entry refuses to begin."""
     whose = "" if number == 1 else " of the other run"
     steps = f"step {plan.step}" if plan.first == plan.step else f"steps {plan.first} to {plan.step}"
-    variants = [Variant(plan.run_spec, number, f"{steps}{whose} again")]
+    variants = [Variant(plan.run_spec, number, f"repetition of {steps}{whose}")]
     if plan.has_operations:
-        variants.append(Variant(plan.with_operations, number, f"{steps}{whose} again, with operations"))
+        variants.append(Variant(plan.with_operations, number, f"repetition of {steps}{whose}, with operations"))
 
     def show_title(variant: Variant) -> None:
         display.title = variant.title

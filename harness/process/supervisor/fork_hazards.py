@@ -1,12 +1,15 @@
 """What a process would share with its forks and must not, found where it is: in the process from which they are forked.
 
-Threads, CUDA, sockets, child processes, temporary files, replaced system functions; and the variables of the
+Threads, CUDA, sockets, files that are written, child processes, temporary files, the working directory, replaced system
+functions; and the variables of the
 environment that differ between the forks and have been read already.
 """
 
 import ctypes
+import fcntl
 import os
 import pkgutil
+import stat
 import sys
 import tempfile
 import threading
@@ -63,6 +66,8 @@ class Watch:
         self.varying = frozenset(varying)
         self.environ = dict(os.environ)
         """The environment as it was at the start."""
+        self._cwd = os.getcwd()
+        self._files = dict(open_files())
         self.reads: dict[str, str] = {}
         """Variables of `varying` that were read, with the module that read each first."""
         self.importing = ""
@@ -91,6 +96,11 @@ class Watch:
             yield "processes", process_tree.command_line(children[0].pid)
         if len(sockets := [fd for fd, target in open_files().items() if target.startswith("socket:")]) > 1:
             yield "sockets", str(len(sockets) - 1)
+        for fd, target in open_files().items():
+            if fd > 2 and self._files.get(fd) != target and _is_written(fd):
+                yield "files", target
+        if (cwd := os.getcwd()) != self._cwd:
+            yield "cwd", cwd
         with suppress(OSError):
             if found := sorted(os.listdir(self.environ.get("TMPDIR", ""))):
                 yield "temporary_files", found[0]
@@ -123,6 +133,13 @@ def open_files() -> Mapping[int, str]:
         with suppress(OSError):
             found[int(entry)] = os.readlink(f"/proc/self/fd/{entry}")
     return found
+
+
+def _is_written(fd: int) -> bool:
+    """Whether a descriptor is of a regular file that can be written, such as a database."""
+    with suppress(OSError):
+        return stat.S_ISREG(os.fstat(fd).st_mode) and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+    return False
 
 
 def _cuda_is_initialized() -> bool:

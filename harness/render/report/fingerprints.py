@@ -9,8 +9,11 @@ ABOUT = {
     "identity": "The configuration that defines the results. Runs are comparable only if it is equal.",
     "numerics": "The software and hardware that compute. No determinism level holds if it differs.",
     "subject": "The code under test.",
-    "perturbation": "How the work is distributed. It must not affect results at level invariant.",
+    "perturbation": "How the work is distributed. They must not affect results at level invariant.",
 }
+
+HEADINGS = {"perturbation": "runtime settings"}
+"""Headings of the parts whose name is a word of the format only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ class Part:
     """One part of both fingerprints."""
 
     name: str
+    """Its heading."""
     about: str
     different: tuple[Line, ...]
     alike: tuple[Line, ...]
@@ -40,5 +44,6 @@ def side_by_side(a: Manifest | None, b: Manifest | None) -> list[Part]:
         lines = [Line(name, left.get(name), right.get(name)) for name in sorted(left.keys() | right.keys())]
         if lines:
             different = tuple(line for line in lines if line.a != line.b)
-            found.append(Part(part, ABOUT[part], different, tuple(line for line in lines if line.a == line.b)))
+            alike = tuple(line for line in lines if line.a == line.b)
+            found.append(Part(HEADINGS.get(part, part), ABOUT[part], different, alike))
     return found

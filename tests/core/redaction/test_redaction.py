@@ -128,6 +128,13 @@ def test_a_redacted_command_line_can_still_be_read() -> None:
         ("step 3: tokens: 12 of 40 differ, key: answer", "step 3: tokens: 12 of 40 differ, key: answer"),
         (f"commit {COMMIT}, digest {HEX * 2}", f"commit {COMMIT}, digest {HEX * 2}"),
         ("if token == 'abc': pass", "if token == 'abc': pass"),
+        ("legal: KEY=VALUE: a dotted key", "legal: KEY=VALUE: a dotted key"),
+        ("KEY=VALUE,VALUE: a value for each run", "KEY=VALUE,VALUE: a value for each run"),
+        (f"KEY=VALUE{PLAIN}: x", f"KEY={REDACTED} x"),
+        ("/etc/passwd: File exists", "/etc/passwd: File exists"),
+        ("out/api_token: is not a trace", "out/api_token: is not a trace"),
+        (f"/run/secrets/db_password: {PLAIN}", f"/run/secrets/db_password: {REDACTED}"),
+        ("secret/db/password: not-a-word", f"secret/db/password: {REDACTED}"),
     ],
 )
 def test_text(text: str, redacted: str) -> None:

@@ -35,7 +35,7 @@ def test_by_bits(good: Trace, tmp_path: Path) -> None:
     by = parse_criterion("bits", None)
     assert outcome(by, good, trace(tmp_path / "same", steps_of(3))) == (Outcome.GOOD, "every bit is the same")
     flipped = trace(tmp_path / "other", steps_of(3, flip_bit(2, "backward", "layers.1.weight")))
-    assert outcome(by, good, flipped) == (Outcome.BAD, "other bits from step 2 on, backward layers.1.weight")
+    assert outcome(by, good, flipped) == (Outcome.BAD, "bits differ from step 2 on, first in backward layers.1.weight")
     assert outcome(by, good, trace(tmp_path / "more", steps_of(4)))[0] is Outcome.BAD
     other = trace(tmp_path / "cut", steps_of(3), complete=False)
     skipped = (Outcome.SKIP, "cannot be compared: trace_incomplete")

@@ -68,6 +68,16 @@ def test_the_command_line_goes_over_the_configuration_and_that_over_the_defaults
     assert options(tmp_path, "--fail-on", "none").policy.fail_on == ()
 
 
+def test_one_run_does_not_make_a_golden_and_the_gate_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options(tmp_path, "--golden", "g", "--accept", "--reason", "why", "--runs", "1")
+    assert "2 runs of the working tree are made, not 1" in capsys.readouterr().err
+    options(tmp_path, "--golden", "g", "--runs", "2")
+    options(tmp_path, "--base", "HEAD", "--runs", "1")
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

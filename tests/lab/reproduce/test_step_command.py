@@ -46,7 +46,7 @@ def told(done: Done) -> dict[str, Any]:
 def test_a_step_comes_out_again_from_the_nearest_checkpoint(project: Path, tmp_path: Path) -> None:
     done = reproduce(project, tmp_path, "whole", "--step", "3")
     assert done.code == ExitCode.OK, done.stdout + done.stderr
-    assert done.stdout.startswith("REPRODUCED  step 3: its root digest is the recorded one: 3 values, every bit\n")
+    assert done.stdout.startswith("REPRODUCED  step 3: its root digest is the recorded one: 3 values, every bit; ")
     assert "repeated from the checkpoint of step 2, with the step before it\n" in done.stdout
     assert "output.resume" not in (tmp_path / "out" / "run-1" / "call.json").read_text("utf-8").split('"resume": {')[0]
 

@@ -14,7 +14,7 @@ VALUES = st.sampled_from(["0", "1", "2", "TRUE", "any", "bf16", ":4096:8", ":8:8
 def test_an_empty_environment_is_fine() -> None:
     assert severities(check_bit_variables({})) == {"bits": "fine"}
     (finding,) = check_bit_variables({"HOME": "/home/a", "LD_PRELOAD": "x"})
-    assert finding.measured == "none is set"
+    assert finding.measured == "no variable that moves the bits of a run is set"
 
 
 def test_what_is_set_is_told_without_an_alarm() -> None:

@@ -25,6 +25,9 @@ from harness.doctor.gpus import (
 from harness.doctor.host import Answer, Host, module_command
 from harness.machine.gpu_health import GpuHealth, MachineHealth
 from harness.machine.inventory import Gpu, Inventory, LeftOut
+from tests.support.amdsmi_stub.build import StubAmdGpu, StubProcess
+from tests.support.amdsmi_stub.build import machine_of as amd_machine_of
+from tests.support.amdsmi_stub.build import stub_env as rocm_env
 from tests.support.finding_checks import severities, sound
 from tests.support.nvml_stub.build import Instance, Machine, Process, StubGpu, machine_of, stub_env
 
@@ -53,7 +56,7 @@ def test_a_driver_that_answers_is_fine() -> None:
 
 
 def test_no_driver_is_fine_where_there_is_none_and_broken_where_half_of_one_is() -> None:
-    missing = MachineHealth(problem="no NVIDIA driver here", has_driver=False)
+    missing = MachineHealth(problem="no NVIDIA or AMD driver here", has_driver=False)
     assert severities(check_driver(missing, has_device_file=False)) == {"driver": "fine"}
     (finding,) = sound(check_driver(missing, has_device_file=True))
     assert finding.severity is Severity.BROKEN
@@ -72,7 +75,7 @@ def test_a_driver_that_does_not_answer_breaks() -> None:
 def test_free_cards_are_fine_and_no_cards_are_nothing() -> None:
     (finding,) = sound(check_gpus(health(health_of(0), health_of(1)), Inventory((gpu(0), gpu(1)))))
     assert (finding.check, finding.measured) == ("GPUs", "2 x NVIDIA H200 141 GB, free")
-    assert check_gpus(health(), Inventory(note="no NVIDIA driver here: 0 GPUs")) == []
+    assert check_gpus(health(), Inventory(note="no NVIDIA or AMD driver here: 0 GPUs")) == []
 
 
 @pytest.mark.parametrize(
@@ -216,17 +219,23 @@ def test_this_environments_torch_is_asked_without_importing_it() -> None:
 
 
 def doctor_of(machine: Machine, nvml_library: Path, tmp_path: Path, **environ: str) -> dict[str, Finding]:
-    """What the checks of the GPUs find in a process that has the pretended driver; torch is asked for real."""
+    """What the checks of the GPUs find in a process that has the pretended driver."""
     machine.write(tmp_path / "machine")
+    return findings_with(**stub_env(nvml_library, tmp_path / "machine"), **environ)
+
+
+def findings_with(torch: str = "{}", **environ: str) -> dict[str, Finding]:
+    """What the checks of the GPUs find in a process of these variables, where torch answers `torch`."""
     code = (
         "import asyncio, json, os\nfrom dataclasses import astuple\nfrom pathlib import Path\n"
         "from harness.doctor.gpus import inspect_gpus\nfrom harness.doctor.host import Answer, Host\n"
-        "async def ask(argv, *, limit_s): return Answer('{}')\n"
+        f"async def ask(argv, *, limit_s): return Answer({torch!r})\n"
         "found = asyncio.run(inspect_gpus(Host(dict(os.environ), Path('/'), ask)))\n"
         "print(json.dumps([astuple(f)[0:1] + (f.severity.value,) + astuple(f)[2:5] for f in found]))"
     )
-    own = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}  # of a run around this
-    env = {**own, **stub_env(nvml_library, tmp_path / "machine"), "PYTHONPATH": str(ROOT), **environ}
+    of_a_run_around_this = ("CUDA_", "HIP_", "ROCR_")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(of_a_run_around_this)}
+    env = {**own, "PYTHONPATH": str(ROOT), **environ}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     rows = json.loads(done.stdout)
     return {row[0]: Finding(row[0], Severity(row[1]), *row[2:]) for row in rows}
@@ -258,6 +267,54 @@ def test_a_machine_out_of_order(nvml_library: Path, tmp_path: Path) -> None:
     assert "far too hot" in found["GPU 0"].measured
     assert "busy: 9.0 GB" in found["GPU 1"].measured
     assert found["GPU 2"].measured == "NVIDIA Stub: cannot be read: GPU is lost"
+
+
+BUILT_FOR_ROCM = '{"version": "2.11.0+rocm7.0", "cuda": null, "hip": "7.0"}'
+
+
+@pytest.mark.parametrize(
+    ("torch", "severity", "said"),
+    [
+        (
+            BUILT_FOR_ROCM + '\n{"is_available": true, "archs": ["gfx942"]}',
+            "fine",
+            "built for ROCm 7.0, finds the GPUs",
+        ),
+        (BUILT_FOR_ROCM + '\n{"is_available": false, "archs": []}', "broken", "built for ROCm 7.0"),
+        ('{"version": "2.11.0", "cuda": "12.8", "hip": null}\n{"is_available": false, "archs": []}', "broken", "ROCm"),
+    ],
+)
+def test_a_machine_of_amd(rocm: Path, tmp_path: Path, torch: str, severity: str, said: str) -> None:
+    gpus = [
+        StubAmdGpu(xgmi=[1], link_status="UU", violations=["socket_thrm"]),
+        StubAmdGpu(xgmi=[0], link_status="UD", used_mib=9000, processes=[StubProcess(2**31)]),
+        StubAmdGpu(),
+    ]
+    amd_machine_of(*gpus, failures=[("amdsmi_get_gpu_vram_usage", 2, "API_FAILED")]).write(tmp_path / "machine")
+    found = findings_with(torch, **rocm_env(rocm, tmp_path / "machine"))
+    assert severities(sound(found.values())) == {
+        "driver": "fine",
+        "GPU 0": "warning",
+        "GPU 1": "warning",
+        "GPU 2": "broken",
+        "GPUs": "fine",
+        "XGMI of GPU 1": "warning",
+        "torch": severity,
+    }
+    assert found["driver"].measured == "AMD 6.14.14"
+    assert "busy: 9.4 GB" in found["GPU 1"].measured
+    assert not any("nvidia" in finding.remedy for finding in found.values())
+    assert said in found["torch"].measured + found["torch"].remedy
+
+
+def test_hidden_gpus_of_amd_and_gpus_of_two_vendors_are_said(rocm: Path, nvml_library: Path, tmp_path: Path) -> None:
+    amd_machine_of(StubAmdGpu()).write(tmp_path / "amd")
+    amd = rocm_env(rocm, tmp_path / "amd")
+    assert "HIP stops at '7'" in findings_with(**amd, HIP_VISIBLE_DEVICES="7")["HIP_VISIBLE_DEVICES"].measured
+    machine_of(StubGpu()).write(tmp_path / "nvidia")
+    found = findings_with(**amd | stub_env(nvml_library, tmp_path / "nvidia"))
+    assert severities(found.values())["driver"] == "broken"
+    assert "ROCR_VISIBLE_DEVICES" in found["driver"].remedy
 
 
 def test_without_a_driver_torch_is_not_imported() -> None:

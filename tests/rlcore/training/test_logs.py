@@ -37,6 +37,19 @@ def test_steps_go_to_lines_and_to_the_board(tmp_path: Path) -> None:
     assert any((tmp_path / "run" / "tensorboard").iterdir())
 
 
+def test_steps_are_numbered_as_in_the_records(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    log = RunLog(tmp_path / "run", OutputSection(), stream=stream)
+    log.phase("training", 2)
+    log.advance(loss=0.5)
+    log.advance(loss=0.25)
+    log.close()
+    assert stream.getvalue().splitlines() == [
+        "training: step 0 (1 of 2), loss=0.5",
+        "training: step 1 (2 of 2), loss=0.25",
+    ]
+
+
 def test_without_a_board_there_is_none(tmp_path: Path) -> None:
     log = RunLog(tmp_path / "run", OutputSection(), stream=io.StringIO())
     log.step(0, {"loss": 0.5})

@@ -51,7 +51,8 @@ def test_a_run_writes_metrics_completions_a_board_and_a_checkpoint(
         "reward_mean", "loss", "gradient_norm", "kl", "entropy", "completion_length"
     }  # fmt: skip
     told = capsys.readouterr().err
-    assert "held-out reward" in told
+    assert "before step 0: held-out reward" in told
+    assert "after step 2: held-out reward" in told
     assert "prompt" in told
 
 

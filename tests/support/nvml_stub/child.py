@@ -4,31 +4,38 @@ Reads pickled (function, arguments...) from standard input until it ends, writes
 standard output.
 """
 
+import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from harness.machine.gpu_health import read_gpu_health
-from harness.machine.gpus import NvmlMeter, read_inventory
+from harness.machine.gpu_health import MachineHealth
+from harness.machine.gpus import DriverMeter, read_gpu_health, read_inventory
 from harness.machine.inventory import Inventory
 from harness.process.claims import Claims
+
+ROCM = {name: os.environ[name] for name in ("ROCM_HOME", "ROCM_PATH") if name in os.environ}
 
 
 def inventory(selection: str, environ: Mapping[str, str], with_claims: bool) -> Inventory:
     with Claims() as claims:
-        return read_inventory(selection, environ, claims if with_claims else None)
+        return read_inventory(selection, ROCM | dict(environ), claims if with_claims else None)
 
 
-def meter(call: str, argument: Any) -> Any:
-    opened = NvmlMeter()
+def meter(call: str, argument: Any, is_amd: bool) -> Any:
+    opened = DriverMeter(os.environ, is_amd=is_amd)
     try:
         return getattr(opened, call)(argument)
     finally:
         opened.close()
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {"inventory": inventory, "meter": meter, "health": read_gpu_health}
+def health(environ: Mapping[str, str]) -> MachineHealth:
+    return read_gpu_health(ROCM | dict(environ))
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {"inventory": inventory, "meter": meter, "health": health}
 
 
 def main() -> None:

@@ -6,14 +6,21 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from harness.machine.gpu_health import MachineHealth
 from harness.machine.inventory import Inventory
 from harness.machine.meter import GpuProcess
-from tests.support.nvml_stub.build import Machine, stub_env
+from tests.support.nvml_stub.build import stub_env
 
 _ROOT = Path(__file__).parents[3]
+
+
+class Shown(Protocol):
+    """A machine that a pretended driver can show."""
+
+    def write(self, file: Path) -> None:
+        """Put it in `file`."""
 
 
 class Driver:
@@ -22,19 +29,24 @@ class Driver:
     An exception in the child is raised here; a child that died raises EOFError or BrokenPipeError.
     """
 
+    _is_amd = False
+
     def __init__(self, library: Path, file: Path) -> None:
         self._file = file
-        env = {**os.environ, **stub_env(library, file), "PYTHONPATH": str(_ROOT)}
+        self._start(stub_env(library, file))
+
+    def _start(self, stub: Mapping[str, str]) -> None:
+        env = {**os.environ, **stub, "PYTHONPATH": str(_ROOT)}
         command = [sys.executable, "-m", "tests.support.nvml_stub.child"]
         self._child = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    def show(self, machine: Machine) -> None:
+    def show(self, machine: Shown) -> None:
         """From the next question on, the driver shows `machine`."""
         machine.write(self._file)
 
     def read_inventory(
         self,
-        machine: Machine,
+        machine: Shown,
         selection: str = "auto",
         environ: Mapping[str, str] | None = None,
         *,
@@ -46,20 +58,20 @@ class Driver:
         assert isinstance(answer, Inventory)
         return answer
 
-    def read_gpu_health(self, machine: Machine) -> MachineHealth:
+    def read_gpu_health(self, machine: Shown, environ: Mapping[str, str] | None = None) -> MachineHealth:
         """Shows `machine`; what `doctor` reads of it."""
         self.show(machine)
-        answer = self._ask("health")
+        answer = self._ask("health", dict(environ or {}))
         assert isinstance(answer, MachineHealth)
         return answer
 
     def used_memory_bytes(self, gpu_ids: Sequence[str]) -> dict[str, int]:
-        answer = self._ask("meter", "used_memory_bytes", tuple(gpu_ids))
+        answer = self._ask("meter", "used_memory_bytes", tuple(gpu_ids), self._is_amd)
         assert isinstance(answer, dict)
         return answer
 
     def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
-        answer = self._ask("meter", "processes_on", gpu_id)
+        answer = self._ask("meter", "processes_on", gpu_id, self._is_amd)
         assert isinstance(answer, tuple)
         return answer
 

@@ -1,0 +1,109 @@
+"""Trends of files and tests as text and JSON."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.core.text import count, one_line
+from harness.runner.trends import PastResult, Trend
+
+VERSION = 1
+LETTERS = {
+    **dict.fromkeys(("passed",), "."),
+    **dict.fromkeys(("failed", "collect_error", "pytest_error", "usage_error"), "F"),
+    "error": "E",
+    "skipped": "s",
+    "xfailed": "x",
+    "xpassed": "X",
+    "no_tests": "-",
+    "": "?",
+    **dict.fromkeys(("timed_out", "collect_timeout"), "T"),
+    **dict.fromkeys(("crashed", "exited_early", "unkillable", "supervisor_lost", "unfinished"), "C"),
+}
+"""Letter of each outcome, pytest's where it has one."""
+OTHER = "o"
+MEANINGS = {
+    ".": "passed",
+    "F": "failed",
+    "E": "error",
+    "s": "skipped",
+    "x": "xfailed",
+    "X": "xpassed",
+    "T": "timed out",
+    "C": "hung or crashed",
+    "-": "no tests",
+    "?": "not recorded",
+    OTHER: "other",
+}
+HEADS = ("outcomes", "runs", "median", "range", "spread")
+
+
+def history_lines(trends: Sequence[Trend], limit: int) -> list[str]:
+    """A table of at most `limit` trends with the letters that it uses; the results of a single trend one by one."""
+    shown = list(trends)[:limit]
+    rows = [HEADS, *(_cells(each) for each in shown)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
+    names = ["file or test", *(one_line(each.name) for each in shown)]
+    lines = [
+        "  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]), name))
+        for row, name in zip(rows, names, strict=True)
+    ]
+    if (num_more := len(trends) - len(shown)) > 0:
+        lines.append(f"and {num_more:,} more; --limit N prints N")
+    used = dict.fromkeys(letter for each in shown for letter in _letters(each))
+    lines.append("")
+    lines.append("outcomes, oldest first: " + ", ".join(f"{letter} {MEANINGS[letter]}" for letter in used))
+    if len(trends) == 1:
+        lines += ["", *(_result_line(each) for each in trends[0].results)]
+    return lines
+
+
+def history_json(trends: Sequence[Trend], *, exit_code: int, file: str, notes: Sequence[str]) -> dict[str, Any]:
+    """All trends as plain values."""
+    return {
+        "version": VERSION,
+        "exit_code": exit_code,
+        "file": file,
+        "notes": list(notes),
+        "trends": [
+            {
+                "name": each.name,
+                "kind": "test" if each.is_test else "file",
+                "median_s": each.median_s,
+                "min_s": min(each.durations_s, default=None),
+                "max_s": max(each.durations_s, default=None),
+                "spread": each.spread,
+                "results": [
+                    {"run_id": result.run_id, "outcome": result.outcome or None, "duration_s": result.duration_s}
+                    for result in each.results
+                ],
+            }
+            for each in trends
+        ],
+    }
+
+
+def trends_text(num_files: int, num_tests: int) -> str:
+    """Counts of what is known: 3 files and 40 tests."""
+    return f"{count(num_files, 'file')} and {count(num_tests, 'test')}"
+
+
+def _cells(trend: Trend) -> tuple[str, ...]:
+    durations_s = trend.durations_s
+    if trend.median_s is None:
+        return (_letters(trend), f"{len(trend.results)}", "none", "", "")
+    spread = "" if trend.spread is None or len(durations_s) < 2 else f"{trend.spread:.0%}"
+    low, high = _seconds(min(durations_s)), _seconds(max(durations_s))
+    return (_letters(trend), f"{len(trend.results)}", f"{_seconds(trend.median_s)} s", f"{low}-{high} s", spread)
+
+
+def _letters(trend: Trend) -> str:
+    return "".join(LETTERS.get(each.outcome, OTHER) for each in trend.results)
+
+
+def _result_line(result: PastResult) -> str:
+    outcome = (result.outcome or "not recorded").replace("_", " ")
+    return f"{one_line(result.run_id) or 'earlier version':<24}  {outcome:<16}  {_seconds(result.duration_s):>9} s"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3f}" if seconds < 1 else f"{seconds:,.1f}"

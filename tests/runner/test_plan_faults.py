@@ -1,0 +1,34 @@
+"""`rlharness plan` of files that a run could not collect."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.core.exit_codes import ExitCode
+from tests.support.suite_runs import QUICK, run, write_suite
+
+FAULTS = {
+    "missing module": ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
+    "timeout marker": ("import pytest\npytestmark = pytest.mark.timeout('soon')\n", "timeout marker: 'soon'; legal: "),
+}
+
+
+@pytest.mark.parametrize(("source", "said"), FAULTS.values(), ids=FAULTS.keys())
+def test_plan_names_a_file_that_a_run_could_not_collect(tmp_path: Path, source: str, said: str) -> None:
+    write_suite(tmp_path, {"test_a.py": QUICK, "test_b.py": source + QUICK})
+    done = run(tmp_path, "plan", "--gpus", "none", "--json")
+    assert (done.code, done.stderr) == (ExitCode.TESTS_FAILED, "")
+    found = json.loads(done.stdout)
+    assert [unit["path"] for unit in found["units"]] == ["test_a.py"]
+    ((path, reason),) = [(each["path"], each["reason"]) for each in found["never"]]
+    assert path == "test_b.py"
+    assert reason.startswith("cannot be collected: ")
+    assert said in reason
+
+
+def test_a_pattern_of_no_file_is_noted_whatever_files_were_asked_for(tmp_path: Path) -> None:
+    needs = {"needs.toml": '"gone/*.py" = 2\n"sub/test_b.py" = 1\n'}
+    write_suite(tmp_path, {"test_a.py": QUICK, "sub/test_b.py": QUICK, **needs})
+    done = run(tmp_path, "plan", "--gpus", "none", "--needs", "needs.toml", "test_a.py")
+    assert done.stderr == "rlharness: the pattern 'gone/*.py' of the needs table matches no file\n"
