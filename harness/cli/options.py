@@ -55,6 +55,18 @@ SHARED_OPTIONS: Options = (
         help="How many files that need no GPU run at the same time.  [default: number of cores]",
     ),
     click.option(
+        "--shard",
+        metavar="K/N",
+        help="Run only shard K of N, balanced by expected durations; all N shards together run every file once.",
+    ),
+    click.option(
+        "--last-failed",
+        "--lf",
+        is_flag=True,
+        help="Run only what failed or did not run in the latest run, or everything if nothing did.",
+    ),
+    click.option("--failed-first", "--ff", is_flag=True, help="Start the files that failed in the latest run first."),
+    click.option(
         "--isolate",
         type=click.Choice(["file", "interpreter"]),
         help="Process of each file: a fork of a session that has loaded the plugins, conftest files and common imports,"

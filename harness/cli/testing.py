@@ -1,4 +1,4 @@
-"""Commands about tests and the machine they run on: run, plan, history, doctor."""
+"""Commands about tests and the machine they run on: run, plan, merge, history, doctor."""
 
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,12 @@ from harness.core.invocation import Invocation
 @click.option("--slow", type=Seconds(0), metavar="S", help="Report a file as slow after S seconds.  [default: 60]")
 @click.option(
     "--maxfail", type=click.IntRange(0), metavar="N", help="Start no more files after N have failed; 0 means no limit."
+)
+@click.option(
+    "--retries",
+    type=click.IntRange(0, 100),
+    metavar="N",
+    help="Run the failed tests of a file again, up to N times; a file that then passes is flaky.  [default: 0]",
 )
 @click.option("-x", "maxfail", flag_value=1, type=int, help="Same as --maxfail 1.")
 @click.option(
@@ -85,6 +91,22 @@ def plan(invocation: Invocation, /, **arguments: Any) -> int:
     from harness.cli.commands.run import plan_suite
 
     return int(plan_suite(invocation, arguments))
+
+
+@click.command()
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=SomePath())
+@click.option("--junit", "junit_file", type=SomePath(path_type=Path), help="Write a JUnit XML report to this file.")
+@color_option
+@click.option("--json", "json", is_flag=True, help="Print the result as JSON on standard output.")
+@click.pass_obj
+def merge(invocation: Invocation, /, **arguments: Any) -> int:
+    """Merge recorded runs, such as all shards of a suite, into one summary.
+
+    RUN is the directory of a run, or its events.jsonl. The exit code is that of one run over all their files.
+    """
+    from harness.cli.commands.merge import merge_recorded
+
+    return int(merge_recorded(invocation, arguments))
 
 
 @click.command()

@@ -6,7 +6,7 @@ file that GITHUB_STEP_SUMMARY names.
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from html import escape
 from pathlib import Path
@@ -26,6 +26,9 @@ from harness.render.gate import (
     where,
 )
 from harness.render.gate_reasons import reason_text
+from harness.runner.retries import flaky_tests
+from harness.runner.stats import RunState
+from harness.runner.units import Outcome
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 MAX_BYTES = 2**20
@@ -52,10 +55,23 @@ def annotations(gate: Gate) -> Iterator[str]:
         yield command("error" if is_failure else "warning", text, title=title)
 
 
+def flaky_annotations(state: RunState) -> Iterator[str]:
+    """Yield a warning for each flaky file of a run."""
+    for result in state.with_outcome(Outcome.FLAKY):
+        tests = flaky_tests(result)
+        text = "\n".join([*tests, *(f"{each.outcome.value}: {each.reason}" for each in result.attempts), result.reason])
+        yield command("warning", text, title=f"flaky: {one_line(result.unit.path)}", file=result.unit.path)
+
+
 def annotate(gate: Gate) -> None:
     """Say the annotations on standard error, which GitHub reads as well: standard output may be JSON."""
+    say_lines(annotations(gate))
+
+
+def say_lines(lines: Iterable[str]) -> None:
+    """Print workflow commands on standard error."""
     with suppress(OSError, ValueError):  # standard error is closed
-        for line in annotations(gate):
+        for line in lines:
             print(line, file=sys.stderr, flush=True)
 
 

@@ -10,6 +10,7 @@ VERSION = 1
 LETTERS = {
     **dict.fromkeys(("passed",), "."),
     **dict.fromkeys(("failed", "collect_error", "pytest_error", "usage_error"), "F"),
+    "flaky": "f",
     "error": "E",
     "skipped": "s",
     "xfailed": "x",
@@ -24,6 +25,7 @@ OTHER = "o"
 MEANINGS = {
     ".": "passed",
     "F": "failed",
+    "f": "flaky",
     "E": "error",
     "s": "skipped",
     "x": "xfailed",

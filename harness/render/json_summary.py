@@ -1,12 +1,11 @@
 """A finished run as one JSON value, what `run --json` prints."""
 
-from pathlib import Path
 from typing import Any
 
 from harness.core.errors import ReportError
-from harness.core.report_file import read_report
 from harness.core.test_outcomes import TestOutcome
 from harness.runner.events import RunFinished, plain
+from harness.runner.retries import flaky_tests, read_attempts
 from harness.runner.stats import RunState
 from harness.runner.units import Outcome, UnitResult
 
@@ -24,6 +23,7 @@ def summary_json(state: RunState, finished: RunFinished) -> dict[str, Any]:
         "run_id": started.run_id if started else "",
         "directory": started.directory if started else "",
         **figures,
+        "shard": plain(state.shard),
         "num_units": len(state.units),
         "outcomes": {outcome.value: state.outcomes[outcome] for outcome in Outcome if state.outcomes[outcome]},
         "tests": plain(dict(state.tests)),
@@ -49,6 +49,8 @@ def _unit(result: UnitResult) -> dict[str, Any]:
         "left_behind": list(result.left_behind),
         "need_disagrees": result.need_disagrees,
         "for_want_of_gpus": result.for_want_of_gpus,
+        "attempts": plain(result.attempts),
+        "flaky_tests": list(flaky_tests(result)) if result.outcome is Outcome.FLAKY else [],
         "directory": result.directory,
     }
 
@@ -58,7 +60,7 @@ def _failures(result: UnitResult) -> list[dict[str, str]]:
     if not any(result.tests.counts.get(outcome) for outcome in FAILURES):
         return []
     try:
-        report = read_report(Path(result.directory) / "report.jsonl")
+        report = read_attempts(result)
     except (ReportError, OSError):
         return []
     outcomes = ((nodeid, report.outcome_of(nodeid)) for nodeid in report.all_ids())

@@ -10,6 +10,8 @@ Representation of each outcome:
                         <skipped> where pytest itself stopped before it (-x)
     a failed unit without a failed test (crash, timeout, collection, exit code), and an interrupted one:
                         a testcase named after the outcome, with <error>
+    failed, run again   as it ended; with <flakyFailure> or <flakyError> for each attempt before a pass, and with
+                        <rerunFailure> or <rerunError> for each before another failure (Maven Surefire, nextest)
     a unit not run      a testcase named after the outcome, with <skipped> and the reason
     what ended the run  before its time (a suite that cannot be collected, a bug of ours): a testsuite "rlharness" of
                         one testcase, with <error>
@@ -24,10 +26,12 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryFile
 from typing import BinaryIO
+from xml.etree import ElementTree
 from xml.sax.saxutils import XMLGenerator
 from xml.sax.xmlreader import AttributesImpl
 
@@ -40,11 +44,14 @@ from harness.core.report_file import TestEnd, TestReport, read_report
 from harness.core.test_outcomes import TestOutcome
 from harness.core.text import escape, one_line
 from harness.runner.events import AttemptStarted, Event, RunFinished
+from harness.runner.retries import NAMED, read_attempts
 from harness.runner.stats import RunState
-from harness.runner.units import Outcome, Unit, UnitResult
+from harness.runner.units import Attempt, Outcome, Unit, UnitResult
 
 MAX_TEXT = 200_000
 """Characters of one failure that are kept: GitLab refuses reports of more than 30 MB."""
+Reruns = list[tuple[Attempt, TestReport]]
+"""Earlier attempts, each with its report."""
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\x7f-\x9f]")
 
 
@@ -79,7 +86,7 @@ class JUnitReporter:
             self._began = self._clock.wall() - timedelta(seconds=event.t)
         self._state = state
         if isinstance(event, AttemptStarted):
-            self._started_t[event.path] = event.t
+            self._started_t.setdefault(event.path, event.t)
         elif isinstance(event, RunFinished) and not self._is_written:
             self._write(state, event.t, event.error)
 
@@ -150,21 +157,24 @@ class JUnitReporter:
 def _cases(result: UnitResult) -> Iterator[TestCase]:
     """The testcases of one unit, in the order of its tests."""
     try:
-        report = read_report(Path(result.directory, "report.jsonl")) if result.directory else TestReport()
+        report = read_attempts(result)
         unreadable = ""
     except (OSError, ReportError) as error:
         report, unreadable = TestReport(), f"its report cannot be read: {error}"
+    reruns = _reruns(result)
     explained = False
     for nodeid in report.all_ids():
         outcome = report.outcome_of(nodeid)
         bad = outcome in (TestOutcome.FAILED, TestOutcome.ERROR, TestOutcome.UNFINISHED)
         explained |= bad or (outcome is TestOutcome.UNSTARTED and report.finished_exit is None)
-        yield _test_case(nodeid, report, result)
-    if unreadable or not (explained or result.outcome in (Outcome.PASSED, Outcome.NO_TESTS)):
+        yield _test_case(nodeid, report, result, reruns)
+    if result.outcome is Outcome.FLAKY and (case := _flaky_case(result, reruns)) is not None:
+        yield case
+    if unreadable or not (explained or result.outcome in (Outcome.PASSED, Outcome.FLAKY, Outcome.NO_TESTS)):
         yield _unit_case(result, report, unreadable)
 
 
-def _test_case(nodeid: str, report: TestReport, result: UnitResult) -> TestCase:
+def _test_case(nodeid: str, report: TestReport, result: UnitResult, reruns: Reruns) -> TestCase:
     name, classname = _names(nodeid)
     outcome = report.outcome_of(nodeid)
     end = report.ends.get(nodeid, TestEnd(outcome, 0.0, "", ""))
@@ -172,9 +182,49 @@ def _test_case(nodeid: str, report: TestReport, result: UnitResult) -> TestCase:
     told = _final_result(end, outcome, result, pytest_finished=report.finished_exit is not None)
     if told is not None:
         case.result = told
+    for attempt, earlier in reruns:
+        if (rerun := _rerun(nodeid, attempt, earlier, "rerun" if outcome in NAMED else "flaky")) is not None:
+            case._elem.append(rerun)
     if result.directory and outcome in (TestOutcome.FAILED, TestOutcome.ERROR, TestOutcome.UNFINISHED):
         case.system_out = _output_of(result)
     return case
+
+
+def _reruns(result: UnitResult) -> Reruns:
+    """Return the earlier attempts of a unit with their reports; without one that cannot be read."""
+    found = []
+    for attempt in result.attempts:
+        with suppress(OSError, ReportError):
+            found.append((attempt, read_report(Path(attempt.directory, "report.jsonl"))))
+    return found
+
+
+def _rerun(nodeid: str, attempt: Attempt, report: TestReport, kind: str) -> ElementTree.Element | None:
+    """Return the element of a test that failed in an earlier attempt; None if it did not."""
+    outcome = report.outcome_of(nodeid)
+    if outcome not in NAMED:
+        return None
+    end = report.ends.get(nodeid, TestEnd(outcome, 0.0, attempt.reason or attempt.outcome.value, ""))
+    name = f"{kind}{'Failure' if outcome is TestOutcome.FAILED else 'Error'}"
+    return _rerun_element(name, end.reason, outcome.value, end.text, attempt)
+
+
+def _flaky_case(result: UnitResult, reruns: Reruns) -> TestCase | None:
+    """Return a testcase of the earlier attempts of a flaky unit that failed without a failed test; None without any."""
+    case = TestCase("[flaky]", _names(result.unit.path)[1], 0.0)
+    for attempt, report in reruns:
+        if not any(report.outcome_of(nodeid) in NAMED for nodeid in report.all_ids()):
+            case._elem.append(_rerun_element("flakyError", attempt.reason, attempt.outcome.value, "", attempt))
+    return case if len(case._elem) else None
+
+
+def _rerun_element(name: str, reason: str, kind: str, text: str, attempt: Attempt) -> ElementTree.Element:
+    element = ElementTree.Element(name, message=_message(reason or kind), type=kind)
+    trace = ElementTree.SubElement(element, "stackTrace")
+    trace.text = _legal(text if len(text) <= MAX_TEXT else _shortened(text))
+    output = f"output of the test file: {Path(attempt.directory, 'output.log')}"
+    ElementTree.SubElement(element, "system-out").text = _legal(output)
+    return element
 
 
 def _final_result(

@@ -7,6 +7,7 @@ from harness.core.text import count, one_line
 from harness.render.outcomes import estimated, facts, gpus, label
 from harness.render.splits import split_line
 from harness.runner.events import (
+    AttemptFailed,
     AttemptSlow,
     AttemptTerminating,
     CancelRequested,
@@ -16,6 +17,7 @@ from harness.runner.events import (
     RunStarted,
     UnitFinished,
 )
+from harness.runner.sharding import ShardPlan
 from harness.runner.stats import Running, RunState
 from harness.runner.units import Outcome, UnitResult, file_of
 
@@ -44,10 +46,11 @@ def head_lines(event: RunStarted) -> list[str]:
         f"rlharness run {one_line(event.run_id)}: {count(len(event.gpus), 'GPU')}, "
         f"{count(event.cpu_units, 'CPU slot')}, containment {one_line(event.containment)}"
     )
+    shard = [f"  shard {one_line(event.shard)}"] if event.shard else []
     gpus = [f"  gpu {one_line(gpu)}" for gpu in event.gpus]
     left_out = [f"  not used: {one_line(gpu)}" for gpu in event.left_out]
     notes = [f"  note: {one_line(note)}" for note in event.notes]
-    return [first, *gpus, *left_out, *notes, f"  output: {one_line(event.directory)}"]
+    return [first, *shard, *gpus, *left_out, *notes, f"  output: {one_line(event.directory)}"]
 
 
 def sentences(event: Event, state: RunState) -> list[Sentence]:
@@ -63,6 +66,15 @@ def sentences(event: Event, state: RunState) -> list[Sentence]:
             attempt = state.running.get(event.path)
             where = running_line(attempt, event.t, state) if attempt else one_line(event.path)
             return [Sentence(Tone.WARNING, "slow", where)]
+        case AttemptFailed():
+            what = count(len(event.tests), "test") if event.tests else "the whole file"
+            parts = [
+                one_line(event.path),
+                *facts(event.result, state),
+                f"{what} again, {event.number} of {event.limit}",
+            ]
+            why = f": {one_line(event.result.reason)}" if event.result.reason else ""
+            return [Sentence(Tone.WARNING, "retrying", f"{label(event.result.outcome)} {', '.join(parts)}{why}")]
         case AttemptTerminating():
             return [Sentence(Tone.WARNING, "terminating", f"{one_line(event.path)}: {words(event.reason)}")]
         case GpuQuarantined():
@@ -110,12 +122,19 @@ def words(reason: str) -> str:
 
 
 def _plan(event: CollectionFinished) -> str:
+    num_units = len(event.units)
+    units = count(num_units, "unit") if event.shard is None else shard_units(event.shard, num_units)
     text = (
-        f"{count(len(event.units), 'unit')} in {event.duration_s:.1f} s; planned {event.planned_makespan_s:.1f} s, "
+        f"{units} in {event.duration_s:.1f} s; planned {event.planned_makespan_s:.1f} s, "
         f"lower bound {event.lower_bound_s:.1f} s"
     )
     guess = estimated(event.num_estimated, sum(seconds > 0 for seconds in event.expected_s))
     return f"{text} ({guess})" if guess else text
+
+
+def shard_units(shard: ShardPlan, num_units: int) -> str:
+    """Return how many units of a suite a shard has: "31 of 240 units, partition 3f9a2c81d0e4"."""
+    return f"{num_units:,} of {count(shard.num_suite_units, 'unit')}, partition {shard.partition}"
 
 
 def _unit_sentences(result: UnitResult, state: RunState) -> list[Sentence]:

@@ -14,6 +14,7 @@ from harness.core.text import count, one_line, put
 from harness.render.failed_tests import failure_lines, unprinted_failures
 from harness.render.outcomes import facts, gpus, label, tally
 from harness.runner.events import Event, RunFinished
+from harness.runner.retries import flaky_tests
 from harness.runner.run_record import PAGE
 from harness.runner.stats import RunState
 from harness.runner.units import NeedSource, Outcome, UnitResult
@@ -91,6 +92,9 @@ class SummaryReporter:
             text = output.feed(result.unit.collect_error.encode("utf-8", "backslashreplace")) + output.finish()
             self._put(text.rstrip("\n") + "\n" if text else "(it never started)\n")
             return
+        for attempt in result.attempts:
+            earlier = f"earlier attempt, {label(attempt.outcome)}: {one_line(attempt.reason, 1000)}".removesuffix(": ")
+            self._put(self._paint(f"({earlier}, kept in {one_line(attempt.directory, 4096)})", "2") + "\n")
         directory = Path(result.directory)
         self._file(directory / "output.log", "no output")
         if failures := unprinted_failures(result):
@@ -166,7 +170,8 @@ def closing_line(event: RunFinished, state: RunState) -> str:
         facts[0] += f", {event.sequential_s / event.wall_s:.1f}x"
     if state.gpus:
         facts.append(f"GPUs {event.utilisation:.0%} leased")
-    facts.append(f"lower bound {event.lower_bound_s:.1f} s{' as measured' if state.num_estimated else ''}")
+    if event.lower_bound_s > 0:
+        facts.append(f"lower bound {event.lower_bound_s:.1f} s{' as measured' if state.num_estimated else ''}")
     if event.bounding_unit:
         facts.append(f"{one_line(event.bounding_unit)} sets the bound: split it")
     return f"{units} in {event.wall_s:.1f} s ({'; '.join(facts)})"
@@ -179,6 +184,7 @@ def _sections(event: RunFinished, state: RunState) -> Iterator[tuple[str, str, l
     failures = [result for result in results if result.outcome.is_failure]
     failed = [f"{label(r.outcome)} {', '.join([one_line(r.unit.path), *facts(r, state)])}" for r in failures]
     yield "failed, shown above", RED, failed
+    yield "flaky, passed when run again", YELLOW, [_flaky(r) for r in results if r.outcome is Outcome.FLAKY]
     yield "interrupted", YELLOW, [_kept_line(r) for r in results if r.outcome is Outcome.INTERRUPTED]
     yield "not run because the run was cancelled", YELLOW, [_with_reason(r) for r in not_run if not r.for_want_of_gpus]
     yield "not run for lack of GPUs", YELLOW, [_with_reason(r) for r in not_run if r.for_want_of_gpus]
@@ -196,11 +202,21 @@ def _reason(event: RunFinished, state: RunState) -> str:
     """Return the reason for the exit code; empty if it needs none."""
     if event.exit_code == ExitCode.USAGE_ERROR and not event.error and not state.outcomes[Outcome.USAGE_ERROR]:
         return "a requested file could not be written: see the notes"
+    if event.exit_code == ExitCode.INTERRUPTED and event.error:  # of merged runs
+        return one_line(event.error, 1000)
     return REASON_OF_CODE.get(ExitCode(event.exit_code), "")
 
 
 def _with_reason(result: UnitResult) -> str:
     return _joined(result, [result.reason] if result.reason else [])
+
+
+def _flaky(result: UnitResult) -> str:
+    attempts = [
+        f"{label(each.outcome)}{f' ({each.reason})' if each.reason else ''} in {each.directory}"
+        for each in result.attempts
+    ]
+    return _joined(result, [*flaky_tests(result), *attempts, result.reason])
 
 
 def _kept_line(result: UnitResult) -> str:

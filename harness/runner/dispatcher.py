@@ -23,7 +23,7 @@ from typing import Any
 
 from harness.core.clock import Clock
 from harness.runner import events
-from harness.runner.first_fit import Queue
+from harness.runner.first_fit import Job, Queue
 from harness.runner.leases import Lease, LeaseTable
 from harness.runner.reporter import Reporter
 from harness.runner.stats import RunState
@@ -71,11 +71,15 @@ class Recorder:
 class _Running:
     """A unit that holds a lease."""
 
-    number: int
+    job: Job
     lease: Lease
     task: asyncio.Task[None]
     started_t: float
     is_slow: bool = False
+
+    @property
+    def number(self) -> int:
+        return self.job.index
 
 
 class Dispatcher:
@@ -138,6 +142,8 @@ class Dispatcher:
         self._recorder.take(event)
         if isinstance(event, events.UnitFinished):
             self._on_finished(event.result)
+        elif isinstance(event, events.AttemptFailed):
+            self._on_attempt_failed(event)
         elif isinstance(event, events.GpuQuarantined):
             self._table.quarantine(event.gpu_id)
         elif isinstance(event, events.CancelRequested):
@@ -146,14 +152,27 @@ class Dispatcher:
     def _on_finished(self, result: UnitResult) -> None:
         self._num_left -= 1
         if running := self._running.pop(result.unit.path, None):
-            self._table.give_back(running.lease)
-            self._quarantine_unproven(running)
+            self._free(running)
             self._finish_impossible()  # a GPU of this lease may have been the last that fitted somebody
         self._num_failed += result.outcome.is_failure
         limit = self._runner.options.maxfail
         if limit and self._num_failed >= limit and not self._cancelled:
             self._cancelled = f"--maxfail {limit} was reached"
             self.post(events.CancelRequested(self._recorder.t(), self._cancelled, kill=False, interrupt=False))
+
+    def _on_attempt_failed(self, event: events.AttemptFailed) -> None:
+        """Queue the unit once more, first of all; without another attempt, the one that failed is its outcome."""
+        running = self._running.pop(event.path)
+        self._free(running)
+        if self._cancelled:
+            self._post_not_run(running.number, self._cancelled)
+            return
+        self._queue.put_first(running.job)
+        self._finish_impossible()
+
+    def _free(self, running: _Running) -> None:
+        self._table.give_back(running.lease)
+        self._quarantine_unproven(running)
 
     def _quarantine_unproven(self, running: _Running) -> None:
         """GPUs of whose return nobody has said anything: only where the unit's task broke."""
@@ -168,7 +187,7 @@ class Dispatcher:
     def _on_cancel(self, event: events.CancelRequested) -> None:
         self._cancelled = self._cancelled or f"the run was cancelled by {event.reason}"
         for job in self._queue.drain():
-            self._post_not_run(self._units[job.index], self._cancelled)
+            self._post_not_run(job.index, self._cancelled)
         for running in self._running.values():
             if event.kill:
                 self._runner.kill(running.number)
@@ -180,7 +199,7 @@ class Dispatcher:
             job, lease = chosen
             unit = self._units[job.index]
             task = asyncio.create_task(self._run_unit(job.index, unit, lease))
-            self._running[unit.path] = _Running(job.index, lease, task, self._recorder.t())
+            self._running[unit.path] = _Running(job, lease, task, self._recorder.t())
 
     def _finish_uncollected(self) -> None:
         """Files that could not be collected have their outcome already."""
@@ -195,10 +214,13 @@ class Dispatcher:
         for job, reason in self._queue.drop(self._table.why_never):
             unit = self._units[job.index]
             who = self._table.who_keeps_it(self._runner.collected.asks.get(unit.path, {}))
-            self._post_not_run(unit, reason + who, for_want_of_gpus=True)
+            self._post_not_run(job.index, reason + who, for_want_of_gpus=True)
 
-    def _post_not_run(self, unit: Unit, reason: str, for_want_of_gpus: bool = False) -> None:
-        result = UnitResult(unit, Outcome.NOT_RUN, reason, for_want_of_gpus=for_want_of_gpus)
+    def _post_not_run(self, number: int, reason: str, for_want_of_gpus: bool = False) -> None:
+        """Post the outcome of a unit that will not start: NOT_RUN, or that of its last attempt."""
+        result = self._runner.retries.last(number, reason)
+        if result is None:
+            result = UnitResult(self._units[number], Outcome.NOT_RUN, reason, for_want_of_gpus=for_want_of_gpus)
         self.post(events.UnitFinished(self._recorder.t(), result))
 
     async def _run_unit(self, number: int, unit: Unit, lease: Lease) -> None:

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 from harness.core.need import Need
+from harness.runner.sharding import ShardPlan
 from harness.runner.splitting import Split
 from harness.runner.units import Unit, UnitResult
 
@@ -39,6 +40,8 @@ class RunStarted(Event):
     containment: str
     """Containment of process trees on this machine: "cgroup", "pidns" or "subreaper"."""
     cpu_units: int
+    shard: str = ""
+    """Shard that the run was given, as `2/8`; empty for a whole suite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,8 @@ class CollectionFinished(Event):
     """Files that are split, and those that would be but for an obstacle."""
     notes: tuple[str, ...] = ()
     """Notes for the user: a directory that skips itself, a pattern of the needs table that matches no file."""
+    shard: ShardPlan | None = None
+    """What the units are a part of; None for a whole suite."""
     num_estimated: int = 0
     """Number of units whose expected seconds are an estimate, because no duration of theirs is known."""
 
@@ -131,6 +136,20 @@ class GpuQuarantined(Event):
     path: str
     gpu_id: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed(Event):
+    """An attempt failed, and the unit is queued again."""
+
+    path: str
+    number: int
+    """1 for the first retry."""
+    limit: int
+    result: UnitResult
+    """Result that the unit would have without another attempt."""
+    tests: tuple[str, ...]
+    """Node ids of the tests that run again; empty for the whole file."""
 
 
 @dataclass(frozen=True, slots=True)

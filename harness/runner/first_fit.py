@@ -84,6 +84,15 @@ class Queue:
             self._num_waiting -= 1
             yield job, lease
 
+    def put_first(self, job: Job) -> None:
+        """Put a unit that is to run again before all others."""
+        position = min((head[0] for head in self._heads), default=0) - 1
+        line = next((line for _, need, line in self._heads if need == job.need), deque[tuple[int, Job]]())
+        line.appendleft((position, job))
+        others = [head for head in self._heads if head[1] != job.need]
+        self._heads = [(position, job.need, line), *others]
+        self._num_waiting += 1
+
     def drop(self, why: Callable[[Need], str]) -> list[tuple[Job, str]]:
         """Take out every unit whose need `why` gives a reason against (`LeaseTable.why_never`), in order."""
         dropped: list[tuple[int, Job, str]] = []

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from harness.core.test_outcomes import TestOutcome
-from harness.runner.events import Event, TestFinished, TestStarted, UnitFinished
+from harness.runner.events import AttemptFailed, Event, TestFinished, TestStarted, UnitFinished
 from harness.runner.history import MAX_TESTS, RAN_TO_THE_END, History
 from harness.runner.stats import RunState
 from harness.runner.trends import PastResult
@@ -30,8 +30,12 @@ class HistoryKeeper:
                 self._remember(event.path, event.nodeid, TestOutcome.UNFINISHED, 0.0)
             case TestFinished():
                 self._remember(event.path, event.nodeid, event.outcome, event.duration_s)
-            case UnitFinished(result=result):
+            case AttemptFailed(result=result) | UnitFinished(result=result):
                 tests = self._tests.pop(result.unit.path, {})
+                # Of a file that runs again, the first attempt is the one that runs all of it.
+                is_first = event.number == 1 if isinstance(event, AttemptFailed) else not result.attempts
+                if not is_first:
+                    return
                 if result.unit.part:
                     self._history.record_tests(tests)
                     self._finish_part(result, sum(each.duration_s for each in tests.values()))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.core.invocation import Invocation
+from harness.runner.sharding import Shard
 
 if TYPE_CHECKING:
     from harness.core.config import NeedRule
@@ -27,6 +28,11 @@ class RunOptions:
     """Where `.rlharness` lives: beside the configuration, else the working directory."""
     paths: tuple[str, ...] = ()
     gpus: str = "auto"
+    shard: Shard | None = None
+    """Part of the collected units to run; None for all."""
+    last_failed: bool = False
+    """Run only what failed or did not run in the latest recorded run."""
+    failed_first: bool = False
     isolate: str = "file"
     """What has a process of its own: "file", forked from a session that has imported what the suite imports, or
     "interpreter", one started for each file."""
@@ -37,6 +43,8 @@ class RunOptions:
     grace_s: float = DEFAULT_GRACE_S
     slow_s: float = DEFAULT_SLOW_S
     collect_timeout_s: float = DEFAULT_COLLECT_TIMEOUT_S
+    retries: int = 0
+    """How often a failing unit is run again."""
     maxfail: int = 0
     """Failing units after which no further unit starts; 0 for no limit."""
     needs: "tuple[NeedRule, ...]" = ()

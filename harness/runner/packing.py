@@ -19,11 +19,11 @@ from harness.core.need import Need
 from harness.machine.inventory import Gpu
 from harness.runner.first_fit import Job, Queue, Schedule, Table, makespan_s, simulate
 from harness.runner.gpu_choice import GpuChoice
-from harness.runner.leases import LeaseTable
+from harness.runner.leases import Lease, LeaseTable
 from harness.runner.makespan_bounds import Bound, lower_bound, run_alone, with_exclusives
 from harness.runner.order_search import FreeCount, OrderSearch
 
-__all__ = ["Job", "Placement", "Plan", "Queue", "Schedule", "makespan_s", "plan", "simulate"]
+__all__ = ["Job", "Placement", "Plan", "Queue", "Schedule", "makespan_s", "plan", "simulate", "start_first"]
 
 NUM_SIMULATIONS = 1_000
 """Most orders of one pool that are simulated."""
@@ -108,16 +108,29 @@ def plan(jobs: Sequence[Job], table: LeaseTable, *, num_simulations: int = NUM_S
     found = [pool.search.found for pool in pools if pool.search]
     return Plan(
         order,
-        tuple(
-            Placement(start.job.index, start.lease.gpu_ids, start.start_s, start.end_s, start.lease.exclusive)
-            for start in schedule.starts
-        ),
+        _placements(schedule),
         table.choice.gpus,
         schedule.makespan_s,
         bound,
         tuple((job.index, why) for job, why in never),
         tuple(entry.origin for entry in found),
         sum(entry.num_simulations for entry in found),
+    )
+
+
+def start_first(made: Plan, indexes: frozenset[int], table: LeaseTable) -> Plan:
+    """Return the plan with these units before all others, each part in the order that the plan has."""
+    if not indexes:
+        return made
+    order = tuple(sorted(made.order, key=lambda job: job.index not in indexes))
+    schedule = simulate(order, table.fresh())
+    return replace(made, order=order, placements=_placements(schedule), makespan_s=schedule.makespan_s)
+
+
+def _placements(schedule: Schedule[Lease]) -> tuple[Placement, ...]:
+    return tuple(
+        Placement(start.job.index, start.lease.gpu_ids, start.start_s, start.end_s, start.lease.exclusive)
+        for start in schedule.starts
     )
 
 

@@ -1,7 +1,8 @@
 """From a context to a plan: find the units, expect their durations, split files that dominate, pack them."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -13,10 +14,12 @@ from harness.runner import packing
 from harness.runner.collect import Collected, CollectOptions, Collector, collect
 from harness.runner.first_fit import Job
 from harness.runner.history import Expectation
+from harness.runner.last_failed import failed_first, read_last_failed, select_last_failed
 from harness.runner.leases import LeaseTable
 from harness.runner.options import runs_parts_of_files
 from harness.runner.pytest_command import pytest_command
 from harness.runner.run_context import RunContext
+from harness.runner.sharding import Shard, ShardPlan, plan_shard
 from harness.runner.split_files import split_files
 
 
@@ -27,6 +30,8 @@ class Planned:
     collected: Collected
     table: LeaseTable
     plan: packing.Plan
+    shard: ShardPlan | None = None
+    """What the units are a part of; None for a whole suite."""
     estimated: frozenset[int] = frozenset()
     """Numbers of the planned units without a known duration."""
 
@@ -62,17 +67,37 @@ async def collect_and_plan(
     collected = await collect(options.paths, wanted, context.supervisors, make_spec, on_progress)
     sizes = {unit.path: collected.sizes_bytes.get(unit.path, 0) for unit in collected.units}
     expected: Mapping[str, Expectation] = context.history.expectations(sizes)
+    collected, shard = _cut(collected, {path: each.seconds for path, each in expected.items()}, options.shard)
+    uses_last = options.last_failed or options.failed_first
+    last = await asyncio.to_thread(read_last_failed, options.root) if uses_last else None
+    if options.last_failed:
+        collected = select_last_failed(collected, last)
     table = new_table(context)
     if options.split and not runs_parts_of_files(options.invocation.trailing):
         collector = Collector(wanted, context.supervisors, make_spec)
         collected, expected = await split_files(collected, expected, table, context.history, collector)
+    first: frozenset[int] = frozenset()
+    if options.failed_first:
+        collected, first = failed_first(collected, last)
     jobs = [
         Job(number, unit.need, expected[unit.path].seconds, expected[unit.path].spread)
         for number, unit in enumerate(collected.units)
         if unit.can_run and unit.path not in collected.not_found
     ]
     estimated = frozenset(job.index for job in jobs if expected[collected.units[job.index].path].is_estimate)
-    return Planned(collected, table, packing.plan(jobs, table), estimated)
+    return Planned(collected, table, packing.start_first(packing.plan(jobs, table), first, table), shard, estimated)
+
+
+def _cut(
+    collected: Collected, expected_s: Mapping[str, float], shard: Shard | None
+) -> tuple[Collected, ShardPlan | None]:
+    """Return the part of the collection that belongs to `shard`; all of it for None."""
+    if shard is None:
+        return collected, None
+    paths, shard_plan = plan_shard(expected_s, shard)
+    units = tuple(unit for unit in collected.units if unit.path in paths)
+    not_found = {path: why for path, why in collected.not_found.items() if path in paths}
+    return replace(collected, units=units, not_found=not_found), shard_plan
 
 
 async def _preload(context: RunContext, imports: Sequence[str]) -> None:

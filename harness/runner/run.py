@@ -29,6 +29,7 @@ from harness.runner.network_pins import network_pins
 from harness.runner.options import RunOptions, runs_parts_of_files
 from harness.runner.planning import Planned, collect_and_plan, new_table
 from harness.runner.reporter import Guarded
+from harness.runner.retries import Retries
 from harness.runner.run_context import RunContext, open_run_context, read_run_gpus
 from harness.runner.stats import RunState, closing_figures, exit_code
 from harness.runner.unit_run import UnitRunner
@@ -122,7 +123,7 @@ class _Run:
             return
         planned, network = prepared
         units = planned.collected.units
-        if not runs_parts_of_files(self.options.invocation.trailing):
+        if self.options.shard is None and not runs_parts_of_files(self.options.invocation.trailing):
             recorder.add(
                 Guarded(
                     HistoryKeeper(context.history, planned.collected.sizes_bytes, context.run_id),
@@ -166,6 +167,7 @@ class _Run:
             t=self.recorder.t,
             pins=pins,
             warm=context.warm,
+            retries=Retries(self.options.retries),
         )
 
     def _with_losses(self, finished: events.RunFinished) -> events.RunFinished:
@@ -186,6 +188,7 @@ class _Run:
             notes=(*context.notes, *refused),
             containment=context.backends.chosen,
             cpu_units=self.options.cpu_units,
+            shard=str(self.options.shard or ""),
         )
 
     def _collected(self, planned: Planned, notes: Sequence[str]) -> events.CollectionFinished:
@@ -199,6 +202,7 @@ class _Run:
             duration_s=t,
             splits=planned.collected.splits,
             notes=(*planned.collected.notes, *notes),
+            shard=planned.shard,
             num_estimated=len(planned.estimated),
         )
 

@@ -131,7 +131,11 @@ async def _make_scratch(environ: Mapping[str, str]) -> tuple[str, int, tuple[str
 
 def _clear_scratch(scratch: Path, note: Callable[[str], None], *, keep_tmp: bool) -> None:
     """Remove the scratch root; with `keep_tmp` only what no failed unit left in it."""
-    kept = sorted(path for path in scratch.iterdir() if path.name.isdigit()) if keep_tmp and scratch.is_dir() else []
+    kept = (
+        sorted(path for path in scratch.iterdir() if path.name.replace("-", "").isdigit())
+        if keep_tmp and scratch.is_dir()
+        else []
+    )
     if not kept:
         complaint = remove_tree(str(scratch))
         if complaint:

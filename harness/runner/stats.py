@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from harness.core.exit_codes import ExitCode
 from harness.core.test_outcomes import TestOutcome
 from harness.runner.events import (
+    AttemptFailed,
     AttemptSlow,
     AttemptStarted,
     AttemptTerminating,
@@ -29,6 +30,7 @@ from harness.runner.events import (
     TestStarted,
     UnitFinished,
 )
+from harness.runner.sharding import ShardPlan
 from harness.runner.units import Outcome, Unit, UnitResult
 
 
@@ -107,6 +109,7 @@ class RunState:
         self.t = 0.0
         """Seconds since the run began, at the latest event."""
         self.units: dict[str, Unit] = {}
+        self.shard: ShardPlan | None = None
         self.expected_s: dict[str, float] = {}
         self.planned_makespan_s = 0.0
         self.lower_bound_s = 0.0
@@ -136,6 +139,11 @@ class RunState:
     def gpus(self) -> tuple[str, ...]:
         """The run's GPUs, one line each."""
         return self.started.gpus if self.started else ()
+
+    @property
+    def is_empty_shard(self) -> bool:
+        """Whether this is a shard without units, of a suite that has some."""
+        return not self.units and self.shard is not None and self.shard.num_suite_units > 0
 
     @property
     def num_queued(self) -> int:
@@ -197,6 +205,9 @@ class RunState:
             case GpuQuarantined():
                 self._lease_ended(event.path, (event.gpu_id,), event.t)
                 self.quarantined[event.gpu_id] = event
+            case AttemptFailed():
+                _hold(self.running.pop(event.path, None) is not None, f"{event.path} failed but did not run")
+                self.last_end_t = max(self.last_end_t, event.t)
             case UnitFinished():
                 self._unit_finished(event.result, event.t)
             case CancelRequested():
@@ -220,6 +231,7 @@ class RunState:
         self.expected_s = dict(zip(self.units, event.expected_s, strict=True))
         self.expected_total_s = sum(event.expected_s)
         self.planned_makespan_s = event.planned_makespan_s
+        self.shard = event.shard
         self.lower_bound_s = event.lower_bound_s
         self.num_estimated = event.num_estimated
 
@@ -302,7 +314,7 @@ def exit_code(state: RunState, *, allow_missing_gpus: bool, internal_error: bool
         (any(outcome.is_failure for outcome in outcomes.keys() - {Outcome.USAGE_ERROR}), ExitCode.TESTS_FAILED),
         (outcomes[Outcome.USAGE_ERROR], ExitCode.USAGE_ERROR),
         (outcomes[Outcome.INTERRUPTED] or len(not_run) > num_wanting, ExitCode.INTERRUPTED),
-        (outcomes[Outcome.NO_TESTS] == len(state.units), ExitCode.NOTHING_COLLECTED),
+        (outcomes[Outcome.NO_TESTS] == len(state.units) and not state.is_empty_shard, ExitCode.NOTHING_COLLECTED),
         (num_wanting and not allow_missing_gpus, ExitCode.UNITS_NOT_RUN),
         (state.quarantined, ExitCode.GPU_QUARANTINED),
     )

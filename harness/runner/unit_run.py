@@ -32,6 +32,7 @@ from harness.runner.options import RunOptions, runs_parts_of_files
 from harness.runner.outcomes import Reported, classify_outcome
 from harness.runner.part_file import PART_FILE, PARTS, write_part
 from harness.runner.pytest_command import pytest_command
+from harness.runner.retries import Retries
 from harness.runner.units import Outcome, Unit, UnitResult
 from harness.runner.warm_parent import WarmParent
 
@@ -82,38 +83,38 @@ class UnitRunner:
     cancelled: set[int] = field(default_factory=set)
     killed: set[int] = field(default_factory=set)
     """Units whose end was asked for, and those of them that are to end at once."""
+    retries: Retries = field(default_factory=lambda: Retries(0))
     notes: list[str] = field(default_factory=list)
     """Problems apart from the tests, such as a temporary directory that could not be removed."""
 
     def marker(self, number: int) -> str:
         """The text by which the processes of unit `number` can be found."""
-        return f"{self.run_id}-{number:04d}"
+        return f"{self.run_id}-{self.retries.name(number)}"
 
     def directory(self, number: int) -> Path:
         """Where the attempt of unit `number` keeps its files."""
-        return self.run_directory / "units" / f"{number:04d}"
+        return self.run_directory / "units" / self.retries.name(number)
 
     def tmpdir(self, number: int) -> Path:
         """The TMPDIR of unit `number`."""
-        return self.scratch / f"{number:04d}"
+        return self.scratch / self.retries.name(number)
 
     async def run(self, number: int, unit: Unit, lease: Lease) -> None:
-        """Run `unit`; its last event is its UnitFinished, after the fate of its GPUs."""
+        """Run `unit`; its last event is its UnitFinished or AttemptFailed, after the fate of its GPUs."""
         directory, gpu_ids = self.directory(number), lease.gpu_ids
         self.post(events.AttemptStarted(self.t(), unit.path, gpu_ids, lease.slot, str(directory)))
         baseline = await self.watch.baseline(gpu_ids)
         unkillable: tuple[str, ...] = ()
-        imported: tuple[str, ...] = ()
+        report = TestReport()
         tail = ReportTail(directory / "report.jsonl")
         try:
-            end, timeout_s = await self._attempt(number, unit, lease, tail)
+            end, timeout_s = await self._attempt(number, self.retries.asked(number, unit), lease, tail)
         except (OSError, HarnessError) as error:  # a full disk, no port left: this unit's failure, not the run's
             why = " ".join(f"the attempt could not be started: {error}".split())
             result = UnitResult(unit, Outcome.SUPERVISOR_LOST, why)
         else:
             unkillable = end.unkillable
             report = await asyncio.to_thread(_read, tail)
-            imported = report.imported
             result = _result(unit, end, report, timeout_s, gpu_ids=gpu_ids, directory=directory)
             self.notes += _put_back(tail, unit.path)
             if report.unread and not result.outcome.is_failure:  # of a failure it is the reason
@@ -124,9 +125,10 @@ class UnitRunner:
             tail.close()
         await asyncio.to_thread(self._clean_up, number, result)
         await self._return_gpus(number, unit.path, unkillable, gpu_ids, baseline)
-        self.post(events.UnitFinished(self.t(), result))
+        event = await asyncio.to_thread(self.retries.end, number, result, report)
+        self.post(replace(event, t=self.t()))
         if self.warm is not None:
-            await self.warm.learn(imported)
+            await self.warm.learn(report.imported)
 
     async def _attempt(self, number: int, unit: Unit, lease: Lease, tail: ReportTail) -> tuple[ProcessEnd, float]:
         """How the attempt ended, and the limit it had; OSError or HarnessError where it could not be started."""

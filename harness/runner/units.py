@@ -71,6 +71,7 @@ class Outcome(StrEnum):
     """Outcome of a unit: all kinds of success and failure, one value per unit."""
 
     PASSED = "passed"
+    FLAKY = "flaky"  # it failed, and passed when it was run again (--retries)
     FAILED = "failed"  # pytest said so (exit 1)
     NO_TESTS = "no_tests"  # the file collected nothing, or everything was deselected
     COLLECT_ERROR = "collect_error"  # it could not be imported or collected
@@ -88,7 +89,19 @@ class Outcome(StrEnum):
     @property
     def is_failure(self) -> bool:
         """Whether this outcome alone makes the run fail (NOT_RUN and INTERRUPTED have codes of their own)."""
-        return self not in (Outcome.PASSED, Outcome.NO_TESTS, Outcome.INTERRUPTED, Outcome.NOT_RUN)
+        return self not in (Outcome.PASSED, Outcome.FLAKY, Outcome.NO_TESTS, Outcome.INTERRUPTED, Outcome.NOT_RUN)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt at a unit that failed and was followed by another."""
+
+    outcome: Outcome
+    reason: str
+    duration_s: float
+    directory: str
+    selection: tuple[str, ...] = ()
+    """Node ids that it ran; empty for what was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +126,9 @@ class UnitResult:
     """The attempt's directory: output.log, report.jsonl, stacks.txt, ray_logs/; empty if never started."""
     for_want_of_gpus: bool = False
     """NOT_RUN as the GPUs it needs do not exist here or are all quarantined; False where the run was cancelled."""
+
+    attempts: tuple[Attempt, ...] = ()
+    """Earlier attempts that failed; `duration_s` and `tests` are those of all attempts together."""
 
     @property
     def need_disagrees(self) -> bool:

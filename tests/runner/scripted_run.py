@@ -20,6 +20,7 @@ from harness.runner.dispatcher import Dispatcher, Recorder
 from harness.runner.first_fit import Job, Queue
 from harness.runner.leases import LeaseTable
 from harness.runner.options import RunOptions
+from harness.runner.retries import Retries
 from harness.runner.stats import RunState
 from harness.runner.unit_run import UnitRunner
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
@@ -108,6 +109,7 @@ class ScriptedRun:
                 run_id="run",
                 run_directory=self.directory / "run",
                 scratch=self.scratch,
+                retries=Retries(self.options.get("retries", 0)),
                 t=self.recorder.t,
             )
             queue = Queue(Job(n, unit.need, 1.0) for n, unit in enumerate(self.units) if unit.can_run)

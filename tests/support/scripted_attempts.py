@@ -36,6 +36,8 @@ class Script:
     unkillable: tuple[str, ...] = ()
     error: Exception | None = None
     """Raised in place of an end."""
+    then: "Script | None" = None
+    """The script of the next attempt at the unit, if another than this."""
     on_begin: Callable[[ProcessSpec], None] = lambda spec: None
     """What its tests would do first."""
 
@@ -54,8 +56,11 @@ class ScriptedAttempts:
 
     async def run(self, spec: ProcessSpec, on_terminating: Callable[[str], None] = lambda reason: None) -> ProcessEnd:
         """Carry out one attempt, whose number ends its marker; `Script.on_begin` comes first."""
-        number = int(spec.marker.rpartition("-")[2])
+        name, _, retry = spec.marker.removeprefix("run-").partition("-")
+        number = int(name)
         script = self._script(number)
+        for _ in range(int(retry or 0)):
+            script = script.then or script
         self.specs[number] = spec
         self.log.append(("begins", number))
         self._orders[spec.marker] = ""

@@ -15,16 +15,19 @@ from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation, terminal_columns
 from harness.render.chart import chart, plan_json
 from harness.render.console import say, show
+from harness.render.github import flaky_annotations, is_on_github, say_lines
 from harness.render.json_summary import summary_json
 from harness.render.run_reporters import ReportOptions, make_reporters
+from harness.render.sentences import shard_units
 from harness.render.summary import REASON_OF_CODE
-from harness.runner.collect import Collected
+from harness.runner.events import plain
 from harness.runner.options import RunOptions
 from harness.runner.planning import Planned
 from harness.runner.reporter import Guarded
 from harness.runner.run import EndedRun, plan_tests, run_tests
 from harness.runner.run_record import PAGE, RECORD
 from harness.runner.unit_run import why_uncollected
+from harness.runner.units import Outcome
 
 
 def run_suite(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
@@ -35,6 +38,8 @@ def run_suite(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
         return _interrupted(ended)
     if options.json:
         show(json.dumps(summary_json(ended.state, ended.finished)))
+    if ended.state.outcomes[Outcome.FLAKY] and is_on_github(invocation.environ):
+        say_lines(flaky_annotations(ended.state))
     raise_failure(ended)
     return ExitCode(ended.finished.exit_code)
 
@@ -78,14 +83,15 @@ def plan_suite(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode
     for note in notes:
         say(note)
     _show(planned, options, arguments.get("width"))
-    return _code_of_plan(planned.collected)
+    return _code_of_plan(planned)
 
 
-def _code_of_plan(collected: Collected) -> ExitCode:
+def _code_of_plan(planned: Planned) -> ExitCode:
     """Return the exit code that a run would have after this collection, and print the reason for a failure."""
+    collected, shard = planned.collected, planned.shard
     if not all(unit.can_run for unit in collected.units):
         return ExitCode.TESTS_FAILED
-    if collected.units and not collected.not_found:
+    if (collected.units or (shard and shard.num_suite_units)) and not collected.not_found:
         return ExitCode.OK
     code = ExitCode.USAGE_ERROR if collected.not_found else ExitCode.NOTHING_COLLECTED
     say(f"exit code {code}: {REASON_OF_CODE[code]}")
@@ -111,8 +117,11 @@ def _show(planned: Planned, options: RunOptions, width: int | None) -> None:
     plan = replace(planned.plan, never=(*never, *broken))
     names, splits = [unit.path for unit in units], planned.collected.splits
     if options.json:
-        show(json.dumps(plan_json(plan, names, planned.estimated, splits)))
+        found = plan_json(plan, names, planned.estimated, splits)
+        show(json.dumps({**found, "shard": plain(planned.shard)}))
     else:
+        if planned.shard is not None:
+            show(f"shard {options.shard}: {shard_units(planned.shard, len(units))}\n")
         columns, estimates = width or terminal_columns(), planned.estimated
         text = chart(plan, names, width=columns, colour=options.colour, estimates=estimates, splits=splits)
         show(text.rstrip("\n"))

@@ -13,6 +13,7 @@ from harness.runner.options import (
     DEFAULT_TIMEOUT_S,
     RunOptions,
 )
+from harness.runner.sharding import parse_shard
 
 RUN_NOTHING = frozenset(
     ("--collect-only", "--co", "--collectonly", "--setup-plan", "--setupplan", "--cache-show")
@@ -43,8 +44,12 @@ def make_options(invocation: Invocation, given: Mapping[str, Any]) -> RunOptions
         root=config.path.parent if config.path else invocation.cwd,
         paths=tuple(given["paths"]),
         gpus=given["gpus"],
+        shard=None if given.get("shard") is None else parse_shard(given["shard"]),
         needs=config.needs + (load_needs_file(needs_file) if needs_file else ()),
+        last_failed=bool(given.get("last_failed")),
+        failed_first=bool(given.get("failed_first")),
         containment=given["containment"],
+        retries=given.get("retries") or 0,
         events_file=given.get("events_file"),
         junit_file=given.get("junit_file"),
         html_file=given.get("html_file"),

@@ -27,7 +27,7 @@ TONES: dict[str, tuple[str, ...]] = {
     "lost": (
         *("collect_timeout", "timed_out", "crashed", "exited_early", "unkillable", "supervisor_lost", "unfinished"),
     ),
-    "quiet": ("skipped", "xfailed", "no_tests"),
+    "quiet": ("flaky", "skipped", "xfailed", "no_tests"),
     "stopped": ("interrupted", "not_run", "unstarted", NO_OUTCOME),
 }
 """Colour of each outcome."""

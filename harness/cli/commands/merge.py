@@ -1,0 +1,51 @@
+"""`rlharness merge` from arguments to exit code."""
+
+import io
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.core.clock import SystemClock
+from harness.core.errors import UsageError
+from harness.core.exit_codes import ExitCode
+from harness.core.invocation import Invocation, wants_colour
+from harness.core.text import put
+from harness.render.console import show
+from harness.render.junit import JUnitReporter
+from harness.render.merge import merge_json, merge_lines
+from harness.render.summary import SummaryReporter
+from harness.runner.merging import MergedRun, merge_runs
+from harness.runner.recorded_run import read_recorded_run
+
+
+def merge_recorded(invocation: Invocation, given: Mapping[str, Any]) -> ExitCode:
+    """Carry out `rlharness merge`; raises UsageError for runs that cannot be merged."""
+    merged = merge_runs([read_recorded_run(Path(run)) for run in given["runs"]])
+    if given["junit_file"] is not None:
+        _write_junit(merged, given["junit_file"])
+    if given["json"]:
+        show(json.dumps(merge_json(merged)))
+    else:
+        show(_text(merged, colour=wants_colour(given["color"], invocation)))
+    return merged.exit_code
+
+
+def _text(merged: MergedRun, *, colour: bool) -> str:
+    """Return the output for a person, without characters that standard output cannot encode."""
+    encoding = sys.stdout.encoding or "utf-8"
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="")
+    put(stream, "".join(f"{line}\n" for line in merge_lines(merged)))
+    SummaryReporter(stream, colour=colour).on_event(merged.finished, merged.state)
+    stream.seek(0)
+    return stream.read().rstrip("\n")
+
+
+def _write_junit(merged: MergedRun, path: Path) -> None:
+    try:
+        JUnitReporter(path, SystemClock()).on_event(merged.finished, merged.state)
+    except OSError as error:
+        raise UsageError(
+            f"JUnit XML cannot be written to {path}: {error.strerror}", legal="a file that can be written"
+        ) from error
