@@ -181,9 +181,12 @@ class WarmSession:
         """Modules that this leader has imported itself, in order, without test files and conftest files."""
         patterns = ("conftest.py", *self.config.getini("python_files"))
         found = []
-        for name, module in list(sys.modules.items()):
-            file = getattr(getattr(module, "__spec__", None), "origin", None) or ""
-            if name not in self._before and not any(fnmatch(os.path.basename(file), each) for each in patterns):
+        for name in [name for name in list(sys.modules) if name not in self._before]:
+            try:
+                file = str(getattr(getattr(sys.modules.get(name), "__spec__", None), "origin", None) or "")
+            except Exception:  # whatever the suite has put there: it is not worth an outcome
+                continue
+            if not any(fnmatch(os.path.basename(file), each) for each in patterns):
                 found.append(name)
         return found[:MAX_IMPORTED]
 

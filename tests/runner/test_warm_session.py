@@ -274,3 +274,24 @@ def test_files_behind_a_link_are_collected(tmp_path: Path) -> None:
         )
         found = json.loads(done.stdout)
         assert [unit["tests"] for unit in found["units"]] == [{"passed": 1}]
+
+
+def test_whatever_stands_among_the_modules_costs_no_outcome(tmp_path: Path) -> None:
+    """Modules that vanish while they are looked at, as templates that were compiled to modules do, and hostile ones."""
+    text = """
+import gc, sys, types, weakref
+class Hostile(types.ModuleType):
+    def __getattr__(self, name): raise RuntimeError(name)
+class Vanishing(types.ModuleType): pass
+def test_it():
+    sys.modules["hostile"] = Hostile("hostile")
+    del sys.modules["hostile"].__spec__
+    for number in range(2000):
+        module = Vanishing(f"vanishing_{number}")
+        module.me = module
+        sys.modules[module.__name__] = weakref.proxy(
+            module, lambda _, name=module.__name__: sys.modules.pop(name, None))
+    del module
+"""
+    done = run(suite(tmp_path, {"test_a.py": text}), "run", "--gpus", "none", "--json")
+    assert done.outcomes == {"test_a.py": "passed", "test_b.py": "passed"}
