@@ -53,6 +53,7 @@ MAX_TEXT = 200_000
 Reruns = list[tuple[Attempt, TestReport]]
 """Earlier attempts, each with its report."""
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\x7f-\x9f]")
+PASSING = (Outcome.PASSED, Outcome.FLAKY, Outcome.NO_TESTS)
 
 
 class JUnitReporter:
@@ -166,11 +167,11 @@ def _cases(result: UnitResult) -> Iterator[TestCase]:
     for nodeid in report.all_ids():
         outcome = report.outcome_of(nodeid)
         bad = outcome in (TestOutcome.FAILED, TestOutcome.ERROR, TestOutcome.UNFINISHED)
-        explained |= bad or (outcome is TestOutcome.UNSTARTED and report.finished_exit is None)
+        explained |= bad or (outcome is TestOutcome.UNSTARTED and not _has_stopped_itself(report, result))
         yield _test_case(nodeid, report, result, reruns)
     if result.outcome is Outcome.FLAKY and (case := _flaky_case(result, reruns)) is not None:
         yield case
-    if unreadable or not (explained or result.outcome in (Outcome.PASSED, Outcome.FLAKY, Outcome.NO_TESTS)):
+    if unreadable or not (explained or result.outcome in PASSING):
         yield _unit_case(result, report, unreadable)
 
 
@@ -179,7 +180,7 @@ def _test_case(nodeid: str, report: TestReport, result: UnitResult, reruns: Reru
     outcome = report.outcome_of(nodeid)
     end = report.ends.get(nodeid, TestEnd(outcome, 0.0, "", ""))
     case = TestCase(name, classname, round(end.duration_s, 3))
-    told = _final_result(end, outcome, result, pytest_finished=report.finished_exit is not None)
+    told = _final_result(end, outcome, result, stopped_itself=_has_stopped_itself(report, result))
     if told is not None:
         case.result = told
     for attempt, earlier in reruns:
@@ -227,8 +228,13 @@ def _rerun_element(name: str, reason: str, kind: str, text: str, attempt: Attemp
     return element
 
 
+def _has_stopped_itself(report: TestReport, result: UnitResult) -> bool:
+    """Whether pytest left tests out by its own choice, as with -x; not where rlharness ended the file."""
+    return report.finished_exit is not None and result.outcome in (*PASSING, Outcome.FAILED)
+
+
 def _final_result(
-    end: TestEnd, outcome: TestOutcome, result: UnitResult, *, pytest_finished: bool
+    end: TestEnd, outcome: TestOutcome, result: UnitResult, *, stopped_itself: bool
 ) -> FinalResult | None:
     """Return the result element of a test's testcase; None for a testcase without one."""
     why = result.reason or result.outcome.value
@@ -244,7 +250,7 @@ def _final_result(
             told = Skipped(_message(end.reason), "xfailed")
         case TestOutcome.UNFINISHED:
             told = Error(_message(f"it was running when the process ended: {why}"), "unfinished")
-        case TestOutcome.UNSTARTED if pytest_finished:
+        case TestOutcome.UNSTARTED if stopped_itself:
             told = Skipped("pytest stopped before it began", "unstarted")
         case TestOutcome.UNSTARTED:
             told = Error(_message(f"the process ended before it began: {why}"), "unstarted")

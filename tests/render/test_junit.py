@@ -1,3 +1,4 @@
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -157,11 +158,18 @@ def test_a_pipe_is_written_to_and_not_replaced(sample_run: Any, file: Path) -> N
 
 
 def test_pytest_that_stopped_by_itself_skips_what_it_did_not_begin(sample_run: Any, file: Path) -> None:
-    report = sample_run.directory / "units" / "hang" / "report.jsonl"
-    report.write_text(report.read_text() + '{"k": "finish", "exit": 1}\n')
+    for unit in ("bad", "hang"):
+        report = sample_run.directory / "units" / unit / "report.jsonl"
+        lines = [json.loads(line) for line in report.read_text().splitlines()]
+        for line in lines:
+            if line["k"] == "collected":
+                line["nodeids"] = [*line["nodeids"], f"tests/test_{unit}.py::test_last"]
+        lines.append({"k": "finish", "exit": 1})
+        report.write_text("".join(json.dumps(line) + "\n" for line in lines))
     sample_run.tell(JUnitReporter(file, FakeClock()))
-    _, later = suites(file)["tests/test_hang.py"]
-    assert told(later) == (("unstarted", "pytest stopped before it began"),)
+    assert told(list(suites(file)["tests/test_bad.py"])[-1]) == (("unstarted", "pytest stopped before it began"),)
+    ((kind, why),) = told(list(suites(file)["tests/test_hang.py"])[-1])
+    assert (kind, why.partition(":")[0]) == ("unstarted", "the process ended before it began"), "rlharness ended it"
 
 
 def test_a_report_of_another_version_is_said_and_the_others_are_written(sample_run: Any, file: Path) -> None:
