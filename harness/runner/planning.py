@@ -60,7 +60,7 @@ async def collect_and_plan(
         pytest_args=options.invocation.trailing,
         needs=options.needs,
         distrusted=context.history.to_import,
-        preload=partial(_preload, context),
+        preload=None if finds_node_ids else partial(_preload, context),  # a plan runs nothing
         finds_node_ids=finds_node_ids,
     )
     make_spec = partial(_collection_spec, context)

@@ -198,7 +198,7 @@ def test_tests_that_keep_their_file_from_running_are_named(tmp_path: Path, numbe
         "  test_b.py: needs 9 GPUs; this run has 8 x sim 80 GB",
     }
     for command in "run", "plan":
-        done = run(tmp_path, command, "--gpus", "sim:8")
+        done = run(tmp_path, command, "--no-split", "--gpus", "sim:8")
         assert lines <= set(done.stdout.splitlines())
 
 

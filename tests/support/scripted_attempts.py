@@ -55,8 +55,12 @@ class ScriptedAttempts:
         self.specs: dict[int, ProcessSpec] = {}
 
     async def run(self, spec: ProcessSpec, on_terminating: Callable[[str], None] = lambda reason: None) -> ProcessEnd:
-        """Carry out one attempt, whose number ends its marker; `Script.on_begin` comes first."""
-        name, _, retry = spec.marker.removeprefix("run-").partition("-")
+        """Carry out one attempt, whose number ends its marker; `Script.on_begin` comes first.
+
+        In a run the number of the repetition follows that of the unit: `run-0003-1`.
+        """
+        of_run = spec.marker.startswith("run-")
+        name, _, retry = spec.marker[4:].partition("-") if of_run else (spec.marker.rpartition("-")[2], "", "")
         number = int(name)
         script = self._script(number)
         for _ in range(int(retry or 0)):
