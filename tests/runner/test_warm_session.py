@@ -111,7 +111,13 @@ HAZARDS = {
 }
 
 
-@pytest.mark.parametrize("name", HAZARDS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("threads", "sockets", "reads") else pytest.param(name, marks=pytest.mark.full)
+        for name in HAZARDS
+    ],
+)
 def test_what_must_not_be_shared_is_named_and_each_file_has_an_interpreter(tmp_path: Path, name: str) -> None:
     text, why = HAZARDS[name]
     marked = "import pytest\nfrom noting import *\n@pytest.mark.gpus(1)\ndef test_forked(): note('a')\n"
@@ -180,7 +186,7 @@ def test_what_files_import_inside_tests_is_learnt(tmp_path: Path) -> None:
     "text",
     [
         "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n",
-        "import os\nheld = os.environ['TMPDIR']\n",
+        pytest.param("import os\nheld = os.environ['TMPDIR']\n", marks=pytest.mark.full),
     ],
 )
 def test_a_package_that_must_not_be_shared_is_left_to_the_files(tmp_path: Path, text: str) -> None:
@@ -238,6 +244,7 @@ def test_a_run_sees_one_version_of_a_conftest(tmp_path: Path) -> None:
     assert seen(done, "a")["version"] == 1
 
 
+@pytest.mark.full
 def test_a_conftest_that_fails_or_hangs_is_told_as_without_the_session(tmp_path: Path) -> None:
     for text in ("raise RuntimeError('broken')\n", "import time\ntime.sleep(60)\n"):
         directory = suite(tmp_path / str(len(text)), {"conftest.py": text})
@@ -264,6 +271,7 @@ def test_it():
     assert (done.directory / "late.txt").read_text() == "thread exit"
 
 
+@pytest.mark.full
 def test_files_behind_a_link_are_collected(tmp_path: Path) -> None:
     directory = suite(tmp_path, {"below/test_c.py": FORKED.format(name="c")})
     (tmp_path / "link").symlink_to(directory)
