@@ -4,18 +4,17 @@ file, loaded into any suite by its entry point or `-p harness.plugin`: it import
 `report.jsonl`, append-only, one JSON object and one write per line, so that a killed process tears the last at most:
 
     {"k":"hello","version":1,"pid":123}
-    {"k":"collected","need":{"gpus":2,…},"nodeids":["tests/a.py::test_x",…]}
+    {"k":"collected","need":{"gpus":2,…},"nodeids":["tests/a.py::test_x",…],"deselected":0}
     {"k":"collect_error","id":"tests/a.py","text":"…"}
     {"k":"refused","text":"not found: …/tests/a.py::test_gone"}
     {"k":"start","id":"tests/a.py::test_x","timeout_s":5.0}
     {"k":"end","id":"tests/a.py::test_x","outcome":"passed","counted":["passed"],"duration_s":0.01,"reason":"","text":""}
+    {"k":"interrupted","id":"tests/a.py::test_x"}
     {"k":"finish","exit":0}
 
-There is one `end` per test, whatever its phases, subtests and reruns. `counted` holds every category in which pytest's
-own closing line counts it, in order: a test that passes and whose teardown fails is `["passed","error"]` there, two
-failed subtests give three times "failed". `outcome` is the most severe of them: error, failed, xpassed, xfailed,
-passed, skipped, in this order. A file that skips itself while it is imported has no tests, and an `end` of its own
-under its path.
+There is one `end` per test, whatever its phases, subtests and reruns. `counted` holds every category in which pytest
+counts it, in order: `["passed","error"]` for a test whose teardown fails. `outcome` is the most severe of them: error,
+failed, xpassed, xfailed, passed, skipped. A file that skips itself at import has an `end` under its path.
 """
 
 import contextlib
@@ -36,13 +35,12 @@ import pytest
 VERSION = 1
 MAX_TEXT_CHARS = 1_000_000
 MAX_REASON_CHARS = 500
-RERUN = "rerun"
-"""Names of such a failure in plugins that rerun failed tests."""
+RERUN = "rerun"  # category of a failure in plugins that run failed tests again
 MOST_TELLING_FIRST = ("error", "failed", "xpassed", "xfailed", "passed", "skipped")
 
-NeedJson = dict[str, Any]
-"""A need as JSON: gpus, memory_gb, model, min_capability ([9, 0] or None), exclusive."""
-NOTHING: NeedJson = {"gpus": 0, "memory_gb": 0.0, "model": None, "min_capability": None, "exclusive": False}
+NeedJson = dict[str, Any]  # a need, with the keys of NOTHING; min_capability is [9, 0] or None
+FLAGS = {"exclusive": False, "shared": False}
+NOTHING: NeedJson = {"gpus": 0, "memory_gb": 0.0, "model": None, "min_capability": None, **FLAGS}
 
 # Tests replace these for a while; ours are kept.
 _getpid = os.getpid
@@ -64,8 +62,7 @@ class BadMarker(ValueError):
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     group = parser.getgroup("rlharness")
-    report = "Append what the tests do to FILE, a JSON line each."
-    group.addoption("--rlharness-report", metavar="FILE", default=None, help=report)
+    group.addoption("--rlharness-report", metavar="FILE", help="Append what the tests do to FILE, a JSON line each.")
     as_found = "Collect from a named file only what pytest collects when it finds the file itself."
     group.addoption("--rlharness-as-found", action="store_true", help=as_found)
 
@@ -74,9 +71,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the markers, and the reporter where it was asked for and this process is no xdist worker."""
     config.addinivalue_line(
         "markers",
-        "gpus(n, memory_gb=0, model=None, min_capability=None, exclusive=False): the test needs n GPUs, each with"
-        " memory_gb GB, of a model whose name contains `model`, of a CUDA capability of at least min_capability;"
-        " exclusive: no other file runs on the machine at the same time.",
+        "gpus(n, memory_gb=0, model=None, min_capability=None, exclusive=False, shared=False): the test needs n GPUs,"
+        " each with memory_gb GB, of a model whose name contains `model`, of a CUDA capability of at least"
+        " min_capability; exclusive: no other file runs on the machine; shared: others may use the rest of the GPU.",
     )
     config.addinivalue_line("markers", "together(name): tests with the same name run in one process.")
     if not (config.pluginmanager.hasplugin("timeout") or config.pluginmanager.hasplugin("pytest_timeout")):
@@ -100,9 +97,8 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     if not parent.config.getoption("rlharness_as_found"):
         return None
     patterns = parent.config.getini("python_files")
-    if any(fnmatch(str(module_path) if "/" in pattern else module_path.name, pattern) for pattern in patterns):
-        return None
-    return NoTestModule.from_parent(parent, path=module_path)
+    is_found = any(fnmatch(str(module_path) if "/" in pattern else module_path.name, pattern) for pattern in patterns)
+    return None if is_found else NoTestModule.from_parent(parent, path=module_path)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -134,10 +130,9 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 def need_of_mark(args: Sequence[object], kwargs: Mapping[str, object]) -> NeedJson:
     """The need that `gpus(*args, **kwargs)` asks for. Raises MarkError for what is not legal or not known."""
     given = dict(kwargs)
-    if len(args) > 1 or (args and "n" in given):
-        raise MarkError("takes one number, the rest by keyword; legal: gpus(2), gpus(2, memory_gb=40)")
-    if not args and "n" not in given:
-        raise MarkError("lacks the number of GPUs; legal: gpus(1), gpus(2, memory_gb=40)")
+    if len(args) + ("n" in given) != 1:
+        how = "takes one number, the rest by keyword" if args else "lacks the number of GPUs"
+        raise MarkError(f"{how}; legal: gpus(1), gpus(2, memory_gb=40)")
     num_gpus: Any = args[0] if args else given.pop("n")
     if not _is_int(num_gpus) or num_gpus < 0:
         raise MarkError(f"number of GPUs {num_gpus!r}; legal: a whole number, 0 or more")
@@ -147,16 +142,20 @@ def need_of_mark(args: Sequence[object], kwargs: Mapping[str, object]) -> NeedJs
     model = given.pop("model", None)
     if model is not None and (not isinstance(model, str) or not model.strip()):
         raise MarkError(f"model {model!r}; legal: a part of the GPU's name, such as 'H100'")
-    exclusive = given.pop("exclusive", False)
-    if not isinstance(exclusive, bool):
-        raise MarkError(f"exclusive {exclusive!r}; legal: True or False")
+    exclusive, shared = given.pop("exclusive", False), given.pop("shared", False)
+    for name, flag in (("exclusive", exclusive), ("shared", shared)):
+        if not isinstance(flag, bool):
+            raise MarkError(f"{name} {flag!r}; legal: True or False")
     least = capability(given.pop("min_capability", None))
     of_kind = {"memory_gb": float(memory_gb), "model": model, "min_capability": least}
     if given:
-        raise MarkError(f"unknown keyword {min(given)!r}; legal: memory_gb, model, min_capability, exclusive")
+        raise MarkError(f"unknown keyword {min(given)!r}; legal: memory_gb, model, min_capability, exclusive, shared")
     if num_gpus == 0 and any(of_kind.values()):
         raise MarkError("describes 0 GPUs; legal: 1 or more GPUs with memory_gb, model or min_capability")
-    return {"gpus": num_gpus, **of_kind, "exclusive": exclusive}
+    if shared and (num_gpus != 1 or not memory_gb or exclusive):
+        found = f"shared with {num_gpus} GPUs, memory_gb {memory_gb:g}, exclusive {exclusive}"
+        raise MarkError(f"{found}; legal: gpus(1, memory_gb=12, shared=True)")
+    return {"gpus": num_gpus, **of_kind, "exclusive": exclusive, "shared": shared}
 
 
 def merge_needs(needs: Iterable[NeedJson]) -> NeedJson:
@@ -172,6 +171,8 @@ def merge_needs(needs: Iterable[NeedJson]) -> NeedJson:
             "model": merged["model"] or need["model"],
             "min_capability": max(merged["min_capability"] or [], need["min_capability"] or []) or None,
             "exclusive": merged["exclusive"] or need["exclusive"],
+            "shared": all(each["shared"] for each in (merged, need) if each["gpus"] or each["exclusive"])
+            and merged["gpus"] + need["gpus"] > 0,
         }
     return merged
 
@@ -218,10 +219,9 @@ def capability(value: Any) -> list[int] | None:
         return None
     if isinstance(value, (tuple, list)) and len(value) == 2 and all(_is_int(part) and part >= 0 for part in value):
         return list(value)
-    if _is_int(value) or isinstance(value, (float, str)):
-        match = re.fullmatch(r"(\d+)(?:\.(\d+))?", str(value), re.ASCII)
-        if match:
-            return [int(match[1]), int(match[2] or 0)]
+    is_text = _is_int(value) or isinstance(value, (float, str))
+    if is_text and (match := re.fullmatch(r"(\d+)(?:\.(\d+))?", str(value), re.ASCII)):
+        return [int(match[1]), int(match[2] or 0)]
     raise MarkError(f"min_capability {value!r}; legal: 9.0, '9.0' or (9, 0)")
 
 
@@ -238,8 +238,7 @@ def visible_gpu_ids(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The GPUs CUDA or HIP would show, as CUDA_ or HIP_VISIBLE_DEVICES names them; else every GPU of nvidia-smi."""
     given = environ.get("CUDA_VISIBLE_DEVICES", environ.get("HIP_VISIBLE_DEVICES"))
     if given is not None:
-        ends = ("", "-1", "NoDevFiles")
-        return tuple(takewhile(lambda gpu: gpu not in ends, map(str.strip, given.split(","))))
+        return tuple(takewhile(lambda gpu: gpu not in ("", "-1", "NoDevFiles"), map(str.strip, given.split(","))))
     try:
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False)
     except FileNotFoundError:  # no driver, no GPU
@@ -256,10 +255,7 @@ def free_port() -> Iterator[int]:
 
 @pytest.fixture
 def gpu_ids(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """The GPUs the test may use; the first n where it is marked `gpus(n)`.
-
-    Where fewer are there the test is skipped, saying so; in `rlharness run`, whose lease should hold them, it fails.
-    """
+    """The GPUs the test may use, or the first n for `gpus(n)`. Too few skip it; in `rlharness run` they fail it."""
     visible = visible_gpu_ids(os.environ)
     mark = request.node.get_closest_marker("gpus")
     wanted = need_of_mark(mark.args, mark.kwargs)["gpus"] if mark else len(visible)
@@ -281,6 +277,7 @@ class Reporter:
         self._stopped = False
         self._session: pytest.Session | None = None
         self._timeouts_s: dict[str, float | None] = {}
+        self.num_deselected = 0
         self._reports: dict[str, list[tuple[str, pytest.TestReport]]] = {}
         self.write("hello", version=VERSION, pid=self._pid)
 
@@ -299,12 +296,10 @@ class Reporter:
 
     def _descriptor(self) -> int:
         """The open file; opened again where a test closed it, or closed it and its number is another file's now."""
-        try:
+        with contextlib.suppress(OSError):
             status = os.fstat(self._file)
             if (status.st_dev, status.st_ino) == self._identity:
                 return self._file
-        except OSError:
-            pass
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         status = os.fstat(self._file)
         self._identity = (status.st_dev, status.st_ino)
@@ -313,7 +308,11 @@ class Reporter:
     def collected(self, need: NeedJson, timeouts_s: dict[str, float | None]) -> None:
         """Say which tests will run (the keys) and what they need together."""
         self._timeouts_s = timeouts_s
-        self.write("collected", need=need, nodeids=list(timeouts_s))
+        self.write("collected", need=need, nodeids=list(timeouts_s), deselected=self.num_deselected)
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        """Count what does not run; a plugin may take back its own."""
+        self.num_deselected += len(items)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
@@ -351,6 +350,11 @@ class Reporter:
         if counted[-1:] != [RERUN]:
             self._fold(nodeid, self._reports.pop(nodeid, []))
 
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Report the test that raises KeyboardInterrupt; `pytest.exit`, and pytest's own kind, come here too."""
+        if isinstance(excinfo.value, KeyboardInterrupt) and not isinstance(excinfo.value, pytest.Session.Interrupted):
+            self.write("interrupted", id=next(iter(self._reports), ""))
+
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
         """Nothing follows. A test that was cut short is ended only where pytest counts it already."""
@@ -365,8 +369,7 @@ class Reporter:
         bad = [report for category, report in reports if category in ("error", "failed")]
         told = bad or [report for category, report in reports if category in ("skipped", "xfailed", "xpassed")]
         text = "\n\n".join(report.longreprtext for report in bad)
-        phases = [report for _, report in reports if not hasattr(report, "context")]  # a subtest's time is its test's
-        duration_s = sum(report.duration for report in phases)
+        duration_s = sum(each.duration for _, each in reports if not hasattr(each, "context"))  # subtests are within
         self._end(nodeid, counted, duration_s, _reason(told[0]) if told else "", _shortened(text))
 
     def _end(self, nodeid: str, counted: list[str], duration_s: float, reason: str, text: str) -> None:
@@ -382,16 +385,13 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     elif report.skipped and isinstance(longrepr, tuple):
         text = longrepr[2].removeprefix("Skipped: ")
     else:
-        crash = getattr(longrepr, "reprcrash", None)
-        text = crash.message if crash else report.longreprtext
+        text = getattr(getattr(longrepr, "reprcrash", None), "message", "") or report.longreprtext
     return next((line.strip() for line in text.splitlines() if line.strip()), "")[:MAX_REASON_CHARS]
 
 
 def _shortened(text: str) -> str:
-    if len(text) <= MAX_TEXT_CHARS:
-        return text
-    half = MAX_TEXT_CHARS // 2
-    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
+    half, left_out = MAX_TEXT_CHARS // 2, len(text) - MAX_TEXT_CHARS
+    return text if left_out <= 0 else f"{text[:half]}\n[{left_out} characters left out]\n{text[-half:]}"
 
 
 def _warn(text: str) -> None:

@@ -51,7 +51,7 @@ class ModelSection(Section):
 class TaskSection(Section):
     """What is to be learned."""
 
-    name: Literal["reverse_text", "arithmetic", "sorting", "file"]
+    name: Literal["reverse_text", "arithmetic", "sorting", "recommendation", "file"]
     path: str = ""
     """Of the prompts, JSON lines or parquet, for `file`: a column `prompt`, the others go to the reward functions."""
     num_prompts: Positive = 512
@@ -88,6 +88,17 @@ class WarmStartSection(Section):
     """Steps between two looks at it."""
 
 
+class TwoStageSection(Section):
+    """Search for items after each completion, which is then a reasoning and ends with a stop string."""
+
+    num_beams: Annotated[int, Field(ge=2)]
+    """Items searched per reasoning and learned from; a single one would have none to be compared with."""
+    max_item_tokens: Positive
+    """Most tokens of an item."""
+    forced_text: str = ""
+    """Text between reasoning and item; no policy chooses it, and no loss learns it."""
+
+
 class SamplingSection(Section):
     """How completions are drawn while training."""
 
@@ -97,6 +108,8 @@ class SamplingSection(Section):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     stop_strings: Texts = ()
+    two_stage: TwoStageSection | None = None
+    """Items after each completion, by beam search; the settings above are then those of the reasoning."""
 
 
 class PolicySection(Section):
@@ -208,6 +221,19 @@ class RuntimeSection(Section):
     """Workers among whom fixed microbatches are divided, in this process."""
 
 
+class SamplerSection(Section):
+    """Who draws completions. At level invariant both samplers have the same bits."""
+
+    name: Literal["torch", "vllm"] = "torch"
+    """rlcore's own decoding loop, or the decoder served by vLLM in this process."""
+    block_size: Positive = 8
+    """Of vllm: tokens of a block of its cache; prompts share whole blocks."""
+    num_blocks: Annotated[int, Field(ge=0)] = 0
+    """Of vllm: blocks of its cache; fewer preempt completions. 0: enough for `runtime.concurrency`."""
+    max_batched_tokens: Positive = 8192
+    """Of vllm: tokens of one pass; longer prompts are read in chunks."""
+
+
 class OutputSection(Section):
     """What is written and shown."""
 
@@ -227,7 +253,7 @@ class OutputSection(Section):
     shows_progress: bool = True
 
 
-RUNTIME_SECTIONS = ("runtime", "output")
+RUNTIME_SECTIONS = ("runtime", "sampler", "output")
 """Sections that are no part of a run's identity."""
 
 
@@ -250,11 +276,13 @@ class RunConfig(Section):
     optimizer: OptimizerSection = OptimizerSection()
     training: TrainingSection = TrainingSection()
     runtime: RuntimeSection = RuntimeSection()
+    sampler: SamplerSection = SamplerSection()
     output: OutputSection = OutputSection()
 
     @model_validator(mode="after")
     def _fits(self) -> "RunConfig":
-        _check_training(self.training, self.algorithm)
+        _check_training(self.training, self.algorithm, self.sampling)
+        _check_two_stage(self.sampling, self.algorithm)
         _check_task(self.task)
         if isinstance(self.algorithm, GrpoSection):
             _check_loss_settings(self.algorithm)
@@ -268,8 +296,15 @@ class RunConfig(Section):
         return self.model_dump(mode="json", exclude=set(RUNTIME_SECTIONS))
 
 
-def _check_training(section: TrainingSection, algorithm: GrpoSection | PpoSection) -> None:
+def _check_training(section: TrainingSection, algorithm: GrpoSection | PpoSection, sampling: SamplingSection) -> None:
     num_samples = section.prompts_per_step * section.group_size
+    if sampling.two_stage is not None:  # how many items there are is known after sampling
+        if section.num_minibatches > num_samples:
+            raise InvalidValueError(
+                f"training.num_minibatches is {section.num_minibatches}, and a step has at least {num_samples} samples",
+                legal=f"1 to {num_samples}, the reasonings of a step",
+            )
+        return
     if num_samples % section.microbatch_size:
         raise InvalidValueError(
             f"training.microbatch_size is {section.microbatch_size}, which does not divide the"
@@ -287,6 +322,29 @@ def _check_training(section: TrainingSection, algorithm: GrpoSection | PpoSectio
         raise InvalidValueError(
             f"training.group_size is 1, and advantage {algorithm.advantage} compares the completions of a prompt",
             legal="2 or more; 1 with algorithm.advantage remax, or with algorithm.name ppo",
+        )
+
+
+def _check_two_stage(sampling: SamplingSection, algorithm: GrpoSection | PpoSection) -> None:
+    """InvalidValueError for settings that have no meaning for reasonings and their items."""
+    if sampling.two_stage is None:
+        return
+    if not sampling.stop_strings:
+        raise InvalidValueError(
+            "sampling.two_stage without sampling.stop_strings: no reasoning would lead to an item",
+            legal="one text or more that ends a reasoning",
+            remedy="sampling.stop_strings: ['</think>'], or the text that your prompts ask for",
+        )
+    if isinstance(algorithm, PpoSection):
+        raise InvalidValueError(
+            "algorithm.name is ppo, and sampling.two_stage is set: the value of a reasoning is that of several items",
+            legal="grpo",
+            remedy="algorithm.name: grpo, or leave sampling.two_stage out",
+        )
+    if algorithm.advantage == "remax":
+        raise InvalidValueError(
+            "algorithm.advantage is remax, and sampling.two_stage is set: a greedy completion has no items",
+            legal="grpo, dr_grpo, rloo, reinforce_pp_baseline",
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rlcore.config import RunConfig, read_config
-from rlcore.controllers.setup import build_model, prepare
+from rlcore.controllers.setup import build_model, longest_sequence, prepare
 from rlcore.controllers.synchronous import loop
 from rlcore.determinism import at_level
 from rlcore.errors import InvalidValueError
@@ -21,6 +21,7 @@ from rlcore.memory import keep_freed_memory
 from rlcore.numerics.probe import num_threads
 from rlcore.observability.announcement import announcement
 from rlcore.observability.logs import RunLog, check_output
+from rlcore.samplers.build import check_sampler
 from rlcore.tasks.make import make_task
 from rlcore.trace import Recorder
 from rlcore.train_state import TrainState
@@ -45,11 +46,11 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
         if directory_given and not Path(directory_given).is_dir():
             raise InvalidValueError(f"{name} {directory_given!r}", legal="a directory that exists")
     check_device(config.model.device)
+    check_sampler(config)
     check_output(config.output)
     keep_freed_memory()
     tokenizer, decoder = build_model(config)
     task = make_task(config.task, tokenizer, config.seed)
-    longest = max(len(prompt.tokens) for prompt in (*task.train, *task.heldout)) + config.sampling.max_tokens
     dtype = decoder.embedding.dtype
     threads = config.runtime.training_threads, config.runtime.sampling_threads
     section = config.model
@@ -58,7 +59,7 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
         decoder.config,
         dtype=dtype,
         device=section.device,
-        length=longest,
+        length=longest_sequence(task, config, tokenizer),
         threads=threads,
         kernels=section.kernels,
     )

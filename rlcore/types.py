@@ -87,6 +87,26 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamParams:
+    """Search for items after a reasoning: the second stage of a rollout, which draws nothing by chance."""
+
+    num_beams: int
+    """Items kept at each token, and returned at most."""
+    max_tokens: int
+    """Most tokens of an item."""
+    forced: tuple[int, ...] = ()
+    """Tokens between reasoning and item that no policy chooses; may be empty."""
+    stop_ids: tuple[int, ...] = ()
+    """Tokens that end an item beside the end of sequence; they belong to it."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidValueError."""
+        for name in ("num_beams", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise InvalidValueError(f"{name} {getattr(self, name)!r} of a beam search", legal="1 or more")
+
+
+@dataclass(frozen=True, slots=True)
 class SampleRequest:
     """One completion that is wanted."""
 
@@ -96,6 +116,8 @@ class SampleRequest:
     key: int
     """Of its noise: `rlcore.keys.completion_key`."""
     params: SamplingParams
+    beams: BeamParams | None = None
+    """Items wanted after the completion, which is then a reasoning (`rlcore.samplers.two_stage`); None: no items."""
 
 
 class StopReason(StrEnum):

@@ -57,6 +57,15 @@ LAYERS = (
         "harness.lab.demo",
     ),
     ("harness.lab.experiments", "harness.runner", "harness.doctor", "harness.fixtures"),
+    ("harness.runner.attempts",),
+    ("harness.runner.reruns",),
+    ("harness.runner.collection",),
+    ("harness.runner.sessions",),
+    ("harness.runner.options",),
+    ("harness.runner.records",),
+    ("harness.runner.events", "harness.runner.outcomes", "harness.runner.selections"),
+    ("harness.runner.isolation_notes", "harness.runner.units"),
+    ("harness.runner.schedule", "harness.runner.gpu_memory", "harness.runner.memory_series"),
     ("harness.recording",),
     ("harness.trace",),
     ("harness.determinism", "harness.machine"),
@@ -72,8 +81,26 @@ ENVIRONMENT = (
     "harness/recording/",  # lives in the process of the program that is recorded
     "harness/process/supervisor/fork_hazards.py",  # and these in the pytest from which test processes are forked
     "harness/process/supervisor/forked_leader.py",
+    "harness/runner/sessions/own_coverage.py",
+    "harness/runner/sessions/memory_limit.py",
+    "harness/runner/pytest_gpus.py",
+    "harness/runner/sessions/worker_session.py",
+    "harness/runner/sessions/xdist_fixtures.py",
 )
-IN_PYTEST = ("discovery", "parts", "warm_session")
+IN_PYTEST = (
+    "collection/discovery",
+    "pytest_gpus",
+    "sessions/forked_tests",
+    "sessions/memory_limit",
+    "sessions/odd_names",
+    "sessions/own_coverage",
+    "sessions/parts",
+    "sessions/plugin_facts",
+    "sessions/shared_cache",
+    "sessions/warm_session",
+    "sessions/worker_session",
+    "sessions/xdist_fixtures",
+)
 PYTEST = ("harness/plugin.py", *(f"harness/runner/{name}.py" for name in IN_PYTEST), "harness/fixtures/")
 OWNED = (
     Owned("rlcore/", ("harness", "scenarios"), ()),
@@ -110,7 +137,7 @@ OWNED = (
     Owned("harness/", ("rich",), ("harness/render/live/",)),
     Owned("harness/", ("asyncio_pool",), ("harness/core/fan_out.py",)),
     Owned("harness/", ("click",), ("harness/cli/",)),
-    Owned("harness/", ("sqlite3",), ("harness/runner/history.py", "harness/runner/history_file.py")),
+    Owned("harness/", ("sqlite3",), ("harness/runner/records/history.py", "harness/runner/records/history_file.py")),
     Owned("harness/", ("junitparser",), ("harness/render/junit.py",)),
     Owned("harness/", ("jinja2",), ("harness/render/report/page.py",)),
     Owned("harness/", ("pytest", "_pytest"), PYTEST),
@@ -186,6 +213,12 @@ def test_the_plugin_needs_nothing_but_pytest() -> None:
 
 def test_the_command_line_is_light() -> None:
     code = f"import harness.cli.main, sys; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_a_run_of_tests_imports_nothing_of_the_lab() -> None:
+    code = "import harness.cli.commands.run, sys; print([m for m in sys.modules if m.startswith('harness.lab')])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 

@@ -24,11 +24,14 @@ EXTRAS_OF = {
     "harness/lab/experiments/scenario_main.py": ("engine",),
     "harness/recording/": ("cuda", "engine"),
     "rlcore/": ("engine",),
+    "rlcore/samplers/vllm/": ("vllm",),
     "rlcore/tasks/files.py": ("parquet",),
 }
 """Files and folders that need more than the base -> the extras whose packages they import."""
 PEER_ROOMS = ("tests/support/programs/", "tests/rlcore/peers/", "tests/benchmarks/one_step/trl_step.py")
 """Run with verl, transformers and TRL, in environments of their own."""
+VLLM_ROOMS = ("tests/benchmarks/vllm_sampler.py", "tests/rlcore/samplers/vllm/")
+"""Run in vLLM's environment, or skipped."""
 RAY_ROOMS = ("tests/support/misbehaving/", "tests/support/networks/")
 """Programs whose tests skip without Ray."""
 
@@ -63,7 +66,7 @@ def test_imports_are_declared() -> None:
 
 
 def test_paths_in_the_tables_exist() -> None:
-    assert absent((*EXTRAS_OF, *PEER_ROOMS, *RAY_ROOMS), (source.path for source in SOURCES)) == set()
+    assert absent((*EXTRAS_OF, *PEER_ROOMS, *RAY_ROOMS, *VLLM_ROOMS), (source.path for source in SOURCES)) == set()
 
 
 def undeclared(source: Source) -> set[str]:
@@ -77,6 +80,8 @@ def allowed_distributions(path: str) -> set[str]:
     if path.startswith(("harness/", "rlcore/", "scenarios/")):
         return allowed
     allowed |= declared("browser", "cuda", "engine", "parquet", "plots", "report", "tests")
+    if is_among(path, VLLM_ROOMS):
+        return allowed | declared("vllm")
     if is_among(path, PEER_ROOMS):
         return allowed | declared("ray") | PEERS
     return allowed | declared("ray") if is_among(path, RAY_ROOMS) else allowed

@@ -176,6 +176,7 @@ def test_a_file_that_cannot_be_imported_is_a_collect_error(pytester: pytest.Pyte
     assert "at import" in error["text"]
     assert result.ret == 2
     assert of_kind(records, "finish") == [{"k": "finish", "exit": 2}]
+    assert not of_kind(records, "interrupted")
 
 
 def test_what_pytest_refuses_is_told_line_by_line(pytester: pytest.Pytester) -> None:
@@ -236,12 +237,15 @@ def test_a_test_that_dies_while_it_is_run_again_has_no_end(pytester: pytest.Pyte
         assert not of_kind(records, "end")
 
 
-def test_a_test_that_leaves_by_ctrl_c_has_no_end_and_pytest_finishes(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("def test_a(): pass\ndef test_b(): raise KeyboardInterrupt\ndef test_c(): pass")
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_test_that_leaves_by_ctrl_c_has_no_end_and_pytest_finishes(pytester: pytest.Pytester, asks: bool) -> None:
+    statement = "pytest.exit('enough')" if asks else "raise KeyboardInterrupt"
+    pytester.makepyfile(f"import pytest\ndef test_a(): pass\ndef test_b(): {statement}\ndef test_c(): pass")
     _, records = run(pytester)
     assert list(ends(records)) == ["test_a"]
     assert len(of_kind(records, "start")) == 2
     assert of_kind(records, "finish") == [{"k": "finish", "exit": 2}]
+    assert [record["id"].rpartition("::")[2] for record in of_kind(records, "interrupted")] == ["test_b"][asks:]
 
 
 def test_a_test_interrupted_in_its_teardown_ends_as_pytest_counts_it(pytester: pytest.Pytester) -> None:

@@ -66,6 +66,7 @@ def test_the_closest_marker_wins_and_a_file_needs_the_maximum(pytester: pytest.P
         "model": "h100",
         "min_capability": [9, 0],
         "exclusive": False,
+        "shared": False,
     }
 
 
@@ -83,6 +84,10 @@ def test_the_closest_marker_wins_and_a_file_needs_the_maximum(pytester: pytest.P
         ("gpus(1, min_capability='hopper')", "min_capability 'hopper'; legal: 9.0, '9.0' or (9, 0)"),
         ("gpus(1, exclusive=1)", "exclusive 1"),
         ("gpus(0, memory_gb=40)", "describes 0 GPUs"),
+        ("gpus(1, memory_gb=12, shared=1)", "shared 1; legal: True or False"),
+        ("gpus(2, memory_gb=12, shared=True)", "shared with 2 GPUs, memory_gb 12"),
+        ("gpus(1, shared=True)", "shared with 1 GPUs, memory_gb 0"),
+        ("gpus(1, memory_gb=12, shared=True, exclusive=True)", "exclusive True; legal: gpus(1, memory_gb=12"),
         ("timeout('soon')", "timeout marker: 'soon'; legal: a number of seconds"),
     ],
 )

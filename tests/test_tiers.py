@@ -37,8 +37,8 @@ WHOLLY_FULL = {
     "tests/rlcore/numerics/compiled/test_compilers.py": "tests/rlcore/numerics/compiled/test_values.py, one compiler",
     "tests/rlcore/peers/test_live_trl.py": "tests/rlcore/test_pins.py, against published numbers",
     "tests/rlcore/peers/test_live_verl.py": "tests/rlcore/test_pins.py, against published numbers",
+    "tests/rlcore/peers/test_vllm_environment.py": "tests/rlcore/samplers/vllm/test_paged_attention.py, without vLLM",
     "tests/rlcore/test_mutations_sample.py": "tests/rlcore/test_mutations_catalogue.py, which runs none of them",
-    "tests/runner/test_interrupts.py": "tests/runner/test_interruption.py, tests/runner/test_run_ends.py",
     "tests/runner/test_runner_cost.py": "a benchmark: none",
     "tests/test_misbehaving.py": "tests/runner/test_misbehaving_processes.py, tests/runner/test_run_ends.py",
 }
@@ -111,10 +111,13 @@ def test_both_tiers_are_configured_and_run() -> None:
     assert addopts[addopts.index("-m") + 1] == "not full"
     assert [mark.partition(":")[0] for mark in INI["markers"]] == ["full"]
     script = (ROOT / ".ci" / "run").read_text("utf-8")
-    assert re.findall(r"^ +python -m pytest(.*)$", script, re.MULTILINE) == [
-        ' -m "" --slowest-files 20',
-        " --slowest-files 20",
+    assert re.findall(r"^rlharness run (.*) \|\| status=", script, re.MULTILINE) == [
+        '--plain --cpu-units "$(($(nproc) + 1))" --junit "$scratch/junit.xml" --durations 20 ${is_full:+-m ""}'
     ]
+    for first, args in (("1", ["-m", ""]), ("", [])):
+        shell = f'is_full={first}; for each in ${{is_full:+-m ""}}; do echo "[$each]"; done'
+        said = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout
+        assert said == "".join(f"[{arg}]\n" for arg in args)
     assert commands_of("nightly.yml") == [".ci/run"]
     assert commands_of("ci.yml") == [".ci/run default"]
     assert workflow("nightly.yml")[True].keys() == {"schedule", "workflow_dispatch"}, "YAML reads `on` as true"

@@ -25,6 +25,8 @@ SCHEMAS = "harness/schemas"
 """JSON schemas for editors, which `rlharness schema` writes."""
 EXAMPLE = "harness/lab/demo/project/"
 """Files that `rlharness demo` copies for a user: a suite and a program, with planted faults."""
+PLUGINS = {"harness.runner.pytest_gpus"}
+"""Modules that users load with `pytest -p`; each has a page that says so."""
 _EXAMPLE_FILES = re.compile(r"pyproject\.toml|train\.py|tests/test_\w+\.py")
 _METADATA = re.compile(r"rlharness-[^/]+\.dist-info/")
 _OF_TESTS = re.compile(r"(^|/)(conftest|(fake|mock|stub|dummy|scripted)_\w+)\.py$")
@@ -104,7 +106,7 @@ def _is_used(path: str, sources: list[Source]) -> bool:
     named = re.compile(rf"\"{stem}(\.py)?\"|\"{re.escape(module)}[\":]|from {re.escape(module)} import")
     return (
         stem == "sitecustomize"
-        or module in entry_points()
+        or module in entry_points() | PLUGINS
         or any(
             named.search(source.text) or any(_is_or_below(origin, module) for _, origin in source.facts.imports)
             for source in sources
@@ -115,6 +117,11 @@ def _is_used(path: str, sources: list[Source]) -> bool:
 
 def _is_or_below(origin: str, module: str) -> bool:
     return origin == module or origin.startswith(f"{module}.")
+
+
+def test_a_page_says_how_each_plugin_is_loaded() -> None:
+    pages = "".join(page.read_text("utf-8") for page in ROOT.glob("harness/**/*.md"))
+    assert all(f"-p {module}" in pages for module in PLUGINS)
 
 
 @pytest.fixture(scope="module")

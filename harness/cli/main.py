@@ -20,6 +20,7 @@ from harness.core.errors import HarnessError, UsageError
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
 from harness.render.console import say
+from harness.render.github import inert, is_outermost_on_github
 
 HELP: dict[str, object] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -73,7 +74,8 @@ def _answer_in_json(own: Sequence[str], code: ExitCode, error: str) -> None:
 
 def _refuse(own: Sequence[str], error: HarnessError) -> ExitCode:
     """Print a user error and return its exit code."""
-    click.echo(f"error: {error}", err=True)
+    text = f"error: {error}"
+    click.echo(inert(text) if is_outermost_on_github(os.environ) else text, err=True)  # it may quote a conftest file
     if not error.in_record:
         _answer_in_json(own, error.exit_code, str(error))
     return error.exit_code

@@ -22,6 +22,14 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+class CountOrAuto(click.IntRange):
+    """A number in a range, or the word auto."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or "auto"; fail for anything else."""
+        return value if value == "auto" else super().convert(value, param, ctx)
+
+
 class SomePath(click.Path):
     """A path, not empty: an unset shell variable gives an empty text, which would mean the working directory."""
 
@@ -55,6 +63,24 @@ SHARED_OPTIONS: Options = (
         help="How many files that need no GPU run at the same time.  [default: number of cores]",
     ),
     click.option(
+        "--command",
+        "commands",
+        multiple=True,
+        metavar="NAME",
+        help="Run this command of [tool.rlharness.commands], or those that match a glob. Without paths and --command,"
+        " all run. Repeatable.",
+    ),
+    click.option(
+        "--profile",
+        metavar="NAME",
+        help="Settings of [tool.rlharness.profile.NAME].  [default: the variable RLHARNESS_PROFILE]",
+    ),
+    click.option("-k", "keyword", metavar="EXPR", help="Run only tests whose names match, as -k of pytest does."),
+    click.option("-m", "marker", metavar="EXPR", help="Run only tests whose markers match, as -m of pytest does."),
+    click.option(
+        "--deselect", multiple=True, metavar="NODE-ID", help="Leave out the tests whose node id begins so. Repeatable."
+    ),
+    click.option(
         "--shard",
         metavar="K/N",
         help="Run only shard K of N, balanced by expected durations; all N shards together run every file once.",
@@ -65,12 +91,19 @@ SHARED_OPTIONS: Options = (
         is_flag=True,
         help="Run only what failed or did not run in the latest run, or everything if nothing did.",
     ),
+    click.option(
+        "--resume",
+        metavar="RUN",
+        help="Keep what passed in this run, unless its file has changed, and run everything else: a run id, latest, or"
+        " a directory.",
+    ),
     click.option("--failed-first", "--ff", is_flag=True, help="Start the files that failed in the latest run first."),
     click.option(
         "--isolate",
-        type=click.Choice(["file", "interpreter"]),
-        help="Process of each file: a fork of a session that has loaded the plugins, conftest files and common imports,"
-        " or an interpreter of its own.  [default: file]",
+        type=click.Choice(["file", "test", "worker", "interpreter"]),
+        help="What has a process of its own: each file, a fork of a session that has loaded the plugins, conftest files"
+        " and common imports; each test; each worker, which takes one file after the other; or each file, in an"
+        " interpreter started for it.  [default: file]",
     ),
     click.option(
         "--needs",
@@ -79,6 +112,13 @@ SHARED_OPTIONS: Options = (
         help='TOML file that maps globs of test files to their needs, e.g. "tests/gpu/**" = 1.',
     ),
     click.option("--mix-models/--no-mix-models", default=None, help="Allow a file to get GPUs of different models."),
+    click.option(
+        "--workers-per-gpu",
+        type=CountOrAuto(1),
+        metavar="N|auto",
+        help="How many files without a need share each GPU; each has that part of its memory as its budget. auto: as"
+        " many as the GPU memory measured in earlier runs allows.",
+    ),
     click.option(
         "--split/--no-split",
         default=None,

@@ -6,7 +6,9 @@ Invalid value for '--step': 'abc' is not ...   ─▶   --step 'abc'
 """
 
 import difflib
+import os
 import re
+import shlex
 from collections.abc import Sequence
 
 import click
@@ -55,8 +57,10 @@ def rejection_of(error: click.ClickException, cli: click.Group, words: list[str]
             reproduce = cli.commands["reproduce"]
             if command.name == "replay" and name in _options(reproduce):
                 return moved_option(name, command, reproduce, words[1:])
-            behind = f"; for an option of pytest: {called} -- {name}" if command.name in ("run", "plan") else ""
-            return _unknown(f"{name} is not an option of {called}", name, _options(command), remedy + behind)
+            of_pytest = ""
+            if command.name in ("run", "plan"):
+                of_pytest = f"; for an option of pytest: {shlex.join(_after_dashes(['rlharness', *words], name))}"
+            return _unknown(f"{name} is not an option of {called}", name, _options(command), remedy + of_pytest)
         case click.BadOptionUsage():
             option = next((each for each in command.params if error.option_name in (each.name, *each.opts)), None)
             name, *values = _typed(option) if option is not None else [error.option_name]
@@ -83,15 +87,26 @@ def legal_values(kind: object) -> str:
 
 
 def _unknown(what: str, name: str, known: Sequence[str], remedy: str) -> UsageError:
-    near = difflib.get_close_matches(name, known, n=MAX_NEAR)
+    bare = {each.lstrip("-"): each for each in known}  # the hyphens make short names alike
+    near = [bare[each] for each in difflib.get_close_matches(name.lstrip("-"), bare, n=MAX_NEAR)]
     question = f"did you mean {' or '.join(near)}? " if near else ""
     return UsageError(what, legal=", ".join(known), remedy=f"{question}{remedy}")
 
 
+def _after_dashes(words: Sequence[str], name: str) -> list[str]:
+    """Return the command with an option, and a value that follows it, after `--`; a path is taken for no value."""
+    at = next((number for number, word in enumerate(words) if word.partition("=")[0].startswith(name)), len(words))
+    moved = list(words[at : at + 1]) or [name]
+    if moved == [name] and not any(each.startswith("-") or os.path.lexists(each) for each in words[at + 1 : at + 2]):
+        moved += words[at + 1 : at + 2]
+    return [*words[:at], *words[at + len(moved) :], "--", *moved]
+
+
 def _options(command: click.Command) -> list[str]:
-    """Return the long names of the options of a command."""
+    """Return the long names of the options of a command, and the short ones of those without."""
     options = [each for each in command.params if isinstance(each, click.Option)]
-    return [name for option in options for name in (*option.opts, *option.secondary_opts) if name.startswith("--")]
+    names = [[*option.opts, *option.secondary_opts] for option in options]
+    return [each for one in names for each in ([name for name in one if name.startswith("--")] or one)]
 
 
 def _usage(command: click.Command) -> str:

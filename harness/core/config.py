@@ -13,38 +13,39 @@
     "*_on_8_gpus.py" = { gpus = 8, memory-gb = 80, min-capability = 9.0, timeout = 3600 }
     "tests/slow/" = { timeout = 7200 }
 
+    [tool.rlharness.commands]
+    smoke = { command = "torchrun --nproc-per-node 2 smoke.py", gpus = 2, timeout = 600 }
+
+    [tool.rlharness.setup]
+    kernels = { command = "make -C csrc", for = ["tests/gpu/**"] }
+
+    [tool.rlharness.profile.ci]
+    retries = 2
+
 Patterns are those of .gitignore, against paths relative to the root directory. The last pattern that matches wins, for
 the need and for the timeout each by itself; a need from here wins over markers. An absent key has the value None:
 the command line's values override these, and these override its defaults.
 """
 
-import difflib
 import os
+import re
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, MinLen
+from annotated_types import Ge, Gt, Le, MinLen
 
+from harness.core.checked_table import checked_table, legal_of
+from harness.core.command import MANAGED, Command, CommandRule, SetupRule
 from harness.core.errors import UsageError
 from harness.core.need import Need
+from harness.core.need_rules import NeedRule, match_spec
 
-if TYPE_CHECKING:
-    from pathspec import PathSpec
-
-T = TypeVar("T")
-MAX_SEARCHED = 20_000
-"""Files among which a pattern of the needs table is looked for."""
-
-
-def _spelt(name: str) -> str:
-    """The key of a field: `collect-timeout` for `collect_timeout_s`."""
-    return name.removesuffix("_s").replace("_", "-")
-
+_NAME = re.compile(r"[\w.-]+( [\w.-]+)*")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 Seconds = Annotated[float, Gt(0), "seconds, above 0"]
 SecondsOrZero = Annotated[float, Ge(0), "seconds, 0 or more"]
@@ -53,27 +54,42 @@ CountOrZero = Annotated[int, Ge(0), "a whole number, 0 or more"]
 Flag = Annotated[bool, "true or false"]
 Ratio = Annotated[float, Gt(1), "a ratio above 1, such as 1.25"]
 Names = Annotated[list[str], 'a list of names, such as ["a", "b"]']
+Groups = Annotated[list[list[str]], 'a list of lists of files, such as [["tests/test_a.py", "tests/test_b.py"]]']
 Capability = Annotated[float | str | list[int], "9.0, '9.0' or [9, 0]"]
+Isolation = Annotated[Literal["file", "test", "worker", "interpreter"], "'file', 'test', 'worker' or 'interpreter'"]
 """Each type with its check and, for people, what is legal."""
 
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of `[tool.rlharness]` but for `needs`; see `rlharness run --help` for what each does."""
+    """The keys of `[tool.rlharness]` that are no tables, and of its profiles; see `rlharness run --help` for each."""
 
     timeout_s: Seconds | None = None
     grace_s: SecondsOrZero | None = None
     slow_s: SecondsOrZero | None = None
     collect_timeout_s: Seconds | None = None
     cpu_units: Count | None = None
-    isolate: Annotated[Literal["file", "interpreter"], "'file' or 'interpreter'"] | None = None
+    isolate: Isolation | None = None
     preload: Names | None = None
     """Modules to import for all files, before those that are found to be imported by several."""
+    check_leaning: Flag | None = None
+    """Run a failing file once more, after the files before it."""
+    leaning: Annotated[Literal["fail", "report"], "'fail' or 'report'"] | None = None
+    """Whether a leaning file makes the run fail, or is only reported."""
     maxfail: CountOrZero | None = None
+    retries: CountOrZero | None = None
     allow_missing_gpus: Flag | None = None
     mix_models: Flag | None = None
     split: Flag | None = None
+    together: Groups | None = None
+    """Files, or patterns of files, that run in one process, in this order."""
     device_ids: Annotated[Literal["uuid", "number"], "'uuid' or 'number'"] | None = None
+    gpus_per_worker: CountOrZero | None = None
+    """GPUs of a file that has no need."""
+    memory_gb_per_worker: Annotated[float, Gt(0), "GB, above 0"] | None = None
+    """Budget of a file that has no need, on a GPU that it shares."""
+    results_dir: Annotated[str, MinLen(1), "a directory, relative to the configuration"] | None = None
+    """Directory in which `.rlharness` is made."""
     history_free: Flag | None = None
     """Neither read nor keep how long files take."""
 
@@ -102,17 +118,28 @@ class NeedEntry:
     model: Annotated[str, MinLen(1), "a part of the GPU's name, such as 'H100'"] | None = None
     min_capability: Capability | None = None
     exclusive: Flag = False
+    shared: Flag = False
     timeout_s: Seconds | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NeedRule:
-    """Need of the files that match a pattern."""
+@dataclass(frozen=True)
+class SetupEntry(NeedEntry):
+    """The keys of one entry of the table of setup scripts."""
 
-    glob: str
-    need: Need | None
-    """None where the entry sets a timeout only."""
-    timeout_s: float | None = None
+    command: Annotated[str, MinLen(1), "a line for /bin/sh"] | None = None
+    cwd: Annotated[str, MinLen(1), "a directory, relative to the configuration"] | None = None
+    env: Annotated[dict[str, str], 'a table of texts, such as { DEBUG = "1" }'] | None = None
+    for_: Annotated[list[str], MinLen(1), 'a list of patterns, such as ["tests/gpu/**"]'] | None = None
+
+
+@dataclass(frozen=True)
+class CommandEntry(NeedEntry):
+    """The keys of one entry of the table of commands."""
+
+    command: Annotated[str, MinLen(1), "a line for /bin/sh"] | None = None
+    cwd: Annotated[str, MinLen(1), "a directory, relative to the configuration"] | None = None
+    env: Annotated[dict[str, str], 'a table of texts, such as { DEBUG = "1" }'] | None = None
+    skip_code: Annotated[int, Ge(1), Le(125), "an exit code from 1 to 125, such as 77"] | None = None
 
 
 @dataclass(frozen=True)
@@ -121,47 +148,12 @@ class Config(Keys):
 
     needs: tuple[NeedRule, ...] = ()
     gate: GateKeys = GateKeys()
+    commands: tuple[CommandRule, ...] = ()
+    setup: tuple[SetupRule, ...] = ()
+    profiles: tuple[tuple[str, Keys], ...] = ()
+    """Keys of each profile, by name."""
     path: Path | None = None
     """The file it was read from; None where there is none."""
-
-
-class NeedsTable:
-    """The rules of the configuration and of `--needs`, ready to be asked about files."""
-
-    def __init__(self, rules: Iterable[NeedRule]) -> None:
-        self._last_first = [(rule, _pattern(rule.glob)) for rule in rules][::-1]
-
-    def need(self, path: str) -> Need | None:
-        """Return the need of the last matching rule with one for `path`, relative to the root directory; else None."""
-        return next((rule.need for rule, spec in self._last_first if rule.need and spec.match_file(path)), None)
-
-    def timeout_s(self, path: str) -> float | None:
-        """The time limit that the last matching rule with a timeout sets; None for none."""
-        return next(
-            (rule.timeout_s for rule, spec in self._last_first if rule.timeout_s and spec.match_file(path)), None
-        )
-
-    def idle(self, paths: Sequence[str]) -> list[str]:
-        """Patterns that match none of `paths`: most likely misspelt."""
-        return [rule.glob for rule, spec in self._last_first if not any(spec.match_file(path) for path in paths)][::-1]
-
-    def idle_below(self, root: Path, paths: Sequence[str]) -> list[str]:
-        """Patterns that match none of `paths` and no other file below `root`; empty for a tree too large to search."""
-        idle = set(self.idle(paths))
-        if not idle:
-            return []
-        for number, path in enumerate(_files_below(root)):
-            if number == MAX_SEARCHED:
-                return []
-            idle -= {rule.glob for rule, spec in self._last_first if rule.glob in idle and spec.match_file(path)}
-        return [rule.glob for rule, _ in self._last_first if rule.glob in idle][::-1]
-
-
-def _files_below(root: Path) -> Iterator[str]:
-    """Yield the files below a directory, relative to it, without those of hidden directories."""
-    for directory, names, files in os.walk(root):
-        names[:] = [name for name in names if not name.startswith(".") and name != "__pycache__"]
-        yield from (os.path.relpath(os.path.join(directory, name), root) for name in files)
 
 
 def load_config(start: Path) -> Config:
@@ -178,10 +170,27 @@ def load_config(start: Path) -> Config:
     return Config()
 
 
-def keys_of(table: type[Any]) -> dict[str, tuple[Any, str]]:
-    """Return, by the key of each field of a table, its type without None, and what is legal in words."""
-    hints = get_type_hints(table, include_extras=True)
-    return {_spelt(name): (_given(hint), _legal(hint)) for name, hint in hints.items()}
+def load_config_for(paths: Sequence[Path], cwd: Path) -> Config:
+    """The configuration for a command over `paths`, as pytest finds its own: that of their common directory, else that
+    of the paths themselves, else that of `cwd`.
+
+    Raises UsageError where two paths have different configurations and their common directory has none.
+    """
+    directories = [path if path.is_dir() else path.parent for path in paths if path.exists()]
+    if not directories:
+        return load_config(cwd)
+    config = load_config(Path(os.path.commonpath(directories)))
+    if config.path is not None:
+        return config
+    found = [(path, each) for path in directories if (each := load_config(path)).path is not None]
+    for path, other in found[1:]:
+        if other.path != found[0][1].path:
+            raise UsageError(
+                f"{found[0][0]} is configured by {found[0][1].path}, but {path} by {other.path}",
+                legal="paths of one project, or a configuration above all of them",
+                remedy="run each project by itself",
+            )
+    return found[0][1] if found else load_config(cwd)
 
 
 def load_needs_file(path: Path) -> tuple[NeedRule, ...]:
@@ -223,14 +232,96 @@ def _config(table: Any, path: Path) -> Config:
     rest = dict(table)
     rules = _rules(rest.pop("needs", {}), f"{where}.needs")
     gate = _gate(rest.pop("gate", {}), f"{path}: [tool.rlharness.gate]")
-    keys = _checked(Keys, rest, where, more_keys=("needs", "gate"))
-    return Config(**{each.name: getattr(keys, each.name) for each in fields(keys)}, needs=rules, gate=gate, path=path)
+    commands = _commands(rest.pop("commands", {}), f"{where}.commands", path.parent)
+    setup = _setup(rest.pop("setup", {}), f"{where}.setup", path.parent)
+    profiles = _profiles(rest.pop("profile", {}), f"{where}.profile")
+    keys = checked_table(Keys, rest, where, more_keys=("needs", "gate", "commands", "setup", "profile"))
+    given = {each.name: getattr(keys, each.name) for each in fields(keys)}
+    return Config(**given, needs=rules, gate=gate, commands=commands, setup=setup, profiles=profiles, path=path)
+
+
+def with_profile(config: Config, name: str) -> Config:
+    """Return the configuration with the keys of a profile over its own; UsageError for an unknown profile."""
+    profiles = dict(config.profiles)
+    if name not in profiles:
+        known = ", ".join(sorted(profiles)) or "none: the configuration has no [tool.rlharness.profile.NAME]"
+        raise UsageError(
+            f"the profile {name!r} does not exist", legal=known, remedy="change --profile or RLHARNESS_PROFILE"
+        )
+    keys = profiles[name]
+    return replace(config, **{each.name: v for each in fields(keys) if (v := getattr(keys, each.name)) is not None})
+
+
+def _profiles(table: Any, where: str) -> tuple[tuple[str, Keys], ...]:
+    entries = _entries(
+        table, where, "a table of profiles", "write [tool.rlharness.profile.ci] and retries = 2 below it"
+    )
+    return tuple((name, checked_table(Keys, entry, f"{where}.{name}")) for name, entry in entries.items())
+
+
+def _commands(table: Any, where: str, root: Path) -> tuple[CommandRule, ...]:
+    entries = _entries(table, where, "a table of commands", 'write smoke = { command = "sh smoke.sh", gpus = 1 }')
+    rules = []
+    for name, entry in entries.items():
+        within = f"{where}: {name!r}"
+        _check_name(name, within)
+        checked = checked_table(CommandEntry, entry, within)
+        need = _need(checked, within) or Need()
+        command = _command(checked, within, root)
+        rules.append(CommandRule(name, command, need, checked.timeout_s))
+    return tuple(rules)
+
+
+def _setup(table: Any, where: str, root: Path) -> tuple[SetupRule, ...]:
+    entries = _entries(table, where, "a table of scripts", 'write kernels = { command = "make", for = ["tests/**"] }')
+    rules = []
+    for name, entry in entries.items():
+        within = f"{where}: {name!r}"
+        _check_name(name, within)
+        checked = checked_table(SetupEntry, entry, within)
+        for glob in checked.for_ or ():
+            _check_glob(glob, within)
+        command = _command(checked, within, root)
+        need = _need(checked, within) or Need()
+        if need.shared:
+            raise UsageError(f"{within} is shared", legal="a script with whole GPUs", remedy="remove shared = true")
+        rules.append(SetupRule(name, command, tuple(checked.for_ or ("*",)), checked.timeout_s, need))
+    return tuple(rules)
+
+
+def _entries(table: Any, where: str, legal: str, remedy: str) -> dict[str, dict[str, Any]]:
+    if not isinstance(table, dict):
+        raise UsageError(f"{where} is {table!r}", legal=legal, remedy=remedy)
+    for name, entry in table.items():
+        if not isinstance(entry, dict):
+            raise UsageError(f"{where}: {name!r} is {entry!r}", legal="a table", remedy=remedy)
+    return table
+
+
+def _check_name(name: str, where: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{where} is not a name", legal="letters, digits, blanks and . _ -", remedy="rename it")
+
+
+def _command(entry: SetupEntry | CommandEntry, where: str, root: Path) -> Command:
+    if entry.command is None:
+        raise UsageError(f"{where} has no command", legal="a line for /bin/sh", remedy='add command = "sh script.sh"')
+    for name, value in (entry.env or {}).items():
+        if not _VARIABLE.fullmatch(name) or "\0" in value or name in MANAGED:
+            raise UsageError(
+                f"{where} sets the variable {name!r}",
+                legal=f"a name of letters, digits and _, except {', '.join(sorted(MANAGED))}",
+                remedy="change env",
+            )
+    variables = tuple(f"{name}={value}" for name, value in (entry.env or {}).items())
+    skip_code = entry.skip_code if isinstance(entry, CommandEntry) else None
+    return Command(entry.command, os.path.abspath(root / (entry.cwd or ".")), variables, skip_code)
 
 
 def _gate(table: Any, where: str) -> GateKeys:
     if not isinstance(table, dict):
         raise UsageError(f"{where} is {table!r}", legal="a table", remedy='write scenarios = ["name"] below it')
-    return _checked(GateKeys, table, where)
+    return checked_table(GateKeys, table, where)
 
 
 def _rules(table: Any, where: str) -> tuple[NeedRule, ...]:
@@ -239,11 +330,20 @@ def _rules(table: Any, where: str) -> tuple[NeedRule, ...]:
     return tuple(_rule(glob, entry, f"{where}: {glob!r}") for glob, entry in table.items())
 
 
-def _rule(glob: str, entry: Any, where: str) -> NeedRule:
-    if _pattern(glob).patterns[0].include is not True:
+def _check_glob(glob: str, where: str) -> None:
+    if match_spec(glob).patterns[0].include is not True:
         raise UsageError(f"{where} matches nothing", legal="a pattern as in .gitignore, without '!' and '#'")
+
+
+def _rule(glob: str, entry: Any, where: str) -> NeedRule:
+    _check_glob(glob, where)
     given = entry if isinstance(entry, dict) else {"gpus": entry}
-    checked = _checked(NeedEntry, given, where)
+    checked = checked_table(NeedEntry, given, where)
+    return NeedRule(glob, _need(checked, where), checked.timeout_s)
+
+
+def _need(checked: NeedEntry, where: str) -> Need | None:
+    """Return the need of an entry; None where it has none."""
     of_gpus = checked.memory_gb or checked.model or checked.min_capability
     if of_gpus and not checked.gpus:
         raise UsageError(
@@ -251,16 +351,23 @@ def _rule(glob: str, entry: Any, where: str) -> NeedRule:
             legal="gpus = 1 or more if memory-gb, model or min-capability is given",
             remedy="add gpus = 1",
         )
-    need = None
-    if checked.gpus is not None or checked.exclusive:
-        need = Need(
-            gpus=checked.gpus or 0,
-            memory_gb=checked.memory_gb,
-            model=checked.model,
-            min_capability=_capability(checked.min_capability, where),
-            exclusive=checked.exclusive,
+    if checked.shared and (checked.gpus != 1 or not checked.memory_gb or checked.exclusive):
+        raise UsageError(
+            f"{where} shares {checked.gpus or 0} GPUs, with memory-gb = {checked.memory_gb:g}"
+            + (" and exclusive" if checked.exclusive else ""),
+            legal="shared = true with gpus = 1 and memory-gb above 0, and without exclusive",
+            remedy="write { gpus = 1, memory-gb = 12, shared = true }",
         )
-    return NeedRule(glob, need, checked.timeout_s)
+    if checked.gpus is None and not checked.exclusive:
+        return None
+    return Need(
+        gpus=checked.gpus or 0,
+        memory_gb=checked.memory_gb,
+        model=checked.model,
+        min_capability=_capability(checked.min_capability, where),
+        exclusive=checked.exclusive,
+        shared=checked.shared,
+    )
 
 
 def _capability(value: Any, where: str) -> tuple[int, int] | None:
@@ -271,43 +378,5 @@ def _capability(value: Any, where: str) -> tuple[int, int] | None:
     try:
         major, minor = capability(value) or (0, 0)
     except MarkError:
-        raise UsageError(f"{where} min-capability = {value!r}", legal=_legal(Capability)) from None
+        raise UsageError(f"{where} min-capability = {value!r}", legal=legal_of(Capability)) from None
     return major, minor
-
-
-def _checked(table: type[T], given: dict[str, Any], where: str, more_keys: tuple[str, ...] = ()) -> T:
-    """A `table` (a dataclass) of the values `given` under its keys; `more_keys` are legal here but read elsewhere."""
-    from pydantic import TypeAdapter, ValidationError
-
-    hints = {_spelt(name): (name, hint) for name, hint in get_type_hints(table, include_extras=True).items()}
-    values: dict[str, Any] = {}
-    for key, value in given.items():
-        if key not in hints:
-            keys = sorted([*more_keys, *hints])
-            near = difflib.get_close_matches(key, keys, n=1, cutoff=0.0)[0]
-            raise UsageError(f"{where} has no key {key!r}", legal=", ".join(keys), remedy=f"did you mean {near!r}?")
-        name, hint = hints[key]
-        try:
-            values[name] = TypeAdapter(hint, config={"strict": True, "allow_inf_nan": False}).validate_python(value)
-        except ValidationError:
-            raise UsageError(f"{where} {key} = {value!r}", legal=_legal(hint), remedy=f"change {key}") from None
-    return table(**values)
-
-
-def _given(hint: Any) -> Any:
-    """Return the type of a value that is given: an optional type without its None."""
-    rest = [each for each in get_args(hint) if each is not NoneType]
-    return rest[0] if NoneType in get_args(hint) else hint
-
-
-def _legal(hint: Any) -> str:
-    """The text for people in a field's type: of the type itself, or of the one it is optional of."""
-    return next(
-        text for each in (hint, *get_args(hint)) for text in getattr(each, "__metadata__", ()) if type(text) is str
-    )
-
-
-def _pattern(glob: str) -> "PathSpec[Any]":
-    from pathspec import PathSpec
-
-    return PathSpec.from_lines("gitignore", [glob])

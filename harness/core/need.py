@@ -18,6 +18,13 @@ class Need:
     """Lowest CUDA compute capability, (9, 0) for Hopper; None for any."""
     exclusive: bool = False
     """No other unit may run on this machine meanwhile."""
+    shared: bool = False
+    """Whether units may share the one GPU: each has `memory_gb` of it as its budget."""
+
+    @property
+    def budget_bytes(self) -> int:
+        """Memory that a unit may use of a GPU that it shares; 0 without sharing."""
+        return max(1, round(self.memory_gb * 1e9)) if self.shared else 0
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Need":
@@ -39,6 +46,7 @@ class Need:
             or (self.model is not None and self.model != other.model)
             or (self.min_capability or (0, 0)) > (other.min_capability or (0, 0))
             or (self.exclusive and not other.exclusive)
+            or (self.gpus > 0 and other.shared and not self.shared)
         )
 
     def __str__(self) -> str:
@@ -46,7 +54,7 @@ class Need:
         if self.model:
             parts.append(f"model {self.model}")
         if self.memory_gb:
-            parts.append(f">= {self.memory_gb:g} GB each")
+            parts.append(f"{self.memory_gb:g} GB of it" if self.shared else f">= {self.memory_gb:g} GB each")
         if self.min_capability:
             parts.append(f"capability >= {self.min_capability[0]}.{self.min_capability[1]}")
         if self.exclusive:

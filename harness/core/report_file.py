@@ -47,7 +47,17 @@ class ListedTest:
     nodeid: str
     need: Need
     ties: tuple[str, ...] = ()
-    """What ties it to other tests: those with a tie in common run in one process (`harness.runner.parts`)."""
+    """What ties it to other tests: those with a tie in common run in one process (`harness.runner.sessions.parts`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostTest:
+    """A test whose own process ended before the test had."""
+
+    nodeid: str
+    how: str
+    """`crashed`, `exited_early` or `timed_out`."""
+    reason: str
 
 
 @dataclass(slots=True)
@@ -61,12 +71,24 @@ class TestReport:
     collected_need: Need | None = None
     nodeids: tuple[str, ...] = ()
     """The tests that were to run, in order."""
+    num_deselected: int = 0
+    """Tests of the file that pytest's options or a hook have left out."""
     ends: dict[str, TestEnd] = field(default_factory=dict)
     """Outcomes by node id; the last one counts for a test that ran twice."""
     running: tuple[str, ...] = ()
     """Tests that began and never ended."""
     running_limit_s: float | None = None
     """Limit of the first of them; None if it has none of its own."""
+    lost: tuple[LostTest, ...] = ()
+    """Those of them that had a process of their own, which ended without the others."""
+    left_behind: tuple[str, ...] = ()
+    """Processes that single tests left, and that were killed, as "test: pid state command"."""
+    unforked: str = ""
+    """Code of the obstacle to a process for each test; empty for none."""
+    unforked_detail: str = ""
+    """Value that belongs to that code, such as a plugin."""
+    interrupted: str | None = None
+    """The test that raised KeyboardInterrupt, which ended pytest; empty if none ran, None without KeyboardInterrupt."""
     finished_exit: int | None = None
     """The exit code pytest had decided on at its own end; None if it never came to that."""
     collect_errors: tuple[tuple[str, str], ...] = ()
@@ -75,8 +97,10 @@ class TestReport:
     """Pytest's complaints about its arguments, a line each; empty if it accepted them."""
     asks: dict[str, Need] = field(default_factory=dict)
     """Need of each test, by its name in the file; empty unless the file is imported for its need."""
+    file_need: Need | None = None
+    """Need of the selected tests of a file that is only collected."""
     listed: list[ListedTest] = field(default_factory=list)
-    """The tests of a file that is only collected."""
+    """The selected tests of a file that is only collected."""
     imported: tuple[str, ...] = ()
     """Modules that a fork of the warm session has imported itself."""
     num_unreadable: int = 0
@@ -210,10 +234,12 @@ def _apply(record: dict[str, Any], report: TestReport, begun: dict[str, float | 
         case "collected":
             nodeids = tuple(_text(nodeid) for nodeid in record["nodeids"])
             report.collected_need = Need.from_json(dict(record["need"]))
+            report.num_deselected = int(record.get("deselected", 0))
             report.nodeids, report.collected = nodeids, True
         case "collect_error":
             report.collect_errors += ((_text(record["id"]), _text(record["text"])),)
         case "asks":
+            report.file_need = Need.from_json(dict(record["need"]))
             report.asks = {_text(test): Need.from_json(dict(need)) for test, need in dict(record["by_test"]).items()}
         case "test":
             ties = tuple(_text(tie) for tie in record["ties"])
@@ -235,6 +261,15 @@ def _apply(record: dict[str, Any], report: TestReport, begun: dict[str, float | 
             )
             report.ends[nodeid] = end
             begun.pop(nodeid, None)
+        case "lost":
+            report.lost += (LostTest(_text(record["id"]), _text(record["how"]), _text(record["why"])),)
+        case "left_behind":
+            nodeid = _text(record["id"])
+            report.left_behind += tuple(f"{nodeid}: {_text(process)}" for process in record["processes"])
+        case "unforked":
+            report.unforked, report.unforked_detail = _text(record["why"]), _text(record.get("detail", ""))
+        case "interrupted":
+            report.interrupted = _text(record["id"])
         case "finish":
             report.finished_exit = int(record["exit"])
 

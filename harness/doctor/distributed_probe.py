@@ -21,7 +21,7 @@ from typing import Any
 
 from harness.core.clock import SystemClock
 
-LIMITS_S = {"ray": 15.0, "store": 13.0, "gloo": 5.0, "nccl": 12.0, "collective": 5.0}
+LIMITS_S = {"ray": 25.0, "store": 13.0, "gloo": 5.0, "nccl": 12.0, "collective": 5.0}
 """Limit of each layer, in seconds. Healthy ones take less than 3 (Ray), 1 (NCCL) and 0.1 (the others).
 
 The store comes up slowly, and comes up, where a name server does not answer."""

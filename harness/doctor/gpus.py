@@ -12,7 +12,7 @@ from typing import Any
 from harness.core.errors import InventoryError
 from harness.core.findings import Finding, Severity
 from harness.doctor.host import Answer, Host, module_command
-from harness.machine.gpu_health import GpuHealth, MachineHealth, Vendor
+from harness.machine.gpu_health import FaultKind, GpuFault, GpuHealth, MachineHealth, Vendor
 from harness.machine.gpus import TWO_VENDORS, read_gpu_health, read_inventory
 from harness.machine.inventory import Inventory, LeftOut
 from harness.process.daemon_thread import in_daemon_thread
@@ -161,7 +161,9 @@ def check_driver(health: MachineHealth, *, has_device_file: bool) -> list[Findin
 def check_gpus(health: MachineHealth, inventory: Inventory) -> list[Finding]:
     """Each GPU that is not free and well; one finding for the others. Nothing where there are no GPUs."""
     words = _WORDS[health.vendor]
-    findings = [_left_out(gpu, words) for gpu in inventory.left_out]
+    faults = {str(gpu.fault) for gpu in health.gpus if gpu.fault}
+    findings = [_left_out(gpu, words) for gpu in inventory.left_out if gpu.reason not in faults]
+    findings += [_faulty(gpu, gpu.fault) for gpu in health.gpus if gpu.fault]
     for gpu in health.gpus:
         if gpu.slowdowns:
             findings.append(
@@ -275,6 +277,8 @@ def _left_out(gpu: LeftOut, words: _Words) -> Finding:
     is_lost = any(words in gpu.reason for words in ("cannot be read", "compute mode", "no instance"))
     named = gpu.gpu_id or str(gpu.index)
     show = words.show.format(named)
+    if "GPU is lost" in gpu.reason:
+        show = f"{GpuFault(FaultKind.LOST, named).remedy}; dmesg | grep -i xid says why"
     return Finding(
         f"GPU {gpu.index}",
         Severity.BROKEN if is_lost else Severity.WARNING,
@@ -282,6 +286,11 @@ def _left_out(gpu: LeftOut, words: _Words) -> Finding:
         breaks="rlharness run leaves it out; programs that select it by number fail or run out of memory",
         remedy=show if is_lost else f"end the process that holds it: {words.show_processes.format(named)} names it",
     )
+
+
+def _faulty(gpu: GpuHealth, fault: GpuFault) -> Finding:
+    breaks = "rlharness run leaves it out; programs that use it crash, or compute with wrong values"
+    return Finding(f"GPU {gpu.number}", Severity.BROKEN, f"{gpu.model}: {fault.what}", breaks, fault.remedy)
 
 
 def _driver_hangs() -> Finding:

@@ -11,7 +11,7 @@ none for its processes: such a GPU then looks idle.
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -21,6 +21,8 @@ from harness.machine.amd_smi import (
     ask,
     compute_processes,
     link_states,
+    memory_by_pid,
+    memory_errors,
     memory_of,
     no_answer,
     open_amd_smi,
@@ -28,7 +30,7 @@ from harness.machine.amd_smi import (
     shut_down,
 )
 from harness.machine.gpu_driver import GpuReadError, GpuReading, ListedGpu, NoDriverError
-from harness.machine.gpu_health import GpuHealth, MachineHealth, Vendor
+from harness.machine.gpu_health import GpuFault, GpuHealth, MachineHealth, Vendor
 from harness.machine.inventory import Gpu
 from harness.machine.meter import GpuProcess
 from harness.machine.visible import Device, Visible
@@ -97,6 +99,7 @@ class AmdDriver:
                 model=gpu.device.model,
                 memory=memory if num_partitions == 1 else None,
                 processes=compute_processes(self._amdsmi, gpu.handle),
+                fault=self._fault_of(gpu),
                 memory_gb=memory[0] / num_partitions / 1e9 if memory else 0.0,
             )
 
@@ -127,6 +130,24 @@ class AmdDriver:
                 return compute_processes(self._amdsmi, self._listed(gpu_id).handle)
         except (GpuReadError, NoDriverError, KeyError):
             return ()
+
+    def fault(self, gpu_id: str) -> GpuFault | None:
+        try:
+            with reading(self._amdsmi):
+                return self._fault_of(self._listed(gpu_id))
+        except (GpuReadError, NoDriverError, KeyError):
+            return None
+
+    def memory_by_pid(self, gpu_id: str) -> Mapping[int, int | None]:
+        try:
+            with reading(self._amdsmi):
+                return memory_by_pid(self._amdsmi, self._listed(gpu_id).handle)
+        except (GpuReadError, NoDriverError, KeyError):
+            return {}
+
+    def accounted_peaks(self, gpu_id: str, pids: Collection[int]) -> Mapping[int, int]:
+        """Return nothing: AMD SMI keeps no account of processes."""
+        return {}
 
     def health(self) -> MachineHealth:
         try:
@@ -190,11 +211,18 @@ class AmdDriver:
             self.list_gpus()
         return self._gpus[gpu_id]
 
+    def _fault_of(self, gpu: ListedGpu) -> GpuFault | None:
+        errors = memory_errors(self._amdsmi, gpu.handle)
+        if errors.fault is None:
+            return None
+        return GpuFault(errors.fault, str(gpu.device.ordinal), errors.num_uncorrected, Vendor.AMD)
+
     def _health_of(self, gpu: ListedGpu) -> GpuHealth:
         device = gpu.device
         try:
             with reading(self._amdsmi):
                 links = link_states(self._amdsmi, gpu.handle)
+                fault = None if gpu.problem else self._fault_of(gpu)
                 violations = ask(self._amdsmi, "amdsmi_get_violation_status", gpu.handle) or {}
         except GpuReadError as error:
             return GpuHealth(device.ordinal, device.uuid, device.model, problem=str(error))
@@ -203,6 +231,7 @@ class AmdDriver:
             device.uuid,
             device.model,
             problem=gpu.problem,
+            fault=fault,
             slowdowns=tuple(words for name, words in _SLOWDOWNS.items() if violations.get(name) is True),
             num_links=len(links),
             num_active_links=sum(links),

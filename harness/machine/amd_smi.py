@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.machine.gpu_driver import GpuReadError, NoDriverError, named_command
+from harness.machine.gpu_health import MemoryErrors
 from harness.machine.meter import GpuProcess
 from harness.process.child_env import KFD
 
@@ -98,6 +99,20 @@ def compute_processes(amdsmi: Any, handle: Any) -> tuple[GpuProcess, ...]:
         for entry in listed
         if _is_some(entry["memory_usage"]["vram_mem"])
     )
+
+
+def memory_errors(amdsmi: Any, handle: Any) -> MemoryErrors:
+    """Return the errors of the memory of a GPU, of which AMD SMI counts the uncorrected ones."""
+    counts = ask(amdsmi, "amdsmi_get_gpu_total_ecc_count", handle) or {}
+    num_uncorrected: Any = counts.get("uncorrectable_count")
+    return MemoryErrors(num_uncorrected if _is_some(num_uncorrected) else 0)
+
+
+def memory_by_pid(amdsmi: Any, handle: Any) -> dict[int, int | None]:
+    """Memory in bytes of each process on a GPU, of those that have some; None where AMD SMI does not report it."""
+    listed = ask(amdsmi, "amdsmi_get_gpu_process_list", handle) or []
+    amounts = {entry["pid"]: entry["memory_usage"]["vram_mem"] for entry in listed}
+    return {pid: amount if isinstance(amount, int) else None for pid, amount in amounts.items() if amount != 0}
 
 
 def link_states(amdsmi: Any, handle: Any) -> tuple[bool, ...]:

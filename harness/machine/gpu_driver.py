@@ -1,11 +1,11 @@
 """What rlharness asks the driver of one vendor, and how the answers look; `nvidia` and `amd` implement it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from harness.core.redaction import redact_argv
-from harness.machine.gpu_health import MachineHealth, Vendor
+from harness.machine.gpu_health import GpuFault, MachineHealth, Vendor
 from harness.machine.inventory import Gpu
 from harness.machine.meter import GpuProcess
 from harness.machine.visible import Device, Visible
@@ -60,6 +60,7 @@ class GpuReading:
     """CUDA compute capability; (0, 0) when unknown, and for AMD."""
     ban: str = ""
     """Why the driver admits no process; empty where it does."""
+    fault: GpuFault | None = None
 
 
 class GpuDriver(Protocol):
@@ -86,6 +87,15 @@ class GpuDriver(Protocol):
 
     def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
         """Return the processes with a compute context; empty where the driver lists none or does not report them."""
+
+    def fault(self, gpu_id: str) -> GpuFault | None:
+        """Return the fault with which the GPU runs no test; None without one, and where none can be read."""
+
+    def memory_by_pid(self, gpu_id: str) -> Mapping[int, int | None]:
+        """Return the bytes of each process on a GPU, None where they are not reported; empty where none is listed."""
+
+    def accounted_peaks(self, gpu_id: str, pids: Collection[int]) -> Mapping[int, int]:
+        """Return the most bytes that processes have held, by pid; empty where the driver keeps no account."""
 
     def health(self) -> MachineHealth:
         """Return the state of the driver and of each GPU."""

@@ -1,7 +1,9 @@
-"""The driver, and how each GPU does now: what `gpus` has no use for and `doctor` asks."""
+"""The driver, how each GPU does now, and which faults keep a GPU from running tests."""
 
 from dataclasses import dataclass
 from enum import StrEnum
+
+from harness.core.text import count
 
 
 class Vendor(StrEnum):
@@ -9,6 +11,80 @@ class Vendor(StrEnum):
 
     NVIDIA = "NVIDIA"
     AMD = "AMD"
+
+
+class FaultKind(StrEnum):
+    """Fault with which a GPU runs no test."""
+
+    LOST = "lost"
+    RESET_REQUIRED = "reset_required"
+    REMAP_FAILED = "remap_failed"
+    UNCORRECTED = "uncorrected"
+    REMAP_PENDING = "remap_pending"
+    RETIREMENT_PENDING = "retirement_pending"
+
+
+_FAULTS = {
+    FaultKind.LOST: "the driver has lost it: it has fallen off the bus",
+    FaultKind.RESET_REQUIRED: "the driver requires a reset of it",
+    FaultKind.REMAP_FAILED: "a row of its memory is faulty and could not be remapped",
+    FaultKind.UNCORRECTED: "its memory has had {count} since the driver was loaded",
+    FaultKind.REMAP_PENDING: "a faulty row of its memory waits to be remapped",
+    FaultKind.RETIREMENT_PENDING: "a faulty page of its memory waits to be retired",
+}
+_RESETS = {Vendor.NVIDIA: "nvidia-smi --gpu-reset -i {}", Vendor.AMD: "amd-smi reset --gpureset -g {}"}
+_OTHER_REMEDIES = {
+    FaultKind.LOST: "reboot the machine; if it is lost again, reseat it or have it replaced",
+    FaultKind.REMAP_FAILED: "have it replaced",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFault:
+    """A fault of one GPU, and its remedy."""
+
+    kind: FaultKind
+    gpu: str
+    """UUID of the whole GPU; for AMD its number, which the driver's tool takes."""
+    num_errors: int = 0
+    """Number of uncorrected errors, for that kind."""
+    vendor: Vendor = Vendor.NVIDIA
+
+    @property
+    def what(self) -> str:
+        """The fault in words."""
+        return _FAULTS[self.kind].format(count=count(self.num_errors, "uncorrected error"))
+
+    @property
+    def remedy(self) -> str:
+        """The remedy: a command that needs an idle GPU, or what to do with the machine."""
+        reset = f"end the programs on it and run {_RESETS[self.vendor].format(self.gpu)}, or reboot"
+        return _OTHER_REMEDIES.get(self.kind, reset)
+
+    def __str__(self) -> str:
+        return f"{self.what} (remedy: {self.remedy})"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryErrors:
+    """Errors that a driver counts of the memory of a GPU; one that it does not report counts as absent."""
+
+    num_uncorrected: int = 0
+    """ECC errors that could not be corrected, since the driver was loaded."""
+    has_remap_failed: bool = False
+    is_remap_pending: bool = False
+    is_retirement_pending: bool = False
+
+    @property
+    def fault(self) -> FaultKind | None:
+        """The most severe fault that these errors make; `doctor` and the check before a lease both go by it."""
+        if self.has_remap_failed:
+            return FaultKind.REMAP_FAILED
+        if self.num_uncorrected:
+            return FaultKind.UNCORRECTED
+        if self.is_remap_pending:
+            return FaultKind.REMAP_PENDING
+        return FaultKind.RETIREMENT_PENDING if self.is_retirement_pending else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +99,8 @@ class GpuHealth:
     """(0, 0) when unknown."""
     problem: str = ""
     """Why it cannot be read; empty where it can."""
+    fault: GpuFault | None = None
+    """Fault of a GPU that can be read; None without one."""
     slowdowns: tuple[str, ...] = ()
     """Reasons for its lowered clocks, without its load and its power cap."""
     num_links: int = 0

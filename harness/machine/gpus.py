@@ -4,13 +4,13 @@ Inside the harness a GPU is its UUID. A GPU that answers with an error (fallen o
 with the driver's message and never ends the run.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from harness.core.errors import InventoryError
 from harness.machine.amd import AmdDriver
 from harness.machine.gpu_driver import GpuDriver, GpuReadError, GpuReading, ListedGpu, NoDriverError
-from harness.machine.gpu_health import MachineHealth
+from harness.machine.gpu_health import GpuFault, MachineHealth
 from harness.machine.gpu_selection import Auto, Count, Named, Pretended, find_named, parse_selection
 from harness.machine.inventory import Gpu, Inventory, LeftOut
 from harness.machine.meter import GpuProcess
@@ -79,6 +79,17 @@ class DriverMeter:
 
     def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
         return self._driver.processes_on(gpu_id)
+
+    def fault(self, gpu_id: str) -> GpuFault | None:
+        return self._driver.fault(gpu_id)
+
+    is_simulated = False
+
+    def memory_by_pid(self, gpu_id: str) -> Mapping[int, int | None]:
+        return self._driver.memory_by_pid(gpu_id)
+
+    def accounted_peaks(self, gpu_id: str, pids: Collection[int]) -> Mapping[int, int]:
+        return self._driver.accounted_peaks(gpu_id, pids)
 
     def close(self) -> None:
         self._driver.close()
@@ -197,7 +208,7 @@ def _examine(driver: GpuDriver, gpu: ListedGpu, visible: Visible, index: int) ->
         reading = driver.read(gpu)
     except GpuReadError as error:
         return LeftOut(device.uuid, index, device.model, str(error))
-    if reason := reading.ban or _why_busy(reading, driver.idle_bytes):
+    if reason := reading.ban or str(reading.fault or "") or _why_busy(reading, driver.idle_bytes):
         return LeftOut(device.uuid, index, device.model, reason)
     number = None if device.old_mig_name else device.ordinal
     return Gpu(

@@ -4,10 +4,12 @@ The decision is pure; `MemoryMeter` is the seam it is fed through: `gpus.DriverM
 simulated ones.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+
+from harness.machine.gpu_health import GpuFault
 
 IDLE_MEMORY_BYTES = 64 * 10**6
 """Memory a GPU may show and still count as idle, and by which it may miss its baseline when a lease ends.
@@ -58,6 +60,23 @@ class MemoryMeter(Protocol):
         """Return the processes with a compute context on this GPU; empty if the driver lists or reports none."""
         ...
 
+    def fault(self, gpu_id: str) -> GpuFault | None:
+        """Return the fault with which this GPU runs no test; None without one, and where none can be read."""
+        ...
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether its GPUs are simulated, so that there is no memory to measure."""
+        ...
+
+    def memory_by_pid(self, gpu_id: str) -> Mapping[int, int | None]:
+        """Return the bytes of each process on this GPU, by pid; None where the driver does not report them."""
+        ...
+
+    def accounted_peaks(self, gpu_id: str, pids: Collection[int]) -> Mapping[int, int]:
+        """Return the most bytes that processes, ended or not, have held on this GPU; empty without accounting."""
+        ...
+
     def close(self) -> None:
         """Let go of the driver."""
         ...
@@ -71,6 +90,17 @@ class NoMeter:
 
     def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
         return ()
+
+    def fault(self, gpu_id: str) -> GpuFault | None:
+        return None
+
+    is_simulated = True
+
+    def memory_by_pid(self, gpu_id: str) -> Mapping[int, int | None]:
+        return {}
+
+    def accounted_peaks(self, gpu_id: str, pids: Collection[int]) -> Mapping[int, int]:
+        return {}
 
     def close(self) -> None:
         pass

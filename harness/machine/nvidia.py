@@ -5,20 +5,23 @@ the like) is unknown; a GPU that answers with an error is left out with NVML's m
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from harness.machine.gpu_driver import GpuReadError, GpuReading, ListedGpu, NoDriverError
-from harness.machine.gpu_health import GpuHealth, MachineHealth, Vendor
+from harness.machine.gpu_health import FaultKind, GpuFault, GpuHealth, MachineHealth, Vendor
 from harness.machine.inventory import Gpu
 from harness.machine.meter import IDLE_MEMORY_BYTES, GpuProcess
 from harness.machine.nvml import (
+    accounted_peaks,
     ask,
     compute_processes,
     display_bytes,
     link_states,
     linked_bus_ids,
+    memory_by_pid,
+    memory_errors,
     memory_of,
     no_answer,
     open_nvml,
@@ -78,6 +81,7 @@ class NvidiaDriver:
                 memory_gb=memory[0] / 1e9 if memory else 0.0,
                 display_bytes=display_bytes(nvml, gpu.handle),
                 capability=ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, gpu.gpu_handle) or (0, 0),
+                fault=self._fault_of(gpu.gpu_handle),
                 ban="its compute mode is Prohibited (nvidia-smi -c 0 resets it)" if is_banned else "",
             )
 
@@ -116,6 +120,29 @@ class NvidiaDriver:
         except self._nvml.NVMLError:
             return ()
 
+    def fault(self, gpu_id: str) -> GpuFault | None:
+        nvml = self._nvml
+        try:
+            return self._fault_of(self._whole(gpu_id))
+        except nvml.NVMLError_GpuIsLost:
+            return GpuFault(FaultKind.LOST, gpu_id)
+        except nvml.NVMLError_ResetRequired:
+            return GpuFault(FaultKind.RESET_REQUIRED, gpu_id)
+        except nvml.NVMLError:
+            return None
+
+    def memory_by_pid(self, gpu_id: str) -> Mapping[int, int | None]:
+        try:
+            return memory_by_pid(self._nvml, self._nvml.nvmlDeviceGetHandleByUUID(gpu_id))
+        except self._nvml.NVMLError:
+            return {}
+
+    def accounted_peaks(self, gpu_id: str, pids: Collection[int]) -> Mapping[int, int]:
+        try:
+            return accounted_peaks(self._nvml, self._nvml.nvmlDeviceGetHandleByUUID(gpu_id), pids)
+        except self._nvml.NVMLError:
+            return {}
+
     def health(self) -> MachineHealth:
         nvml = self._nvml
         try:
@@ -152,6 +179,27 @@ class NvidiaDriver:
                 instances.append(ListedGpu(device, instance, handle))
         return instances or [ListedGpu(gpu, handle, handle, "its MIG mode is on and it has no instance")]
 
+    def _whole(self, gpu_id: str) -> Any:
+        """Return the handle of a GPU, or of that of a MIG instance; raises NVMLError."""
+        nvml = self._nvml
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(gpu_id)
+        except nvml.NVMLError_GpuIsLost:  # NVML may answer so although another GPU is the lost one
+            for number in range(nvml.nvmlDeviceGetCount()):
+                with suppress(nvml.NVMLError):
+                    handle = nvml.nvmlDeviceGetHandleByIndex(number)
+                    if nvml.nvmlDeviceGetUUID(handle) == gpu_id:
+                        return handle
+            raise
+        is_instance = gpu_id.startswith("MIG-")
+        return (is_instance and ask(nvml, nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)) or handle
+
+    def _fault_of(self, handle: Any) -> GpuFault | None:
+        errors = memory_errors(self._nvml, handle)
+        if errors.fault is None:
+            return None
+        return GpuFault(errors.fault, self._nvml.nvmlDeviceGetUUID(handle), errors.num_uncorrected)
+
     def _health_of(self, number: int) -> GpuHealth:
         nvml = self._nvml
         uuid = model = ""
@@ -165,6 +213,7 @@ class NvidiaDriver:
                 uuid,
                 model,
                 capability=ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle) or (0, 0),
+                fault=self._fault_of(handle),
                 slowdowns=tuple(words for name, words in _SLOWDOWNS.items() if reasons & getattr(nvml, name)),
                 num_links=len(links),
                 num_active_links=sum(links.values()),

@@ -4,10 +4,12 @@ The module it returns is pynvml itself. A value that NVML does not report (NOT_S
 caller leaves out a GPU that answers with an error (fallen off the bus, reset required).
 """
 
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
 from harness.machine.gpu_driver import NoDriverError, named_command
+from harness.machine.gpu_health import MemoryErrors
 from harness.machine.meter import GpuProcess
 
 
@@ -61,10 +63,49 @@ def memory_of(nvml: Any, handle: Any) -> tuple[int, int] | None:
 
 def compute_processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
     """Processes with a compute context on a GPU."""
+    return tuple(
+        GpuProcess(entry.pid, entry.usedGpuMemory, named_command(entry.pid)) for entry in _running(nvml, handle)
+    )
+
+
+def memory_by_pid(nvml: Any, handle: Any) -> dict[int, int | None]:
+    """Memory in bytes of each process with a compute context on a GPU; None for those where NVML does not report it."""
+    return {entry.pid: entry.usedGpuMemory for entry in _running(nvml, handle)}
+
+
+def _running(nvml: Any, handle: Any) -> list[Any]:
     listed = ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
     if listed is None:
         listed = ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle) or []
-    return tuple(GpuProcess(entry.pid, entry.usedGpuMemory, named_command(entry.pid)) for entry in listed)
+    return list(listed)
+
+
+def accounted_peaks(nvml: Any, handle: Any, pids: Iterable[int]) -> dict[int, int]:
+    """Most memory in bytes that each process has held on a GPU, by pid; empty where accounting mode is off.
+
+    NVML keeps account of a process after its end too, until newer ones fill its buffer.
+    """
+    if ask(nvml, nvml.nvmlDeviceGetAccountingMode, handle) != nvml.NVML_FEATURE_ENABLED:
+        return {}
+    peaks = {}
+    for pid in pids:
+        with suppress(nvml.NVMLError_NotFound):
+            stats = ask(nvml, nvml.nvmlDeviceGetAccountingStats, handle, pid)
+            if stats is not None and stats.maxMemoryUsage is not None:
+                peaks[pid] = stats.maxMemoryUsage
+    return peaks
+
+
+def memory_errors(nvml: Any, handle: Any) -> MemoryErrors:
+    """Return the errors of the memory of a whole GPU: three questions, which the driver answers from its counters."""
+    kinds = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+    _, _, is_pending, has_failed = ask(nvml, nvml.nvmlDeviceGetRemappedRows, handle) or (0, 0, 0, 0)
+    return MemoryErrors(
+        num_uncorrected=ask(nvml, nvml.nvmlDeviceGetTotalEccErrors, handle, *kinds) or 0,
+        has_remap_failed=bool(has_failed),
+        is_remap_pending=bool(is_pending),
+        is_retirement_pending=ask(nvml, nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle) == 1,
+    )
 
 
 def display_bytes(nvml: Any, handle: Any) -> int:

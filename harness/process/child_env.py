@@ -10,6 +10,9 @@
 | `TMPDIR` | directory of the attempt, short enough for Ray's socket paths, on a local file system, removed afterwards |
 | `RLHARNESS_ATTEMPT` | unique marker of the attempt, by which its processes can be found |
 | `MASTER_PORT` | first of the 64 ports that belong to the slot |
+| `PYTEST_XDIST_WORKER` | `gw` and the number of the slot or worker, as suites for pytest-xdist expect it; no other unit has it at the same time |
+| `PYTEST_XDIST_WORKER_COUNT` | number of GPUs and CPU slots |
+| `PYTEST_XDIST_TESTRUNUID` | name of the run |
 | `NCCL_SOCKET_IFNAME` | `lo`, if this host cannot reach its own address on the network that a library would pick, only one host takes part, and the user has not set it |
 | `GLOO_SOCKET_IFNAME` | the same |
 | `RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER` | `0` in the same case: Ray stays on loopback |
@@ -29,6 +32,8 @@ KFD = "/dev/kfd"
 """ROCm's door to the kernel's driver."""
 ATTEMPT_MARKER = "RLHARNESS_ATTEMPT"
 PREFLIGHT = "RLHARNESS_PREFLIGHT"
+XDIST = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
+"""Variables of a worker of pytest-xdist."""
 REMOVED = ("RAY_ADDRESS", "RAY_TMPDIR")
 VARYING = frozenset(
     (
@@ -41,6 +46,7 @@ VARYING = frozenset(
             "MASTER_PORT",
             PREFLIGHT,
         ),
+        *XDIST,
         *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"),
     )
 )
@@ -72,13 +78,14 @@ def child_env(
     master_port: int,
     by_number: bool = False,
     pins: Mapping[str, str] | None = None,
+    xdist: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The whole environment of one child: the table above, applied to `parent`, which stays as it is.
 
     `gpus` are the leased GPUs in the order the child shall number them, () for none, None where no lease is in play.
     `by_number` names them by NVML's numbers where each has one: vLLM up to at least 0.20 reads nothing else (its
     change 46132 ends that). GPUs of AMD always go by number, since not every HIP reads UUIDs. `pins` are what the
-    network preflight sets, None where there was none.
+    network preflight sets, None where there was none; `xdist` are the variables of `xdist_variables`.
     """
     env = {name: value for name, value in parent.items() if name not in REMOVED}
     if gpus is not None:
@@ -87,6 +94,7 @@ def child_env(
     if gpus and not gpus[0].is_amd and by_number and all(gpu.number is not None for gpu in gpus):
         env[CUDA_VISIBLE_DEVICES] = ",".join(str(gpu.number) for gpu in gpus)
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    env |= xdist or {}
     if pins is not None:
         env |= pins
         env[PREFLIGHT] = "done"
@@ -94,6 +102,11 @@ def child_env(
     env[ATTEMPT_MARKER] = marker
     env["MASTER_PORT"] = str(master_port)
     return env
+
+
+def xdist_variables(number: int, count: int, run_id: str) -> dict[str, str]:
+    """Return the variables of worker `number` of `count`, as pytest-xdist sets them."""
+    return dict(zip(XDIST, (f"gw{number}", str(count), run_id), strict=True))
 
 
 def _of_hip(parent: Mapping[str, str], gpus: Sequence[Gpu]) -> dict[str, str]:

@@ -43,12 +43,13 @@ def make_run_directory(root: Path, run_id: str) -> Path:
     be written there.
     """
     try:
+        root.mkdir(parents=True, exist_ok=True)
         return make_kept_directory(root, RUNS, run_id)
     except OSError as error:
         raise HarnessError(
             f"cannot create a run directory in {root / HOME / RUNS}: {error.strerror}",
             legal="a writable directory for results and outputs",
-            remedy="make it writable, or start from another directory",
+            remedy="make it writable, or name another directory with --results-dir or results-dir in the configuration",
         ) from error
 
 

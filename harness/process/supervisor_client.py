@@ -16,14 +16,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from harness.core.errors import HarnessError
+from harness.process.leaders_ahead import LeadersAhead, Parent, Waiting
 from harness.process.supervisor import process_tree, rescue, syscalls
 from harness.process.supervisor.containment import BACKENDS, cgroup_home
-from harness.process.supervisor.fork_server import Forked, ForkServer, start_python
+from harness.process.supervisor.fork_server import ForkServer, start_python
 
 PROBE_S = 30.0
 RESCUE_S = 5.0
@@ -58,20 +59,6 @@ class ProcessSpec:
     session: Mapping[str, Any] | None = None
     """Order to a leader that is forked from `Supervisors.parent`, in JSON's types; None where it must not be forked.
     Where it cannot be forked, `argv` is run."""
-
-
-class Parent(Protocol):
-    """A process from which leaders are forked that share what it has imported."""
-
-    @property
-    def pid(self) -> int:
-        """Its number; 0 once it has ended."""
-
-    def can_fork(self, env: Mapping[str, str]) -> bool:
-        """Whether a child with this environment would be as one that had been started with it."""
-
-    async def fork(self, stderr: int) -> Forked | None:
-        """Fork a supervisor, a child of this process; None where it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +115,13 @@ class Supervisors:
         self._live: dict[str, _Attempt] = {}
         self._staying: set[_Attempt] = set()
         self._fork_server = ForkServer()
+        self._ahead = LeadersAhead(backend, self._cgroup_prefix, self._unrelated_pids)
         self.parent: Parent | None = None
         """Where the leader of a spec with a `session` is forked from; None to start a program for each."""
 
     def close(self) -> None:
         """Make no more supervisors; those that stay with the unkillable are left to it."""
+        self._ahead.close()
         self._fork_server.close()
 
     async def run(self, spec: ProcessSpec, on_terminating: Callable[[str], None] = lambda reason: None) -> ProcessEnd:
@@ -141,11 +130,11 @@ class Supervisors:
         Cancelling the task kills the tree, waits until none of it lives, then lets the cancellation through.
         """
         cgroup = f"{self._cgroup_prefix}-{os.path.basename(spec.marker)}" if self._cgroup_prefix else ""
-        attempt = _Attempt(spec, _Means(self._tier, cgroup, self._py_spy), on_terminating, self._spare_pids)
+        attempt = _Attempt(spec, _Means(self._tier, cgroup, self._py_spy), on_terminating, self._unrelated_pids)
         self._live[spec.marker] = attempt
         cancelled: asyncio.CancelledError | None = None
         try:
-            await attempt.start(self._fork_server, self.parent)
+            await attempt.start(await self._supervisor(attempt))
             while not attempt.ended.done():
                 try:
                     await asyncio.shield(attempt.ended)
@@ -172,11 +161,32 @@ class Supervisors:
         if attempt := self._live.get(marker):
             attempt.order("kill")
 
-    def _spare_pids(self) -> frozenset[int]:
+    def pid_of(self, marker: str) -> int:
+        """Return the supervisor of an attempt, below which its processes are; 0 while it has none."""
+        attempt = self._live.get(marker)
+        return attempt.pid if attempt is not None and attempt.is_open else 0
+
+    async def _supervisor(self, attempt: "_Attempt") -> Waiting:
+        """Return a supervisor for an attempt: the one that waits if it is as one forked now would be."""
+        spec, parent = attempt.spec, self.parent
+        log = os.open(os.path.join(spec.directory, "supervisor.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            if parent is not None and spec.session is not None and parent.can_fork(spec.env):
+                waiting = self._ahead.take(parent.generation)
+                if waiting is None and (forked := await parent.fork(log)) is not None:
+                    waiting = Waiting(forked, attempt.means.cgroup)
+                if waiting is not None:
+                    self._ahead.fork_next(parent)
+                    return waiting
+            return Waiting(self._fork_server.fork(log), attempt.means.cgroup, is_parents=False)
+        finally:
+            os.close(log)
+
+    def _unrelated_pids(self) -> frozenset[int]:
         """The fork server and the supervisors that live: no orphans of a lost one."""
         open_ones = (attempt.pid for attempt in (*self._live.values(), *self._staying) if attempt.is_open)
         parent = (self.parent.pid,) if self.parent is not None and self.parent.pid else ()
-        return frozenset((self._fork_server.pid, *parent, *open_ones))
+        return frozenset((self._fork_server.pid, *parent, *self._ahead.pids, *open_ones))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +207,12 @@ class _Attempt:
         spec: ProcessSpec,
         means: _Means,
         on_terminating: Callable[[str], None],
-        spare_pids: Callable[[], frozenset[int]],
+        unrelated_pids: Callable[[], frozenset[int]],
     ) -> None:
         self.spec = spec
-        self._means = means
+        self.means = means
         self._on_terminating = on_terminating
-        self._spare_pids = spare_pids
+        self._unrelated_pids = unrelated_pids
         self._loop = asyncio.get_running_loop()
         self._started_s = self._loop.time()
         self._rescue_until_s = 0.0
@@ -219,10 +229,10 @@ class _Attempt:
         self._finished: ProcessEnd | None = None
         self._bug: Exception | None = None
 
-    async def start(self, fork_server: ForkServer, parent: Parent | None) -> None:
-        """Start the supervisor and give it its order."""
+    async def start(self, supervisor: Waiting) -> None:
+        """Give its order to the supervisor."""
         spec = self.spec
-        forked = None
+        self.means = replace(self.means, cgroup=supervisor.cgroup)
         order = {
             "argv": list(spec.argv),
             "cwd": spec.cwd,
@@ -234,18 +244,15 @@ class _Attempt:
             "unkillable_after_s": spec.unkillable_after_s,
             "stdin": spec.stdin,
             "pid_file": spec.pid_file,
-            "tier": self._means.backend,
-            "cgroup": self._means.cgroup,
-            "py_spy": self._means.py_spy,
+            "tier": self.means.backend,
+            "cgroup": self.means.cgroup,
+            "py_spy": self.means.py_spy,
+            "session": spec.session if supervisor.is_parents else None,
         }
-        with open(os.path.join(spec.directory, "supervisor.log"), "wb") as log:
-            if parent is not None and spec.session is not None and parent.can_fork(spec.env):
-                forked = await parent.fork(log.fileno())
-            order["session"] = None if forked is None else spec.session
-            self.pid, self._stdin, self._stdout = forked or fork_server.fork(log.fileno())
+        self.pid, self._stdin, self._stdout = supervisor.forked
         self.is_open = True
-        supervisor = process_tree.read_process(self.pid)  # cannot be gone: nobody has reaped it
-        self._start_ticks = supervisor.start_ticks if supervisor else 0
+        process = process_tree.read_process(self.pid)  # cannot be gone: it has not been reaped
+        self._start_ticks = process.start_ticks if process else 0
         self._loop.add_reader(self._stdout, self._guarded, self._on_readable)
         for text in (json.dumps(order), *self._early):
             self.order(text)
@@ -301,7 +308,7 @@ class _Attempt:
 
     def _rescue(self) -> None:
         """End what a lost supervisor held, a round now and one later, until nobody is left or time is up."""
-        left = rescue.rescue_round(self._means.cgroup, self.spec.marker, self._start_ticks, self._spare_pids())
+        left = rescue.rescue_round(self.means.cgroup, self.spec.marker, self._start_ticks, self._unrelated_pids())
         now_s = self._loop.time()
         if left and now_s < self._rescue_until_s:
             self._loop.call_later(RESCUE_ROUND_S, self._guarded, self._rescue)

@@ -13,11 +13,11 @@ from harness.core.text import count, one_line
 from harness.render.outcomes import estimated
 from harness.render.splits import split_line
 from harness.runner.events import plain
-from harness.runner.history import UNKNOWN_S
-from harness.runner.makespan_bounds import TOLERANCE
-from harness.runner.packing import Placement, Plan
-from harness.runner.splitting import Split
-from harness.runner.units import file_of
+from harness.runner.records.history import UNKNOWN_S
+from harness.runner.schedule.makespan_bounds import TOLERANCE
+from harness.runner.schedule.packing import Placement, Plan
+from harness.runner.schedule.splitting import Split
+from harness.runner.units import UnitResult, file_of
 
 COLOURS = ("36", "32", "33", "35", "34", "31")  # ANSI foregrounds, in turn by a unit's index
 MIN_COLUMNS = 20
@@ -44,15 +44,19 @@ def chart(
     `paths` gives the file of each unit, by its index; `estimates` are the units whose durations are estimates, and
     `splits` the files that run in parts, or cannot.
     """
-    lanes = [(f"gpu {gpu.index}", [p for p in plan.placements if gpu.gpu_id in p.gpu_ids]) for gpu in plan.gpus]
+    rows = [
+        (f"gpu {gpu.index}" if number == 0 else "", row)
+        for gpu in plan.gpus
+        for number, row in enumerate(_side_by_side(p for p in plan.placements if gpu.gpu_id in p.gpu_ids) or [[]])
+    ]
     on_cpu = _side_by_side(p for p in plan.placements if not p.gpu_ids)
-    lanes += [(f"cpu {place}", lane) for place, lane in enumerate(on_cpu)]
+    rows += [(f"cpu {slot}", row) for slot, row in enumerate(on_cpu)]
     lines: list[str] = []
     if plan.makespan_s > 0:
-        margin = max(len(label) for label, _ in lanes) + 1
+        margin = max(len(label) for label, _ in rows) + 1
         scale = _Scale(plan.makespan_s, max(MIN_COLUMNS, width - margin))
         exclusive = [p for p in plan.placements if p.exclusive]
-        lines += [f"{label:{margin}}{_row(lane, exclusive, paths, scale, colour)}" for label, lane in lanes]
+        lines += [f"{label:{margin}}{_row_text(row, exclusive, paths, scale, colour)}" for label, row in rows]
         lines.append(f"{'':{margin}}{scale.axis()}")
         lines.append("")
     lines += _facts(plan, paths, estimates)
@@ -119,25 +123,34 @@ def _axis_label(seconds: float, step_s: float) -> str:
 
 
 def _side_by_side(placements: Iterable[Placement]) -> list[list[Placement]]:
-    """Spread units on CPU slots over the fewest rows without overlaps."""
-    lanes: list[list[Placement]] = []
+    """Spread units on CPU slots, or on a GPU that they share, over the fewest rows without overlaps."""
+    rows: list[list[Placement]] = []
     for placement in sorted(placements, key=lambda p: p.start_s):
-        lane = next((lane for lane in lanes if lane[-1].end_s <= placement.start_s), None)
-        if lane is None:
-            lanes.append([placement])
+        row = next((row for row in rows if row[-1].end_s <= placement.start_s), None)
+        if row is None:
+            rows.append([placement])
         else:
-            lane.append(placement)
-    return lanes
+            row.append(placement)
+    return rows
 
 
-def _row(
-    lane: Sequence[Placement], exclusive: Sequence[Placement], paths: Sequence[str], scale: _Scale, colour: bool
+def _leased_s(placements: Iterable[Placement]) -> float:
+    """Seconds in which at least one of these units has the GPU."""
+    total_s = until_s = 0.0
+    for placement in sorted(placements, key=lambda p: p.start_s):
+        total_s += max(0.0, placement.end_s - max(until_s, placement.start_s))
+        until_s = max(until_s, placement.end_s)
+    return total_s
+
+
+def _row_text(
+    row: Sequence[Placement], exclusive: Sequence[Placement], paths: Sequence[str], scale: _Scale, colour: bool
 ) -> str:
     cells = ["."] * scale.num_columns
     for placement in exclusive:
         start, end = scale.column(placement.start_s), scale.column(placement.end_s)
         cells[start:end] = "~" * (end - start)
-    for placement in lane:
+    for placement in row:
         start, end = scale.column(placement.start_s), scale.column(placement.end_s)
         cells[start:end] = _bar(paths[placement.index], end - start)
         if colour and end > start:
@@ -163,7 +176,7 @@ def _facts(plan: Plan, paths: Sequence[str], estimates: Collection[int]) -> list
         sequential_s = sum(p.end_s - p.start_s for p in plan.placements)
         lines[0] += f", {sequential_s / plan.makespan_s:.1f}x faster than one file at a time"
         if plan.gpus:
-            gpu_s = sum(len(p.gpu_ids) * (p.end_s - p.start_s) for p in plan.placements)
+            gpu_s = sum(_leased_s(p for p in plan.placements if gpu.gpu_id in p.gpu_ids) for gpu in plan.gpus)
             lines[0] += f"; GPUs {gpu_s / (len(plan.gpus) * plan.makespan_s):.0%} leased"
         lines += _bound_facts(plan, paths, estimates)
         if guess := estimated(len(estimates), len(plan.order)):
@@ -194,3 +207,10 @@ def _bound_facts(plan: Plan, paths: Sequence[str], estimates: Collection[int]) -
         alone_s = next(job.expected_s for job in plan.order if job.index == bound.unit)
         lines.append(f"split        {one_line(paths[bound.unit])}: its {alone_s:.1f} s set the bound")
     return lines
+
+
+def deselected_lines(results: Sequence[UnitResult]) -> list[str]:
+    """Return the lines on files of which no test is selected; empty without such files."""
+    named = [f"  {one_line(result.unit.path)}: {one_line(result.reason)}" for result in results[:MAX_NAMED]]
+    more = [f"  and {len(results) - MAX_NAMED:,} more"] if len(results) > MAX_NAMED else []
+    return [f"deselected   {count(len(results), 'file')}", *named, *more] if results else []

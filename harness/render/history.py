@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.core.text import count, one_line
-from harness.runner.trends import PastResult, Trend
+from harness.render.gpu_memory import gb_text
+from harness.runner.records.trends import PastResult, Trend
 
 VERSION = 1
 LETTERS = {
     **dict.fromkeys(("passed",), "."),
     **dict.fromkeys(("failed", "collect_error", "pytest_error", "usage_error"), "F"),
     "flaky": "f",
+    "leaning": "L",
     "error": "E",
     "skipped": "s",
     "xfailed": "x",
@@ -26,6 +28,7 @@ MEANINGS = {
     ".": "passed",
     "F": "failed",
     "f": "flaky",
+    "L": "leaning",
     "E": "error",
     "s": "skipped",
     "x": "xfailed",
@@ -37,13 +40,17 @@ MEANINGS = {
     OTHER: "other",
 }
 HEADS = ("outcomes", "runs", "median", "range", "spread")
+MEMORY_HEAD = "GPU memory"
 
 
 def history_lines(trends: Sequence[Trend], limit: int) -> list[str]:
     """A table of at most `limit` trends with the letters that it uses; the results of a single trend one by one."""
     shown = list(trends)[:limit]
     rows = [HEADS, *(_cells(each) for each in shown)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
+    if any(each.peak_bytes is not None for each in shown):
+        memory = [MEMORY_HEAD, *(gb_text(each.peak_bytes) for each in shown)]
+        rows = [(*row, cell) for row, cell in zip(rows, memory, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     names = ["file or test", *(one_line(each.name) for each in shown)]
     lines = [
         "  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]), name))
@@ -74,8 +81,14 @@ def history_json(trends: Sequence[Trend], *, exit_code: int, file: str, notes: S
                 "min_s": min(each.durations_s, default=None),
                 "max_s": max(each.durations_s, default=None),
                 "spread": each.spread,
+                "peak_gpu_bytes": each.peak_bytes,
                 "results": [
-                    {"run_id": result.run_id, "outcome": result.outcome or None, "duration_s": result.duration_s}
+                    {
+                        "run_id": result.run_id,
+                        "outcome": result.outcome or None,
+                        "duration_s": result.duration_s,
+                        "peak_gpu_bytes": result.peak_bytes,
+                    }
                     for result in each.results
                 ],
             }
@@ -104,7 +117,9 @@ def _letters(trend: Trend) -> str:
 
 def _result_line(result: PastResult) -> str:
     outcome = (result.outcome or "not recorded").replace("_", " ")
-    return f"{one_line(result.run_id) or 'earlier version':<24}  {outcome:<16}  {_seconds(result.duration_s):>9} s"
+    memory = "" if result.peak_bytes is None else f"  {gb_text(result.peak_bytes)}"
+    run_id = one_line(result.run_id) or "earlier version"
+    return f"{run_id:<24}  {outcome:<16}  {_seconds(result.duration_s):>9} s{memory}"
 
 
 def _seconds(seconds: float) -> str:

@@ -4,9 +4,10 @@ from typing import Any
 
 from harness.core.errors import ReportError
 from harness.core.test_outcomes import TestOutcome
+from harness.render.isolation import isolation_text
 from harness.runner.events import RunFinished, plain
-from harness.runner.retries import flaky_tests, read_attempts
-from harness.runner.stats import RunState
+from harness.runner.records.stats import RunState
+from harness.runner.reruns.retries import flaky_tests, read_attempts
 from harness.runner.units import Outcome, UnitResult
 
 VERSION = 1
@@ -23,10 +24,12 @@ def summary_json(state: RunState, finished: RunFinished) -> dict[str, Any]:
         "run_id": started.run_id if started else "",
         "directory": started.directory if started else "",
         **figures,
+        "notes": [*finished.notes, *map(isolation_text, finished.isolation)],
         "shard": plain(state.shard),
         "num_units": len(state.units),
         "outcomes": {outcome.value: state.outcomes[outcome] for outcome in Outcome if state.outcomes[outcome]},
         "tests": plain(dict(state.tests)),
+        "num_deselected": state.num_deselected,
         "gpus": list(state.gpus),
         "left_out": list(started.left_out) if started else [],
         "quarantined": [{"gpu_id": e.gpu_id, "path": e.path, "reason": e.reason} for e in state.quarantined.values()],
@@ -43,11 +46,15 @@ def _unit(result: UnitResult) -> dict[str, Any]:
         "need": result.unit.need.to_json(),
         "gpu_ids": list(result.gpu_ids),
         "tests": plain(result.tests.counts),
+        "num_deselected": result.num_deselected,
         "failures": _failures(result),
         "skip_reasons": list(result.skip_reasons),
+        "is_accepted": result.is_accepted,
         "all_skipped": result.tests.all_skipped,
         "left_behind": list(result.left_behind),
         "need_disagrees": result.need_disagrees,
+        "gpu_memory": plain(result.gpu_memory),
+        "is_over_budget": result.is_over_budget,
         "for_want_of_gpus": result.for_want_of_gpus,
         "attempts": plain(result.attempts),
         "flaky_tests": list(flaky_tests(result)) if result.outcome is Outcome.FLAKY else [],

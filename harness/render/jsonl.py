@@ -5,7 +5,7 @@ from pathlib import Path
 
 from harness.core.errors import UsageError
 from harness.runner.events import Event, to_json_line
-from harness.runner.stats import RunState
+from harness.runner.records.stats import RunState
 
 
 class JsonlReporter:

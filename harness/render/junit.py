@@ -14,7 +14,7 @@ Representation of each outcome:
                         <rerunFailure> or <rerunError> for each before another failure (Maven Surefire, nextest)
     a unit not run      a testcase named after the outcome, with <skipped> and the reason
     what ended the run  before its time (a suite that cannot be collected, a bug of ours): a testsuite "rlharness" of
-                        one testcase, with <error>
+                        one testcase, with <error>; one more for each worker that failed after its last file
 
 The shape is what the strictest consumer known takes, the schema of Jenkins' xUnit plugin: it refuses `file` on a
 testcase and `skipped` on testsuites, so the file stands on the testsuite, and in every classname.
@@ -25,7 +25,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -44,9 +44,9 @@ from harness.core.report_file import TestEnd, TestReport, read_report
 from harness.core.test_outcomes import TestOutcome
 from harness.core.text import escape, one_line
 from harness.runner.events import AttemptStarted, Event, RunFinished
-from harness.runner.retries import NAMED, read_attempts
-from harness.runner.stats import RunState
-from harness.runner.units import Attempt, Outcome, Unit, UnitResult
+from harness.runner.records.stats import RunState
+from harness.runner.reruns.retries import NAMED, read_attempts
+from harness.runner.units import Attempt, Outcome, Unit, UnitResult, WorkerFailure
 
 MAX_TEXT = 200_000
 """Characters of one failure that are kept: GitLab refuses reports of more than 30 MB."""
@@ -89,29 +89,29 @@ class JUnitReporter:
         if isinstance(event, AttemptStarted):
             self._started_t.setdefault(event.path, event.t)
         elif isinstance(event, RunFinished) and not self._is_written:
-            self._write(state, event.t, event.error)
+            self._write(state, event.t, event.error, event.failed_workers)
 
     def close(self) -> None:
         """Write what is known of a run that never finished."""
         if self._state is not None and not self._is_written:
-            self._write(self._state, self._state.t, "")
+            self._write(self._state, self._state.t, "", ())
 
-    def _write(self, state: RunState, seconds: float, error: str) -> None:
+    def _write(self, state: RunState, seconds: float, error: str, workers: Sequence[WorkerFailure]) -> None:
         self._is_written = True
         with TemporaryFile(dir=self._path.parent) as suites:
             totals = Counter[str]()
-            for suite in self._suites(state, error):
+            for suite in self._suites(state, error, workers):
                 totals += Counter(tests=suite.tests, failures=suite.failures, errors=suite.errors)
                 suites.write(suite.tostring() + b"\n")  # type: ignore[no-untyped-call]
             suites.seek(0)
             self._assemble(suites, totals, seconds)
 
-    def _suites(self, state: RunState, error: str) -> Iterator[TestSuite]:
-        if error:
-            case = TestCase("[run]", "rlharness", 0.0)
-            case.result = _with_text(Error(_message(error), "run"), error)
+    def _suites(self, state: RunState, error: str, workers: Sequence[WorkerFailure]) -> Iterator[TestSuite]:
+        cases = [_run_case("[run]", error, "run", error)] if error else []
+        cases += [_run_case(f"[worker {each.name}]", each.reason, "worker", each.text) for each in workers]
+        if cases:
             suite = TestSuite("rlharness")
-            suite.add_testcases([case])
+            suite.add_testcases(cases)
             suite._elem.set("file", ".")  # the suite as a whole
             yield suite
         for unit in sorted(state.units.values(), key=lambda unit: unit.path):
@@ -155,6 +155,13 @@ class JUnitReporter:
         return suite
 
 
+def _run_case(name: str, reason: str, kind: str, text: str) -> TestCase:
+    """Return a testcase of an error that belongs to no unit."""
+    case = TestCase(name, "rlharness", 0.0)
+    case.result = _with_text(Error(_message(reason), kind), text)
+    return case
+
+
 def _cases(result: UnitResult) -> Iterator[TestCase]:
     """The testcases of one unit, in the order of its tests."""
     try:
@@ -194,7 +201,7 @@ def _test_case(nodeid: str, report: TestReport, result: UnitResult, reruns: Reru
 def _reruns(result: UnitResult) -> Reruns:
     """Return the earlier attempts of a unit with their reports; without one that cannot be read."""
     found = []
-    for attempt in result.attempts:
+    for attempt in (each for each in result.attempts if not each.is_rest):
         with suppress(OSError, ReportError):
             found.append((attempt, read_report(Path(attempt.directory, "report.jsonl"))))
     return found
@@ -230,7 +237,7 @@ def _rerun_element(name: str, reason: str, kind: str, text: str, attempt: Attemp
 
 def _has_stopped_itself(report: TestReport, result: UnitResult) -> bool:
     """Whether pytest left tests out by its own choice, as with -x; not where rlharness ended the file."""
-    return report.finished_exit is not None and result.outcome in (*PASSING, Outcome.FAILED)
+    return report.finished_exit is not None and result.outcome in (*PASSING, Outcome.FAILED, Outcome.LEANING)
 
 
 def _final_result(
@@ -240,6 +247,8 @@ def _final_result(
     why = result.reason or result.outcome.value
     told: FinalResult | None = None
     match outcome:
+        case TestOutcome.FAILED | TestOutcome.ERROR if result.is_accepted:
+            told = _with_text(Skipped(_message(f"{result.outcome.value}: {why}"), "leaning"), end.text)
         case TestOutcome.FAILED:
             told = _with_text(Failure(_message(end.reason), "failed"), end.text)
         case TestOutcome.ERROR:
@@ -263,7 +272,7 @@ def _unit_case(result: UnitResult, report: TestReport, unreadable: str) -> TestC
     part = f" {result.unit.part}" if result.unit.part else ""
     case = TestCase(f"[{outcome.value}]{part}", _names(result.unit.file_path)[1], 0.0)
     message = _message(unreadable or result.reason or outcome.value.replace("_", " "))
-    if outcome.is_failure or outcome is Outcome.INTERRUPTED:
+    if result.is_failure or outcome is Outcome.INTERRUPTED or result.unit.setup_error:
         texts = [text for _, text in report.collect_errors] or [result.unit.collect_error]
         case.result = _with_text(Error(message, outcome.value), "\n".join(texts))
     else:  # it never ran; or it passed, and only its report is gone

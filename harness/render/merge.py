@@ -5,8 +5,8 @@ from typing import Any
 
 from harness.core.text import count, one_line
 from harness.render.json_summary import summary_json
-from harness.runner.merging import MergedRun
-from harness.runner.recorded_run import RecordedRun
+from harness.runner.records.merging import MergedRun
+from harness.runner.records.recorded_run import RecordedRun
 
 
 def merge_lines(merged: MergedRun) -> Iterator[str]:

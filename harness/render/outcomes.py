@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from harness.core.test_outcomes import TestCounts, TestOutcome
 from harness.core.text import ranges
-from harness.runner.stats import RunState
+from harness.runner.records.stats import RunState
 from harness.runner.units import Outcome, UnitResult
 
 _SHORT = {

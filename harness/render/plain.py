@@ -12,7 +12,7 @@ from harness.runner.events import (
     RunStarted,
     UnitFinished,
 )
-from harness.runner.stats import RunState
+from harness.runner.records.stats import RunState
 
 COLLECTION_EVERY_S = 10.0
 """Seconds between two lines about a collection."""

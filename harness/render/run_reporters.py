@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TextIO
 
 from harness.core.clock import Clock
+from harness.core.invocation import Invocation
 from harness.render.jsonl import JsonlReporter
 from harness.render.plain import PlainReporter
 from harness.render.run_page.reporter import PageText, RunPageReporter
+from harness.render.slowest import SlowestReporter
 from harness.render.summary import SummaryReporter
 from harness.runner.reporter import Guarded, Reporter
 
@@ -31,6 +33,10 @@ class ReportOptions:
     html_file: Path | None = None
     """File of the page that the user requested."""
     trace_events_file: Path | None = None
+    num_slowest: int = 0
+    """Number of slowest tests to print; 0 for none."""
+    github_job: Invocation | None = None
+    """Job of GitHub Actions that this run is a part of; None elsewhere."""
 
 
 def make_reporters(
@@ -38,7 +44,7 @@ def make_reporters(
 ) -> list[Guarded]:
     """The reporters of a run, in the order in which each must be given every event, and closed.
 
-    The record comes first, the summary last: on the last event the display has left `stream` before it is written.
+    The record comes first, the summary after the display: on the last event the display has left `stream` by then.
     `say` is given one line when a reporter has to be switched off. Raises UsageError for a file that cannot be made.
     """
     reporters: list[Guarded] = []
@@ -53,7 +59,13 @@ def make_reporters(
         add(_display(options, stream, clock, say), "the display")
         for late, name, is_asked in _late(options, clock):
             add(late, name, is_asked=is_asked, is_late=True)
+        if options.num_slowest:
+            add(SlowestReporter(stream, options.num_slowest), "the slowest tests")
         add(SummaryReporter(stream, colour=options.colour), "the summary")
+        if options.github_job is not None:
+            from harness.render.run_github import GithubReporter
+
+            add(GithubReporter(options.github_job, options.record_file, stream), "the output for GitHub")
         stack.pop_all()
     return reporters
 

@@ -14,11 +14,14 @@ from harness.runner.events import (
     CollectionFinished,
     Event,
     GpuQuarantined,
+    LeaseRefused,
     RunStarted,
+    SetupFinished,
+    SetupStarted,
     UnitFinished,
 )
-from harness.runner.sharding import ShardPlan
-from harness.runner.stats import Running, RunState
+from harness.runner.records.stats import Running, RunState
+from harness.runner.schedule.sharding import ShardPlan
 from harness.runner.units import Outcome, UnitResult, file_of
 
 
@@ -59,7 +62,9 @@ def sentences(event: Event, state: RunState) -> list[Sentence]:
         case CollectionFinished():
             notes = [Sentence(Tone.WARNING, "note", one_line(note)) for note in event.notes]
             splits = [Sentence(Tone.QUIET, "split", split_line(split)) for split in event.splits]
-            return [Sentence(Tone.QUIET, "collected", _plan(event)), *splits, *notes]
+            left_out = [Sentence(Tone.QUIET, "deselected", unselected(event.num_deselected))]
+            left_out = left_out if event.num_deselected else []
+            return [Sentence(Tone.QUIET, "collected", _plan(event)), *left_out, *splits, *notes]
         case UnitFinished():
             return _unit_sentences(event.result, state)
         case AttemptSlow():
@@ -68,18 +73,23 @@ def sentences(event: Event, state: RunState) -> list[Sentence]:
             return [Sentence(Tone.WARNING, "slow", where)]
         case AttemptFailed():
             what = count(len(event.tests), "test") if event.tests else "the whole file"
-            parts = [
-                one_line(event.path),
-                *facts(event.result, state),
-                f"{what} again, {event.number} of {event.limit}",
-            ]
+            next_up = f"{what} left" if event.is_rest else f"{what} again, {event.number} of {event.limit}"
+            parts = [one_line(event.path), *facts(event.result, state), next_up]
             why = f": {one_line(event.result.reason)}" if event.result.reason else ""
-            return [Sentence(Tone.WARNING, "retrying", f"{label(event.result.outcome)} {', '.join(parts)}{why}")]
+            word = "continuing" if event.is_rest else "retrying"
+            return [Sentence(Tone.WARNING, word, f"{label(event.result.outcome)} {', '.join(parts)}{why}")]
         case AttemptTerminating():
             return [Sentence(Tone.WARNING, "terminating", f"{one_line(event.path)}: {words(event.reason)}")]
         case GpuQuarantined():
             text = f"{gpus([event.gpu_id], state)} after {one_line(event.path)}: {one_line(event.reason)}"
             return [Sentence(Tone.BAD, "QUARANTINED", text)]
+        case SetupStarted():
+            return [Sentence(Tone.QUIET, "setup", f"{one_line(event.path)}, {gpus(event.gpu_ids, state)}")]
+        case SetupFinished(reason=reason) if reason:
+            return [Sentence(Tone.BAD, "SETUP FAILED", f"{one_line(event.path)}: {one_line(reason)}")]
+        case LeaseRefused():
+            text = f"{one_line(event.path)}: its GPUs were not fit for use; it starts next on others"
+            return [Sentence(Tone.WARNING, "queued again", text)]
         case CancelRequested():
             return [Sentence(Tone.WARNING, "cancelled", f"{one_line(event.reason)}: {_doing(event, state)}")]
     return []
@@ -90,6 +100,11 @@ def _doing(event: CancelRequested, state: RunState) -> str:
         return "running units are killed"
     hint = "; running units are terminated (interrupt again to kill them)" if event.interrupt and state.running else ""
     return f"no more units start{hint}"
+
+
+def unselected(num_files: int) -> str:
+    """Return how many files have tests of which none is selected."""
+    return f"{count(num_files, 'file')} without a selected test"
 
 
 def alive(state: RunState) -> str:
@@ -138,9 +153,9 @@ def shard_units(shard: ShardPlan, num_units: int) -> str:
 
 
 def _unit_sentences(result: UnitResult, state: RunState) -> list[Sentence]:
-    """A unit's outcome; nothing of one of possibly thousands that a cancelled run did not start."""
+    """A unit's outcome; nothing of one of possibly thousands that were cancelled before they started, or deselected."""
     outcome = result.outcome
-    if outcome is Outcome.NOT_RUN and not result.for_want_of_gpus:
+    if (outcome is Outcome.NOT_RUN and not result.for_want_of_gpus) or result.is_deselected:
         return []
     text = ", ".join([one_line(result.unit.path), *facts(result, state)])
     if result.left_behind:
@@ -151,7 +166,7 @@ def _unit_sentences(result: UnitResult, state: RunState) -> list[Sentence]:
 
 
 def _tone(result: UnitResult) -> Tone:
-    if result.outcome.is_failure:
+    if result.is_failure:
         return Tone.BAD
     if result.outcome is Outcome.PASSED and not result.tests.all_skipped and not result.left_behind:
         return Tone.GOOD

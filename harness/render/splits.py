@@ -1,7 +1,7 @@
 """Sentences about test files that run in parts, and about those that cannot."""
 
 from harness.core.text import count, one_line
-from harness.runner.splitting import Obstacle, Split, SplitReason
+from harness.runner.schedule.splitting import Obstacle, Split, SplitReason
 
 OBSTACLES = {
     Obstacle.ONE_TEST: "it has one test",

@@ -12,12 +12,15 @@ from harness.core.report_file import TestEnd
 from harness.core.test_outcomes import TestCounts
 from harness.core.text import count, one_line, put
 from harness.render.failed_tests import failure_lines, unprinted_failures
+from harness.render.gpu_memory import over_budget_lines, unmeasured_lines
+from harness.render.isolation import isolation_text
 from harness.render.outcomes import facts, gpus, label, tally
+from harness.render.sentences import unselected
 from harness.runner.events import Event, RunFinished
-from harness.runner.retries import flaky_tests
-from harness.runner.run_record import PAGE
-from harness.runner.stats import RunState
-from harness.runner.units import NeedSource, Outcome, UnitResult
+from harness.runner.records.run_record import PAGE
+from harness.runner.records.stats import RunState
+from harness.runner.reruns.retries import flaky_tests
+from harness.runner.units import NeedSource, Outcome, UnitResult, WorkerFailure
 
 WIDTH = 80
 MAX_LISTED = 20
@@ -25,8 +28,8 @@ MAX_LISTED = 20
 BOLD_RED, RED, YELLOW, GREEN = "1;31", "31", "33", "32"
 
 REMEDY_OF_NEED = {
-    NeedSource.AST: "write the numbers in its gpus markers as literals, so that the plan can read them",
-    NeedSource.IMPORT: "its markers change between imports: make them independent of the machine",
+    NeedSource.AST: "name the marker gpus in its own text, so that the plan imports it",
+    NeedSource.IMPORT: "its markers change between imports: make them independent of the machine and of data files",
     NeedSource.TABLE: "correct the needs table",
 }
 REASON_OF_CODE = {
@@ -57,12 +60,14 @@ class SummaryReporter:
         if not isinstance(event, RunFinished):
             return
         for result in state.with_outcome(*Outcome):
-            if result.outcome.is_failure:
+            if result.is_failure:
                 self._failure(result, state)
             elif result.outcome is Outcome.INTERRUPTED and (failures := unprinted_failures(result)):
                 self._title(result, state)
                 self._failed_tests(failures)
                 self._kept(result)
+        for worker in event.failed_workers:
+            self._failed_worker(worker)
         for head, tone, lines in _sections(event, state):
             self._list(head, tone, lines)
         if state.units or not event.error:  # else nothing was counted, and the command line says why
@@ -93,10 +98,14 @@ class SummaryReporter:
             self._put(text.rstrip("\n") + "\n" if text else "(it never started)\n")
             return
         for attempt in result.attempts:
-            earlier = f"earlier attempt, {label(attempt.outcome)}: {one_line(attempt.reason, 1000)}".removesuffix(": ")
+            which = "its rest" if attempt.is_rest else "earlier attempt"
+            earlier = f"{which}, {label(attempt.outcome)}: {one_line(attempt.reason, 1000)}".removesuffix(": ")
             self._put(self._paint(f"({earlier}, kept in {one_line(attempt.directory, 4096)})", "2") + "\n")
         directory = Path(result.directory)
         self._file(directory / "output.log", "no output")
+        for attempt in result.attempts:
+            if attempt.is_rest and attempt.outcome.is_failure:
+                self._file(Path(attempt.directory) / "output.log", "")
         if failures := unprinted_failures(result):
             self._put("\n" + self._paint(" tests that failed before its end ".center(WIDTH, "-"), RED) + "\n")
             self._failed_tests(failures)
@@ -105,6 +114,13 @@ class SummaryReporter:
             self._put("\n" + self._paint(" stacks of its processes at termination ".center(WIDTH, "-"), RED) + "\n")
             self._file(stacks, "")
         self._kept(result)
+
+    def _failed_worker(self, worker: WorkerFailure) -> None:
+        title = f" FAILED worker {worker.name}, after its last file "
+        self._put("\n" + self._paint(title.center(WIDTH, "="), BOLD_RED) + f"\n{one_line(worker.reason, 1000)}\n\n")
+        output = OutputFilter(colour=self._colour)
+        text = output.feed(worker.text.encode("utf-8", "backslashreplace")) + output.finish()
+        self._put(text.rstrip("\n") + "\n" + self._paint(f"(kept in {one_line(worker.log, 4096)})", "2") + "\n")
 
     def _failed_tests(self, failures: list[tuple[str, TestEnd]]) -> None:
         self._put("".join(f"{line}\n" for line in failure_lines(failures, colour=self._colour)))
@@ -140,10 +156,13 @@ class SummaryReporter:
         self._put("\n")
         for outcome in Outcome:
             if number := state.outcomes[outcome]:
-                tone = RED if outcome.is_failure else GREEN if outcome is Outcome.PASSED else YELLOW
+                tone = RED if state.is_failure(outcome) else GREEN if outcome is Outcome.PASSED else YELLOW
                 self._put("  " + self._paint(f"{outcome.value.replace('_', ' '):<17}{number:>7,}", tone) + "\n")
-        self._put(f"  tests: {tally(TestCounts(dict(state.tests)))}\n\n")
-        reason = _reason(event, state)
+        deselected = f", {state.num_deselected:,} deselected" if state.num_deselected else ""
+        if num_files := sum(result.is_deselected for result in state.with_outcome(Outcome.NO_TESTS)):
+            deselected += f"; {unselected(num_files)}"
+        self._put(f"  tests: {tally(TestCounts(dict(state.tests)))}{deselected}\n\n")
+        reason = exit_reason(event, state)
         if reason:
             self._put(self._paint(f"exit code {event.exit_code}: {reason}", YELLOW) + "\n")
         page = Path(state.started.directory, PAGE) if state.started else None
@@ -181,24 +200,36 @@ def _sections(event: RunFinished, state: RunState) -> Iterator[tuple[str, str, l
     """(head, colour, lines) of each list, empty ones included."""
     results = state.with_outcome(*Outcome)
     not_run = [result for result in results if result.outcome is Outcome.NOT_RUN]
-    failures = [result for result in results if result.outcome.is_failure]
+    failures = [result for result in results if result.is_failure]
     failed = [f"{label(r.outcome)} {', '.join([one_line(r.unit.path), *facts(r, state)])}" for r in failures]
     yield "failed, shown above", RED, failed
+    workers = [f"worker {w.name}: {w.reason} (see {one_line(w.log, 4096)})" for w in event.failed_workers]
+    yield "workers that failed after their last file", RED, workers
     yield "flaky, passed when run again", YELLOW, [_flaky(r) for r in results if r.outcome is Outcome.FLAKY]
+    yield "leaning on others, accepted", YELLOW, [_kept_line(r) for r in results if r.is_accepted]
     yield "interrupted", YELLOW, [_kept_line(r) for r in results if r.outcome is Outcome.INTERRUPTED]
-    yield "not run because the run was cancelled", YELLOW, [_with_reason(r) for r in not_run if not r.for_want_of_gpus]
+    cancelled = [r for r in not_run if not (r.for_want_of_gpus or r.unit.setup_error)]
+    yield "not run because a setup script failed", RED, [_with_reason(r) for r in not_run if r.unit.setup_error]
+    yield "not run because the run was cancelled", YELLOW, [_with_reason(r) for r in cancelled]
     yield "not run for lack of GPUs", YELLOW, [_with_reason(r) for r in not_run if r.for_want_of_gpus]
-    yield "no tests", YELLOW, [_with_reason(r) for r in results if r.outcome is Outcome.NO_TESTS]
+    yield (
+        "no tests",
+        YELLOW,
+        [_with_reason(r) for r in results if r.outcome is Outcome.NO_TESTS and not r.is_deselected],
+    )
     yield "every test skipped", YELLOW, [_skips(r) for r in results if r.tests.all_skipped]
     yield "left processes behind, now killed", YELLOW, [_left(r) for r in results if r.left_behind]
     yield "needs that differ from the plan", YELLOW, [_need(r) for r in results if r.need_disagrees]
+    over = over_budget_lines((r.unit.path, r.unit.need, r.gpu_memory) for r in results)
+    yield "used more GPU memory than their budget", YELLOW, over
     held = state.quarantined.values()
     quarantined = [f"{gpus([e.gpu_id], state)} after {one_line(e.path)}: {one_line(e.reason)}" for e in held]
     yield "GPUs in quarantine, not leased again", RED, quarantined
-    yield "notes", YELLOW, [one_line(note, 1000) for note in event.notes]
+    notes = (*event.notes, *map(isolation_text, event.isolation), *unmeasured_lines(results))
+    yield "notes", YELLOW, [one_line(note, 1000) for note in notes]
 
 
-def _reason(event: RunFinished, state: RunState) -> str:
+def exit_reason(event: RunFinished, state: RunState) -> str:
     """Return the reason for the exit code; empty if it needs none."""
     if event.exit_code == ExitCode.USAGE_ERROR and not event.error and not state.outcomes[Outcome.USAGE_ERROR]:
         return "a requested file could not be written: see the notes"

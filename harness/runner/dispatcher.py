@@ -17,17 +17,20 @@ itself: every tree is killed, what the units had still said is taken, and what h
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from harness.core.clock import Clock
+from harness.core.text import one_line
 from harness.runner import events
-from harness.runner.first_fit import Job, Queue
-from harness.runner.leases import Lease, LeaseTable
+from harness.runner.attempts.unit_result import why_uncollected
+from harness.runner.attempts.unit_run import UnitRunner
+from harness.runner.records.stats import RunState
 from harness.runner.reporter import Reporter
-from harness.runner.stats import RunState
-from harness.runner.unit_run import UnitRunner, why_uncollected
+from harness.runner.schedule.first_fit import Job, Queue
+from harness.runner.schedule.leases import Lease, LeaseTable
+from harness.runner.setup_scripts import SetupScripts
 from harness.runner.units import Outcome, Unit, UnitResult
 
 TICK_S = 0.5
@@ -92,6 +95,11 @@ class Dispatcher:
     def __init__(
         self, units: Sequence[Unit], queue: Queue, table: LeaseTable, runner: UnitRunner, recorder: Recorder
     ) -> None:
+        env: dict[str, dict[str, str]] = {}
+        runner.setup_env = env
+        self._scripts = SetupScripts(runner.options.setup, units, env)
+        self._script: tuple[Job, Lease, asyncio.Task[None]] | None = None
+        """The script that runs."""
         self._units = units
         self._queue = queue
         self._table = table
@@ -125,12 +133,13 @@ class Dispatcher:
         try:
             self._finish_uncollected()
             self._finish_impossible()
-            while self._num_left:
+            while self._num_left or self._script is not None:
                 if self._inbox.empty():
                     self._start_what_fits()
                 self._take(await self._inbox.get())
         finally:
             tasks = [ticker, *(running.task for running in self._running.values())]
+            tasks += [self._script[2]] if self._script is not None else []
             for task in tasks:  # units only where the loop above broke: no process may outlive it
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -142,8 +151,10 @@ class Dispatcher:
         self._recorder.take(event)
         if isinstance(event, events.UnitFinished):
             self._on_finished(event.result)
-        elif isinstance(event, events.AttemptFailed):
-            self._on_attempt_failed(event)
+        elif isinstance(event, events.SetupFinished):
+            self._on_script_finished(event)
+        elif isinstance(event, (events.AttemptFailed, events.LeaseRefused)):
+            self._queue_again(event.path)
         elif isinstance(event, events.GpuQuarantined):
             self._table.quarantine(event.gpu_id)
         elif isinstance(event, events.CancelRequested):
@@ -154,15 +165,15 @@ class Dispatcher:
         if running := self._running.pop(result.unit.path, None):
             self._free(running)
             self._finish_impossible()  # a GPU of this lease may have been the last that fitted somebody
-        self._num_failed += result.outcome.is_failure
+        self._num_failed += result.is_failure
         limit = self._runner.options.maxfail
         if limit and self._num_failed >= limit and not self._cancelled:
             self._cancelled = f"--maxfail {limit} was reached"
             self.post(events.CancelRequested(self._recorder.t(), self._cancelled, kill=False, interrupt=False))
 
-    def _on_attempt_failed(self, event: events.AttemptFailed) -> None:
+    def _queue_again(self, path: str) -> None:
         """Queue the unit once more, first of all; without another attempt, the one that failed is its outcome."""
-        running = self._running.pop(event.path)
+        running = self._running.pop(path)
         self._free(running)
         if self._cancelled:
             self._post_not_run(running.number, self._cancelled)
@@ -171,23 +182,23 @@ class Dispatcher:
         self._finish_impossible()
 
     def _free(self, running: _Running) -> None:
-        self._table.give_back(running.lease)
-        self._quarantine_unproven(running)
+        self._give_back(self._units[running.number].path, running.lease)
 
-    def _quarantine_unproven(self, running: _Running) -> None:
-        """GPUs of whose return nobody has said anything: only where the unit's task broke."""
-        for gpu_id in running.lease.gpu_ids:
-            if gpu_id in self._recorder.state.leases:
+    def _give_back(self, path: str, lease: Lease) -> None:
+        """Free what a unit or script has leased; GPUs of whose return its broken task said nothing are quarantined."""
+        self._table.give_back(lease)
+        for gpu_id in lease.gpu_ids:
+            if path in self._recorder.state.leases.get(gpu_id, ()):
                 self._table.quarantine(gpu_id)
                 reason = "rlharness failed before it checked this GPU"
-                self._recorder.take(
-                    events.GpuQuarantined(self._recorder.t(), self._units[running.number].path, gpu_id, reason)
-                )
+                self._recorder.take(events.GpuQuarantined(self._recorder.t(), path, gpu_id, reason))
 
     def _on_cancel(self, event: events.CancelRequested) -> None:
         self._cancelled = self._cancelled or f"the run was cancelled by {event.reason}"
-        for job in self._queue.drain():
-            self._post_not_run(job.index, self._cancelled)
+        for job in (*self._queue.drain(), *self._scripts.drain()):
+            if not self._scripts.is_script(job):
+                self._post_not_run(job.index, self._cancelled)
+        self._scripts.cancel(kill=event.kill)
         for running in self._running.values():
             if event.kill:
                 self._runner.kill(running.number)
@@ -197,21 +208,43 @@ class Dispatcher:
     def _start_what_fits(self) -> None:
         while chosen := self._queue.next(self._table):
             job, lease = chosen
+            if self._scripts.is_script(job):
+                self._script = (job, lease, asyncio.create_task(self._run_script(job, lease)))
+                continue
             unit = self._units[job.index]
+            if why := self._scripts.error(unit):
+                self._table.give_back(lease)
+                self._post_setup_error(unit, why)
+                continue
+            if self._scripts.has_to_wait(unit):
+                self._table.give_back(lease)
+                if script := self._scripts.hold(job):
+                    self._queue.put_first(script)
+                    self._finish_impossible()  # it may need GPUs that there are not
+                continue
             task = asyncio.create_task(self._run_unit(job.index, unit, lease))
             self._running[unit.path] = _Running(job, lease, task, self._recorder.t())
 
     def _finish_uncollected(self) -> None:
-        """Files that could not be collected have their outcome already."""
+        """Give their outcome to units that will not start: kept, not collected, or without the tests asked for."""
         for unit in self._units:
-            if not unit.can_run:
+            if kept := self._runner.collected.kept.get(unit.path):
+                self.post(events.UnitFinished(self._recorder.t(), kept))
+            elif not unit.can_run:
                 outcome = Outcome.COLLECT_TIMEOUT if unit.collect_timed_out else Outcome.COLLECT_ERROR
                 result = UnitResult(unit, outcome, why_uncollected(unit))
+                self.post(events.UnitFinished(self._recorder.t(), result))
+            elif refused := self._runner.collected.not_found.get(unit.path):
+                result = UnitResult(unit, Outcome.USAGE_ERROR, one_line(refused))
                 self.post(events.UnitFinished(self._recorder.t(), result))
 
     def _finish_impossible(self) -> None:
         """What no set of this run's GPUs can ever hold is not run."""
         for job, reason in self._queue.drop(self._table.why_never):
+            if self._scripts.is_script(job):
+                path = self._scripts.script(job).path
+                self.post(events.SetupFinished(self._recorder.t(), path, f"{path} was not run: it {reason}"))
+                continue
             unit = self._units[job.index]
             who = self._table.who_keeps_it(self._runner.collected.asks.get(unit.path, {}))
             self._post_not_run(job.index, reason + who, for_want_of_gpus=True)
@@ -222,6 +255,32 @@ class Dispatcher:
         if result is None:
             result = UnitResult(self._units[number], Outcome.NOT_RUN, reason, for_want_of_gpus=for_want_of_gpus)
         self.post(events.UnitFinished(self._recorder.t(), result))
+
+    def _post_setup_error(self, unit: Unit, why: str) -> None:
+        result = UnitResult(replace(unit, setup_error=why), Outcome.NOT_RUN, why)
+        self.post(events.UnitFinished(self._recorder.t(), result))
+
+    async def _run_script(self, job: Job, lease: Lease) -> None:
+        if error := await self._guarded(partial(self._scripts.run, job, lease, self._runner)):
+            reason = f"rlharness itself failed: {_named(error)}"
+            self.post(events.SetupFinished(self._recorder.t(), self._scripts.script(job).path, reason))
+
+    def _on_script_finished(self, event: events.SetupFinished) -> None:
+        """Queue what a script has held first of all, and the next script before it; a refused script again."""
+        if self._script is not None:
+            job, lease, _ = self._script
+            self._script = None
+            self._give_back(event.path, lease)
+            if event.is_refused and not self._cancelled:
+                self._queue.put_first(job)
+                self._finish_impossible()
+                return
+        ready, script = self._scripts.end(event.path, event.reason)
+        for job in reversed(ready):
+            self._queue.put_first(job)
+        if script is not None:
+            self._queue.put_first(script)
+        self._finish_impossible()
 
     async def _run_unit(self, number: int, unit: Unit, lease: Lease) -> None:
         if error := await self._guarded(partial(self._runner.run, number, unit, lease)):

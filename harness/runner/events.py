@@ -12,9 +12,10 @@ from enum import Enum
 from typing import Any
 
 from harness.core.need import Need
-from harness.runner.sharding import ShardPlan
-from harness.runner.splitting import Split
-from harness.runner.units import Unit, UnitResult
+from harness.runner.isolation_notes import IsolationNote
+from harness.runner.schedule.sharding import ShardPlan
+from harness.runner.schedule.splitting import Split
+from harness.runner.units import Unit, UnitResult, WorkerFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,8 @@ class CollectionFinished(Event):
     """What the units are a part of; None for a whole suite."""
     num_estimated: int = 0
     """Number of units whose expected seconds are an estimate, because no duration of theirs is known."""
+    num_deselected: int = 0
+    """Number of units that do not run because none of their tests is selected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,34 @@ class AttemptTerminating(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class SetupStarted(Event):
+    """A setup script was given its lease; `path` is "setup:" and its name."""
+
+    path: str
+    gpu_ids: tuple[str, ...]
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetupFinished(Event):
+    """A setup script has ended, after the fate of its GPUs."""
+
+    path: str
+    reason: str = ""
+    """Why it failed; empty if it did not."""
+    is_refused: bool = False
+    """Whether its GPUs were not fit for use, so that it is queued again."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemorySampled(Event):
+    """Memory in use on leased GPUs has changed; most samples are left out (`memory_series`)."""
+
+    in_use_bytes: dict[str, int | None]
+    """Bytes of all processes that the driver lists, by GPU id; None where they are no longer known."""
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseReturned(Event):
     """The unit's GPUs are free again: no process of it lives, and their memory is back at its baseline."""
 
@@ -139,6 +170,15 @@ class GpuQuarantined(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseRefused(Event):
+    """A GPU of a new lease is unfit for use; nothing was started, and the unit is queued again."""
+
+    path: str
+    reasons: dict[str, str]
+    """Reason for each unfit GPU, by its id; each has been quarantined."""
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptFailed(Event):
     """An attempt failed, and the unit is queued again."""
 
@@ -149,7 +189,9 @@ class AttemptFailed(Event):
     result: UnitResult
     """Result that the unit would have without another attempt."""
     tests: tuple[str, ...]
-    """Node ids of the tests that run again; empty for the whole file."""
+    """Node ids of the tests that run next; empty for the whole file."""
+    is_rest: bool = False
+    """Whether these are the tests that had not begun when their process was cut short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +244,10 @@ class RunFinished(Event):
     """Reason why the run ended early: a suite that cannot be collected, a bug in rlharness; empty if it did not."""
     notes: tuple[str, ...] = ()
     """Problems apart from the tests, and what was kept: a temporary directory, a history that could not be written."""
+    failed_workers: tuple[WorkerFailure, ...] = ()
+    """Workers that failed after their last file, such as in a session-scoped fixture; each makes the run fail."""
+    isolation: tuple[IsolationNote, ...] = ()
+    """Files that were not forked, with the reasons, and changes that files left to those after them."""
 
 
 def event_name(event: Event) -> str:

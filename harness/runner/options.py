@@ -2,21 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.core.command import CommandRule, SetupRule
 from harness.core.invocation import Invocation
-from harness.runner.sharding import Shard
+from harness.runner.schedule.sharding import Shard
 
 if TYPE_CHECKING:
-    from harness.core.config import NeedRule
+    from harness.core.need_rules import NeedRule
+    from harness.runner.records.recorded_run import RecordedRun
 
 DEFAULT_TIMEOUT_S = 1800.0
 DEFAULT_GRACE_S = 10.0
 DEFAULT_SLOW_S = 60.0
 DEFAULT_COLLECT_TIMEOUT_S = 120.0
-SELECTING = frozenset(("--deselect", "--lf", "--last-failed", "-x", "--exitfirst", "--maxfail", "--sw", "--stepwise"))
-"""Options of pytest under which a file is not run whole; -k and -m are too."""
+STOPPING = frozenset(("-x", "--exitfirst", "--maxfail", "--sw", "--stepwise"))
+"""Options of pytest that end a file at a failure."""
+BY_OUTCOME = STOPPING | {"--lf", "--last-failed"}
+"""Options of pytest under which the outcomes of tests decide which of a file's tests run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +30,22 @@ class RunOptions:
 
     invocation: Invocation
     root: Path
-    """Where `.rlharness` lives: beside the configuration, else the working directory."""
+    """Directory of the configuration, else the working directory."""
+    results_dir: Path | None = None
+    """Directory of `.rlharness`; None for `root`."""
     paths: tuple[str, ...] = ()
+    commands: tuple[CommandRule, ...] = ()
+    """Commands that run as units."""
+    has_files: bool = True
+    """Whether test files are collected; False where commands alone were asked for."""
+    setup: tuple[SetupRule, ...] = ()
     gpus: str = "auto"
     shard: Shard | None = None
     """Part of the collected units to run; None for all."""
     last_failed: bool = False
     """Run only what failed or did not run in the latest recorded run."""
+    resume: "RecordedRun | None" = None
+    """The run whose passed units are kept."""
     failed_first: bool = False
     isolate: str = "file"
     """What has a process of its own: "file", forked from a session that has imported what the suite imports, or
@@ -45,10 +59,25 @@ class RunOptions:
     collect_timeout_s: float = DEFAULT_COLLECT_TIMEOUT_S
     retries: int = 0
     """How often a failing unit is run again."""
+    together: tuple[tuple[str, ...], ...] = ()
+    """Groups of files that run in one process, by patterns."""
+    check_leaning: bool | None = None
+    """Run a failing file once more, after the files before it, to see whether it leans on them; None for a file that
+    has not passed in the runs of the history."""
+    accepts_leaning: bool = False
+    """Whether a leaning file is no failure."""
     maxfail: int = 0
     """Failing units after which no further unit starts; 0 for no limit."""
     needs: "tuple[NeedRule, ...]" = ()
     """Rules of the configuration, then of `--needs`: the last match wins."""
+    gpus_per_worker: int = 0
+    """GPUs of a file that has no need."""
+    memory_gb_per_worker: float = 0.0
+    """Budget of a file that has no need, on a GPU that it shares; 0 for none."""
+    workers_per_gpu: int = 0
+    """Files without a need that share each GPU; 0 for none."""
+    auto_workers: bool = False
+    """Whether files without a need have budgets from the GPU memory that earlier runs have measured."""
     allow_missing_gpus: bool = False
     mix_models: bool = False
     split: bool = True
@@ -61,6 +90,8 @@ class RunOptions:
     junit_file: Path | None = None
     html_file: Path | None = None
     trace_events_file: Path | None = None
+    num_slowest: int = 0
+    """Number of slowest tests to print at the end."""
     json: bool = False
     keep_tmp: bool = False
     live: bool = False
@@ -69,8 +100,33 @@ class RunOptions:
     safe_path: bool = False
     """Start pytest without the working directory on its import path."""
 
+    @property
+    def results_root(self) -> Path:
+        """Directory of `.rlharness`."""
+        return self.results_dir or self.root
+
 
 def runs_parts_of_files(pytest_args: Sequence[str]) -> bool:
     """Return whether pytest's arguments select some tests of a file, so that its duration is not measured."""
-    names = {arg.partition("=")[0] for arg in pytest_args}
-    return bool(names & SELECTING) or any(arg[:2] in ("-k", "-m") for arg in pytest_args)
+    return selects_by_outcome(pytest_args) or selects_tests(pytest_args)
+
+
+def selects_by_outcome(pytest_args: Sequence[str]) -> bool:
+    """Return whether outcomes decide which tests of a file run, so that it has to run in one process."""
+    return bool({arg.partition("=")[0] for arg in pytest_args} & BY_OUTCOME)
+
+
+def selects_tests(pytest_args: Sequence[str]) -> bool:
+    """Return whether pytest's arguments select tests by -k, -m or --deselect; an empty expression selects all."""
+    expressions = {"-k": "", "-m": ""}
+    for arg, following in pairwise((*pytest_args, "")):
+        if arg.partition("=")[0] == "--deselect":
+            return True
+        if arg[:2] in expressions:
+            expressions[arg[:2]] = arg[2:] or following
+    return any(expressions.values())
+
+
+def stops_early(pytest_args: Sequence[str]) -> bool:
+    """Return whether pytest's arguments end a file at its first failures."""
+    return bool({arg.partition("=")[0] for arg in pytest_args} & STOPPING)

@@ -21,6 +21,8 @@ BY_REASON = {
     "cancelled": Outcome.INTERRUPTED,
     "killed": Outcome.INTERRUPTED,
 }
+LOST = {"timed_out": Outcome.TIMED_OUT, "exited_early": Outcome.EXITED_EARLY}
+"""Outcomes by the way in which a test lost its own process; all others are crashes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,13 @@ class Reported:
     """Message of pytest about arguments that it refused."""
     unread: str = ""
     """Why the report, or the rest of it, could not be read; empty where all was."""
+    lost: str = ""
+    """The first test whose own process ended early; empty for none. `lost_how` is a key of LOST."""
+    lost_how: str = ""
+    lost_why: str = ""
+    num_lost: int = 0
+    interrupted: str | None = None
+    """The test that raised KeyboardInterrupt; empty if none ran, None without KeyboardInterrupt."""
     running_limit_s: float | None = None
     """Limit of the running test; None where it has none of its own."""
 
@@ -77,6 +86,12 @@ def _classify(end: ProcessEnd, reported: Reported, timeout_s: float) -> tuple[Ou
     if end.signal is not None:
         finished = " after pytest had finished" if reported.pytest_exit is not None else during
         return Outcome.CRASHED, f"{signal_name(end.signal)}{finished}"
+    if reported.lost:
+        more = f", and {reported.num_lost - 1} more" if reported.num_lost > 1 else ""
+        outcome = LOST.get(reported.lost_how, Outcome.CRASHED)
+        return outcome, f"{reported.lost_why} in {reported.lost}{more}"
+    if reported.interrupted is not None:
+        return Outcome.CRASHED, f"KeyboardInterrupt while {reported.interrupted or 'no test'} ran"
     if reported.pytest_exit is None:
         return _without_report(end.exit_code) if reported.unread else _without_finish(end.exit_code, during)
     if reported.collect_error:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from harness.runner.events import Event
-from harness.runner.stats import RunState
+from harness.runner.records.stats import RunState
 
 
 class Reporter(Protocol):

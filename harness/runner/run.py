@@ -6,8 +6,10 @@ Signals are heard from the first step on: before anything is dispatched they end
 the dispatcher's. Once there is a RunStarted there is a RunFinished, whatever ends the run.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from harness.core.clock import Clock, SystemClock
@@ -19,21 +21,24 @@ from harness.process.claims import Claims
 from harness.process.interruption import Interruption
 from harness.process.run_directory import make_run_directory
 from harness.runner import events
-from harness.runner.collect import Collected
+from harness.runner.attempts.leaning_check import LeaningCheck
+from harness.runner.attempts.unit_run import UnitRunner
+from harness.runner.collection.collect import Collected
 from harness.runner.dispatcher import Dispatcher, Recorder
-from harness.runner.first_fit import Job, Queue
-from harness.runner.history import RAN_TO_THE_END
-from harness.runner.history_keeper import HistoryKeeper
-from harness.runner.makespan_bounds import lower_bound
+from harness.runner.isolation_notes import IsolationNote, merge_notes
 from harness.runner.network_pins import network_pins
-from harness.runner.options import RunOptions, runs_parts_of_files
+from harness.runner.options import RunOptions, runs_parts_of_files, stops_early
 from harness.runner.planning import Planned, collect_and_plan, new_table
+from harness.runner.records.history_keeper import HistoryKeeper
+from harness.runner.records.stats import RunState, closing_figures, exit_code, worth_splitting
 from harness.runner.reporter import Guarded
-from harness.runner.retries import Retries
+from harness.runner.reruns.retries import Retries
 from harness.runner.run_context import RunContext, open_run_context, read_run_gpus
-from harness.runner.stats import RunState, closing_figures, exit_code
-from harness.runner.unit_run import UnitRunner
-from harness.runner.units import UnitResult
+from harness.runner.schedule.first_fit import Job, Queue
+from harness.runner.schedule.makespan_bounds import lower_bound
+from harness.runner.sessions.combined_coverage import combine_coverage
+from harness.runner.sessions.workers import Workers, worker_command
+from harness.runner.units import WorkerFailure
 
 MakeReporters = Callable[[Path, Clock], list[Guarded]]
 """Makes the reporters of a run, given its directory: in the order in which each is given every event."""
@@ -52,7 +57,7 @@ class EndedRun:
 async def run_tests(options: RunOptions, make_reporters: MakeReporters) -> EndedRun | str:
     """Run the tests that `options` name; the name of the signal where one came before anything was run.
 
-    Raises HarnessError for what the user can mend before the run has begun.
+    Raises HarnessError for a mistake of the user that shows before the run has begun.
     """
     clock = SystemClock()
     with Interruption() as interruption, Claims() as claims:
@@ -60,7 +65,7 @@ async def run_tests(options: RunOptions, make_reporters: MakeReporters) -> Ended
         if gpus is None:
             return interruption.by
         async with open_run_context(options, clock, gpus, claims, is_run=True) as context:
-            directory = make_run_directory(options.root, context.run_id)
+            directory = make_run_directory(options.results_root, context.run_id)
             return await _Run(context, directory, interruption, make_reporters(directory, clock)).carry_out()
 
 
@@ -91,6 +96,8 @@ class _Run:
         self.interruption = interruption
         self.state = RunState()
         self.notes: tuple[str, ...] = ()
+        self.isolation: tuple[IsolationNote, ...] = ()
+        self.failed_workers: tuple[WorkerFailure, ...] = ()
         self.reporters = reporters
         self.recorder = Recorder(self.state, reporters, context.clock)
 
@@ -138,10 +145,24 @@ class _Run:
         try:
             await dispatcher.run()
         finally:
+            if runner.workers is not None:
+                await runner.workers.close()
+                runner.notes += runner.workers.notes
+                runner.isolation += runner.workers.isolation
+                self.failed_workers = tuple(runner.workers.failures)
             kept = (note for note in context.history.notes if note not in context.notes)
-            warm = context.warm.notes if context.warm is not None else ()
-            self.notes = (*_undone(planned.collected), *runner.notes, *warm, *kept)
+            combined = await self._combine_coverage(planned.collected)
+            self.notes = (*_undone(planned.collected), *runner.notes, *combined, *kept)
+            self.isolation = (*merge_notes(runner.isolation), *(context.warm.notes if context.warm is not None else ()))
         self.state.check_sum()
+
+    async def _combine_coverage(self, collected: Collected) -> tuple[str, ...]:
+        """Combine what pytest-cov has measured in each process; the note on it."""
+        if collected.coverage is None:
+            return ()
+        cwd, environ = self.options.invocation.cwd, self.options.invocation.environ
+        work = partial(combine_coverage, self.directory, cwd, environ, collected.coverage)
+        return (await asyncio.to_thread(work),)
 
     async def _prepare(self) -> tuple[Planned, Preflight | None]:
         """What there is to run, and what the network asks of it."""
@@ -155,10 +176,16 @@ class _Run:
 
     def _unit_runner(self, collected: Collected, pins: Mapping[str, str] | None) -> UnitRunner:
         context = self.context
+        workers = None
+        if self.options.isolate == "worker":
+            argv = worker_command(self.options, collected.pytest_args)
+            workers = Workers(context.supervisors, context.run_id, self.directory / "workers", context.scratch, argv)
         return UnitRunner(
             options=self.options,
             collected=collected,
-            attempts=context.supervisors,
+            attempts=workers or context.supervisors,
+            workers=workers,
+            command_attempts=context.supervisors,
             watch=GpuWatch(context.gpus.meter, context.clock),
             ports=context.ports,
             run_id=context.run_id,
@@ -166,8 +193,10 @@ class _Run:
             scratch=context.scratch,
             t=self.recorder.t,
             pins=pins,
+            num_slots=self.options.cpu_units + len(context.gpus.inventory.gpus),
             warm=context.warm,
-            retries=Retries(self.options.retries),
+            check_leaning=LeaningCheck(bool(self.options.check_leaning)).settle,
+            retries=Retries(self.options.retries, runs_rests=not stops_early(self.options.invocation.trailing)),
         )
 
     def _with_losses(self, finished: events.RunFinished) -> events.RunFinished:
@@ -204,6 +233,7 @@ class _Run:
             notes=(*planned.collected.notes, *notes),
             shard=planned.shard,
             num_estimated=len(planned.estimated),
+            num_deselected=sum(result.is_deselected for result in planned.collected.kept.values()),
         )
 
     def _finished(self, failure: Exception | None) -> events.RunFinished:
@@ -213,18 +243,21 @@ class _Run:
             self.state,
             allow_missing_gpus=self.options.allow_missing_gpus,
             internal_error=failure is not None and not is_users,
+            has_failed_workers=bool(self.failed_workers),
         )
-        ran = [result for result in self.state.results.values() if result.duration_s]
+        ran = [result for result in self.state.results.values() if result.duration_s and not result.resumed_from]
         bound = lower_bound([Job(n, r.unit.need, r.duration_s) for n, r in enumerate(ran)], new_table(self.context))
         figures = closing_figures(
             self.state,
             t=self.recorder.t(),
             exit_code=failure.exit_code if isinstance(failure, HarnessError) else code,
             lower_bound_s=bound.value_s,
-            bounding_unit=_worth_splitting(ran, bound.unit),
+            bounding_unit=worth_splitting(ran, bound.unit),
         )
         error = "" if failure is None else str(failure) if is_users else f"{type(failure).__name__}: {failure}"
-        return replace(figures, error=error, notes=self.notes)
+        return replace(
+            figures, error=error, notes=self.notes, isolation=self.isolation, failed_workers=self.failed_workers
+        )
 
 
 def _undone(collected: Collected) -> tuple[str, ...]:
@@ -232,15 +265,3 @@ def _undone(collected: Collected) -> tuple[str, ...]:
     if not collected.num_workers:
         return ()
     return (f"-n {collected.num_workers} of pytest-xdist is set to 0: rlharness itself runs --cpu-units files at once",)
-
-
-def _worth_splitting(ran: Sequence[UnitResult], number: int | None) -> str:
-    """The path of the unit that sets the bound, where splitting it helps: others ran too, and it has several tests.
-
-    Of one that was ended nobody knows the duration.
-    """
-    if number is None or len(ran) == 1:
-        return ""
-    result = ran[number]
-    is_divisible = result.tests.total > 1 and result.unit.part is None
-    return result.unit.path if is_divisible and result.outcome in RAN_TO_THE_END else ""

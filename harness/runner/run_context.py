@@ -17,9 +17,9 @@ from harness.process.ports import PortBlocks, read_ephemeral_range
 from harness.process.run_directory import new_run_id
 from harness.process.scratch import hold, let_go, make_scratch_root, remove_abandoned, remove_tree
 from harness.process.supervisor_client import ContainmentBackends, Supervisors, find_py_spy, probe_backends
-from harness.runner.history import History
 from harness.runner.options import RunOptions
-from harness.runner.warm_parent import WarmParent, start_warm_session
+from harness.runner.records.history import History
+from harness.runner.sessions.warm_parent import WarmParent, start_warm_session
 
 SCRATCH_S = 30.0
 """For making a directory, and removing what killed runs have left beside it."""

@@ -1,6 +1,7 @@
 """Paths and node ids of a command line."""
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +17,31 @@ class Selection:
 
 
 def split_selections(paths: Sequence[str], cwd: Path) -> list[Selection]:
-    """Split each of `paths` from the node id in it; a `::` inside the brackets of a parameter set does not count."""
+    """Split each of `paths` from the node id in it."""
     selections = []
     for path in paths:
-        file, colons, _ = path.partition("[")[0].partition("::")
-        rest = path[len(file) + 2 :] if colons else ""
-        file = file if colons else path
+        file, rest = split_node_id(path, cwd)
         selections.append(Selection(file, Path(os.path.abspath(cwd / file)), rest))
     return selections
+
+
+def split_node_id(text: str, directory: Path) -> tuple[str, str]:
+    """Return the path of a path or node id, relative to `directory`, and what follows the `::` after it.
+
+    A `::` inside the brackets of a parameter set does not count. If that path does not exist, `[` and `::` may belong
+    to the name of a file: the path is then the shortest one before a `::` that is a file.
+    """
+    file, colons, _ = text.partition("[")[0].partition("::")
+    file = file if colons else text
+    if is_oddly_named(text) and not os.path.lexists(directory / file):
+        ends = [match.start() for match in re.finditer("::", text)] + [len(text)]
+        file = next((text[:end] for end in ends if os.path.isfile(directory / text[:end])), file)
+    return file, text[len(file) + 2 :]
+
+
+def is_oddly_named(path: str) -> bool:
+    """Return whether pytest takes a part of this path for a part of a node id."""
+    return "[" in path or "::" in path
 
 
 def selected(selections: Sequence[Selection], file: Path, path: str) -> tuple[str, ...]:

@@ -4,8 +4,10 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+from harness.core.command import Command
 from harness.core.need import Need
 from harness.core.test_outcomes import TestCounts
+from harness.runner.gpu_memory import GpuMemoryUse, exceeds_budget
 
 NO_TESTS = TestCounts()
 _PART = re.compile(r" \[(\d+)/(\d+)\]\Z")
@@ -14,8 +16,8 @@ _PART = re.compile(r" \[(\d+)/(\d+)\]\Z")
 class NeedSource(StrEnum):
     """Where a unit's need was read."""
 
-    AST = "ast"  # literal markers in the source
-    IMPORT = "import"  # the file was imported in a child process
+    AST = "ast"  # no text that may mark its tests mentions `gpus`
+    IMPORT = "import"  # the file was imported in a child process, in this run or an earlier one
     TABLE = "table"  # a glob of [tool.rlharness.needs] or of --needs FILE
 
 
@@ -55,6 +57,14 @@ class Unit:
     file: str = ""
     """The file, for a part of one; empty for a whole file."""
     part: Part | None = None
+    together: tuple[str, ...] = ()
+    """Files and node ids that run in this unit's process, in order, its own file being the last; empty for one file."""
+    command: Command | None = None
+    """The command, for a unit that is no test file."""
+    digest: str = ""
+    """Digest of the contents of its files, and of options of pytest that select tests; empty for a command."""
+    setup_error: str = ""
+    """Why a setup script that it needs failed; empty where none did."""
 
     @property
     def file_path(self) -> str:
@@ -67,12 +77,18 @@ class Unit:
         return not self.collect_error and not self.collect_timed_out
 
 
+def files_of(unit: Unit) -> tuple[str, ...]:
+    """Return the files that run in a unit's process, relative to the root directory, in order."""
+    return tuple(dict.fromkeys(each.partition("::")[0] for each in unit.together)) or (unit.file_path,)
+
+
 class Outcome(StrEnum):
     """Outcome of a unit: all kinds of success and failure, one value per unit."""
 
     PASSED = "passed"
     FLAKY = "flaky"  # it failed, and passed when it was run again (--retries)
     FAILED = "failed"  # pytest said so (exit 1)
+    LEANING = "leaning"  # it failed, and passes after the files before it (--check-leaning)
     NO_TESTS = "no_tests"  # the file collected nothing, or everything was deselected
     COLLECT_ERROR = "collect_error"  # it could not be imported or collected
     COLLECT_TIMEOUT = "collect_timeout"  # it hung at import
@@ -94,7 +110,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt at a unit that failed and was followed by another."""
+    """A further attempt at a unit: one that failed and was followed by another, or one that ran its rest."""
 
     outcome: Outcome
     reason: str
@@ -102,6 +118,8 @@ class Attempt:
     directory: str
     selection: tuple[str, ...] = ()
     """Node ids that it ran; empty for what was asked for."""
+    is_rest: bool = False
+    """Whether it ran the tests that had not begun when the process of the unit was cut short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +146,34 @@ class UnitResult:
     """NOT_RUN as the GPUs it needs do not exist here or are all quarantined; False where the run was cancelled."""
 
     attempts: tuple[Attempt, ...] = ()
-    """Earlier attempts that failed; `duration_s` and `tests` are those of all attempts together."""
+    """Earlier attempts that failed, and those that ran its rest; `duration_s` and `tests` are those of all attempts."""
+
+    num_deselected: int = 0
+    """Tests that pytest's options or a hook have left out."""
+
+    is_accepted: bool = False
+    """Whether the configuration accepts that the file leans on others (`leaning = "report"`)."""
+
+    gpu_memory: GpuMemoryUse | None = None
+    """Measured GPU memory; None without GPUs, on simulated ones, and where nothing was started."""
+
+    resumed_from: str = ""
+    """The run that had this result, for one that `--resume` has kept; empty for a unit of this run."""
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether this result alone makes the run fail."""
+        return self.outcome.is_failure and not self.is_accepted
+
+    @property
+    def is_deselected(self) -> bool:
+        """Whether it has tests, of which none was selected."""
+        return self.outcome is Outcome.NO_TESTS and self.num_deselected > 0
+
+    @property
+    def is_over_budget(self) -> bool:
+        """Whether it was measured to use more memory of a GPU that it shares than its budget."""
+        return exceeds_budget(self.gpu_memory, self.unit.need)
 
     @property
     def need_disagrees(self) -> bool:
@@ -138,3 +183,15 @@ class UnitResult:
         if self.unit.source is NeedSource.TABLE:
             return self.collected_need.exceeds(self.unit.need)
         return self.collected_need != self.unit.need
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailure:
+    """The failure of a worker when it had no file."""
+
+    name: str
+    log: str
+    """Path of its own output."""
+    reason: str
+    text: str
+    """Traceback of the error, or without one the end of its output."""

@@ -43,7 +43,7 @@ def minibatches(batch: Batch, config: RunConfig, level: str, step: int, observer
         order = list(range(num_samples))
         if num_minibatches > 1:
             order = permutation(num_samples, config.seed, "minibatches", step, epoch)
-        size = num_samples // num_minibatches
+        size = -(-num_samples // num_minibatches)  # two-stage rollouts have any number of samples
         of_epoch = [
             Minibatch(batch, order[begin : begin + size], config, level) for begin in range(0, num_samples, size)
         ]

@@ -47,6 +47,6 @@ def dense_batch(trajectories: Sequence[Trajectory], scores: Scores, *, pad_id: i
 
 
 def groups_of(trajectories: Sequence[Trajectory]) -> Tensor:
-    """Return int64 [samples]: the same number for trajectories of the same prompt."""
-    numbers: dict[str, int] = {}
-    return torch.tensor([numbers.setdefault(each.request.prompt.id, len(numbers)) for each in trajectories])
+    """Return int64 [samples]: the same number for trajectories that are compared with each other."""
+    numbers: dict[tuple[str | int, ...], int] = {}
+    return torch.tensor([numbers.setdefault(each.group, len(numbers)) for each in trajectories])

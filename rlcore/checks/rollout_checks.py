@@ -15,6 +15,8 @@ import torch
 from torch import nn
 
 from rlcore.batching.batch import Batch
+from rlcore.checks.branch_checks import check_branches, params_of
+from rlcore.environments.branches import by_request
 from rlcore.environments.trajectory import Trajectory, Turn
 from rlcore.errors import LevelError, StepError
 from rlcore.rewards.score import Scores
@@ -83,23 +85,33 @@ def check_trajectories(
 ) -> None:
     """Check that each request has its own trajectory, in the order of requests, of the weights of the last receipt.
 
+    A request with beams has a reasoning, and the items that branch off it.
+
     Every sampled token has the version of these weights. Every assistant turn ends once, for the reason it gives, and
     its text is that of its tokens. Raises StepError naming the sample.
     """
-    for request, trajectory in zip(wanted, trajectories, strict=True):
-        if (trajectory.request.key, trajectory.request.prompt.id) != (request.key, request.prompt.id):
-            raise StepError(f"completion order: expected {_named(request)}, got {trajectory.name}", phases=("rollout",))
+    rollouts = by_request(trajectories)
+    if len(rollouts) != len(wanted):
+        check_branches(trajectories)
+        raise StepError(f"{len(rollouts)} rollouts of {len(wanted)} requests", phases=("rollout",))
+    for request, (first, *_) in zip(wanted, rollouts, strict=True):
+        if (first.request.key, first.request.prompt.id) != (request.key, request.prompt.id):
+            raise StepError(f"completion order: expected {_named(request)}, got {first.name}", phases=("rollout",))
+    check_branches(trajectories)
+    pairs = [(request, each) for request, found in zip(wanted, rollouts, strict=True) for each in found]
+    for request, trajectory in pairs:
         if receipt is not None:
             _check_weights(trajectory, receipt)
         for turn in trajectory.assistant_turns:
-            tokens = trajectory.tokens_of(turn)
-            if len(tokens) > request.params.max_tokens:
+            tokens, params = trajectory.tokens_of(turn), params_of(trajectory, turn)
+            most = params_of(trajectory, turn, request).max_tokens
+            if len(tokens) > most:
                 raise StepError(
                     f"{_named(request)} has {len(tokens)} tokens from token {turn.begin} on",
-                    legal=f"1 to {request.params.max_tokens} a turn",
+                    legal=f"1 to {most} a turn",
                     phases=("rollout",),
                 )
-            if wrong := _wrong_end(turn, tokens, trajectory.request.params, tokenizer.eos_id):
+            if wrong := _wrong_end(turn, tokens, params, tokenizer.eos_id):
                 raise StepError(f"{_named(request)} {wrong}", phases=("rollout",))
             if (text := tokenizer.decode(tokens)) != turn.text:
                 raise StepError(
@@ -163,12 +175,12 @@ def check_batch(batch: Batch, trajectories: Sequence[Trajectory], scores: Scores
         for sample, (row, length, trajectory) in enumerate(rows):
             if tuple(row[:length]) != getattr(trajectory, name):
                 raise StepError(f"{what} of sample {sample} are not those that were drawn", phases=("rollout",))
-    prompts = [each.request.prompt.id for each in trajectories]
-    pairs = set(zip(batch["groups"].tolist(), prompts, strict=True))
-    if not len(pairs) == len({group for group, _ in pairs}) == len(set(prompts)):
+    keys = [each.group for each in trajectories]
+    pairs = set(zip(batch["groups"].tolist(), keys, strict=True))
+    if not len(pairs) == len({group for group, _ in pairs}) == len(set(keys)):
         raise StepError(
-            f"{len({group for group, _ in pairs})} groups of {len(set(prompts))} prompts",
-            legal="a group for each prompt, of all its completions",
+            f"{len({group for group, _ in pairs})} groups of {len(set(keys))} prompts or reasonings",
+            legal="a group for each prompt, of all its completions, and for each reasoning, of all its items",
             phases=("rollout", "advantage"),
         )
     told = [

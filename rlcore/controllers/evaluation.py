@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlcore.environments.branches import best_completions
 from rlcore.environments.trajectory import Trajectory
 from rlcore.errors import RewardError
 from rlcore.keys import key
 from rlcore.observability.metrics import mean
-from rlcore.recipes.rollout import collect, sampling_params
+from rlcore.recipes.rollout import beam_params, collect_all, sampling_params
 from rlcore.rewards.score import Scores, score
 from rlcore.train_state import TrainState
-from rlcore.types import Prompt, SampleRequest, StopReason
+from rlcore.types import Prompt, SampleRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +28,15 @@ class Evaluation:
 
 
 def evaluate(state: TrainState, prompts: Sequence[Prompt], *, step: int) -> Evaluation:
-    """Sample these prompts as in training: with the weights that the sampler has now, at the same temperature."""
-    params = sampling_params(state)
-    wanted = [SampleRequest(prompt, 0, key("evaluation", state.config.seed, prompt.id), params) for prompt in prompts]
+    """Sample these prompts as in training: with the weights that the sampler has now, at the same temperature.
+
+    Of several items of a prompt, the best by the sampler's score is evaluated.
+    """
+    config, params = state.config, sampling_params(state)
+    beams = beam_params(config, state.tokenizer)
+    wanted = [SampleRequest(prompt, 0, key("evaluation", config.seed, prompt.id), params, beams) for prompt in prompts]
     with state.observers.stage("evaluation"):
-        trajectories = collect(state.sampler, wanted, state.config.runtime)
+        trajectories = best_completions(collect_all(state, wanted))
         scores = score(state.task.rewards, trajectories, step=step)
     judged = [reward for reward in scores.rewards if reward is not None]
     if not judged:
@@ -45,5 +50,5 @@ def evaluate(state: TrainState, prompts: Sequence[Prompt], *, step: int) -> Eval
         scores=scores,
         reward_mean=mean(judged),
         completion_length=mean([float(len(each.loss_tokens)) for each in trajectories]),
-        truncated=mean([float(each.stop_reason is StopReason.LENGTH) for each in trajectories]),
+        truncated=mean([float(each.is_truncated) for each in trajectories]),
     )

@@ -21,8 +21,10 @@ from rlcore.observability.observers import Observers
 from rlcore.observability.phases import Phases
 from rlcore.observability.recording import StepRecorder
 from rlcore.observability.warm_start_record import WarmStart
+from rlcore.recipes.rollout import beam_params
 from rlcore.recipes.warm_start import warm_start
-from rlcore.samplers.torch_sampler import TorchSampler
+from rlcore.samplers.build import build_sampler
+from rlcore.samplers.two_stage_checks import check_can_search
 from rlcore.tasks.base import Task
 from rlcore.tasks.make import alphabet
 from rlcore.trace import Recorder
@@ -53,6 +55,14 @@ def build_model(config: RunConfig) -> tuple[Tokenizer, Decoder]:
     return tokenizer, Decoder(decoder_config).initialise(config.seed).to(section.device, dtype)
 
 
+def longest_sequence(task: Task, config: RunConfig, tokenizer: Tokenizer) -> int:
+    """Return the tokens of the longest prompt with a completion of the greatest length, and an item after it."""
+    beams = beam_params(config, tokenizer)
+    num_item_tokens = len(beams.forced) + beams.max_tokens if beams else 0
+    longest_prompt = max(len(prompt.tokens) for prompt in (*task.train, *task.heldout))
+    return longest_prompt + config.sampling.max_tokens + num_item_tokens
+
+
 def prepare(
     config: RunConfig,
     level: str,
@@ -78,11 +88,15 @@ def prepare(
         task=task,
         tokenizer=tokenizer,
         policy=trainer("policy", decoder, optimizer.learning_rate),
-        sampler=TorchSampler(decoder, tokenizer, concurrency=runtime.concurrency, preempt_every=runtime.preempt_every),
+        sampler=build_sampler(
+            config, decoder, tokenizer, longest=longest_sequence(task, config, tokenizer), report=log.say
+        ),
         observers=observers,
         phases=phases,
         kl_coef=algorithm.kl_coef,
     )
+    if config.sampling.two_stage is not None:
+        check_can_search(state.sampler)
     if not config.output.resume and config.warm_start.num_steps:
         state.warm_start = warm_up(state, Observers(*checks), log)
     if isinstance(algorithm, PpoSection):

@@ -1,6 +1,6 @@
 """Trajectory: the one structure that samplers produce, and that rewards, batches and checks read.
 
-    tokens           p p p | a a a | t t | a a        p: prompt, a: assistant, t: tool
+    tokens           p p p | a a a | t t | a a        p: prompt, a: assistant, t: tool or forced
     loss_mask        0 0 0 | 1 1 1 | 0 0 | 1 1        one bit per token
     logprobs         0 0 0 | x x x | 0 0 | x x        of the policy that sampled
     policy_versions  - - - | 4 4 4 | - - | 5 5        of the weights that sampled; NOT_SAMPLED elsewhere
@@ -19,7 +19,7 @@ from rlcore.errors import InvalidValueError, NonFiniteError, ShapeError
 from rlcore.types import SampleRequest, StopReason
 
 NOT_SAMPLED = -1
-"""Policy version of a token that no policy sampled: of a prompt, or of a tool's answer."""
+"""Policy version of a token that no policy sampled: of a prompt, of a tool's answer, or forced."""
 
 
 class Role(StrEnum):
@@ -28,6 +28,8 @@ class Role(StrEnum):
     PROMPT = "prompt"
     ASSISTANT = "assistant"
     TOOL = "tool"
+    FORCED = "forced"
+    """The sampler: tokens within a completion that no policy chose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,26 @@ class Trajectory:
         return tuple(compress(self.tokens, self.loss_mask))
 
     @property
+    def is_branch(self) -> bool:
+        """Whether it shares its first assistant turn with another trajectory, which learns that turn."""
+        first = self.assistant_turns[0]
+        return not any(self.loss_mask[first.begin : first.end])
+
+    @property
+    def group(self) -> tuple[str, ...] | tuple[str, int]:
+        """Key of the trajectories whose rewards it is compared with: those of its prompt, or branches of its request.
+
+        All of a group had the same tokens before the first token that they learn.
+        """
+        prompt_id = self.request.prompt.id
+        return (prompt_id, self.request.sample_index) if self.is_branch else (prompt_id,)
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether max_tokens cut it; the items of a beam search may all have that length, and are not counted."""
+        return self.stop_reason is StopReason.LENGTH and not self.is_branch
+
+    @property
     def completion(self) -> Turn:
         """Assistant turn of a trajectory that has only one. Raises InvalidValueError if it has several."""
         turns = self.assistant_turns
@@ -150,19 +172,29 @@ class Trajectory:
 
     @property
     def completion_tokens(self) -> tuple[int, ...]:
-        """Token ids of the only assistant turn. Raises InvalidValueError as `completion`."""
-        return self.tokens_of(self.completion)
+        """Token ids of the only completion, forced ones included. Raises InvalidValueError if there are several."""
+        return self.tokens[self._completion_span]
 
     @property
     def completion_logprobs(self) -> tuple[float, ...]:
-        """Log-probabilities of the only assistant turn. Raises InvalidValueError as `completion`."""
-        turn = self.completion
-        return self.logprobs[turn.begin : turn.end]
+        """Log-probabilities of `completion_tokens`. Raises InvalidValueError as `completion_tokens`."""
+        return self.logprobs[self._completion_span]
 
     @property
     def completion_text(self) -> str:
-        """Text of the only assistant turn. Raises InvalidValueError as `completion`."""
-        return self.completion.text
+        """Text of the only completion, turn by turn. Raises InvalidValueError as `completion_tokens`."""
+        return "".join(turn.text for turn in self._completion_turns)
+
+    @property
+    def _completion_turns(self) -> tuple[Turn, ...]:
+        """A reasoning, what was forced and an item are one completion; turns between which others spoke are several."""
+        has_tools = any(turn.role is Role.TOOL for turn in self.turns)
+        return (self.completion,) if has_tools or not self.is_branch else self.turns[1:]
+
+    @property
+    def _completion_span(self) -> slice:
+        turns = self._completion_turns
+        return slice(turns[0].begin, turns[-1].end)
 
     def tokens_of(self, turn: Turn) -> tuple[int, ...]:
         """Return the token ids of a turn."""

@@ -65,7 +65,7 @@ class TorchBackend:
     ) -> None:
         self.config, self.cache, self.at = config, cache, at
         rotations = table[:length] if at is None else embedding(at.positions, table)
-        self.cosines, self.sines = (torch.cat([each] * config.num_qk_heads, -1) for each in rotations.chunk(2, -1))
+        self.cosines, self.sines = rotations_of_heads(rotations, config)
         self.mask = None
         if at and not at.is_fresh:
             self.mask = visible(at.starts, at.positions.shape[1], at.num_keys)
@@ -96,3 +96,9 @@ class TorchBackend:
             return attention(q, k, v)
         keys, values = self.at.put(self.cache, layer, k, v)
         return attention(q, k, v) if self.mask is None else attention(q, keys, values, self.mask)
+
+
+def rotations_of_heads(rotations: Tensor, config: DecoderConfig) -> tuple[Tensor, Tensor]:
+    """Return (cosines, sines) [..., length, heads * head_width] for queries and keys: one head's, repeated."""
+    cosines, sines = (torch.cat([each] * config.num_qk_heads, -1) for each in rotations.chunk(2, -1))
+    return cosines, sines

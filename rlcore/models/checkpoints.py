@@ -5,7 +5,7 @@ temporary name and then renamed, the index and config.json last: a directory wit
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,16 +76,28 @@ def load(directory: Path, *, dtype: torch.dtype | None = None, device: str = "cp
     """
     found = _read_json(directory / CONFIG)
     decoder = Decoder(read_config(found)).to(device, dtype or _own_dtype(found))
-    own, parts = dict(decoder.named_parameters()), {part.name: part for part in _parts(decoder.config)}
+    wanted = {part.name for part in _parts(decoder.config)}
     shards = _shards(directory)
     ignored = {"lm_head.weight"} if decoder.config.is_tied else set()
-    _check_names(directory, parts.keys(), [name for names in shards.values() for name in names if name not in ignored])
+    _check_names(directory, wanted, [name for names in shards.values() for name in names if name not in ignored])
     for shard, names in shards.items():
         with _opened(directory / shard) as file:
-            for name in names:
-                if part := parts.get(name):
-                    _fill(own[part.parameter].detach()[part.first : part.last], file.get_tensor(name), name)
+            fill(decoder, ((name, file.get_tensor(name)) for name in names))
     return decoder
+
+
+def fill(decoder: Decoder, tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
+    """Write tensors of a checkpoint into a decoder; return its parameters that were written, in part or as a whole.
+
+    Tensors that the decoder does not have are skipped. Raises CheckpointError for another shape.
+    """
+    own, parts = dict(decoder.named_parameters()), {part.name: part for part in _parts(decoder.config)}
+    written = set()
+    for name, tensor in tensors:
+        if part := parts.get(name):
+            _fill(own[part.parameter].detach()[part.first : part.last], tensor, name)
+            written.add(part.parameter)
+    return written
 
 
 def save(decoder: Decoder, directory: Path, *, shard_bytes: int = SHARD_BYTES) -> None:

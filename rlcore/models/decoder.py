@@ -95,7 +95,7 @@ class Decoder(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """One pass, without a cache: tokens [batch, length] -> the last stream, normalised [batch, length, width]."""
-        return self._through(tokens, self._backend(tokens.shape[1]))
+        return self.through(tokens, self._backend(tokens.shape[1]))
 
     def extend(self, tokens: Tensor, cache: KeyValueCache, starts: Sequence[int]) -> Tensor:
         """Read tokens [batch, length] that follow what the first slots of the cache hold -> [batch, length, width].
@@ -107,7 +107,7 @@ class Decoder(nn.Module):
 
     def read(self, tokens: Tensor, cache: KeyValueCache, at: CachePositions) -> Tensor:
         """Read tokens at positions that have been worked out before; as `extend`."""
-        return self._through(tokens, self._backend(tokens.shape[1], cache, at))
+        return self.through(tokens, self._backend(tokens.shape[1], cache, at))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] -> [..., vocabulary]."""
@@ -116,6 +116,19 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens [batch, length] -> logits [batch, length, vocabulary]."""
         return self.logits(self.hidden(tokens))
+
+    def rotations(self) -> Tensor:
+        """Return cosines and sines of every position, on the device of the weights."""
+        if self._rotations.device != self.embedding.device:
+            self._rotations = self._rotations.to(self.embedding.device)
+        return self._rotations
+
+    def through(self, tokens: Tensor, by: AttentionBackend) -> Tensor:
+        """Return the normalised stream [batch, length, width] after all layers, which attend by this backend."""
+        x = embedding(tokens, self.embedding)
+        for layer in self.layers:
+            x = layer(x, by)
+        return rms_norm(x, self.norm, self.config.norm_eps)
 
     def _backend(
         self, length: int, cache: KeyValueCache | None = None, at: CachePositions | None = None
@@ -127,20 +140,8 @@ class Decoder(nn.Module):
         if is_compiled():
             from rlcore.models.compiled_backend import CompiledBackend
 
-            return CompiledBackend(self.config, self._table(), cache, at)
-        return TorchBackend(self.config, self._table(), length, cache, at)
-
-    def _table(self) -> Tensor:
-        """Cosines and sines of every position, where the weights are."""
-        if self._rotations.device != self.embedding.device:
-            self._rotations = self._rotations.to(self.embedding.device)
-        return self._rotations
-
-    def _through(self, tokens: Tensor, by: AttentionBackend) -> Tensor:
-        x = embedding(tokens, self.embedding)
-        for layer in self.layers:
-            x = layer(x, by)
-        return rms_norm(x, self.norm, self.config.norm_eps)
+            return CompiledBackend(self.config, self.rotations(), cache, at)
+        return TorchBackend(self.config, self.rotations(), length, cache, at)
 
 
 def _parameter(*shape: int) -> nn.Parameter:

@@ -41,7 +41,11 @@ def _warm_start(config: RunConfig) -> str:
 def _training(config: RunConfig, level: str) -> Iterator[str]:
     section, output = config.training, config.output
     yield f"{_count(section.num_steps, 'step')} of {config.algorithm.name.upper()}"
-    yield f"{_count(section.prompts_per_step, 'prompt')} of {_count(section.group_size, 'completion')} each"
+    stages = config.sampling.two_stage
+    drawn = _count(section.group_size, "completion" if stages is None else "reasoning")
+    yield f"{_count(section.prompts_per_step, 'prompt')} of {drawn} each"
+    if stages is not None:
+        yield f"up to {stages.num_beams} items per reasoning"
     yield f"learning rate {config.optimizer.learning_rate:g}"
     yield f"level {level}"
     if output.resume:

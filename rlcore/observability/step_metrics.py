@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import torch
 
 from rlcore.batching.batch import Batch
+from rlcore.environments.branches import by_request
 from rlcore.environments.trajectory import Trajectory
 from rlcore.observability.metrics import mean, merge, of_completions
 from rlcore.rewards.score import Scores
 from rlcore.trainers.base import Update
-from rlcore.types import StopReason
 
 
 class StepMetrics:
@@ -22,14 +22,18 @@ class StepMetrics:
     def __init__(self, trajectories: Sequence[Trajectory], scores: Scores, batch: Batch, **others: float) -> None:
         self.has_learned = False
         """Whether the policy has had a gradient that is not 0."""
-        self._of_rollout = others | of_completions(
-            batch["loss_mask"].sum(-1).tolist(),
-            [each.stop_reason is StopReason.LENGTH for each in trajectories],
-            [
-                reward if is_classified else None
-                for reward, is_classified in zip(batch["rewards"].tolist(), batch["included"].tolist(), strict=True)
-            ],
-            scores.by_function if len(scores.by_function) > 1 else {},
+        self._of_rollout = (
+            others
+            | of_branches(trajectories)
+            | of_completions(
+                batch["loss_mask"].sum(-1).tolist(),
+                [each.is_truncated for each in trajectories],
+                [
+                    reward if is_classified else None
+                    for reward, is_classified in zip(batch["rewards"].tolist(), batch["included"].tolist(), strict=True)
+                ],
+                scores.by_function if len(scores.by_function) > 1 else {},
+            )
         )
         self._updates: dict[str, list[dict[str, float]]] = {}
 
@@ -56,3 +60,12 @@ class StepMetrics:
             merged = merge(updates, dict.fromkeys(updates[0], "mean"))
             metrics |= {prefix + name: value for name, value in merged.items()}
         return metrics
+
+
+def of_branches(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the metrics of reasonings and their items; none for completions that never have items."""
+    rollouts = [found for found in by_request(trajectories) if found[0].request.beams]
+    if not rollouts:
+        return {}
+    num_items = [len(items) for _, *items in rollouts]
+    return {"items_per_reasoning": mean(num_items), "reasonings_without_items": mean([not each for each in num_items])}

@@ -50,18 +50,27 @@ def grpo_step(state: TrainState, section: GrpoSection, step: int) -> StepMetrics
 def add_group_advantages(state: TrainState, section: GrpoSection, batch: Batch) -> Batch:
     """Compare each completion with others of its prompt, fp64 [samples], if the estimator is one of samples."""
     rewards, groups, included = (batch[name] for name in ("rewards", "groups", "included"))
+    lone = lone_options(state)
     match section.advantage:
         case "grpo":
-            found = advantages.grpo(rewards, groups, included)
+            found = advantages.grpo(rewards, groups, included, **lone)
         case "dr_grpo":
-            found = advantages.dr_grpo(rewards, groups, included)
+            found = advantages.dr_grpo(rewards, groups, included, **lone)
         case "rloo":
-            found = advantages.rloo(rewards, groups, included)
+            found = advantages.rloo(rewards, groups, included, **lone)
         case "reinforce_pp_baseline" | "remax":
             return batch
     batch = batch.extended(group_advantages=found)
     state.observers.emit(GroupAdvantagesEstimated(batch))
     return batch
+
+
+def lone_options(state: TrainState) -> dict[str, bool]:
+    """Return options of an estimator: the only item of a reasoning has none to be compared with, so its advantage is 0.
+
+    A lone completion of a prompt keeps its reward, as the estimators have it.
+    """
+    return {} if state.config.sampling.two_stage is None else {"keep_lone": False}
 
 
 def add_advantages(state: TrainState, section: GrpoSection, batch: Batch) -> Batch:
@@ -71,7 +80,7 @@ def add_advantages(state: TrainState, section: GrpoSection, batch: Batch) -> Bat
         case "grpo" | "dr_grpo" | "rloo":
             found = advantages.per_token(batch["group_advantages"], mask)
         case "reinforce_pp_baseline":
-            found = advantages.reinforce_pp_baseline(rewards, groups, mask, included)
+            found = advantages.reinforce_pp_baseline(rewards, groups, mask, included, **lone_options(state))
         case "remax":
             at_end = advantages.at_last_token(rewards.float(), mask, included)
             found = advantages.remax(at_end, batch["greedy_rewards"], mask, included).advantages

@@ -4,19 +4,22 @@ Canonical is by prompt as drawn, then by number. Completions arrive in any order
 reads them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rlcore.batching.batch import Batch
 from rlcore.batching.rollout_batch import dense_batch
-from rlcore.config import RuntimeSection
+from rlcore.config import RunConfig, RuntimeSection
 from rlcore.environments.trajectory import Trajectory
 from rlcore.keys import completion_key, epoch_items, permutation
 from rlcore.numerics.probe import num_threads
 from rlcore.observability.events import RequestsBuilt, RolloutBatched, SamplingBegins, TrajectoriesSampled
-from rlcore.rewards.score import Scores, score, shuffled
+from rlcore.rewards.branches import score_branches
+from rlcore.rewards.score import Scores
 from rlcore.samplers.base import Sampler
+from rlcore.samplers.two_stage import sample_two_stage
+from rlcore.samplers.two_stage_checks import check_can_search
 from rlcore.train_state import TrainState
-from rlcore.types import Prompt, SampleRequest, SamplingParams
+from rlcore.types import BeamParams, Prompt, SampleRequest, SamplingParams, Tokenizer
 
 
 def rollout(state: TrainState, step: int) -> tuple[list[Trajectory], Scores, Batch]:
@@ -26,12 +29,11 @@ def rollout(state: TrainState, step: int) -> tuple[list[Trajectory], Scores, Bat
         observers.emit(SamplingBegins(state.decoder, state.receipt))
         wanted = requests(state, prompts_of(state, step), step)
         observers.emit(RequestsBuilt(wanted))
-        trajectories = collect(state.sampler, wanted, config.runtime)
+        trajectories = collect_all(state, wanted)
         observers.emit(TrajectoriesSampled(wanted, trajectories, state.receipt, state.tokenizer))
     with observers.stage("reward"):
-        scores = score(state.task.rewards, trajectories, step=step)
-        if config.task.shuffles_rewards:
-            scores = shuffled(scores, config.seed, step)
+        control = (config.seed, step) if config.task.shuffles_rewards else None
+        scores = score_branches(state.task.rewards, trajectories, step=step, control=control)
     batch = dense_batch(trajectories, scores, pad_id=state.tokenizer.pad_id).to(config.model.device)
     observers.emit(RolloutBatched(batch, trajectories, scores))
     return trajectories, scores, batch
@@ -47,6 +49,7 @@ def prompts_of(state: TrainState, step: int) -> list[Prompt]:
 def requests(state: TrainState, prompts: Sequence[Prompt], step: int) -> list[SampleRequest]:
     """Build `group_size` requests per prompt; a prompt that comes twice, at the end of an epoch, counts on."""
     config, params = state.config, sampling_params(state)
+    beams = beam_params(config, state.tokenizer)
     seen: dict[str, int] = {}
     wanted = []
     for prompt in prompts:
@@ -54,7 +57,7 @@ def requests(state: TrainState, prompts: Sequence[Prompt], step: int) -> list[Sa
         seen[prompt.id] = first + config.training.group_size
         for index in range(first, seen[prompt.id]):
             key = completion_key(seed=config.seed, step=step, prompt_id=prompt.id, sample_index=index)
-            wanted.append(SampleRequest(prompt, index, key, params))
+            wanted.append(SampleRequest(prompt, index, key, params, beams))
     return wanted
 
 
@@ -72,12 +75,48 @@ def sampling_params(state: TrainState) -> SamplingParams:
     )
 
 
+def beam_params(config: RunConfig, tokenizer: Tokenizer) -> BeamParams | None:
+    """Return the configured search for items; None if completions have none.
+
+    Raises InvalidValueError for a forced text that the tokenizer cannot encode.
+    """
+    section = config.sampling.two_stage
+    if section is None:
+        return None
+    return BeamParams(
+        num_beams=section.num_beams,
+        max_tokens=section.max_item_tokens,
+        forced=tuple(tokenizer.encode(section.forced_text)),
+        stop_ids=tokenizer.stop_ids,
+    )
+
+
 def collect(sampler: Sampler, wanted: Sequence[SampleRequest], runtime: RuntimeSection) -> list[Trajectory]:
     """Sample the trajectories of requests, in their order, whatever the order in which the sampler is given them."""
+    return [
+        trajectory for (trajectory,) in _in_order(lambda few: [[each] for each in sampler.sample(few)], wanted, runtime)
+    ]
+
+
+def collect_all(state: TrainState, wanted: Sequence[SampleRequest]) -> list[Trajectory]:
+    """Sample as `collect`; a request with beams has several trajectories: a reasoning, then its items."""
+    if not any(request.beams for request in wanted):
+        return collect(state.sampler, wanted, state.config.runtime)
+    sampler = check_can_search(state.sampler)
+    rollouts = _in_order(lambda few: sample_two_stage(sampler, state.tokenizer, few), wanted, state.config.runtime)
+    return [trajectory for found in rollouts for trajectory in found]
+
+
+def _in_order(
+    sample: Callable[[Sequence[SampleRequest]], list[list[Trajectory]]],
+    wanted: Sequence[SampleRequest],
+    runtime: RuntimeSection,
+) -> list[list[Trajectory]]:
+    """Sample requests as they arrive, and return what each has, in the order of `wanted`."""
     order = list(range(len(wanted)))
     if runtime.arrival_seed:
         order = permutation(len(wanted), "arrival", runtime.arrival_seed)
     with num_threads(runtime.sampling_threads):
-        arrived = sampler.sample([wanted[index] for index in order])
+        arrived = sample([wanted[index] for index in order])
     found = dict(zip(order, arrived, strict=True))
     return [found[index] for index in range(len(wanted))]

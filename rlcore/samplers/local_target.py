@@ -39,6 +39,11 @@ class LocalTarget:
         """Digest of the last commit; before the first, that of the decoder's own weights."""
         return self._weights_digest
 
+    @property
+    def is_sampling(self) -> bool:
+        """Whether completions are being drawn."""
+        return self._is_sampling
+
     def describe(self) -> TargetState:
         """As `WeightTarget.describe`."""
         specs = {name: ParameterSpec.of(parameter) for name, parameter in self._parameters().items()}
@@ -166,3 +171,24 @@ def _difference(found: Tensor, wanted: Tensor) -> Difference:
     words = (tensor.detach().cpu().contiguous().reshape(-1, 1).view(torch.uint8) for tensor in (found, wanted))
     first, second = words
     return Difference(int((first != second).any(dim=-1).sum()), num_nan)
+
+
+class OfLocalTarget:
+    """What a sampler with a local target says of its weights."""
+
+    _target: LocalTarget
+
+    @property
+    def policy_version(self) -> int:
+        """As `Sampler.policy_version`; 0 until weights are committed."""
+        return self._target.policy_version
+
+    @property
+    def weights_digest(self) -> str:
+        """As `Sampler.weights_digest`."""
+        return self._target.weights_digest
+
+    @property
+    def weight_target(self) -> LocalTarget:
+        """As `Sampler.weight_target`."""
+        return self._target

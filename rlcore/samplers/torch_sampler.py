@@ -10,12 +10,14 @@ from rlcore.errors import InvalidValueError
 from rlcore.models.decoder import Decoder
 from rlcore.samplers.base import Progress
 from rlcore.samplers.batching import ContinuousBatch, Finished
-from rlcore.samplers.local_target import LocalTarget
-from rlcore.samplers.requests import check_requests
+from rlcore.samplers.local_target import LocalTarget, OfLocalTarget
+from rlcore.samplers.next_token_passes import check_next_token_requests, most_probable
+from rlcore.samplers.next_tokens import NextToken, NextTokenRequest
+from rlcore.samplers.requests import check_options, check_requests
 from rlcore.types import SampleRequest, Tokenizer
 
 
-class TorchSampler:
+class TorchSampler(OfLocalTarget):
     """Decodes up to `concurrency` completions together, each with the next token of all in one pass.
 
     `preempt_every` takes the youngest out after so many steps, to begin again later: what a sampler that is short of
@@ -27,31 +29,10 @@ class TorchSampler:
     ) -> None:
         if concurrency < 1:
             raise InvalidValueError(f"concurrency {concurrency}", legal="1 or more")
-        if preempt_every < 0:
-            raise InvalidValueError(f"preempt_every {preempt_every}", legal="0 (never) or more")
-        if tokenizer.vocab_size > decoder.config.vocab_size:
-            raise InvalidValueError(
-                f"a tokenizer of {tokenizer.vocab_size} tokens",
-                legal=f"up to {decoder.config.vocab_size}, the decoder's vocabulary",
-            )
+        check_options(decoder.config, tokenizer, preempt_every=preempt_every)
         self._decoder = copy.deepcopy(decoder).requires_grad_(False)
         self._tokenizer, self._concurrency, self._preempt_every = tokenizer, concurrency, preempt_every
         self._target = LocalTarget(self._decoder)
-
-    @property
-    def policy_version(self) -> int:
-        """As `Sampler.policy_version`; 0 until weights are committed."""
-        return self._target.policy_version
-
-    @property
-    def weights_digest(self) -> str:
-        """As `Sampler.weights_digest`."""
-        return self._target.weights_digest
-
-    @property
-    def weight_target(self) -> LocalTarget:
-        """As `Sampler.weight_target`."""
-        return self._target
 
     def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
         """As `Sampler.sample`.
@@ -67,6 +48,23 @@ class TorchSampler:
             with torch.inference_mode():
                 finished = self._batch(requests).run(progress)
             return [self._trajectory(each) for each in finished]
+
+    @property
+    def max_length(self) -> int:
+        """As `NextTokenSampler.max_length`."""
+        return self._decoder.config.max_length
+
+    def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
+        """As `NextTokenSampler.next_tokens`."""
+        config = self._decoder.config
+        check_next_token_requests(requests, config.vocab_size, config.max_length)
+        with self._target.sampling(), torch.inference_mode():
+            return most_probable(
+                self._decoder,
+                requests,
+                num_tokens_known=self._tokenizer.vocab_size,
+                concurrency=self._concurrency,
+            )
 
     def _batch(self, requests: Sequence[SampleRequest]) -> ContinuousBatch:
         return ContinuousBatch(

@@ -13,6 +13,7 @@ from string import ascii_lowercase
 
 from rlcore.errors import InvalidValueError
 from rlcore.keys import key
+from rlcore.tasks import recommendation
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,20 @@ def _word_kind(example: Callable[[int, int], Example], length: int) -> Kind:
     return Kind(len(ascii_lowercase) ** length, lambda number: example(number, length))
 
 
+def _histories(shortest: int, longest: int) -> list[Kind]:
+    return [_history_kind(length) for length in range(shortest, longest + 1)]
+
+
+def _history_kind(length: int) -> Kind:
+    """Histories of so many items; an item may come again."""
+
+    def example(number: int) -> Example:
+        items = recommendation.history(number, length)
+        return Example("".join(items) + recommendation.ASKS, recommendation.completion(items))
+
+    return Kind(recommendation.NUM_ITEMS**length, example)
+
+
 def _calculations(shortest: int, longest: int) -> list[Kind]:
     return [kind(digits) for digits in range(shortest, longest + 1) for kind in (_sum_kind, _difference_kind)]
 
@@ -113,9 +128,10 @@ EXERCISES = {
     "reverse_text": Exercise(ascii_lowercase + ">", _words(_reversed)),
     "sorting": Exercise(ascii_lowercase + "|", _words(_sorted)),
     "arithmetic": Exercise("0123456789+-=", _calculations),
+    "recommendation": Exercise(recommendation.ALPHABET, _histories),
 }
 """reverse_text: "abc>" is "cba". sorting: "dacb|" is "abcd". arithmetic, units first: "21+39=" is "501"
-(12 + 93 = 105), "39-21=" is "18"."""
+(12 + 93 = 105), "39-21=" is "18". recommendation: `rlcore.tasks.recommendation`."""
 
 
 def draw(name: str, lengths: tuple[int, int], num_examples: int, seed: int) -> list[Example]:

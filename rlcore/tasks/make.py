@@ -8,6 +8,7 @@ from rlcore.config import TaskSection
 from rlcore.errors import InvalidValueError
 from rlcore.keys import prompt_ids
 from rlcore.rewards.calling import GIVEN, STATE, accepted
+from rlcore.rewards.items import recommended
 from rlcore.rewards.load import load_reward
 from rlcore.rewards.reward import Reward
 from rlcore.rewards.text import matching
@@ -15,6 +16,9 @@ from rlcore.tasks.base import Task
 from rlcore.tasks.files import Row, read_rows, split_rows
 from rlcore.tasks.generated import EXERCISES, draw
 from rlcore.types import Prompt, Tokenizer
+
+OWN_REWARDS: Mapping[str, tuple[Reward, ...]] = {"recommendation": (Reward("recommended", recommended),)}
+"""Rewards of tasks whose completions are not compared with the right one character by character."""
 
 
 def alphabet(name: str, path: str = "") -> str:
@@ -77,7 +81,7 @@ def _rewards(section: TaskSection, columns: Mapping[str, Any]) -> tuple[Reward, 
         load_reward(name, weight=weight, timeout_s=section.reward_timeout_s)
         for name, weight in zip(section.rewards, weights, strict=True)
     ]
-    rewards = tuple(named) or (Reward("matching", matching),)
+    rewards = tuple(named) or OWN_REWARDS.get(section.name, (Reward("matching", matching),))
     for reward in rewards:
         accepted(reward, [*GIVEN, *columns, STATE])
     return rewards

@@ -1,13 +1,19 @@
-"""Test suites of other projects, run by pytest, by `pytest -n 2 --dist loadfile` and by rlharness, with their times.
+"""Test suites of other projects, run by pytest, by pytest-xdist and by rlharness in each isolation mode.
 
-    python tests/benchmarks/real_suites.py [--only attrs] [--work DIR]
+    python tests/benchmarks/real_suites.py [--only toolz] [--isolate file worker] [--work DIR]
 
-Downloads the source distributions and installs each into an environment of its own, so it needs a package registry and
-some minutes; it is no part of the test run. Exit status 1 where rlharness tells a test's outcome otherwise than pytest.
+Each suite is run by plain `pytest`, `pytest -n 2 --dist loadfile` and `pytest -n 2`; then by `rlharness run` in each
+isolation mode: `file` twice, the second time with a history. The ratios are of wall times: `file` and `interpreter`
+over `--dist loadfile`, `worker` over `-n 2`; of `test`, the milliseconds that a test takes more than with plain pytest.
 
-A test may lean on what another file did in the same process, and end otherwise where its file has a process to itself.
-So where the whole suite and rlharness differ, pytest is given that file alone, and that is what rlharness must tell;
-such tests are counted under "lean".
+The source distributions are downloaded, and each is installed into an environment of its own, so the benchmark needs a
+package registry and some minutes; it is no part of the test run. Exit status 1 if rlharness reports a different outcome
+than pytest for a test.
+
+A test may depend on what another file did in the same process, and have a different outcome if its file has a process
+to itself. So if the whole suite and rlharness differ, pytest runs that file alone, and rlharness must report the same
+outcomes; such tests are counted under "lean". Mode `worker` runs files one after another in a process: there, either
+outcome counts. The tests that lean in mode `test` are those of files whose tests depend on each other.
 """
 
 import argparse
@@ -21,9 +27,10 @@ import tarfile
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
 from junitparser import JUnitXml
@@ -43,20 +50,22 @@ class Suite:
     """What pytest is given."""
     requirements: tuple[str, ...] = ()
     """Of its tests, beside pytest."""
+    by_default: bool = True
+    """Whether it is measured without --only."""
 
 
 SUITES = (
-    Suite("attrs", "26.1.0", ("tests",), ("hypothesis", "cloudpickle", "pympler")),
-    Suite("jinja2", "3.1.6", ("tests",), ("trio",)),
     Suite("networkx", "3.6.1", ("networkx",), ("numpy",)),
-    # These two have files that fail when pytest is given them alone: they lean on what another file imported.
-    Suite("click", "8.5.1", ("tests",)),
-    Suite("astroid", "4.3.4", ("tests",)),
-    Suite("marshmallow", "4.4.0", ("tests",), ("simplejson",)),
-    Suite("boltons", "26.2.0", ("tests",)),
+    Suite("toolz", "1.2.0", ("toolz",)),
+    Suite("pyparsing", "3.3.3", ("tests",), ("railroad-diagrams", "jinja2")),
+    Suite("packaging", "26.3", ("tests",), ("hypothesis", "pretend", "tomli-w")),
+    Suite("mistune", "3.4.0", ("tests",)),
     Suite("werkzeug", "3.1.9", ("tests",), ("ephemeral-port-reserve", "watchdog", "cryptography", "pytest-timeout")),
-    Suite("pluggy", "1.7.0", ("testing",)),
-    Suite("cattrs", "26.2.1", ("tests",), ("hypothesis", "attrs", "immutables", "typing-extensions")),
+    # Measured before files were forked from a warm session; click and astroid have files that lean on others.
+    Suite("attrs", "26.1.0", ("tests",), ("hypothesis", "cloudpickle", "pympler"), False),
+    Suite("jinja2", "3.1.6", ("tests",), ("trio",), False),
+    Suite("click", "8.5.1", ("tests",), (), False),
+    Suite("astroid", "4.3.4", ("tests",), (), False),
 )
 TORCH = Suite("files that import torch", "24", ("suite",))
 """Made here, and run by this environment: every file computes a little with torch."""
@@ -97,10 +106,10 @@ class Workplace:
         ended = Counter((line["id"], line["outcome"]) for line in lines if line["k"] == "end")
         return Measured(wall_s, cpu_s, ended)
 
-    def rlharness(self, name: str) -> Measured:
-        """Run the suite file by file, without a GPU; its outcomes told by --events, its totals checked by --junit."""
+    def rlharness(self, name: str, isolate: str) -> Measured:
+        """Run the suite without a GPU; its outcomes are those of --events, its totals are checked by --junit."""
         events, junit = self.scratch / f"{name}.jsonl", self.scratch / f"{name}.xml"
-        options = ["--gpus", "none", "--events", str(events), "--junit", str(junit)]
+        options = ["--gpus", "none", "--isolate", isolate, "--events", str(events), "--junit", str(junit)]
         wall_s, cpu_s = self._time(name, "-m", "harness", "run", *options, *self.suite.paths)
         lines = [json.loads(line) for line in events.read_text("utf-8").splitlines()]
         ended = Counter((line["nodeid"], line["outcome"]) for line in lines if line["event"] == "test_finished")
@@ -161,29 +170,59 @@ def prepare_torch(work: Path) -> Workplace:
     return Workplace(TORCH, scratch / "source", Path(sys.executable), scratch)
 
 
-def compare(suite: Suite, work: Path) -> tuple[str, list[str]]:
-    """One row of the table, and the tests that rlharness tells otherwise than pytest."""
+def runs_of(place: Workplace, modes: Sequence[str]) -> dict[str, Measured]:
+    """Measure the suite with plain pytest, with pytest-xdist, and with rlharness in each mode; `file` twice."""
+    runs = {
+        "pytest": place.pytest("pytest"),
+        "-n 2 loadfile": place.pytest("pytest-n2-loadfile", "-n", "2", "--dist", "loadfile"),
+        "-n 2": place.pytest("pytest-n2", "-n", "2"),
+    }
+    for mode in modes:
+        runs[mode] = place.rlharness(f"rlharness-{mode}", mode)
+        if mode == "file":
+            runs["file again"] = place.rlharness("rlharness-file-again", mode)
+    return runs
+
+
+def ratio(column: str, runs: Mapping[str, Measured]) -> str:
+    """Return the figure that has a target, or an empty string."""
+    wall_s, plain = runs[column].wall_s, runs["pytest"]
+    if column == "test":
+        return f"{1e3 * (runs[column].cpu_s - plain.cpu_s) / max(1, plain.outcomes.total()):+.0f} ms a test"
+    if column == "worker":
+        return f"{wall_s / runs['-n 2'].wall_s:.2f}"
+    return f"{wall_s / runs['-n 2 loadfile'].wall_s:.2f}" if column not in ("pytest", "-n 2", "-n 2 loadfile") else ""
+
+
+def compare(suite: Suite, work: Path, modes: Sequence[str]) -> tuple[str, list[str]]:
+    """Return one row of the table, and the tests whose outcomes differ between rlharness and pytest."""
     place = prepare_torch(work) if suite is TORCH else prepare(suite, work)
-    plain = place.pytest("pytest")
-    xdist = place.pytest("pytest-n2", "-n", "2", "--dist", "loadfile")
-    fresh = place.rlharness("rlharness")
-    again = place.rlharness("rlharness-again")
-    leaning = {file_of(nodeid) for run in (fresh, again) for nodeid, _ in symmetric(plain.outcomes, run.outcomes)}
-    expected = Counter({key: count for key, count in plain.outcomes.items() if file_of(key[0]) not in leaning})
+    runs = runs_of(place, modes)
+    plain = runs["pytest"].outcomes
+    ours = {name: run.outcomes for name, run in runs.items() if name not in ("pytest", "-n 2", "-n 2 loadfile")}
+    leaning = {file_of(nodeid) for found in ours.values() for nodeid, _ in symmetric(plain, found)}
+    together = Counter({key: count for key, count in plain.items() if file_of(key[0]) not in leaning})
+    expected = together.copy()
     for number, path in enumerate(sorted(leaning)):
         expected += place.pytest(f"alone-{number}", path=path).outcomes
-    different = sorted({*differences(expected, fresh.outcomes), *differences(expected, again.outcomes)})
+    different = sorted(
+        f"{name}: {line}"
+        for name, found in ours.items()
+        for line in differences(in_either(plain, expected, found) if name == "worker" else expected, found)
+    )
     by_outcome = Counter[str]()
-    for (_, outcome), count in plain.outcomes.items():
+    for (_, outcome), count in plain.items():
         by_outcome[outcome] += count
     cells = [
         f"{suite.name} {suite.version}",
-        str(len({file_of(nodeid) for nodeid, _ in plain.outcomes})),
+        str(len({file_of(nodeid) for nodeid, _ in plain})),
         ", ".join(f"{count} {outcome}" for outcome, count in by_outcome.most_common()),
-        *(f"{run.wall_s:.1f} s ({run.cpu_s:.0f} s)" for run in (plain, xdist, fresh, again)),
-        *(f"{run.wall_s / xdist.wall_s:.2f}" for run in (fresh, again)),
+        *(
+            " ".join(filter(None, [f"{run.wall_s:.1f} s ({run.cpu_s:.0f} s)", ratio(name, runs)]))
+            for name, run in runs.items()
+        ),
         str(len(different)),
-        str(len({nodeid for nodeid, _ in symmetric(plain.outcomes, expected)})),
+        str(len({nodeid for nodeid, _ in symmetric(plain, expected)})),
     ]
     return f"| {' | '.join(cells)} |", different
 
@@ -191,6 +230,15 @@ def compare(suite: Suite, work: Path) -> tuple[str, list[str]]:
 def file_of(nodeid: str) -> str:
     """The path before the first `::`."""
     return nodeid.partition("::")[0]
+
+
+def in_either(plain: Outcomes, alone: Outcomes, found: Outcomes) -> Outcomes:
+    """Return the outcomes of the whole suite for tests that have them in `found`, else those of their file alone."""
+    as_whole = {nodeid for nodeid, outcome in found if plain[nodeid, outcome] == found[nodeid, outcome]}
+    return Counter(
+        {key: count for key, count in plain.items() if key[0] in as_whole}
+        | {key: count for key, count in alone.items() if key[0] not in as_whole}
+    )
 
 
 def symmetric(one: Outcomes, other: Outcomes) -> Outcomes:
@@ -206,25 +254,30 @@ def differences(expected: Outcomes, found: Outcomes) -> list[str]:
 
 
 def main() -> int:
-    """Compare every suite and print the table."""
+    """Compare the suites and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=[suite.name for suite in (*SUITES, TORCH)], action="append")
+    parser.add_argument("--isolate", nargs="+", default=["file", "worker", "test"], help="isolation modes to measure")
     parser.add_argument("--work", type=Path, help="where to keep sources, environments and logs; must be empty")
     args = parser.parse_args()
     pins = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     (pytest_pin,) = (pin for pin in pins if pin.startswith("pytest=="))
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as scratch:
         rows, different = [], []
         for suite in (*SUITES, TORCH):
-            if not args.only or suite.name in args.only:
-                row, lines = compare(suite, args.work or Path(scratch))
+            if suite.name in args.only if args.only else suite.by_default:
+                row, lines = compare(suite, args.work or Path(scratch), args.isolate)
                 rows.append(row)
                 different += [f"{suite.name}: {line}" for line in lines]
-    print(f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, Python {platform.python_version()},", end=" ")
-    print(f"{pytest_pin}, wall time (processor time)\n")
-    print("| suite | files | tests | pytest | pytest -n 2 --dist loadfile | rlharness | second run |", end="")
-    print(" first / -n 2 | second / -n 2 | differ | lean |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    print(
+        f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores, load {load:.1f} before,", end=" "
+    )
+    print(f"Python {platform.python_version()}, {pytest_pin}, pytest-xdist {version('pytest-xdist')}")
+    print("wall time (processor time), ratio of wall times or added processor time\n")
+    modes = [column for mode in args.isolate for column in ([mode, "file again"] if mode == "file" else [mode])]
+    columns = ["suite", "files", "tests", "pytest", "-n 2 loadfile", "-n 2", *modes, "differ", "lean"]
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     print("\n".join([*rows, *different]))
     return 1 if different else 0
 

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 
 from harness.core.need import Need
 from harness.machine.inventory import Gpu, Inventory
-from harness.runner.first_fit import Job, simulate
-from harness.runner.leases import LeaseTable
+from harness.runner.schedule.first_fit import Job, simulate
+from harness.runner.schedule.leases import LeaseTable
 
 NUM_UNITS = 2000
 WIDTHS = (0, 1, 2, 4, 8)

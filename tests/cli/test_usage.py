@@ -58,10 +58,10 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
 def test_a_value_is_told_with_what_is_legal(
     capsys: pytest.CaptureFixture[str], words: list[str], what: str, legal: str
 ) -> None:
-    told = refused(capsys, *words)
-    assert told[0] == what
-    assert told[1].startswith(legal)
-    assert told[2] == f"rlharness {words[0]} --help"
+    refusal = refused(capsys, *words)
+    assert refusal[0] == what
+    assert refusal[1].startswith(legal)
+    assert refusal[2] == f"rlharness {words[0]} --help"
 
 
 @pytest.mark.parametrize(
@@ -91,25 +91,40 @@ def test_an_old_level_is_refused_with_the_present_one(capsys: pytest.CaptureFixt
         (["trian", "--json=x"], "trian is not a command", "train or trace"),
         (["--jsn"], "--jsn is not an option", ""),
         (["run", "--maxfial", "3"], "--maxfial is not an option of rlharness run", "--maxfail"),
-        (["plan", "--junit", "x.xml"], "--junit is not an option of rlharness plan", "--cpu-units or --json"),
+        (["plan", "--junit", "x.xml"], "--junit is not an option of rlharness plan", ""),
+        (["run", "--tb=short"], "--tb is not an option of rlharness run", ""),
+        (["run", "-n", "4"], "-n is not an option of rlharness run", ""),
         (["run", "-z"], "-z is not an option of rlharness run", ""),
     ],
 )
 def test_a_word_that_is_spelt_wrongly_is_told_with_those_that_are_near(
     capsys: pytest.CaptureFixture[str], words: list[str], what: str, near: str
 ) -> None:
-    told = refused(capsys, *words)
-    assert told[0] == what
+    refusal = refused(capsys, *words)
+    assert refusal[0] == what
     question = f"did you mean {near}? " if near else ""
     path = what.partition(" of ")[2] or "rlharness"
-    behind = f"; for an option of pytest: {path} -- {words[1]}" if path != "rlharness" else ""
-    assert told[2] == f"{question}{path} --help{behind}"
-    assert len(told[1].split(", ")) > 1
+    of_pytest = f"; for an option of pytest: {path} -- {' '.join(words[1:])}" if path != "rlharness" else ""
+    assert refusal[2] == f"{question}{path} --help{of_pytest}"
+    assert len(refusal[1].split(", ")) > 1
+    if words[0] in ("run", "plan"):
+        assert {"-k", "-m"} <= set(refusal[1].removeprefix("  legal:  ").split(", "))
 
 
-def test_what_stands_behind_two_dashes_is_told_where_they_were_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    told = refused(capsys, "trace", "--out", "a", "python", "train.py")
-    assert told[:2] == [
+def test_only_the_option_of_pytest_and_its_value_move_after_the_dashes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tests").mkdir()
+    moved = refused(capsys, "run", "-n", "4", "tests", "--gpus", "sim:2")[2].partition("of pytest: ")[2]
+    assert moved == "rlharness run tests --gpus sim:2 -- -n 4"
+    kept = refused(capsys, "run", "--strict-config", "tests", "-k", "a or b")[2].partition("of pytest: ")[2]
+    assert kept == "rlharness run tests -k 'a or b' -- --strict-config"
+
+
+def test_what_stands_after_two_dashes_is_said_where_they_were_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    refusal = refused(capsys, "trace", "--out", "a", "python", "train.py")
+    assert refusal[:2] == [
         "rlharness trace got more arguments than it takes: python train.py",
         "rlharness trace --out DIR [OPTIONS] -- COMMAND",
     ]
@@ -122,9 +137,9 @@ def test_a_scenario_that_is_missing_is_told_with_where_they_are(capsys: pytest.C
 
 def test_with_json_the_same_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", "--json", "--step", "abc"]) == ExitCode.USAGE_ERROR
-    told = json.loads(capsys.readouterr().out)
-    assert told["exit_code"] == ExitCode.USAGE_ERROR
-    assert told["error"].splitlines()[0] == "--step 'abc'"
+    refusal = json.loads(capsys.readouterr().out)
+    assert refusal["exit_code"] == ExitCode.USAGE_ERROR
+    assert refusal["error"].splitlines()[0] == "--step 'abc'"
 
 
 def test_no_option_is_of_a_type_whose_values_cannot_be_told() -> None:
@@ -202,9 +217,9 @@ def test_replay_of_something_recorded_says_which_line_to_type(
     capsys: pytest.CaptureFixture[str], recorded: Path, words: str, what: str, line: str
 ) -> None:
     assert main(["replay", *shlex.split(words)]) == ExitCode.USAGE_ERROR
-    told = capsys.readouterr().err.splitlines()
-    assert (told[0], told[2]) == (f"error: {what}", f"  remedy: {line}")
-    assert told[1].startswith("  legal:  ")
+    refusal = capsys.readouterr().err.splitlines()
+    assert (refusal[0], refusal[2]) == (f"error: {what}", f"  remedy: {line}")
+    assert refusal[1].startswith("  legal:  ")
     assert list(recorded.glob(".rlharness")) == []
 
 
@@ -243,6 +258,6 @@ def test_the_line_that_is_to_be_typed_is_one_that_reproduce_takes(recorded: Path
 def test_what_does_not_go_together_is_refused_before_anything_is_read(
     capsys: pytest.CaptureFixture[str], recorded: Path, words: str, what: str
 ) -> None:
-    told = refused(capsys, "reproduce", *shlex.split(words))
-    assert told[0] == what
+    refusal = refused(capsys, "reproduce", *shlex.split(words))
+    assert refusal[0] == what
     assert list(recorded.glob(".rlharness")) == []

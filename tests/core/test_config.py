@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.config import Config, GateKeys, NeedRule, NeedsTable, load_config, load_needs_file, shadowing
+from harness.core.config import Config, GateKeys, load_config, load_config_for, load_needs_file, shadowing
 from harness.core.errors import UsageError
 from harness.core.need import Need
+from harness.core.need_rules import NeedRule, NeedsTable
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,6 +81,33 @@ def test_the_nearest_file_with_a_table_counts(tmp_path: Path) -> None:
     assert load_config(package).path == package / "pyproject.toml"
 
 
+def project(directory: Path, timeout_s: int = 0) -> Path:
+    """A directory with a test file, and a configuration if it has a timeout; the file."""
+    directory.mkdir(parents=True)
+    if timeout_s:
+        (directory / "pyproject.toml").write_text(f"[tool.rlharness]\ntimeout = {timeout_s}\n")
+    (directory / "test_x.py").touch()
+    return directory / "test_x.py"
+
+
+def test_the_configuration_is_that_of_the_paths_wherever_the_command_starts(tmp_path: Path) -> None:
+    one, two, bare, cwd = (project(tmp_path / name, n) for name, n in (("1", 1), ("2", 2), ("3", 0), ("cwd", 4)))
+    assert load_config_for([one], cwd.parent).timeout_s == 1.0
+    assert load_config_for([one.parent], cwd.parent).timeout_s == 1.0
+    assert load_config_for([bare, two], cwd.parent).timeout_s == 2.0
+    assert load_config_for([bare], cwd.parent).timeout_s == load_config_for([], cwd.parent).timeout_s == 4.0
+    assert load_config_for([tmp_path / "missing"], cwd.parent).timeout_s == 4.0
+
+
+def test_paths_of_two_projects_need_a_configuration_above_both(tmp_path: Path) -> None:
+    paths = [project(tmp_path / "1", 1), project(tmp_path / "2", 2)]
+    with pytest.raises(UsageError) as caught:
+        load_config_for(paths, tmp_path)
+    assert all(str(path.parent / "pyproject.toml") in str(caught.value) for path in paths)
+    (tmp_path / "pyproject.toml").write_text("[tool.rlharness]\ntimeout = 3\n")
+    assert load_config_for(paths, tmp_path / "1").timeout_s == 3.0
+
+
 def test_the_gate_has_a_table_of_its_own(tmp_path: Path) -> None:
     text = """
         [tool.rlharness.gate]
@@ -100,6 +128,21 @@ def test_the_gate_has_a_table_of_its_own(tmp_path: Path) -> None:
     for value in ("slowdown = 1.0", "runs = 0", 'scenarios = "a"', "golden = ''"):
         assert value.split()[0] in refused(tmp_path, f"[tool.rlharness.gate]\n{value}").what
     assert refused(tmp_path, "gate = 3").legal == "a table"
+
+
+def test_a_budget_on_a_shared_gpu_is_read_from_every_table(tmp_path: Path) -> None:
+    entry = "{ gpus = 1, memory-gb = 12, shared = true }"
+    need = Need(gpus=1, memory_gb=12.0, shared=True)
+    text = f"[tool.rlharness]\nneeds.'a*' = {entry}\ncommands.b = {{ command = 'x', {entry[1:]}\n"
+    config = configured(tmp_path, text)
+    assert [rule.need for rule in config.needs] == [need]
+    assert [rule.need for rule in config.commands] == [need]
+    (tmp_path / "needs.toml").write_text(f"'a*' = {entry}\n")
+    assert [rule.need for rule in load_needs_file(tmp_path / "needs.toml")] == [need]
+    (tmp_path / "needs.toml").write_text("'a*' = { gpus = 2, memory-gb = 12, shared = true }\n")
+    with pytest.raises(UsageError) as caught:
+        load_needs_file(tmp_path / "needs.toml")
+    assert str(tmp_path / "needs.toml") in caught.value.what
 
 
 @pytest.mark.parametrize(
@@ -123,6 +166,17 @@ def test_the_gate_has_a_table_of_its_own(tmp_path: Path) -> None:
         ("needs.'a*' = {gpus = 1, min-capability = 'x'}", "'a*' min-capability = 'x'", "9.0, '9.0' or [9, 0]"),
         ("needs.'a*' = {gpus = 1, min-capability = true}", "'a*' min-capability = True", "9.0, '9.0' or [9, 0]"),
         ("needs.'a*' = {memory-gb = 40}", "'a*' describes GPUs but requests 0", "gpus = 1 or more"),
+        ("needs.'a*' = {gpus = 2, memory-gb = 12, shared = true}", "'a*' shares 2 GPUs", "shared = true with gpus = 1"),
+        ("needs.'a*' = {gpus = 1, shared = true}", "memory-gb = 0", "shared = true with gpus = 1"),
+        ("needs.'a*' = {shared = true}", "'a*' shares 0 GPUs", "shared = true with gpus = 1"),
+        ("needs.'a*' = {exclusive = true, shared = true}", "and exclusive", "shared = true with gpus = 1"),
+        (
+            "needs.'a*' = {gpus = 1, memory-gb = 12, exclusive = true, shared = true}",
+            "'a*' shares 1 GPUs, with memory-gb = 12 and exclusive",
+            "shared = true with gpus = 1",
+        ),
+        ("needs.'a*' = {gpus = 1, memory-gb = 12, shared = 1}", "'a*' shared = 1", "true or false"),
+        ("commands.a = {command = 'x', gpus = 2, memory-gb = 9, shared = true}", "'a' shares 2 GPUs", "shared = true"),
         ("needs.'!a*' = 1", "'!a*' matches nothing", "a pattern as in .gitignore"),
         ("needs.'# a' = 1", "'# a' matches nothing", "a pattern as in .gitignore"),
     ],
@@ -141,6 +195,8 @@ def test_a_wrong_value_is_named_with_what_is_legal(tmp_path: Path, text: str, wh
         ("allow_missing_gpus = true", "'allow_missing_gpus'", "'allow-missing-gpus'"),
         ("need = 5", "'need'", "'needs'"),
         ("needs.'a*' = {gpu = 1}", "'gpu'", "'gpus'"),
+        ("needs.'a*' = {gpus = 1, mem = 3}", "'mem'", "'memory-gb'"),
+        ("needs.'a*' = {gpus = 1, memory_gb = 3}", "'memory_gb'", "'memory-gb'"),
         ("path = 'x'", "'path'", ""),
     ],
 )
@@ -149,6 +205,11 @@ def test_an_unknown_key_is_told_the_nearest_one(tmp_path: Path, text: str, unkno
     assert f"has no key {unknown}" in error.what
     assert near in error.remedy
     assert near.strip("'") in error.legal
+
+
+@pytest.mark.parametrize("text", ["junit = 'x'", "zzz = 1"])
+def test_no_key_is_suggested_if_none_is_similar(tmp_path: Path, text: str) -> None:
+    assert refused(tmp_path, text).remedy == f"remove {text.partition(' ')[0]}"
 
 
 @pytest.mark.parametrize("text", ["timeout = ", "[tool.rlharness", "\x00"])
@@ -269,5 +330,5 @@ def test_a_pattern_is_idle_where_no_file_below_the_root_matches(
     table = NeedsTable(rule(glob, gpus=1) for glob in ("test_a.py", "test_b.py", "test_c.py", "sub/test_c.py"))
     assert table.idle(["test_a.py"]) == ["test_b.py", "test_c.py", "sub/test_c.py"]
     assert table.idle_below(tmp_path, ["test_a.py"]) == ["test_c.py", "sub/test_c.py"]
-    monkeypatch.setattr("harness.core.config.MAX_SEARCHED", 1)
+    monkeypatch.setattr("harness.core.need_rules.MAX_SEARCHED", 1)
     assert table.idle_below(tmp_path, ["test_a.py"]) == [], "too many files to say"

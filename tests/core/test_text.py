@@ -10,7 +10,7 @@ from harness.core.test_outcomes import TestCounts, TestOutcome
 from harness.core.text import count, one_line, path_text, put, ranges
 from harness.render.outcomes import gpu_names, gpus, label, tally
 from harness.runner.events import RunStarted
-from harness.runner.stats import RunState
+from harness.runner.records.stats import RunState
 from harness.runner.units import Outcome
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import InventoryError
+from harness.machine.gpu_health import FaultKind
 from harness.machine.inventory import Inventory
 from tests.support.amdsmi_stub.build import AmdMachine, StubAmdGpu, StubProcess, machine_of, stub_env, uuid_of
 from tests.support.amdsmi_stub.driver import AmdDriver
@@ -203,6 +204,19 @@ def test_the_driver_and_its_gpus(amd_driver: AmdDriver) -> None:
     ]
 
 
+def test_uncorrected_errors_are_a_fault_for_a_run_for_doctor_and_before_a_lease(amd_driver: AmdDriver) -> None:
+    machine = machine_of(StubAmdGpu(uncorrected="N/A"), StubAmdGpu(uncorrected=2))
+    health = amd_driver.read_gpu_health(machine)
+    fault = health.gpus[1].fault
+    assert fault is not None
+    assert (fault.kind, fault.num_errors, health.gpus[0].fault) == (FaultKind.UNCORRECTED, 2, None)
+    assert fault.remedy.startswith("end the programs on it and run amd-smi reset --gpureset -g 1")
+    inventory = amd_driver.read_inventory(machine)
+    assert reasons(inventory) == {1: str(fault)}
+    faults = [amd_driver.fault(gpu_id) for gpu_id in (ids(inventory)[0], inventory.left_out[0].gpu_id, "GPU-none")]
+    assert faults == [None, fault, None]
+
+
 def test_what_an_older_release_does_not_offer_is_unknown(amd_driver: AmdDriver) -> None:
     functions = ["kfd_info", "enumeration_info", "compute_partition", "process_list", "xgmi_link_status"]
     failures = [(f"amdsmi_get_gpu_{function}", -1, "NOT_SUPPORTED") for function in functions]
@@ -296,3 +310,12 @@ def test_a_gpu_that_does_not_answer_is_given_up_on_and_the_others_are_not(rocm: 
     machine_of(StubAmdGpu(), StubAmdGpu(), failures=hangs).write(tmp_path / "machine")
     held = run_child(HANGS, stub_env(rocm, tmp_path / "machine"))
     assert held == f"{{'{uuid_of(1)}': 'it cannot be read: the driver did not answer within 0.3 s'}}"
+
+
+def test_memory_by_process_is_unknown_where_amd_smi_does_not_report_it(amd_driver: AmdDriver) -> None:
+    processes = [StubProcess(7, 3 * 10**9), StubProcess(8, "N/A"), StubProcess(9, 0)]
+    amd_driver.show(machine_of(StubAmdGpu(processes=processes), StubAmdGpu()))
+    assert amd_driver.memory_by_pid(uuid_of(0)) == {7: 3 * 10**9, 8: None}
+    assert amd_driver.memory_by_pid(uuid_of(1)) == {}
+    assert amd_driver.memory_by_pid("GPU-none") == {}
+    assert amd_driver.accounted_peaks(uuid_of(0), [7]) == {}

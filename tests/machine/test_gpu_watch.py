@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
+from harness.machine.gpu_health import FaultKind, GpuFault
 from harness.machine.gpu_watch import HURRIED_WAIT_S, GpuWatch
 from harness.machine.meter import GpuProcess, NoMeter
 from tests.support.fake_clock import FakeClock
@@ -29,10 +30,29 @@ def watch(meter: FakeMeter | NoMeter, clock: FakeClock | None = None, **limits: 
     return GpuWatch(meter, clock or FakeClock(), **{"poll_s": 0.0, **limits})
 
 
-def test_a_baseline_leaves_out_what_cannot_be_read_and_what_does_not_answer() -> None:
+def test_a_check_leaves_out_memory_that_cannot_be_read_and_names_a_gpu_that_does_not_answer() -> None:
     meter = FakeMeter({"a": 5}, silent={"b"})
-    assert asyncio.run(watch(meter, answer_s=0.05).baseline(("a", "b", "c"))) == {"a": 5}
-    assert asyncio.run(watch(NoMeter()).baseline(("a",))) == {}
+    baseline, unfit = asyncio.run(watch(meter, answer_s=0.05).check(("a", "b", "c")))
+    assert (baseline, unfit) == ({"a": 5}, {"b": "it cannot be read: the driver did not answer within 0.05 s"})
+    assert asyncio.run(watch(NoMeter()).check(("a",))) == ({}, {})
+
+
+def test_a_check_names_a_process_on_a_gpu_and_ignores_pids_that_cannot_be_seen() -> None:
+    processes: dict[str, tuple[GpuProcess, ...]] = {
+        "a": (GpuProcess(7, GB, "python train.py"),),
+        "b": (GpuProcess(8, GB, ""),),
+    }
+    _, unfit = asyncio.run(watch(FakeMeter({"a": GB, "b": GB}, processes)).check(("a", "b")))
+    assert unfit.keys() == {"a"}
+    assert "pid 7 (python train.py)" in unfit["a"]
+
+
+def test_a_check_names_the_fault_of_a_gpu_and_its_remedy() -> None:
+    fault = GpuFault(FaultKind.UNCORRECTED, "GPU-a", 3)
+    baseline, unfit = asyncio.run(watch(FakeMeter({"a": 5, "b": 5}, faults={"a": fault})).check(("a", "b")))
+    assert (baseline, list(unfit)) == ({"b": 5}, ["a"])
+    assert "3 uncorrected errors" in unfit["a"]
+    assert "nvidia-smi --gpu-reset -i GPU-a" in unfit["a"]
 
 
 def test_cards_that_are_back_at_once_are_asked_once() -> None:

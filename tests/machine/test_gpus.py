@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,14 @@ from harness.machine.visible import ORDER_NOTE
 from harness.process.claims import Claims
 from tests.support.nvml_stub.build import Instance, Machine, Process, StubGpu, machine_of
 from tests.support.nvml_stub.driver import Driver
+from tests.support.suite_runs import stub_gpus
+
+
+@pytest.fixture(autouse=True)
+def _turn() -> Iterator[None]:
+    with stub_gpus.held():
+        yield
+
 
 NOT_SUPPORTED, DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, GPU_IS_LOST, VERSION_MISMATCH, UNKNOWN = 3, 9, 13, 15, 18, 999
 NO_SUCH_PID = 2**31

@@ -59,3 +59,20 @@ def test_a_mig_instance_has_readings_of_its_own(driver: Driver) -> None:
     assert driver.used_memory_bytes(["MIG-x", "MIG-y"]) == {"MIG-x": 0, "MIG-y": 5000 * 10**6}
     assert [process.pid for process in driver.processes_on("MIG-y")] == [NO_SUCH_PID]
     assert driver.processes_on("MIG-x") == ()
+
+
+def test_memory_by_process_is_unknown_where_nvml_does_not_report_it(driver: Driver) -> None:
+    gpu = StubGpu(processes=[Process(7, used_mb=3000), Process(8, used_mb=-1), Process(9, 10, kind="graphics")])
+    driver.show(machine_of(gpu, StubGpu(), failures=[("nvmlDeviceGetComputeRunningProcesses_v3", 1, GPU_IS_LOST)]))
+    assert driver.memory_by_pid("GPU-a") == {7: 3000 * 10**6, 8: None}
+    assert driver.memory_by_pid("GPU-b") == {}
+    assert driver.memory_by_pid("GPU-none") == {}
+
+
+def test_accounted_peaks_are_those_of_known_processes_while_accounting_is_on(driver: Driver) -> None:
+    driver.show(machine_of(StubGpu(accounted_mb={7: 5000, 9: 100}), StubGpu()))
+    assert driver.accounted_peaks("GPU-a", [7, 8]) == {7: 5000 * 10**6}
+    assert driver.accounted_peaks("GPU-b", [7]) == {}
+    missing = [("nvmlDeviceGetAccountingMode", 0, FUNCTION_NOT_FOUND)]
+    driver.show(machine_of(StubGpu(accounted_mb={7: 5000}), failures=missing))
+    assert driver.accounted_peaks("GPU-a", [7]) == {}

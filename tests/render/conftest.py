@@ -27,8 +27,8 @@ from harness.runner.events import (
     TestStarted,
     UnitFinished,
 )
+from harness.runner.records.stats import RunState, closing_figures, exit_code
 from harness.runner.reporter import Reporter
-from harness.runner.stats import RunState, closing_figures, exit_code
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.support.golden import check_golden
 

@@ -20,9 +20,9 @@ from harness.runner.events import (
     TestStarted,
     UnitFinished,
 )
+from harness.runner.records.run_record import PAGE, RECORD
+from harness.runner.records.stats import RunState, closing_figures
 from harness.runner.reporter import Reporter
-from harness.runner.run_record import PAGE, RECORD
-from harness.runner.stats import RunState, closing_figures
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 
 Tests = Mapping[str, tuple[str, float]]

@@ -1,6 +1,6 @@
 from harness.runner.events import Event, Heartbeat
+from harness.runner.records.stats import RunState
 from harness.runner.reporter import Guarded
-from harness.runner.stats import RunState
 
 
 class Recorder:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from harness.core.need import Need
 from harness.render.chart import chart, plan_json
-from harness.runner.leases import LeaseTable
-from harness.runner.packing import Job, Plan, plan
+from harness.runner.schedule.leases import LeaseTable
+from harness.runner.schedule.packing import Job, Plan, plan
 from tests.support.packing_cases import EIGHT, NEEDS, QUICK, inventory, jobs_of
 
 ANSI = re.compile("\x1b\\[[0-9;]*m")

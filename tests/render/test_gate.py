@@ -16,7 +16,7 @@ from harness.lab.gate.policy import Policy
 from harness.lab.gate.reasons import Reason, ReasonCode, RunFailed
 from harness.lab.gate.rounding import Rounding
 from harness.render.gate import cost_line, gate_json, gate_text, rounding_lines
-from harness.render.github import summary
+from harness.render.gate_github import summary
 from harness.trace.diff import diff
 from harness.trace.verdict import REWARDS, TOKENS, Count, Element
 from tests.render.gates import NOISY, SEED, SLOWER, STEADY, gate_of, reported, scenario_of

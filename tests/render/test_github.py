@@ -1,42 +1,23 @@
-"""What GitHub is told: workflow commands that stay one line, a summary that stays Markdown."""
+"""Formats of GitHub Actions: workflow commands that stay one line, Markdown that shows text as it is."""
 
 import re
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.lab.gate.change import Change
-from harness.lab.gate.reasons import KindChanged, ReasonCode
-from harness.lab.gate.result import Gate
 from harness.render.github import (
     MAX_BYTES,
     SUMMARY_VARIABLE,
-    annotations,
-    append_summary,
+    append_to_summary,
     command,
+    fenced,
+    folded,
     is_on_github,
     plain,
-    summary,
 )
-from tests.render.gates import SEED, gate_of, reported, scenario_of
-
-
-def read_back(line: str) -> tuple[str, dict[str, str], str]:
-    """A workflow command as GitHub's runner reads it (actions/runner, ActionCommand.cs)."""
-    match = re.fullmatch(r"::([a-z]+)(?: ([^\r\n]*?))?::([^\r\n]*)", line)
-    assert match, line
-
-    def unescaped(text: str, *more: tuple[str, str]) -> str:
-        for code, character in (*more, ("%0D", "\r"), ("%0A", "\n"), ("%25", "%")):
-            text = text.replace(code, character)
-        return text
-
-    pairs = [pair.split("=", 1) for pair in (match[2] or "").split(",") if pair]
-    return match[1], {n: unescaped(v, ("%3A", ":"), ("%2C", ",")) for n, v in pairs}, unescaped(match[3])
+from tests.support.github_commands import read_back
 
 
 @settings(derandomize=True)
@@ -49,60 +30,33 @@ def test_whatever_stands_in_a_command_is_read_back(message: str, title: str) -> 
     assert read_back(line) == ("error", {"title": title}, message)
 
 
-def test_each_scenario_that_is_not_what_it_was_is_annotated() -> None:
-    gate = gate_of(
-        scenario_of("equal", Change.EQUAL),
-        scenario_of("moved", Change.NUMERICS),
-        scenario_of("other", Change.CONFIGURATION, SEED, costs=()),
-        scenario_of("new", Change.NEW),
-        scenario_of("written", Change.ACCEPTED),
-    )
-    told = [read_back(line) for line in annotations(gate)]
-    assert [(kind, properties["title"]) for kind, properties, _ in told] == [
-        ("error", "moved: numerics"),
-        ("warning", "other: configuration changed"),
-    ]
-    assert told[1][2] == "CONFIGURATION CHANGED\nseed was 1 and is 2"
-
-
-def test_the_summary_is_a_table_and_what_there_is_to_say(golden: Callable[[str, str], None]) -> None:
-    gate = gate_of(
-        scenario_of("grpo_reverse_text", Change.EQUAL),
-        scenario_of(
-            "ppo_<b>|`x`",
-            Change.BEHAVIOUR,
-            KindChanged(ReasonCode.TOKENS_CHANGED, 2, 5, 64),
-            reported("``` and a fence"),
-        ),
-    )
-    golden("gate_summary.md", summary(replace(gate, notes=(reported("a note"),))))
+@settings(derandomize=True)
+@given(st.lists(st.text("`~ a", max_size=8) | st.integers(0, 8).map("`".__mul__), max_size=5))
+def test_no_line_ends_the_block_that_it_is_in(lines: list[str]) -> None:
+    opening, *inside, closing = fenced(lines)
+    assert inside == lines
+    assert opening == f"{closing}text" and set(closing) == {"`"} and len(closing) >= 3
+    assert not any(re.fullmatch(f" {{0,3}}`{{{len(closing)},}} *", line) for line in inside)
 
 
 def test_texts_stand_for_themselves() -> None:
     assert plain("a|b*c_d <i>`e` [f](g)\nh") == r"a\|b\*c\_d &lt;i&gt;\`e\` \[f\](g) h"
 
 
-def test_the_summary_is_added_to_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_title_holds_no_element() -> None:
+    assert folded("a <b> & c", ["x"]) == [
+        *("<details><summary>a &lt;b&gt; &amp; c</summary>", "", "```text", "x", "```", "", "</details>", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_before", "wanted"), [(0, "long"), (MAX_BYTES - 4, "long"), (MAX_BYTES - 3, "s"), (MAX_BYTES, "")]
+)
+def test_what_a_step_wrote_before_counts_against_the_limit(num_before: int, wanted: str, tmp_path: Path) -> None:
     path = tmp_path / "summary.md"
-    path.write_text("before\n", encoding="utf-8")
-    gate = gate_of(scenario_of("a", Change.EQUAL))
-    append_summary(gate, {SUMMARY_VARIABLE: str(path)})
-    assert path.read_text("utf-8").startswith("before\n### rlharness gate: passed\n")
-    append_summary(gate, {})
-    append_summary(gate, {SUMMARY_VARIABLE: str(tmp_path)})
-    assert "cannot be written" in capsys.readouterr().err
-
-
-def test_one_that_is_too_large_is_cut(tmp_path: Path) -> None:
-    many = tuple(scenario_of("a", Change.BROKEN, *[reported("x" * 299)] * 4000) for _ in range(2))
-    append_summary(gate_of(*many), {SUMMARY_VARIABLE: str(tmp_path / "s")})
-    assert 0 < (tmp_path / "s").stat().st_size < MAX_BYTES
-
-
-def test_an_interrupted_gate_decides_nothing() -> None:
-    gate: Gate = replace(gate_of(), interrupted_by="SIGTERM")
-    assert "### rlharness gate: interrupted by SIGTERM" in summary(gate)
-    assert list(annotations(gate)) == []
+    path.write_bytes(b"x" * num_before)
+    append_to_summary("long", {SUMMARY_VARIABLE: str(path)}, short="s")
+    assert path.read_bytes()[num_before:] == wanted.encode()
 
 
 def test_github_is_known_by_its_variable() -> None:

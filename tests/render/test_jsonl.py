@@ -8,7 +8,7 @@ import pytest
 from harness.core.errors import UsageError
 from harness.render.jsonl import JsonlReporter
 from harness.runner.events import CancelRequested, event_name
-from harness.runner.stats import RunState
+from harness.runner.records.stats import RunState
 
 
 def test_a_line_per_event_as_it_happens(sample_run: Any, tmp_path: Path) -> None:

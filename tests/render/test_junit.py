@@ -13,7 +13,7 @@ from harness.core.errors import UsageError
 from harness.core.need import Need
 from harness.render.junit import JUnitReporter
 from harness.runner.events import CollectionFinished, RunFinished, UnitFinished
-from harness.runner.stats import RunState
+from harness.runner.records.stats import RunState
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.support.fake_clock import FakeClock
 

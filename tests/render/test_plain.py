@@ -7,7 +7,7 @@ import pytest
 from harness.core.need import Need
 from harness.render.plain import PlainReporter
 from harness.runner.events import CancelRequested, CollectionFinished, CollectionProgress, DumpRequested, UnitFinished
-from harness.runner.stats import RunState
+from harness.runner.records.stats import RunState
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.support.golden import GOLDEN
 from tests.support.manual import goldens

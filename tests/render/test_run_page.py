@@ -13,9 +13,12 @@ from harness.core.errors import UsageError
 from harness.render.run_page import failures
 from harness.render.run_page.failures import Budget
 from harness.render.run_page.markup import element, joined
+from harness.render.run_page.page import run_page
 from harness.render.run_page.reporter import PageText, RunPageReporter
-from harness.render.run_page.timeline_data import TONES, script_json
-from harness.runner.run_record import PAGE
+from harness.render.run_page.timeline_data import MAX_POINTS, TONES, script_json
+from harness.runner.events import GpuMemorySampled, SetupFinished, SetupStarted
+from harness.runner.records.run_record import PAGE, RECORD, read_run_record
+from harness.runner.records.stats import RunState
 from harness.runner.units import Outcome
 from tests.render.run_pages import Tests, write_run
 
@@ -59,7 +62,7 @@ def test_hostile_text_is_text(tmp_path: Path) -> None:
     assert (tags.count("script"), tags.count("style"), tags.count("img")) == (2, 1, 0)
     assert not [attrs for _, attrs in page.elements if any(name.startswith("on") for name in attrs)]
     assert not [attrs for _, attrs in page.elements if "style" in attrs]
-    assert page.data["files"][0][-1][1][0].startswith("test_two[<script>alert(1)")
+    assert page.data["files"][0][7][1][0].startswith("test_two[<script>alert(1)")
     text = (tmp_path / ".rlharness" / "runs" / FIRST / PAGE).read_text("utf-8")
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
     assert text.count("&lt;script&gt;alert(1)") >= 4, "in the failure, its reason, the output and the slowest tests"
@@ -138,7 +141,7 @@ def test_of_too_many_tests_the_failed_and_the_longest_are_kept(tmp_path: Path, m
     monkeypatch.setattr(timeline_data, "MAX_TESTS", 2)
     tests = {"a": ("passed", 1.0), "b": ("failed", 0.1), "c": ("passed", 3.0), "d": ("passed", 2.0)}
     page = page_of(write_run(tmp_path, FIRST, {"tests/test_a.py": tests}))
-    assert [test[0] for test in page.data["files"][0][-1]] == ["b", "c"]
+    assert [test[0] for test in page.data["files"][0][7]] == ["b", "c"]
     assert page.data["hidden"] == 2
 
 
@@ -153,7 +156,7 @@ def test_five_thousand_tests_stay_small(tmp_path: Path) -> None:
     }
     directory = write_run(tmp_path, FIRST, files, num_gpus=8, text="E   assert <b>1</b> == 2\n" * 100)
     assert 500_000 < (directory / PAGE).stat().st_size < 3_000_000
-    assert sum(len(file[-1]) for file in page_of(directory).data["files"]) == 5_000
+    assert sum(len(file[7]) for file in page_of(directory).data["files"]) == 5_000
 
 
 def test_a_page_that_cannot_be_made_is_refused_before_the_run(tmp_path: Path) -> None:
@@ -169,3 +172,32 @@ def test_elements_escape_what_is_no_element() -> None:
     assert made == '<p class="a&quot;b&#x27;" hidden>&lt;b&gt;<b>x &amp; y</b>&lt;</p>'
     assert element("input", name="theme", checked=False) == '<input name="theme">'
     assert joined(None) == ""
+
+
+def test_memory_and_setup_scripts_are_on_the_page(tmp_path: Path) -> None:
+    directory = write_run(tmp_path, FIRST, FILES)
+    more = [
+        SetupStarted(0.25, "setup:build", ("GPU-0001",), "d"),
+        SetupFinished(0.5, "setup:build"),
+        *(GpuMemorySampled(3.5 + n / 500, {"GPU-0001": (n % 9) * 10**9}) for n in range(2000)),
+        GpuMemorySampled(8.0, {"GPU-0001": None}),
+    ]
+    record = read_run_record(directory / RECORD, *more)
+    page = Page(run_page(record, RunState(), None))
+    first, second = page.data["rows"][:2]
+    assert (first["memory"], first["peak"]) == ([], "")
+    assert second["title"] == "1 NVIDIA H200 143 GB GPU-0001 (memory in use: peak 8.00 GB)"
+    assert 100 < len(second["memory"]) <= MAX_POINTS
+    assert max(mb for _, mb in second["memory"] if mb is not None) == page.data["most"] == 8000
+    assert second["memory"][-1] == [8000, None]
+    assert "Most memory in use: GPU 1 8.00 GB." in page.texts["p"]
+    (setup,) = page.data["files"][page.data["num_files"] :]
+    assert (setup[0], setup[2], setup[3]) == ("setup:build", 250, 500)
+    assert page.data["num_files"] in second["files"]
+    assert (page.data["first"], page.data["bound"]) == (250, 1500), "the bound counts from the first file"
+
+
+def test_a_page_without_memory_says_nothing_of_it(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path, FIRST, FILES))
+    assert page.data["most"] == 0 and not any(row["memory"] for row in page.data["rows"])
+    assert not any("memory in use" in text for text in page.texts["p"])

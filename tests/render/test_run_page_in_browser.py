@@ -10,7 +10,7 @@ pytest.importorskip("selenium", reason="pip install 'rlharness[browser]'")
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-from harness.runner.run_record import PAGE
+from harness.runner.records.run_record import PAGE
 from tests.render.run_pages import write_run
 from tests.support.browser import NARROW, Browser, browser, missing
 
@@ -188,3 +188,22 @@ def test_a_run_without_a_started_file_has_a_page(tab: Browser, tmp_path: Path) -
     path = write_run(tmp_path, "20260301-123000-abcdef", {}) / PAGE
     tab.open(path)
     assert tab.run(DETAIL) in ("No file started.", "")
+
+
+def test_bars_of_parts_are_labelled_with_their_file_and_part(tab: Browser, tmp_path: Path) -> None:
+    parts = {f"tests/sub/test_k.py [{n}/4]": {"test_x": (("passed", "failed")[n == 3], 4.0)} for n in range(1, 5)}
+    page = (
+        write_run(tmp_path, "20260301-123000-abcdef", {**parts, "tests/test_a.py": {"test_y": ("passed", 4.0)}}) / PAGE
+    )
+    noted = "const draw = CanvasRenderingContext2D.prototype.fillText; window.drawn = [];"
+    noted += "CanvasRenderingContext2D.prototype.fillText ="
+    noted += " function (text, ...at) { window.drawn.push(text); draw.call(this, text, ...at); }"
+    script = tab.command("Page.addScriptToEvaluateOnNewDocument", source=noted)["identifier"]
+    try:
+        tab.open(page)
+        tab.settle()
+        drawn = set(tab.run("return window.drawn"))
+    finally:
+        tab.command("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
+    assert {"test_a.py", "test_k.py [1/4]", "test_k.py [2/4]", "✗ test_k.py [3/4]", "test_k.py [4/4]"} <= drawn
+    assert "5 units: 4 passed, 1 failed" in tab.run("return document.querySelector('.banner').innerText")

@@ -29,7 +29,7 @@ def test_all_of_them_tell_one_run(sample_run: Any, tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) > 20
     page = (tmp_path / "run.html").read_text("utf-8")
     assert page == (tmp_path / "ci" / "page.html").read_text("utf-8")
-    assert "9 files:" in page
+    assert "9 units:" in page
     display, _, summary = stream.getvalue().partition("\n\n====")
     assert "terminating" in display
     assert "9 units:" in summary

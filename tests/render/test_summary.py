@@ -14,7 +14,7 @@ from harness.render.failed_tests import MAX_CHARS, MAX_SHOWN
 from harness.render.sentences import sentences
 from harness.render.summary import SummaryReporter, closing_line
 from harness.runner.events import CollectionFinished, Event, RunFinished, UnitFinished
-from harness.runner.stats import RunState
+from harness.runner.records.stats import RunState
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.render.conftest import attempt, end
 
@@ -144,7 +144,7 @@ def test_a_long_list_is_counted_beyond_its_first() -> None:
 @pytest.mark.parametrize(
     ("source", "remedy"),
     [
-        (NeedSource.AST, "literals"),
+        (NeedSource.AST, "in its own text"),
         (NeedSource.IMPORT, "independent of the"),
         (NeedSource.TABLE, "needs table"),
     ],

@@ -12,7 +12,8 @@ import pytest
 from harness.core.errors import UsageError
 from harness.render.jsonl import JsonlReporter
 from harness.render.trace_events import TraceEventsReporter, trace_events
-from harness.runner.run_record import RECORD, read_run_record
+from harness.runner.events import GpuMemorySampled, SetupFinished, SetupStarted
+from harness.runner.records.run_record import RECORD, read_run_record
 from tests.render.run_pages import write_run
 
 COMMON = {"name": {"type": "string"}, "pid": {"type": "integer"}, "tid": {"type": "integer"}}
@@ -56,9 +57,9 @@ def of(events: list[dict[str, Any]], ph: str, category: str = "") -> Iterator[di
 def test_the_export_is_valid_and_has_every_file_and_test(sample_run: Any, tmp_path: Path) -> None:
     record = tmp_path / RECORD
     sample_run.tell(JsonlReporter(record), TraceEventsReporter(tmp_path / "trace.json", record))
-    told = json.loads((tmp_path / "trace.json").read_text("utf-8"))
-    jsonschema.validate(told, SCHEMA)
-    events = told["traceEvents"]
+    trace = json.loads((tmp_path / "trace.json").read_text("utf-8"))
+    jsonschema.validate(trace, SCHEMA)
+    events = trace["traceEvents"]
     names = {each["pid"]: each["args"]["name"] for each in of(events, "M") if each["name"] == "process_name"}
     assert list(names.values()) == [
         "run",
@@ -81,10 +82,10 @@ def test_the_export_is_valid_and_has_every_file_and_test(sample_run: Any, tmp_pa
 def test_tests_lie_within_their_file_and_follow_each_other(tmp_path: Path) -> None:
     tests = {f"test_{n}": ("passed", 0.1 + n / 7) for n in range(50)}
     directory = write_run(tmp_path, "20260301-123000-abcdef", {"tests/test_a.py": tests})
-    told = trace_events(read_run_record(directory / RECORD))
-    jsonschema.validate(told, SCHEMA)
-    (file,) = of(told["traceEvents"], "X", "file")
-    found = list(of(told["traceEvents"], "X", "test"))
+    trace = trace_events(read_run_record(directory / RECORD))
+    jsonschema.validate(trace, SCHEMA)
+    (file,) = of(trace["traceEvents"], "X", "file")
+    found = list(of(trace["traceEvents"], "X", "test"))
     assert len(found) == 50
     assert file["ts"] <= found[0]["ts"]
     assert found[-1]["ts"] + found[-1]["dur"] <= file["ts"] + file["dur"]
@@ -106,11 +107,32 @@ def test_a_run_that_never_finished_is_exported(tmp_path: Path) -> None:
     (directory / RECORD).write_text("".join(lines[:3]))
     reporter = TraceEventsReporter(tmp_path / "trace.json", directory / RECORD)
     reporter.close()
-    told = json.loads((tmp_path / "trace.json").read_text())
-    jsonschema.validate(told, SCHEMA)
-    assert [each["args"]["outcome"] for each in of(told["traceEvents"], "X")] == [None]
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    jsonschema.validate(trace, SCHEMA)
+    assert [each["args"]["outcome"] for each in of(trace["traceEvents"], "X")] == [None]
 
 
 def test_a_file_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="trace events cannot be written"):
         TraceEventsReporter(tmp_path, tmp_path / RECORD)
+
+
+def test_memory_and_setup_scripts_are_exported(tmp_path: Path) -> None:
+    directory = write_run(tmp_path, "20260301-123000-abcdef", {"tests/test_a.py": {"test_x": ("passed", 1.0)}})
+    more = [
+        SetupStarted(2.0, "setup:build", ("GPU-0001",), "d"),
+        GpuMemorySampled(2.5, {"GPU-0001": 3 * 10**9}),
+        SetupFinished(3.0, "setup:build", "exit code 1"),
+        GpuMemorySampled(3.5, {"GPU-0001": None}),
+    ]
+    trace = trace_events(read_run_record(directory / RECORD, *more))
+    jsonschema.validate(trace, SCHEMA)
+    events = trace["traceEvents"]
+    pid = next(each["pid"] for each in of(events, "M") if each["args"].get("name", "").startswith("1 NVIDIA"))
+    memory = [(each["pid"], each["ts"], each["args"]) for each in of(events, "C") if each["name"] == "memory in use"]
+    assert memory == [(pid, 2_500_000, {"GB": 3.0}), (pid, 3_500_000, {"GB": 0.0})]
+    (setup,) = of(events, "X", "setup")
+    assert (setup["pid"], setup["ts"], setup["dur"]) == (pid, 2_000_000, 1_000_000)
+    assert (setup["name"], setup["args"]["outcome"]) == ("setup:build", "failed")
+    counts = {each["name"]: each["args"] for each in of(events, "C") if each["ts"] == 2_000_000}
+    assert counts == {"running files": {"files": 0}, "leased GPUs": {"gpus": 1}}

@@ -15,14 +15,14 @@ from harness.machine.meter import MemoryMeter
 from harness.process.claims import Claims
 from harness.process.ports import PortBlocks, read_ephemeral_range
 from harness.runner import events
-from harness.runner.collect import Collected
+from harness.runner.attempts.unit_run import UnitRunner
+from harness.runner.collection.collect import Collected
 from harness.runner.dispatcher import Dispatcher, Recorder
-from harness.runner.first_fit import Job, Queue
-from harness.runner.leases import LeaseTable
 from harness.runner.options import RunOptions
-from harness.runner.retries import Retries
-from harness.runner.stats import RunState
-from harness.runner.unit_run import UnitRunner
+from harness.runner.records.stats import RunState
+from harness.runner.reruns.retries import Retries
+from harness.runner.schedule.first_fit import Job, Queue
+from harness.runner.schedule.leases import LeaseTable
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.support.fake_clock import FakeClock
 from tests.support.fake_meter import FakeMeter

@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.core.exit_codes import ExitCode
 from harness.core.need import Need
+from harness.machine.meter import GpuProcess
 from harness.runner import events
 from harness.runner.dispatcher import Dispatcher
+from harness.runner.records.stats import exit_code
 from harness.runner.units import NeedSource, Outcome, Unit
 from tests.runner.scripted_run import GPU_0, GPU_1, ScriptedRun, after, begun, told
 from tests.support.fake_meter import FakeMeter
@@ -162,11 +165,34 @@ def test_a_card_whose_driver_hangs_is_quarantined_and_nobody_waits_for_it(tmp_pa
     limits = {"poll_s": 0.0, "wait_s": 0.0, "answer_s": 0.05}
     run = ScriptedRun(tmp_path, [2, 1, 1, 2], meter=meter, card_limits=limits).run()
     run.assert_sound()
-    assert run.outcomes == [Outcome.PASSED, Outcome.PASSED, Outcome.PASSED, Outcome.NOT_RUN]
+    assert run.outcomes == [Outcome.NOT_RUN, Outcome.PASSED, Outcome.PASSED, Outcome.NOT_RUN]
     (held,) = run.of(events.GpuQuarantined)
     assert held.gpu_id == GPU_1
     assert "did not answer within 0.05 s" in held.reason
     assert run.of(events.LeaseReturned)[0].gpu_ids == (GPU_0,)
+
+
+def test_a_unit_whose_gpu_is_unfit_starts_first_on_another(tmp_path: Path) -> None:
+    meter = FakeMeter({GPU_0: HELD, GPU_1: 0}, {GPU_0: (GpuProcess(7, HELD, "python train.py"),)})
+    run = ScriptedRun(tmp_path, [1, 1, 1, 0], meter=meter).run()
+    run.assert_sound()
+    assert run.outcomes == [Outcome.PASSED] * 4
+    (held,) = run.of(events.GpuQuarantined)
+    (refused,) = run.of(events.LeaseRefused)
+    assert (held.gpu_id, refused.reasons) == (GPU_0, {GPU_0: held.reason})
+    assert "pid 7 (python train.py)" in held.reason
+    on_gpus = [number for verb, number in run.attempts.log if verb == "begins" and number != 3]
+    assert on_gpus == [1, 0, 2], "it waits in front of those that had not been started"
+    assert [run.results[number].gpu_ids for number in range(3)] == [(GPU_1,)] * 3
+    assert exit_code(run.state, allow_missing_gpus=False) == ExitCode.GPU_QUARANTINED
+
+
+def test_a_unit_whose_lease_is_refused_in_a_cancelled_run_is_not_run(tmp_path: Path) -> None:
+    meter = FakeMeter({GPU_0: 0}, {GPU_0: (GpuProcess(7, HELD, "python train.py"),)})
+    run = ScriptedRun(tmp_path, [1, 1], num_gpus=1, meter=meter, acts=[(told(events.AttemptStarted), cancel)]).run()
+    run.assert_sound()
+    assert run.outcomes == [Outcome.NOT_RUN] * 2
+    assert run.attempts.log == []
 
 
 def test_an_unkillable_process_keeps_its_cards(tmp_path: Path) -> None:

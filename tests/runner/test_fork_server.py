@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.process.supervisor import process_tree, syscalls
-from harness.process.supervisor.fork_server import Forked, ForkServer, start_python
+from harness.process.supervisor import fork_server, process_tree, syscalls
+from harness.process.supervisor.fork_server import Forked, ForkServer, ask_for_fork, start_python
 from harness.process.supervisor.process_tree import Process
 from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisors
 
@@ -108,6 +108,22 @@ def test_no_room_for_another_is_an_error_and_no_loss(
     resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     assert end(fork()) == 0
     assert server.pid == pid
+
+
+def test_a_fork_that_was_killed_before_it_could_answer_is_asked_for_again(
+    server: ForkServer, fork: Callable[[], Forked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid, asked = server.pid, []
+
+    def ask(socket_: socket.socket, stderr: int) -> Forked:
+        asked.append(stderr)
+        if len(asked) == 1:
+            raise BlockingIOError(errno.EAGAIN, "a supervisor cannot be forked")
+        return ask_for_fork(socket_, stderr)
+
+    monkeypatch.setattr(fork_server, "ask_for_fork", ask)
+    assert end(fork()) == 0
+    assert (len(asked), server.pid) == (2, pid)
 
 
 def test_it_goes_quietly_when_nobody_waits_for_its_answer(capfd: pytest.CaptureFixture[str]) -> None:

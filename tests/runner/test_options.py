@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from harness.cli.commands.run_options import make_options
+from harness.cli.commands.run_options import PROFILE, make_options
 from harness.cli.main import main
 from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation, num_cores, wants_colour
 from harness.core.need import Need
 from harness.runner.options import RunOptions, runs_parts_of_files
+from tests.support.suite_runs import run
 
 GIVEN: dict[str, Any] = {
     "paths": (),
@@ -27,10 +28,19 @@ GIVEN: dict[str, Any] = {
 }
 
 
-def options(cwd: Path, text: str = "", **given: Any) -> RunOptions:
+PROFILES = """
+retries = 1
+split = true
+timeout = 7
+profile.ci = { retries = 2, split = false }
+profile.local = { retries = 3 }
+"""
+
+
+def options(cwd: Path, text: str = "", environ: dict[str, str] | None = None, **given: Any) -> RunOptions:
     if text:
         (cwd / "pyproject.toml").write_text(f"[tool.rlharness]\n{text}")
-    return make_options(Invocation(cwd, {}), GIVEN | given)
+    return make_options(Invocation(cwd, environ or {}), GIVEN | given)
 
 
 def test_defaults_are_those_that_help_names(tmp_path: Path) -> None:
@@ -60,6 +70,44 @@ def test_the_command_line_stands_over_the_configuration(
     configured, wins = values
     assert getattr(options(tmp_path, text), name) == configured
     assert getattr(options(tmp_path, text, **given), name) == wins
+
+
+@pytest.mark.parametrize(
+    ("environ", "given", "retries", "split"),
+    [
+        ({}, {}, 1, True),
+        ({PROFILE: ""}, {}, 1, True),
+        ({PROFILE: "ci"}, {}, 2, False),
+        ({}, {"profile": "ci"}, 2, False),
+        ({PROFILE: "ci"}, {"profile": "local"}, 3, True),
+        ({PROFILE: "unknown"}, {"profile": "local"}, 3, True),
+        ({PROFILE: "ci"}, {"retries": 0, "split": True}, 0, True),
+    ],
+)
+def test_a_profile_stands_between_the_command_line_and_the_configuration(
+    tmp_path: Path, environ: dict[str, str], given: dict[str, Any], retries: int, split: bool
+) -> None:
+    one = options(tmp_path, PROFILES, environ, **given)
+    assert (one.retries, one.split) == (retries, split)
+    assert one.timeout_s == 7, "a key that the profile does not set"
+
+
+def test_a_profile_of_the_environment_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        options(tmp_path, PROFILES, {PROFILE: "release"})
+    assert "'release'" in caught.value.what
+    assert caught.value.legal == "ci, local"
+    assert PROFILE in caught.value.remedy
+    with pytest.raises(UsageError) as caught:
+        options(tmp_path, "retries = 1", {PROFILE: "release"})
+    assert caught.value.legal.startswith("none")
+
+
+def test_the_variable_reaches_a_run(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(f"[tool.rlharness]{PROFILES}")
+    done = run(tmp_path, "plan", "--gpus", "none", env={PROFILE: "release"})
+    assert (done.code, "'release'" in done.stderr) == (ExitCode.USAGE_ERROR, True)
+    assert run(tmp_path, "plan", "--gpus", "none", env={PROFILE: "ci"}).code != ExitCode.USAGE_ERROR
 
 
 def test_the_root_is_beside_the_configuration(tmp_path: Path) -> None:
@@ -127,6 +175,9 @@ def test_nan_is_no_number_of_seconds(capsys: pytest.CaptureFixture[str]) -> None
         (("-k", "fast"), True),
         (("-kfast",), True),
         (("-m", "slow"), True),
+        (("-m", ""), False),
+        (("-m", "slow", "-m", ""), False),
+        (("-m", "", "-k", "fast"), True),
         (("--deselect=tests/test_a.py::test_x",), True),
         (("--lf",), True),
         (("-x",), True),
@@ -134,3 +185,32 @@ def test_nan_is_no_number_of_seconds(capsys: pytest.CaptureFixture[str]) -> None
 )
 def test_a_selection_by_pytest_teaches_no_durations(args: tuple[str, ...], parts: bool) -> None:
     assert runs_parts_of_files(args) is parts
+
+
+def test_options_that_select_tests_are_given_to_pytest_before_those_after_two_dashes(tmp_path: Path) -> None:
+    invocation = Invocation(tmp_path, {}, trailing=("-m", "slow"))
+    given = {"keyword": "fast", "marker": "", "deselect": ("test_a.py", "test_b.py::test_x")}
+    selecting = ("-k", "fast", "-m", "", "--deselect=test_a.py", "--deselect=test_b.py::test_x")
+    assert make_options(invocation, GIVEN | given).invocation.trailing == (*selecting, "-m", "slow")
+    assert make_options(invocation, GIVEN).invocation.trailing == ("-m", "slow")
+
+
+def test_a_run_started_elsewhere_obeys_the_configuration_of_its_suite(tmp_path: Path) -> None:
+    suite, elsewhere = tmp_path / "suite", tmp_path / "elsewhere"
+    suite.mkdir()
+    elsewhere.mkdir()
+    (suite / "pyproject.toml").write_text("[tool.rlharness]\ntimeout = 12\n")
+    (suite / "test_x.py").touch()
+    notes: list[str] = []
+    given = GIVEN | {"paths": ("../suite/test_x.py::test_a[b::c]",)}
+    one = make_options(Invocation(elsewhere, {}, note=notes.append), given)
+    assert (one.timeout_s, one.root, one.results_root) == (12.0, suite, suite)
+    assert notes == [f"configuration: {suite / 'pyproject.toml'}"]
+    inside = make_options(Invocation(suite, {}, note=notes.append), GIVEN | {"paths": ("test_x.py",)})
+    assert (inside.timeout_s, len(notes)) == (12.0, 1)
+
+
+def test_results_have_a_directory_of_their_own_if_one_is_named(tmp_path: Path) -> None:
+    configured = options(tmp_path, 'results-dir = "build/results"')
+    assert (configured.root, configured.results_root) == (tmp_path, tmp_path / "build" / "results")
+    assert options(tmp_path, results_dir=tmp_path / "other").results_root == tmp_path / "other"

@@ -98,6 +98,25 @@ def said(
         (ended(0), said(0), Outcome.PASSED, ""),
         (ended(1), said(1, num_failed=1), Outcome.FAILED, ""),
         (ended(2), said(2), Outcome.FAILED, "a test or plugin interrupted pytest (exit 2)"),
+        (
+            ended(2),
+            replace(said(2, running="a::x"), interrupted="a::x"),
+            Outcome.CRASHED,
+            "KeyboardInterrupt while a::x ran",
+        ),
+        (ended(2), replace(said(2), interrupted=""), Outcome.CRASHED, "KeyboardInterrupt while no test ran"),
+        (
+            ended(2, reason="cancelled"),
+            replace(said(2), interrupted="a::x"),
+            Outcome.INTERRUPTED,
+            "the run was cancelled",
+        ),
+        (
+            ended(0),
+            replace(said(0), lost="a::x", lost_how="exited_early", lost_why="exit code 0"),
+            Outcome.EXITED_EARLY,
+            "exit code 0 in a::x",
+        ),
         (ended(2), said(2, error="ImportError: x"), Outcome.COLLECT_ERROR, "ImportError: x"),
         (ended(3), said(3), Outcome.PYTEST_ERROR, "pytest had an internal error (exit 3)"),
         (

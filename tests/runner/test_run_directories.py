@@ -164,7 +164,7 @@ def test_a_read_only_root_is_refused_with_what_to_do(tmp_path: Path) -> None:
     assert done.stderr.startswith(
         f"error: cannot create a run directory in {suite}.mnt/.rlharness/runs: Read-only file"
     )
-    assert "  remedy: make it writable, or start from another directory" in done.stderr
+    assert "  remedy: make it writable, or name another directory with --results-dir" in done.stderr
 
 
 @pytest.mark.usefixtures("may_mount")

@@ -94,8 +94,13 @@ def test_two_signals_kill_at_once(tmp_path: Path) -> None:
 def test_an_interrupted_collection_ends_the_run_and_runs_nothing(tmp_path: Path) -> None:
     done = interrupt(write_suite(tmp_path, {"test_a.py": COMPUTED + SLOW_IMPORT}), "--json")
     assert done.code == ExitCode.INTERRUPTED
-    assert [event["event"] for event in done.events] == ["run_started", "cancel_requested", "run_finished"]
-    assert done.events[1]["reason"] == "SIGINT during collection"
+    assert [event["event"] for event in done.events] == [
+        "run_started",
+        "collection_progress",
+        "cancel_requested",
+        "run_finished",
+    ]
+    assert done.events[2]["reason"] == "SIGINT during collection"
     assert '"exit_code": 2' in done.stdout
 
 
@@ -277,3 +282,11 @@ def test_a_signal_from_a_test_to_its_supervisor_is_no_interruption(tmp_path: Pat
     done.assert_sound()
     assert done.code == ExitCode.TESTS_FAILED
     assert done.outcomes == {"test_a.py": "supervisor_lost", "test_b.py": "passed"}
+
+
+def test_a_lone_file_that_hangs_at_import_has_the_limit_of_a_file(tmp_path: Path, own_cache: Path) -> None:
+    suite = write_suite(tmp_path / "suite", {"test_hangs.py": "import time\ntime.sleep(600)\ndef test_a(): pass\n"})
+    done = run(suite, "run", "--gpus", "none", "--timeout", "2", "--grace", "1")
+    assert (done.code, done.outcomes) == (1, {"test_hangs.py": "collect_timeout"})
+    assert [event["num_done"] for event in done.of("collection_progress")] == [0, 1]
+    assert not done.of("attempt_started")

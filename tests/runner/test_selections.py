@@ -6,7 +6,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.core.exit_codes import ExitCode
 from harness.runner.selections import Selection, selected, split_selections
+from tests.support.suite_runs import QUICK, run, write_suite
 
 
 @given(st.lists(st.sampled_from(["a.py", "a.py::t", "a.py::T::t[x::y]", "d", "d/b.py::t", "d/b.py"]), max_size=6))
@@ -23,3 +25,16 @@ def test_a_bracket_without_a_node_id_is_part_of_the_path() -> None:
     assert split_selections(["odd[1]/test_a.py"], Path("/s")) == [
         Selection("odd[1]/test_a.py", Path("/s/odd[1]/test_a.py"), "")
     ]
+
+
+def test_a_node_id_of_no_test_is_refused_whatever_the_file_needs(tmp_path: Path) -> None:
+    marks = "import pytest\n@pytest.mark.gpus({})\n"
+    wide = marks.format(16) + QUICK + marks.format(8).partition("\n")[2] + "def test_fits(): pass\n"
+    suite = write_suite(tmp_path, {"test_wide.py": wide})
+    for named in (["test_wide.py::nope"], ["test_wide.py::test_fits", "test_wide.py::test_gone"]):
+        done = run(suite, "run", "--gpus", "sim:8", *named)
+        done.assert_sound()
+        assert (done.code, done.outcomes) == (ExitCode.USAGE_ERROR, {"test_wide.py": "usage_error"})
+        assert done.results["test_wide.py"]["reason"] == f"not found: {suite / named[-1]}"
+    assert run(suite, "run", "--gpus", "sim:8", "test_wide.py::test_quick").code == ExitCode.UNITS_NOT_RUN
+    assert run(suite, "run", "--gpus", "sim:8", "test_wide.py::test_fits").code == ExitCode.OK

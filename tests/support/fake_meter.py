@@ -1,9 +1,10 @@
 """A memory meter for tests."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from harness.machine.gpu_health import GpuFault
 from harness.machine.meter import GpuProcess
 
 
@@ -13,6 +14,7 @@ class FakeMeter:
 
     used_bytes: dict[str, int] = field(default_factory=dict)
     processes: dict[str, tuple[GpuProcess, ...]] = field(default_factory=dict)
+    faults: dict[str, GpuFault] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
     """GPUs on which the driver hangs: a question about one of them never returns."""
 
@@ -23,6 +25,17 @@ class FakeMeter:
 
     def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
         return self.processes.get(gpu_id, ())
+
+    def fault(self, gpu_id: str) -> GpuFault | None:
+        return self.faults.get(gpu_id)
+
+    is_simulated = True
+
+    def memory_by_pid(self, gpu_id: str) -> Mapping[int, int | None]:
+        return {process.pid: process.used_bytes for process in self.processes.get(gpu_id, ())}
+
+    def accounted_peaks(self, gpu_id: str, pids: Collection[int]) -> Mapping[int, int]:
+        return {}
 
     def close(self) -> None:
         pass

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from harness.core.need import Need
 from harness.machine.inventory import Gpu, Inventory
-from harness.runner.first_fit import Job
-from harness.runner.leases import LeaseTable
+from harness.runner.schedule.first_fit import Job
+from harness.runner.schedule.leases import LeaseTable
 
 QUICK = settings(max_examples=100, derandomize=True)
 THOROUGH = settings(max_examples=4 * settings().max_examples, derandomize=True)

@@ -103,6 +103,10 @@ class ScriptedAttempts:
         if marker in self._orders:
             self._orders[marker] = "killed"
 
+    def pid_of(self, marker: str) -> int:
+        """Return 0: there is no process."""
+        return 0
+
 
 def _append(spec: ProcessSpec, lines: tuple[dict[str, Any], ...]) -> None:
     if not lines:

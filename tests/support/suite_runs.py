@@ -7,17 +7,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from harness.process.claims import Claims
+
 ROOT = Path(__file__).parents[2]
 HARNESS = (sys.executable, "-m", "harness")
 QUICK = "def test_quick(): pass\n"
 PATIENCE_S = 60.0
-SET_BY_OTHERS = ("PYTEST_", "RLHARNESS", "CUDA_", "HIP_", "ROCR_", "TMPDIR", "MASTER_PORT", "CI")
+SET_BY_OTHERS = ("PYTEST_", "RLHARNESS", "CUDA_", "HIP_", "ROCR_", "TMPDIR", "MASTER_PORT", "CI", "GITHUB_")
 
 
 @dataclass(frozen=True)
@@ -107,11 +109,49 @@ def run(directory: Path, *arguments: str, env: Mapping[str, str] | None = None, 
         return ended(process, directory)
 
 
+class StubGpus:
+    """The GPUs of the pretended driver. Their names are the same in all tests: one process has them at a time.
+
+    A run claims the names of its GPUs on the whole machine, and leaves out those that another run holds.
+    """
+
+    def __init__(self) -> None:
+        self._claims = Claims()
+        self._num_runs = 0
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold them, once no other process does."""
+        until_s = time.monotonic() + PATIENCE_S
+        while not self._claims.try_claim("tests-of-stub-gpus"):
+            assert time.monotonic() < until_s, "another process of tests keeps the GPUs of the pretended driver"
+            time.sleep(0.05)
+        self._num_runs += 1
+        try:
+            yield
+        finally:
+            self._num_runs -= 1
+            if not self._num_runs:
+                self._claims.close()
+
+
+stub_gpus = StubGpus()
+
+
 @contextmanager
 def started(
     directory: Path, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Iterator["subprocess.Popen[str]"]:
     """`rlharness arguments`, running; killed at the end where it still does."""
+    turn = stub_gpus.held() if "NVML_STUB_FILE" in (env or {}) else nullcontext()
+    with turn, _started(directory, *arguments, env=env, cwd=cwd) as process:
+        yield process
+
+
+@contextmanager
+def _started(
+    directory: Path, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Iterator["subprocess.Popen[str]"]:
     process = subprocess.Popen(
         [*HARNESS, *arguments],
         cwd=cwd or directory,

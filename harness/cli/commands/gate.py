@@ -15,7 +15,8 @@ from harness.lab.gate.against_golden import AgainstGolden
 from harness.lab.gate.gate import run_gate
 from harness.process.run_directory import new_run_id
 from harness.render.gate import gate_json, gate_text
-from harness.render.github import annotate, append_summary, is_on_github
+from harness.render.gate_github import annotate, append_summary
+from harness.render.github import is_on_github
 from harness.render.run_lines import RunLines
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.core.config import load_config
+from harness.core.config import load_config_for
 from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
@@ -14,20 +14,21 @@ from harness.core.text import one_line
 from harness.core.user_cache import cache_path
 from harness.render.console import say, show
 from harness.render.history import history_json, history_lines, trends_text
-from harness.runner.history import History
-from harness.runner.trends import Trend, select_trends, similar_names
+from harness.runner.records.history import History
+from harness.runner.records.trends import Trend, select_trends, similar_names
 
 
 def show_history(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness history`; raises UsageError for a name that is not known."""
-    config = load_config(invocation.cwd)
+    name = arguments["name"]
+    named = [] if name is None else [invocation.cwd / name.partition("::")[0]]
+    config = load_config_for(named, invocation.cwd)
     root = config.path.parent if config.path else invocation.cwd
     file = cache_path(invocation.environ, "history", root, ".sqlite")
     with History.of_root(root, invocation.environ, is_run=False) as history:
         known, notes = history.trends(), history.notes
     if config.history_free:
         notes = (*notes, f"{config.path} sets history-free, so runs record nothing")
-    name = arguments["name"]
     found = _by_duration(known) if name is None else _named(known, name, invocation.cwd, root)
     if arguments["json"]:
         show(json.dumps(history_json(found, exit_code=ExitCode.OK, file=str(file), notes=notes)))

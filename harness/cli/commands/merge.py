@@ -13,11 +13,12 @@ from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation, wants_colour
 from harness.core.text import put
 from harness.render.console import show
+from harness.render.github import inert, is_outermost_on_github
 from harness.render.junit import JUnitReporter
 from harness.render.merge import merge_json, merge_lines
 from harness.render.summary import SummaryReporter
-from harness.runner.merging import MergedRun, merge_runs
-from harness.runner.recorded_run import read_recorded_run
+from harness.runner.records.merging import MergedRun, merge_runs
+from harness.runner.records.recorded_run import read_recorded_run
 
 
 def merge_recorded(invocation: Invocation, given: Mapping[str, Any]) -> ExitCode:
@@ -28,7 +29,12 @@ def merge_recorded(invocation: Invocation, given: Mapping[str, Any]) -> ExitCode
     if given["json"]:
         show(json.dumps(merge_json(merged)))
     else:
-        show(_text(merged, colour=wants_colour(given["color"], invocation)))
+        text = _text(merged, colour=wants_colour(given["color"], invocation))
+        show(inert(text) if is_outermost_on_github(invocation.environ) else text)
+    if is_outermost_on_github(invocation.environ):
+        from harness.render.run_github import summarize_merge
+
+        summarize_merge(merged.state, merged.finished, invocation.environ)
     return merged.exit_code
 
 

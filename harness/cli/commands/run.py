@@ -13,39 +13,44 @@ from harness.core.clock import Clock
 from harness.core.errors import HarnessError
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation, terminal_columns
-from harness.render.chart import chart, plan_json
+from harness.render.chart import chart, deselected_lines, plan_json
 from harness.render.console import say, show
-from harness.render.github import flaky_annotations, is_on_github, say_lines
+from harness.render.github import is_outermost_on_github
 from harness.render.json_summary import summary_json
 from harness.render.run_reporters import ReportOptions, make_reporters
 from harness.render.sentences import shard_units
 from harness.render.summary import REASON_OF_CODE
+from harness.runner.attempts.unit_result import why_uncollected
 from harness.runner.events import plain
 from harness.runner.options import RunOptions
 from harness.runner.planning import Planned
+from harness.runner.records.run_record import PAGE, RECORD
 from harness.runner.reporter import Guarded
 from harness.runner.run import EndedRun, plan_tests, run_tests
-from harness.runner.run_record import PAGE, RECORD
-from harness.runner.unit_run import why_uncollected
-from harness.runner.units import Outcome
+from harness.runner.units import UnitResult
 
 
 def run_suite(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
     """Carry out `rlharness run`; raises HarnessError for a user error."""
     options = make_options(invocation, arguments)
-    ended = run_with_reports(options)
+    if file := arguments["leaning"]:
+        from harness.cli.commands.leaning import show_leaning  # its imports take a tenth of a second
+
+        return show_leaning(options, file, color=arguments["color"])
+    ended = run_with_reports(options, on_github=is_outermost_on_github(invocation.environ))
     if isinstance(ended, str):
         return _interrupted(ended)
     if options.json:
         show(json.dumps(summary_json(ended.state, ended.finished)))
-    if ended.state.outcomes[Outcome.FLAKY] and is_on_github(invocation.environ):
-        say_lines(flaky_annotations(ended.state))
     raise_failure(ended)
     return ExitCode(ended.finished.exit_code)
 
 
-def run_with_reports(options: RunOptions) -> EndedRun | str:
-    """Run the tests and write the reports that the options ask for; the name of a signal that came before any test."""
+def run_with_reports(options: RunOptions, *, on_github: bool = False) -> EndedRun | str:
+    """Run the tests and write the reports that the options ask for; the name of a signal that came before any test.
+
+    With `on_github`, the reports include those of a job of GitHub Actions.
+    """
 
     def reporters(directory: Path, clock: Clock) -> list[Guarded]:
         # The display goes to stdout, or to stderr where stdout is asked to be JSON.
@@ -59,6 +64,8 @@ def run_with_reports(options: RunOptions) -> EndedRun | str:
             page_file=directory / PAGE,
             html_file=options.html_file,
             trace_events_file=options.trace_events_file,
+            num_slowest=options.num_slowest,
+            github_job=options.invocation if on_github else None,
         )
         return make_reporters(wanted, stream=stream, clock=clock, say=say)
 
@@ -91,11 +98,16 @@ def _code_of_plan(planned: Planned) -> ExitCode:
     collected, shard = planned.collected, planned.shard
     if not all(unit.can_run for unit in collected.units):
         return ExitCode.TESTS_FAILED
-    if (collected.units or (shard and shard.num_suite_units)) and not collected.not_found:
+    is_empty_shard = not collected.units and shard is not None and shard.num_suite_units > 0
+    if (is_empty_shard or len(_deselected(planned)) < len(collected.units)) and not collected.not_found:
         return ExitCode.OK
     code = ExitCode.USAGE_ERROR if collected.not_found else ExitCode.NOTHING_COLLECTED
     say(f"exit code {code}: {REASON_OF_CODE[code]}")
     return code
+
+
+def _deselected(planned: Planned) -> list[UnitResult]:
+    return [result for result in planned.collected.kept.values() if not result.resumed_from]
 
 
 def _interrupted(signal: str) -> ExitCode:
@@ -118,10 +130,11 @@ def _show(planned: Planned, options: RunOptions, width: int | None) -> None:
     names, splits = [unit.path for unit in units], planned.collected.splits
     if options.json:
         found = plan_json(plan, names, planned.estimated, splits)
-        show(json.dumps({**found, "shard": plain(planned.shard)}))
+        deselected = [result.unit.path for result in _deselected(planned)]
+        show(json.dumps({**found, "shard": plain(planned.shard), "deselected": deselected}))
     else:
         if planned.shard is not None:
             show(f"shard {options.shard}: {shard_units(planned.shard, len(units))}\n")
         columns, estimates = width or terminal_columns(), planned.estimated
         text = chart(plan, names, width=columns, colour=options.colour, estimates=estimates, splits=splits)
-        show(text.rstrip("\n"))
+        show("\n".join((text.rstrip("\n"), *deselected_lines(_deselected(planned)))))

@@ -90,7 +90,7 @@ class Watch:
         if (num := num_threads_kept()) > 1:
             names = sorted(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
             yield THREADS, ", ".join(names) or f"{num - 1} of a library"
-        if _cuda_is_initialized():
+        if cuda_is_initialized():
             yield "cuda", ""
         if children := process_tree.children(os.getpid()):
             yield "processes", process_tree.command_line(children[0].pid)
@@ -109,16 +109,19 @@ class Watch:
                 yield "replaced", name.replace(":", ".")
 
 
-def num_threads_kept() -> int:
-    """Number of threads that stay through a fork: libraries such as OpenBLAS end theirs before one, others do not."""
-    if num_threads() > 1 and threading.active_count() == 1:
+def num_threads_kept(num_spare: int = 0) -> int:
+    """Number of threads that stay through a fork: libraries such as OpenBLAS end theirs before one, others do not.
+
+    `num_spare` threads of Python that no fork needs are not counted.
+    """
+    if num_threads() > 1 + num_spare and threading.active_count() == 1 + num_spare:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             pid = os.fork()
         if pid == 0:
             os._exit(0)
         os.waitpid(pid, 0)
-    return num_threads()
+    return num_threads() - num_spare
 
 
 def num_threads() -> int:
@@ -142,7 +145,7 @@ def _is_written(fd: int) -> bool:
     return False
 
 
-def _cuda_is_initialized() -> bool:
+def cuda_is_initialized() -> bool:
     """Whether this process has initialised the CUDA driver, which no fork of it could use."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
         path = next((line.split(maxsplit=5)[5].strip() for line in file if "libcuda.so" in line), "")

@@ -73,6 +73,8 @@ class ForkServer:
             self.close()
             self._start()
             return self._fork(stderr)
+        except BlockingIOError:  # the child was killed before it could answer, or processes are short for a moment
+            return self._fork(stderr)
 
     def close(self) -> None:
         """End the fork server; supervisors stay."""

@@ -59,10 +59,12 @@ class ParentState:
         sys.stdin = open(0, encoding=sys.getdefaultencoding())  # noqa: SIM115
         tempfile.tempdir = None
         random.seed = self._seed
-        if self._is_seeded:  # Python has seeded it anew after the fork, and the suite wants its own
-            random.setstate(self._random_state)
-        elif (numpy_random := sys.modules.get("numpy.random")) is not None:
-            numpy_random.seed()
+        set_random_state(self._random_state if self._is_seeded else None)
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether the suite has seeded `random` so far."""
+        return self._is_seeded
 
     def _note_seed(self, *args: Any, **kwargs: Any) -> None:
         self._seed(*args, **kwargs)
@@ -75,6 +77,19 @@ class ParentState:
             os.environ.pop(name, None)
         os.environ.update({name: value for name, value in env.items() if self._watch.environ.get(name) != value})
         _show_marker(env.get(ATTEMPT_MARKER, ""))
+
+
+def set_random_state(state: tuple[Any, ...] | None) -> None:
+    """In a fork: set the state that a suite has seeded, which Python replaced; for None, give numpy a new state too."""
+    if state is not None:
+        random.setstate(state)
+    elif (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
+
+
+def begin_fork() -> None:
+    """In a fork that is no leader: forget what is to happen at the end of the process from which it was forked."""
+    atexit._clear()
 
 
 def leave() -> NoReturn:

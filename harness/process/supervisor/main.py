@@ -35,10 +35,13 @@ from harness.process.supervisor.fork_server import serve
 
 POLL_S = 0.2  # how often the report is read and limits are looked at
 KILL_ROUND_S = 0.05
+WAITING_ROUND_S = 0.002  # the same, for a leader that has no order yet
 UNKILLABLE_POLL_S = 1.0
 PROBE_S = 5.0
 PROBE_ROUND_S = 0.002
-KINDS_WITH_LIMITS = (b'"start"', b'"end"', b'"collected"', b'"finish"')
+KINDS_WITH_LIMITS = tuple(
+    f'"{kind}"'.encode() for kind in ("start", "end", "collected", "finish", "forked", "file", "idle")
+)
 SETTLE_S = 1.0  # daemons that are already going (Ray's) are given this long before they count as left behind
 
 
@@ -76,11 +79,18 @@ class Attempt:
         self.orders_rest = b""
         self.orders_open = True
 
-    def start(self) -> None:
-        """Fork the leader and say so."""
+    def start(self, waiting: int | None = None) -> None:
+        """Fork the leader, or give its order to one that waits for it at the pipe `waiting`, and say so."""
         order = self.order
         self.read_report(self.started_s)  # opened before the tests can put anything in its place
-        self.containment.spawn(lambda: become_leader(order, self.lead))
+        if waiting is not None:
+            self.containment.reap()
+        if waiting is None or self.containment.leader_status is not None:  # one that waited may have been killed
+            self.containment.leader_status, self.containment.is_gone = None, False
+            self.containment.spawn(lambda: become_leader(order, self.lead))
+        else:
+            with contextlib.suppress(OSError), open(waiting, "wb") as pipe:
+                pipe.write(json.dumps(order).encode() + b"\n")
         say({"e": "started"})
 
     def step(self) -> bool:
@@ -313,31 +323,76 @@ def main() -> None:
 
 
 def supervise(lead: Lead | None = None) -> None:
-    """The life of a supervisor: read one order from stdin, carry it out. `lead` is the leader of an order to fork."""
-    line = b""
-    while not line.endswith(b"\n"):
+    """The life of a supervisor: read one order from stdin, carry it out. `lead` is the leader of an order to fork.
+
+    An order without a command comes first where the leader is to be forked, and held, ahead of its order.
+    """
+    line, rest = read_line(b"")
+    order = json.loads(line) if line else None
+    if order is None:
+        return  # the runner went before it had given its order: nothing was started
+    containment = make_containment(order["tier"], order["cgroup"])
+    try:
+        if "argv" in order:
+            run(order, rest, containment, lead)
+            return
+        waiting_read, waiting = os.pipe()
+        containment.spawn(lambda: wait_for_order(waiting_read, waiting, lead))
+        os.close(waiting_read)
+        line, rest = read_line(rest)
+        if line:
+            order = json.loads(line)
+            take_over_log(order["directory"])
+            run(order, rest, containment, lead, waiting)
+            return
+        while not containment.is_gone:
+            containment.kill()
+            select.select([], [], [], WAITING_ROUND_S)
+            containment.reap()
+    finally:
+        containment.close()
+
+
+def read_line(text: bytes) -> tuple[bytes, bytes]:
+    """Return the next line of standard input, of which `text` has been read, and what follows; empty at its end."""
+    while b"\n" not in text:
         chunk = os.read(0, 1 << 16)
         if not chunk:
-            return  # the runner went before it had given its order: nothing was started
-        line += chunk
-    order, rest = line.split(b"\n", 1)
-    run(json.loads(order), rest, lead)
+            return b"", b""
+        text += chunk
+    line, rest = text.split(b"\n", 1)
+    return line, rest
 
 
-def run(order: dict[str, Any], orders_rest: bytes, lead: Lead | None) -> None:
-    """Carry out one order."""
+def take_over_log(directory: str) -> None:
+    """Complain in the attempt's own file from now on."""
+    log = os.open(os.path.join(directory, "supervisor.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def wait_for_order(pipe: int, its_other_end: int, lead: Lead | None) -> NoReturn:
+    """In a leader that was forked ahead: read its order, one line, and carry it out."""
+    os.close(its_other_end)
+    with open(pipe, "rb") as file:
+        text = file.readline()
+    if not text:
+        os._exit(127)
+    become_leader(json.loads(text), lead)
+
+
+def run(
+    order: dict[str, Any], orders_rest: bytes, containment: Containment, lead: Lead | None, waiting: int | None = None
+) -> None:
+    """Carry out one order, with the leader that waits for it at a pipe where there is one."""
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)
     for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    containment = make_containment(order["tier"], order["cgroup"])
     attempt = Attempt(order, containment, SystemClock(), lead)
-    try:
-        attempt.start()
-        attempt.take_requests(orders_rest)
-        while not attempt.step():
-            attempt.wait(wake_read)
-    finally:
-        containment.close()
+    attempt.start(waiting)
+    attempt.take_requests(orders_rest)
+    while not attempt.step():
+        attempt.wait(wake_read)

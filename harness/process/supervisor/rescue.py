@@ -2,11 +2,16 @@
 
 import contextlib
 import os
+import select
 import signal
 
+from harness.core.clock import SystemClock
 from harness.process.supervisor import process_tree
 from harness.process.supervisor.containment import group_members, kill_group, remove_group
 from harness.process.supervisor.process_tree import Process
+
+REAP_ROUND_S = 0.002
+MAX_ROUNDS = 1000
 
 
 def rescue_round(cgroup: str, marker: str, since_ticks: int, spare_pids: frozenset[int]) -> list[Process]:
@@ -14,7 +19,8 @@ def rescue_round(cgroup: str, marker: str, since_ticks: int, spare_pids: frozens
 
     The runner is a subreaper, so orphans have become its children: each child that started no earlier than the
     supervisor (`since_ticks`) and is not in `spare_pids` (living supervisors) is one, with all its descendants.
-    Members of the attempt's control group (`cgroup`, "" for none) and processes that carry `marker` are taken too.
+    Members of the attempt's control group (`cgroup`, "" for none) and processes that carry `marker` ("" for none) are
+    taken too.
     """
     own_pid = os.getpid()
     if cgroup:
@@ -22,7 +28,8 @@ def rescue_round(cgroup: str, marker: str, since_ticks: int, spare_pids: frozens
     spared = {own_pid, *spare_pids, *(process.pid for process in process_tree.descendants(*spare_pids))}
     orphans = [p for p in process_tree.children(own_pid) if p.start_ticks >= since_ticks and p.pid not in spared]
     below = process_tree.descendants(*(process.pid for process in orphans))
-    held = [*group_members(cgroup), *process_tree.bearing(marker)] if cgroup else process_tree.bearing(marker)
+    bearers = process_tree.bearing(marker) if marker else []
+    held = [*group_members(cgroup), *bearers] if cgroup else bearers
     found = {process.pid: process for process in [*orphans, *below, *held] if process.pid not in spared}
     for process in found.values():
         process_tree.send_signal(process, signal.SIGKILL)
@@ -46,3 +53,27 @@ def kill_bearing(marker: str) -> list[Process]:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(process.pid, os.WNOHANG)
     return [process for process in found if not process.is_zombie]
+
+
+def end_orphans(cgroup: str, since_ticks: int, spare_pids: frozenset[int]) -> None:
+    """End what a supervisor that was killed without an order has left: its leader, and that leader's group."""
+    for _ in range(MAX_ROUNDS):
+        if not rescue_round(cgroup, "", since_ticks, spare_pids):
+            return
+        select.select([], [], [], REAP_ROUND_S)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a child that has not been reaped has ended."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def reap(pid: int, patience_s: float = 0.0) -> bool:
+    """Reap a child that is ending, and kill it once `patience_s` have passed; whether it ended in order."""
+    clock = SystemClock()
+    until_s = clock.monotonic_s() + patience_s
+    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
+        if clock.monotonic_s() > until_s and (child := process_tree.read_process(pid)):
+            process_tree.send_signal(child, signal.SIGKILL)
+        select.select([], [], [], REAP_ROUND_S)
+    return ended[1] == 0

@@ -8,7 +8,7 @@ from rich.text import Text
 from harness.core.text import count, one_line, ranges
 from harness.render.outcomes import gpu_names, label
 from harness.render.sentences import bare_test, words
-from harness.runner.stats import Progress, Running
+from harness.runner.records.stats import Progress, Running
 from harness.runner.units import Outcome
 
 GPUS_WIDTH, DONE_WIDTH, SINCE_WIDTH, GAP = 10, 5, 7, 2
@@ -148,6 +148,7 @@ def _bar(progress: Progress, now_t: float, space: int, ascii_only: bool) -> Text
     beside = _clock_time(now_t) + (f", {_clock_time(left_s)} left" if left_s is not None and left_s >= 1 else "")
     width = max(0, space - TIMES_WIDTH - 1)
     num_bad = sum(number for outcome, number in progress.outcomes.items() if outcome.is_failure)
+    num_bad -= progress.num_accepted
     num_not = progress.outcomes.get(Outcome.NOT_RUN, 0) + progress.outcomes.get(Outcome.INTERRUPTED, 0)
     parts = (
         (progress.num_done - num_bad - num_not, "green", "#"),

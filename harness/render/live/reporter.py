@@ -19,8 +19,8 @@ from harness.render.live.frame import FrameStyle, Picture, frame
 from harness.render.live.screen import Line, Screen, terminal_size
 from harness.render.sentences import Sentence, Tone, alive, head_lines, running_line, sentences
 from harness.runner.events import DumpRequested, Event, RunFinished, RunStarted
+from harness.runner.records.stats import RunState
 from harness.runner.reporter import complain
-from harness.runner.stats import RunState
 
 IDLE_REDRAW_S = 1.0
 """The clock on the display moves this often when nothing happens."""

@@ -14,8 +14,8 @@ from harness.core.text import escape as escape_character
 from harness.render.outcomes import facts, label
 from harness.render.run_page.markup import Markup, element
 from harness.render.run_page.timeline_data import tone_of
-from harness.runner.run_comparison import FAILING
-from harness.runner.stats import RunState
+from harness.runner.records.run_comparison import FAILING
+from harness.runner.records.stats import RunState
 from harness.runner.units import UnitResult
 
 MAX_BYTES = 1_200_000
@@ -47,7 +47,7 @@ class Budget:
 
 def failures_of(state: RunState) -> list[UnitResult]:
     """The failed files of a run, by path; the position of each is the number of its section."""
-    return [each for each in sorted(state.results.values(), key=lambda r: r.unit.path) if each.outcome.is_failure]
+    return [each for each in sorted(state.results.values(), key=lambda r: r.unit.path) if each.is_failure]
 
 
 def failure_sections(results: Sequence[UnitResult], state: RunState) -> list[Markup]:

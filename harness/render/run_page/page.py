@@ -8,6 +8,7 @@ import hashlib
 from base64 import b64encode
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from harness import __version__
 from harness.core.text import count
@@ -15,9 +16,9 @@ from harness.render.run_page import sections
 from harness.render.run_page.failures import failure_sections, failures_of
 from harness.render.run_page.markup import Markup, element
 from harness.render.run_page.timeline_data import MAX_TESTS, script_json, timeline_data
-from harness.runner.run_comparison import Comparison
-from harness.runner.run_record import RunRecord
-from harness.runner.stats import RunState
+from harness.runner.records.run_comparison import Comparison
+from harness.runner.records.run_record import RunRecord
+from harness.runner.records.stats import RunState
 
 GENERATOR = "rlharness run"
 STYLES = (
@@ -52,7 +53,7 @@ def run_page(record: RunRecord, state: RunState, comparison: Comparison | None) 
         "main",
         sections.banner(record, state),
         sections.figures(record),
-        _timeline(data["hidden"]),
+        _timeline(data["hidden"], data["rows"]),
         sections.changes(comparison),
         _failures(failure_sections(failures, state), len(failures)),
         sections.slowest(record),
@@ -86,11 +87,12 @@ def _top() -> Markup:
     )
 
 
-def _timeline(num_hidden: int) -> Markup:
+def _timeline(num_hidden: int, rows: list[dict[str, Any]]) -> Markup:
     label = (
-        "Files by GPU and CPU slot over time. Left and right arrow keys move along a row, up and down to another row,"
+        "Files and setup scripts by GPU and CPU slot over time, and the memory in use on each GPU."
+        " Left and right arrow keys move along a row, up and down to another row,"
         " Enter into the tests of a file and Escape back; plus and minus zoom, 0 shows the whole run."
-        " The list of outcomes below has the same contents."
+        " The list of outcomes below has the same files and tests."
     )
     buttons = [
         element("button", sign, type="button", data_zoom=name, aria_label=words)
@@ -104,6 +106,7 @@ def _timeline(num_hidden: int) -> Markup:
     if num_hidden:
         rest = f"{count(num_hidden, 'short passed test')} not shown: the page holds {MAX_TESTS:,} tests."
         hidden = element("p", rest, class_="about")
+    memory = "; ".join(f"{row['name']} {row['peak'].removeprefix('peak ')}" for row in rows if row["peak"])
     return element(
         "section",
         element("h2", "Timeline", id="timeline"),
@@ -111,6 +114,7 @@ def _timeline(num_hidden: int) -> Markup:
         element("div", element("canvas"), class_="frame", tabindex=0, role="application", aria_label=label),
         element("div", class_="detail", aria_live="polite"),
         hidden,
+        element("p", f"Most memory in use: {memory}.", class_="about") if memory else None,
         element(
             "noscript",
             element("p", "A script draws the timeline and the list, and this browser does not run it.", class_="empty"),

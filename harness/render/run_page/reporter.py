@@ -5,9 +5,9 @@ from pathlib import Path
 from harness.render.late_file import LateFile
 from harness.render.run_page.page import run_page
 from harness.runner.events import Event, RunFinished
-from harness.runner.run_comparison import compare_runs, read_earlier_runs
-from harness.runner.run_record import read_run_record
-from harness.runner.stats import RunState
+from harness.runner.records.run_comparison import compare_runs, read_earlier_runs
+from harness.runner.records.run_record import read_run_record
+from harness.runner.records.stats import RunState
 
 
 class PageText:

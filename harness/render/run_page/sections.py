@@ -5,13 +5,15 @@ from collections.abc import Iterable, Sequence
 from harness.core.exit_codes import ExitCode
 from harness.core.test_outcomes import TestCounts
 from harness.core.text import count, one_line
+from harness.render.gpu_memory import over_budget_lines
+from harness.render.isolation import isolation_text
 from harness.render.outcomes import tally
 from harness.render.run_page.markup import Markup, element
 from harness.render.run_page.timeline_data import tone_of
 from harness.render.summary import REASON_OF_CODE
-from harness.runner.run_comparison import Change, Comparison, Flaky, Slower
-from harness.runner.run_record import RunRecord
-from harness.runner.stats import RunState
+from harness.runner.records.run_comparison import Change, Comparison, Flaky, Slower
+from harness.runner.records.run_record import RunRecord
+from harness.runner.records.stats import RunState
 from harness.runner.units import Outcome
 
 MAX_LISTED = 100
@@ -35,7 +37,7 @@ def banner(record: RunRecord, state: RunState) -> Markup:
             "div",
             element("p", f"Run {one_line(record.run_id, 80)}", class_="who"),
             element("h1", verdict_text(code)),
-            element("p", f"{count(len(record.files), 'file')}: {counted or 'none'}", class_="facts"),
+            element("p", f"{count(len(record.files), 'unit')}: {counted or 'none'}", class_="facts"),
             element("p", f"Tests: {tally(TestCounts(dict(state.tests)))}", class_="facts"),
             element("p", one_line(record.error, 2000), class_="reason") if record.error else None,
         ),
@@ -73,7 +75,10 @@ def figures(record: RunRecord) -> Markup:
         path = element("code", one_line(record.bounding_unit))
         bound = element("p", path, " sets the bound: split this file to make the run shorter.", class_="about")
     lines = [*(f"not used: {each}" for each in record.left_out), *record.notes]
+    lines += map(isolation_text, record.isolation)
     lines += [f"{each.gpu_id} in quarantine after {each.path}: {each.reason}" for each in record.lost_gpus]
+    over = over_budget_lines((each.path, each.need, each.gpu_memory) for each in record.files.values())
+    lines += [f"more GPU memory than its budget: {each}" for each in over]
     notes = element("ul", [element("li", one_line(each, 1000)) for each in lines], class_="notes") if lines else None
     cells = [element("div", element("dt", name), element("dd", value)) for name, value in rows]
     heading = element("h2", "Figures", id="figures")

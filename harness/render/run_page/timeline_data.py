@@ -1,9 +1,11 @@
 """What the script of the page draws and filters, as plain values: outcomes, rows, files and tests.
 
-    outcomes  [word, tone] each                 rows  {name, title, busy, lost, files: numbers of files}
-    files     [path, outcome, start, end, seconds, reason, number of its failure or -1, tests]
-    tests     [name, outcome, start, end, seconds]
+    outcomes  [word, tone] each                 rows  {name, title, busy, lost, files: numbers of files, memory, peak}
+    memory    [time, MB or null if not known]   peak  memory in words, empty if not known
+    files     [path, outcome, start, end, seconds, reason, number of its failure or -1, tests, GPU memory in words]
+    tests     [name, outcome, start, end, seconds, GPU memory in words if measured]
 
+Setup scripts follow the files, which are `num_files`. `most` is the largest MB of all rows.
 Times are milliseconds since the run began; the start of a file that never started is -1.
 """
 
@@ -13,17 +15,21 @@ from typing import Any
 
 from harness.core.test_outcomes import TestOutcome
 from harness.core.text import one_line
-from harness.runner.run_comparison import FAILING
-from harness.runner.run_record import FileSpan, RunRecord, TestSpan
-from harness.runner.timeline import rows_of
+from harness.render.gpu_memory import gb_text, memory_text
+from harness.runner.memory_series import maxima, peak
+from harness.runner.records.run_comparison import FAILING
+from harness.runner.records.run_record import FileSpan, RunRecord, TestSpan
+from harness.runner.records.timeline import Row, rows_of
 from harness.runner.units import Outcome, file_of
 
+MAX_POINTS = 400
+"""Values of memory that are shown for a GPU."""
 MAX_TESTS = 10_000
 """Of more tests, those that failed and the longest are shown."""
 NO_OUTCOME = "no outcome"
 TONES: dict[str, tuple[str, ...]] = {
     "good": ("passed", "xpassed"),
-    "bad": ("failed", "error", "collect_error", "pytest_error", "usage_error"),
+    "bad": ("failed", "leaning", "error", "collect_error", "pytest_error", "usage_error"),
     "lost": (
         *("collect_timeout", "timed_out", "crashed", "exited_early", "unkillable", "supervisor_lost", "unfinished"),
     ),
@@ -39,25 +45,21 @@ _NUMBERS = {word: number for number, word in enumerate(_WORDS)}
 def timeline_data(record: RunRecord, failures: Mapping[str, int]) -> dict[str, Any]:
     """The data of a run; `failures` has the number of each failed file on the page, by path."""
     shown = _shown_tests(record)
-    numbers = {path: number for number, path in enumerate(record.files)}
-    makespan_s = record.makespan_s or 1.0
-    first_s = record.first_start_s
+    spans = [*record.files.values(), *record.setups.values()]
+    numbers = {id(span): number for number, span in enumerate(spans)}
+    started = [span for span in spans if span.start_s is not None]
+    first_s = min((span.start_s or 0.0 for span in started), default=0.0)
+    last_s = max((span.end_s for span in started), default=0.0)
+    rows = rows_of(record)
     return {
         "outcomes": [[word.replace("_", " "), _TONE_OF[word]] for word in _WORDS],
-        "rows": [
-            {
-                "name": one_line(row.name, 40),
-                "title": one_line(row.title),
-                "busy": round(min(1.0, row.busy_s / makespan_s), 3),
-                "lost": None if row.lost_s is None else _ms(row.lost_s),
-                "files": [numbers[each.path] for each in row.files],
-            }
-            for row in rows_of(record)
-        ],
-        "files": [_file(each, failures, shown) for each in record.files.values()],
+        "rows": [_row(row, numbers, last_s - first_s or 1.0) for row in rows],
+        "most": max((round((peak(row.memory) or 0) / 1e6) for row in rows), default=0),
+        "files": [_file(each, failures, shown) for each in spans],
+        "num_files": len(record.files),
         "first": _ms(first_s),
-        "last": _ms(record.last_end_s),
-        "bound": _ms(first_s + record.lower_bound_s) if record.lower_bound_s else None,
+        "last": _ms(last_s),
+        "bound": _ms(record.first_start_s + record.lower_bound_s) if record.lower_bound_s else None,
         "hidden": 0 if shown is None else record.num_tests - len(shown),
     }
 
@@ -73,6 +75,20 @@ def tone_of(outcome: str) -> str:
     return _TONE_OF[outcome]
 
 
+def _row(row: Row, numbers: Mapping[int, int], whole_s: float) -> dict[str, Any]:
+    most = peak(row.memory)
+    words = "" if most is None else f"peak {gb_text(most)}"
+    return {
+        "name": one_line(row.name, 40),
+        "title": one_line(row.title) + (f" (memory in use: {words})" if words else ""),
+        "busy": round(min(1.0, row.busy_s / whole_s), 3),
+        "lost": None if row.lost_s is None else _ms(row.lost_s),
+        "files": [numbers[id(each)] for each in row.files],
+        "memory": [] if most is None else [[_ms(t), _mb(each)] for t, each in maxima(row.memory, MAX_POINTS)],
+        "peak": words,
+    }
+
+
 def _file(span: FileSpan, failures: Mapping[str, int], shown: set[int] | None) -> list[Any]:
     return [
         one_line(span.path),
@@ -82,13 +98,16 @@ def _file(span: FileSpan, failures: Mapping[str, int], shown: set[int] | None) -
         round(span.duration_s or span.end_s - (span.start_s or span.end_s), 3),
         one_line(span.reason, 1000),
         failures.get(span.path, -1),
-        [_test(each, file_of(span.path)) for each in span.tests if shown is None or id(each) in shown],
+        [_test(each, span) for each in span.tests if shown is None or id(each) in shown],
+        memory_text(span.gpu_memory, span.need) if span.gpu_memory else "",
     ]
 
 
-def _test(test: TestSpan, path: str) -> list[Any]:
-    name = one_line(test.nodeid.removeprefix(f"{path}::"))
-    return [name, _NUMBERS[test.outcome.value], _ms(test.start_s), _ms(test.end_s), round(test.duration_s, 3)]
+def _test(test: TestSpan, span: FileSpan) -> list[Any]:
+    name = one_line(test.nodeid.removeprefix(f"{file_of(span.path)}::"))
+    peak_bytes = span.gpu_memory.tests.get(test.nodeid) if span.gpu_memory else None
+    memory = [] if peak_bytes is None else [f"{gb_text(peak_bytes)} of GPU memory at its peak"]
+    return [name, _NUMBERS[test.outcome.value], _ms(test.start_s), _ms(test.end_s), round(test.duration_s, 3), *memory]
 
 
 def _shown_tests(record: RunRecord) -> set[int] | None:
@@ -98,6 +117,10 @@ def _shown_tests(record: RunRecord) -> set[int] | None:
     tests = [test for span in record.files.values() for test in span.tests]
     tests.sort(key=lambda test: (test.outcome not in FAILING, -test.duration_s))
     return {id(test) for test in tests[:MAX_TESTS]}
+
+
+def _mb(in_use: int | None) -> int | None:
+    return None if in_use is None else round(in_use / 1e6)
 
 
 def _ms(seconds: float) -> int:

@@ -269,6 +269,18 @@ def test_a_machine_out_of_order(nvml_library: Path, tmp_path: Path) -> None:
     assert found["GPU 2"].measured == "NVIDIA Stub: cannot be read: GPU is lost"
 
 
+def test_gpus_with_faults(nvml_library: Path, tmp_path: Path) -> None:
+    gpus = [StubGpu(uncorrected=2), StubGpu(remap_failed=True), StubGpu(), StubGpu()]
+    machine = machine_of(*gpus, failures=[("nvmlDeviceGetUUID", 2, 15)])
+    found = doctor_of(machine, nvml_library, tmp_path)
+    broken = {finding.check: finding for finding in sound(found.values()) if finding.severity is Severity.BROKEN}
+    assert list(broken) == ["GPU 2", "GPU 0", "GPU 1"]
+    assert "2 uncorrected errors" in broken["GPU 0"].measured
+    assert "nvidia-smi --gpu-reset -i GPU-a" in broken["GPU 0"].remedy
+    assert broken["GPU 1"].remedy == "have it replaced"
+    assert "reboot the machine" in broken["GPU 2"].remedy
+
+
 BUILT_FOR_ROCM = '{"version": "2.11.0+rocm7.0", "cuda": null, "hip": "7.0"}'
 
 

@@ -1,13 +1,13 @@
 """Makes the environments of the libraries that ours is compared with, and runs the tests that compare.
 
-    python tests/rlcore/peers/environments.py                   both, then the tests
+    python tests/rlcore/peers/environments.py                   all, then the tests
     python tests/rlcore/peers/environments.py --only verl       one of them
     python tests/rlcore/peers/environments.py --no-tests        prints VARIABLE=interpreter for each, and that is all
 
-Each library wants versions that another, or ours, cannot have: verl 0.9.1 an older transformers and tensordict. They
-stay under --into, by default below XDG_CACHE_HOME, and are made anew where what they are made from has changed. Exit
-status 1 where one could not be made (its line is missing then, and its tests say that they did not run), else that of
-the tests. Needs a package registry, and Python below 3.13 for verl.
+Each library wants versions that another, or ours, cannot have: verl 0.9.1 an older transformers and tensordict, vLLM an
+older numpy. They stay under --into, by default below XDG_CACHE_HOME, and are made anew where what they are made from
+has changed. Exit status 1 where one could not be made (its line is missing then, and its tests say that they did not
+run), else that of the tests. Needs a package registry, and Python below 3.13 for verl.
 """
 
 import argparse
@@ -67,6 +67,7 @@ class Environment:
 ENVIRONMENTS = (
     Environment("verl", "RLHARNESS_VERL_PYTHON", HERE / "verl.txt"),
     Environment("trl", "RLHARNESS_PEERS_PYTHON", ROOT / "tests" / "recording" / "peers.txt"),
+    Environment("vllm", "RLHARNESS_VLLM_PYTHON", ROOT / "constraints-vllm.txt"),
 )
 
 

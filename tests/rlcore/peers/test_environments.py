@@ -8,6 +8,7 @@ import pytest
 
 from tests.rlcore.peers.environments import ENVIRONMENTS, Environment, InstallError, make_all
 from tests.rlcore.peers.peer import TRL, VERL
+from tests.rlcore.peers.test_vllm_environment import VARIABLE as VLLM
 
 
 class Commands:
@@ -70,5 +71,5 @@ def test_one_that_fails_is_told_and_the_other_is_made(
 
 
 def test_each_library_has_one() -> None:
-    assert {each.variable for each in ENVIRONMENTS} == {VERL.variable, TRL.variable}
+    assert {each.variable for each in ENVIRONMENTS} == {VERL.variable, TRL.variable, VLLM}
     assert all(each.requirements.exists() for each in ENVIRONMENTS)

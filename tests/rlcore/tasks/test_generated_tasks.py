@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rlcore.config import TaskSection
 from rlcore.errors import InvalidValueError
 from rlcore.models.tokenizer import CharacterTokenizer
+from rlcore.tasks import recommendation
 from rlcore.tasks.generated import EXERCISES, draw
 from rlcore.tasks.make import alphabet, make_task
 
@@ -27,6 +28,8 @@ def right_answer(name: str, prompt: str) -> str:
             return "".join(reversed(prompt.removesuffix(">")))
         case "sorting":
             return "".join(sorted(prompt.removesuffix("|")))
+        case "recommendation":
+            return recommendation.completion(history(prompt))
     one, sign, two = parts(prompt)
     if sign == "+":
         return units_first(int(one[::-1]) + int(two[::-1]), len(one) + 1)
@@ -39,6 +42,12 @@ def parts(prompt: str) -> tuple[str, str, str]:
     return body.partition("+" if "+" in body else "-")
 
 
+def history(prompt: str) -> list[str]:
+    """Items of three characters each."""
+    ids = prompt.removesuffix(">")
+    return [ids[at : at + 3] for at in range(0, len(ids), 3)]
+
+
 def units_first(number: int, digits: int) -> str:
     """Digit by digit; a negative number has no way to be written."""
     assert 0 <= number < 10**digits
@@ -46,7 +55,9 @@ def units_first(number: int, digits: int) -> str:
 
 
 def size(name: str, prompt: str) -> int:
-    """Letters of a word, digits of either number."""
+    """Letters of a word, items of a history, digits of either number."""
+    if name == "recommendation":
+        return len(history(prompt))
     if name != "arithmetic":
         return len(prompt) - 1
     one, _, two = parts(prompt)
@@ -75,7 +86,7 @@ def test_a_longer_draw_begins_with_the_shorter(name: str, seed: int, num: int) -
 
 @every_name
 def test_all_there_is_can_be_drawn(name: str) -> None:
-    num = {"arithmetic": 100 + 55}.get(name, 26)  # a difference is not below 0
+    num = {"arithmetic": 100 + 55, "recommendation": 48}.get(name, 26)  # a difference is not below 0
     assert len({example.prompt for example in draw(name, (1, 1), num, 0)}) == num
 
 

@@ -36,8 +36,12 @@ class Target(LocalTarget):
     """The right one: a copy of the weights."""
 
     def __init__(self, decoder: Decoder) -> None:
-        self.decoder = copy.deepcopy(decoder).requires_grad_(False)
+        self.decoder = self.copied(decoder)
         super().__init__(self.decoder)
+
+    def copied(self, decoder: Decoder) -> Decoder:
+        """Return the decoder whose weights are written: a copy, or that of an engine."""
+        return copy.deepcopy(decoder).requires_grad_(False)
 
     def overwrite(self, name: str) -> None:
         """Write into a parameter as no sync would."""

@@ -118,6 +118,11 @@ def amdsmi_get_gpu_vram_usage(handle: int) -> dict[str, Any]:
     return {"vram_total": gpu["total_mib"], "vram_used": gpu["used_mib"]}
 
 
+def amdsmi_get_gpu_total_ecc_count(handle: int) -> dict[str, Any]:
+    gpu = _gpu("amdsmi_get_gpu_total_ecc_count", handle)
+    return {"correctable_count": 7, "uncorrectable_count": gpu["uncorrected"], "deferred_count": 0}
+
+
 def amdsmi_get_gpu_process_list(handle: int) -> list[dict[str, Any]]:
     return [
         {

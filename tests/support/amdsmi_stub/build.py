@@ -71,6 +71,7 @@ class StubAmdGpu:
     """Numbers of the GPUs that XGMI joins to it."""
     link_status: str = ""
     """A letter a link: U up, D down, X none."""
+    uncorrected: int | str = 0
     violations: list[str] = field(default_factory=list)
 
 

@@ -51,6 +51,7 @@ class Process:
 
     pid: int
     used_mb: int = 0
+    """-1 where NVML does not report it."""
     kind: str = "compute"
     """Or "graphics"."""
 
@@ -90,6 +91,13 @@ class StubGpu:
     numa_node: int | None = None
     slow: int = 0
     """Why its clocks are lowered: NVML's bits."""
+    uncorrected: int = 0
+    """Uncorrected errors of its memory."""
+    remap_pending: bool = False
+    remap_failed: bool = False
+    retirement_pending: bool = False
+    accounted_mb: dict[int, int] | None = None
+    """Most memory that each process has held, by pid; None where accounting mode is off."""
 
 
 @dataclass
@@ -113,7 +121,11 @@ class Machine:
             lines += [f"link {number} {link} 1 {peer}" for link, peer in enumerate(gpu.links)]
             idle = range(len(gpu.links), len(gpu.links) + gpu.idle_links)
             lines += [f"link {number} {link} 0 -" for link in idle]
+            errors = (gpu.uncorrected, gpu.remap_pending, gpu.remap_failed, gpu.retirement_pending)
+            lines += [f"memory {number} {' '.join(str(int(each)) for each in errors)}"] if any(errors) else []
             lines += [f"slow {number} {gpu.slow}"] if gpu.slow else []
+            lines += [f"accounting {number} 1"] if gpu.accounted_mb is not None else []
+            lines += [f"accounted {number} {pid} {most}" for pid, most in (gpu.accounted_mb or {}).items()]
             lines += [f"numa {number} {gpu.numa_node}"] if gpu.numa_node is not None else []
             for place, part in enumerate(gpu.instances):
                 ids = f"{part.gpu_instance} {part.compute_instance}"

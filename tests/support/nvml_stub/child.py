@@ -23,10 +23,10 @@ def inventory(selection: str, environ: Mapping[str, str], with_claims: bool) -> 
         return read_inventory(selection, ROCM | dict(environ), claims if with_claims else None)
 
 
-def meter(call: str, argument: Any, is_amd: bool) -> Any:
+def meter(call: str, is_amd: bool, *arguments: Any) -> Any:
     opened = DriverMeter(os.environ, is_amd=is_amd)
     try:
-        return getattr(opened, call)(argument)
+        return getattr(opened, call)(*arguments)
     finally:
         opened.close()
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.machine.gpu_health import MachineHealth
+from harness.machine.gpu_health import GpuFault, MachineHealth
 from harness.machine.inventory import Inventory
 from harness.machine.meter import GpuProcess
 from tests.support.nvml_stub.build import stub_env
@@ -66,13 +66,28 @@ class Driver:
         return answer
 
     def used_memory_bytes(self, gpu_ids: Sequence[str]) -> dict[str, int]:
-        answer = self._ask("meter", "used_memory_bytes", tuple(gpu_ids), self._is_amd)
+        answer = self._ask("meter", "used_memory_bytes", self._is_amd, tuple(gpu_ids))
         assert isinstance(answer, dict)
         return answer
 
     def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
-        answer = self._ask("meter", "processes_on", gpu_id, self._is_amd)
+        answer = self._ask("meter", "processes_on", self._is_amd, gpu_id)
         assert isinstance(answer, tuple)
+        return answer
+
+    def fault(self, gpu_id: str) -> GpuFault | None:
+        answer = self._ask("meter", "fault", self._is_amd, gpu_id)
+        assert answer is None or isinstance(answer, GpuFault)
+        return answer
+
+    def memory_by_pid(self, gpu_id: str) -> dict[int, int | None]:
+        answer = self._ask("meter", "memory_by_pid", self._is_amd, gpu_id)
+        assert isinstance(answer, dict)
+        return answer
+
+    def accounted_peaks(self, gpu_id: str, pids: Sequence[int]) -> dict[int, int]:
+        answer = self._ask("meter", "accounted_peaks", self._is_amd, gpu_id, tuple(pids))
+        assert isinstance(answer, dict)
         return answer
 
     def close(self) -> None:

@@ -5,22 +5,28 @@
  *
  *   gpu UUID BUS_ID TOTAL_MB USED_MB MAJOR MINOR COMPUTE_MODE MIG_MODE MODEL...   gpus count from 0, in this order
  *   mig GPU UUID GPU_INSTANCE COMPUTE_INSTANCE TOTAL_MB USED_MB MODEL...          instances count from 0 per gpu
- *   process GPU INSTANCE PID USED_MB KIND      INSTANCE -1 for the whole gpu; KIND compute or graphics
+ *   process GPU INSTANCE PID USED_MB KIND      INSTANCE -1 for the whole gpu; KIND compute or graphics; USED_MB -1 for
+ *                                              a process whose memory is not available
  *   link GPU LINK ACTIVE PEER_BUS_ID           links not listed do not exist
  *   numa GPU NODE                              the gpu is a NUMA node
+ *   memory GPU UNCORRECTED REMAP_PENDING REMAP_FAILED RETIREMENT_PENDING      errors of its memory
  *   slow GPU REASONS                           why its clocks are lowered, NVML's bits as a number
  *   driver VERSION CUDA                         CUDA as NVML writes it, 12040 for 12.4
+ *   accounting GPU ON                          whether accounting mode is on
+ *   accounted GPU PID MAX_MB                   the most memory that a process, ended or not, has held
  *   fail FUNCTION GPU CODE                     that function answers CODE for that gpu; GPU -1 for every call of it
  *
  * MB are 10^6 bytes. The declarations follow NVML's documented C interface, cut to what is used.
  */
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
-enum { MAX_GPUS = 64, MAX_INSTANCES = 8, MAX_LINKS = 36, MAX_PROCESSES = 128, TEXT = 96 };
+enum { MAX_GPUS = 64, MAX_INSTANCES = 8, MAX_LINKS = 36, MAX_PROCESSES = 128, MAX_ACCOUNTED = 256, TEXT = 96 };
 #define MB 1000000ULL
 #define RESERVED (600 * MB) /* what a driver keeps for itself; version 1 of the memory call counts it as used */
 
@@ -29,19 +35,24 @@ typedef struct { char uuid[TEXT], model[TEXT]; unsigned long long total, used; u
 typedef struct {
     Part whole, instances[MAX_INSTANCES];
     char bus_id[32], peers[MAX_LINKS][32];
-    int major, minor, compute_mode, mig_mode, num_instances, numa_node, links[MAX_LINKS];
-    unsigned long long slow;
+    int major, minor, compute_mode, mig_mode, num_instances, numa_node, accounting, links[MAX_LINKS];
+    unsigned long long slow, uncorrected;
+    int remap_pending, remap_failed, retirement_pending;
 } Gpu;
-typedef struct { int gpu, instance; unsigned pid; unsigned long long used; char kind[16]; } Process;
+typedef struct { int gpu, instance; unsigned pid; long long used; char kind[16]; } Process;
+typedef struct { int gpu; unsigned pid; unsigned long long peak; } Accounted;
+typedef struct { unsigned gpu_use, memory_use; unsigned long long peak, time, start; unsigned running, reserved[5]; } AccountingStats;
 typedef struct { unsigned long long total, free, used; } MemoryV1;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } MemoryV2;
 typedef struct { unsigned pid; unsigned long long used; unsigned gi, ci; } ProcessInfo;
 typedef struct { char legacy[16]; unsigned domain, bus, device, device_id, subsystem_id; char bus_id[32]; } PciInfo;
 
-static Gpu gpus[MAX_GPUS];
-static Process processes[MAX_PROCESSES];
-static int num_gpus, num_processes, driver_cuda;
-static char driver_version[TEXT];
+/* Per thread, because threads may ask at the same time. */
+static _Thread_local Gpu gpus[MAX_GPUS];
+static _Thread_local Process processes[MAX_PROCESSES];
+static _Thread_local Accounted accounted[MAX_ACCOUNTED];
+static _Thread_local int num_gpus, num_processes, num_accounted, driver_cuda;
+static _Thread_local char driver_version[TEXT];
 
 static void read_part(const char *line, Part *part, int offset) {
     part->total *= MB, part->used *= MB;
@@ -51,12 +62,12 @@ static void read_part(const char *line, Part *part, int offset) {
 
 /* Reads the file; the code that `function` is to answer with for `gpu`, or SUCCESS. */
 static int load(const char *function, int gpu) {
-    static char line[512];
+    static _Thread_local char line[512];
     const char *path = getenv("NVML_STUB_FILE");
     FILE *file = path ? fopen(path, "r") : NULL;
     int answer = SUCCESS;
     if (!file) { fprintf(stderr, "nvml stub: cannot read NVML_STUB_FILE\n"); abort(); }
-    num_gpus = num_processes = 0;
+    num_gpus = num_processes = num_accounted = 0;
     memset(gpus, 0, sizeof gpus);
     while (fgets(line, sizeof line, file)) {
         char name[TEXT], peer[32];
@@ -86,13 +97,22 @@ static int load(const char *function, int gpu) {
                        &part->used, &offset) == 5) read_part(line, part, offset), c->num_instances++;
         } else if (!strcmp(name, "process") && num_processes < MAX_PROCESSES) {
             p->gpu = owner;
-            if (sscanf(line, "process %*d %d %u %llu %15s", &p->instance, &p->pid, &p->used, p->kind) == 4)
-                p->used *= MB, num_processes++;
+            if (sscanf(line, "process %*d %d %u %lld %15s", &p->instance, &p->pid, &p->used, p->kind) == 4)
+                p->used *= (long long)MB, num_processes++;
+        } else if (!strcmp(name, "accounted") && num_accounted < MAX_ACCOUNTED) {
+            Accounted *a = &accounted[num_accounted];
+            a->gpu = owner;
+            if (sscanf(line, "accounted %*d %u %llu", &a->pid, &a->peak) == 2) a->peak *= MB, num_accounted++;
+        } else if (!strcmp(name, "accounting")) {
+            sscanf(line, "accounting %*d %d", &c->accounting);
         } else if (sscanf(line, "link %*d %d %d %31s", &number, &value, peer) == 3 && number < MAX_LINKS) {
             c->links[number] = value;
             memcpy(c->peers[number], peer, sizeof peer);
         } else if (sscanf(line, "numa %*d %d", &value) == 1) {
             c->numa_node = value;
+        } else if (!strcmp(name, "memory")) {
+            sscanf(line, "memory %*d %llu %d %d %d", &c->uncorrected, &c->remap_pending, &c->remap_failed,
+                   &c->retirement_pending);
         } else if (!strcmp(name, "slow")) {
             sscanf(line, "slow %*d %llu", &c->slow);
         }
@@ -169,6 +189,21 @@ int nvmlDeviceGetComputeMode(Handle h, int *mode) {
 int nvmlDeviceGetCurrentClocksEventReasons(Handle h, unsigned long long *reasons) {
     ANSWER(gpu_of(h)); *reasons = gpus[gpu_of(h)].slow; return SUCCESS;
 }
+int nvmlDeviceGetTotalEccErrors(Handle h, int kind, int counter, unsigned long long *count) {
+    ANSWER(gpu_of(h)); *count = kind == 1 && counter == 0 ? gpus[gpu_of(h)].uncorrected : 7; return SUCCESS;
+}
+int nvmlDeviceGetRemappedRows(Handle h, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
+    ANSWER(gpu_of(h));
+    *corrected = *uncorrected = 5; /* remapped rows are no fault */
+    *pending = (unsigned)gpus[gpu_of(h)].remap_pending, *failed = (unsigned)gpus[gpu_of(h)].remap_failed;
+    return SUCCESS;
+}
+int nvmlDeviceGetRetiredPagesPendingStatus(Handle h, int *pending) {
+    ANSWER(gpu_of(h)); *pending = gpus[gpu_of(h)].retirement_pending; return SUCCESS;
+}
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(Handle h, Handle *whole) {
+    ANSWER(gpu_of(h)); *whole = handle_of(gpu_of(h), -1); return SUCCESS;
+}
 int nvmlDeviceGetCudaComputeCapability(Handle h, int *major, int *minor) {
     ANSWER(gpu_of(h));
     *major = gpus[gpu_of(h)].major, *minor = gpus[gpu_of(h)].minor;
@@ -199,14 +234,22 @@ static int list_processes(Handle h, const char *kind, unsigned *count, ProcessIn
     for (int i = 0; i < num_processes; i++) {
         Process *p = &processes[i];
         if (p->gpu != gpu_of(h) || p->instance != instance_of(h) || strcmp(p->kind, kind)) continue;
-        if (num_found < *count) infos[num_found] = (ProcessInfo){p->pid, p->used, ~0u, ~0u};
+        if (num_found < *count) infos[num_found] = (ProcessInfo){p->pid, p->used < 0 ? ~0ULL : (unsigned long long)p->used, ~0u, ~0u};
         num_found++;
     }
     int code = num_found > *count ? INSUFFICIENT_SIZE : SUCCESS;
     *count = num_found;
     return code;
 }
+/* A byte for each question about processes, if the file $NVML_STUB_FILE.asked exists: programs wait for it to grow. */
+static void note_question(void) {
+    char path[512];
+    snprintf(path, sizeof path, "%s.asked", getenv("NVML_STUB_FILE"));
+    int file = open(path, O_WRONLY | O_APPEND);
+    if (file >= 0 && write(file, "?", 1) == 1) close(file);
+}
 int nvmlDeviceGetComputeRunningProcesses_v3(Handle h, unsigned *count, ProcessInfo *infos) {
+    note_question();
     ANSWER(gpu_of(h)); return list_processes(h, "compute", count, infos);
 }
 int nvmlDeviceGetComputeRunningProcesses_v2(Handle h, unsigned *count, ProcessInfo *infos) {
@@ -214,6 +257,19 @@ int nvmlDeviceGetComputeRunningProcesses_v2(Handle h, unsigned *count, ProcessIn
 }
 int nvmlDeviceGetGraphicsRunningProcesses_v3(Handle h, unsigned *count, ProcessInfo *infos) {
     ANSWER(gpu_of(h)); return list_processes(h, "graphics", count, infos);
+}
+
+int nvmlDeviceGetAccountingMode(Handle h, int *mode) {
+    ANSWER(gpu_of(h)); *mode = gpus[gpu_of(h)].accounting; return SUCCESS;
+}
+int nvmlDeviceGetAccountingStats(Handle h, unsigned pid, AccountingStats *stats) {
+    ANSWER(gpu_of(h));
+    for (int i = 0; i < num_accounted; i++)
+        if (accounted[i].gpu == gpu_of(h) && accounted[i].pid == pid) {
+            *stats = (AccountingStats){.peak = accounted[i].peak};
+            return SUCCESS;
+        }
+    return NOT_FOUND;
 }
 
 int nvmlDeviceGetNvLinkState(Handle h, unsigned link, unsigned *active) {

@@ -112,7 +112,7 @@ def _note_problems(
             running.pop(note["file"], None)
     begun = [note["file"] for note in notes if note["k"] == "begin"]
     for file in files:
-        expected = int(file.is_collected and file.deed is not Deed.HAS_NO_TESTS)
+        expected = file.num_processes
         if begun.count(file.path) != expected:
             yield f"{file.path}: began {begun.count(file.path)} times, made to begin {expected} times"
 

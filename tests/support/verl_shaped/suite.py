@@ -110,7 +110,7 @@ class ShapedFile:
         counts = {
             Deed.FAILS: {"passed": num_tests - 1, "failed": 1},
             Deed.SKIPS: {"skipped": num_tests},
-            Deed.DIES: cut_short,
+            Deed.DIES: {"passed": num_tests - 1, "unfinished": 1},  # the rest runs in another process
             Deed.HANGS: cut_short,
             Deed.HAS_NO_TESTS: {},
             Deed.CANNOT_BE_IMPORTED: {},
@@ -118,6 +118,13 @@ class ShapedFile:
             Deed.WANTS_TOO_MUCH: {},
         }.get(self.deed, {"passed": num_tests})
         return {outcome: count for outcome, count in counts.items() if count}
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes that begin to run its tests."""
+        if not self.is_collected or self.deed is Deed.HAS_NO_TESTS:
+            return 0
+        return 2 if self.deed is Deed.DIES and self.at < len(self.durations_s) - 1 else 1
 
     @property
     def is_collected(self) -> bool:

@@ -12,9 +12,9 @@
   const toneOf = (outcome) => data.outcomes[outcome][1];
 
   const bars = data.files.flatMap((file, index) => [
-    { index, test: null, name: file[FILE.path], outcome: file[FILE.outcome], seconds: file[FILE.seconds], file },
+    { index, test: null, kind: index < data.num_files ? "file" : "setup", name: file[FILE.path], outcome: file[FILE.outcome], seconds: file[FILE.seconds], file },
     ...file[FILE.tests].map((test, position) => ({
-      index, test: position, name: `${file[FILE.path]}::${test[TEST.name]}`, outcome: test[TEST.outcome],
+      index, test: position, kind: "test", name: `${file[FILE.path]}::${test[TEST.name]}`, outcome: test[TEST.outcome],
       seconds: test[TEST.seconds], file,
     })),
   ]);
@@ -22,9 +22,10 @@
   bars.sort((a, b) => RANK[toneOf(a.outcome)] - RANK[toneOf(b.outcome)]); // stable: else as they ran
   const counts = new Map();
   for (const bar of bars) {
-    const key = `${bar.test === null ? "file" : "test"} ${bar.outcome}`;
+    const key = `${bar.kind} ${bar.outcome}`;
     counts.set(key, (counts.get(key) || 0) + 1);
   }
+  const what = data.files.length > data.num_files ? "files, setup scripts and tests" : "files and tests";
   const chosen = new Set();
   let found = bars;
   let shown = 0;
@@ -55,13 +56,13 @@
     shown = Math.min(found.length, shown + CHUNK);
     more.hidden = shown >= found.length;
     document.getElementById("num-found").textContent =
-      `${found.length.toLocaleString("en")} of ${bars.length.toLocaleString("en")} files and tests`
+      `${found.length.toLocaleString("en")} of ${bars.length.toLocaleString("en")} ${what}`
       + (shown < found.length ? `; the first ${shown.toLocaleString("en")} are listed` : "");
   };
   const update = () => {
     const wanted = search.value.trim().toLowerCase();
     found = bars.filter((bar) => bar.key.includes(wanted)
-      && (!chosen.size || chosen.has(`${bar.test === null ? "file" : "test"} ${bar.outcome}`)));
+      && (!chosen.size || chosen.has(`${bar.kind} ${bar.outcome}`)));
     body.replaceChildren();
     shown = 0;
     showMore();

@@ -1,10 +1,10 @@
-// Files by GPU and CPU slot over time, on a canvas: drawn whole at each change, since bars below a pixel are merged.
+// Files by GPU and CPU slot over time, and the memory in use on each GPU, on a canvas: drawn whole at each change, since bars below a pixel are merged.
 "use strict";
 const timeline = (() => {
   const AXIS = 24;
-  const FILE = { path: 0, outcome: 1, start: 2, end: 3, seconds: 4, reason: 5, failure: 6, tests: 7 };
-  const TEST = { name: 0, outcome: 1, start: 2, end: 3, seconds: 4 };
-  const COLOURS = { good: "done", bad: "broken", lost: "lost", quiet: "quiet", stopped: "stopped" };
+  const FILE = { path: 0, outcome: 1, start: 2, end: 3, seconds: 4, reason: 5, failure: 6, tests: 7, memory: 8 };
+  const TEST = { name: 0, outcome: 1, start: 2, end: 3, seconds: 4, memory: 5 };
+  const COLOURS = { good: "done", bad: "broken", lost: "lost", quiet: "quiet", stopped: "stopped", setup: "setup", memory: "memory" };
   const { data } = page;
   const frame = document.querySelector(".frame");
   const canvas = frame.querySelector("canvas");
@@ -12,6 +12,9 @@ const timeline = (() => {
   const pen = canvas.getContext("2d");
   const rows = data.rows;
   const ROW = rows.length > 40 ? 18 : 30;
+  const MEMORY_ROW = rows.length > 40 ? 12 : 22; // below the bars of a GPU: its memory
+  const heights = rows.map((row) => ROW + (row.memory.length ? MEMORY_ROW : 0));
+  const tops = heights.map((_, number) => heights.slice(0, number).reduce((sum, each) => sum + each, AXIS));
   const whole = { from: Math.min(0, data.first), to: Math.max(data.last, data.bound || 0, 1) * 1.01 };
   whole.from = data.first - (whole.to - data.first) * 0.005;
   let view = { ...whole };
@@ -26,7 +29,33 @@ const timeline = (() => {
     return hours ? `${hours} h ${minutes} min` : `${minutes} min ${Math.round(seconds % 60)} s`;
   };
   const percent = (share) => `${Math.round(share * 100)}%`;
+  const gb = (mb) => `${(mb / 1000).toFixed(mb < 10000 ? 2 : 1)} GB`;
   const toneOf = (outcome) => data.outcomes[outcome][1];
+  const isSetup = (index) => index >= data.num_files;
+  const barTone = (index) => {
+    const tone = toneOf(data.files[index][FILE.outcome]);
+    return isSetup(index) && tone === "good" ? "setup" : tone;
+  };
+  // The point whose value is in use at a time; -1 before the first.
+  const pointAt = (memory, ms) => {
+    let [low, high] = [0, memory.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (memory[middle][0] <= ms) low = middle + 1; else high = middle;
+    }
+    return low - 1;
+  };
+  const memoryAt = (row, ms) => {
+    const at = pointAt(row.memory, ms);
+    return at < 0 ? null : row.memory[at][1];
+  };
+  const memoryPeak = (row, from, to) => {
+    let most = memoryAt(row, from);
+    for (let at = pointAt(row.memory, from) + 1; at < row.memory.length && row.memory[at][0] < to; at += 1) {
+      if (row.memory[at][1] !== null) most = Math.max(most ?? 0, row.memory[at][1]);
+    }
+    return most;
+  };
   const fileAt = (at) => data.files[rows[at.row].files[at.file]];
   const width = () => canvas.width / devicePixelRatio;
   const x = (ms) => gutter + ((ms - view.from) / (view.to - view.from)) * (width() - gutter);
@@ -45,6 +74,9 @@ const timeline = (() => {
     }
     if (shown.length > 2) pen.fillText(shown, left, top);
   };
+
+  // The name of a file without its directory, and its part: test_k.py [3/4].
+  const labelOf = (path) => path.match(/[^/]*?( \[\d+\/\d+\])?$/)[0];
 
   const drawAxis = (colours, height) => {
     const span = view.to - view.from;
@@ -68,9 +100,9 @@ const timeline = (() => {
   };
 
   const drawRow = (row, number, colours, hatch) => {
-    const top = AXIS + number * ROW;
+    const top = tops[number];
     pen.fillStyle = colours.card;
-    pen.fillRect(0, top, gutter, ROW);
+    pen.fillRect(0, top, gutter, heights[number]);
     pen.fillStyle = colours.ink;
     pen.font = `600 ${ROW > 20 ? 12 : 11}px system-ui, sans-serif`;
     const idle = `idle ${percent(1 - row.busy)}`;
@@ -90,8 +122,40 @@ const timeline = (() => {
     }
   };
 
+  // Steps from the left, on one scale for all GPUs. What is not known is left out.
+  const drawMemory = (row, number, colours) => {
+    if (!row.memory.length) return;
+    const bottom = tops[number] + heights[number] - 3;
+    const room = MEMORY_ROW - 6;
+    const up = (mb) => bottom - (data.most ? (mb / data.most) * room : 0);
+    pen.fillStyle = colours.muted;
+    pen.font = "11px system-ui, sans-serif";
+    clipped(row.peak, 8, bottom - room / 2, gutter - 16);
+    pen.save();
+    pen.beginPath();
+    pen.rect(gutter, tops[number] + ROW, width() - gutter, MEMORY_ROW);
+    pen.clip();
+    pen.fillStyle = colours.memory;
+    pen.strokeStyle = colours.memory;
+    row.memory.forEach(([ms, mb], at) => {
+      if (mb === null) return;
+      const left = x(ms);
+      const right = Math.max(x(at + 1 < row.memory.length ? row.memory[at + 1][0] : data.last), left + 0.7);
+      pen.globalAlpha = 0.3;
+      pen.fillRect(left, up(mb), right - left, bottom - up(mb));
+      pen.globalAlpha = 1;
+      pen.fillRect(left, up(mb) - 0.75, right - left, 1.5);
+    });
+    pen.strokeStyle = colours.rule;
+    pen.beginPath();
+    pen.moveTo(Math.max(x(data.first), gutter), bottom + 0.5);
+    pen.lineTo(x(data.last), bottom + 0.5);
+    pen.stroke();
+    pen.restore();
+  };
+
   const drawBars = (row, number, colours) => {
-    const top = AXIS + number * ROW;
+    const top = tops[number];
     pen.save();
     pen.beginPath();
     pen.rect(gutter, top, width() - gutter, ROW);
@@ -100,15 +164,14 @@ const timeline = (() => {
     for (const index of row.files) {
       const file = data.files[index];
       const [from, to] = [x(file[FILE.start]), x(file[FILE.end])];
-      const tone = toneOf(file[FILE.outcome]);
+      const tone = barTone(index);
       if (to < gutter || from > width() || (to < filled && tone === "good")) continue;
-      filled = drawFile(file, from, Math.max(to, from + 1.5), top + 3, ROW - 6, colours);
+      filled = drawFile(file, tone, from, Math.max(to, from + 1.5), top + 3, ROW - 6, colours);
     }
     pen.restore();
   };
 
-  const drawFile = (file, from, to, top, height, colours) => {
-    const tone = toneOf(file[FILE.outcome]);
+  const drawFile = (file, tone, from, to, top, height, colours) => {
     const gap = to - from > 4 ? 1 : 0;
     const head = file[FILE.tests].length && to - from > 6 ? Math.round(height * 0.58) : height;
     pen.fillStyle = colours[tone];
@@ -133,7 +196,7 @@ const timeline = (() => {
     pen.font = "600 11px system-ui, sans-serif";
     const sign = tone === "bad" || tone === "lost" ? "✗ " : tone === "stopped" ? "! " : "";
     const left = Math.max(from, gutter) + 4;
-    if (head > 10) clipped(sign + file[FILE.path].split("/").pop(), left, top + head / 2 + 0.5, to - gap - left - 3);
+    if (head > 10) clipped(sign + labelOf(file[FILE.path]), left, top + head / 2 + 0.5, to - gap - left - 3);
     return to - gap;
   };
 
@@ -160,7 +223,7 @@ const timeline = (() => {
     pen.strokeStyle = colours.ink;
     pen.lineWidth = 2;
     const left = Math.max(from, gutter) - 1;
-    pen.strokeRect(left, AXIS + spot.row * ROW + 2, Math.max(Math.min(to, width()) - left + 1, 4), ROW - 4);
+    pen.strokeRect(left, tops[spot.row] + 2, Math.max(Math.min(to, width()) - left + 1, 4), ROW - 4);
     pen.lineWidth = 1;
   };
 
@@ -178,7 +241,7 @@ const timeline = (() => {
 
   const draw = () => {
     const room = frame.clientWidth;
-    const height = AXIS + rows.length * ROW + 4;
+    const height = heights.reduce((sum, each) => sum + each, AXIS) + 4;
     gutter = room < 560 ? 120 : 160;
     canvas.width = Math.round(room * devicePixelRatio);
     canvas.height = Math.round(height * devicePixelRatio);
@@ -192,6 +255,7 @@ const timeline = (() => {
     pen.textBaseline = "middle";
     rows.forEach((row, number) => drawRow(row, number, colours, hatch));
     drawAxis(colours, height);
+    rows.forEach((row, number) => drawMemory(row, number, colours));
     rows.forEach((row, number) => drawBars(row, number, colours));
     drawBound(colours, height);
     drawSpot(colours);
@@ -216,6 +280,10 @@ const timeline = (() => {
     const lines = [line(chip(bar[1]), " ", bold(test ? `${file[FILE.path]}::${test[TEST.name]}` : file[FILE.path]))];
     const times = `${text(bar[4] * 1000)}, from ${text(bar[2] - data.first)} to ${text(bar[3] - data.first)}`;
     lines.push(line(`${row.title}: ${times}`));
+    const memory = test ? test[TEST.memory] : file[FILE.memory];
+    if (memory) lines.push(line(memory));
+    const most = memoryPeak(row, bar[2], bar[3]);
+    if (most !== null) lines.push(line(`${row.name}: at most ${gb(most)} of memory in use in this time`));
     if (!test && file[FILE.reason]) lines.push(line(file[FILE.reason]));
     const num = test ? 0 : file[FILE.tests].length;
     if (num) lines.push(line(`${num.toLocaleString("en")} ${num === 1 ? "test" : "tests"}; Enter moves into the tests`));
@@ -248,9 +316,10 @@ const timeline = (() => {
       const from = Math.min(Math.max((bar[2] + bar[3]) / 2 - span / 2, whole.from), whole.to - span);
       view = { from, to: from + span };
     }
-    const top = AXIS + spot.row * ROW;
+    const top = tops[spot.row];
     if (top < frame.scrollTop + AXIS) frame.scrollTop = top - AXIS;
-    if (top + ROW > frame.scrollTop + frame.clientHeight) frame.scrollTop = top + ROW - frame.clientHeight;
+    const bottom = top + heights[spot.row];
+    if (bottom > frame.scrollTop + frame.clientHeight) frame.scrollTop = bottom - frame.clientHeight;
   };
   const select = (next) => {
     spot = next;
@@ -302,17 +371,22 @@ const timeline = (() => {
     KEYS[event.key]();
   });
 
+  const tip = (row, ms) => {
+    const now = ms === null ? null : memoryAt(row, ms);
+    return now === null ? row.title : `${row.title}; ${gb(now)} at ${text(ms - data.first)}`;
+  };
   const under = (event) => {
     const box = canvas.getBoundingClientRect();
     const [left, top] = [event.clientX - box.left, event.clientY - box.top];
-    const row = Math.floor((top - AXIS) / ROW);
-    if (left < gutter || !rows[row] || !rows[row].files.length) return null;
+    const row = tops.findLastIndex((each) => each <= top);
     const ms = view.from + ((left - gutter) / (width() - gutter)) * (view.to - view.from);
+    canvas.title = rows[row] ? tip(rows[row], left < gutter ? null : ms) : "";
+    if (left < gutter || !rows[row] || !rows[row].files.length) return null;
     const slack = ((view.to - view.from) / (width() - gutter)) * 3;
     const found = nearest(row, ms);
     const file = fileAt(found);
     if (ms < file[FILE.start] - slack || ms > file[FILE.end] + slack) return null;
-    if ((top - AXIS) % ROW > ROW * 0.58) {
+    if (top - tops[row] > ROW * 0.58 && top - tops[row] < ROW) {
       const test = file[FILE.tests].findIndex((each) => each[TEST.start] <= ms && ms <= each[TEST.end]);
       if (test >= 0) found.test = test;
     }
@@ -343,9 +417,11 @@ const timeline = (() => {
 
   const legend = document.getElementById("legend");
   const words = { good: "passed", bad: "failed", lost: "hung or crashed", quiet: "skipped or no tests", stopped: "stopped" };
-  const used = new Set(data.files.flatMap((file) => [file, ...file[FILE.tests]]).map((bar) => toneOf(bar[1])));
+  const used = new Set(data.files.flatMap((file, index) => [barTone(index), ...file[FILE.tests].map((test) => toneOf(test[1]))]));
   const keys = Object.entries(words).filter(([tone]) => used.has(tone));
+  if (used.has("setup")) keys.push(["setup", "setup script"]);
   keys.push(["idle", "idle"]);
+  if (data.most) keys.push(["memory", `memory in use (full height: ${gb(data.most)})`]);
   if (rows.some((row) => row.lost !== null)) keys.push(["quarantine", "quarantine"]);
   if (data.bound !== null) keys.push(["bound", "lower bound"]);
   for (const [tone, word] of keys) {

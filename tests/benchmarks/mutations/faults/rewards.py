@@ -14,7 +14,7 @@ from rlcore.rewards.score import Scores
 from rlcore.types import StopReason
 from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 
-SCORE = "rlcore.recipes.rollout:score"
+SCORE = "rlcore.rewards.branches:score"
 DENSE = "rlcore.recipes.rollout:dense_batch"
 REWARD = ("reward",)
 

@@ -1,0 +1,158 @@
+"""Failures of a run as a list: each failed test, and each unit whose end no failed test explains."""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.core.errors import ReportError
+from harness.core.exit_codes import ExitCode
+from harness.core.program_output import output_tail
+from harness.core.report_file import TestReport, read_report
+from harness.core.test_outcomes import TestOutcome
+from harness.core.text import count, one_line
+from harness.render.outcomes import gpus
+from harness.render.summary import exit_reason
+from harness.runner.events import RunFinished
+from harness.runner.records.stats import RunState
+from harness.runner.reruns.retries import read_attempts
+from harness.runner.units import Attempt, Outcome, UnitResult, file_of
+
+FAILED = (TestOutcome.FAILED, TestOutcome.ERROR)
+MAX_CHARS = 12_000
+"""Characters of the text of one failure; its middle is left out."""
+MAX_MESSAGE_LINES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed test, a unit without a failed test, or the end of the run itself."""
+
+    name: str
+    """Node id of the test, or path of the unit; empty for the run itself."""
+    outcome: str
+    """Outcome in words: "failed", "timed out"."""
+    reason: str
+    """Lines for a person; most have one."""
+    text: str = ""
+    """Failure as pytest shows it, or the end of the output of a unit."""
+    num_same: int = 0
+    """Number of other units that have the same error and are left out."""
+
+    @property
+    def title(self) -> str:
+        """The node id, with the outcome unless the test just failed."""
+        name = one_line(self.name, 200) or "rlharness"
+        return name if self.outcome == TestOutcome.FAILED.value else f"{self.outcome}: {name}"
+
+    def message(self) -> list[str]:
+        """Return the lines of the text that pytest marks as the error, after a reason that they do not hold."""
+        marked = [line[1:].strip() for line in self.text.splitlines() if line.startswith("E ")]
+        lines = [*self.reason.splitlines(), *marked]
+        if marked and self.reason and self.reason in marked[0]:
+            lines = marked
+        lines = [one_line(line) for line in lines if line.strip()][:MAX_MESSAGE_LINES]
+        if self.num_same:
+            lines.append(f"the same error in {count(self.num_same, 'more unit')}")
+        return lines or [self.outcome]
+
+
+def list_failures(state: RunState, finished: RunFinished) -> list[Failure]:
+    """Return the failures of a run by path, after the one of the run itself. Reads the reports of failed units."""
+    found = [*_of_run(state, finished)]
+    first: dict[tuple[Outcome, str], int] = {}
+    found += [Failure(f"worker {each.name}", "error", each.reason, _cut(each.text)) for each in finished.failed_workers]
+    for result in state.with_outcome(*Outcome):
+        error = result.unit.setup_error or result.unit.collect_error
+        if error and (result.outcome, error) in first:
+            at = first[result.outcome, error]
+            found[at] = replace(found[at], num_same=found[at].num_same + 1)
+            continue
+        if error:
+            first[result.outcome, error] = len(found)
+        found += _of_unit(result)
+    return found
+
+
+def list_unmet(state: RunState) -> list[Failure]:
+    """Return the units that were not run for lack of GPUs, which is no failure if the user accepts it."""
+    unmet = [result for result in state.with_outcome(Outcome.NOT_RUN) if result.for_want_of_gpus]
+    return [Failure(result.unit.path, "not run", result.reason) for result in unmet]
+
+
+def most_telling_first(failures: Sequence[Failure], newly_failing: Collection[str] = ()) -> list[Failure]:
+    """Return failures in the order in which a reader needs them.
+
+    The end of the run comes first, then newly failing tests and files. In both halves the first failure of each file
+    comes before the second of any.
+    """
+    num_of_file: dict[str, int] = {}
+    ranked = []
+    for failure in failures:
+        file = file_of(failure.name.partition("::")[0])
+        num_of_file[file] = rank = num_of_file.get(file, 0) + 1
+        is_new = failure.name in newly_failing
+        ranked.append(((bool(failure.name), not is_new, rank), failure))
+    return [failure for _, failure in sorted(ranked, key=lambda each: each[0])]
+
+
+def _of_run(state: RunState, finished: RunFinished) -> Iterator[Failure]:
+    if finished.exit_code in (ExitCode.OK, ExitCode.TESTS_FAILED) and not finished.error:
+        return
+    reason = finished.error or exit_reason(finished, state) or "the run failed"
+    held = [f"{gpus([each.gpu_id], state)} after {each.path}: {each.reason}" for each in state.quarantined.values()]
+    yield Failure("", f"exit code {finished.exit_code}", one_line(reason, 1000), "\n".join(held))
+
+
+def _of_unit(result: UnitResult) -> Iterator[Failure]:
+    outcome = result.outcome
+    if outcome is Outcome.NOT_RUN and result.unit.setup_error:
+        yield Failure(result.unit.path, "not run", result.reason, result.unit.setup_error)
+    if not (outcome.is_failure or outcome is Outcome.INTERRUPTED):
+        return
+    report = _report(result)
+    why = result.reason if outcome is Outcome.LEANING else ""
+    failed = [(nodeid, end) for nodeid, end in report.ends.items() if end.outcome in FAILED]
+    for nodeid, end in failed:
+        reason = "; ".join(part for part in (why, end.reason) if part)
+        yield Failure(nodeid, "leaning" if why else end.outcome.value, reason, _cut(end.text))
+    if outcome is Outcome.INTERRUPTED:
+        return
+    for nodeid in report.running:
+        yield Failure(nodeid, *_end_of(nodeid, result))
+    if report.running or (failed and outcome in (Outcome.FAILED, Outcome.LEANING)):
+        return
+    text = "\n".join(text for _, text in report.collect_errors) or result.unit.collect_error
+    if not text and result.directory:
+        text = "\n".join(output_tail(Path(result.directory, "output.log")))
+    yield Failure(result.unit.path, _words(outcome.value), result.reason, _cut(text))
+
+
+def _end_of(nodeid: str, result: UnitResult) -> tuple[str, str]:
+    """Return the outcome in words and the reason of a test that never ended: those of the process that it was in."""
+    attempts: tuple[UnitResult | Attempt, ...] = (result, *reversed(result.attempts))
+    for attempt in attempts:
+        with suppress(OSError, ReportError):
+            report = read_report(Path(attempt.directory, "report.jsonl"))
+            if nodeid in report.running:
+                lost = next((each for each in report.lost if each.nodeid == nodeid), None)
+                return (_words(lost.how), lost.reason) if lost else (_words(attempt.outcome.value), attempt.reason)
+    return _words(result.outcome.value), result.reason
+
+
+def _report(result: UnitResult) -> TestReport:
+    try:
+        return read_attempts(result) if result.directory else TestReport()
+    except (OSError, ReportError):
+        return TestReport()
+
+
+def _words(outcome: str) -> str:
+    return outcome.replace("_", " ")
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MAX_CHARS:
+        return text
+    half = MAX_CHARS // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"

@@ -1,0 +1,230 @@
+"""Output of a run of tests on GitHub Actions: annotations of failures and flaky files, and the summary of the job."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from harness.core.exit_codes import ExitCode
+from harness.core.invocation import Invocation
+from harness.core.program_output import OutputFilter
+from harness.core.test_outcomes import TestCounts
+from harness.core.text import count, one_line
+from harness.render.failure_list import Failure, list_failures, list_unmet, most_telling_first
+from harness.render.github import append_to_summary, command, folded, plain, say_lines, stop_lines
+from harness.render.outcomes import gpus, tally
+from harness.render.source_locations import SourceTree
+from harness.render.summary import closing_line, exit_reason
+from harness.runner.events import Event, RunFinished
+from harness.runner.records.run_comparison import Comparison, compare_runs, read_earlier_runs
+from harness.runner.records.run_record import PAGE, RunRecord, read_run_record
+from harness.runner.records.stats import RunState
+from harness.runner.reruns.retries import flaky_tests
+from harness.runner.units import Outcome, UnitResult
+
+WORKSPACE_VARIABLE = "GITHUB_WORKSPACE"
+MAX_ANNOTATIONS = 10
+"""GitHub shows this many errors, and this many warnings, of a step."""
+MAX_TEXTS = 100
+"""Failures whose text the summary holds."""
+MAX_TEXT_BYTES = 600_000
+"""Bytes of all these texts together."""
+MAX_LISTED = 50
+NUM_SLOWEST = 10
+
+
+class GithubReporter:
+    """Writes the annotations and the summary of the job when the run has finished.
+
+    From now until then, GitHub obeys no workflow command on `stream`, where the output of tests is printed. The
+    annotations follow there: GitHub may read another stream first.
+    """
+
+    def __init__(self, job: Invocation, record_file: Path | None, stream: TextIO) -> None:
+        self._job = job
+        self._record_file = record_file
+        self._stream = stream
+        stop, self._resume = stop_lines()
+        say_lines([stop], stream)
+
+    def on_event(self, event: Event, state: RunState) -> None:
+        """Write at the end."""
+        if not isinstance(event, RunFinished):
+            return
+        record, comparison = self._compared()
+        newly = {each.name for each in comparison.newly_failing} if comparison else set()
+        failures = most_telling_first(list_failures(state, event), newly)
+        tree = SourceTree(Path(self._job.environ.get(WORKSPACE_VARIABLE) or self._job.cwd), self._job.cwd)
+        self.close()
+        say_lines(annotations(failures, state, event, tree), self._stream)
+        lines = _summary("run", state, event, failures, record=record, comparison=comparison)
+        _append(lines, state, event, self._job.environ)
+
+    def close(self) -> None:
+        """Have GitHub obey workflow commands again."""
+        if resume := self._resume:
+            self._resume = ""
+            say_lines([resume], self._stream)
+
+    def _compared(self) -> tuple[RunRecord | None, Comparison | None]:
+        """Return the record of the run, and how it compares with earlier runs; None for what is not known."""
+        if self._record_file is None:
+            return None, None
+        try:
+            record = read_run_record(self._record_file)
+            return record, compare_runs(record, read_earlier_runs(self._record_file.parent))
+        except OSError:  # a failure to write the record is in the notes of the run
+            return None, None
+
+
+def summarize_merge(state: RunState, finished: RunFinished, environ: Mapping[str, str]) -> None:
+    """Add the summary of merged runs to that of the job; their own jobs have annotated the failures."""
+    lines = _summary("merge", state, finished, most_telling_first(list_failures(state, finished)))
+    _append(lines, state, finished, environ)
+
+
+def annotations(failures: Sequence[Failure], state: RunState, finished: RunFinished, tree: SourceTree) -> Iterator[str]:
+    """Yield an error for each failure and a warning for each flaky file, as many as GitHub shows.
+
+    A unit that was not run for lack of GPUs is an error where this decides the exit code, and a warning elsewhere.
+    """
+    warnings = [
+        Failure(each.unit.path, "flaky", "\n".join(_flaky_lines(each))) for each in state.with_outcome(Outcome.FLAKY)
+    ]
+    unmet, is_error = list_unmet(state), finished.exit_code == ExitCode.UNITS_NOT_RUN
+    yield from _limited("error", [*failures, *(unmet if is_error else [])], tree)
+    yield from _limited("warning", [*warnings, *([] if is_error else unmet)], tree)
+
+
+def _limited(kind: str, failures: Sequence[Failure], tree: SourceTree) -> Iterator[str]:
+    num_shown = len(failures) if len(failures) <= MAX_ANNOTATIONS else MAX_ANNOTATIONS - 1
+    for failure in failures[:num_shown]:
+        found = tree.locate(failure.name, failure.text) if failure.name else None
+        properties = {"title": failure.title}
+        if found is not None:
+            properties["file"] = found.file
+            if found.line is not None:
+                properties["line"] = str(found.line)
+        yield command(kind, "\n".join(failure.message()), **properties)
+    if rest := failures[num_shown:]:
+        names = [each.title for each in rest[:MAX_LISTED]]
+        text = "\n".join([*names, *(["..."] if len(rest) > MAX_LISTED else [])])
+        yield command(kind, text, title=f"and {len(rest):,} more, listed in the summary of the job")
+
+
+def _flaky_lines(result: UnitResult) -> list[str]:
+    attempts = (f"{each.outcome.value}: {each.reason}".removesuffix(": ") for each in result.attempts)
+    return [*flaky_tests(result), *attempts, result.reason]
+
+
+def _summary(
+    title: str,
+    state: RunState,
+    finished: RunFinished,
+    failures: Sequence[Failure],
+    *,
+    record: RunRecord | None = None,
+    comparison: Comparison | None = None,
+) -> Iterator[str]:
+    """Yield the lines of the summary, in Markdown."""
+    yield from _head(title, state, finished)
+    outcomes = [(outcome, state.outcomes[outcome]) for outcome in Outcome if state.outcomes[outcome]]
+    if outcomes:
+        yield from ("| outcome | units |", "|---|---|")
+        yield from (f"| {_sign(outcome)} {outcome.value.replace('_', ' ')} | {num:,} |" for outcome, num in outcomes)
+        yield ""
+    if state.tests:
+        yield from (f"Tests: {tally(TestCounts(dict(state.tests)))}.", "")
+    if comparison:
+        changes = [
+            f"{_code(each.name)}: {plain(each.before)} in run {plain(each.run_id)}, now {plain(each.now)}"
+            for each in comparison.newly_failing
+        ]
+        yield from _section("Newly failing", changes)
+    yield from _failed(failures)
+    flaky = state.with_outcome(Outcome.FLAKY)
+    yield from _section("Flaky", [f"{_code(each.unit.path)}: {plain('; '.join(_flaky_lines(each)))}" for each in flaky])
+    unmet = [f"{_code(each.name)}: {plain(each.reason)}" for each in list_unmet(state)]
+    yield from _section("Not run for lack of GPUs", unmet)
+    held = [
+        f"{plain(gpus([each.gpu_id], state))} after {_code(each.path)}: {plain(each.reason)}"
+        for each in state.quarantined.values()
+    ]
+    yield from _section("GPUs in quarantine", held)
+    yield from _slowest(record)
+    yield from _section("Notes", [plain(one_line(note, 1000)) for note in finished.notes])
+    page = Path(state.started.directory, PAGE) if state.started and state.started.directory else None
+    if page and page.is_file():
+        yield f"Page of the run: {_code(str(page))}"
+
+
+def _head(title: str, state: RunState, finished: RunFinished) -> Iterator[str]:
+    words = {ExitCode.OK: "passed", ExitCode.TESTS_FAILED: "tests failed"}
+    verdict = words.get(ExitCode(finished.exit_code)) or exit_reason(finished, state)
+    yield from (f"### rlharness {title}: {plain(verdict or f'exit code {finished.exit_code}')}", "")
+    yield from (f"{plain(one_line(closing_line(finished, state), 1000))}.", "")
+
+
+def _failed(failures: Sequence[Failure]) -> Iterator[str]:
+    """Yield the failures: the first ones with their text folded, then names."""
+    if not failures:
+        return
+    yield from (f"#### Failures ({len(failures):,})", "")
+    num_left, num_folded = MAX_TEXT_BYTES, 0
+    for failure in failures[:MAX_TEXTS]:
+        text = _harmless(failure.text) or "\n".join(failure.message())
+        num_left -= len(text.encode("utf-8", "backslashreplace"))
+        if num_left < 0:
+            break
+        num_folded += 1
+        yield from folded(f"❌ {failure.title}{_reason(failure)}", text.rstrip("\n").split("\n"))
+    yield from _listed([f"{_code(each.title)}{plain(_reason(each))}" for each in failures[num_folded:]])
+
+
+def _reason(failure: Failure) -> str:
+    same = f"; the same error in {count(failure.num_same, 'more unit')}" if failure.num_same else ""
+    return (f": {one_line(failure.reason, 150)}" if failure.reason else "") + same
+
+
+def _slowest(record: RunRecord | None) -> Iterator[str]:
+    tests = [test for span in record.files.values() for test in span.tests] if record else []
+    slowest = sorted(tests, key=lambda test: (-test.duration_s, test.nodeid))[:NUM_SLOWEST]
+    if not slowest:
+        return
+    yield from ("<details><summary>Slowest tests</summary>", "", "| test | seconds | outcome |", "|---|---:|---|")
+    yield from (f"| {_code(each.nodeid)} | {each.duration_s:.2f} | {each.outcome.value} |" for each in slowest)
+    yield from ("", "</details>", "")
+
+
+def _section(title: str, lines: Sequence[str]) -> Iterator[str]:
+    if lines:
+        yield from (f"#### {title} ({len(lines):,})", "")
+        yield from _listed(lines)
+
+
+def _listed(lines: Sequence[str]) -> Iterator[str]:
+    """Yield a list of Markdown; the entries after the limit are counted."""
+    if lines:
+        yield from (f"- {line}" for line in lines[:MAX_LISTED])
+        yield from ([f"- and {len(lines) - MAX_LISTED:,} more"] if len(lines) > MAX_LISTED else [])
+        yield ""
+
+
+def _append(lines: Iterable[str], state: RunState, finished: RunFinished, environ: Mapping[str, str]) -> None:
+    head = "\n".join(_head("run", state, finished))
+    short = f"{head}\nThe full summary exceeds the size limit.\n"
+    append_to_summary("".join(f"{line}\n" for line in lines), environ, short=short)
+
+
+def _code(text: str) -> str:
+    return f"<code>{plain(text)}</code>"
+
+
+def _sign(outcome: Outcome) -> str:
+    if outcome.is_failure:
+        return "❌"
+    return "✅" if outcome is Outcome.PASSED else "🟡"
+
+
+def _harmless(text: str) -> str:
+    output = OutputFilter(colour=False)
+    return output.feed(text.encode("utf-8", "backslashreplace")) + output.finish()

@@ -1,0 +1,80 @@
+"""Needs that the configuration or the command line gives to files without one."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from harness.core.errors import UsageError
+from harness.core.need import Need
+from harness.machine.inventory import Inventory
+from harness.runner.collection.collect import Collected
+from harness.runner.collection.measured_budgets import MeasuredBudgets, size_budgets
+from harness.runner.options import RunOptions
+from harness.runner.units import NeedSource
+
+WHOLE_FOR_WORKERS = (
+    "with --isolate worker every file has its GPU to itself: a worker keeps its memory from one file to the next"
+)
+
+
+Peaks = Callable[[Iterable[str]], Mapping[str, int]]
+"""Returns the measured peaks of GPU memory in bytes, by path, of those of some files that have one."""
+
+
+def give_needs(collected: Collected, options: RunOptions, inventory: Inventory, peaks: Peaks) -> Collected:
+    """Return the collection with the default need on each file that has none, which the needs table did not decide.
+
+    With `--isolate worker`, no unit shares a GPU, and a note says so. Raises UsageError for GPUs of unknown memory.
+    """
+    units = list(collected.units)
+    notes = collected.notes
+    without = {
+        unit.path: number
+        for number, unit in enumerate(units)
+        if unit.need == Need() and unit.source is not NeedSource.TABLE and unit.command is None
+    }
+    needs: Mapping[str, Need] = {}
+    if options.auto_workers and without:
+        measured = _measured(without, options, inventory, peaks)
+        needs, notes = measured.needs, (*notes, measured.note()) if inventory.gpus else notes
+    elif (default := _default_need(options, inventory)) is not None:
+        needs = dict.fromkeys(without, default)
+    for path, need in needs.items():
+        units[without[path]] = replace(units[without[path]], need=need, source=NeedSource.TABLE)
+    if options.isolate == "worker" and any(unit.need.shared for unit in units):
+        units = [replace(unit, need=replace(unit.need, shared=False)) for unit in units]
+        notes = (*notes, WHOLE_FOR_WORKERS)
+    return replace(collected, units=tuple(units), notes=notes)
+
+
+def _measured(paths: Iterable[str], options: RunOptions, inventory: Inventory, peaks: Peaks) -> MeasuredBudgets:
+    return size_budgets(
+        paths,
+        peaks(paths),
+        memory_bytes=round(_smallest_gb(inventory) * 1e9),
+        max_sharing=max(1, options.cpu_units // max(1, len(inventory.gpus))),
+    )
+
+
+def _smallest_gb(inventory: Inventory) -> float:
+    """Memory of the smallest GPU, 0 without GPUs; UsageError where a GPU's is unknown."""
+    memory_gb = min((gpu.memory_gb for gpu in inventory.gpus), default=0.0)
+    if not memory_gb and inventory.gpus:
+        raise UsageError(
+            "--workers-per-gpu: the driver does not report the memory of a GPU",
+            legal="GPUs of known memory",
+            remedy="set memory-gb-per-worker, or leave the option out",
+        )
+    return memory_gb
+
+
+def _default_need(options: RunOptions, inventory: Inventory) -> Need | None:
+    if options.workers_per_gpu == 1:
+        return Need(gpus=1)
+    if options.workers_per_gpu:
+        memory_gb = _smallest_gb(inventory)
+        # Rounded down to a megabyte, so that N budgets never exceed the GPU.
+        share_gb = int(memory_gb * 1000 / options.workers_per_gpu) / 1000
+        return Need(gpus=1, memory_gb=share_gb, shared=share_gb > 0)
+    if options.memory_gb_per_worker:
+        return Need(gpus=1, memory_gb=options.memory_gb_per_worker, shared=True)
+    return Need(gpus=options.gpus_per_worker) if options.gpus_per_worker else None

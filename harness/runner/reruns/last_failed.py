@@ -1,0 +1,166 @@
+"""What failed when it last ran, in the recorded runs: the files, and in each the tests that its report names.
+
+A test failed if its outcome says so, or if it has none because the process ended before it. Where no report names a
+test (a crash at import, a file that never started), the whole file counts.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.core.errors import ReportError, UsageError
+from harness.core.regular_file import open_regular
+from harness.core.text import count
+from harness.process.run_directory import HOME, RUNS
+from harness.runner.collection.collect import Collected
+from harness.runner.records.collected_file import is_part
+from harness.runner.records.recorded_run import RecordedRun, read_recorded_run
+from harness.runner.reruns.retries import read_attempts, tests_to_repeat
+from harness.runner.units import Outcome, Unit, UnitResult
+
+MAX_SOURCE_BYTES = 1 << 24
+_FUNCTION = re.compile(rb"^\s*(?:async\s+)?def\s+(\w+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class LastFailed:
+    """The files that failed or did not run when they last were to."""
+
+    run_id: str
+    """The latest run with one of them; if no file failed, the latest of all."""
+    tests: Mapping[str, tuple[str, ...]]
+    """Node ids of the tests to run again, by the path of their file; none for the whole file."""
+
+
+def read_last_failed(root: Path) -> LastFailed | None:
+    """Return what failed in the runs below `root` and has not run since; None without a run that has units."""
+    run_id, found, settled = "", dict[str, tuple[str, ...]](), dict[str, set[str] | None]()
+    for run in _latest_first(root / HOME / RUNS):
+        if run.collected is None or not run.collected.units:
+            continue
+        failed = {
+            file: left for file, ids in _failed_tests(run).items() if (left := _left(ids, file, settled)) is not None
+        }
+        if not run_id or (failed and not found):
+            run_id = run.started.run_id
+        for file, tests in failed.items():
+            is_whole = not tests or found.get(file) == ()
+            found[file] = () if is_whole else (*found.get(file, ()), *tests)
+        _settle(run, settled)
+    return LastFailed(run_id, found) if run_id else None
+
+
+def _left(tests: tuple[str, ...], file: str, settled: Mapping[str, set[str] | None]) -> tuple[str, ...] | None:
+    """Return the tests of a file that have not run since; () for the whole file, None if nothing is left."""
+    since = settled.get(file, set())
+    if since is None:
+        return None
+    left = tuple(test for test in tests if test not in since)
+    return left if left or not tests else None
+
+
+def _settle(run: RecordedRun, settled: dict[str, set[str] | None]) -> None:
+    """Add the files, and the tests of files of which only some were selected, that have run in `run`."""
+    for result in run.results.values():
+        file = result.unit.file_path
+        before = settled.setdefault(file, set())
+        if before is None:
+            continue
+        if result.unit.selection or result.num_deselected:
+            with suppress(OSError, ReportError):
+                before.update(read_attempts(result).all_ids() if result.directory else ())
+        else:
+            settled[file] = None
+
+
+def _failed_tests(run: RecordedRun) -> dict[str, tuple[str, ...]]:
+    """Return the tests to run again by file; a part of which none is named counts as the whole file."""
+    assert run.collected is not None
+    found: dict[str, tuple[str, ...]] = {}
+    for unit in run.collected.units:
+        result, file = run.results.get(unit.path), unit.file_path
+        if result is None or _failed(result):
+            again, is_whole = _again(result), found.get(file) == ()
+            found[file] = () if is_whole or not again else (*found.get(file, ()), *again)
+    return found
+
+
+def select_last_failed(collected: Collected, last: LastFailed | None) -> Collected:
+    """Return the collection with what failed alone; all of it, and the reason, where none of that was collected."""
+    if last is None or not last.tests:
+        why = "no recorded run" if last is None else f"nothing failed in run {last.run_id}"
+        return _noted(collected, f"--last-failed: {why}, so everything runs")
+    units = tuple(unit for each in collected.units if (unit := _narrowed(each, last, collected.rootdir)) is not None)
+    if not units:
+        why = f"none of the files that failed in run {last.run_id} was collected ({len(last.tests)})"
+        return _noted(collected, f"--last-failed: {why}, so everything runs")
+    num_tests = sum(len(unit.selection) for unit in units)
+    num_whole = sum(not unit.selection for unit in units)
+    parts = [count(num_tests, "test")] * bool(num_tests) + [count(num_whole, "whole file")] * bool(num_whole)
+    note = f"--last-failed: {' and '.join(parts)} of run {last.run_id}"
+    paths = {unit.path for unit in units}
+    not_found = {path: why for path, why in collected.not_found.items() if path in paths}
+    return _noted(replace(collected, units=units, not_found=not_found), note)
+
+
+def failed_first(collected: Collected, last: LastFailed | None) -> tuple[Collected, frozenset[int]]:
+    """Return the collection with a note, and the numbers of the units that failed."""
+    if last is None or not last.tests:
+        why = "no recorded run" if last is None else f"nothing failed in run {last.run_id}"
+        return _noted(collected, f"--failed-first: {why}"), frozenset()
+    numbers = frozenset(number for number, unit in enumerate(collected.units) if unit.file_path in last.tests)
+    return _noted(collected, f"--failed-first: {count(len(numbers), 'file')} of run {last.run_id} first"), numbers
+
+
+def _noted(collected: Collected, note: str) -> Collected:
+    return replace(collected, notes=(*collected.notes, note))
+
+
+def _latest_first(runs: Path) -> Iterator[RecordedRun]:
+    """Yield the readable runs; their names sort by date."""
+    try:
+        names = sorted((entry.name for entry in runs.iterdir() if not entry.is_symlink()), reverse=True)
+    except OSError:
+        return
+    for name in names:
+        with suppress(UsageError):  # a directory without a record, or with that of another version
+            yield read_recorded_run(runs / name)
+
+
+def _failed(result: UnitResult) -> bool:
+    return result.is_failure or result.outcome in (Outcome.INTERRUPTED, Outcome.NOT_RUN)
+
+
+def _again(result: UnitResult | None) -> tuple[str, ...]:
+    """Return the tests of a failed file to run again; none for the whole file."""
+    if result is None or not result.directory:
+        return () if result is None else result.unit.selection
+    try:
+        report = read_attempts(result)
+    except (OSError, ReportError):
+        return result.unit.selection
+    return tests_to_repeat(report) or result.unit.selection
+
+
+def _narrowed(unit: Unit, last: LastFailed, rootdir: Path) -> Unit | None:
+    """Return the unit with the tests that failed of those asked for; None where none of these failed."""
+    tests = last.tests.get(unit.path)
+    if tests is None:
+        return None
+    if not tests or unit.together or not _are_defined(tests, rootdir / unit.path):
+        return unit
+    if unit.selection:
+        tests = tuple(test for test in tests if any(is_part(test, asked) for asked in unit.selection))
+    return replace(unit, selection=tests) if tests else None
+
+
+def _are_defined(tests: tuple[str, ...], file: Path) -> bool:
+    """Whether the file still defines functions of these names: pytest refuses a node id that names no test."""
+    try:
+        with open_regular(file, follows_links=True) as source:
+            defined = {name.decode() for name in _FUNCTION.findall(source.read(MAX_SOURCE_BYTES))}
+    except OSError:
+        return False
+    return all(test.partition("::")[2].partition("[")[0].rpartition("::")[2] in defined for test in tests)

@@ -1,0 +1,214 @@
+"""Run units again: which ones, which of their tests, and the one outcome that comes of all attempts.
+
+attempt ends ─▶ failed, and attempts are left?    ─▶ AttemptFailed: the dispatcher queues the unit once more
+             ─▶ its process ended before its time? ─▶ the same for the rest: the tests that had not begun
+             └────────────────────────────────────▶ UnitFinished: flaky if it passed at last, else the last outcome;
+                                                     of a unit whose rest ran elsewhere, that of the process that ended
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from harness.core.errors import ReportError
+from harness.core.report_file import TestReport, read_report
+from harness.core.test_outcomes import TestOutcome
+from harness.runner.events import AttemptFailed, UnitFinished
+from harness.runner.gpu_memory import merge_uses
+from harness.runner.units import Attempt, Outcome, Unit, UnitResult
+
+RETRIED = frozenset(
+    (
+        Outcome.FAILED,
+        Outcome.COLLECT_ERROR,
+        Outcome.COLLECT_TIMEOUT,
+        Outcome.PYTEST_ERROR,
+        Outcome.TIMED_OUT,
+        Outcome.CRASHED,
+        Outcome.EXITED_EARLY,
+        Outcome.SUPERVISOR_LOST,
+    )
+)
+"""Outcomes of an attempt that another one may change; pytest refuses the same arguments again."""
+CUT_SHORT = frozenset((Outcome.TIMED_OUT, Outcome.CRASHED, Outcome.EXITED_EARLY, Outcome.SUPERVISOR_LOST))
+"""Outcomes of a process that ended before all of its tests had begun, through one of them."""
+LEAST_LIMIT_S = 1.0
+"""Time limit of the rest of a unit, at least."""
+MAX_RESTS = 50
+"""How often the rest of a unit is run at most."""
+NAMED = (TestOutcome.FAILED, TestOutcome.ERROR, TestOutcome.UNFINISHED)
+AGAIN = (*NAMED, TestOutcome.UNSTARTED)
+
+
+def tests_to_repeat(report: TestReport) -> tuple[str, ...]:
+    """Return the tests of a failed attempt that failed or did not run; none where its report names no failed test."""
+    outcomes = {nodeid: report.outcome_of(nodeid) for nodeid in report.all_ids()}
+    if report.unread or not any(outcome in NAMED for outcome in outcomes.values()):
+        return ()
+    return tuple(nodeid for nodeid, outcome in outcomes.items() if outcome in AGAIN)
+
+
+def rest_of(report: TestReport) -> tuple[str, ...]:
+    """Return the tests of a process cut short that had not begun; none where no test had, which would repeat itself."""
+    outcomes = {nodeid: report.outcome_of(nodeid) for nodeid in report.all_ids()}
+    unstarted = tuple(nodeid for nodeid, outcome in outcomes.items() if outcome is TestOutcome.UNSTARTED)
+    return unstarted if len(unstarted) < len(outcomes) and not report.unread else ()
+
+
+def read_attempts(result: UnitResult) -> TestReport:
+    """Return the tests of all attempts of a unit as one report: of a test that ran again, its last end.
+
+    Raises ReportError and OSError as `read_report` does.
+    """
+    directories = [attempt.directory for attempt in result.attempts] + [result.directory]
+    merged = TestReport()
+    for report in (read_report(Path(directory, "report.jsonl")) for directory in directories if directory):
+        merged = _overlaid(merged, report)
+    return merged
+
+
+def _overlaid(earlier: TestReport, later: TestReport) -> TestReport:
+    known = {*later.ends, *later.running}
+    return replace(
+        later,
+        nodeids=tuple(dict.fromkeys((*earlier.nodeids, *later.nodeids))),
+        ends={nodeid: end for nodeid, end in earlier.ends.items() if nodeid not in later.running} | later.ends,
+        running=(*(nodeid for nodeid in earlier.running if nodeid not in known), *later.running),
+    )
+
+
+@dataclass(slots=True)
+class Retries:
+    """The earlier attempts of units that run again, by the number of the unit."""
+
+    limit: int
+    """How often a unit is run again at most; 0 for never."""
+    runs_rests: bool = True
+    """Whether the tests that had not begun when their process ended run in another."""
+    _results: dict[int, list[UnitResult]] = field(default_factory=dict)
+    _selections: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    _rests: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Tests of the present attempt, for one that runs the rest of the attempt before it."""
+    _num_before: dict[int, int] = field(default_factory=dict)
+    """Number of attempts before the first rest."""
+
+    def name(self, number: int) -> str:
+        """Return the name of the present attempt: `0007`, and `0007-1` when it runs again for the first time."""
+        num_earlier = len(self._results.get(number, ()))
+        return f"{number:04d}-{num_earlier}" if num_earlier else f"{number:04d}"
+
+    def asked(self, number: int, unit: Unit) -> Unit:
+        """Return the unit with the tests that its present attempt runs."""
+        return replace(unit, selection=self._selections.get(number, ()) or unit.selection)
+
+    def is_last(self, number: int) -> bool:
+        """Return whether no other attempt of the unit follows if the present one fails."""
+        return len(self._results.get(number, ())) >= self.limit and number not in self._rests
+
+    def rest(self, number: int) -> tuple[str, ...]:
+        """Return the tests of an attempt that runs the rest of the one before; none for any other attempt."""
+        return self._rests.get(number, ())
+
+    def limit_s(self, number: int, timeout_s: float) -> float:
+        """Return the time limit of the present attempt: the rest of a unit has what its process has left of it."""
+        if number not in self._rests:
+            return timeout_s
+        spent_s = sum(each.duration_s for each in self._results[number][self._num_before[number] :])
+        return max(timeout_s - spent_s, LEAST_LIMIT_S)
+
+    def end(
+        self, number: int, result: UnitResult, report: TestReport, *, spent: bool = False
+    ) -> AttemptFailed | UnitFinished:
+        """Return the event that ends an attempt, at a time that the caller sets; `spent` if its time limit passed."""
+        earlier, ran = self._results.get(number, []), self._selections.get(number, ())
+        if result.outcome is Outcome.USAGE_ERROR and ran:  # the names of its tests change: run the whole file
+            why = f"pytest did not find the tests that had failed: {result.reason}"
+            result, ran = replace(result, outcome=earlier[-1].outcome, reason=why), ()
+        if result.outcome not in RETRIED or len(earlier) >= self.limit:
+            asked_to_end = result.outcome is Outcome.EXITED_EARLY and report.finished_exit is not None  # pytest.exit()
+            rest = () if spent or asked_to_end else rest_of(report)
+            return self._run_rest(number, result, rest) or UnitFinished(0.0, self._settled(number, result))
+        self._results[number] = [*earlier, replace(result, unit=replace(result.unit, selection=ran))]
+        self._selections[number] = tests = (() if result.unit.together else tests_to_repeat(report)) or ran
+        unit = result.unit
+        return AttemptFailed(0.0, unit.path, len(earlier) + 1, self.limit, result, tests)
+
+    def _run_rest(self, number: int, result: UnitResult, tests: tuple[str, ...]) -> AttemptFailed | None:
+        """Return the event that has the rest of a unit run in another process; None where nothing is left of it."""
+        earlier = self._results.get(number, [])
+        num_before = self._num_before.get(number, len(earlier))
+        if not (tests and self.runs_rests and result.outcome in CUT_SHORT) or len(earlier) - num_before >= MAX_RESTS:
+            return None
+        self._num_before[number] = num_before
+        self._results[number] = [*earlier, result]
+        self._rests[number] = tests
+        return AttemptFailed(0.0, result.unit.path, len(earlier) + 1, self.limit, result, tests, is_rest=True)
+
+    def last(self, number: int, why: str) -> UnitResult | None:
+        """Return the result of a unit that will not run again after all; None for one without an attempt."""
+        if not (earlier := self._results.get(number)):
+            return None
+        *before, last = earlier
+        self._results[number] = before
+        reason = "; ".join(part for part in (last.reason, f"not run again: {why}") if part)
+        return self._settled(number, replace(last, reason=reason))
+
+    def _settled(self, number: int, result: UnitResult) -> UnitResult:
+        """Return the one result of a unit, of its last attempt and those before it."""
+        earlier = self._results.pop(number, [])
+        num_before = self._num_before.pop(number, len(earlier))
+        has_rest = bool(self._rests.pop(number, ()))
+        if not earlier:
+            return result
+        if has_rest:
+            return self._with_rests(result, earlier, num_before)
+        outcome = Outcome.FLAKY if result.outcome is Outcome.PASSED else result.outcome
+        reason = result.reason
+        if outcome is Outcome.FLAKY:
+            reason = f"passed at attempt {len(earlier) + 1} of {self.limit + 1}"
+        attempts = tuple(_attempt(each) for each in earlier)
+        return _merged(replace(result, outcome=outcome, reason=reason, attempts=attempts), (*earlier, result))
+
+    def _with_rests(self, last: UnitResult, earlier: list[UnitResult], num_before: int) -> UnitResult:
+        """Return the one result of a unit that was cut short: that of the first process, with the tests of all."""
+        before, first, rests = earlier[:num_before], earlier[num_before], (*earlier[num_before + 1 :], last)
+        num_processes = "another process" if len(rests) == 1 else f"{len(rests)} other processes"
+        attempts = (*map(_attempt, before), *(_attempt(each, is_rest=True) for each in rests))
+        reason = f"{first.reason}; the tests after it ran in {num_processes}"
+        return _merged(replace(first, reason=reason, attempts=attempts), (*before, first, *rests))
+
+
+def _merged(result: UnitResult, all_of_it: Sequence[UnitResult]) -> UnitResult:
+    """Return the result with the durations, tests and processes of all attempts."""
+    result = replace(
+        result,
+        duration_s=sum(each.duration_s for each in all_of_it),
+        left_behind=tuple(each for one in all_of_it for each in one.left_behind),
+        skip_reasons=tuple(dict.fromkeys(each for one in all_of_it for each in one.skip_reasons)),
+        collected_need=all_of_it[0].collected_need,
+        num_deselected=all_of_it[0].num_deselected,
+        gpu_memory=merge_uses([each.gpu_memory for each in all_of_it]),
+    )
+    try:
+        return replace(result, tests=read_attempts(result).counts())
+    except (ReportError, OSError):  # a report is gone: the counts are those of the last attempt
+        return result
+
+
+def _attempt(result: UnitResult, *, is_rest: bool = False) -> Attempt:
+    selection = result.unit.selection
+    return Attempt(result.outcome, result.reason, result.duration_s, result.directory, selection, is_rest)
+
+
+def flaky_tests(result: UnitResult) -> Sequence[str]:
+    """Return the tests that failed in an earlier attempt of a flaky unit; none where no report names one."""
+    found: dict[str, None] = {}
+    for attempt in result.attempts:
+        if attempt.is_rest:
+            continue
+        try:
+            report = read_report(Path(attempt.directory, "report.jsonl"))
+        except (ReportError, OSError):
+            continue
+        found |= dict.fromkeys(nodeid for nodeid in report.all_ids() if report.outcome_of(nodeid) in NAMED)
+    return tuple(found)

@@ -1,0 +1,81 @@
+"""A pytest plugin: run one part of a test file, and find which tests of a file belong together.
+
+With `--rlharness-part=FILE` every test is deselected that is not of the part. FILE is JSON: `{"mine": [node ids]}`, or
+`{"others": [node ids]}` for the part that runs whatever the other parts leave, so that a test that is new runs once.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SHARING = ("module", "package")
+"""Scopes of a fixture whose value several tests of a file share, in whatever classes they are."""
+BUILT_IN = ("_pytest", "harness")
+"""Packages whose fixtures hold no state of the suite."""
+XUNIT = ("_xunit_setup_", "_unittest_set")
+"""Beginnings of the names under which pytest runs the suite's own `setup_module`, `setUpClass` and the like."""
+DEPENDENT = ("dependency", "order")
+"""Markers of plugins with which a test refers to other tests of its file."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option."""
+    group = parser.getgroup("rlharness")
+    group.addoption("--rlharness-part", metavar="FILE", default=None, help="Run only the tests of a part of the file.")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests of other parts."""
+    file = config.getoption("rlharness_part", None)
+    if not file:
+        return
+    part = json.loads(Path(file).read_text("utf-8"))
+    named = frozenset(part.get("mine", part.get("others")))
+    is_first = "mine" not in part
+    other = [item for item in items if (item.nodeid in named) is is_first]
+    if other:
+        config.hook.pytest_deselected(items=other)
+        if reporter := config.pluginmanager.get_plugin("rlharness-reporter"):
+            reporter.num_deselected -= len(other)  # they run in another process
+        items[:] = [item for item in items if (item.nodeid in named) is not is_first]
+
+
+def ties_of(item: pytest.Item) -> list[str]:
+    """Return what ties a test to others: tests with a tie in common run in one process.
+
+    A tie is a kind and a name: `together A`, `marker dependency`, `class tests/a.py::TestX`, `module-fixture engine`.
+    """
+    return list(dict.fromkeys(_ties(item)))
+
+
+def _ties(item: pytest.Item) -> Iterator[str]:
+    for marker in ("together", "xdist_group"):
+        if mark := item.get_closest_marker(marker):
+            name = mark.args[0] if mark.args else mark.kwargs.get("name", "default")
+            yield f"together {name}"
+            break
+    yield from (f"marker {name}" for name in DEPENDENT if item.get_closest_marker(name))
+    above = item.getparent(pytest.Class)
+    if above and item.get_closest_marker("incremental"):
+        yield f"class {above.nodeid}"
+    info: Any = getattr(item, "_fixtureinfo", None)  # pytest has no public way from a test to its fixtures
+    definitions: dict[str, Sequence[Any]] = getattr(info, "name2fixturedefs", None) or {}
+    for name, found in definitions.items():
+        scope = found[-1].scope
+        if scope in SHARING and _is_of_suite(name, found[-1]):
+            yield f"{scope}-fixture {_shown(name)}"
+        elif above and scope == "class" and _is_of_suite(name, found[-1]):  # a function has one of its own
+            yield f"class {above.nodeid}"
+
+
+def _is_of_suite(name: str, definition: Any) -> bool:
+    package = str(getattr(definition.func, "__module__", "")).partition(".")[0]
+    return name.startswith(XUNIT) or package not in BUILT_IN
+
+
+def _shown(name: str) -> str:
+    return "setup_module" if name.startswith(XUNIT) else name

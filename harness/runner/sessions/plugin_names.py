@@ -1,0 +1,26 @@
+"""Names of the pytest plugins of this package, by which the processes of a run load them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.runner.selections import is_oddly_named, split_node_id
+
+FOR_TESTS = ("harness.runner.sessions.xdist_fixtures", "harness.runner.sessions.shared_cache")
+"""Plugins of every process that runs tests."""
+PARTS = "harness.runner.sessions.parts"
+"""Selects the tests of a part, which are in its PART_FILE."""
+FORKED_TESTS = "harness.runner.sessions.forked_tests"
+"""Forks each test."""
+WORKER = "harness.runner.sessions.worker_session"
+"""Takes one file after the other."""
+WORKER_ERROR = "error.txt"
+"""Name of the file in which it records the errors of the end of its session, beside its report."""
+OWN_COVERAGE = "harness.runner.sessions.own_coverage"
+"""Measures the coverage of one process."""
+ODD_NAMES = "harness.runner.sessions.odd_names"
+"""Lets pytest take files whose names hold `[` or `::` as arguments."""
+
+
+def odd_name_plugins(arguments: Sequence[str], cwd: Path) -> tuple[str, ...]:
+    """Return the plugin that a pytest with these paths and node ids needs; none for most."""
+    return (ODD_NAMES,) if any(is_oddly_named(split_node_id(each, cwd)[0]) for each in arguments) else ()

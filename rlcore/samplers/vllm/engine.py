@@ -1,0 +1,209 @@
+"""An engine of vLLM in this process, around a copy of the decoder: requests in, tokens with log-probabilities out.
+
+Engine.start ─▶ add, add, ... ─▶ step, step, ... ─▶ tokens of each pass
+                      ▲              │
+                      └── abort ─────┘      reset_cache between weights
+"""
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from math import ceil
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.errors import InvalidValueError
+from rlcore.models.decoder import Decoder
+from rlcore.models.hub_config import written_config
+from rlcore.samplers.vllm.versions import check_device, engine_arguments, installed_version, isolated
+from rlcore.types import SamplingParams
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How vLLM works. At level invariant none of it moves a bit."""
+
+    max_length: int
+    """Tokens of the longest prompt and completion together."""
+    concurrency: int
+    """Requests that are decoded together."""
+    block_size: int = 8
+    """Tokens of a block of the cache; a shared prefix is found block by block."""
+    num_blocks: int = 0
+    """Blocks of the cache; 0: as many as `concurrency` requests of the greatest length fill."""
+    max_batched_tokens: int = 8192
+    """Tokens of one pass: longer prompts are read in chunks."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the cache; vLLM keeps one of them empty."""
+        return self.num_blocks or self.concurrency * ceil(self.max_length / self.block_size) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Tokens that a pass drew for one request."""
+
+    request_id: str
+    tokens: list[int]
+    logprobs: list[float]
+    is_finished: bool
+    num_cached: int
+    """Tokens of the prompt that were found in the prefix cache."""
+
+
+class Engine:
+    """vLLM's engine, whose model is a decoder of rlcore."""
+
+    def __init__(self, engine: Any, decoder: Decoder, pages: list[Tensor], settings: EngineSettings) -> None:
+        """Wrap an engine; `Engine.start` builds one."""
+        self.decoder = decoder
+        """Live model of the engine."""
+        self.settings = settings
+        self._engine, self._pages, self._numbers = engine, pages, count()
+
+    @classmethod
+    def start(cls, decoder: Decoder, settings: EngineSettings, report: Report = lambda line: None) -> "Engine":
+        """Build an engine with a copy of the decoder's weights; `report` receives a line before what takes seconds.
+
+        Raises InvalidValueError where vLLM cannot be used here, or not with these settings.
+        """
+        number = installed_version()
+        began = perf_counter()
+        report(f"sampler: loading vLLM {number}")
+        with isolated(), tempfile.TemporaryDirectory(prefix="rlcore-vllm-") as directory:
+            check_device(str(decoder.embedding.device))
+            from vllm.v1.engine.llm_engine import LLMEngine
+
+            _register_model()
+            write_model(decoder, Path(directory))
+            report(f"sampler: imported in {perf_counter() - began:.1f} s, starting the engine")
+            try:
+                engine = LLMEngine.from_engine_args(_arguments(directory, decoder, settings))
+            except ValueError as error:
+                reason = str(error).strip().splitlines()[-1]
+                raise InvalidValueError(f"vLLM refuses these settings: {reason}", legal="see `sampler`") from error
+        model = engine.model_executor.driver_worker.model_runner.model
+        with torch.no_grad():
+            model.decoder.load_state_dict(decoder.state_dict())
+        blocks, tokens = settings.blocks, settings.blocks * settings.block_size
+        report(f"sampler: engine ready after {perf_counter() - began:.1f} s, {tokens:,} tokens in {blocks:,} blocks")
+        return cls(engine, model.decoder, model.pages(), settings)
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        stop_ids: Sequence[int],
+        key: int,
+        params: SamplingParams,
+        forced: int | None = None,
+    ) -> str:
+        """Queue a request; return its id. Earlier ones are served first.
+
+        Tokens are drawn by the noise of `key`; or each is `forced`, and its log-probability is what is wanted.
+        """
+        from vllm import SamplingParams as EngineParams
+        from vllm.sampling_params import RequestOutputKind
+
+        from rlcore.samplers.vllm.keyed_draw import draw_argument
+
+        number = next(self._numbers)
+        wanted = EngineParams(
+            max_tokens=max_tokens,
+            temperature=0.0,  # the largest logit: KeyedDraw has drawn it
+            logprobs=0,
+            ignore_eos=True,  # it is one of the stop ids
+            stop_token_ids=list(stop_ids),
+            detokenize=False,
+            extra_args=draw_argument(key, params, forced),
+            output_kind=RequestOutputKind.DELTA,
+        )
+        self._engine.add_request(str(number), {"prompt_token_ids": list(prompt)}, wanted, priority=number)
+        return str(number)
+
+    def step(self) -> list[Drawn]:
+        """Compute one pass; return what it drew."""
+        return [_drawn(output) for output in self._engine.step()]
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Drop requests."""
+        self._engine.abort_request(list(request_ids))
+
+    def preempt(self) -> None:
+        """Let all running requests begin again, from their prompts and the tokens that they have."""
+        self._engine.reset_prefix_cache(reset_running_requests=True)
+
+    def reset_cache(self) -> bool:
+        """Forget the keys and values of finished requests; return whether vLLM did: not while others run."""
+        return bool(self._engine.reset_prefix_cache())
+
+    def clear_pages(self) -> None:
+        """Overwrite all keys and values with zeros: those of failed logits are NaN."""
+        self.reset_cache()
+        for pages in self._pages:
+            pages.zero_()
+
+
+def write_model(decoder: Decoder, directory: Path) -> None:
+    """Write the config.json from which vLLM builds its model; weights are copied in memory."""
+    from rlcore.samplers.vllm.model import ARCHITECTURE, OWN_ARCHITECTURE
+
+    found = written_config(decoder.config, str(decoder.embedding.dtype).removeprefix("torch."))
+    (own,) = found["architectures"]
+    content = found | {"architectures": [ARCHITECTURE], OWN_ARCHITECTURE: own}
+    (directory / "config.json").write_text(json.dumps(content, indent=2), "utf-8")
+
+
+def _register_model() -> None:
+    from vllm import ModelRegistry
+
+    from rlcore.samplers.vllm.model import ARCHITECTURE, RlcoreForCausalLM
+
+    if ARCHITECTURE not in ModelRegistry.get_supported_archs():
+        ModelRegistry.register_model(ARCHITECTURE, RlcoreForCausalLM)
+
+
+def _arguments(directory: str, decoder: Decoder, settings: EngineSettings) -> Any:
+    from rlcore.samplers.vllm.keyed_draw import KeyedDraw
+
+    dtype = str(decoder.embedding.dtype).removeprefix("torch.")
+    required = {
+        "model": directory,
+        "skip_tokenizer_init": True,
+        "load_format": "dummy",
+        "dtype": dtype,
+        "seed": 0,
+        "enforce_eager": True,
+        "max_model_len": settings.max_length,
+        "max_num_seqs": settings.concurrency,
+        "max_num_batched_tokens": settings.max_batched_tokens,
+        "enable_chunked_prefill": True,
+        "enable_prefix_caching": True,
+        "block_size": settings.block_size,
+        "num_gpu_blocks_override": settings.blocks,
+        "logprobs_mode": "processed_logits",
+        "logits_processors": [KeyedDraw],
+        "scheduling_policy": "priority",
+        "disable_log_stats": True,
+    }
+    page = 2 * decoder.config.num_kv_heads * decoder.config.head_width * decoder.embedding.element_size()
+    cache_bytes = settings.blocks * settings.block_size * page * decoder.config.num_layers
+    preferred = {"kv_cache_memory_bytes": cache_bytes, "async_scheduling": False}
+    return engine_arguments(required, preferred)
+
+
+def _drawn(output: Any) -> Drawn:
+    (one,) = output.outputs
+    tokens = list(one.token_ids)
+    logprobs = [entry[token].logprob for entry, token in zip(one.logprobs or (), tokens, strict=True)]
+    return Drawn(output.request_id, tokens, logprobs, bool(output.finished), output.num_cached_tokens or 0)

@@ -1,0 +1,151 @@
+"""The sampler of an engine of vLLM: the same contract, and at level invariant the same bits, as the local sampler.
+
+    waiting ──add──▶ vLLM: scheduler, paged cache, prefix cache ──step──▶ tokens ──stop text──▶ done, or abort
+
+Noise goes by a request's key and the count of its tokens, so vLLM may batch, chunk, cache, preempt and restart as it
+likes. Stop strings are searched here, by the tokenizer of the run.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from rlcore.environments.trajectory import Trajectory, build_single_turn
+from rlcore.errors import InvalidValueError, NonFiniteError
+from rlcore.samplers.base import Progress
+from rlcore.samplers.local_target import OfLocalTarget
+from rlcore.samplers.requests import check_options, check_requests, named
+from rlcore.samplers.stopping import StopText, reason
+from rlcore.samplers.vllm.engine import Drawn, Engine
+from rlcore.samplers.vllm.target import VllmTarget
+from rlcore.types import SampleRequest, StopReason, Tokenizer
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request in the engine."""
+
+    number: int
+    """Index among the requests of the call."""
+    request: SampleRequest
+    text: StopText | None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    def put(self, drawn: Drawn) -> bool:
+        """Append what was drawn; return whether a stop string is complete. Tokens after it are dropped."""
+        for token, logprob in zip(drawn.tokens, drawn.logprobs, strict=True):
+            self.tokens.append(token)
+            self.logprobs.append(logprob)
+            if self.text is not None and self.text.put(token):
+                return True
+        return False
+
+
+class VllmSampler(OfLocalTarget):
+    """Decodes up to `concurrency` completions together in an engine.
+
+    `preempt_every` lets all running completions begin again after so many passes that draw tokens, as an engine does
+    that is short of memory: to show that it changes nothing. 0 is never. Raises InvalidValueError.
+    """
+
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, *, concurrency: int | None = None, preempt_every: int = 0
+    ) -> None:
+        most = engine.settings.concurrency
+        concurrency = most if concurrency is None else concurrency
+        if not 1 <= concurrency <= most:
+            raise InvalidValueError(f"concurrency {concurrency}", legal=f"1 to {most}, as the engine was started with")
+        config = engine.decoder.config
+        check_options(config, tokenizer, preempt_every=preempt_every)
+        self._engine, self._tokenizer = engine, tokenizer
+        self._concurrency, self._preempt_every = concurrency, preempt_every
+        self._limits = replace(config, max_length=engine.settings.max_length)
+        self._target = VllmTarget(engine)
+
+    def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
+        """As `Sampler.sample`.
+
+        Raises InvalidValueError for a request that cannot be done, NonFiniteError where logits are NaN, and
+        WeightSyncError where a sync has not ended, or weights were written without one, before or during it.
+        """
+        requests = list(requests)
+        check_requests(requests, self._limits)
+        if not requests:
+            return []
+        with self._target.sampling(), torch.inference_mode():
+            return self._sample(requests, progress)
+
+    def _sample(self, requests: Sequence[SampleRequest], progress: Progress | None) -> list[Trajectory]:
+        waiting = deque(enumerate(requests))
+        running: dict[str, _Running] = {}
+        done: dict[int, Trajectory] = {}
+        num_drawing = num_reported = 0
+        try:
+            while waiting or running:
+                while waiting and len(running) < self._concurrency:
+                    number, request = waiting.popleft()
+                    running[self._add(request)] = _Running(number, request, self._text(request))
+                drawn = self._engine.step()
+                for each in drawn:
+                    self._take(each, running, done)
+                # Passes that only read prompts do not count: a prompt of many chunks would never be read to its end.
+                num_drawing += bool(drawn)
+                if drawn and running and self._preempt_every and num_drawing % self._preempt_every == 0:
+                    self._engine.preempt()
+                if progress and len(done) > num_reported:
+                    num_reported = len(done)
+                    progress(num_reported, len(requests))
+        finally:
+            if running:
+                self._engine.abort(list(running))
+        return [done[number] for number in range(len(requests))]
+
+    def _add(self, request: SampleRequest) -> str:
+        params, vocab_size = request.params, self._limits.vocab_size
+        stops = sorted({stop for stop in (self._tokenizer.eos_id, *params.stop_ids) if 0 <= stop < vocab_size})
+        return self._engine.add(
+            request.prompt.tokens, max_tokens=params.max_tokens, stop_ids=stops, key=request.key, params=params
+        )
+
+    def _text(self, request: SampleRequest) -> StopText | None:
+        stops = request.params.stop_strings
+        return StopText(self._tokenizer, stops) if stops else None
+
+    def _take(self, drawn: Drawn, running: dict[str, _Running], done: dict[int, Trajectory]) -> None:
+        """Append what a pass drew for a request, and finish it if it is done."""
+        ours = running[drawn.request_id]
+        has_stop_string = ours.put(drawn)
+        if not (has_stop_string or drawn.is_finished):
+            return
+        if not drawn.is_finished:
+            self._engine.abort([drawn.request_id])
+        del running[drawn.request_id]
+        self._check_finite(ours)
+        why = reason(ours.tokens, ours.request.params, self._tokenizer.eos_id, by_text=has_stop_string)
+        done[ours.number] = self._trajectory(ours, why)
+
+    def _check_finite(self, ours: _Running) -> None:
+        if math.isfinite(sum(ours.logprobs)):
+            return
+        self._engine.clear_pages()
+        position = next(at for at, value in enumerate(ours.logprobs) if not math.isfinite(value))
+        raise NonFiniteError(
+            f"token {position} of {named(ours.request)} has log-probability {ours.logprobs[position]}",
+            remedy="check the weights that the sampler received: logits are NaN or infinite",
+            phases=("rollout",),
+        )
+
+    def _trajectory(self, ours: _Running, why: StopReason) -> Trajectory:
+        return build_single_turn(
+            ours.request,
+            ours.tokens,
+            ours.logprobs,
+            text=self._tokenizer.decode(ours.tokens),
+            stop_reason=why,
+            policy_version=self._target.policy_version,
+            weights_digest=self._target.weights_digest,
+        )

@@ -1,0 +1,153 @@
+"""Throughput of the samplers side by side: rlcore's own, its decoder served by vLLM, and the model that vLLM brings.
+
+    python tests/benchmarks/vllm_sampler.py
+    python tests/benchmarks/vllm_sampler.py --sizes 127k --rounds 15
+
+In the environment of constraints-vllm.txt. 64 completions of 32 tokens, at level invariant and off. The model that vLLM
+brings draws by its own seeded sampler, and promises no bits. A sync is one to the engine: with all checks of a receipt,
+and without any. A time is the least of the rounds, of processor time. At level invariant both of rlcore's samplers must
+have the same tokens and log-probabilities: exit status 1 if not.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlcore.models.checkpoints import save
+from rlcore.models.config import DecoderConfig
+from rlcore.models.decoder import Decoder
+from rlcore.numerics.invariance_report import machine
+from rlcore.numerics.level import KernelStrategy, following
+from rlcore.numerics.probe import certify
+from rlcore.samplers.torch_sampler import TorchSampler
+from rlcore.samplers.vllm.engine import Engine, EngineSettings
+from rlcore.samplers.vllm.sampler import VllmSampler
+from rlcore.samplers.vllm.versions import engine_arguments, installed_version, isolated
+from rlcore.types import SampleRequest
+from rlcore.weights.receipts import ALL_CHECKS, Check
+from rlcore.weights.sync import sync
+from tests.benchmarks.sampler import NUM_TOKENS, SIZES, TOKENIZER, Endless, requests
+from tests.conformance.sampler_suite import bits
+
+
+def stock(decoder: Decoder, wanted: list[SampleRequest]) -> Callable[[], object]:
+    """Return a rollout by the Qwen3 that vLLM brings, with these weights."""
+    with isolated(), tempfile.TemporaryDirectory() as directory:
+        from vllm import SamplingParams
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        save(decoder, Path(directory))
+        required: dict[str, Any] = {
+            "model": directory,
+            "skip_tokenizer_init": True,
+            "dtype": "float32",
+            "enforce_eager": True,
+            "max_model_len": decoder.config.max_length,
+            "max_num_seqs": len(wanted),
+            "disable_log_stats": True,
+        }
+        engine = LLMEngine.from_engine_args(engine_arguments(required, {"kv_cache_memory_bytes": 64 << 20}))
+    count = 0
+
+    def roll_out() -> None:
+        nonlocal count
+        for each in wanted:
+            count += 1
+            params = SamplingParams(
+                max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=0, detokenize=False, seed=each.key % 2**31
+            )
+            engine.add_request(str(count), {"prompt_token_ids": list(each.prompt.tokens)}, params)
+        while engine.has_unfinished_requests():
+            engine.step()
+
+    return roll_out
+
+
+def least_s(call: Callable[[], object], strategy: KernelStrategy | None, num_rounds: int) -> float:
+    """Return the least processor time of a call."""
+    taken = []
+    for number in range(num_rounds + 2):
+        with following(strategy):
+            began_s = time.process_time()
+            call()
+            if number >= 2:  # the first ones warm up
+                taken.append(time.process_time() - began_s)
+    return min(taken)
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--rounds", type=int, default=7)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print(
+        f"{datetime.now(UTC):%Y-%m-%d}, vLLM {installed_version()}, {machine()}, load {os.getloadavg()[0]:.1f};"
+        f" fp32, 1 thread; {len(requests())} completions of {NUM_TOKENS} tokens"
+    )
+    is_equal = True
+    for size in args.sizes:
+        config = SIZES[size]
+        if config.head_width < 32:  # the least that attention of vLLM takes
+            config = replace(config, num_heads=2, num_kv_heads=1, head_width=32)
+        is_equal &= measure(size, config, args.rounds)
+    print("PASS" if is_equal else "FAIL: the samplers differ at level invariant")
+    return 0 if is_equal else 1
+
+
+def measure(size: str, config: DecoderConfig, num_rounds: int) -> bool:
+    """Measure one size; return whether both of rlcore's samplers have the same bits."""
+    decoder, wanted = Decoder(config).initialise(1), requests()
+    tokenizer = Endless(TOKENIZER.alphabet)
+    held = certify(
+        shapes=config.product_shapes,
+        heads=[config.head_shape],
+        layers=[config.layer_shape],
+        length=config.max_length,
+    )
+    local = TorchSampler(decoder, tokenizer, concurrency=64)
+    with redirect_stdout(sys.stderr):
+        served = VllmSampler(Engine.start(decoder, EngineSettings(max_length=64, concurrency=64)), tokenizer)
+        theirs = stock(decoder, wanted)
+    with following(held.strategy), torch.no_grad():
+        is_equal = bits(local.sample(wanted)) == bits(served.sample(wanted))
+    num_tokens = len(wanted) * NUM_TOKENS
+    print(f"{size}: {'equal' if is_equal else 'DIFFERENT'} bits at level invariant")
+    for name, call, strategy in (
+        ("rlcore's sampler, invariant", lambda: local.sample(wanted), held.strategy),
+        ("rlcore's decoder in vLLM, invariant", lambda: served.sample(wanted), held.strategy),
+        ("rlcore's decoder in vLLM, off", lambda: served.sample(wanted), None),
+        ("vLLM's own model, off", theirs, None),
+    ):
+        taken = least_s(call, strategy, num_rounds)
+        print(f"  {name:36} {taken * 1e3:7.1f} ms  {num_tokens / taken:7.0f} tokens/s")
+    for name, checks in (("a sync with its receipt", ALL_CHECKS), ("a sync without checks", frozenset[Check]())):
+        print(f"  {name:36} {least_s(syncs(decoder, served, checks), held.strategy, num_rounds) * 1e3:7.1f} ms")
+    return is_equal
+
+
+def syncs(decoder: Decoder, sampler: VllmSampler, checks: frozenset[Check]) -> Callable[[], object]:
+    """Return a call that sends the weights to the engine once more, after a first sync."""
+    target = sampler.weight_target
+    receipt = sync(decoder, target, target.policy_version + 1, None)
+
+    def send() -> None:
+        nonlocal receipt
+        receipt = sync(decoder, target, receipt.policy_version + 1, receipt, checks=checks)
+
+    return send
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""The sampler of vLLM holds to the contract of samplers at level invariant, with the bits of the local sampler."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from rlcore.models.config import FAMILIES
+from rlcore.numerics.level import following
+from rlcore.numerics.probe import STRATEGIES
+from rlcore.samplers.torch_sampler import TorchSampler
+from tests.conformance.sampler_suite import MakeSampler, SamplerConformance, all_wanted, bits
+from tests.support.samplers import TOKENIZER, decoder_of
+from tests.support.vllm_engines import Engines, need_vllm
+
+need_vllm()
+
+
+@pytest.fixture(scope="module")
+def engines() -> Engines:
+    return Engines()
+
+
+class TestVllmSampler(SamplerConformance):
+    @pytest.fixture(params=FAMILIES)
+    def make(self, request: pytest.FixtureRequest, engines: Engines) -> Iterator[MakeSampler]:
+        decoder = decoder_of(request.param, spread=6.0)
+        with following(STRATEGIES[0]), engines.lending(decoder) as lend:
+            yield lambda concurrency: lend(TOKENIZER, concurrency)
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_its_bits_are_those_of_the_local_sampler(self, family: str, engines: Engines) -> None:
+        decoder = decoder_of(family, spread=6.0)
+        with following(STRATEGIES[0]), engines.lending(decoder) as lend:
+            local = TorchSampler(decoder, TOKENIZER, concurrency=4)
+            assert bits(lend(TOKENIZER, 5).sample(all_wanted())) == bits(local.sample(all_wanted()))

@@ -1,0 +1,161 @@
+"""Output of a run on GitHub Actions: annotations within the limits of GitHub, and the summary of the job."""
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.core.exit_codes import ExitCode
+from harness.core.invocation import Invocation
+from harness.core.need import Need
+from harness.render.failure_list import Failure
+from harness.render.github import MAX_BYTES, SUMMARY_VARIABLE
+from harness.render.run_github import MAX_ANNOTATIONS, GithubReporter, annotations, summarize_merge
+from harness.render.source_locations import SourceTree
+from harness.runner.events import CollectionFinished, RunFinished, UnitFinished
+from harness.runner.records.run_record import RECORD
+from harness.runner.records.stats import RunState, closing_figures
+from harness.runner.units import Attempt, NeedSource, Outcome, Unit, UnitResult
+from tests.render.run_pages import write_run
+from tests.support.github_commands import obeyed, read_back
+
+HERE = Path(__file__).parent
+
+
+def invocation(root: Path, **environ: str) -> Invocation:
+    return Invocation(root, {"GITHUB_WORKSPACE": str(root), SUMMARY_VARIABLE: str(root / "summary.md"), **environ})
+
+
+def state_of(results: Mapping[str, UnitResult]) -> RunState:
+    state = RunState()
+    units = tuple(result.unit for result in results.values())
+    state.apply(CollectionFinished(0.0, units, (0.0,) * len(units), 0.0, 0.0, 0.0))
+    for result in results.values():
+        state.apply(UnitFinished(0.0, result))
+    return state
+
+
+def finished_of(state: RunState, code: ExitCode = ExitCode.TESTS_FAILED) -> RunFinished:
+    return closing_figures(state, t=1.0, exit_code=code, lower_bound_s=0.0, bounding_unit="")
+
+
+def unit_result(path: str, outcome: Outcome, **fields: Any) -> UnitResult:
+    return UnitResult(Unit(path, Need(), NeedSource.AST), outcome, **fields)
+
+
+def test_a_whole_run(
+    sample_run: Any, tmp_path: Path, golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The summary of the run that has met everything, with a file that GitHub knows."""
+    root = tmp_path / "repository"
+    (root / "tests").mkdir(parents=True)
+    (root / "tests" / "test_hang.py").write_text("import time\n\ndef test_waits():\n    time.sleep(60)\n", "utf-8")
+    sample_run.tell(GithubReporter(invocation(root), None, sys.stderr))
+    golden("run_job_summary.txt", sample_run.without_paths((root / "summary.md").read_text("utf-8")))
+    printed = [read_back(line) for line in obeyed(capsys.readouterr().err.splitlines())]
+    assert [(kind, properties) for kind, properties, _ in printed] == [
+        ("error", {"title": "tests/test_bad.py::test_sum"}),
+        ("error", {"title": "crashed: tests/test_crash.py"}),
+        (
+            "error",
+            {"title": "timed out: tests/test_hang.py::test_waits", "file": "tests/test_hang.py", "line": "3"},
+        ),
+        ("error", {"title": "collect error: tests/test_import.py"}),
+        ("error", {"title": "error: tests/test_bad.py::test_setup"}),
+        ("warning", {"title": "not run: tests/test_wide.py"}),
+    ]
+
+
+@settings(derandomize=True)
+@given(st.integers(0, 40), st.integers(0, 40))
+def test_more_than_github_shows_are_counted_in_the_last(num_failures: int, num_flaky: int) -> None:
+    failures = [Failure(f"gone.py::test_{number}", "failed", f"reason {number}") for number in range(num_failures)]
+    flaky = {f"{n}": unit_result(f"flaky_{n:02d}.py", Outcome.FLAKY, reason="passed") for n in range(num_flaky)}
+    state = state_of(flaky)
+    printed = [read_back(line) for line in annotations(failures, state, finished_of(state), SourceTree(HERE, HERE))]
+    for kind, number in (("error", num_failures), ("warning", num_flaky)):
+        titles = [properties["title"] for each, properties, _ in printed if each == kind]
+        assert len(titles) == min(number, MAX_ANNOTATIONS)
+        if number > MAX_ANNOTATIONS:
+            (match,) = re.findall(r"\Aand (\d+) more", titles[-1])
+            assert int(match) + len(titles) - 1 == number
+    if num_failures > MAX_ANNOTATIONS:
+        last = next(message for kind, properties, message in printed if properties["title"].startswith("and "))
+        assert last.splitlines()[0] == "gone.py::test_9"
+
+
+def test_a_flaky_file_is_a_warning() -> None:
+    attempt = Attempt(Outcome.TIMED_OUT, "longer than 3 s", 3.0, "/gone")
+    result = unit_result("test_run_github.py", Outcome.FLAKY, reason="passed at attempt 2", attempts=(attempt,))
+    state = state_of({"a": result})
+    (line,) = annotations([], state, finished_of(state, ExitCode.OK), SourceTree(HERE, HERE))
+    assert read_back(line) == (
+        "warning",
+        {"title": "flaky: test_run_github.py", "file": "test_run_github.py"},
+        "timed_out: longer than 3 s\npassed at attempt 2",
+    )
+
+
+@pytest.mark.parametrize(("code", "kind"), [(ExitCode.UNITS_NOT_RUN, "error"), (ExitCode.OK, "warning")])
+def test_a_lack_of_gpus_is_an_error_if_it_fails_the_run(code: ExitCode, kind: str) -> None:
+    state = state_of({"a": unit_result("wide.py", Outcome.NOT_RUN, reason="needs 16 GPUs", for_want_of_gpus=True)})
+    (line,) = annotations([], state, finished_of(state, code), SourceTree(HERE, HERE))
+    assert read_back(line) == (kind, {"title": "not run: wide.py"}, "needs 16 GPUs")
+
+
+def test_new_failures_come_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {"a.py": {"test_a": ("failed", 0.1)}, "b.py": {"test_a": ("failed", 0.1), "test_b": ("passed", 2.5)}}
+    write_run(tmp_path, "20260101-000000-aaaaaa", before)
+    now = {**before, "b.py": {"test_a": ("failed", 0.1), "test_b": ("failed", 2.5)}}
+    directory = write_run(tmp_path, "20260102-000000-bbbbbb", now, text="E   assert 0")
+    results = {
+        path: replace(unit_result(path, Outcome.FAILED), directory=str(directory / "units" / f"{number:04d}"))
+        for number, path in enumerate(now)
+    }
+    state = state_of(results)
+    reporter = GithubReporter(invocation(tmp_path), directory / RECORD, sys.stderr)
+    reporter.on_event(finished_of(state), state)
+    printed = [read_back(line)[1]["title"] for line in obeyed(capsys.readouterr().err.splitlines())]
+    assert printed == ["b.py::test_b", "a.py::test_a", "b.py::test_a"]
+    text = (tmp_path / "summary.md").read_text("utf-8")
+    assert (
+        "#### Newly failing (1)\n\n- <code>b.py::test\\_b</code>: passed in run 20260101-000000-aaaaaa, now failed\n"
+        in text
+    )
+    assert "| <code>b.py::test\\_b</code> | 2.50 | failed |\n" in text
+
+
+def test_a_run_without_a_record_has_a_summary(tmp_path: Path) -> None:
+    state = state_of({"a": unit_result("a.py", Outcome.PASSED)})
+    GithubReporter(invocation(tmp_path), tmp_path, sys.stderr).on_event(finished_of(state, ExitCode.OK), state)
+    table = "| outcome | units |\n|---|---|\n| ✅ passed | 1 |\n\n"
+    text = (tmp_path / "summary.md").read_text("utf-8")
+    assert text == f"### rlharness run: passed\n\n1 unit: 1 passed in 1.0 s.\n\n{table}"
+
+
+def test_the_summary_of_merged_runs_annotates_nothing(
+    sample_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summarize_merge(sample_run.tell(), sample_run.events[-1], invocation(tmp_path).environ)
+    assert (tmp_path / "summary.md").read_text("utf-8").startswith("### rlharness merge: tests failed\n")
+    assert capsys.readouterr().err == ""
+
+
+def test_many_long_failures_fit_into_the_limit(tmp_path: Path) -> None:
+    files = {f"test_{number:03d}.py": {f"test_{'é' * 90}": ("failed", 0.1)} for number in range(300)}
+    directory = write_run(tmp_path, "20260101-000000-aaaaaa", files, text="é<" * 20_000)
+    results = {
+        path: replace(unit_result(path, Outcome.FAILED), directory=str(directory / "units" / f"{number:04d}"))
+        for number, path in enumerate(files)
+    }
+    state = state_of(results)
+    GithubReporter(invocation(tmp_path), None, sys.stderr).on_event(finished_of(state), state)
+    text = (tmp_path / "summary.md").read_text("utf-8")
+    assert len(text.encode()) < MAX_BYTES
+    assert "#### Failures (300)" in text and "<details>" in text and "- and " in text

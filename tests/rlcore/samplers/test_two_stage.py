@@ -1,0 +1,334 @@
+"""Two-stage rollouts: each corner case as rlcore/TWO_STAGE.md specifies it, with a sampler whose words are given."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcore.checks.rollout_checks import check_trajectories
+from rlcore.environments.branches import by_request
+from rlcore.environments.trajectory import NOT_SAMPLED, Role, Trajectory
+from rlcore.errors import InvalidValueError, StepError, WeightSyncError
+from rlcore.samplers.base import Progress
+from rlcore.samplers.next_tokens import NextToken, NextTokenRequest
+from rlcore.samplers.two_stage import sample_two_stage
+from rlcore.samplers.two_stage_checks import check_can_search
+from rlcore.types import BeamParams, SampleRequest, SamplingParams, StopReason
+from tests.support.samplers import decoder_of, sampler_of
+from tests.support.scripted_reasoning import (
+    BEAMS,
+    DIGEST,
+    EOS,
+    PARAMS,
+    TOKENIZER,
+    ScriptedSampler,
+    alphabetical,
+    ids,
+    request_of,
+)
+
+
+def rollouts(sampler: ScriptedSampler, *requests: SampleRequest) -> list[list[Trajectory]]:
+    """Sample, and see that the checks of every step find nothing."""
+    found = sample_two_stage(sampler, TOKENIZER, requests)
+    check_trajectories(requests, [each for own in found for each in own], None, TOKENIZER)
+    return found
+
+
+def items(found: Sequence[Trajectory]) -> list[str]:
+    """The items of one rollout."""
+    return [each.turns[-1].text for each in found[1:]]
+
+
+# ------------------------------------------------------------------------------------------------------- the two stages
+
+
+def test_a_reasoning_and_each_of_its_items_are_trajectories() -> None:
+    sampler = ScriptedSampler({"ab": ["cd;"]}, alphabetical("ef"))
+    ((reasoning, first, *others),) = rollouts(sampler, request_of())
+    assert reasoning.tokens == ids("abcd;") and reasoning.stop_reason is StopReason.STOP_STRING
+    assert reasoning.loss_mask == (False,) * 2 + (True,) * 3
+    assert first.tokens == ids("abcd;:ee") and first.completion_text == "cd;:ee"
+    assert [turn.role for turn in first.turns] == [Role.PROMPT, Role.ASSISTANT, Role.FORCED, Role.ASSISTANT]
+    assert first.loss_mask == (False,) * 6 + (True,) * 2, "neither the reasoning nor what was forced"
+    assert first.logprobs == (0.0, 0.0, -0.125, -0.25, -0.375, 0.0, -1.0, -1.0), "of everything the policy chose"
+    assert first.policy_versions == (NOT_SAMPLED,) * 2 + (7,) * 3 + (NOT_SAMPLED,) + (7,) * 2
+    assert first.weights_digests == {7: DIGEST} and first.stop_reason is StopReason.LENGTH
+    assert items([reasoning, first, *others]) == ["ee", "ef", "fe"], "ef and fe tie: dictionary order"
+
+
+def test_every_chosen_token_is_learned_exactly_once() -> None:
+    sampler = ScriptedSampler({"ab": ["cd;", "c;"]}, alphabetical("efg"))
+    for found in rollouts(sampler, request_of(), request_of(sample_index=1)):
+        reasoning = found[0]
+        learned = [
+            (each.tokens[: at + 1], at) for each in found for at in range(len(each.tokens)) if each.loss_mask[at]
+        ]
+        assert len(learned) == len(reasoning.loss_tokens) + sum(len(each.loss_tokens) for each in found[1:])
+        begin = reasoning.num_prompt_tokens
+        assert [at for _, at in learned].count(begin) == 1
+
+
+def test_branches_are_compared_with_those_of_their_reasoning_and_reasonings_with_those_of_their_prompt() -> None:
+    sampler = ScriptedSampler({"ab": ["cd;", "cd;"], "c": ["e;"]}, alphabetical("ef"))
+    wanted = (request_of(), request_of(sample_index=1), request_of("c"))
+    groups = [[each.group for each in found] for found in rollouts(sampler, *wanted)]
+    assert groups == [
+        [("ab",), *[("ab", 0)] * 3],
+        [("ab",), *[("ab", 1)] * 3],
+        [("c",), *[("c", 0)] * 3],
+    ], "two reasonings that say the same were drawn twice"
+
+
+def test_the_sampler_is_asked_for_the_contexts_that_beams_share() -> None:
+    sampler = ScriptedSampler({"ab": ["c;"]}, alphabetical("ef"))
+    rollouts(sampler, request_of())
+    assert {each.context for each in sampler.asked} == {ids("abc;:")}
+    assert [each.tokens for each in sampler.asked] == [(), ids("e"), ids("f")]
+    assert {each.num_tokens for each in sampler.asked} == {3}
+
+
+def test_nothing_forced_is_no_turn() -> None:
+    sampler = ScriptedSampler({"ab": ["c;"]}, alphabetical("ef"))
+    ((_, first, *_),) = rollouts(sampler, request_of(beams=replace(BEAMS, forced=())))
+    assert [turn.role for turn in first.turns] == [Role.PROMPT, Role.ASSISTANT, Role.ASSISTANT]
+    assert first.completion_text == "c;ee" and first.loss_tokens == ids("ee")
+
+
+# --------------------------------------------------------------------------------------------------------- corner cases
+
+
+@pytest.mark.parametrize(("text", "reason"), [("cdcd", StopReason.LENGTH), ("c$", StopReason.EOS)])
+def test_a_reasoning_that_does_not_end_with_its_stop_string_has_no_item(text: str, reason: StopReason) -> None:
+    sampler = ScriptedSampler({"ab": [text, "c;"]}, alphabetical("ef"))
+    (alone,), (_, *found) = rollouts(sampler, request_of(), request_of(sample_index=1))
+    assert alone.stop_reason is reason and alone.tokens == ids("ab" + text)
+    assert alone.loss_tokens == ids(text), "all of it is learned, its end too"
+    assert len(found) == 3, "its neighbour has items"
+    assert {each.context for each in sampler.asked} == {ids("abc;:")}, "nothing is forced into it"
+
+
+def test_a_reasoning_that_a_stop_id_ends_has_no_item() -> None:
+    sampler = ScriptedSampler({"ab": ["ch"]}, alphabetical("ef"))
+    ((alone,),) = rollouts(sampler, request_of(params=replace(PARAMS, stop_ids=ids("h"))))
+    assert alone.stop_reason is StopReason.STOP_ID and sampler.asked == []
+
+
+def test_ids_that_the_tokenizer_lacks_stay_in_a_reasoning_as_they_were_drawn() -> None:
+    """A decoder may have more embeddings than its tokenizer has tokens; dropping one would move all after it."""
+
+    class Unknown(ScriptedSampler):
+        def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
+            (each,) = super().sample(requests, progress=progress)
+            return [replace(each, tokens=(*each.tokens[:2], TOKENIZER.vocab_size + 3, *each.tokens[3:]),
+                            turns=(each.turns[0], replace(each.turns[1], text=";")))]  # fmt: skip
+
+    sampler = Unknown({"ab": ["c;"]}, alphabetical("ef"))
+    (found,) = rollouts(sampler, request_of())
+    unknown = TOKENIZER.vocab_size + 3
+    assert found[0].loss_tokens == (unknown, *ids(";")) and found[0].logprobs[2:] == (-0.125, -0.25)
+    assert {each.tokens[:5] for each in found[1:]} == {(*ids("ab"), unknown, *ids(";:"))}
+    assert {each.context for each in sampler.asked} == {found[1].tokens[:5]}
+
+
+def test_too_few_beams_are_fewer_trajectories_and_none_is_repeated() -> None:
+    sampler = ScriptedSampler({"ab": ["c;"]}, alphabetical("e"))
+    (found,) = rollouts(sampler, request_of(beams=replace(BEAMS, num_beams=4)))
+    assert items(found) == ["ee"]
+
+
+def test_no_beam_at_all_leaves_the_reasoning_alone() -> None:
+    ((alone,),) = rollouts(ScriptedSampler({"ab": ["c;"]}), request_of())
+    assert alone.stop_reason is StopReason.STOP_STRING and alone.completion_text == "c;"
+
+
+def test_an_item_may_end_before_its_length() -> None:
+    def next_of(request: NextTokenRequest) -> list[NextToken]:
+        return [NextToken(EOS, -0.5), NextToken(ids("e")[0], -1.0)]
+
+    sampler = ScriptedSampler({"ab": ["c;"]}, next_of)
+    (found,) = rollouts(sampler, request_of())
+    assert [(each.tokens[-1], each.stop_reason) for each in found[1:]] == [
+        (EOS, StopReason.EOS),
+        (EOS, StopReason.EOS),
+        (ids("e")[0], StopReason.LENGTH),
+    ]
+    assert [len(each.loss_tokens) for each in found[1:]] == [1, 2, 2]
+    beams = replace(BEAMS, stop_ids=ids("e"))
+    (found,) = rollouts(ScriptedSampler({"ab": ["c;"]}, next_of), request_of(beams=beams))
+    assert [each.stop_reason for each in found[1:]] == [StopReason.EOS, StopReason.STOP_ID]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ([NextToken(TOKENIZER.vocab_size, -1.0)], f"token {TOKENIZER.vocab_size}"),
+        ([NextToken(-1, -1.0)], "token -1"),
+        ([NextToken(4, float("-inf"))], "log-probability -inf"),
+        ([NextToken(4, float("nan"))], "log-probability nan"),
+        ([NextToken(4, 0.5)], "log-probability 0.5"),
+        ([NextToken(4, -1.0), NextToken(4, -2.0)], "some are the same"),
+        ([NextToken(4, -2.0), NextToken(5, -1.0)], r"\[\(4, -2.0\), \(5, -1.0\)\]"),
+        ([NextToken(5, -1.0), NextToken(4, -1.0)], r"\[\(5, -1.0\), \(4, -1.0\)\]"),
+    ],
+)
+def test_an_answer_outside_the_contract_is_an_error_and_nothing_is_dropped(answer: list[NextToken], said: str) -> None:
+    with pytest.raises(StepError, match=said):
+        sample_two_stage(ScriptedSampler({"ab": ["c;"]}, lambda _: answer), TOKENIZER, [request_of()])
+
+
+def test_answers_that_are_too_many_or_missing_are_errors() -> None:
+    class TooMany(ScriptedSampler):
+        def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
+            return [alphabetical("efgh")(request) for request in requests]
+
+    class Missing(ScriptedSampler):
+        def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
+            return []
+
+    for kind, said in ((TooMany, "4 of them"), (Missing, "0 answers to 1 sequences")):
+        with pytest.raises(StepError, match=said):
+            sample_two_stage(kind({"ab": ["c;"]}), TOKENIZER, [request_of()])
+
+
+def test_weights_that_change_between_the_stages_are_an_error() -> None:
+    """A sync in between, or an adapter (LoRA) that only one of the stages has."""
+    changes: list[dict[str, object]] = [{"policy_version": 8}, {"weights_digest": "weights 7 without the adapter"}]
+    for change in changes:
+        sampler = ScriptedSampler({"ab": ["c;"]})
+
+        def next_of(
+            _: NextTokenRequest, sampler: ScriptedSampler = sampler, change: dict[str, object] = change
+        ) -> list[NextToken]:
+            for name, value in change.items():
+                setattr(sampler, name, value)
+            return [NextToken(4, -1.0)]
+
+        sampler.next_of = next_of
+        with pytest.raises(WeightSyncError, match="items were searched with"):
+            sample_two_stage(sampler, TOKENIZER, [request_of()])
+
+
+@pytest.mark.parametrize(
+    ("request_given", "said", "legal"),
+    [
+        (request_of(beams=None), "asks for None", "the same beam parameters"),
+        (request_of(params=SamplingParams(4)), "has no stop string", "one or more"),
+        (request_of(beams=replace(BEAMS, forced=(99,))), "token 99 is forced", "0 to 12"),
+        (request_of(beams=replace(BEAMS, stop_ids=(-1,))), "token -1 is forced", "0 to 12"),
+        (request_of(beams=replace(BEAMS, max_tokens=90)), "may have 97 tokens", "up to 64"),
+    ],
+)
+def test_a_request_that_cannot_be_done_is_refused_before_anything_is_drawn(
+    request_given: SampleRequest, said: str, legal: str
+) -> None:
+    sampler = ScriptedSampler({"ab": ["c;"]}, alphabetical("ef"))
+    with pytest.raises(InvalidValueError, match=said) as refused:
+        sample_two_stage(sampler, TOKENIZER, [request_given])
+    assert legal in refused.value.legal and refused.value.remedy
+    assert sampler.num_drawn == 0
+    assert sample_two_stage(sampler, TOKENIZER, []) == []
+
+
+def test_beam_parameters_are_checked_and_alike_in_a_call() -> None:
+    for num_beams, max_tokens in ((0, 1), (1, 0)):
+        with pytest.raises(InvalidValueError, match="1 or more"):
+            BeamParams(num_beams, max_tokens)
+    with pytest.raises(InvalidValueError, match="the same beam parameters"):
+        sample_two_stage(
+            ScriptedSampler({"ab": ["c;", "c;"]}),
+            TOKENIZER,
+            [request_of(), request_of(sample_index=1, beams=replace(BEAMS, num_beams=2))],
+        )
+
+
+def test_an_exception_of_progress_cancels() -> None:
+    sampler = ScriptedSampler({"ab": ["c;", "c;"]}, alphabetical("ef"))
+
+    def progress(done: int, asked: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sample_two_stage(sampler, TOKENIZER, [request_of(), request_of(sample_index=1)], progress=progress)
+    assert (sampler.num_drawn, sampler.asked) == (1, [])
+
+
+def test_a_plain_sampler_is_refused_and_refuses_beams() -> None:
+    class Plain:
+        policy_version, weights_digest, weight_target, sample = 0, "", None, None
+
+    with pytest.raises(InvalidValueError, match="Plain, which does not answer next_tokens"):
+        check_can_search(Plain())  # type: ignore[arg-type]
+    with pytest.raises(InvalidValueError, match="asks for items"):
+        sampler_of(decoder_of()).sample([request_of()])
+
+
+# ----------------------------------------------------------------------------------------------------------- invariance
+
+
+@given(st.permutations(range(6)), st.integers(0, 5))
+def test_a_rollout_depends_on_its_request_alone(order: Sequence[int], alone: int) -> None:
+    def next_of(request: NextTokenRequest) -> list[NextToken]:
+        letters = "abcdefgh"[sum(request.sequence) % 5 :]
+        return alphabetical(letters)(request)
+
+    words = {"ab": ["cd;", "c;", "dddd"], "c": ["c$", "e;", "eee;"]}
+    wanted = [request_of(text, index) for text in words for index in range(3)]
+    together = rollouts(ScriptedSampler(words, next_of), *wanted)
+    moved = rollouts(ScriptedSampler(words, next_of), *[wanted[at] for at in order])
+    assert moved == [together[at] for at in order]
+    assert rollouts(ScriptedSampler(words, next_of), wanted[alone]) == [together[alone]]
+    flat = [each for found in together for each in found]
+    assert by_request(flat) == together
+
+
+def faults() -> dict[str, Callable[[list[Trajectory]], list[Trajectory]]]:
+    """Rollouts that are not what was drawn."""
+
+    def without_forced(each: Trajectory) -> Trajectory:
+        begin = each.turns[2].begin
+        moved = tuple(replace(turn, begin=turn.begin - 1, end=turn.end - 1) for turn in each.turns[3:])
+        parts = {
+            name: getattr(each, name)[:begin] + getattr(each, name)[begin + 1 :]
+            for name in ("tokens", "loss_mask", "logprobs", "policy_versions")
+        }
+        return replace(each, turns=(*each.turns[:2], *moved), **parts)
+
+    return {
+        "3 items, 2 of them different": lambda found: [*found[:-1], found[1]],
+        "no reasoning before it": lambda found: found[1:],
+        "other log-probabilities": lambda found: [
+            found[0],
+            replace(found[1], logprobs=(0.0, 0.0, -9.0, *found[1].logprobs[3:])),
+            *found[2:],
+        ],
+        "has other tokens": lambda found: [
+            found[0],
+            replace(found[1], tokens=(*found[1].tokens[:2], 9, *found[1].tokens[3:])),
+            *found[2:],
+        ],
+        "has forced tokens": lambda found: [found[0], without_forced(found[1]), *found[2:]],
+        "follows sample 0 of prompt ab": lambda found: [
+            found[0],
+            replace(found[1], request=replace(found[1].request, key=1)),
+            *found[2:],
+        ],
+    }
+
+
+@pytest.mark.parametrize("said", faults())
+def test_rollouts_that_are_not_what_was_drawn_are_found(said: str) -> None:
+    wanted = [request_of()]
+    (found,) = rollouts(ScriptedSampler({"ab": ["cd;"]}, alphabetical("ef")), *wanted)
+    with pytest.raises(StepError, match=said):
+        check_trajectories(wanted, faults()[said](found), None, TOKENIZER)
+
+
+def test_more_items_than_beams_are_found() -> None:
+    beams = BeamParams(num_beams=2, max_tokens=2, forced=BEAMS.forced)
+    (found,) = rollouts(ScriptedSampler({"ab": ["cd;"]}, alphabetical("ef")), request_of())
+    wanted = [request_of(beams=beams)]
+    with pytest.raises(StepError, match="up to 2"):
+        check_trajectories(wanted, [replace(each, request=wanted[0]) for each in found], None, TOKENIZER)

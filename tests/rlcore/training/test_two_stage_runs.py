@@ -1,0 +1,214 @@
+"""Whole runs of two stages: no runtime setting moves a bit, faults of a stage are found, groups are as specified."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlcore.config import RunConfig
+from rlcore.entrypoint import train
+from rlcore.environments.branches import by_request
+from rlcore.environments.trajectory import Trajectory
+from rlcore.errors import InvalidValueError, LevelError
+from rlcore.models.decoder import Decoder
+from rlcore.observability.events import AdvantagesEstimated, RolloutBatched
+from rlcore.observability.recording import StepRecorder
+from rlcore.samplers.next_tokens import NextToken, NextTokenRequest
+from rlcore.samplers.torch_sampler import TorchSampler
+from tests.rlcore.training.recorded import Digests, Lost, config, first_difference, recorded
+from tests.support.run_configs import with_section
+
+STAGES = {"num_beams": 3, "max_item_tokens": 3, "forced_text": ":"}
+
+
+def two_stages(**sections: Any) -> RunConfig:
+    """Five steps on a tiny catalogue; about half of the reasonings end with their stop string."""
+    given_sections: dict[str, Any] = {
+        "task": {"name": "recommendation", "min_length": 1, "max_length": 3},
+        "warm_start": {"num_steps": 25, "batch_size": 8, "learning_rate": 1e-2},
+        "sampling": {"max_tokens": 5, "stop_strings": [";"], "two_stage": STAGES},
+        "training": {"num_steps": 5, "prompts_per_step": 3, "group_size": 3, "microbatch_size": 4},
+    }
+    for name, section in sections.items():
+        given_sections[name] = {**given_sections.get(name, {}), **section}
+    return config("grpo", **given_sections)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Digests:
+    """The run that others are compared with."""
+    return recorded(two_stages(), tmp_path_factory.mktemp("undisturbed"))
+
+
+perturbations = st.fixed_dictionaries(
+    {
+        "arrival_seed": st.integers(0, 2**32),
+        "concurrency": st.integers(1, 16),
+        "preempt_every": st.sampled_from([0, 1, 2]),
+        "sampling_threads": st.sampled_from([1, 2]),
+        "training_threads": st.sampled_from([1, 2]),
+        "token_budget": st.sampled_from([80, 200, 16_384]),
+        "world_size": st.sampled_from([1, 2, 4]),
+    }
+)
+
+
+@settings(max_examples=4, derandomize=True)
+@given(perturbation=perturbations)
+def test_perturbations_move_no_bit(
+    perturbation: dict[str, Any], undisturbed: Digests, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    found = recorded(with_section(two_stages(), "runtime", perturbation), tmp_path_factory.mktemp("perturbed"))
+    assert first_difference(undisturbed, found) is None
+    assert found.leaves.keys() == undisturbed.leaves.keys()
+
+
+def test_a_crash_and_a_resume_move_no_bit(undisturbed: Digests, tmp_path: Path) -> None:
+    of = with_section(two_stages(), "output", {"checkpoint_every": 2})
+    with pytest.raises(Lost):
+        recorded(of, tmp_path / "lost", stop_after=3)
+    found = recorded(with_section(of, "output", {"resume": str(tmp_path / "lost")}), tmp_path / "resumed")
+    assert min(step for step, *_ in found.leaves) == 2
+    assert first_difference(undisturbed, found) is None
+
+
+def test_answers_by_the_place_in_a_call_are_seen(
+    undisturbed: Digests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the tests above: ties that are broken by arrival."""
+    answers_of = TorchSampler.next_tokens
+
+    def by_arrival(self: TorchSampler, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
+        found = answers_of(self, [replace(each, num_tokens=each.num_tokens + 1) for each in requests])
+        return [answer[number % 2 :][: requests[number].num_tokens] for number, answer in enumerate(found)]
+
+    monkeypatch.setattr(TorchSampler, "next_tokens", by_arrival)
+    found = [
+        recorded(with_section(two_stages(), "runtime", {"arrival_seed": seed}), tmp_path / str(seed)) for seed in (0, 1)
+    ]
+    difference = first_difference(*found)
+    assert difference is not None and difference[1] == "rollout"
+
+
+# ---------------------------------------------------------------------------------------------------------- two stages
+
+
+class Seen(StepRecorder):
+    """What steps were made of."""
+
+    rollouts: list[RolloutBatched]
+    advantages: list[AdvantagesEstimated]
+
+    def observe(self, event: Any) -> None:
+        if isinstance(event, RolloutBatched):
+            self.rollouts.append(event)
+        if isinstance(event, AdvantagesEstimated):
+            self.advantages.append(event)
+
+
+def seen(of: RunConfig, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Seen:
+    """Train, and keep the batches of all steps."""
+    Seen.rollouts, Seen.advantages = [], []
+    monkeypatch.setattr("rlcore.controllers.setup.StepRecorder", Seen)
+    train(of, level="invariant", directory=directory, recorder=Digests())
+    return Seen(Digests())
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo"])
+def test_advantages_are_of_distinct_samples_and_a_lone_item_has_none(
+    advantage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers_of = TorchSampler.next_tokens
+
+    def fewer(self: TorchSampler, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
+        """Contexts of an odd sum have one continuation: too few beams."""
+        found = answers_of(self, requests)
+        return [answer[: 1 if sum(each.context) % 2 else None] for each, answer in zip(requests, found, strict=True)]
+
+    monkeypatch.setattr(TorchSampler, "next_tokens", fewer)
+    found = seen(two_stages(algorithm={"advantage": advantage}), tmp_path, monkeypatch)
+    sizes = set[int]()
+    for rolled, estimated in zip(found.rollouts, found.advantages, strict=True):
+        batch, trajectories = estimated.batch, rolled.trajectories
+        members: dict[tuple[str | int, ...], list[int]] = {}
+        for row, each in enumerate(trajectories):
+            members.setdefault(each.group, []).append(row)
+        assert sorted(map(len, members.values())) == sorted(Counter(batch["groups"].tolist()).values())
+        for group, rows in members.items():
+            own = [trajectories[row].tokens for row in rows]
+            advantages = batch["group_advantages"][rows]
+            if len(group) == 2:
+                sizes.add(len(rows))
+                assert len(set(own)) == len(own), "no item twice"
+            assert abs(float(advantages.sum())) < 1e-9
+            assert len(rows) > 1 or float(advantages) == 0.0, "nothing to compare it with"
+        on_tokens = batch["advantages"]
+        assert torch.equal(on_tokens != 0.0, batch["loss_mask"] & (batch["group_advantages"] != 0).unsqueeze(1))
+        _check_rewards(trajectories, batch["rewards"].tolist())
+    assert sizes >= {1, 3}, "some have too few"
+
+
+def _check_rewards(trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> None:
+    """A reasoning is worth the mean of its items."""
+    at = 0
+    for found in by_request(trajectories):
+        own = rewards[at : at + len(found)]
+        at += len(found)
+        assert len(own) == 1 or own[0] == pytest.approx(sum(own[1:]) / len(own[1:]))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"algorithm": {"loss": "gspo", "aggregation": "seq-mean-token-mean"}},
+        {"algorithm": {"loss": "masked_is", "advantage": "reinforce_pp_baseline"}},
+        {"training": {"num_minibatches": 2, "num_epochs": 2}},
+        {"sampling": {"temperature": 0.7, "top_k": 5}, "algorithm": {"kl_coef": 0.01}},
+        {"sampling": {"two_stage": {**STAGES, "forced_text": ""}}, "task": {"shuffles_rewards": True}},
+    ],
+    ids=["gspo", "masked_is", "minibatches", "temperature", "shuffled"],
+)
+def test_losses_minibatches_and_temperatures_go_with_two_stages(sections: dict[str, Any], tmp_path: Path) -> None:
+    """The trainer's log-probabilities are the sampler's, to the bit, in both stages: it is checked in every step."""
+    found = recorded(two_stages(**sections), tmp_path)
+    assert found.curve.keys() == set(range(5))
+
+
+def test_a_run_needs_no_level(tmp_path: Path) -> None:
+    for level in ("off", "deterministic"):
+        assert recorded(two_stages(), tmp_path / level, level=level).curve.keys() == set(range(5))
+
+
+def test_an_adapter_that_only_the_first_stage_has_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Items searched with other weights, which the sampler does not report: LoRA that ends with the first stage."""
+    answers_of = TorchSampler.next_tokens
+
+    def without_adapter(self: TorchSampler, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
+        whole = self._decoder
+        adapted = Decoder(whole.config).requires_grad_(False)
+        adapted.load_state_dict({name: 0.9 * value for name, value in whole.state_dict().items()})
+        self._decoder = adapted
+        try:
+            return answers_of(self, requests)
+        finally:
+            self._decoder = whole
+
+    monkeypatch.setattr(TorchSampler, "next_tokens", without_adapter)
+    with pytest.raises(LevelError, match="the trainer's log-probability"):
+        recorded(two_stages(), tmp_path)
+
+
+def test_what_cannot_be_encoded_or_searched_is_refused_before_the_warm_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InvalidValueError, match="'!' in a text"):
+        recorded(two_stages(sampling={"two_stage": {**STAGES, "forced_text": "!"}}), tmp_path)
+    monkeypatch.delattr(TorchSampler, "next_tokens")
+    with pytest.raises(InvalidValueError, match="TorchSampler, which does not answer next_tokens"):
+        recorded(two_stages(), tmp_path)

@@ -1,0 +1,247 @@
+"""One unit on its lease: its command and environment, its directories, its GPUs. Attempts follow scripts."""
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from harness.core.need import Need
+from harness.core.report_file import read_report
+from harness.core.test_outcomes import TestOutcome
+from harness.machine.meter import GpuProcess
+from harness.process.child_env import xdist_variables
+from harness.process.claims import Claims
+from harness.process.ports import BLOCK_SIZE, block_starts
+from harness.process.supervisor_client import ProcessSpec
+from harness.runner import events
+from harness.runner.attempts.ray_logs import keep_ray_logs
+from harness.runner.units import NeedSource, Outcome, Unit
+from tests.runner.scripted_run import GPU_0, GPU_1, ScriptedRun, begun, told
+from tests.support.fake_meter import FakeMeter
+from tests.support.scripted_attempts import FAILING, PASSING, Script
+
+FAILS = Script(report=FAILING, exit_code=1)
+GB = 10**9
+
+
+def test_a_child_is_given_its_cards_a_port_and_places_of_its_own(tmp_path: Path) -> None:
+    run = ScriptedRun(tmp_path, [2, 0], pytest_args=("--rootdir", "/r")).run()
+    on_cards, on_cpu = run.attempts.specs[0], run.attempts.specs[1]
+    assert on_cards.env == {
+        "HOME": "/h",
+        "CUDA_VISIBLE_DEVICES": f"{GPU_0},{GPU_1}",
+        "TMPDIR": f"{run.scratch}/0000",
+        "RLHARNESS_ATTEMPT": "run-0000",
+        "MASTER_PORT": on_cards.env["MASTER_PORT"],
+        **xdist_variables(0, 1, "run"),
+    }
+    assert on_cpu.env["CUDA_VISIBLE_DEVICES"] == ""
+    assert int(on_cpu.env["MASTER_PORT"]) != int(on_cards.env["MASTER_PORT"])
+    assert on_cards.argv[1:] == (
+        *("-m", "pytest", "-p", "harness.plugin", "-p", "harness.runner.sessions.xdist_fixtures"),
+        *("-p", "harness.runner.sessions.shared_cache"),
+        f"--rlharness-report={tmp_path}/run/units/0000/report.jsonl",
+        *(f"--basetemp={run.scratch}/0000/pytest", "--rlharness-as-found", "--rootdir", "/r", "test_0.py"),
+    )
+    assert on_cards.marker == "run-0000"
+
+
+def test_limits_come_from_the_needs_table_else_from_the_options(tmp_path: Path) -> None:
+    units: list[int | Need | Unit] = [Unit("test_0.py", Need(), NeedSource.TABLE, timeout_s=7.0), 0]
+    run = ScriptedRun(tmp_path, units, options={"timeout_s": 90.0, "grace_s": 3.0, "collect_timeout_s": 4.0}).run()
+    specs = run.attempts.specs.values()
+    assert [(s.timeout_s, s.startup_timeout_s, s.grace_s) for s in specs] == [(7.0, 4.0, 3.0), (90.0, 4.0, 3.0)]
+
+
+@pytest.mark.parametrize(
+    "nodeid", ["tests/test_a.py", "tests/test_a.py::TestX::test_y[a//b/../c::d]", "tests/test_a.py::test_z[./x]"]
+)
+def test_a_node_id_is_spelt_from_the_working_directory_and_its_parameters_stay(tmp_path: Path, nodeid: str) -> None:
+    unit = Unit("tests/test_a.py", Need(), NeedSource.AST, selection=(nodeid,) if "::" in nodeid else ())
+    run = ScriptedRun(tmp_path / "cwd", [unit], rootdir=tmp_path).run()
+    assert run.attempts.specs[0].argv[-1] == f"../{nodeid}"
+
+
+@pytest.mark.parametrize(("play", "is_kept"), [(Script(), False), (FAILS, True)])
+def test_temporary_directories_of_failed_units_are_kept_on_request(tmp_path: Path, play: Script, is_kept: bool) -> None:
+    run = ScriptedRun(tmp_path, [0], {0: play}, options={"keep_tmp": True}).run()
+    tmpdir = run.scratch / "0000"
+    assert tmpdir.exists() is is_kept
+    assert run.runner.notes == ([f"kept the temporary directory of test_0.py: {tmpdir}"] if is_kept else [])
+
+
+def make_ray_logs(spec: ProcessSpec) -> None:
+    logs = Path(spec.env["TMPDIR"], "ray", "session_1", "logs", "old")
+    logs.mkdir(parents=True)
+    (logs / "raylet.out").write_text("fell over")
+    (logs.parents[2] / "session_latest").symlink_to("session_1")
+
+
+@pytest.mark.parametrize(("report", "code", "is_kept"), [(PASSING, 0, False), (FAILING, 1, True)])
+def test_rays_logs_of_a_failed_unit_are_kept(
+    tmp_path: Path, report: tuple[dict[str, object], ...], code: int, is_kept: bool
+) -> None:
+    run = ScriptedRun(tmp_path, [0], {0: Script(report=report, exit_code=code, on_begin=make_ray_logs)}).run()
+    run.assert_sound()
+    kept = Path(run.results[0].directory, "ray_logs")
+    files = [path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()]
+    assert files == (["session_1/logs/old/raylet.out"] if is_kept else [])
+
+
+def test_rays_logs_are_kept_smallest_first_up_to_a_limit_and_no_link_is_followed(tmp_path: Path) -> None:
+    logs = tmp_path / "ray" / "session_1" / "logs"
+    logs.mkdir(parents=True)
+    for name, size in (("big", 100), ("small", 1), ("middle", 10)):
+        (logs / name).write_bytes(b"x" * size)
+    (tmp_path / "secret").write_text("s")
+    (logs / "link").symlink_to(tmp_path / "secret")
+    (tmp_path / "ray" / "session_2").mkdir()
+    (tmp_path / "ray" / "session_2" / "logs").symlink_to(tmp_path)
+    keep_ray_logs(tmp_path / "ray", tmp_path / "kept", limit_bytes=50)
+    assert sorted(path.name for path in (tmp_path / "kept").rglob("*") if path.is_file()) == ["middle", "small"]
+    keep_ray_logs(tmp_path / "no such place", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_disk_too_full_for_rays_logs_costs_a_note(tmp_path: Path) -> None:
+    def in_the_way(spec: ProcessSpec) -> None:
+        make_ray_logs(spec)
+        Path(spec.directory, "ray_logs").write_text("a file where the directory should be")
+
+    run = ScriptedRun(tmp_path, [1], {0: Script(report=FAILING, exit_code=1, on_begin=in_the_way)}).run()
+    run.assert_sound()
+    assert run.outcomes == [Outcome.FAILED]
+    assert "some of Ray's logs of test_0.py could not be kept" in run.runner.notes[0]
+
+
+def test_a_directory_that_cannot_be_made_is_that_units_failure(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file where the directory should be")
+    run = ScriptedRun(tmp_path, [1, 0]).run()
+    run.assert_sound()
+    assert run.outcomes == [Outcome.SUPERVISOR_LOST] * 2
+    assert "could not be started" in run.results[0].reason
+    assert run.of(events.LeaseReturned)[0].gpu_ids == (GPU_0,)
+
+
+def test_without_a_free_port_the_unit_fails_and_its_card_comes_back(tmp_path: Path) -> None:
+    ephemeral = (20000 + 16 * BLOCK_SIZE, 65535)
+    with ExitStack() as stack:
+        others = stack.enter_context(Claims())
+        for port in block_starts(ephemeral):
+            others.try_claim(f"ports-{port}")
+        run = ScriptedRun(tmp_path, [1], ephemeral=ephemeral).run()
+    run.assert_sound()
+    assert run.outcomes == [Outcome.SUPERVISOR_LOST]
+    assert "no free block of 64 ports" in run.results[0].reason
+    assert "\n" not in run.results[0].reason
+    assert [event.gpu_ids for event in run.of(events.LeaseReturned)] == [(GPU_0,)]
+
+
+def test_a_temporary_directory_that_a_test_deleted_is_no_trouble(tmp_path: Path) -> None:
+    def delete(spec: ProcessSpec) -> None:
+        os.rmdir(spec.env["TMPDIR"])
+        os.rmdir(os.path.dirname(spec.env["TMPDIR"]))
+
+    run = ScriptedRun(tmp_path, [0, 0], {0: Script(on_begin=delete)}, cpu_units=1).run()
+    assert run.outcomes == [Outcome.PASSED] * 2
+    assert run.runner.notes == []
+
+
+GARBAGE = (
+    {"k": "start", "id": 5, "timeout_s": None},
+    {"k": "start", "id": "x", "timeout_s": float("nan")},
+    {"k": "start", "id": "x"},
+    {"k": "end", "id": "x", "outcome": "splendid", "duration_s": 1.0},
+    {"k": "end", "id": "x", "outcome": "passed", "duration_s": "soon"},
+    {"k": "end", "id": "x", "outcome": "passed", "duration_s": float("inf")},
+    {"k": "end"},
+    {"k": "what"},
+)
+
+
+def test_what_a_test_writes_into_its_report_becomes_no_event(tmp_path: Path) -> None:
+    run = ScriptedRun(tmp_path, [0], {0: Script(report=(*PASSING[:1], *GARBAGE, *PASSING[1:]))}).run()
+    run.assert_sound()
+    assert [event.nodeid for event in run.of(events.TestStarted)] == ["test_x.py::test_x"]
+    assert [event.outcome for event in run.of(events.TestFinished)] == [TestOutcome.PASSED]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "outcome"),
+    [(0, Outcome.CRASHED), (1, Outcome.FAILED), (4, Outcome.USAGE_ERROR), (5, Outcome.CRASHED)],
+)
+def test_of_a_report_that_cannot_be_read_the_exit_code_decides_and_none_passes(
+    tmp_path: Path, exit_code: int, outcome: Outcome
+) -> None:
+    report = ({"k": "hello", "version": 9, "pid": 1}, PASSING[-1])
+    run = ScriptedRun(tmp_path, [0], {0: Script(report=report, exit_code=exit_code)}).run()
+    run.assert_sound()
+    assert run.outcomes == [outcome]
+    assert "its report could not be read completely: " in run.results[0].reason
+    assert "version 9" in run.results[0].reason
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a symbolic link", "a directory", "another file", "nothing"])
+def test_what_a_test_puts_in_the_place_of_its_report_is_said_and_not_read(tmp_path: Path, kind: str) -> None:
+    def replace(spec: ProcessSpec) -> None:
+        report = Path(spec.directory, "report.jsonl")
+        report.write_text("".join(json.dumps(line) + "\n" for line in PASSING))
+        report.rename(report.with_name("kept"))
+        match kind:
+            case "a FIFO":
+                os.mkfifo(report)
+            case "a symbolic link":
+                report.symlink_to("/dev/zero")
+            case "a directory":
+                report.mkdir()
+            case "another file":
+                report.write_bytes(b"")
+
+    run = ScriptedRun(tmp_path, [0], {0: Script(report=(), on_begin=replace)}).run()
+    run.assert_sound()
+    assert run.outcomes == [Outcome.PASSED]
+    (note,) = run.runner.notes
+    report = run.runner.directory(0) / "report.jsonl"
+    did, what = ("removed", "") if kind == "nothing" else ("replaced", f" by {kind}")
+    assert note.startswith(f"test_0.py {did} its report {report}{what}: ")
+    assert report.is_dir() if kind == "a directory" else read_report(report).finished_exit == 0
+
+
+def test_a_process_that_stays_on_a_card_is_named(tmp_path: Path) -> None:
+    meter = FakeMeter({GPU_0: 0}, {GPU_0: (GpuProcess(7, GB, "python train.py"),)})
+    run = ScriptedRun(tmp_path, [1], meter=meter, num_gpus=1).run()
+    (held,) = run.of(events.GpuQuarantined)
+    assert "held by pid 7 (python train.py)" in held.reason
+    assert run.of(events.LeaseReturned) == []
+
+
+def test_memory_that_comes_back_a_little_later_is_waited_for(tmp_path: Path) -> None:
+    class Slow(FakeMeter):
+        num_asked = 0
+
+        def used_memory_bytes(self, gpu_ids: Sequence[str]) -> dict[str, int]:
+            self.num_asked += 1
+            return {GPU_0: GB if 1 < self.num_asked < 5 else 0}
+
+    meter = Slow()
+    limits = {"poll_s": 0.0, "wait_s": 1.0, "answer_s": 5.0}
+    run = ScriptedRun(tmp_path, [1], meter=meter, num_gpus=1, card_limits=limits).run()
+    run.assert_sound()
+    assert run.of(events.GpuQuarantined) == []
+    assert meter.num_asked == 5
+
+
+def test_slowness_is_said_once_and_a_silence_is_broken(tmp_path: Path) -> None:
+    run = ScriptedRun(tmp_path, [0, 0], {0: Script(num_steps=10**6)}, cpu_units=1, options={"slow_s": 60.0})
+    run.acts = [
+        (begun(0), lambda dispatcher: run.clock.advance(61.0)),
+        (told(events.Heartbeat), lambda dispatcher: run.clock.advance(61.0)),
+        (lambda run, _: len(run.of(events.Heartbeat)) == 2, lambda dispatcher: dispatcher.request_cancel("SIGINT")),
+    ]
+    run.run()
+    (slow,) = run.of(events.AttemptSlow)
+    assert (slow.path, slow.running_s) == ("test_0.py", 61.0)
+    assert [(beat.num_running, beat.num_queued) for beat in run.of(events.Heartbeat)] == [(1, 1), (1, 1)]

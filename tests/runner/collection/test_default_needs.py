@@ -1,0 +1,112 @@
+"""Needs of files without one: which files get the default, what it is, and what --isolate worker makes of budgets."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.core.command import Command
+from harness.core.errors import UsageError
+from harness.core.invocation import Invocation
+from harness.core.need import Need
+from harness.machine.inventory import Gpu, Inventory
+from harness.runner.collection.collect import Collected
+from harness.runner.collection.default_needs import WHOLE_FOR_WORKERS, give_needs
+from harness.runner.options import RunOptions
+from harness.runner.units import NeedSource, Unit
+from tests.support.packing_cases import inventory
+
+TWO_KINDS = inventory((1, "A100", 40.0), (1, "H100", 80.0))
+MARKED = Need(gpus=2)
+BUDGET = Need(gpus=1, memory_gb=12.0, shared=True)
+UNITS = (
+    Unit("plain.py", Need(), NeedSource.AST),
+    Unit("imported.py", Need(), NeedSource.IMPORT),
+    Unit("marked.py", MARKED, NeedSource.IMPORT),
+    Unit("table.py", Need(), NeedSource.TABLE),
+    Unit("command:c", Need(), NeedSource.AST, command=Command("true", "/")),
+    Unit("exclusive.py", Need(exclusive=True), NeedSource.IMPORT),
+)
+
+
+def options(**more: Any) -> RunOptions:
+    return RunOptions(Invocation(Path("/"), {}), Path("/"), **more)
+
+
+def no_peaks(paths: Iterable[str]) -> Mapping[str, int]:
+    return {}
+
+
+def given_needs(gpus: Inventory = TWO_KINDS, **more: Any) -> dict[str, Need]:
+    found = give_needs(Collected(UNITS, Path("/"), ()), options(**more), gpus, no_peaks)
+    assert [unit.path for unit in found.units] == [unit.path for unit in UNITS]
+    return {unit.path: unit.need for unit in found.units}
+
+
+@pytest.mark.parametrize(
+    ("more", "default"),
+    [
+        ({}, Need()),
+        ({"gpus_per_worker": 2}, Need(gpus=2)),
+        ({"memory_gb_per_worker": 3.5}, Need(gpus=1, memory_gb=3.5, shared=True)),
+        ({"workers_per_gpu": 1}, Need(gpus=1)),
+        ({"workers_per_gpu": 4}, Need(gpus=1, memory_gb=10.0, shared=True)),
+        ({"workers_per_gpu": 3}, Need(gpus=1, memory_gb=13.333, shared=True)),
+        ({"workers_per_gpu": 1, "memory_gb_per_worker": 3.5}, Need(gpus=1)),
+        ({"workers_per_gpu": 2, "gpus_per_worker": 2}, Need(gpus=1, memory_gb=20.0, shared=True)),
+    ],
+)
+def test_files_without_a_need_get_the_default_and_no_other_unit_does(more: dict[str, Any], default: Need) -> None:
+    assert given_needs(**more) == {
+        "plain.py": default,
+        "imported.py": default,
+        "marked.py": MARKED,
+        "table.py": Need(),
+        "command:c": Need(),
+        "exclusive.py": Need(exclusive=True),
+    }
+
+
+def test_a_default_counts_as_one_of_the_table() -> None:
+    """The markers of the file are not compared with it, and it holds for all parts of the file."""
+    found = give_needs(Collected(UNITS[:1], Path("/"), ()), options(gpus_per_worker=1), TWO_KINDS, no_peaks)
+    assert found.units[0].source is NeedSource.TABLE
+    untouched = give_needs(Collected(UNITS[:1], Path("/"), ()), options(), TWO_KINDS, no_peaks)
+    assert untouched.units[0].source is NeedSource.AST
+
+
+@given(memory_gb=st.floats(1.0, 200.0), num_workers=st.integers(2, 40))
+def test_the_budgets_of_all_workers_of_a_gpu_fit_on_it(memory_gb: float, num_workers: int) -> None:
+    gpus = Inventory(gpus=(Gpu("ID-0", 0, "A", memory_gb),))
+    need = given_needs(gpus, workers_per_gpu=num_workers)["plain.py"]
+    assert need.shared
+    assert num_workers * need.budget_bytes <= round(memory_gb * 1e9)
+    assert num_workers * need.memory_gb >= memory_gb - num_workers * 0.002, "no more than a rounding is lost"
+
+
+def test_a_gpu_of_unknown_memory_cannot_be_divided() -> None:
+    with pytest.raises(UsageError) as caught:
+        given_needs(Inventory(gpus=(Gpu("ID-0", 0, "A", 0.0),)), workers_per_gpu=2)
+    assert "memory-gb-per-worker" in caught.value.remedy
+    assert given_needs(Inventory(gpus=(Gpu("ID-0", 0, "A", 0.0),)), workers_per_gpu=1)["plain.py"] == Need(gpus=1)
+
+
+def test_without_gpus_a_default_still_asks_for_one() -> None:
+    """So that the files are reported as not run, and do not run without the GPU that they need."""
+    assert given_needs(Inventory(gpus=()), workers_per_gpu=2)["plain.py"] == Need(gpus=1)
+
+
+def test_with_workers_nothing_shares_a_gpu_and_a_note_says_so() -> None:
+    units = (*UNITS, Unit("budget.py", BUDGET, NeedSource.IMPORT))
+    collected = Collected(units, Path("/"), (), notes=("before",))
+    found = give_needs(collected, options(isolate="worker", memory_gb_per_worker=3.5), TWO_KINDS, no_peaks)
+    needs = {unit.path: unit.need for unit in found.units}
+    assert not any(need.shared for need in needs.values())
+    assert needs["budget.py"] == Need(gpus=1, memory_gb=12.0)
+    assert needs["plain.py"] == Need(gpus=1, memory_gb=3.5)
+    assert found.notes == ("before", WHOLE_FOR_WORKERS)
+    assert give_needs(collected, options(isolate="file"), TWO_KINDS, no_peaks).units[-1].need == BUDGET
+    assert give_needs(Collected(UNITS, Path("/"), ()), options(isolate="worker"), TWO_KINDS, no_peaks).notes == ()

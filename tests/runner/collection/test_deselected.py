@@ -1,0 +1,295 @@
+"""`-k`, `-m` and `--deselect` are decided before anything is scheduled, as pytest decides them."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.core.exit_codes import ExitCode
+from harness.core.need import Need
+from harness.core.report_file import ListedTest
+from harness.runner.collection.collect import Collected
+from harness.runner.collection.deselected import expect_selected, set_aside_deselected
+from harness.runner.records.collected_file import CollectedFile
+from harness.runner.records.history import Expectation
+from harness.runner.units import NeedSource, Outcome, Unit
+from tests.runner.collection.test_collect import ROOT, Suite, marked
+from tests.runner.collection.test_collect_again import Remembering
+from tests.support.suite_runs import Done, run, write_suite
+
+WORDS = ("fast", "slow", "wide", "deep")
+SETTINGS = "[pytest]\nmarkers =\n    fast\n    slow\n    wide\n    deep\n"
+TWO = "import pytest\n@pytest.mark.gpus(2)\ndef test_big(): pass\n@pytest.mark.gpus(1)\ndef test_small(): pass\n"
+
+tests = st.tuples(st.sampled_from(WORDS), st.frozensets(st.sampled_from(WORDS)), st.integers(1, 2))
+files = st.lists(st.lists(tests, max_size=4), min_size=1, max_size=3)
+expressions = st.recursive(
+    st.sampled_from(WORDS),
+    lambda inner: st.one_of(
+        inner.map("not ({})".format),
+        st.tuples(inner, inner).map(" and ".join),
+        st.tuples(inner, inner).map(lambda pair: f"({pair[0]}) or {pair[1]}"),
+    ),
+    max_leaves=4,
+)
+arguments = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(("-k", "-m")), expressions),
+        st.integers(0, 2).map(lambda number: (f"--deselect=test_{number}.py",)),
+    ),
+    min_size=1,
+    max_size=2,
+).map(lambda found: tuple(word for words in found for word in words))
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Suite:
+    made = Suite(tmp_path / "suite", tmp_path / "scratch")
+    made.write({"pytest.ini": SETTINGS})
+    return made
+
+
+def file_text(tests: list[tuple[str, frozenset[str], int]]) -> str:
+    """A file with a test for each: a word of its name, markers, number of parameters."""
+    lines = ["import pytest"]
+    for number, (word, markers, num_parameters) in enumerate(tests):
+        lines += [f"@pytest.mark.{marker}" for marker in sorted(markers)]
+        lines += [f"@pytest.mark.parametrize('n', range({num_parameters}))", f"def test_{word}_{number}(n): pass"]
+    return "\n".join(lines) + "\n"
+
+
+def selected_by_pytest(root: Path, args: tuple[str, ...]) -> set[str]:
+    """Node ids that one plain pytest over all files selects."""
+    argv = (sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *args)
+    done = subprocess.run(
+        argv, cwd=root, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode in (ExitCode.OK, ExitCode.NOTHING_COLLECTED), done.stdout
+    return {line for line in done.stdout.splitlines() if "::" in line}
+
+
+@settings(max_examples=max(3, settings().max_examples // 10))
+@given(files, arguments)
+def test_the_selected_tests_are_those_of_one_plain_pytest(
+    texts: list[list[tuple[str, frozenset[str], int]]], args: tuple[str, ...]
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        suite = Suite(Path(directory, "suite"), Path(directory, "scratch"))
+        suite.write({"pytest.ini": SETTINGS} | {f"test_{n}.py": file_text(each) for n, each in enumerate(texts)})
+        wanted = selected_by_pytest(suite.root, args)
+        collected = set_aside_deselected(suite.collect(pytest_args=args, imports_all=True))
+        assert {test.nodeid for file in collected.files.values() for test in file.tests or ()} == wanted
+        num_tests = {f"test_{n}.py": sum(num for _, _, num in each) for n, each in enumerate(texts)}
+        with_tests = {nodeid.partition("::")[0] for nodeid in wanted}
+        deselected = {path: number for path, number in num_tests.items() if number and path not in with_tests}
+        assert {path: result.num_deselected for path, result in collected.kept.items()} == deselected
+        assert {unit.path for unit in collected.units} == num_tests.keys() - deselected.keys()
+
+
+def test_a_file_needs_what_its_selected_tests_need(suite: Suite) -> None:
+    suite.write({"test_a.py": TWO})
+    assert suite.collect().units[0].need == Need(gpus=2)
+    collected = suite.collect(pytest_args=("-k", "small"), imports_all=True)
+    assert collected.units[0].need == Need(gpus=1)
+    assert collected.asks["test_a.py"] == {"test_small": Need(gpus=1)}
+    assert suite.collect("test_a.py::test_small").units[0].need == Need(gpus=1)
+    assert suite.collect("test_a.py::test_small", "test_a.py::test_big").units[0].need == Need(gpus=2)
+    assert suite.collect("test_a.py::test_sma").units[0].need == Need(gpus=2)
+
+
+def test_a_file_that_mentions_no_gpus_is_imported_only_if_that_is_asked_for(suite: Suite) -> None:
+    suite.write({"test_a.py": marked("1"), "test_b.py": "def test_b(): pass\n"})
+    args = ("-k", "nothing")
+    without, with_all = suite.collect(pytest_args=args), suite.collect(pytest_args=args, imports_all=True)
+    assert list(without.why_imported) == ["test_a.py"]
+    assert list(with_all.why_imported) == ["test_a.py", "test_b.py"]
+    assert list(set_aside_deselected(without).kept) == ["test_a.py"]
+    assert list(set_aside_deselected(with_all).kept) == ["test_a.py", "test_b.py"]
+
+
+def test_the_history_does_not_mix_selections(suite: Suite) -> None:
+    suite.write({"test_a.py": TWO, "test_b.py": marked("4")})
+    memory = Remembering()
+
+    def needs(*args: str) -> tuple[list[Need], list[str], list[str]]:
+        collected = suite.collect(pytest_args=args, memory=memory, context=json.dumps(args), imports_all=bool(args))
+        found = set_aside_deselected(collected) if args else collected
+        return [unit.need for unit in found.units], list(found.kept), list(collected.why_imported)
+
+    both = ["test_a.py", "test_b.py"]
+    assert needs("-k", "small") == ([Need(gpus=1)], ["test_b.py"], both)
+    assert needs("-k", "small") == ([Need(gpus=1)], ["test_b.py"], [])
+    assert needs() == ([Need(gpus=2), Need(gpus=4)], [], both)
+
+
+def test_files_that_may_end_otherwise_run(suite: Suite) -> None:
+    suite.write({"test_empty.py": "", "test_broken.py": "import no_such\n", "test_named.py": TWO})
+    suite.write({"test_skips.py": "import pytest\npytest.importorskip('surely_not_there')\n"})
+    paths = ("test_empty.py", "test_broken.py", "test_named.py::test_big", "test_skips.py")
+    collected = suite.collect(*paths, pytest_args=("-k", "nothing"), imports_all=True)
+    assert set_aside_deselected(collected).kept == {}
+    assert {unit.path: unit.can_run for unit in collected.units}["test_broken.py"] is False
+
+
+def test_files_that_run_together_are_set_aside_only_if_none_has_a_test(suite: Suite) -> None:
+    suite.write({"test_a.py": TWO, "test_b.py": marked("1")})
+    both = Unit("test_b.py", Need(gpus=2), NeedSource.IMPORT, together=("test_a.py", "test_b.py"))
+
+    def kept(*args: str) -> dict[str, int]:
+        collected = suite.collect(pytest_args=args, imports_all=True)
+        joined = Collected((both,), suite.root, (), files=collected.files)
+        return {path: result.num_deselected for path, result in set_aside_deselected(joined).kept.items()}
+
+    assert kept("-k", "nothing") == {"test_b.py": 3}
+    assert kept("-k", "big") == {}
+
+
+def test_a_table_decides_the_need_and_pytest_the_selection(tmp_path: Path) -> None:
+    table = '[tool.rlharness.needs]\n"test_*.py" = 1\n'
+    plain = {"test_a.py": "def test_a(): pass\n", "test_b.py": "def test_b(): pass\n"}
+    done = run(write_suite(tmp_path, {"pyproject.toml": table, **plain}), "run", "--gpus", "sim:1", "-k", "test_b")
+    assert done.outcomes == {"test_a.py": "no_tests", "test_b.py": "passed"}
+    assert [event["path"] for event in done.of("attempt_started")] == ["test_b.py"]
+    assert done.results["test_b.py"]["gpu_ids"] == ["SIM-0"]
+
+
+@pytest.fixture(scope="module")
+def selected(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """A run on two GPUs of the small tests, beside which there are some that need more."""
+    big = "import pytest\npytestmark = pytest.mark.gpus(8)\ndef test_a(): pass\ndef test_b(): pass\n"
+    wide = TWO.replace("gpus(2)", "gpus(8)")
+    cpu = "import pytest\n@pytest.mark.parametrize('n', range(3))\ndef test_cpu(n): pass\n"
+    texts = {"test_big.py": big, "test_wide.py": wide, "test_cpu.py": cpu, "test_broken.py": "import no_such\n"}
+    directory = write_suite(tmp_path_factory.mktemp("selected"), texts)
+    return run(directory, "run", "--gpus", "sim:2", "-k", "small", "--json")
+
+
+def test_a_deselected_file_takes_no_lease_and_no_process(selected: Done) -> None:
+    selected.assert_sound()
+    assert selected.outcomes == {
+        "test_big.py": "no_tests",
+        "test_broken.py": "collect_error",
+        "test_cpu.py": "no_tests",
+        "test_wide.py": "passed",
+    }
+    assert [event["path"] for event in selected.of("attempt_started")] == ["test_wide.py"]
+    assert selected.results["test_wide.py"]["unit"]["need"]["gpus"] == 1
+    assert selected.results["test_big.py"]["directory"] == ""
+
+
+def test_the_number_of_deselected_tests_is_reported(selected: Done) -> None:
+    summary = json.loads(selected.stdout)
+    assert summary["num_deselected"] == 6
+    numbers = {unit["path"]: unit["num_deselected"] for unit in summary["units"]}
+    assert numbers == {"test_big.py": 2, "test_broken.py": 0, "test_cpu.py": 3, "test_wide.py": 1}
+    assert selected.results["test_big.py"]["reason"] == "2 tests deselected"
+    assert ", 6 deselected; 2 files without a selected test\n" in selected.stderr
+
+
+def test_files_without_a_selected_test_are_counted_and_not_listed(tmp_path: Path) -> None:
+    one = {f"test_{n}.py": f"def test_{n}(): pass\n" for n in range(10)}
+    for gpus in ("none", "sim:2"):
+        done = run(write_suite(tmp_path, one), "run", "--gpus", gpus, "-k", "test_7")
+        assert (done.code, set(done.outcomes.values())) == (ExitCode.OK, {"passed", "no_tests"})
+        assert not [line for line in done.stdout.splitlines() if "test_3.py" in line]
+        assert "  tests: 1 passed, 9 deselected; 9 files without a selected test\n" in done.stdout
+        at_start = [line for line in done.stdout.splitlines() if "deselected       9 files without" in line]
+        assert len(at_start) == (gpus != "none")
+
+
+@pytest.mark.parametrize("gpus", ["sim:1", "none"])
+def test_a_run_in_which_nothing_is_selected_ends_as_pytest_does(tmp_path: Path, gpus: str) -> None:
+    done = run(write_suite(tmp_path, {"test_a.py": "def test_a(): pass\n"}), "run", "--gpus", gpus, "-m", "nothing")
+    assert (done.code, done.outcomes) == (ExitCode.NOTHING_COLLECTED, {"test_a.py": "no_tests"})
+    assert done.results["test_a.py"]["num_deselected"] == 1
+    assert len(done.of("attempt_started")) == (gpus == "none")
+
+
+def test_a_plan_lists_deselected_files(tmp_path: Path) -> None:
+    write_suite(tmp_path, {"test_a.py": TWO, "test_b.py": "def test_b(): pass\n"})
+    done = run(tmp_path, "plan", "--gpus", "sim:1", "--deselect", "test_b.py", "-k", "not big", "--json")
+    plan = json.loads(done.stdout)
+    assert (done.code, plan["order"], plan["deselected"]) == (ExitCode.OK, ["test_a.py"], ["test_b.py"])
+    nothing = run(tmp_path, "plan", "--gpus", "sim:1", "-k", "nothing")
+    assert nothing.code == ExitCode.NOTHING_COLLECTED
+    assert "deselected   2 files" in nothing.stdout
+
+
+@pytest.mark.parametrize("isolate", ["file", "worker", "interpreter"])
+def test_parts_of_a_file_count_a_deselected_test_once(tmp_path: Path, isolate: str) -> None:
+    texts = "import pytest\n" + "".join(
+        f"@pytest.mark.gpus({gpus})\ndef test_{name}(): pass\n" for name, gpus in [("a", 1), ("b", 2), ("left_out", 1)]
+    )
+    settings = "[pytest]\naddopts = -k 'not left_out'\n"
+    done = run(
+        write_suite(tmp_path, {"test_a.py": texts, "pytest.ini": settings}),
+        "run",
+        "--gpus=sim:2",
+        f"--isolate={isolate}",
+    )
+    assert sorted(done.outcomes) == ["test_a.py [1/2]", "test_a.py [2/2]"]
+    assert sum(result["num_deselected"] for result in done.results.values()) == 1
+    assert set(done.outcomes.values()) == {Outcome.PASSED}
+
+
+def test_a_file_of_which_tests_are_selected_runs_in_parts_by_need(tmp_path: Path) -> None:
+    needs = [("one", 1), ("two", 2), ("sixteen", 16), ("left_out", 1)]
+    text = "".join(f"@pytest.mark.gpus({gpus})\ndef test_{name}(): pass\n" for name, gpus in needs)
+    suite = write_suite(tmp_path, {"test_a.py": f"import pytest\n{text}"})
+    done = run(suite, "run", "--gpus=sim:2", "-k", "not left_out", "--allow-missing-gpus")
+    assert done.outcomes == {
+        "test_a.py [1/3]": "passed",
+        "test_a.py [2/3]": "passed",
+        "test_a.py [3/3]": "not_run",
+    }
+    assert sum(result["num_deselected"] for result in done.results.values()) == 1
+
+
+def collected_of(listed: dict[str, int], num_deselected: int) -> Collected:
+    """A collection of files with as many tests each, of which others are deselected."""
+    units = tuple(Unit(path, Need(1), NeedSource.IMPORT) for path in listed)
+    files = {
+        path: CollectedFile(
+            Need(1),
+            {},
+            tuple(ListedTest(f"{path}::test[{number}]", Need(1)) for number in range(count)),
+            num_deselected=num_deselected,
+        )
+        for path, count in listed.items()
+    }
+    return Collected(units, Path("/suite"), (), files=files)
+
+
+@given(st.floats(0.1, 100), st.lists(st.floats(0.01, 20), min_size=1, max_size=5), st.booleans(), st.booleans())
+def test_a_file_takes_as_long_as_its_selected_tests_did(
+    whole_s: float, tests_s: list[float], is_known: bool, has_deselected: bool
+) -> None:
+    collected = collected_of({"a.py": len(tests_s)}, num_deselected=3 * has_deselected)
+    durations = {f"a.py::test[{number}]": each for number, each in enumerate(tests_s) if is_known or number}
+    before = {"a.py": Expectation(whole_s, 1.2, is_estimate=True), "b.py": Expectation(7.0, 1.2)}
+    after = expect_selected(before, collected, durations)
+    if is_known and has_deselected:
+        assert after["a.py"] == Expectation(min(whole_s, sum(tests_s)), 1.2)
+    else:
+        assert after["a.py"] == before["a.py"]
+    assert after["b.py"] == before["b.py"]
+
+
+@pytest.mark.full
+def test_a_long_file_is_not_split_for_its_short_tests(tmp_path: Path) -> None:
+    body = "import pytest, time\n@pytest.mark.gpus(1)\n@pytest.mark.parametrize('n', range(8))\n"
+    suite = write_suite(
+        tmp_path, {"test_a.py": f"{body}def test_slow(n): time.sleep(1.4)\n{body}def test_fast(n): pass\n"}
+    )
+    whole = run(suite, "run", "--gpus=sim:2")
+    assert set(whole.outcomes.values()) == {"passed"}
+    fast = run(suite, "run", "--gpus=sim:2", "-k", "test_fast")
+    assert fast.outcomes == {"test_a.py": "passed"}
+    slow = run(suite, "run", "--gpus=sim:2", "-k", "test_slow")
+    assert slow.outcomes == {"test_a.py [1/2]": "passed", "test_a.py [2/2]": "passed"}

@@ -1,0 +1,36 @@
+"""Patterns and modules of the configuration that do not exist are noted."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.suite_runs import QUICK, run, write_suite
+
+CONFIGURATION = """
+[tool.rlharness]
+preload = ["no_such_module", "colorsys"]
+together = [["gone.py", "test_a.py"], ["sub/test_b.py", "test_c.py"]]
+
+[tool.rlharness.needs]
+"gone/" = 1
+"sub/test_b.py" = 0
+
+[tool.rlharness.setup]
+kernels = { command = "true", for = ["nomatch/", "test_a.py", "command:smoke"] }
+everything = { command = "true" }
+"""
+SAID = {
+    "the pattern 'gone/' of the needs table matches no file",
+    "the pattern 'nomatch/' of the setup script 'kernels' matches no file",
+    "the pattern 'gone.py' of together matches no file",
+}
+MODULE = "the module 'no_such_module' of preload cannot be imported: ModuleNotFoundError"
+
+
+@pytest.mark.parametrize("named", [[], ["test_a.py"]])
+def test_what_does_not_exist_is_noted_whatever_files_were_asked_for(tmp_path: Path, named: list[str]) -> None:
+    files = {"pyproject.toml": CONFIGURATION, "test_a.py": QUICK, "sub/test_b.py": QUICK, "test_c.py": QUICK}
+    done = run(write_suite(tmp_path, files), "run", "--gpus", "none", *named)
+    assert done.code == 0
+    notes = [note for note in done.of("collection_finished")[0]["notes"] if not note.startswith("together: ")]
+    assert sorted(notes) == sorted({*SAID, MODULE})

@@ -1,0 +1,187 @@
+"""Recorded runs read back, and several of them as one: outcomes, exit codes, missing shards, and what is refused."""
+
+import json
+import shutil
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import UsageError
+from harness.core.exit_codes import ExitCode
+from harness.core.need import Need
+from harness.core.test_outcomes import TestCounts, TestOutcome
+from harness.runner import events
+from harness.runner.records.merging import MergedRun, merge_runs
+from harness.runner.records.recorded_run import read_recorded_run
+from harness.runner.schedule.sharding import ShardPlan
+from harness.runner.units import NeedSource, Outcome, Unit, UnitResult, WorkerFailure
+from tests.support.suite_runs import QUICK, run, write_suite
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+@dataclass
+class Record:
+    """A run with these outcomes by path, as a record; None for a unit without one."""
+
+    outcomes: dict[str, Outcome | None]
+    code: int | None = 0
+    shard: tuple[int, int] | None = None
+    partition: str = "aa"
+    is_collected: bool = True
+    error: str = ""
+    wall_s: float = 10.0
+    wanting: tuple[str, ...] = ()
+    more: list[events.Event] = field(default_factory=list)
+    failed_workers: tuple[WorkerFailure, ...] = ()
+
+    def write(self, path: Path) -> Path:
+        units = tuple(Unit(name, Need(), NeedSource.AST) for name in self.outcomes)
+        number, count = self.shard or (1, 1)
+        shard = ShardPlan(number, count, 9, self.partition) if self.shard else None
+        told: list[events.Event] = [events.RunStarted(0.0, path.name, str(path), (), (), (), "cgroup", 2)]
+        if self.is_collected:
+            told.append(events.CollectionFinished(0.0, units, (1.0,) * len(units), 1.0, 1.0, 1.0, shard=shard))
+        told += [
+            events.UnitFinished(1.0, UnitResult(unit, outcome, for_want_of_gpus=unit.path in self.wanting))
+            for unit, outcome in zip(units, self.outcomes.values(), strict=True)
+            if outcome is not None
+        ]
+        told += self.more
+        if self.code is not None:
+            end = events.RunFinished(9.0, self.code, self.wall_s, 1.0, 0.0, 1.0, 1.0, "", self.error)
+            told.append(replace(end, failed_workers=self.failed_workers))
+        path.mkdir()
+        (path / "events.jsonl").write_text("".join(events.to_json_line(event) + "\n" for event in told))
+        return path
+
+
+def merged(directory: Path, *records: Record) -> MergedRun:
+    paths = [record.write(directory / f"run{number}") for number, record in enumerate(records)]
+    return merge_runs([read_recorded_run(path) for path in paths])
+
+
+def outcomes(run: MergedRun) -> dict[str, str]:
+    return {path: result.outcome.value for path, result in run.state.results.items()}
+
+
+def test_a_result_is_read_back_as_it_was(tmp_path: Path) -> None:
+    need = Need(2, 80.0, "H100", (9, 0), exclusive=True)
+    unit = Unit("a.py", need, NeedSource.TABLE, 7.5, ("a.py::test_x",), "broken", collect_timed_out=True)
+    counts = TestCounts({TestOutcome.PASSED: 3, TestOutcome.ERROR: 1})
+    directory = tmp_path / "elsewhere" / "units" / "0001"
+    result = UnitResult(unit, Outcome.CRASHED, "why", 1.5, ("G",), counts, ("s",), ("1 p",), Need(1), str(directory))
+    told = [
+        events.RunStarted(0.0, "id", str(tmp_path / "elsewhere"), ("0 A G",), (), (), "cgroup", 2),
+        events.CollectionFinished(1.0, (unit,), (2.0,), 3.0, 4.0, 5.0, notes=("note",), shard=ShardPlan(1, 2, 3, "ff")),
+        events.TestStarted(1.0, "a.py", "a.py::test_x", None),
+        events.UnitFinished(2.0, result),
+        events.GpuQuarantined(2.0, "a.py", "G", "held"),
+        events.RunFinished(3.0, 1, 2.0, 1.5, 0.5, 1.0, 1.0, "a.py", "", ("n",)),
+    ]
+    record = tmp_path / "record.jsonl"
+    record.write_text("".join(events.to_json_line(event) + "\n" for event in told) + '{"event": "unit_fin')
+    read = read_recorded_run(record)
+    assert (read.started, read.collected, read.finished) == (told[0], told[1], told[5])
+    assert read.results == {"a.py": result}, "no units lie beside the record: the directory is as recorded"
+    assert read.quarantined == (told[4],)
+    (tmp_path / "units").mkdir()
+    assert read_recorded_run(record).results["a.py"].directory == str(tmp_path / "units" / "0001")
+
+
+@pytest.mark.parametrize("text", ["", "x\n", "[]\n", '{"event": "run_started"}\n', '{"event": "unit_finished"}\n'])
+def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "events.jsonl").write_text(text)
+    with pytest.raises(UsageError, match="is not a recorded run") as refused:
+        read_recorded_run(tmp_path)
+    assert refused.value.legal
+    assert refused.value.remedy
+    with pytest.raises(UsageError, match="is not a recorded run"):
+        read_recorded_run(tmp_path / "absent")
+
+
+WORKER = WorkerFailure("w0", "log", "ValueError: at the end", "a traceback")
+P, F, N = Outcome.PASSED, Outcome.FAILED, Outcome.NOT_RUN
+
+
+@pytest.mark.parametrize(
+    ("records", "code"),
+    [
+        ([Record({"a": P}), Record({"b": P})], ExitCode.OK),
+        ([Record({"a": P}), Record({"b": F}, 1)], ExitCode.TESTS_FAILED),
+        ([Record({"a": P}), Record({}, 0, (2, 2)), Record({"b": P}, 0, (1, 2))], ExitCode.OK),
+        ([Record({"a": P}, 0, (1, 3)), Record({"b": P}, 0, (3, 3))], ExitCode.INTERRUPTED),
+        ([Record({"a": F}, 1, (1, 3))], ExitCode.TESTS_FAILED),
+        ([Record({"a": P, "b": N}, 2), Record({"b": P})], ExitCode.OK),
+        ([Record({"a": P, "b": N}, 2), Record({"c": P})], ExitCode.INTERRUPTED),
+        ([Record({"a": P, "b": None}, None), Record({"c": P})], ExitCode.INTERRUPTED),
+        ([Record({"a": P}), Record({}, None, is_collected=False)], ExitCode.INTERRUPTED),
+        ([Record({"a": P}), Record({}, 4, is_collected=False, error="bad path")], ExitCode.USAGE_ERROR),
+        ([Record({"a": P}, 4), Record({"b": P})], ExitCode.USAGE_ERROR),
+        ([Record({"a": F}, 1), Record({"b": P}, 3)], ExitCode.INTERNAL_ERROR),
+        ([Record({"a": P}), Record({"b": P}, 1, failed_workers=(WORKER,))], ExitCode.TESTS_FAILED),
+        ([Record({"a": Outcome.NO_TESTS}, 5), Record({"b": P})], ExitCode.OK),
+        ([Record({"a": Outcome.NO_TESTS}, 5), Record({"b": Outcome.NO_TESTS}, 5)], ExitCode.NOTHING_COLLECTED),
+        ([Record({"a": N}, 14, wanting=("a",)), Record({"b": P})], ExitCode.UNITS_NOT_RUN),
+        ([Record({"a": N}, 0, wanting=("a",)), Record({"b": P})], ExitCode.OK),
+        ([Record({"a": N}, 14, wanting=("a",)), Record({"a": P})], ExitCode.OK),
+    ],
+)
+def test_the_exit_code_is_that_of_one_run(tmp_path: Path, records: list[Record], code: ExitCode) -> None:
+    assert merged(tmp_path, *records).exit_code == code
+
+
+def test_a_quarantined_gpu_stays_in_the_exit_code(tmp_path: Path) -> None:
+    record = Record({"a": P}, 13, more=[events.GpuQuarantined(1.0, "a", "G", "held")])
+    assert merged(tmp_path, record, Record({"b": P})).exit_code == ExitCode.GPU_QUARANTINED
+
+
+def test_missing_shards_are_named(tmp_path: Path) -> None:
+    run = merged(tmp_path, Record({"a": P}, 0, (2, 4)), Record({"b": P}, 0, (3, 4), wall_s=30.0))
+    assert (run.num_shards, run.missing_shards) == (4, (1, 4))
+    assert run.finished.error == "shard 1/4 is missing; shard 4/4 is missing"
+    assert run.finished.wall_s == 30.0
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_unit_of_two_runs_has_the_outcome_of_the_one_that_ran_it(tmp_path: Path, order: int) -> None:
+    records = [Record({"a": N, "b": P}, 2), Record({"a": F}, 1)][::order]
+    assert outcomes(merged(tmp_path, *records)) == {"a": "failed", "b": "passed"}
+
+
+@pytest.mark.parametrize("other", [P, Outcome.INTERRUPTED, None])
+def test_a_unit_that_two_runs_have_run_is_refused(tmp_path: Path, other: Outcome | None) -> None:
+    with pytest.raises(UsageError) as refused:
+        merged(tmp_path, Record({"a": P}), Record({"a": other}))
+    assert refused.value.what.startswith(f"a is passed in {tmp_path / 'run0'} and ")
+    assert refused.value.remedy
+
+
+@pytest.mark.parametrize("other", [Record({}, 0, (2, 3)), Record({}, 0, (2, 2), "bb")])
+def test_shards_that_do_not_fit_together_are_refused(tmp_path: Path, other: Record) -> None:
+    with pytest.raises(UsageError, match=r"partition bb|shard 2/3"):
+        merged(tmp_path, Record({}, 0, (1, 2)), other)
+
+
+def test_shards_of_a_suite_are_merged_with_their_reports(tmp_path: Path) -> None:
+    failing = "def test_fine(): pass\ndef test_bad(): assert 1 == 2, 'the reason'\n"
+    suite = write_suite(tmp_path / "suite", {"test_a.py": QUICK, "test_b.py": failing, "test_c.py": QUICK})
+    for number in (1, 2):
+        run(suite, "run", "--gpus", "none", "--shard", f"{number}/2")
+        shutil.copytree(suite / ".rlharness" / "runs" / "latest", tmp_path / f"shard-{number}")
+    shutil.rmtree(suite / ".rlharness")
+    done = run(tmp_path, "merge", "shard-1", "shard-2", "--junit", "out/all.xml")
+    assert done.code == ExitCode.TESTS_FAILED
+    assert done.stdout.startswith("rlharness merge: 2 runs, 2 shards\n  shard 1/2, 2 units, exit code ")
+    assert done.stdout.count("E   AssertionError: the reason") == 1, "its output lies where it was copied to"
+    assert "3 units: 2 passed, 1 failed in " in done.stdout.splitlines()[-1]
+    suites = ET.parse(tmp_path / "out" / "all.xml").getroot()
+    assert (suites.get("tests"), suites.get("failures")) == ("4", "1")
+    told = json.loads(run(tmp_path, "merge", "shard-2", "--json").stdout)
+    assert told["missing_shards"] == [1]
+    assert [each["shard"] for each in told["runs"]] == ["2/2"]
+    twice = run(tmp_path, "merge", "shard-1", "shard-1")
+    assert twice.code == ExitCode.USAGE_ERROR
+    assert "test_a.py is passed in shard-1 and passed in shard-1" in twice.stderr

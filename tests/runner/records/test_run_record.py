@@ -1,0 +1,240 @@
+"""The record of a run, read back: files and tests in time, whatever the file holds."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.core.need import Need
+from harness.core.test_outcomes import TestOutcome
+from harness.runner.events import (
+    AttemptFailed,
+    AttemptStarted,
+    Event,
+    GpuMemorySampled,
+    GpuQuarantined,
+    LeaseRefused,
+    RunFinished,
+    SetupFinished,
+    SetupStarted,
+    TestFinished,
+    TestStarted,
+    to_json_line,
+)
+from harness.runner.records.run_record import RECORD, RunRecord, read_run_record
+from harness.runner.records.timeline import rows_of
+from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
+from tests.render.run_pages import write_run
+
+A, B, C = "tests/test_a.py", "tests/test_b.py", "tests/test_c.py"
+FILES = {
+    A: {"test_one": ("passed", 1.0), "test_two": ("failed", 2.0)},
+    B: {"test_one": ("passed", 3.0), "test_hangs": ("unfinished", 4.0)},
+    C: {"test_one": ("skipped", 0.5)},
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_run(tmp_path, "20260301-123000-abcdef", FILES) / RECORD
+
+
+def times(record: RunRecord, path: str) -> list[tuple[str, float, float]]:
+    return [(test.outcome.value, test.start_s, test.end_s) for test in record.files[path].tests]
+
+
+def test_files_and_tests_have_their_times(path: Path) -> None:
+    record = read_run_record(path)
+    assert (record.run_id, record.exit_code, record.num_unreadable) == ("20260301-123000-abcdef", 1, 0)
+    assert [(each.path, each.outcome) for each in record.files.values()] == [
+        (A, Outcome.FAILED),
+        (B, Outcome.CRASHED),
+        (C, Outcome.PASSED),
+    ]
+    assert (record.files[A].start_s, record.files[A].end_s, record.files[A].gpu_ids) == (0.5, 3.5, ())
+    assert times(record, A) == [("passed", 0.5, 1.5), ("failed", 1.5, 3.5)]
+    assert times(record, B) == [("passed", 0.5, 3.5), ("unfinished", 3.5, 7.5)]
+    assert (record.first_start_s, record.last_end_s, record.makespan_s) == (0.5, 7.5, 7.0)
+
+
+def test_tests_whose_ends_were_read_at_once_follow_each_other(tmp_path: Path) -> None:
+    """A report is polled: what ended since the last time has one time in the record."""
+    directory = write_run(tmp_path, "20260301-123000-abcdef", {A: {}})
+    more = [
+        AttemptStarted(10.0, A, (), 0, ""),
+        *(TestStarted(12.0, A, f"{A}::{name}", None) for name in ("a", "b", "c")),
+        *(TestFinished(12.0, A, f"{A}::{name}", "passed", seconds) for name, seconds in (("a", 5.0), ("b", 0.5))),
+    ]
+    record = read_run_record(directory / RECORD, *more)
+    assert times(record, A) == [("passed", 10.0, 11.5), ("passed", 11.5, 12.0), ("unfinished", 12.0, 12.0)]
+    assert record.files[A].tests[0].duration_s == 5.0
+
+
+def test_the_record_of_a_killed_run_is_read_to_its_last_line(path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    at = next(n for n, line in enumerate(lines) if b"test_two" in line and b"test_finished" in line)
+    path.write_bytes(b"".join(lines[:at]) + lines[at][:20])
+    record = read_run_record(path)
+    assert (record.exit_code, record.num_unreadable) == (None, 0)
+    assert record.files[A].outcome is None
+    assert [outcome for outcome, _, _ in times(record, A)] == ["passed", "unfinished"]
+    assert record.files[C].start_s is None
+
+
+BROKEN = (
+    b"no json",
+    b"[1, 2]",
+    b'{"t": 1.0}',
+    b'{"event": "attempt_started", "t": -1, "path": "x"}',
+    b'{"event": "attempt_started", "t": NaN, "path": "x"}',
+    b'{"event": "attempt_started", "t": true, "path": "x"}',
+    b'{"event": "attempt_started", "t": 1e300, "path": "x", "gpu_ids": [], "directory": ""}',
+    b'{"event": "attempt_started", "t": 1, "path": 5, "gpu_ids": [], "directory": ""}',
+    b'{"event": "test_finished", "t": 1, "path": "tests/test_a.py", "nodeid": "x", "outcome": "fine", "duration_s": 1}',
+    b'{"event": "test_finished", "t": 1, "path": "unknown.py", "nodeid": "x", "outcome": "passed", "duration_s": 1}',
+    b'{"event": "unit_finished", "t": 1, "result": []}',
+    b'{"event": "run_finished", "t": 1, "exit_code": 1e999}',
+    b'{"event": "gpu_memory_sampled", "t": 1, "in_use_bytes": []}',
+    b'{"event": "gpu_memory_sampled", "t": 1, "in_use_bytes": {"GPU-0000": -1}}',
+    b'{"event": "gpu_memory_sampled", "t": 1, "in_use_bytes": {"GPU-0000": true}}',
+    b'{"event": "gpu_memory_sampled", "t": 1, "in_use_bytes": {"GPU-0000": 1e9}}',
+    b'{"event": "setup_started", "t": 1, "path": "setup:x", "gpu_ids": [5], "directory": ""}',
+    b'{"event": "setup_finished", "t": 1, "path": "setup:x", "reason": "", "is_refused": false}',
+    b"[" * 100_000,
+)
+
+
+@pytest.mark.parametrize("line", BROKEN, ids=lambda line: line[:40].decode())
+def test_a_line_that_is_no_event_is_passed_over(path: Path, line: bytes) -> None:
+    before = read_run_record(path)
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    after = read_run_record(path)
+    assert after.num_unreadable == 1
+    assert (after.files, after.memory, after.setups) == (before.files, {}, {})
+
+
+def test_an_event_of_a_later_version_is_ignored(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b'{"event": "moon_rose", "t": 1}\n')
+    assert read_run_record(path).num_unreadable == 0
+
+
+def test_a_missing_record_is_empty_and_a_directory_is_refused(tmp_path: Path) -> None:
+    assert read_run_record(tmp_path / "gone") == RunRecord()
+    with pytest.raises(OSError, match="a directory"):
+        read_run_record(tmp_path)
+
+
+def test_of_a_long_record_the_beginning_is_read(path: Path) -> None:
+    record = read_run_record(path, max_bytes=path.stat().st_size - 10)
+    assert (record.exit_code, record.num_unreadable, len(record.files)) == (None, 0, 3)
+
+
+def test_further_events_are_folded_in(path: Path) -> None:
+    *lines, last = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines))
+    assert read_run_record(path).exit_code is None
+    fields = {key: value for key, value in json.loads(last).items() if key != "event"}
+    finished = RunFinished(**{**fields, "notes": tuple(fields["notes"])})
+    assert to_json_line(finished) + "\n" == last
+    assert read_run_record(path, finished).exit_code == 1
+
+
+LATE = "tests/test_late.py"
+
+
+def refused(t: float) -> list[Event]:
+    """A start on a GPU that turns out to be busy."""
+    return [
+        AttemptStarted(t, LATE, ("GPU-0000",), 3, "first"),
+        GpuQuarantined(t + 1, LATE, "GPU-0000", "busy"),
+        LeaseRefused(t + 1, LATE, {"GPU-0000": "busy"}),
+    ]
+
+
+def test_a_refused_lease_is_no_part_of_the_timeline(path: Path) -> None:
+    record = read_run_record(path, *refused(10.0))
+    assert (record.files[LATE].start_s, record.files[LATE].gpu_ids, record.num_unreadable) == (None, (), 0)
+    assert LATE not in [each.path for row in rows_of(record) for each in row.files]
+    assert [lost.gpu_id for lost in record.lost_gpus] == ["GPU-0000"]
+    record = read_run_record(path, *refused(10.0), AttemptStarted(12.0, LATE, ("GPU-0001",), 3, "second"))
+    span = record.files[LATE]
+    assert (span.start_s, span.gpu_ids, span.directory) == (12.0, ("GPU-0001",), "second")
+
+
+@pytest.mark.parametrize("is_rest", [False, True])
+def test_after_a_refused_lease_a_file_is_where_it_ran_before(path: Path, is_rest: bool) -> None:
+    test = f"{LATE}::test_it"
+    before = [
+        AttemptStarted(8.0, LATE, ("GPU-0001",), 3, "before"),
+        TestStarted(8.0, LATE, test, None),
+        TestFinished(9.0, LATE, test, "failed", 1.0),
+        AttemptFailed(9.0, LATE, 1, 2, UnitResult(Unit(LATE, Need(1), NeedSource.AST), Outcome.FAILED), (), is_rest),
+    ]
+    span = read_run_record(path, *before, *refused(10.0)).files[LATE]
+    assert (span.start_s, span.gpu_ids, span.directory) == (8.0, ("GPU-0001",), "before")
+    assert [(each.nodeid, each.start_s, each.end_s) for each in span.tests] == [(test, 8.0, 9.0)]
+
+
+def test_each_gpu_has_a_row_and_as_many_cpu_slots_as_were_used_at_once(tmp_path: Path) -> None:
+    directory = write_run(tmp_path, "20260301-123000-abcdef", FILES, num_gpus=3)
+    beside = AttemptStarted(1.0, "tests/test_beside.py", (), 3, "")
+    wide = AttemptStarted(8.0, "tests/test_wide.py", ("GPU-0001", "GPU-0002"), 4, "")
+    rows = rows_of(read_run_record(directory / RECORD, beside, wide))
+    assert [(row.name, [each.path for each in row.files]) for row in rows] == [
+        ("GPU 0", [B]),
+        ("GPU 1", [C, wide.path]),
+        ("GPU 2", [wide.path]),
+        ("CPU slot 0", [A]),
+        ("CPU slot 1", [beside.path]),
+    ]
+    assert rows[0].busy_s == 7.0
+    assert rows[0].title == "0 NVIDIA H200 143 GB GPU-0000"
+    assert rows[3].files[0].tests[1].outcome is TestOutcome.FAILED
+
+
+MORE: tuple[Event, ...] = (
+    SetupStarted(1.0, "setup:build", ("GPU-0001",), "d"),
+    SetupFinished(2.0, "setup:build", is_refused=True),
+    SetupStarted(8.0, "setup:build", ("GPU-0000",), "d"),
+    GpuMemorySampled(8.5, {"GPU-0000": 5, "GPU-0001": None}),
+    SetupFinished(9.0, "setup:build"),
+    SetupStarted(9.0, "setup:data", (), "e"),
+    SetupFinished(9.5, "setup:data", "exit code 1"),
+    GpuMemorySampled(9.25, {"GPU-0000": None}),
+    SetupStarted(10.0, "setup:last", (), "f"),
+    GpuMemorySampled(12.0, {"GPU-0000": 7}),
+)
+
+
+def test_setup_scripts_and_memory_have_their_times(path: Path) -> None:
+    record = read_run_record(path, *MORE)
+    assert [
+        (each.path, each.outcome, each.reason, each.start_s, each.end_s, each.duration_s)
+        for each in record.setups.values()
+    ] == [
+        ("setup:build", Outcome.PASSED, "", 8.0, 9.0, 1.0),
+        ("setup:data", Outcome.FAILED, "exit code 1", 9.0, 9.5, 0.5),
+        ("setup:last", None, "", 10.0, 12.0, 0.0),
+    ]
+    points = [(8.5, 5), (9.5, None), (12.0, 7)]
+    assert record.memory == {"GPU-0000": points, "GPU-0001": [(8.5, None)]}, "no time goes back"
+    assert record.num_tests == read_run_record(path).num_tests
+    rows = {row.name: row for row in rows_of(record)}
+    assert rows["GPU 0"].memory == tuple(points)
+    assert [each.path for each in rows["GPU 0"].files][-1] == "setup:build"
+    assert [each.path for each in rows["setup scripts"].files] == ["setup:data", "setup:last"]
+    assert not any(each.is_setup for each in rows["CPU slot 0"].files)
+
+
+def test_the_record_of_an_earlier_version_has_neither(path: Path) -> None:
+    record = read_run_record(path)
+    assert (record.setups, record.memory, record.num_unreadable) == ({}, {}, 0)
+    assert "setup scripts" not in [row.name for row in rows_of(record)]
+
+
+def test_of_a_gpu_that_is_shared_the_first_row_has_the_memory(path: Path) -> None:
+    more = [AttemptStarted(1.0, A, ("GPU-0000",), 0, ""), AttemptStarted(1.0, B, ("GPU-0000",), 0, "")]
+    rows = {
+        row.name: row.memory for row in rows_of(read_run_record(path, *more, *MORE)) if row.name.startswith("GPU 0")
+    }
+    assert [len(memory) for memory in rows.values()] == [3] + [0] * (len(rows) - 1) and len(rows) > 1

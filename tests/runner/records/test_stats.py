@@ -1,0 +1,361 @@
+import random
+import tracemalloc
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.core.exit_codes import ExitCode
+from harness.core.need import Need
+from harness.core.test_outcomes import TestCounts, TestOutcome
+from harness.runner.events import (
+    AttemptFailed,
+    AttemptSlow,
+    AttemptStarted,
+    AttemptTerminating,
+    CancelRequested,
+    CollectionFinished,
+    CollectionProgress,
+    DumpRequested,
+    Event,
+    GpuQuarantined,
+    Heartbeat,
+    LeaseRefused,
+    LeaseReturned,
+    RunStarted,
+    TestFinished,
+    TestStarted,
+    UnitFinished,
+)
+from harness.runner.records.stats import RunState, closing_figures, exit_code, worth_splitting
+from harness.runner.units import NeedSource, Outcome, Part, Unit, UnitResult
+
+GPUS = ("SIM-0", "SIM-1", "SIM-2", "SIM-3")
+
+
+def unit(path: str, gpus: int = 0) -> Unit:
+    return Unit(path, Need(gpus=gpus), NeedSource.AST)
+
+
+def begin(num_gpus: int = 4) -> RunStarted:
+    lines = tuple(f"{index} pretended {gpu_id}" for index, gpu_id in enumerate(GPUS[:num_gpus]))
+    return RunStarted(0.0, "run-1", "/runs/run-1", lines, (), (), "subreaper", 2)
+
+
+def collected(*units: Unit, expected_s: float = 10.0) -> CollectionFinished:
+    return CollectionFinished(1.0, units, (expected_s,) * len(units), 20.0, 15.0, 1.0)
+
+
+def folded(*events: Event) -> RunState:
+    state = RunState()
+    for event in events:
+        state.apply(event)
+    return state
+
+
+def ended(path: str, outcome: Outcome, *, want: bool = False) -> UnitFinished:
+    return UnitFinished(2.0, UnitResult(unit(path), outcome, for_want_of_gpus=want))
+
+
+def test_an_attempt_is_followed_from_start_to_outcome() -> None:
+    state = folded(begin(), collected(unit("a.py", 2), unit("b.py")))
+    assert state.num_queued == 2
+    state.apply(AttemptStarted(2.0, "a.py", GPUS[:2], 0, "/d"))
+    state.apply(TestStarted(3.0, "a.py", "a.py::test_x", None))
+    attempt = state.running["a.py"]
+    assert (attempt.test, attempt.test_started_t, attempt.num_tests_done) == ("a.py::test_x", 3.0, 0)
+    state.apply(TestFinished(4.0, "a.py", "a.py::test_x", "passed", 1.0))
+    state.apply(AttemptTerminating(5.0, "a.py", "timeout"))
+    attempt = state.running["a.py"]
+    assert (attempt.test, attempt.num_tests_done, attempt.terminating) == ("", 1, "timeout")
+    assert (state.num_queued, state.progress().num_gpus_leased) == (1, 2)
+    result = UnitResult(unit("a.py", 2), Outcome.TIMED_OUT, duration_s=4.0, tests=TestCounts({TestOutcome.PASSED: 1}))
+    state.apply(UnitFinished(6.0, result))
+    state.apply(LeaseReturned(7.0, "a.py", GPUS[:2]))
+    assert state.running == {}
+    assert state.leases == {}
+    assert state.with_outcome(Outcome.TIMED_OUT) == [result]
+    assert state.tests[TestOutcome.PASSED] == 1
+    assert state.leased_gpu_s == 10.0
+    assert state.makespan_s == 5.0
+    assert state.utilisation == 10.0 / (4 * 5.0)
+
+
+def test_events_that_only_speak_change_nothing() -> None:
+    state = folded(begin(), collected(unit("a.py")))
+    before = state.progress()
+    for event in (Heartbeat(9.0, 0, 1), DumpRequested(9.0), AttemptSlow(9.0, "a.py", 60.0)):
+        state.apply(event)
+    assert state.progress() == before
+    assert state.t == 9.0
+
+
+def test_the_tail_of_a_report_read_after_the_end_is_passed_over() -> None:
+    state = folded(begin(), collected(unit("a.py")), ended("a.py", Outcome.CRASHED))
+    state.apply(TestStarted(3.0, "a.py", "a.py::test_x", None))
+    assert state.running == {}
+
+
+def test_a_quarantined_card_stops_counting_and_cannot_come_back() -> None:
+    state = folded(begin(2), collected(unit("a.py", 2)), AttemptStarted(2.0, "a.py", GPUS[:2], 0, "/d"))
+    state.apply(UnitFinished(4.0, UnitResult(unit("a.py", 2), Outcome.PASSED, duration_s=2.0)))
+    state.apply(LeaseReturned(5.0, "a.py", GPUS[:1]))
+    state.apply(GpuQuarantined(6.0, "a.py", GPUS[1], "29 GB still held"))
+    assert state.leased_gpu_s == 3.0 + 4.0
+    assert list(state.quarantined) == [GPUS[1]]
+    with pytest.raises(AssertionError, match="SIM-1"):
+        state.apply(LeaseReturned(7.0, "a.py", GPUS[1:2]))
+
+
+def test_a_card_that_never_came_back_counts_up_to_the_last_end() -> None:
+    state = folded(begin(1), collected(unit("a.py", 1)), AttemptStarted(2.0, "a.py", GPUS[:1], 0, "/d"))
+    state.apply(UnitFinished(6.0, UnitResult(unit("a.py", 1), Outcome.UNKILLABLE, duration_s=4.0)))
+    assert state.utilisation == 1.0
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        ([ended("a.py", Outcome.PASSED), ended("a.py", Outcome.FAILED)], "second outcome"),
+        ([ended("z.py", Outcome.PASSED)], "not a unit"),
+        ([AttemptStarted(2.0, "z.py", (), 0, "/d")], "was started but was not waiting"),
+        ([AttemptStarted(2.0, "a.py", (), 0, "/d"), AttemptStarted(2.0, "a.py", (), 1, "/e")], "started twice"),
+        (
+            [AttemptStarted(2.0, "a.py", GPUS[:2], 0, "/d"), AttemptStarted(2.0, "b.py", GPUS[1:3], 1, "/e")],
+            "SIM-1 was leased",
+        ),
+        ([AttemptStarted(2.0, "a.py", GPUS[:1], 0, "/d"), LeaseReturned(3.0, "b.py", GPUS[:1])], "a.py holds"),
+        ([collected(unit("a.py"), unit("a.py"))], "the same path"),
+    ],
+)
+def test_what_cannot_happen_raises(events: list[Event], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        folded(begin(), collected(unit("a.py"), unit("b.py")), *events)
+
+
+def test_the_sum_is_checked() -> None:
+    state = folded(begin(), collected(unit("a.py"), unit("b.py")), ended("a.py", Outcome.PASSED))
+    with pytest.raises(AssertionError, match=r"without an outcome: \['b.py'\]"):
+        state.check_sum()
+    state.apply(ended("b.py", Outcome.NOT_RUN))
+    state.check_sum()
+
+
+STOP = CancelRequested(2.0, "SIGINT", kill=False)
+MAXFAIL = CancelRequested(2.0, "1 failure (--maxfail 1)", kill=False, interrupt=False)
+BAD_CARD = [
+    AttemptStarted(1.5, "a.py", GPUS[:1], 0, "/d"),
+    GpuQuarantined(1.6, "a.py", GPUS[0], "29 GB still held"),
+]
+A, B = "a.py", "b.py"
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([ended(A, Outcome.PASSED), ended(B, Outcome.PASSED)], ExitCode.OK),
+        ([ended(A, Outcome.PASSED), ended(B, Outcome.NO_TESTS)], ExitCode.OK),
+        ([ended(A, Outcome.PASSED), ended(B, Outcome.FAILED)], ExitCode.TESTS_FAILED),
+        ([ended(A, Outcome.PASSED), ended(B, Outcome.USAGE_ERROR)], ExitCode.USAGE_ERROR),
+        ([ended(A, Outcome.FAILED), ended(B, Outcome.USAGE_ERROR)], ExitCode.TESTS_FAILED),
+        ([MAXFAIL, ended(A, Outcome.USAGE_ERROR), ended(B, Outcome.NOT_RUN)], ExitCode.USAGE_ERROR),
+        ([STOP, ended(A, Outcome.USAGE_ERROR), ended(B, Outcome.NOT_RUN)], ExitCode.INTERRUPTED),
+        ([ended(A, Outcome.NO_TESTS), ended(B, Outcome.NO_TESTS)], ExitCode.NOTHING_COLLECTED),
+        ([ended(A, Outcome.PASSED), ended(B, Outcome.NOT_RUN, want=True)], ExitCode.UNITS_NOT_RUN),
+        ([ended(A, Outcome.FAILED), ended(B, Outcome.NOT_RUN, want=True)], ExitCode.TESTS_FAILED),
+        ([*BAD_CARD, ended(A, Outcome.PASSED), ended(B, Outcome.PASSED)], ExitCode.GPU_QUARANTINED),
+        ([*BAD_CARD, ended(A, Outcome.PASSED), ended(B, Outcome.NOT_RUN, want=True)], ExitCode.UNITS_NOT_RUN),
+        ([*BAD_CARD, ended(A, Outcome.CRASHED), ended(B, Outcome.PASSED)], ExitCode.TESTS_FAILED),
+        ([STOP, ended(A, Outcome.PASSED), ended(B, Outcome.PASSED)], ExitCode.INTERRUPTED),
+        ([STOP, ended(A, Outcome.FAILED), ended(B, Outcome.NOT_RUN)], ExitCode.INTERRUPTED),
+        ([STOP, MAXFAIL, ended(A, Outcome.FAILED), ended(B, Outcome.NOT_RUN)], ExitCode.INTERRUPTED),
+        ([MAXFAIL, ended(A, Outcome.FAILED), ended(B, Outcome.NOT_RUN)], ExitCode.TESTS_FAILED),
+        ([ended(A, Outcome.PASSED), ended(B, Outcome.NOT_RUN)], ExitCode.INTERRUPTED),
+        ([ended(A, Outcome.PASSED), ended(B, Outcome.INTERRUPTED)], ExitCode.INTERRUPTED),
+    ],
+)
+def test_exit_codes_by_precedence(events: list[Event], expected: ExitCode) -> None:
+    state = folded(begin(), collected(unit(A), unit(B)), *events)
+    assert exit_code(state, allow_missing_gpus=False) is expected
+
+
+def test_an_internal_error_stands_above_everything() -> None:
+    failed = folded(begin(), collected(unit(A)), ended(A, Outcome.FAILED))
+    assert exit_code(failed, allow_missing_gpus=False, internal_error=True) is ExitCode.INTERNAL_ERROR
+    failed.apply(STOP)
+    assert exit_code(failed, allow_missing_gpus=False, internal_error=True) is ExitCode.INTERNAL_ERROR
+    assert exit_code(failed, allow_missing_gpus=False) is ExitCode.INTERRUPTED
+
+
+def test_missing_cards_can_be_allowed_and_quarantine_still_shows() -> None:
+    wanting = [ended(A, Outcome.PASSED), ended(B, Outcome.NOT_RUN, want=True)]
+    state = folded(begin(), collected(unit(A), unit(B)), *wanting)
+    assert exit_code(state, allow_missing_gpus=True) is ExitCode.OK
+    state = folded(begin(), collected(unit(A), unit(B)), *BAD_CARD, *wanting)
+    assert exit_code(state, allow_missing_gpus=True) is ExitCode.GPU_QUARANTINED
+
+
+def test_no_units_is_nothing_collected() -> None:
+    assert exit_code(folded(begin(), collected()), allow_missing_gpus=False) is ExitCode.NOTHING_COLLECTED
+
+
+def test_remaining_time_follows_the_plan_first_and_the_pace_later() -> None:
+    state = folded(begin(), CollectionProgress(0.5, 1, 2), collected(unit(A), unit(B)))
+    assert state.progress().remaining_s(2.0) is None
+    state.apply(AttemptStarted(2.0, A, (), 0, "/d"))
+    assert state.progress().remaining_s(2.0) == 20.0  # the planned makespan
+    assert state.progress().remaining_s(32.0) == 0.5 * (30.0 + 0.5 * 20.0)  # late: done as far as was expected
+    state.apply(UnitFinished(42.0, UnitResult(unit(A), Outcome.PASSED, duration_s=40.0)))
+    assert state.progress().remaining_s(42.0) == 0.5 * (40.0 + 0.5 * 20.0)
+    state.apply(STOP)
+    assert state.progress().remaining_s(42.0) == 0.0
+
+
+@dataclass
+class RandomRun:
+    """A sound run made of random choices: what a dispatcher may emit, and the totals it should add up to."""
+
+    rng: random.Random
+    t: float = 1.0
+    events: list[Event] = field(default_factory=list)
+    free: list[str] = field(default_factory=lambda: list(GPUS))
+    gpu_s: float = 0.0
+    longest_s: float = 0.0
+    running: dict[str, tuple[Unit, tuple[str, ...], float]] = field(default_factory=dict)
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+        self.t += self.rng.random()
+
+    def make(self) -> list[Event]:
+        widths = [self.rng.choice([0, 0, 1, 2, 4, 9]) for _ in range(self.rng.randrange(12))]
+        units = [unit(f"test_{index}.py", width) for index, width in enumerate(widths)]
+        self.emit(begin())
+        self.emit(collected(*units))
+        queue = list(units)
+        while queue or self.running:
+            self.step(queue)
+        return self.events
+
+    def step(self, queue: list[Unit]) -> None:
+        if queue and self.rng.random() < 0.03:
+            self.emit(CancelRequested(self.t, "SIGINT", kill=self.rng.random() < 0.5))
+            for waiting in queue:
+                self.emit(UnitFinished(self.t, UnitResult(waiting, Outcome.NOT_RUN)))
+            queue.clear()
+        elif queue and self.rng.random() < 0.5:
+            self.start(queue.pop(0), queue)
+        elif self.running:
+            self.end(self.rng.choice(list(self.running)), queue)
+
+    def start(self, one: Unit, queue: list[Unit]) -> None:
+        if one.need.gpus > len(self.free):
+            if one.need.gpus <= len(GPUS) and self.running:
+                queue.append(one)
+            else:
+                self.emit(UnitFinished(self.t, UnitResult(one, Outcome.NOT_RUN, for_want_of_gpus=True)))
+            return
+        gpus = tuple(self.free.pop() for _ in range(one.need.gpus))
+        since = self.t
+        self.running[one.path] = (one, gpus, since)
+        self.emit(AttemptStarted(since, one.path, gpus, 0, "/d"))
+        if gpus and self.rng.random() < 0.1:
+            del self.running[one.path]
+            self.give_back(one.path, gpus, since, num_lost=1)
+            self.emit(LeaseRefused(self.t, one.path, {gpus[0]: "held"}))
+            queue.append(one)
+
+    def end(self, path: str, queue: list[Unit]) -> None:
+        one, gpus, since = self.running.pop(path)
+        if self.rng.random() < 0.1:
+            self.give_back(path, gpus, since)
+            self.emit(AttemptFailed(self.t, path, 1, 9, UnitResult(one, Outcome.FAILED), ()))
+            queue.append(one)
+            return
+        outcome = self.rng.choice([o for o in Outcome if o is not Outcome.NOT_RUN])
+        tests = TestCounts({TestOutcome.PASSED: self.rng.randrange(5)})
+        accepted = outcome is Outcome.LEANING and self.rng.random() < 0.5
+        result = UnitResult(one, outcome, duration_s=self.t - since, tests=tests, is_accepted=accepted)
+        self.emit(UnitFinished(self.t, result))
+        self.give_back(path, gpus, since)
+
+    def give_back(self, path: str, gpus: tuple[str, ...], since: float, num_lost: int = 0) -> None:
+        """End a lease; its first `num_lost` GPUs are quarantined, and some of the others."""
+        for number, gpu in enumerate(gpus):
+            self.gpu_s += self.t - since
+            if number < num_lost or self.rng.random() < 0.1:
+                self.emit(GpuQuarantined(self.t, path, gpu, "held"))
+            else:
+                self.free.append(gpu)
+                self.emit(LeaseReturned(self.t, path, (gpu,)))
+
+
+def test_a_file_is_worth_splitting_if_it_is_long_has_several_tests_and_others_ran() -> None:
+    long = UnitResult(unit("long.py"), Outcome.PASSED, duration_s=5.0, tests=TestCounts({TestOutcome.PASSED: 2}))
+    other = UnitResult(unit("other.py"), Outcome.PASSED, duration_s=1.0)
+    assert worth_splitting((other, long), 1) == "long.py"
+    assert worth_splitting((other, long), None) == worth_splitting((long,), 0) == ""
+    changes: tuple[dict[str, Any], ...] = (
+        {"duration_s": 4.9},
+        {"tests": TestCounts({TestOutcome.PASSED: 1})},
+        {"outcome": Outcome.TIMED_OUT},
+        {"unit": replace(unit("long.py [1/2]"), file="long.py", part=Part(1, 2))},
+    )
+    for change in changes:
+        assert worth_splitting((other, replace(long, **change)), 1) == "", change
+
+
+@given(seed=st.integers(0, 2**32))
+def test_any_sound_run_adds_up(seed: int) -> None:
+    run = RandomRun(random.Random(seed))
+    state = folded(*run.make())
+    state.check_sum()
+    units = state.units
+    assert sum(state.outcomes.values()) == len(units) == len(state.results)
+    assert state.num_queued == 0
+    assert state.leased_gpu_s == pytest.approx(run.gpu_s)
+    assert 0.0 <= state.utilisation <= 1.0 + 1e-9
+    assert state.sequential_s == pytest.approx(sum(r.duration_s for r in state.results.values()))
+    assert sum(state.tests.values()) == sum(r.tests.total for r in state.results.values())
+    code = exit_code(state, allow_missing_gpus=False)
+    if code is ExitCode.OK:
+        assert set(state.outcomes) <= {Outcome.PASSED, Outcome.FLAKY, Outcome.NO_TESTS, Outcome.LEANING}
+        assert not any(result.is_failure for result in state.results.values())
+        assert not state.quarantined
+    figures = closing_figures(state, t=run.t, exit_code=code, lower_bound_s=1.0, bounding_unit="")
+    assert figures.makespan_s <= figures.wall_s
+    assert (figures.exit_code, figures.utilisation) == (int(code), state.utilisation)
+
+
+@given(seed=st.integers(0, 2**32), at=st.integers(0, 200))
+def test_a_sound_run_with_one_outcome_lost_does_not_add_up(seed: int, at: int) -> None:
+    events = RandomRun(random.Random(seed)).make()
+    outcomes = [event for event in events if isinstance(event, UnitFinished)]
+    if not outcomes:
+        return
+    lost = outcomes[at % len(outcomes)]
+    with pytest.raises(AssertionError):
+        folded(*(event for event in events if event is not lost)).check_sum()
+
+
+def test_two_thousand_units_stay_small() -> None:
+    def build() -> RunState:
+        units = tuple(unit(f"tests/some/room/test_module_{index}.py", 1) for index in range(2000))
+        state = folded(begin(), CollectionFinished(1.0, units, (1.0,) * 2000, 1.0, 1.0, 1.0))
+        for one in units:
+            counts = TestCounts({TestOutcome.PASSED: 40, TestOutcome.SKIPPED: 2})
+            state.apply(AttemptStarted(2.0, one.path, GPUS[:1], 0, f"/runs/units/{one.path}"))
+            need, at = Need(gpus=1), f"/runs/units/{one.path}"
+            result = UnitResult(one, Outcome.PASSED, "", 1.5, GPUS[:1], counts, ("no GPU",), (), need, at)
+            state.apply(UnitFinished(3.0, result))
+            state.apply(LeaseReturned(3.0, one.path, GPUS[:1]))
+        return state
+
+    tracemalloc.start()
+    state = build()
+    size_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    state.check_sum()
+    assert size_bytes < 5_000_000

@@ -1,0 +1,192 @@
+"""--resume: which units keep their outcome, and that the resumed run reports all of them as one run."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.command import Command
+from harness.core.need import Need
+from harness.runner.collection.collect import Collected
+from harness.runner.events import CollectionFinished, RunStarted
+from harness.runner.records.recorded_run import RecordedRun
+from harness.runner.reruns.resuming import keep_passed, with_digests
+from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
+from tests.support.suite_runs import run, write_suite
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+COUNTED = "from pathlib import Path\ndef test_it():\n    with Path({0!r}).open('a') as f: f.write({1!r})\n    {2}\n"
+
+
+def test_a_resumed_run_keeps_what_passed_runs_the_rest_and_reports_all(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    files = {
+        "test_kept.py": COUNTED.format(str(log), "k", "pass"),
+        "test_changed.py": COUNTED.format(str(log), "c", "pass"),
+        "test_failed.py": COUNTED.format(str(log), "f", "assert Path('mended').exists()"),
+        "test_killed.py": COUNTED.format(str(log), "n", "pass"),
+    }
+    write_suite(tmp_path, files)
+    first = run(tmp_path, "run", "--gpus", "none", "--no-check-leaning")
+    assert first.code == 1
+    assert sorted(log.read_text()) == ["c", "f", "k", "n"]
+    first_directory = first.results["test_kept.py"]["directory"]
+    record = first.record / "events.jsonl"  # as a run that was killed before one of its units had an outcome
+    lines = [
+        line
+        for line in record.read_text().splitlines(keepends=True)
+        if not (
+            (event := json.loads(line))["event"] == "run_finished"
+            or (event["event"] == "unit_finished" and event["result"]["unit"]["path"] == "test_killed.py")
+        )
+    ]
+    record.write_text("".join(lines))
+    (tmp_path / "mended").touch()
+    (tmp_path / "test_changed.py").write_text(files["test_changed.py"] + "# changed\n")
+    log.write_text("")
+    second = run(tmp_path, "run", "--gpus", "none", "--resume", "latest", "--junit", "junit.xml")
+    second.assert_sound()
+    assert sorted(log.read_text()) == ["c", "f", "n"]
+    assert (second.code, second.outcomes) == (0, dict.fromkeys(files, "passed"))
+    assert {path: bool(result["resumed_from"]) for path, result in second.results.items()} == {
+        path: path == "test_kept.py" for path in files
+    }
+    assert 'tests="4"' in (tmp_path / "junit.xml").read_text()
+    kept = second.results["test_kept.py"]["directory"]
+    assert kept == first_directory, "what it printed is in the run that ran it"
+    assert "test_kept.py" in Path(kept, "output.log").read_text()
+
+
+def test_a_run_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    write_suite(tmp_path, {"test_a.py": "def test_a(): pass\n"})
+    done = run(tmp_path, "run", "--gpus", "none", "--resume", "nothing")
+    assert done.code == 4
+
+
+def resumed(directory: Path, *arguments: str) -> dict[str, bool]:
+    """Whether each unit of a resumed run was kept, by its path."""
+    done = run(directory, "run", "--resume", "latest", *arguments)
+    done.assert_sound()
+    assert done.code == 0, done.stdout
+    return {path: bool(result["resumed_from"]) for path, result in done.results.items()}
+
+
+MANY = """
+import pathlib, pytest
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("n", range(16))
+def test_many(n):
+    with open("log", "a") as log: log.write(f"{n}\\n")
+    assert n != 7 or pathlib.Path("mended").exists()
+"""
+PARTS = {f"test_many.py [{number}/4]" for number in range(1, 5)}
+
+
+def test_a_file_in_parts_is_kept_if_all_its_parts_passed(tmp_path: Path) -> None:
+    write_suite(tmp_path, {"pyproject.toml": "[tool.rlharness]\n", "test_many.py": MANY, "mended": ""})
+    assert run(tmp_path, "run", "--gpus", "sim:4").outcomes == dict.fromkeys(PARTS, "passed")
+    (tmp_path / "log").write_text("")
+    assert resumed(tmp_path, "--gpus", "sim:4", "--junit", "junit.xml") == dict.fromkeys(PARTS, True)
+    assert (tmp_path / "log").read_text() == ""
+    assert 'tests="16"' in (tmp_path / "junit.xml").read_text()
+    assert resumed(tmp_path, "--gpus", "sim:4") == dict.fromkeys(PARTS, True), "kept by a run that kept it"
+    assert resumed(tmp_path, "--gpus", "sim:2", "--no-split") == dict.fromkeys(PARTS, True), "whatever the plan is now"
+
+
+def test_a_file_of_which_a_part_failed_runs_again_with_all_its_tests(tmp_path: Path) -> None:
+    write_suite(tmp_path, {"pyproject.toml": "[tool.rlharness]\n", "test_many.py": MANY})
+    first = run(tmp_path, "run", "--gpus", "sim:4")
+    assert sorted(first.outcomes.values()) == ["failed", "passed", "passed", "passed"]
+    (tmp_path / "log").write_text("")
+    (tmp_path / "mended").touch()
+    kept = resumed(tmp_path, "--gpus", "sim:4")
+    assert not any(kept.values())
+    assert sorted(map(int, (tmp_path / "log").read_text().split())) == list(range(16))
+
+
+def test_a_file_of_which_a_part_has_no_outcome_runs_again(tmp_path: Path) -> None:
+    write_suite(tmp_path, {"pyproject.toml": "[tool.rlharness]\n", "test_many.py": MANY, "mended": ""})
+    record = run(tmp_path, "run", "--gpus", "sim:4").record / "events.jsonl"
+    lines = record.read_text().splitlines(keepends=True)
+    at = max(number for number, line in enumerate(lines) if '"event": "unit_finished"' in line)
+    record.write_text("".join(lines[:at]))
+    assert not any(resumed(tmp_path, "--gpus", "sim:4").values())
+
+
+def test_a_group_of_files_is_kept_only_as_the_group_that_passed(tmp_path: Path) -> None:
+    one = "def test_it(): pass\n"
+    files = {"test_a.py": one, "test_b.py": one, "pyproject.toml": "[tool.rlharness]\n"}
+    write_suite(tmp_path, files)
+    assert run(tmp_path, "run", "--gpus", "none").code == 0
+    (tmp_path / "pyproject.toml").write_text('[tool.rlharness]\ntogether = [["test_a.py", "test_b.py"]]\n')
+    assert resumed(tmp_path, "--gpus", "none") == {"test_b.py": False}, "the tests of test_a.py would have no outcome"
+    assert resumed(tmp_path, "--gpus", "none") == {"test_b.py": True}
+    (tmp_path / "test_a.py").write_text(one + "# changed\n")
+    assert resumed(tmp_path, "--gpus", "none") == {"test_b.py": False}, "a file of the group has changed"
+
+
+def test_a_run_of_some_tests_does_not_speak_for_all(tmp_path: Path) -> None:
+    write_suite(tmp_path, {"test_a.py": "def test_fast(): pass\ndef test_slow(): pass\n"})
+    assert run(tmp_path, "run", "--gpus", "none", "--", "-k", "fast").code == 0
+    assert resumed(tmp_path, "--gpus", "none", "--", "-k", "fast") == {"test_a.py": True}
+    assert resumed(tmp_path, "--gpus", "none") == {"test_a.py": False}
+    assert resumed(tmp_path, "--gpus", "none", "--", "-q") == {"test_a.py": True}, "-q selects nothing"
+    assert resumed(tmp_path, "--gpus", "none", "test_a.py::test_slow") == {"test_a.py": False}
+
+
+def unit(path: str, digest: str = "d", **more: Any) -> Unit:
+    return Unit(path, Need(), NeedSource.AST, digest=digest, **more)
+
+
+def kept_of(earlier: Unit, outcome: Outcome, now: Unit, resumed_from: str = "") -> Mapping[str, UnitResult]:
+    """The units that are kept of a run of one unit."""
+    collection = CollectionFinished(0.0, (earlier,), (1.0,), 1.0, 1.0, 1.0)
+    started = RunStarted(0.0, "earlier", "/runs/earlier", (), (), (), "cgroup", 2)
+    result = UnitResult(earlier, outcome, resumed_from=resumed_from)
+    run_then = RecordedRun("run", started, collection, {earlier.path: result}, (), None)
+    found = keep_passed(Collected((now,), Path(), ()), run_then)
+    assert len(found.units) + len(found.kept) == 1
+    return found.kept
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_outcomes_that_are_kept_are_those_that_are_no_failure(outcome: Outcome) -> None:
+    kept = kept_of(unit("a.py"), outcome, unit("a.py"))
+    assert bool(kept) is (outcome in (Outcome.PASSED, Outcome.FLAKY, Outcome.NO_TESTS))
+    assert all(result.resumed_from == "earlier" for result in kept.values())
+
+
+def test_the_run_that_had_the_result_is_named_however_often_it_was_kept() -> None:
+    kept = kept_of(unit("a.py"), Outcome.PASSED, unit("a.py"), resumed_from="first")
+    assert kept["a.py"].resumed_from == "first"
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        unit("a.py", "e"),
+        unit("a.py", ""),
+        unit("b.py"),
+        unit("a.py", selection=("a.py::test_x",)),
+        unit("a.py", together=("b.py", "a.py")),
+    ],
+)
+def test_a_unit_that_would_run_something_different_is_not_kept(now: Unit) -> None:
+    assert kept_of(unit("a.py"), Outcome.PASSED, now) == {}
+    assert kept_of(now, Outcome.PASSED, unit("a.py")) == {}
+
+
+def test_a_command_is_kept_until_it_changes() -> None:
+    def command(line: str) -> Unit:
+        return unit("command:c", "", command=Command(line, "/", ("A=1",), 77))
+
+    assert kept_of(command("true"), Outcome.PASSED, command("true"))
+    assert kept_of(command("true"), Outcome.PASSED, command("false")) == {}
+
+
+def test_a_file_that_cannot_be_read_is_never_kept(tmp_path: Path) -> None:
+    (found,) = with_digests(Collected((unit("gone.py", ""),), tmp_path, ())).units
+    assert found.digest == ""
+    assert kept_of(found, Outcome.PASSED, found) == {}

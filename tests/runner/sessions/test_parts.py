@@ -1,0 +1,295 @@
+"""Parts of test files in real processes: each test runs once, on the GPUs that it needs, beside those it belongs to."""
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.need import Need
+from harness.core.report_file import read_report
+from harness.runner.events import TestFinished, UnitFinished
+from harness.runner.records.history import History
+from harness.runner.records.history_keeper import HistoryKeeper, merge_parts
+from harness.runner.records.stats import RunState
+from harness.runner.units import NeedSource, Outcome, Part, Unit, UnitResult, file_of
+from tests.support.suite_runs import ROOT, Done, run, write_suite
+
+MANY = """
+import os, pytest
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("n", range(16))
+def test_many(n): assert n != 7 and "," not in os.environ["CUDA_VISIBLE_DEVICES"]
+"""
+MIXED_NEEDS = """
+import os, pytest
+num_gpus = len(os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))
+@pytest.mark.gpus(4)
+def test_all(): assert num_gpus == 4
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("n", range(3))
+def test_one(n): assert num_gpus == 1
+def test_unmarked(): assert num_gpus == 1
+@pytest.mark.gpus(9)
+def test_never(): pass
+"""
+TIED = """
+import pytest
+class TestOfClass:
+    @pytest.fixture(scope="class")
+    def shared(self): return 1
+    def test_a(self, shared): pass
+    def test_b(self, shared): pass
+class TestSetup:
+    @classmethod
+    def setup_class(cls): pass
+    def test_a(self): pass
+@pytest.fixture(scope="module")
+def engine(): return 1
+@pytest.fixture
+def client(engine): return 2
+def test_module(client): pass
+@pytest.mark.together("pair")
+def test_marked(): pass
+@pytest.mark.xdist_group("group")
+def test_group(): pass
+@pytest.fixture(scope="class")
+def alone(): return 1
+@pytest.mark.parametrize("n", [1, 2])
+def test_free(n, alone, tmp_path, tmp_path_factory, capsys): pass
+"""
+XUNIT = """
+import unittest
+def setup_module(): pass
+def test_m(): pass
+class TestU(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): pass
+    def test_u(self): pass
+"""
+
+
+def pytest_in(directory: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *args]
+    return subprocess.run(command, cwd=directory, env=env, check=False, capture_output=True, text=True, timeout=120)
+
+
+def test_ties_are_those_of_the_suite(tmp_path: Path) -> None:
+    write_suite(tmp_path, {"test_t.py": TIED})
+    plugins = ("-p", "harness.plugin", "-p", "harness.runner.collection.discovery", "--rlharness-report", "r.jsonl")
+    done = pytest_in(tmp_path, "--collect-only", *plugins, "test_t.py")
+    listed = {test.nodeid.removeprefix("test_t.py::"): test.ties for test in read_report(tmp_path / "r.jsonl").listed}
+    assert listed == {
+        "TestOfClass::test_a": ("class test_t.py::TestOfClass",),
+        "TestOfClass::test_b": ("class test_t.py::TestOfClass",),
+        "TestSetup::test_a": ("class test_t.py::TestSetup",),
+        "test_module": ("module-fixture engine",),
+        "test_marked": ("together pair",),
+        "test_group": ("together group",),
+        "test_free[1]": (),
+        "test_free[2]": (),
+    }, done.stdout
+
+
+def test_setup_module_and_setup_class_of_unittest_tie(tmp_path: Path) -> None:
+    unit = (
+        "class TestU(unittest.TestCase):\n    @classmethod\n    def setUpClass(cls): pass\n    def test_u(self): pass\n"
+    )
+    write_suite(tmp_path, {"test_m.py": f"import unittest\ndef setup_module(): pass\ndef test_m(): pass\n{unit}"})
+    plugins = ("-p", "harness.plugin", "-p", "harness.runner.collection.discovery", "--rlharness-report", "r.jsonl")
+    pytest_in(tmp_path, "--collect-only", *plugins, "test_m.py")
+    ties = {
+        test.nodeid.removeprefix("test_m.py::"): set(test.ties) for test in read_report(tmp_path / "r.jsonl").listed
+    }
+    module = "module-fixture setup_module"
+    assert ties == {"test_m": {module}, "TestU::test_u": {module, "class test_m.py::TestU"}}
+
+
+def test_the_first_part_runs_what_no_other_has(tmp_path: Path) -> None:
+    write_suite(tmp_path, {"test_p.py": "def test_a(): pass\ndef test_b(): pass\ndef test_new(): pass\n"})
+    ran = []
+    for part in ({"others": ["test_p.py::test_b", "test_p.py::test_gone"]}, {"mine": ["test_p.py::test_b"]}):
+        (tmp_path / "part.json").write_text(json.dumps(part))
+        done = pytest_in(
+            tmp_path, "-vv", "-p", "harness.runner.sessions.parts", "--rlharness-part=part.json", "test_p.py"
+        )
+        ran.append([line.partition(" ")[0] for line in done.stdout.splitlines() if " PASSED" in line])
+    assert ran == [["test_p.py::test_a", "test_p.py::test_new"], ["test_p.py::test_b"]]
+
+
+def test_plain_pytest_knows_the_marker(tmp_path: Path) -> None:
+    write_suite(tmp_path, {"test_p.py": "import pytest\n@pytest.mark.together('a')\ndef test_a(): pass\n"})
+    assert pytest_in(tmp_path, "--strict-markers", "-p", "harness.plugin", "test_p.py").returncode == 0
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """The first run of two files on four GPUs: one of many tests, one of tests with different needs."""
+    directory = tmp_path_factory.mktemp("split")
+    write_suite(directory, {"pyproject.toml": "[tool.rlharness]\n", "test_many.py": MANY, "test_needs.py": MIXED_NEEDS})
+    return run(directory, "run", "--gpus", "sim:4", "--json", "--junit", "junit.xml")
+
+
+def splits_of(done: Done) -> dict[str, dict[str, Any]]:
+    (collected,) = done.of("collection_finished")
+    return {each["path"]: each for each in collected["splits"]}
+
+
+def test_each_outcome_is_there_once(split: Done) -> None:
+    split.assert_sound()
+    summary = json.loads(split.stdout)
+    many = [unit for unit in summary["units"] if unit["path"].startswith("test_many")]
+    assert [unit["path"] for unit in many] == [f"test_many.py [{number}/4]" for number in range(1, 5)]
+    total = Counter[str]()
+    for unit in many:
+        total.update(unit["tests"])
+    assert total == {"passed": 15, "failed": 1}
+    assert [failure["id"] for unit in many for failure in unit["failures"]] == ["test_many.py::test_many[7]"]
+    suites = ET.parse(split.directory / "junit.xml").getroot()
+    cases = Counter((case.get("classname"), case.get("name")) for case in suites.iter("testcase"))
+    assert max(cases.values()) == 1
+    assert sum(classname == "test_many" for classname, _ in cases) == 16
+    assert {suite.get("file") for suite in suites.iter("testsuite")} == {"test_many.py", "test_needs.py"}
+
+
+def test_tests_of_different_needs_have_parts_of_their_own(split: Done) -> None:
+    outcomes = {path: outcome for path, outcome in split.outcomes.items() if path.startswith("test_needs")}
+    assert Counter(outcomes.values()) == {"passed": 2, "not_run": 1}, split.stdout
+    by_gpus = {each["unit"]["need"]["gpus"]: each for each in split.results.values() if "needs" in each["unit"]["path"]}
+    assert {num_gpus: each["tests"]["counts"] for num_gpus, each in by_gpus.items()} == {
+        4: {"passed": 1},
+        1: {"passed": 4},
+        9: {},
+    }
+    splits = {path: (each["reason"], each["num_parts"]) for path, each in splits_of(split).items()}
+    assert splits == {"test_many.py": ("few_files", 4), "test_needs.py": ("needs_differ", 3)}
+
+
+def test_the_history_has_one_duration_of_the_file_and_each_test(split: Done) -> None:
+    known = json.loads(run(split.directory, "history", "--json").stdout)
+    assert "test_many.py" in json.dumps(known)
+    assert "[1/4]" not in json.dumps(known)
+    assert "test_many.py::test_many[15]" in run(split.directory, "history", "test_many.py").stdout
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "arguments", [("--no-split",), ("--", "-k", "many"), ("test_many.py::test_many[1]",), ("--", "-x")]
+)
+def test_files_are_whole_where_that_is_asked_for(split: Done, arguments: tuple[str, ...]) -> None:
+    done = run(split.directory, "run", "--gpus", "sim:4", *arguments)
+    assert set(done.outcomes) <= {"test_many.py", "test_needs.py"}
+
+
+def test_the_plan_names_parts_and_obstacles(tmp_path: Path) -> None:
+    engine = "import pytest\n@pytest.fixture(scope='module', autouse=True)\ndef engine(): pass\n"
+    write_suite(
+        tmp_path,
+        {
+            "pyproject.toml": "[tool.rlharness]\n",
+            "test_whole.py": engine + MIXED_NEEDS,
+            "test_many.py": MANY,
+        },
+    )
+    planned = json.loads(run(tmp_path, "plan", "--gpus", "sim:4", "--json").stdout)
+    whole, many = sorted(planned["splits"], key=lambda each: each["num_parts"])
+    assert (whole["path"], whole["obstacle"], whole["detail"]) == ("test_whole.py", "tied", "module-fixture engine")
+    assert (many["path"], many["num_parts"]) == ("test_many.py", 4)
+    (tmp_path / "pyproject.toml").write_text("[tool.rlharness]\nsplit = false\n")
+    planned = json.loads(run(tmp_path, "plan", "--gpus", "sim:4", "--json").stdout)
+    assert (planned["splits"], len(planned["units"]) + len(planned["never"])) == ([], 2)
+
+
+@pytest.mark.full
+def test_parts_in_interpreters_of_their_own(tmp_path: Path) -> None:
+    write_suite(tmp_path, {"test_many.py": MANY, "test_broken.py": "import nothing_such\n"})
+    done = run(tmp_path, "run", "--gpus", "sim:4", "--isolate", "interpreter", "--json")
+    counts = [unit["tests"] for unit in json.loads(done.stdout)["units"] if unit["path"] != "test_broken.py"]
+    assert sum(each.get("passed", 0) for each in counts) == 15
+    assert len(counts) == 4
+
+
+def result(number: int, outcome: Outcome, seconds: float) -> UnitResult:
+    unit = Unit(f"t.py [{number}/2]", Need(1), NeedSource.AST, file="t.py", part=Part(number, 2))
+    return UnitResult(unit, outcome, duration_s=seconds)
+
+
+def test_parts_count_as_one_result_of_the_file() -> None:
+    merged = merge_parts([(result(1, Outcome.PASSED, 2.0), 1.5), (result(2, Outcome.FAILED, 3.0), 2.25)])
+    assert (merged.unit.path, merged.unit.part) == ("t.py", None)
+    assert (merged.outcome, merged.duration_s) == (Outcome.FAILED, 1.5 + 2.25 + 0.75), "one start of pytest"
+
+    def merged_outcome(*outcomes: Outcome) -> Outcome:
+        return merge_parts([(result(n, outcome, 2.0), 1.0) for n, outcome in enumerate(outcomes, 1)]).outcome
+
+    assert merged_outcome(Outcome.FAILED, Outcome.TIMED_OUT) is Outcome.TIMED_OUT
+    assert merged_outcome(Outcome.NO_TESTS, Outcome.PASSED) is Outcome.PASSED
+    assert file_of("tests/t.py [1/2]") == file_of("tests/t.py") == "tests/t.py"
+
+
+def test_the_file_has_a_duration_once_all_parts_have_ended(tmp_path: Path) -> None:
+    state, sizes = RunState(), {"t.py": 1}
+    with History.open(tmp_path / "history.sqlite") as history:
+        keeper = HistoryKeeper(history, sizes, "run")
+        keeper.on_event(TestFinished(0.0, "t.py [1/2]", "t.py::test_a", "passed", 2.5), state)
+        keeper.on_event(UnitFinished(1.0, result(1, Outcome.PASSED, 3.0)), state)
+        assert history.test_durations_s(["t.py"]) == {"t.py::test_a": 2.5}
+        assert history.test_durations_s(["other.py"]) == {}
+        assert history.expectations(sizes)["t.py"].is_estimate
+        keeper.on_event(UnitFinished(2.0, result(2, Outcome.FAILED, 4.0)), state)
+        assert history.expectations(sizes)["t.py"].seconds == 2.5 + 4.0
+        keeper = HistoryKeeper(history, sizes, "later run")
+        keeper.on_event(UnitFinished(1.0, result(1, Outcome.PASSED, 3.0)), state)
+        keeper.on_event(UnitFinished(2.0, result(2, Outcome.INTERRUPTED, 1.0)), state)
+        assert [trend.durations_s for trend in history.trends() if not trend.is_test] == [(6.5,)]
+
+
+def test_parts_share_what_their_file_imports(tmp_path: Path) -> None:
+    heavy = "import os\nopen(f'imported_{os.getpid()}', 'w').close()\n"
+    write_suite(
+        tmp_path, {"pyproject.toml": "[tool.rlharness]\n", "heavy.py": heavy, "test_many.py": "import heavy" + MANY}
+    )
+    done = run(tmp_path, "run", "--gpus", "sim:4")
+    assert len(done.outcomes) == 4
+    assert len(list(tmp_path.glob("imported_*"))) == 2, "once to list the tests, once for all parts"
+
+
+WIDTH = """
+import os, pathlib, pytest
+num_gpus = len(os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))
+WIDTH = int(pathlib.Path("width.txt").read_text())
+@pytest.mark.gpus(WIDTH)
+def test_wide(): assert num_gpus == WIDTH
+@pytest.mark.gpus(1)
+@pytest.mark.parametrize("n", range(8))
+def test_one(n): pass
+"""
+
+
+def test_a_kept_need_that_is_out_of_date_shows_in_a_part_and_is_read_anew(tmp_path: Path) -> None:
+    """The need follows a file that no digest covers, so the second run plans with that of the first."""
+    write_suite(tmp_path, {"pyproject.toml": "[tool.rlharness]\n", "test_w.py": WIDTH, "width.txt": "2"})
+    assert run(tmp_path, "run", "--gpus", "sim:4").code == 0
+    (tmp_path / "width.txt").write_text("4")
+    stale = run(tmp_path, "run", "--gpus", "sim:4", "--json")
+    units = json.loads(stale.stdout)["units"]
+    assert [unit["outcome"] for unit in units if unit["need_disagrees"]] == ["failed"], "the part of test_wide alone"
+    assert "needs that differ from the plan" in stale.stderr
+    again = run(tmp_path, "run", "--gpus", "sim:4")
+    assert (again.code, set(again.outcomes.values())) == (0, {"passed"})
+    assert max(each["unit"]["need"]["gpus"] for each in again.results.values()) == 4
+
+
+def test_the_part_that_needs_more_than_planned_decides_for_the_file() -> None:
+    first, second = result(1, Outcome.PASSED, 2.0), result(2, Outcome.FAILED, 3.0)
+    assert not merge_parts([(first, 1.0), (second, 1.0)]).need_disagrees
+    needs_more = replace(second, collected_need=Need(2))
+    merged = merge_parts([(first, 1.0), (needs_more, 1.0)])
+    assert (merged.need_disagrees, merged.unit.path, merged.unit.part) == (True, "t.py", None)

@@ -1,0 +1,46 @@
+"""Suites that expect pytest-xdist: the variables and fixtures by which they tell their workers apart."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.suite_runs import run, write_suite
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+CONFTEST = """
+import os
+def note(name, *values):
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), name), "a") as file:
+        file.write(" ".join(values) + "\\n")
+"""
+TEST = """
+import os, time, conftest
+def test_worker(worker_id, testrun_uid):
+    assert worker_id == os.environ["PYTEST_XDIST_WORKER"]
+    assert testrun_uid == os.environ["PYTEST_XDIST_TESTRUNUID"]
+    assert int(os.environ["PYTEST_XDIST_WORKER_COUNT"]) == 2
+    conftest.note("began", worker_id, testrun_uid)
+    time.sleep(0.5)
+"""
+
+
+@pytest.mark.parametrize("isolate", ["file", "worker", pytest.param("interpreter", marks=pytest.mark.full)])
+def test_units_side_by_side_have_different_workers(tmp_path: Path, isolate: str) -> None:
+    files = {f"test_{name}.py": TEST for name in "abcd"}
+    suite = write_suite(tmp_path / "suite", {"conftest.py": CONFTEST, **files})
+    done = run(suite, "run", "--gpus", "none", "--cpu-units", "2", "--isolate", isolate)
+    assert set(done.outcomes.values()) == {"passed"}
+    noted = [line.split() for line in (suite / "began").read_text().splitlines()]
+    assert len(noted) == 4
+    assert {worker for worker, _ in noted} == {"gw0", "gw1"}
+    assert {uid for _, uid in noted} == {done.of("run_started")[0]["run_id"]}
+
+
+def test_a_conftest_that_reads_its_worker_at_import_reads_its_own(tmp_path: Path) -> None:
+    conftest = "import os\nWORKER = os.environ.get('PYTEST_XDIST_WORKER', 'master')\n"
+    test = "import os, conftest\ndef test_worker(): assert conftest.WORKER == os.environ['PYTEST_XDIST_WORKER']\n"
+    files = {"conftest.py": conftest, "test_a.py": test, "test_b.py": test}
+    done = run(write_suite(tmp_path / "suite", files), "run", "--gpus", "none", "--json")
+    assert done.outcomes == {"test_a.py": "passed", "test_b.py": "passed"}
+    assert "PYTEST_XDIST_WORKER" in json.dumps(done.of("run_finished")[0]["isolation"])

@@ -1,0 +1,182 @@
+"""Runs and plans in which files share GPUs, checked from inside the tests by locks and counters."""
+
+import asyncio
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from harness.core.clock import SystemClock
+from harness.core.exit_codes import ExitCode
+from harness.machine.gpu_watch import GpuWatch
+from harness.runner.attempts.shared_watch import SharedWatch
+from tests.support.fake_meter import FakeMeter
+from tests.support.suite_runs import QUICK, run, write_suite
+
+LEDGER = '''
+import contextlib, fcntl, json, os, time
+
+MEMORY_GB = 80.0
+
+@contextlib.contextmanager
+def held(need_gb, seconds):
+    """Enter the need in the ledger of every leased GPU, fail if its memory is exceeded, and remove it again."""
+    gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    totals = [change(gpu, need_gb) for gpu in gpus]
+    try:
+        assert all(total <= MEMORY_GB + 1e-6 for total in totals), f"{gpus} hold {totals} GB"
+        time.sleep(seconds)
+        yield totals
+    finally:
+        for gpu in gpus:
+            change(gpu, -need_gb)
+
+def change(gpu, by_gb):
+    with open(f"ledger-{gpu}", "a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        lines = file.read().splitlines()
+        total = (float(lines[-1]) if lines else 0.0) + by_gb
+        file.write(f"{total:.6f}\\n")
+        return total
+'''
+
+
+def file_of_budget(memory_gb: float, seconds: float) -> str:
+    return (
+        f"import pytest, ledger\n@pytest.mark.gpus(1, memory_gb={memory_gb}, shared=True)\n"
+        f"def test_it():\n    with ledger.held({memory_gb}, {seconds}): pass\n"
+    )
+
+
+def file_of_gpus(num_gpus: int, seconds: float) -> str:
+    return (
+        f"import pytest, ledger\n@pytest.mark.gpus({num_gpus})\n"
+        f"def test_it():\n    with ledger.held(ledger.MEMORY_GB, {seconds}): pass\n"
+    )
+
+
+def mixed_suite(seed: int, num_files: int) -> dict[str, str]:
+    rng = random.Random(seed)
+    files = {"ledger.py": LEDGER}
+    for number in range(num_files):
+        seconds = round(rng.uniform(0.1, 0.4), 2)
+        source = (
+            file_of_gpus(rng.randint(1, 2), seconds)
+            if number % 4 == 0
+            else file_of_budget(rng.choice([3.0, 8.0, 12.5, 20.0, 33.3, 40.0]), seconds)
+        )
+        files[f"test_{number:02}.py"] = source
+    return files
+
+
+def totals_in(directory: Path) -> dict[str, list[float]]:
+    return {path.name: [float(line) for line in path.read_text().split()] for path in directory.glob("ledger-*")}
+
+
+@pytest.mark.timeout(120)
+def test_budgets_and_whole_gpus_never_exceed_a_gpu(tmp_path: Path) -> None:
+    write_suite(tmp_path, mixed_suite(1, 24))
+    done = run(tmp_path, "run", "--gpus", "sim:4:80")
+    assert (done.code, set(done.outcomes.values())) == (ExitCode.OK, {"passed"}), done.stdout + done.stderr
+    totals = totals_in(tmp_path)
+    assert max(max(each) for each in totals.values()) <= 80.0
+    assert all(each[-1] == 0 for each in totals.values()), "everything was given back"
+    leased = [(event["path"], event["gpu_ids"], event["t"]) for event in done.of("attempt_started")]
+    assert len(leased) == 24
+
+
+@pytest.mark.timeout(60)
+def test_two_files_are_on_one_gpu_at_the_same_time(tmp_path: Path) -> None:
+    """Each waits for the other, so that they pass only side by side."""
+    source = (
+        "import os, pathlib, pytest, time\n@pytest.mark.gpus(1, memory_gb=30, shared=True)\ndef test_it():\n"
+        "    pathlib.Path(f'seen-{os.getpid()}').touch()\n    end = time.monotonic() + 30\n"
+        "    while len(list(pathlib.Path().glob('seen-*'))) < 2:\n"
+        "        assert time.monotonic() < end\n        time.sleep(0.02)\n"
+    )
+    write_suite(tmp_path, {"test_a.py": source, "test_b.py": source})
+    done = run(tmp_path, "run", "--gpus", "sim:1:80")
+    assert (done.code, done.outcomes) == (ExitCode.OK, {"test_a.py": "passed", "test_b.py": "passed"}), done.stdout
+
+
+def needs_in_plan(directory: Path, *args: str) -> list[list[str]]:
+    done = run(directory, "plan", "--json", *args)
+    assert done.code == ExitCode.OK, done.stderr
+    return [unit["gpu_ids"] for unit in json.loads(done.stdout)["units"] if unit["start_s"] == 0]
+
+
+def test_defaults_for_files_without_a_need(tmp_path: Path) -> None:
+    write_suite(tmp_path, {f"test_{number}.py": QUICK for number in range(4)})
+    assert needs_in_plan(tmp_path, "--gpus", "sim:2:80", "--cpu-units", "4") == [[]] * 4
+    pairs = [["SIM-0"], ["SIM-0"], ["SIM-1"], ["SIM-1"]]
+    assert sorted(needs_in_plan(tmp_path, "--gpus", "sim:2:80", "--workers-per-gpu", "2")) == pairs
+    table = tmp_path / "pyproject.toml"
+    table.write_text("[tool.rlharness]\ngpus-per-worker = 1\n")
+    assert sorted(needs_in_plan(tmp_path, "--gpus", "sim:2:80")) == [["SIM-0"], ["SIM-1"]]
+    table.write_text("[tool.rlharness]\nmemory-gb-per-worker = 26\n")
+    assert needs_in_plan(tmp_path, "--gpus", "sim:2:80").count(["SIM-0"]) == 3
+    table.write_text("[tool.rlharness]\nmemory-gb-per-worker = 26\n[tool.rlharness.needs]\n'test_0.py' = 0\n")
+    assert needs_in_plan(tmp_path, "--gpus", "sim:2:80").count([]) == 1
+    table.write_text("[tool.rlharness]\nmemory-gb-per-worker = 26\ngpus-per-worker = 1\n")
+    assert run(tmp_path, "plan").code == ExitCode.USAGE_ERROR
+
+
+def test_workers_do_not_share_a_gpu(tmp_path: Path) -> None:
+    write_suite(tmp_path, {f"test_{number}.py": QUICK for number in range(2)})
+    done = run(tmp_path, "run", "--gpus", "sim:1:80", "--workers-per-gpu", "2", "--isolate", "worker")
+    assert done.code == ExitCode.OK, done.stdout
+    assert any("--isolate worker" in note for note in done.of("collection_finished")[0]["notes"])
+
+
+MB = 10**6
+
+
+def watched(meter: FakeMeter) -> SharedWatch:
+    return SharedWatch(GpuWatch(meter, SystemClock(), poll_s=0.01, wait_s=0.05))
+
+
+def test_the_memory_of_a_neighbour_is_no_leak() -> None:
+    async def scenario() -> list[dict[str, str]]:
+        meter = FakeMeter({"ID-0": 0})
+        watch = watched(meter)
+        first, second = [(await watch.check(("ID-0",)))[0] for _ in range(2)]
+        meter.used_bytes["ID-0"] = 500 * MB  # the second unit's
+        found = [await watch.not_back(("ID-0",), first)]
+        third, _ = await watch.check(("ID-0",))
+        assert third == {"ID-0": 0}, "the level before the first unit"
+        found.append(await watch.not_back(("ID-0",), second))
+        meter.used_bytes["ID-0"] = 0
+        return [*found, await watch.not_back(("ID-0",), third)]
+
+    assert asyncio.run(scenario()) == [{}, {}, {}]
+
+
+def test_the_last_unit_of_a_gpu_answers_for_its_memory() -> None:
+    async def scenario() -> list[dict[str, str]]:
+        meter = FakeMeter({"ID-0": 0})
+        watch = watched(meter)
+        levels = [(await watch.check(("ID-0",)))[0] for _ in range(2)]
+        meter.used_bytes["ID-0"] = 500 * MB
+        return [await watch.not_back(("ID-0",), level) for level in levels]
+
+    first, last = asyncio.run(scenario())
+    assert first == {}
+    assert "2 units shared it" in last["ID-0"]
+
+
+def test_a_unit_that_joins_while_memory_is_polled_takes_over_the_judgement() -> None:
+    async def scenario() -> tuple[dict[str, str], dict[str, str]]:
+        meter = FakeMeter({"ID-0": 0})
+        watch = watched(meter)
+        level, _ = await watch.check(("ID-0",))
+        meter.used_bytes["ID-0"] = 500 * MB
+        judging = asyncio.create_task(watch.not_back(("ID-0",), level))
+        await asyncio.sleep(0)
+        joined, _ = await watch.check(("ID-0",))
+        return await judging, await watch.not_back(("ID-0",), joined)
+
+    first, last = asyncio.run(scenario())
+    assert first == {}
+    assert list(last) == ["ID-0"]
