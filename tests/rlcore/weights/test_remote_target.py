@@ -137,7 +137,7 @@ def test_a_process_that_ends_or_does_not_answer_is_reported() -> None:
         sync(decoder, target, 1, None)
     with (
         other_process(Slow, timeout_s=0.3) as target,
-        pytest.raises(TimeoutError, match="not answered 'canary' in 0.3"),
+        pytest.raises(TimeoutError, match="not answered 'canary'"),
     ):
         sync(decoder, target, 1, None)
 
