@@ -44,7 +44,8 @@ class Broken(Target):
         raise LookupError("a fault of the target")
 
 
-def answer_for(kind: Callable[[Any], WeightTarget], connection: Connection) -> None:
+def answer_for(kind: Callable[[Any], WeightTarget], connection: Connection, callers: Connection) -> None:
+    callers.close()  # a fork has it too, and would never see its end
     torch.set_num_threads(1)
     with connection:
         answerer = Answerer(kind(policy(seed=7)))
@@ -56,7 +57,7 @@ def answer_for(kind: Callable[[Any], WeightTarget], connection: Connection) -> N
 def other_process(kind: Callable[[Any], WeightTarget], timeout_s: float = 60.0) -> Iterator[RemoteTarget]:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    process = context.Process(target=answer_for, args=(kind, theirs))
+    process = context.Process(target=answer_for, args=(kind, theirs, ours))
     process.start()
     theirs.close()
     try:
