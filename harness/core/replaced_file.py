@@ -2,8 +2,8 @@
 
     replacing(path) ─▶ .rlharness-RANDOM.new beside it ─▶ bytes ─▶ rename to path
 
-A reader sees the earlier file or the new one. The file beside it has a name that nobody can know in advance, and it
-must not exist: a link that somebody has laid there is not followed. Standard library only.
+A reader sees the earlier file or the new one. The file beside it has a random name, and is made only if no file has
+that name: no link is followed there. Standard library only.
 """
 
 import os

@@ -19,7 +19,7 @@ PARTS = ("identity", "numerics", "subject", "perturbation")
 
 MAX_WORLD_SIZE = 1 << 20
 VERSION_NUMBER = r"\d{1,4}(\.\d{1,4}){0,3}((a|b|rc|\.dev|\.post)\d{1,4})?"
-"""What a version looks like: nothing else that a trace says gets into a command for a person."""
+"""What a version looks like."""
 
 Part = Mapping[str, str]
 """Names and values of one part of a fingerprint, all text."""
@@ -120,12 +120,18 @@ def _part(values: Mapping[str, Any]) -> Part:
 def refuse_newer(number: int, read_by: str) -> None:
     """TraceError, which names the version that can read it, for a format newer than FORMAT."""
     if number > FORMAT:
-        is_version = re.fullmatch(VERSION_NUMBER, read_by) is not None
         raise TraceError(
             f"a trace of format {number}; this is rlharness {__version__}",
             legal=f"formats up to {FORMAT}",
-            remedy=f"pip install 'rlharness>={read_by}'" if is_version else "pip install --upgrade rlharness",
+            remedy=upgrade(read_by),
         )
+
+
+def upgrade(version: str) -> str:
+    """Return the command that installs `version` or a newer one; what does not look like a version is not repeated."""
+    if re.fullmatch(VERSION_NUMBER, version):
+        return f"pip install 'rlharness>={version}'"
+    return "pip install --upgrade rlharness"
 
 
 def finished(manifest: Manifest) -> Manifest:

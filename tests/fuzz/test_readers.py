@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.recorded import record
@@ -67,7 +67,7 @@ def test_a_reader_understands_its_documents(name: str, by_name: dict[str, Reader
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=150)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_a_changed_document_is_read_or_refused(
     name: str, by_name: dict[str, Reader], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

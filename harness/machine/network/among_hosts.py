@@ -59,7 +59,7 @@ def _given_key(environ: Mapping[str, str]) -> str:
 def _check_key(key: str, where: str) -> None:
     if re.fullmatch(KEY, key) is None:
         raise UsageError(
-            f"the key in {where} is none",
+            f"the key in {where} has another form",
             legal="16 hexadecimal digits",
             remedy=f"the key that rlharness doctor --listen prints; or export {KEY_VARIABLE}=$(openssl rand -hex 8)",
         )

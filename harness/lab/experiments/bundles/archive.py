@@ -17,6 +17,7 @@ from typing import IO
 from xxhash import xxh3_128
 
 from harness.core.errors import BundleError
+from harness.core.regular_file import open_regular
 from harness.core.replaced_file import replacing
 from harness.lab.experiments.bundles.contents import (
     HEAD,
@@ -116,7 +117,7 @@ def _chunks(content: Content) -> Iterator[bytes]:
     if isinstance(content, bytes):
         yield content
         return
-    with content.open("rb") as file:
+    with open_regular(content) as file:
         while chunk := file.read(_CHUNK_BYTES):
             yield chunk
 

@@ -21,6 +21,7 @@ from harness import __version__
 from harness.core.errors import BundleError
 from harness.core.malformed import MALFORMED
 from harness.lab.experiments.entry_call import EntryCall
+from harness.trace.manifest import upgrade
 
 FORMAT = 1
 HEAD = "bundle.json"
@@ -99,7 +100,7 @@ def parse_head(data: bytes) -> Head:
             raise BundleError(
                 f"a bundle of format {fields['format']}",
                 legal=f"format {FORMAT}",
-                remedy="pip install --upgrade rlharness",
+                remedy=upgrade(str(fields.get("written_by", "")).removeprefix("rlharness ")),
             )
         members = {_checked_name(name): _member(each) for name, each in fields["members"].items()}
         checkpoint = fields["checkpoint"]
