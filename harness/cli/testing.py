@@ -195,6 +195,9 @@ def history(invocation: Invocation, /, **arguments: Any) -> int:
 @click.option(
     "--wait", type=Seconds(0, min_open=True), metavar="S", help="Seconds to wait for the other hosts.  [default: 120]"
 )
+@click.option("--weights", metavar="CHECKPOINT", help="Check that a server computes with this checkpoint.")
+@click.option("--server", metavar="URL", help="Address of that server, which speaks vLLM's OpenAI API.")
+@click.option("--model", metavar="NAME", help="Name that the server has for the checkpoint.  [default: its only model]")
 @color_option
 @click.pass_obj
 def doctor(invocation: Invocation, /, **arguments: Any) -> int:
