@@ -192,6 +192,8 @@ class SamplerSection(Section):
 
     name: Literal["torch", "vllm"] = "torch"
     """rlcore's own decoding loop, or the decoder served by vLLM in this process."""
+    replicas: Positive = 1
+    """Samplers that share the requests of a step, each with its own copy of the weights and `runtime.concurrency`."""
     block_size: Positive = 8
     """Of vllm: tokens of a block of its cache; prompts share whole blocks."""
     num_blocks: Annotated[int, Field(ge=0)] = 0
