@@ -84,7 +84,7 @@ class ReplicaSampler:
         """Let each replica compute its share; return the answers in the order of what is asked."""
         calls = [(number, share) for number, share in enumerate(_shares(asked, len(self._samplers))) if share]
         if not self._run_together or len(calls) < 2:
-            return [answer for call in calls for answer in compute(*call)]
+            return [answer for call in calls for answer in context_of_caller().run(compute, *call)]
         num_threads = torch.get_num_threads()
 
         def in_thread(number: int, share: Sequence[Asked]) -> list[Answer]:

@@ -46,7 +46,8 @@ def test_an_entry_takes_whatever_chaos_may_give_it(file: ScenarioFile) -> None:
 
 def test_all_are_there_and_keys_that_are_none_of_their_entrys_are_found() -> None:
     scenarios = {file.name: file.read() for file in FILES}
-    assert set(scenarios) == {"grpo_reverse_text", "ppo_arithmetic", "grpo_sorting", "grpo_recommendation"}
+    names = {"grpo_reverse_text", "ppo_arithmetic", "grpo_sorting", "grpo_recommendation", "grpo_reward_model"}
+    assert set(scenarios) == names
     names = {name: read_config(scenario.config) for name, scenario in scenarios.items()}
     told = {name: f"{config.algorithm.name}_{config.task.name}" for name, config in names.items()}
     assert told == {name: name for name in scenarios}
