@@ -23,6 +23,7 @@ from rlcore.observability.recording import StepRecorder
 from rlcore.observability.warm_start_record import WarmStart
 from rlcore.recipes.rollout import beam_params
 from rlcore.recipes.warm_start import warm_start
+from rlcore.rewards.build import add_reward_model
 from rlcore.samplers.build import build_sampler
 from rlcore.samplers.two_stage_checks import check_can_search
 from rlcore.tasks.base import Task
@@ -72,11 +73,15 @@ def prepare(
     decoder: Decoder,
     recorder: Recorder,
     log: RunLog,
+    directory: Path,
 ) -> tuple[TrainState, int]:
     """Build what a step needs; return it with the number of the first step: 0, or where an earlier run stopped."""
     algorithm, optimizer, runtime = config.algorithm, config.optimizer, config.runtime
     phases, checks = Phases(), checks_of_level(level)
     observers = Observers(phases, *checks, StepRecorder(recorder))
+    task = add_reward_model(
+        task, config, level, tokenizer=tokenizer, decoder=decoder, directory=directory, report=log.say
+    )
 
     def trainer(name: str, model: nn.Module, rate: float) -> LocalTrainer:
         adamw = build_adamw(model, optimizer, rate)

@@ -21,6 +21,7 @@ from torch import Tensor
 from rlcore.errors import InvalidValueError
 from rlcore.models.decoder import Decoder
 from rlcore.models.hub_config import written_config
+from rlcore.samplers.vllm.shared_process import keep_process_group
 from rlcore.samplers.vllm.versions import check_device, engine_arguments, installed_version, isolated
 from rlcore.types import SamplingParams
 
@@ -83,6 +84,7 @@ class Engine:
             check_device(str(decoder.embedding.device))
             from vllm.v1.engine.llm_engine import LLMEngine
 
+            keep_process_group()
             _register_model()
             write_model(decoder, Path(directory))
             report(f"sampler: imported in {perf_counter() - began:.1f} s, starting the engine")
