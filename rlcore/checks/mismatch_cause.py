@@ -6,28 +6,18 @@
 The first of these that differs is the cause. Nothing is computed unless a mismatch was seen.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from rlcore.models.decoder import Decoder
-from rlcore.models.streams import kept_streams
 from rlcore.numerics.log_softmax import token_logprobs
-from rlcore.weights.canary import policy_logprobs
+from rlcore.weights.canary import different_layer, policy_logprobs
 from rlcore.weights.digests import tensor_digests
 from rlcore.weights.layouts import layout_of
 from rlcore.weights.target import WeightTarget
-
-
-@runtime_checkable
-class ReadsStreams(Protocol):
-    """A target that shows what its model computes."""
-
-    def streams(self, tokens: Tensor) -> Mapping[str, Tensor]:
-        """Return the streams of a pass over all tokens but the last, as `KeptStreams.streams`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,34 +94,8 @@ def _pass(policy: Decoder, target: WeightTarget, sequence: Tensor) -> Cause | No
     num_different = int((expected != given.cpu()).sum())
     if not num_different:
         return None
-    again = f"{num_different} of {len(expected)} tokens differ if the sampler reads the sequence again"
-    if not isinstance(target, ReadsStreams):
-        return Cause(f"weights are equal, and {again}: operations differ", _OPERATIONS)
-    layer = first_different(trainer_streams(policy, sequence), target.streams(sequence))
-    return Cause(f"weights are equal, and {again}: {layer}", _OPERATIONS)
-
-
-_OPERATIONS = "compare this layer's operations in both: kernels, attention, order of additions, converted weights"
-
-
-def trainer_streams(policy: Decoder, sequence: Tensor) -> Mapping[str, Tensor]:
-    """Return the streams of the policy's own pass over all tokens but the last."""
-    tokens = sequence.to(policy.embedding.device)
-    with torch.no_grad(), kept_streams(policy) as kept:
-        policy.hidden(tokens[None, :-1])
-    return kept.streams(len(sequence) - 1)
-
-
-def first_different(trainer: Mapping[str, Tensor], sampler: Mapping[str, Tensor]) -> str:
-    """Name the first stream that differs, with the first position and the largest difference."""
-    for name, mine in trainer.items():
-        theirs = sampler[name]
-        differs = (mine != theirs) & ~(mine.isnan() & theirs.isnan())
-        if bool(differs.any()):
-            rows = differs.any(-1).nonzero().flatten()
-            largest = float((mine.double() - theirs.double()).abs().nan_to_num(nan=torch.inf).max())
-            return (
-                f"the first activations that differ are those of {name}, from position {int(rows[0])} on"
-                f" ({int(differs.sum())} of {differs.numel()} values, by at most {largest:.3g})"
-            )
-    return "the activations of a pass by itself are equal: the log-probability depends on its batch, or on the draw"
+    return Cause(
+        f"weights are equal, and {num_different} of {len(expected)} tokens differ if the sampler reads the sequence"
+        f" again: {different_layer(policy, target, sequence)}",
+        "compare this layer's operations in both: kernels, attention, order of additions, converted weights",
+    )

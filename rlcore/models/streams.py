@@ -58,3 +58,25 @@ def kept_streams(decoder: Decoder) -> Iterator[KeptStreams]:
 
             stack.callback(layer.register_forward_hook(after).remove)
         yield kept
+
+
+def read_streams(decoder: Decoder, tokens: Tensor) -> Mapping[str, Tensor]:
+    """Return the streams of the decoder's own pass over all tokens but the last: tokens int64 [length]."""
+    with torch.no_grad(), kept_streams(decoder) as kept:
+        decoder.hidden(tokens[None, :-1].to(decoder.embedding.device))
+    return kept.streams(len(tokens) - 1)
+
+
+def first_different(trainer: Mapping[str, Tensor], sampler: Mapping[str, Tensor]) -> str:
+    """Describe the first stream that differs, with its first position and the largest difference."""
+    for name, mine in trainer.items():
+        theirs = sampler[name]
+        differs = (mine != theirs) & ~(mine.isnan() & theirs.isnan())
+        if bool(differs.any()):
+            position = int(differs.any(-1).nonzero()[0])
+            largest = float((mine.double() - theirs.double()).abs().nan_to_num(nan=torch.inf).max())
+            return (
+                f"the first activations that differ are those of {name}, from position {position} on"
+                f" ({int(differs.sum())} of {differs.numel()} values, by at most {largest:.3g})"
+            )
+    return "the activations of a pass by itself are equal: the log-probability depends on its batch, or on the draw"
