@@ -219,6 +219,8 @@ class OutputSection(Section):
     tensorboard: bool = False
     """Write the metrics for TensorBoard too; needs the extra `tensorboard`."""
     shows_progress: bool = True
+    shows_mismatch: bool = False
+    """Print, for each step, where the trainer's log-probabilities are not the sampler's, and the cause."""
 
 
 RUNTIME_SECTIONS = ("runtime", "sampler", "output")

@@ -50,6 +50,13 @@ class VllmTarget(LocalTarget):
         # A tensor of inference mode would not be allowed in what a caller computes.
         return torch.tensor(found, dtype=torch.float32)
 
+    def _read(self, tokens: Tensor) -> None:
+        """Let one request read all tokens but the last, none of them from the prefix cache."""
+        sequence = tuple(tokens.tolist())
+        self._engine.reset_cache()
+        with torch.inference_mode():
+            self._logprobs([(sequence[:-1], sequence[-1])])
+
     def _logprobs(self, pairs: Sequence[tuple[Sequence[int], int]]) -> list[float]:
         """Return the log-probability of a token after each prompt."""
         names = [
