@@ -1,15 +1,9 @@
-"""An engine of vLLM in this process, around a copy of the decoder: requests in, tokens with log-probabilities out.
-
-Engine.start ─▶ add, add, ... ─▶ step, step, ... ─▶ tokens of each pass
-                      ▲              │
-                      └── abort ─────┘      reset_cache between weights
-"""
+"""An engine of vLLM in this process, around a copy of the decoder."""
 
 import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
 from math import ceil
 from pathlib import Path
 from time import perf_counter
@@ -21,8 +15,8 @@ from torch import Tensor
 from rlcore.errors import InvalidValueError
 from rlcore.models.decoder import Decoder
 from rlcore.models.hub_config import written_config
+from rlcore.samplers.vllm.exchange import Drawn, Exchange
 from rlcore.samplers.vllm.versions import check_device, engine_arguments, installed_version, isolated
-from rlcore.types import SamplingParams
 
 Report = Callable[[str], None]
 
@@ -48,27 +42,15 @@ class EngineSettings:
         return self.num_blocks or self.concurrency * ceil(self.max_length / self.block_size) + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """Tokens that a pass drew for one request."""
-
-    request_id: str
-    tokens: list[int]
-    logprobs: list[float]
-    is_finished: bool
-    num_cached: int
-    """Tokens of the prompt that were found in the prefix cache."""
-
-
-class Engine:
-    """vLLM's engine, whose model is a decoder of rlcore."""
+class Engine(Exchange):
+    """vLLM's engine in this process. It computes at the level of the caller of `step`."""
 
     def __init__(self, engine: Any, decoder: Decoder, pages: list[Tensor], settings: EngineSettings) -> None:
         """Wrap an engine; `Engine.start` builds one."""
-        self.decoder = decoder
+        super().__init__(decoder.config, max_length=settings.max_length, concurrency=settings.concurrency)
+        self.decoder, self.settings = decoder, settings
         """Live model of the engine."""
-        self.settings = settings
-        self._engine, self._pages, self._numbers = engine, pages, count()
+        self._engine, self._pages = engine, pages
 
     @classmethod
     def start(cls, decoder: Decoder, settings: EngineSettings, report: Report = lambda line: None) -> "Engine":
@@ -98,57 +80,27 @@ class Engine:
         report(f"sampler: engine ready after {perf_counter() - began:.1f} s, {tokens:,} tokens in {blocks:,} blocks")
         return cls(engine, model.decoder, model.pages(), settings)
 
-    def add(
-        self,
-        prompt: Sequence[int],
-        *,
-        max_tokens: int,
-        stop_ids: Sequence[int],
-        key: int,
-        params: SamplingParams,
-        forced: int | None = None,
-    ) -> str:
-        """Queue a request; return its id. Earlier ones are served first.
-
-        Tokens are drawn by the noise of `key`; or each is `forced`, and its log-probability is what is wanted.
-        """
-        from vllm import SamplingParams as EngineParams
-        from vllm.sampling_params import RequestOutputKind
-
-        from rlcore.samplers.vllm.keyed_draw import draw_argument
-
-        number = next(self._numbers)
-        wanted = EngineParams(
-            max_tokens=max_tokens,
-            temperature=0.0,  # the largest logit: KeyedDraw has drawn it
-            logprobs=0,
-            ignore_eos=True,  # it is one of the stop ids
-            stop_token_ids=list(stop_ids),
-            detokenize=False,
-            extra_args=draw_argument(key, params, forced),
-            output_kind=RequestOutputKind.DELTA,
-        )
-        self._engine.add_request(str(number), {"prompt_token_ids": list(prompt)}, wanted, priority=number)
-        return str(number)
+    def _queue(self, number: int, prompt: list[int], wanted: Any) -> None:
+        self._engine.add_request(str(number), {"prompt_token_ids": prompt}, wanted, priority=number)
 
     def step(self) -> list[Drawn]:
-        """Compute one pass; return what it drew."""
-        return [_drawn(output) for output in self._engine.step()]
+        """As `Exchange.step`: compute one pass."""
+        return [Drawn.of(output) for output in self._engine.step()]
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Drop requests."""
+        """As `Exchange.abort`."""
         self._engine.abort_request(list(request_ids))
 
     def preempt(self) -> None:
-        """Let all running requests begin again, from their prompts and the tokens that they have."""
+        """As `Exchange.preempt`."""
         self._engine.reset_prefix_cache(reset_running_requests=True)
 
     def reset_cache(self) -> bool:
-        """Forget the keys and values of finished requests; return whether vLLM did: not while others run."""
+        """As `Exchange.reset_cache`."""
         return bool(self._engine.reset_prefix_cache())
 
     def clear_pages(self) -> None:
-        """Overwrite all keys and values with zeros: those of failed logits are NaN."""
+        """As `Exchange.clear_pages`."""
         self.reset_cache()
         for pages in self._pages:
             pages.zero_()
@@ -192,6 +144,7 @@ def _arguments(directory: str, decoder: Decoder, settings: EngineSettings) -> An
         "block_size": settings.block_size,
         "num_gpu_blocks_override": settings.blocks,
         "logprobs_mode": "processed_logits",
+        "max_logprobs": -1,  # as many as the vocabulary has
         "logits_processors": [KeyedDraw],
         "scheduling_policy": "priority",
         "disable_log_stats": True,
@@ -200,10 +153,3 @@ def _arguments(directory: str, decoder: Decoder, settings: EngineSettings) -> An
     cache_bytes = settings.blocks * settings.block_size * page * decoder.config.num_layers
     preferred = {"kv_cache_memory_bytes": cache_bytes, "async_scheduling": False}
     return engine_arguments(required, preferred)
-
-
-def _drawn(output: Any) -> Drawn:
-    (one,) = output.outputs
-    tokens = list(one.token_ids)
-    logprobs = [entry[token].logprob for entry, token in zip(one.logprobs or (), tokens, strict=True)]
-    return Drawn(output.request_id, tokens, logprobs, bool(output.finished), output.num_cached_tokens or 0)

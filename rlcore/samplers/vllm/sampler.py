@@ -17,9 +17,12 @@ from rlcore.environments.trajectory import Trajectory, build_single_turn
 from rlcore.errors import InvalidValueError, NonFiniteError
 from rlcore.samplers.base import Progress
 from rlcore.samplers.local_target import OfLocalTarget
+from rlcore.samplers.next_token_passes import check_next_token_requests, not_finite
+from rlcore.samplers.next_tokens import NextToken, NextTokenRequest
 from rlcore.samplers.requests import check_options, check_requests, named
 from rlcore.samplers.stopping import StopText, reason
-from rlcore.samplers.vllm.engine import Drawn, Engine
+from rlcore.samplers.vllm.engine import Engine
+from rlcore.samplers.vllm.exchange import Drawn
 from rlcore.samplers.vllm.target import VllmTarget
 from rlcore.types import SampleRequest, StopReason, Tokenizer
 
@@ -55,15 +58,15 @@ class VllmSampler(OfLocalTarget):
     def __init__(
         self, engine: Engine, tokenizer: Tokenizer, *, concurrency: int | None = None, preempt_every: int = 0
     ) -> None:
-        most = engine.settings.concurrency
+        most = engine.concurrency
         concurrency = most if concurrency is None else concurrency
         if not 1 <= concurrency <= most:
             raise InvalidValueError(f"concurrency {concurrency}", legal=f"1 to {most}, as the engine was started with")
-        config = engine.decoder.config
+        config = engine.config
         check_options(config, tokenizer, preempt_every=preempt_every)
         self._engine, self._tokenizer = engine, tokenizer
         self._concurrency, self._preempt_every = concurrency, preempt_every
-        self._limits = replace(config, max_length=engine.settings.max_length)
+        self._limits = replace(config, max_length=engine.max_length)
         self._target = VllmTarget(engine)
 
     def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
@@ -78,6 +81,38 @@ class VllmSampler(OfLocalTarget):
             return []
         with self._target.sampling(), torch.inference_mode():
             return self._sample(requests, progress)
+
+    @property
+    def max_length(self) -> int:
+        """As `NextTokenSampler.max_length`."""
+        return self._limits.max_length
+
+    def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
+        """As `NextTokenSampler.next_tokens`: requests of one token, whose contexts the prefix cache keeps."""
+        check_next_token_requests(requests, self._limits.vocab_size, self._limits.max_length)
+        found: list[list[NextToken]] = []
+        with self._target.sampling(), torch.inference_mode():
+            for begin in range(0, len(requests), self._concurrency):
+                found += self._ranked(requests[begin : begin + self._concurrency])
+        return found
+
+    def _ranked(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
+        known = self._tokenizer.vocab_size
+        asked = [
+            self._engine.rank(
+                each.sequence, temperature=each.temperature, num_tokens=each.num_tokens, num_tokens_known=known
+            )
+            for each in requests
+        ]
+        answers = [drawn.ranked for drawn in self._engine.first_tokens(asked)]
+        for request, answer in zip(requests, answers, strict=True):
+            if any(math.isnan(logprob) for _, logprob in answer):
+                self._engine.clear_pages()
+                raise not_finite(request)
+        return [
+            [NextToken(*each) for each in sorted(answer, key=lambda pair: (-pair[1], pair[0])) if each[1] > -math.inf]
+            for answer in answers
+        ]
 
     def _sample(self, requests: Sequence[SampleRequest], progress: Progress | None) -> list[Trajectory]:
         waiting = deque(enumerate(requests))

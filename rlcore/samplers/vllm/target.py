@@ -56,11 +56,4 @@ class VllmTarget(LocalTarget):
             self._engine.add(prompt, max_tokens=1, stop_ids=(), key=0, params=GREEDY, forced=token)
             for prompt, token in pairs
         ]
-        found: dict[str, float] = {}
-        try:
-            while len(found) < len(names):
-                found |= {drawn.request_id: drawn.logprobs[0] for drawn in self._engine.step()}
-        finally:
-            if left := [name for name in names if name not in found]:
-                self._engine.abort(left)
-        return [found[name] for name in names]
+        return [drawn.logprobs[0] for drawn in self._engine.first_tokens(names)]
