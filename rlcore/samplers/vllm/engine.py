@@ -2,7 +2,8 @@
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -15,7 +16,9 @@ from torch import Tensor
 from rlcore.errors import InvalidValueError
 from rlcore.models.decoder import Decoder
 from rlcore.models.hub_config import written_config
+from rlcore.samplers.local_target import FencedTarget
 from rlcore.samplers.vllm.exchange import Drawn, Exchange
+from rlcore.samplers.vllm.plugin import register_model
 from rlcore.samplers.vllm.versions import check_device, engine_arguments, installed_version, isolated
 
 Report = Callable[[str], None]
@@ -41,6 +44,11 @@ class EngineSettings:
         """Blocks of the cache; vLLM keeps one of them empty."""
         return self.num_blocks or self.concurrency * ceil(self.max_length / self.block_size) + 1
 
+    @property
+    def size(self) -> str:
+        """Size of the cache, for people."""
+        return f"{self.blocks * self.block_size:,} tokens in {self.blocks:,} blocks"
+
 
 class Engine(Exchange):
     """vLLM's engine in this process. It computes at the level of the caller of `step`."""
@@ -65,23 +73,25 @@ class Engine(Exchange):
             check_device(str(decoder.embedding.device))
             from vllm.v1.engine.llm_engine import LLMEngine
 
-            _register_model()
+            register_model()
             write_model(decoder, Path(directory))
             report(f"sampler: imported in {perf_counter() - began:.1f} s, starting the engine")
-            try:
-                engine = LLMEngine.from_engine_args(_arguments(directory, decoder, settings))
-            except ValueError as error:
-                reason = str(error).strip().splitlines()[-1]
-                raise InvalidValueError(f"vLLM refuses these settings: {reason}", legal="see `sampler`") from error
+            with refusals():
+                engine = LLMEngine.from_engine_args(arguments(directory, decoder, settings))
         model = engine.model_executor.driver_worker.model_runner.model
         with torch.no_grad():
             model.decoder.load_state_dict(decoder.state_dict())
-        blocks, tokens = settings.blocks, settings.blocks * settings.block_size
-        report(f"sampler: engine ready after {perf_counter() - began:.1f} s, {tokens:,} tokens in {blocks:,} blocks")
+        report(f"sampler: engine ready after {perf_counter() - began:.1f} s, {settings.size}")
         return cls(engine, model.decoder, model.pages(), settings)
 
     def _queue(self, number: int, prompt: list[int], wanted: Any) -> None:
         self._engine.add_request(str(number), {"prompt_token_ids": prompt}, wanted, priority=number)
+
+    def build_target(self) -> FencedTarget:
+        """As `Exchange.build_target`."""
+        from rlcore.samplers.vllm.target import VllmTarget
+
+        return VllmTarget(self)
 
     def step(self) -> list[Drawn]:
         """As `Exchange.step`: compute one pass."""
@@ -116,16 +126,18 @@ def write_model(decoder: Decoder, directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(content, indent=2), "utf-8")
 
 
-def _register_model() -> None:
-    from vllm import ModelRegistry
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Raise InvalidValueError in place of vLLM's ValueError for settings that do not fit together."""
+    try:
+        yield
+    except ValueError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise InvalidValueError(f"vLLM refuses these settings: {reason}", legal="see `sampler`") from error
 
-    from rlcore.samplers.vllm.model import ARCHITECTURE, RlcoreForCausalLM
 
-    if ARCHITECTURE not in ModelRegistry.get_supported_archs():
-        ModelRegistry.register_model(ARCHITECTURE, RlcoreForCausalLM)
-
-
-def _arguments(directory: str, decoder: Decoder, settings: EngineSettings) -> Any:
+def arguments(directory: str, decoder: Decoder, settings: EngineSettings, **more: Any) -> Any:
+    """Return vLLM's EngineArgs for the model in a directory that `write_model` has written."""
     from rlcore.samplers.vllm.keyed_draw import KeyedDraw
 
     dtype = str(decoder.embedding.dtype).removeprefix("torch.")
@@ -152,4 +164,4 @@ def _arguments(directory: str, decoder: Decoder, settings: EngineSettings) -> An
     page = 2 * decoder.config.num_kv_heads * decoder.config.head_width * decoder.embedding.element_size()
     cache_bytes = settings.blocks * settings.block_size * page * decoder.config.num_layers
     preferred = {"kv_cache_memory_bytes": cache_bytes, "async_scheduling": False}
-    return engine_arguments(required, preferred)
+    return engine_arguments(required | more, preferred)

@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any
 
 from rlcore.models.config import DecoderConfig
+from rlcore.samplers.local_target import FencedTarget
 from rlcore.types import SamplingParams
 
 
@@ -93,6 +94,10 @@ class Exchange(ABC):
         )
         self._queue(number, list(prompt), wanted)
         return str(number)
+
+    @abstractmethod
+    def build_target(self) -> FencedTarget:
+        """Return the weight target of this engine's decoder; a sampler has one."""
 
     @abstractmethod
     def _queue(self, number: int, prompt: list[int], wanted: Any) -> None:
