@@ -83,6 +83,8 @@ def allowed_distributions(path: str) -> set[str]:
     allowed |= declared("browser", "cuda", "engine", "parquet", "plots", "report", "tests")
     if is_among(path, VLLM_ROOMS):
         return allowed | declared("vllm")
+    if is_among(path, ("tests/fuzz/",)):
+        return allowed | {"atheris"}  # installed by who fuzzes
     if is_among(path, PEER_ROOMS):
         return allowed | declared("ray") | PEERS
     return allowed | declared("ray") if is_among(path, RAY_ROOMS) else allowed
