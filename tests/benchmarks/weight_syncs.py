@@ -3,16 +3,17 @@
     python -m tests.benchmarks.weight_syncs [--size 10M] [--rounds 15] [--ray]
 
 A target in a process of its own holds a decoder. For each transport: a sync without checks, a sync with all, and a sync
-with each check alone, less the one without; the median of rounds that take turns. Both processes have one thread.
+with each check alone, less the one without; the least of rounds that take turns. Both processes have one thread.
 """
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
+from rlcore.numerics.invariance_report import machine
 from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
 from rlcore.samplers.local_target import LocalTarget
@@ -58,7 +60,7 @@ def syncs(decoder: Decoder, target: Any, transport: Transport) -> Callable[[froz
     def send(checks: frozenset[Check]) -> float:
         nonlocal receipt
         with torch.no_grad():
-            decoder.norm += 1e-3
+            decoder.norm.add_(1e-3)
         began = perf_counter()
         receipt = sync(decoder, target, receipt.policy_version + 1, receipt, transport=transport, checks=checks)
         return perf_counter() - began
@@ -67,25 +69,22 @@ def syncs(decoder: Decoder, target: Any, transport: Transport) -> Callable[[froz
 
 
 def measure(decoder: Decoder, target: Any, transport: Transport, num_rounds: int) -> dict[str, float]:
-    """Return the median seconds of a sync without checks, with all, and with each alone."""
+    """Return the least seconds of a sync without checks, with all, and with each alone."""
     send, wanted = syncs(decoder, target, transport), {"without": NONE, "all": ALL_CHECKS}
     wanted |= {check.value: frozenset({check}) for check in sorted(ALL_CHECKS - {Check.IDEMPOTENCE})}
     found: dict[str, list[float]] = {name: [] for name in wanted}
     for _ in range(num_rounds):
         for name, checks in wanted.items():
             found[name].append(send(checks))
-    return {name: median(each) for name, each in found.items()}
+    return {name: min(each) for name, each in found.items()}
 
 
 def show(name: str, found: dict[str, float]) -> None:
     """Print a line of milliseconds."""
     bare, full = found["without"], found["all"]
-    each = ", ".join(
-        f"{check} {(took - bare) * 1e3:.1f}" for check, took in found.items() if check not in {"without", "all"}
-    )
-    print(
-        f"  {name:14} {bare * 1e3:7.1f} ms without checks, {full * 1e3:7.1f} with all ({full / bare - 1:+.0%}): {each}"
-    )
+    alone = {check: (took - bare) * 1e3 for check, took in found.items() if check not in {"without", "all"}}
+    each = ", ".join(f"{check} {added:.1f}" for check, added in alone.items())
+    print(f"  {name:14} {bare * 1e3:6.1f} ms without checks, {full * 1e3:6.1f} with all; alone: {each}")
 
 
 def main() -> int:
@@ -98,7 +97,10 @@ def main() -> int:
     torch.set_num_threads(1)
     decoder = Decoder(SIZES[options.size]).initialise(1)
     num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
-    print(f"{num_parameters / 1e6:.1f}M parameters, float32, level invariant, torch {torch.__version__}")
+    print(
+        f"{datetime.now(UTC):%Y-%m-%d}, {machine()}, load {os.getloadavg()[0]:.1f}: "
+        f"{num_parameters / 1e6:.1f}M parameters, float32, level invariant"
+    )
     with ExitStack() as stack, tempfile.TemporaryDirectory() as directory, following(Padding()):
         show("this process", measure(decoder, LocalTarget(Decoder(SIZES[options.size])), IN_PROCESS, options.rounds))
         host = stack.enter_context(closing(RemoteHost()))
@@ -126,7 +128,8 @@ def ray_target(stack: ExitStack, decoder: Decoder) -> RemoteTarget:
 
     ray.init(num_cpus=1, include_dashboard=False, object_store_memory=512 << 20, log_to_driver=False)
     stack.callback(ray.shutdown)
-    actor = ray.remote(Sampler).remote()
+    actor: Any = ray.remote(Sampler)
+    actor = actor.remote()
     ray.get(actor.build.remote(LocalTarget, decoder))
     return RemoteTarget(over_actor(actor))
 
