@@ -30,6 +30,7 @@ from rlcore.samplers.vllm.plugin import VARIABLE
 from rlcore.weights.receipts import Check
 from rlcore.weights.remote import Question, RemoteTarget
 from rlcore.weights.sync import sync
+from rlcore.weights.transports.shared_memory import SharedChunk
 from tests.conformance.next_tokens_suite import MakeNextTokens, NextTokensConformance, asked
 from tests.conformance.next_tokens_suite import bits as bits_of_answers
 from tests.conformance.sampler_suite import MakeSampler, SamplerConformance, all_wanted, bits
@@ -293,3 +294,17 @@ def test_the_plugin_does_nothing_for_other_users_of_vllm() -> None:
     env = {name: value for name, value in os.environ.items() if name != VARIABLE}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
     assert not {"torch", "vllm", "pydantic", "numpy"} & set(done.stdout.split())
+
+
+def test_weights_travel_through_shared_memory(lend: Callable[..., "VllmSampler"]) -> None:
+    decoder, target, parcels = decoder_of("qwen3", spread=6.0), lend().weight_target, list[type]()
+    assert isinstance(target, RemoteTarget)
+    channel = target._channel
+
+    def noted(question: Question) -> object:
+        parcels.extend(type(each) for each in question.given if question.method == "write")
+        return channel(question)
+
+    target._channel = noted
+    sync(decoder, target, 1, None)
+    assert set(parcels) == {SharedChunk}
