@@ -68,6 +68,13 @@ def test_compiled_kernels_are_refused_with_the_reason() -> None:
     assert "paged" in caught.value.legal
 
 
+def test_tensor_parallelism_is_refused_with_the_reason(install: Install) -> None:
+    install("0.32.0")
+    with pytest.raises(InvalidValueError, match=r"sampler\.tensor_parallel 2") as caught:
+        check_sampler(config(sampler={"name": "vllm", "tensor_parallel": 2}))
+    assert "partial sums" in caught.value.legal and "replicas" in caught.value.remedy
+
+
 def test_what_an_engine_changes_in_the_process_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     import os
     import random
