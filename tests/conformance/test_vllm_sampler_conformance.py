@@ -7,6 +7,7 @@ import pytest
 from rlcore.models.config import FAMILIES
 from rlcore.numerics.level import following
 from rlcore.numerics.probe import STRATEGIES
+from rlcore.samplers.replicas import replicate
 from rlcore.samplers.torch_sampler import TorchSampler
 from tests.conformance.next_tokens_suite import MakeNextTokens, NextTokensConformance, asked
 from tests.conformance.next_tokens_suite import bits as bits_of_answers
@@ -35,6 +36,16 @@ class TestVllmSampler(SamplerConformance):
         with following(STRATEGIES[0]), engines.lending(decoder) as lend:
             local = TorchSampler(decoder, TOKENIZER, concurrency=4)
             assert bits(lend(TOKENIZER, 5).sample(all_wanted())) == bits(local.sample(all_wanted()))
+
+
+class TestVllmReplicas(SamplerConformance):
+    """Two engines in one process, in turn."""
+
+    @pytest.fixture
+    def make(self, engines: Engines) -> Iterator[MakeSampler]:
+        decoder = decoder_of("qwen3", spread=6.0)
+        with following(STRATEGIES[0]), engines.lending(decoder) as lend:
+            yield lambda concurrency: replicate([lend(TOKENIZER, concurrency) for _ in range(2)], run_together=False)
 
 
 class TestNextTokens(NextTokensConformance):

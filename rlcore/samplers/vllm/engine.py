@@ -19,6 +19,7 @@ from rlcore.models.hub_config import written_config
 from rlcore.samplers.local_target import FencedTarget
 from rlcore.samplers.vllm.exchange import Drawn, LocalExchange
 from rlcore.samplers.vllm.plugin import register_model
+from rlcore.samplers.vllm.shared_process import keep_process_group
 from rlcore.samplers.vllm.versions import check_device, engine_arguments, installed_version, isolated
 
 Report = Callable[[str], None]
@@ -72,6 +73,7 @@ class Engine(LocalExchange):
             check_device(str(decoder.embedding.device))
             from vllm.v1.engine.llm_engine import LLMEngine
 
+            keep_process_group()
             register_model()
             write_model(decoder, Path(directory))
             report(f"sampler: imported in {perf_counter() - began:.1f} s, starting the engine")
