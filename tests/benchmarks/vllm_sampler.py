@@ -5,9 +5,9 @@
 
 In the environment of constraints-vllm.txt. 64 completions of 32 tokens, at level invariant and off. The model that vLLM
 brings draws by its own seeded sampler, and promises no bits. A sync is one to the engine: with all checks of a receipt,
-and without any. A time is the least of the rounds, of processor time; where the engine is a process of its own, of both
-processes together, and the trainer's part follows. At level invariant all of rlcore's samplers must have the same tokens
-and log-probabilities: exit status 1 if not.
+and without any. A time is the least of the rounds, of processor time. Where the engine is a process of its own, it is
+that of both processes, and the part of this one follows. At level invariant all of rlcore's samplers must have the same
+tokens and log-probabilities: exit status 1 if not.
 """
 
 import argparse

@@ -41,9 +41,11 @@ def test_halves_of_the_heads_are_those_of_attention(strategy: KernelStrategy) ->
 
 def test_partial_sums_of_halves_of_the_inputs_differ(strategy: KernelStrategy) -> None:
     """The reason why `sampler.tensor_parallel` above 1 is refused: vLLM divides half of its products in this way."""
-    generator = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(size, 384, generator=generator) for size in (16, 384))
+    generator, equal = torch.Generator().manual_seed(0), list[bool]()
     with following(strategy), torch.no_grad():
-        halves = zip(x.tensor_split(2, 1), weight.tensor_split(2, 1), strict=True)
-        first, second = (linear(*(part.contiguous() for part in parts)) for parts in halves)
-        assert not torch.equal(first + second, linear(x, weight))
+        for inputs, outputs in WIDER:
+            x, weight = (torch.randn(size, inputs, generator=generator) for size in (16, outputs))
+            halves = zip(x.tensor_split(2, 1), weight.tensor_split(2, 1), strict=True)
+            first, second = (linear(*(part.contiguous() for part in parts)) for parts in halves)
+            equal.append(torch.equal(first + second, linear(x, weight)))
+    assert not all(equal)
