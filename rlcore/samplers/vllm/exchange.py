@@ -138,12 +138,14 @@ class Exchange(ABC):
     def first_tokens(self, request_ids: Sequence[str]) -> list[Drawn]:
         """Return what is drawn for requests of one token each, in their order; however it ends, none is left."""
         found: dict[str, Drawn] = {}
+        left = set(request_ids)
         try:
-            while len(found) < len(request_ids):
-                found |= {drawn.request_id: drawn for drawn in self.step()}
+            while left:
+                found |= {drawn.request_id: drawn for drawn in self.step() if drawn.request_id in left}
+                left -= found.keys()
         finally:
-            if left := [each for each in request_ids if each not in found]:
-                self.abort(left)
+            if left:
+                self.abort(sorted(left))
         return [found[each] for each in request_ids]
 
 

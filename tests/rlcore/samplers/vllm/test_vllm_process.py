@@ -35,7 +35,7 @@ from tests.conformance.next_tokens_suite import bits as bits_of_answers
 from tests.conformance.sampler_suite import MakeSampler, SamplerConformance, all_wanted, bits
 from tests.rlcore.training.recorded import Digests, config, first_difference, recorded
 from tests.rlcore.weights.targets import learn
-from tests.support.parity import FEW_BLOCKS, num_different, requests_of
+from tests.support.parity import FEW_BLOCKS, check_nan_leaves_nothing, num_different, requests_of
 from tests.support.samplers import TOKENIZER, decoder_of
 from tests.support.vllm_engines import CONCURRENCY, give_weights, need_vllm, process_engine
 from tests.support.vllm_trainer import RUN
@@ -128,6 +128,10 @@ def test_a_level_that_the_process_cannot_hold_is_refused(engine: "ProcessEngine"
 
     with pytest.raises(LevelError, match="no kernel strategy is batch-invariant"):
         engine.ask(Question("follow", (Level("a strategy of another version", 64, False, 1),)))
+
+
+def test_nan_is_named_and_no_page_keeps_it(lend: Callable[..., "VllmSampler"]) -> None:
+    check_nan_leaves_nothing(lend(8), decoder_of("qwen3", spread=6.0))
 
 
 # ---------------------------------------------------------------------------------------------------------- the weights
