@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from rlcore.errors import SamplerError
@@ -24,6 +26,7 @@ class ProcessTarget(RemoteTarget):
         state = self.describe()
         self._policy_version, self._weights_digest = state.policy_version, state.weights_digest
         self._begun, self._is_sampling = 0, False
+        self._num_threads = torch.get_num_threads()
 
     @property
     def policy_version(self) -> int:
@@ -49,7 +52,8 @@ class ProcessTarget(RemoteTarget):
         if self._is_sampling:
             raise canary_while_sampling()
         self._engine.resume()
-        self._ask("follow", Level.here())
+        # With the threads that sample: a sync is computed with other ones, and each change costs milliseconds.
+        self._ask("follow", replace(Level.here(), num_threads=self._num_threads))
         return canary_logprobs(self._engine, tokens)
 
     def commit(self, weights_digest: str) -> None:
@@ -61,7 +65,9 @@ class ProcessTarget(RemoteTarget):
     @contextmanager
     def sampling(self) -> Iterator[None]:
         """As `LocalTarget.sampling`, by the engine's own target."""
-        self._ask("enter", Level.here())
+        level = Level.here()
+        self._ask("enter", level)
+        self._num_threads = level.num_threads
         self._is_sampling = True
         try:
             yield
