@@ -191,7 +191,11 @@ class SamplerSection(Section):
     """Who draws completions. At level invariant both samplers have the same bits."""
 
     name: Literal["torch", "vllm"] = "torch"
-    """rlcore's own decoding loop, or the decoder served by vLLM in this process."""
+    """rlcore's own decoding loop, or the decoder served by vLLM."""
+    engine: Literal["in_process", "process"] = "in_process"
+    """Of vllm: its engine in the trainer's process, or in a child process, which computes while the trainer waits."""
+    tensor_parallel: Positive = 1
+    """Of vllm: processes that share each product. Only 1: more than one would move bits, or gain nothing."""
     replicas: Positive = 1
     """Samplers that share the requests of a step, each with its own copy of the weights and `runtime.concurrency`."""
     block_size: Positive = 8

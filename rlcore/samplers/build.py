@@ -22,9 +22,19 @@ def check_sampler(config: RunConfig) -> None:
             legal="model.kernels torch: compiled attention reads a cache of whole sequences, and vLLM's is paged",
             remedy="--set sampler.name=torch keeps the bits of this run; model.kernels=torch is another run",
         )
+    if config.sampler.tensor_parallel > 1:
+        raise InvalidValueError(
+            f"sampler.tensor_parallel {config.sampler.tensor_parallel}",
+            legal="1: a product that is divided by rows adds partial sums in another order than the trainer does",
+            remedy="leave it out; rlcore/VLLM.md says what was measured",
+        )
     from rlcore.samplers.vllm.versions import installed_version
 
     installed_version()
+    if config.sampler.engine == "process":
+        from rlcore.samplers.vllm.plugin import check_entry_point
+
+        check_entry_point()
 
 
 def build_sampler(
@@ -37,8 +47,9 @@ def build_sampler(
     check_sampler(config)
     section = config.sampler
     samplers = [_one(config, decoder, tokenizer, longest=longest, report=report) for _ in range(section.replicas)]
-    # Engines of vLLM in one process share the context of a pass.
-    return samplers[0] if len(samplers) == 1 else replicate(samplers, run_together=section.name == "torch")
+    # Engines of vLLM in this process share the context of a pass: they run one after another.
+    run_together = section.name == "torch" or section.engine == "process"
+    return samplers[0] if len(samplers) == 1 else replicate(samplers, run_together=run_together)
 
 
 def _one(
@@ -49,6 +60,7 @@ def _one(
     if section.name == "torch":
         return TorchSampler(decoder, tokenizer, **options)
     from rlcore.samplers.vllm.engine import Engine, EngineSettings
+    from rlcore.samplers.vllm.process_engine import ProcessEngine
     from rlcore.samplers.vllm.sampler import VllmSampler
 
     settings = EngineSettings(
@@ -58,4 +70,5 @@ def _one(
         num_blocks=section.num_blocks,
         max_batched_tokens=section.max_batched_tokens,
     )
-    return VllmSampler(Engine.start(decoder, settings, report), tokenizer, **options)
+    start = ProcessEngine.start if section.engine == "process" else Engine.start
+    return VllmSampler(start(decoder, settings, report), tokenizer, **options)

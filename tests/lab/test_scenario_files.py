@@ -7,7 +7,7 @@ import pytest
 from harness.lab.experiments.perturbation_values import Choice
 from harness.lab.experiments.scenario import FULL, SMOKE
 from harness.lab.experiments.scenario_files import ScenarioFile, all_scenarios
-from rlcore.config import LEVELS, RUNTIME_SECTIONS, read_config
+from rlcore.config import LEVELS, RUNTIME_SECTIONS, RunConfig, read_config
 from rlcore.errors import InvalidValueError
 
 FILES = all_scenarios(Path("/"))
