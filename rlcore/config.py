@@ -192,12 +192,12 @@ class SamplerSection(Section):
 
     name: Literal["torch", "vllm"] = "torch"
     """rlcore's own decoding loop, or the decoder served by vLLM."""
+    replicas: Positive = 1
+    """Samplers that share the requests of a step, each with its own copy of the weights and `runtime.concurrency`."""
     engine: Literal["in_process", "process"] = "in_process"
     """Of vllm: its engine in the trainer's process, or in a child process, which computes while the trainer waits."""
     tensor_parallel: Positive = 1
     """Of vllm: processes that share each product. Only 1: more than one would move bits, or gain nothing."""
-    replicas: Positive = 1
-    """Samplers that share the requests of a step, each with its own copy of the weights and `runtime.concurrency`."""
     block_size: Positive = 8
     """Of vllm: tokens of a block of its cache; prompts share whole blocks."""
     num_blocks: Annotated[int, Field(ge=0)] = 0
@@ -223,6 +223,8 @@ class OutputSection(Section):
     tensorboard: bool = False
     """Write the metrics for TensorBoard too; needs the extra `tensorboard`."""
     shows_progress: bool = True
+    shows_mismatch: bool = False
+    """Print, for each step, where the trainer's log-probabilities are not the sampler's, and the cause."""
 
 
 RUNTIME_SECTIONS = ("runtime", "sampler", "output")

@@ -7,6 +7,7 @@ from torch import nn
 from rlcore.config import RunConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.value_head import Critic
+from rlcore.observability.mismatches import Mismatches
 from rlcore.observability.observers import Observers
 from rlcore.observability.phases import Phases
 from rlcore.observability.warm_start_record import WarmStart
@@ -30,6 +31,8 @@ class TrainState:
     observers: Observers
     phases: Phases = field(default_factory=Phases)
     """Seconds and memory of the step; one of the observers."""
+    mismatches: Mismatches = field(default_factory=Mismatches)
+    """Mismatch of trainer and sampler in the step; one of the observers."""
     critic: LocalTrainer | None = None
     """Trainer of PPO's critic."""
     reference: Decoder | None = None

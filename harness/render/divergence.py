@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.core.text import count, one_line, ranges
 from harness.render.curve_picture import curve_picture
+from harness.render.field_differences import MAX_CHARS, MAX_FIELDS, field_lines
 from harness.render.operations import operations_json, operations_text
 from harness.render.verdict_reasons import reason_json, verdict_reason_text
 from harness.trace.chain import RecordedValue, Scope
@@ -25,7 +26,6 @@ from harness.trace.verdict import (
     Difference,
     Divergence,
     Element,
-    FieldDifference,
     Kind,
     Verdict,
 )
@@ -38,9 +38,6 @@ LABELS = {
     Kind.NOT_COMPARABLE: "NOT COMPARABLE",
     Kind.INCOMPLETE: "INCOMPLETE",
 }
-MAX_FIELDS = 8
-"""Maximum number of names of each part of a fingerprint that are shown."""
-MAX_CHARS = 60
 NOUNS = {
     TOKENS: "tokens",
     INTEGERS: "integers and texts of rollouts",
@@ -48,7 +45,6 @@ NOUNS = {
     REWARDS: "rewards",
     ADVANTAGE_SIGNS: "signs of advantages",
 }
-DIFFERENT_PART = {"perturbation": "runtime settings differ"}
 STEP_ONLY = {Difference.STEP_ONLY_IN_A: "A", Difference.STEP_ONLY_IN_B: "B"}
 
 
@@ -68,7 +64,7 @@ def verdict_text(verdict: Verdict, *, colour: bool, width: int | None = None, is
             *(operations_text(verdict.operations) if verdict.operations else []),
             *([] if verdict.kind is Kind.EQUAL else _curve(verdict.curve)),
             *([] if width is None else _picture(verdict, width, is_ascii)),
-            *[line for part in PARTS for line in _fields(part, verdict.fingerprints.get(part, ()))],
+            *[line for part in PARTS for line in field_lines(part, verdict.fingerprints.get(part, ()))],
             *[f"  note: {one_line(verdict_reason_text(note))}" for note in verdict.notes],
         ]
     )
@@ -271,25 +267,6 @@ def _float(value: Float | None) -> str:
         return "none"
     number = value.decimal()
     return f"{number if number is not None else value.value()} ({value})"
-
-
-def _fields(part: str, differences: Sequence[FieldDifference]) -> Iterator[str]:
-    if not differences:
-        return
-    yield f"  {DIFFERENT_PART.get(part, f'{part} differs')}"
-    shown = differences[:MAX_FIELDS]
-    names = [one_line(each.name, MAX_CHARS) for each in shown]
-    values = [(_value(each.a), _value(each.b)) for each in shown]
-    width = max(map(len, names))
-    width_a = max(len(a) for a, _ in values)
-    for name, (a, b) in zip(names, values, strict=True):
-        yield f"    {name:<{width}}  A {a:<{width_a}}  B {b}"
-    if more := len(differences) - len(shown):
-        yield f"    and {more} more"
-
-
-def _value(text: str | None) -> str:
-    return "none" if text is None else one_line(text, MAX_CHARS)
 
 
 def verdict_json(verdict: Verdict, *, exit_code: int) -> dict[str, Any]:

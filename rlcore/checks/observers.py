@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlcore.algorithms.advantages import TokenAdvantages
 from rlcore.checks.advantage_checks import check_estimates, check_relative, check_token_rewards, check_whitened
+from rlcore.checks.match_checks import MatchChecks
 from rlcore.checks.rollout_checks import (
     check_batch,
     check_requests,
@@ -26,7 +27,6 @@ from rlcore.checks.update_checks import (
     check_epoch,
     check_frozen,
     check_kept,
-    check_match,
     check_no_gradient,
     check_own_memory,
     check_passes,
@@ -50,7 +50,6 @@ from rlcore.observability.events import (
     OptimizerStepBegins,
     PassBegins,
     PassesDone,
-    PolicyMatched,
     ReferenceUsed,
     RequestsBuilt,
     RolloutBatched,
@@ -189,15 +188,6 @@ class LevelChecks(Observer):
         """Check the process before each step."""
         if isinstance(event, StepBegins):
             check_level(self._level)
-
-
-class MatchChecks(Observer):
-    """On policy, the trainer's log-probabilities are the sampler's, on every token."""
-
-    def observe(self, event: Event) -> None:
-        """Check log-probabilities of the policy that sampled."""
-        if isinstance(event, PolicyMatched):
-            check_match(event.logprobs, event.rollout_logprobs, event.loss_mask)
 
 
 ALWAYS: tuple[Callable[[], Observer], ...] = (

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlcore.batching.batch import Batch
 from rlcore.config import OptimizerSection
-from rlcore.errors import LevelError, StepError
+from rlcore.errors import StepError
 
 
 def check_own_memory(models: Mapping[str, nn.Module]) -> None:
@@ -157,21 +157,3 @@ def check_frozen(reference: nn.Module, num_writes_before: int | None) -> int:
             phases=("reference",),
         )
     return num_writes
-
-
-def check_match(logprobs: Tensor, sampled: Tensor, loss_mask: Tensor) -> None:
-    """Check that on policy the trainer's log-probabilities are the sampler's, to the bit.
-
-    Raises LevelError naming the first token that differs.
-    """
-    differs = loss_mask & (logprobs != sampled)
-    if bool(differs.any()):
-        sample, position = differs.nonzero()[0].tolist()
-        raise LevelError(
-            f"row {sample}, position {position} of a pass: the trainer's log-probability is"
-            f" {float(logprobs[sample, position])!r}, the sampler's {float(sampled[sample, position])!r}"
-            f" ({int(differs.sum())} of {int(loss_mask.sum())} tokens differ)",
-            legal="equal bits at level invariant",
-            remedy="check this machine's operations: rlharness doctor",
-            phases=("rollout", "forward"),
-        )

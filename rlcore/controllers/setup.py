@@ -6,6 +6,7 @@ from pathlib import Path
 from torch import nn
 
 from rlcore.checkpoints.resume import check_state, resume
+from rlcore.checks.match_checks import MatchReports
 from rlcore.checks.observers import checks_of_level
 from rlcore.config import PpoSection, RunConfig
 from rlcore.controllers.evaluation import evaluate
@@ -17,6 +18,7 @@ from rlcore.models.tokenizer import CharacterTokenizer, load_tokenizer
 from rlcore.models.value_head import Critic
 from rlcore.observability.events import ModelsBuilt
 from rlcore.observability.logs import RunLog
+from rlcore.observability.mismatches import Mismatches
 from rlcore.observability.observers import Observers
 from rlcore.observability.phases import Phases
 from rlcore.observability.recording import StepRecorder
@@ -77,8 +79,9 @@ def prepare(
 ) -> tuple[TrainState, int]:
     """Build what a step needs; return it with the number of the first step: 0, or where an earlier run stopped."""
     algorithm, optimizer, runtime = config.algorithm, config.optimizer, config.runtime
-    phases, checks = Phases(), checks_of_level(level)
-    observers = Observers(phases, *checks, StepRecorder(recorder))
+    phases, mismatches, checks = Phases(), Mismatches(), checks_of_level(level)
+    reports = (MatchReports(log.say),) if config.output.shows_mismatch else ()
+    observers = Observers(phases, mismatches, *reports, *checks, StepRecorder(recorder))
     task = add_reward_model(
         task, config, level, tokenizer=tokenizer, decoder=decoder, directory=directory, report=log.say
     )
@@ -98,6 +101,7 @@ def prepare(
         ),
         observers=observers,
         phases=phases,
+        mismatches=mismatches,
         kl_coef=algorithm.kl_coef,
     )
     if config.sampling.two_stage is not None:

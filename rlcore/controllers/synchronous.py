@@ -33,13 +33,16 @@ def loop(state: TrainState, first: int, directory: Path, log: RunLog) -> None:
     log.phase("training", num_steps, first)
     for step in range(first, num_steps):
         metrics = make_step(state, step).merged()
-        log.step(step, metrics | state.phases.take())
+        log.step(step, metrics | state.mismatches.take() | state.phases.take())
         log.advance(reward=metrics.get("reward_mean", float("nan")), loss=metrics.get("loss", float("nan")))
         done, is_last = step + 1, step + 1 == num_steps
         if is_last or (output.evaluate_every and done % output.evaluate_every == 0):
             log.evaluation(done, evaluate(state, state.task.heldout, step=done))
         if is_last or (output.checkpoint_every and done % output.checkpoint_every == 0):
             save_checkpoint(state, directory / DIRECTORY, done)
+    if output.shows_progress:
+        for line in state.phases.lines():
+            log.say(line)
 
 
 def make_step(state: TrainState, step: int) -> StepMetrics:

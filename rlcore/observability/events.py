@@ -20,6 +20,7 @@ from rlcore.observability.warm_start_record import WarmStart
 from rlcore.rewards.score import Scores
 from rlcore.types import SampleRequest, Tokenizer
 from rlcore.weights.receipts import Receipt
+from rlcore.weights.target import WeightTarget
 
 if TYPE_CHECKING:
     from rlcore.trainers.base import MicrobatchLoss
@@ -55,6 +56,8 @@ class SamplingBegins:
 
     policy: nn.Module
     receipt: Receipt | None
+    target: WeightTarget
+    """Weights of the sampler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,10 @@ class PolicyMatched:
     logprobs: Tensor
     rollout_logprobs: Tensor
     loss_mask: Tensor
+    samples: Sequence[int]
+    """Row of the batch of each row of these."""
+    first: int
+    """Position of the first column."""
 
 
 @dataclass(frozen=True, slots=True)

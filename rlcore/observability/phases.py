@@ -12,8 +12,8 @@ from rlcore.observability.observers import Observer
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-TIMED = frozenset({"rollout", "reward", "reference", "update", "optimizer", "sync", "evaluation"})
-"""Stages that are phases of a step."""
+TIMED = ("rollout", "reward", "reference", "update", "optimizer", "sync", "evaluation")
+"""Stages that are phases of a step, in the order of a step."""
 
 
 class Phases(Observer):
@@ -22,6 +22,8 @@ class Phases(Observer):
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
         self._peak_gb: dict[str, float] = {}
+        self._run_seconds: dict[str, float] = {}
+        self._run_peak_gb: dict[str, float] = {}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -34,8 +36,10 @@ class Phases(Observer):
         try:
             yield
         finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began_s
-            self._peak_gb[name] = max(self._peak_gb.get(name, 0.0), _peak_gb())
+            seconds, peak_gb = time.perf_counter() - began_s, _peak_gb()
+            for all_seconds, all_peaks in ((self._seconds, self._peak_gb), (self._run_seconds, self._run_peak_gb)):
+                all_seconds[name] = all_seconds.get(name, 0.0) + seconds
+                all_peaks[name] = max(all_peaks.get(name, 0.0), peak_gb)
 
     def take(self) -> dict[str, float]:
         """Return `seconds/NAME` and `memory_gb/NAME` of the step, and begin again."""
@@ -43,6 +47,22 @@ class Phases(Observer):
         measured |= {f"memory_gb/{name}": peak for name, peak in self._peak_gb.items()}
         self._seconds, self._peak_gb = {}, {}
         return measured
+
+    def lines(self) -> list[str]:
+        """Return a table of the run until now: seconds, their share, and peak memory of each phase."""
+        if not self._run_seconds:
+            return []
+        total = sum(self._run_seconds.values())
+        names = [name for name in TIMED if name in self._run_seconds]
+        rows = [(name, self._run_seconds[name], self._run_peak_gb[name]) for name in names]
+        rows.append(("total", total, max(self._run_peak_gb.values())))
+        return [
+            f"{'phase':<10}  {'time':>9}  {'share':>6}  {'peak memory':>11}",
+            *(
+                f"{name:<10}  {seconds:>7.2f} s  {seconds / total:>6.1%}  {peak_gb:>8.2f} GB"
+                for name, seconds, peak_gb in rows
+            ),
+        ]
 
 
 def _forget_peak() -> None:

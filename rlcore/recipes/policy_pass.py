@@ -63,7 +63,7 @@ def view_policy(state: TrainState, batch: Batch, microbatch: Microbatch) -> Poli
         old = microbatch.select(batch["old_logprobs"])
     else:
         old = scored.logprobs.detach()
-        state.observers.emit(PolicyMatched(old, sampled, mask))
+        state.observers.emit(PolicyMatched(old, sampled, mask, microbatch.samples, microbatch.first))
     weights = correction_weights(state.config.correction, old, sampled, mask)
     advantages = microbatch.select(batch["advantages"])
     return PolicyView(scored.logprobs, scored.entropy, old, sampled, advantages, mask, weights)
@@ -96,7 +96,8 @@ def add_old_logprobs(state: TrainState, batch: Batch) -> Batch:
     if state.config.training.num_epochs * state.config.training.num_minibatches == 1:
         return batch
     batch = batch.extended(old_logprobs=logprobs_in_bulk(state, state.decoder, batch))
-    state.observers.emit(PolicyMatched(batch["old_logprobs"], batch["rollout_logprobs"], batch["loss_mask"]))
+    logprobs, sampled, mask = (batch[name] for name in ("old_logprobs", "rollout_logprobs", "loss_mask"))
+    state.observers.emit(PolicyMatched(logprobs, sampled, mask, range(len(mask)), 0))
     state.observers.emit(BatchExtended(batch, "reference", ("old_logprobs",)))
     return batch
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlcore.errors import WeightSyncError
 from rlcore.models.decoder import Decoder
+from rlcore.models.streams import kept_streams
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.weights.digests import tensor_digests, weights_digest
 from rlcore.weights.receipts import Check
@@ -116,6 +117,17 @@ class LocalTarget:
         """As `WeightTarget.canary`."""
         tokens = tokens.to(self._decoder.embedding.device)
         return token_logprobs(self._decoder(tokens[None, :-1])[0], tokens[1:]).cpu()
+
+    def streams(self, tokens: Tensor) -> Mapping[str, Tensor]:
+        """Return the streams of a pass over all tokens but the last, to find the layer that differs."""
+        with kept_streams(self._decoder) as kept:
+            self._read(tokens)
+        return kept.streams(len(tokens) - 1)
+
+    @torch.no_grad()
+    def _read(self, tokens: Tensor) -> None:
+        """Pass over all tokens but the last, by the way it samples."""
+        self._decoder.hidden(tokens[None, :-1].to(self._decoder.embedding.device))
 
     def commit(self, weights_digest: str) -> None:
         """As `WeightTarget.commit`."""

@@ -1,5 +1,8 @@
 """A fixed sequence, and what a policy thinks of it: shows that a sampler computes with the weights it holds."""
 
+from collections.abc import Callable, Mapping
+from typing import Protocol, runtime_checkable
+
 import torch
 from torch import Tensor
 
@@ -7,9 +10,11 @@ from rlcore.errors import WeightSyncError
 from rlcore.keys import key
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
+from rlcore.models.streams import first_different, read_streams
 from rlcore.numerics.level import is_invariant
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.weights.receipts import Check
+from rlcore.weights.target import WeightTarget
 
 NUM_TOKENS = 17
 """Sixteen are read, which is what the recipes of level invariant pad to."""
@@ -31,10 +36,28 @@ def policy_logprobs(policy: Decoder, tokens: Tensor) -> Tensor:
     return token_logprobs(logits, tokens[None, 1:])[0].cpu()
 
 
-def canary_distance(expected: Tensor, given: Tensor, dtype: torch.dtype) -> float:
+@runtime_checkable
+class ReadsStreams(Protocol):
+    """A weight target that shows what its model computes."""
+
+    def streams(self, tokens: Tensor) -> Mapping[str, Tensor]:
+        """Return the streams of a pass over all tokens but the last, as `rlcore.models.streams.read_streams`."""
+
+
+def different_layer(policy: Decoder, target: WeightTarget, tokens: Tensor) -> str:
+    """Describe the first layer whose activations differ between policy and target, if the target shows them."""
+    if not isinstance(target, ReadsStreams):
+        return "the sampler's activations cannot be read from here"
+    return first_different(read_streams(policy, tokens), target.streams(tokens))
+
+
+def canary_distance(
+    expected: Tensor, given: Tensor, dtype: torch.dtype, explain: Callable[[], str] = lambda: ""
+) -> float:
     """The largest distance of log-probabilities, in nats; `dtype` is that of the weights.
 
-    Raises WeightSyncError where any bit differs at level invariant, or by more than rounding outside it.
+    `explain` says more of a difference at level invariant. Raises WeightSyncError where any bit differs at level
+    invariant, or by more than rounding outside it.
     """
     tolerance = 0.0 if is_invariant() else TOLERANCES.get(dtype, max(TOLERANCES.values()))
     if given.shape != expected.shape or given.dtype != expected.dtype:
@@ -48,9 +71,11 @@ def canary_distance(expected: Tensor, given: Tensor, dtype: torch.dtype) -> floa
     wrong = (~(distances <= tolerance)).nonzero().flatten().tolist()
     if wrong:
         first = wrong[0]
+        said = explain() if is_invariant() else ""
+        why = f"; {said}" if said else ""
         raise WeightSyncError(
             f"{len(wrong)} of {len(expected)} log-probabilities differ, the first at token {first + 1}: "
-            f"{given[first].item():.9g} of the sampler, {expected[first].item():.9g} of the policy",
+            f"{given[first].item():.9g} of the sampler, {expected[first].item():.9g} of the policy{why}",
             check=Check.CANARY,
             legal=f"a distance of at most {tolerance:g}",
             remedy="let the sampler drop what it has made of older weights: caches, fused or converted copies",

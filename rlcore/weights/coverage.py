@@ -15,6 +15,8 @@ from rlcore.weights.digests import tensor_digest
 from rlcore.weights.receipts import Check
 from rlcore.weights.target import Difference, ParameterSpec
 
+NOT_WRITTEN = "look for what skips it: a name that strict=False ignores, a copy to meta, a load that stops early"
+"""Remedy for a parameter that no write has reached."""
 Groups = tuple[tuple[str, ...], ...]
 
 
@@ -70,14 +72,29 @@ def check_reported(reported: Iterable[str], names: Iterable[str]) -> None:
         if name not in wanted:
             raise _uncovered(name, "was written, and the sampler has no such parameter")
         if counts[name] != 1:
-            raise _uncovered(name, f"was written {counts[name]} times", legal="once")
+            skipped = (
+                f"was not written: the transport skipped it ({len(wanted.keys() - counts.keys())} of {len(wanted)})"
+            )
+            raise _uncovered(
+                name,
+                f"was written {counts[name]} times" if counts[name] else skipped,
+                legal="once",
+                remedy=NOT_WRITTEN if not counts[name] else "",
+            )
 
 
-def check_written(name: str, source: Tensor, difference: Difference) -> None:
-    """Check that no poison is left; raises WeightSyncError with the number of elements that still hold it."""
+def check_written(name: str, source: Tensor, difference: Difference, extent: str) -> None:
+    """Check that no poison is left; raises WeightSyncError with the number of elements that still hold it.
+
+    `extent` says how many parameters are wrong.
+    """
     num_left = difference.num_nan - int(source.isnan().sum())
     if num_left > 0:
-        raise _uncovered(name, f"was not written: {num_left} of its {source.numel()} elements still hold poison")
+        raise _uncovered(
+            name,
+            f"was not written: {num_left} of its {source.numel()} elements still hold poison ({extent})",
+            remedy=NOT_WRITTEN,
+        )
 
 
 def _uncovered(name: str, what: str, *, legal: str = "", remedy: str = "") -> WeightSyncError:

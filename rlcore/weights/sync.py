@@ -12,13 +12,14 @@ after `begin` leaves a sampler that refuses to sample, with NaN or worse in its 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from rlcore.models.decoder import Decoder
-from rlcore.weights.canary import canary_distance, canary_tokens, policy_logprobs
+from rlcore.weights.canary import canary_distance, canary_tokens, different_layer, policy_logprobs
 from rlcore.weights.coverage import check_names, check_poisoned, check_reported, tied_names
 from rlcore.weights.digests import combined_digest, tensor_digests
 from rlcore.weights.ownership import check_ownership, is_elsewhere, probe_ownership
@@ -130,5 +131,6 @@ def _canary(policy: Decoder, target: WeightTarget) -> tuple[tuple[float, ...], f
     """Return the target's log-probabilities of the canary, and their distance to the policy's."""
     tokens = canary_tokens(policy.config)
     given = target.canary(tokens)
-    distance = canary_distance(policy_logprobs(policy, tokens), given, policy.embedding.dtype)
+    explain = partial(different_layer, policy, target, tokens)
+    distance = canary_distance(policy_logprobs(policy, tokens), given, policy.embedding.dtype, explain)
     return tuple(given.tolist()), distance

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from rlcore.errors import WeightSyncError
 from rlcore.weights.coverage import check_written
+from rlcore.weights.layouts import layout_of
 from rlcore.weights.receipts import Check, Receipt
 from rlcore.weights.target import TargetState, WeightTarget
 
@@ -80,10 +81,11 @@ def check_arrived(
     names = tuple(names)
     found = target.digests(names)
     different = [name for name in names if found.get(name) != expected[name]]
+    extent = f"{len(different)} of {len(names)} parameters differ from the policy's"
     for name in different:
         difference = target.compare({name: source[name]})[name]
         if Check.COVERAGE in checks:
-            check_written(name, source[name], difference)
+            check_written(name, source[name], difference, extent)
         if Check.LIVENESS in checks and previous is not None and found.get(name) == previous.parameters.get(name):
             raise WeightSyncError(
                 f"has changed in the policy since version {previous.policy_version}, and not in the sampler",
@@ -92,11 +94,13 @@ def check_arrived(
                 remedy="let the transport send the policy it is given",
             )
         if Check.READ_BACK in checks:
+            layout = layout_of(name, source, target)
             raise WeightSyncError(
-                f"of the sampler: {difference.num_differing} of {source[name].numel()} elements differ from the "
-                f"policy's ({len(different)} of {len(names)} parameters do)",
+                f"of the sampler: {difference.num_differing} of {source[name].numel()} elements differ ({extent})"
+                + (f": {layout}" if layout else ""),
                 check=Check.READ_BACK,
                 parameter=name,
+                remedy="write the policy's bits: no other order, type or scale than the sampler's own parameter has",
             )
 
 

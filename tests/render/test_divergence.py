@@ -307,6 +307,29 @@ def test_many_names_are_counted(tmp_path: Path) -> None:
     assert verdict_text(diff(a, b), colour=False).splitlines()[-1] == "    and 12 more"
 
 
+def test_many_packages_and_libraries_of_one_side_are_a_line_each(tmp_path: Path) -> None:
+    """As a run in another environment has them: versions stand side by side, everything else is counted."""
+    kinds = (*(f"package p{number:02}" for number in range(9)), *(f"library l{number:02}.so" for number in range(5)))
+    a = trace(tmp_path / "a", [], manifest_of(numerics={"package numpy": "2.4.1", "library l00.so": "d6"}))
+    b = trace(tmp_path / "b", [], manifest_of(numerics={"package numpy": "2.2.6", **dict.fromkeys(kinds, "1")}))
+    verdict = diff(a, b)
+    assert verdict_text(verdict, colour=False).splitlines()[-4:] == [
+        "  numerics differs",
+        "    package numpy  A 2.4.1  B 2.2.6",
+        "    9 packages only in B: p00, p01, p02 and 6 more",
+        "    5 shared libraries differ (4 only in B): --json lists them",
+    ]
+    assert len(verdict_json(verdict, exit_code=0)["fingerprints"]["numerics"]) == 15
+    other = verdict_text(diff(b, a), colour=False)
+    assert "    9 packages only in A: p00, p01, p02 and 6 more" in other and "(4 only in A)" in other
+
+
+def test_few_packages_and_libraries_stand_side_by_side(tmp_path: Path) -> None:
+    few = {"package p1": "1", "package p2": "1", "package p3": "1", "library l.so": "d6"}
+    a, b = trace(tmp_path / "a", [], manifest_of(numerics=few)), trace(tmp_path / "b", [], manifest_of())
+    assert verdict_text(diff(a, b), colour=False).count("  B none") == 4
+
+
 def test_nothing_in_common() -> None:
     assert (
         verdict_text(Verdict(Kind.INCOMPLETE, (VerdictReason(VerdictCode.NO_STEP),)), colour=False)

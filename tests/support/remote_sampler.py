@@ -29,7 +29,9 @@ from rlcore.samplers.base import Progress
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import SampleRequest, Tokenizer
 from rlcore.weights.remote import Answerer, RemoteTarget
+from rlcore.weights.sync import IN_PROCESS
 from rlcore.weights.target import WeightTarget
+from rlcore.weights.transports.base import Transport
 
 TIMEOUT_S = 120.0
 
@@ -78,6 +80,8 @@ class RemoteHost:
     """A process that keeps samplers and weight targets."""
 
     def __init__(self) -> None:
+        self.transport: Transport = IN_PROCESS
+        """Transport that tests of targets use."""
         context = multiprocessing.get_context("spawn")
         (self._work, work), (self._control, control) = context.Pipe(), context.Pipe()
         self._process = context.Process(target=_serve, args=(work, control), daemon=True)

@@ -38,6 +38,14 @@ class VllmTarget(LocalTarget):
         with torch.inference_mode():
             return canary_logprobs(self._engine, tokens)
 
+    def _read(self, tokens: Tensor) -> None:
+        """Let one request read all tokens but the last, none of them from the prefix cache."""
+        sequence = tuple(tokens.tolist())
+        self._engine.reset_cache()
+        with torch.inference_mode():
+            name = self._engine.add(sequence[:-1], max_tokens=1, stop_ids=(), key=0, params=GREEDY, forced=sequence[-1])
+            self._engine.first_tokens([name])
+
 
 def canary_logprobs(engine: Exchange, tokens: Tensor) -> Tensor:
     """Return the log-probability of each token but the first, by requests to an engine."""

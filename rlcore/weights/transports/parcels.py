@@ -35,6 +35,11 @@ class Attachments:
             self.opened[name] = build()
         return self.opened[name]
 
+    def drop(self, name: str) -> None:
+        """Close the resource of this name, if there is one."""
+        if name in self.opened:
+            self.opened.pop(name).close()
+
     def close(self) -> None:
         """Close all of them, the last one first."""
         while self.opened:

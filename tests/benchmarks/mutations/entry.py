@@ -1,7 +1,8 @@
 """The engine with a fault in it: an entry as a scenario names one.
 
-    rlharness replay faulty.yaml --set fault.name=sync_noop
+    rlharness replay faulty.yaml --set fault.name=sync_noop --set fault.has_receipts=false
 
+Without receipts a sync checks nothing, so that the fault reaches the training.
 What the fault did goes into fault.json beside the trace.
 """
 
@@ -9,13 +10,15 @@ import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlcore.entrypoint import run as run_engine
 from rlcore.trace import Recorder
 from tests.benchmarks.mutations.catalogue import named
-from tests.benchmarks.mutations.fault import Probe
+from tests.benchmarks.mutations.fault import Probe, honest, replaced
+from tests.benchmarks.mutations.faults.weights import SYNC
 
 DEEDS = "fault.json"
 
@@ -45,10 +48,11 @@ class StepWatch:
 def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Recorder) -> None:
     """Call the engine's entry with the fault that `fault.name` names; with none where there is no such key."""
     payload = dict(config)
-    name = payload.pop("fault", {}).get("name", "")
-    probe = Probe()
+    asked = {"name": "", "has_receipts": True, **payload.pop("fault", {})}
+    name, probe = asked["name"], Probe()
+    unchecked = nullcontext() if asked["has_receipts"] else replaced(SYNC, partial(honest(SYNC), checks=frozenset()))
     try:
-        with named(name).install(probe) if name else nullcontext():
+        with unchecked, named(name).install(probe) if name else nullcontext():
             run_engine(payload, level=level, directory=directory, recorder=StepWatch(recorder, probe))
     finally:
         deeds = {"num_reached": probe.num_reached, "first_effect": probe.first_effect, "step": probe.step}

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from rlcore.batching.microbatches import Microbatch
+from rlcore.checks.match_checks import MatchChecks
 from rlcore.checks.observers import (
     ALWAYS,
     CHECKS,
     AdvantageChecks,
     GeneratorChecks,
     LevelChecks,
-    MatchChecks,
     MinibatchChecks,
     ModelChecks,
     OptimizerChecks,

@@ -119,8 +119,7 @@ def rounded_rewards(probe: Probe) -> Iterator[None]:
         batch = made(completions, scores, pad_id=pad_id)
         found = batch["rewards"].bfloat16().double()
         probe.reached(has_effect=not torch.equal(found, batch["rewards"]))
-        batch["rewards"] = found
-        return batch
+        return batch.extended(rewards=found)
 
     with replaced(DENSE, rounded):
         yield
@@ -166,8 +165,7 @@ def truncated_left_out(probe: Probe) -> Iterator[None]:
         batch = made(completions, scores, pad_id=pad_id)
         is_whole = torch.tensor([each.stop_reason is not StopReason.LENGTH for each in completions])
         probe.reached(has_effect=not bool(is_whole.all()))
-        batch["included"] = batch["included"] & is_whole
-        return batch
+        return batch.extended(included=batch["included"] & is_whole)
 
     with replaced(DENSE, without):
         yield

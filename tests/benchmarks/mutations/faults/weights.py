@@ -54,6 +54,23 @@ def sync_noop(probe: Probe) -> Iterator[None]:
     yield from _carried(probe, lambda number, source, target: list(source))
 
 
+@fault("torchtitan #2402", "from the second sync on parameters are on meta: the copy does nothing", phases=PHASES)
+def later_sync_noop(probe: Probe) -> Iterator[None]:
+    sync = honest(SYNC)
+
+    def carry_nothing(weights: Iterable[tuple[str, Tensor]], target: Any) -> list[str]:
+        source = dict(weights)
+        probe.reached(has_effect=target.digests(list(source)) != tensor_digests(source))
+        return list(source)
+
+    def synced(policy: Any, target: Any, version: int, previous: Any, **others: Any) -> Any:
+        transport = IN_PROCESS if previous is None else carry_nothing
+        return sync(policy, target, version, previous, transport=transport, **others)
+
+    with replaced(SYNC, synced):
+        yield
+
+
 @fault(
     "torchtitan #2410",
     "the head is not among the weights that are sent",
@@ -77,6 +94,19 @@ def name_not_found(probe: Probe) -> Iterator[None]:
         return _copied({name: value for name, value in source.items() if "mlp_norm" not in name}, target)
 
     yield from _carried(probe, by_name)
+
+
+@fault("a converter of fused weights", "the rows of q, k and v are sent as k, q, v", phases=PHASES, leaves=("qkv",))
+def fused_in_another_order(probe: Probe) -> Iterator[None]:
+    def reordered(number: int, source: Source, target: Any) -> list[str]:
+        changed = dict(source)
+        for name, value in source.items():
+            if name.endswith(".qkv"):
+                q, k, v = torch.split(value, [value.shape[0] // 2, *[value.shape[0] // 4] * 2])
+                changed[name] = torch.cat((k, q, v))
+        return _copied(changed, target)
+
+    yield from _carried(probe, reordered)
 
 
 @fault("prime-rl #3175", "a load stops in the middle of a parameter", phases=PHASES, leaves=("embedding",))
@@ -235,8 +265,10 @@ def reference_follows(probe: Probe) -> Iterator[None]:
 
 FAULTS = (
     sync_noop,
+    later_sync_noop,
     head_missing,
     name_not_found,
+    fused_in_another_order,
     partial_load,
     second_load_corrupts,
     garbage_from_the_second,

@@ -1,0 +1,82 @@
+"""The stream between a decoder's layers, as a pass computes it: what shows in which layer two passes part.
+
+with kept_streams(decoder) as kept:
+    ...                                    # whatever runs the decoder: a forward pass, an engine
+kept.streams(num_tokens)                   # {"embedding": ..., "layers.0": ..., "logits": ...}
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.models.decoder import Decoder
+from rlcore.numerics.norms import rms_norm
+
+EMBEDDING, LOGITS = "embedding", "logits"
+
+
+@dataclass(slots=True)
+class KeptStreams:
+    """What the passes of a decoder have computed, pass after pass."""
+
+    decoder: Decoder
+    parts: dict[str, list[Tensor]] = field(default_factory=dict)
+    """By layer, the streams [tokens, width] of each pass."""
+
+    def put(self, name: str, stream: Tensor) -> None:
+        """Keep a copy of a stream [1, tokens, width]."""
+        self.parts.setdefault(name, []).append(stream.detach()[0].clone())
+
+    @torch.no_grad()
+    def streams(self, num_tokens: int) -> Mapping[str, Tensor]:
+        """Return each stream [tokens, width] of the first tokens, on the CPU, and the logits, in the order computed."""
+        found = {name: torch.cat(parts)[:num_tokens] for name, parts in self.parts.items()}
+        decoder = self.decoder
+        *_, last = found.values()
+        logits = decoder.logits(rms_norm(last[None], decoder.norm, decoder.config.norm_eps))[0]
+        return {name: stream.cpu() for name, stream in {**found, LOGITS: logits}.items()}
+
+
+@contextmanager
+def kept_streams(decoder: Decoder) -> Iterator[KeptStreams]:
+    """Keep the streams of all passes that the decoder computes inside, each of one row of tokens."""
+    kept = KeptStreams(decoder)
+
+    def before(_: Any, inputs: tuple[Any, ...]) -> None:
+        kept.put(EMBEDDING, inputs[0])
+
+    with ExitStack() as stack:
+        stack.callback(decoder.layers[0].register_forward_pre_hook(before).remove)
+        for number, layer in enumerate(decoder.layers):
+
+            def after(_: Any, __: Any, output: Tensor, name: str = f"layers.{number}") -> None:
+                kept.put(name, output)
+
+            stack.callback(layer.register_forward_hook(after).remove)
+        yield kept
+
+
+def read_streams(decoder: Decoder, tokens: Tensor) -> Mapping[str, Tensor]:
+    """Return the streams of the decoder's own pass over all tokens but the last: tokens int64 [length]."""
+    with torch.no_grad(), kept_streams(decoder) as kept:
+        decoder.hidden(tokens[None, :-1].to(decoder.embedding.device))
+    return kept.streams(len(tokens) - 1)
+
+
+def first_different(trainer: Mapping[str, Tensor], sampler: Mapping[str, Tensor]) -> str:
+    """Describe the first stream that differs, with its first position and the largest difference."""
+    for name, mine in trainer.items():
+        theirs = sampler[name]
+        differs = (mine != theirs) & ~(mine.isnan() & theirs.isnan())
+        if bool(differs.any()):
+            position = int(differs.any(-1).nonzero()[0])
+            largest = float((mine.double() - theirs.double()).abs().nan_to_num(nan=torch.inf).max())
+            return (
+                f"the first activations that differ are those of {name}, from position {position} on"
+                f" ({int(differs.sum())} of {differs.numel()} values, by at most {largest:.3g})"
+            )
+    return "the activations of a pass by itself are equal: the log-probability depends on its batch, or on the draw"

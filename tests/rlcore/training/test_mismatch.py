@@ -1,0 +1,210 @@
+"""Mismatch of trainer and sampler: how far, the worst token in its context, and the cause, each planted once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlcore.checks.mismatch import in_context, mismatch_of
+from rlcore.checks.mismatch_cause import causes
+from rlcore.entrypoint import train
+from rlcore.errors import LevelError
+from rlcore.models.config import DecoderConfig
+from rlcore.models.decoder import Decoder
+from rlcore.models.streams import read_streams
+from rlcore.numerics.level import following
+from rlcore.numerics.log_softmax import token_logprobs
+from rlcore.numerics.padding import Padding
+from rlcore.observability.phases import Phases
+from rlcore.samplers.batching import ContinuousBatch
+from rlcore.samplers.local_target import LocalTarget
+from rlcore.trace import NullRecorder
+from tests.rlcore.training.recorded import config, trained
+from tests.rlcore.weights.targets import Target
+from tests.support.samplers import TOKENIZER
+
+CONFIG = DecoderConfig("qwen3", TOKENIZER.vocab_size, 32, 3, 4, 2, 8, 48, max_length=64)
+TOKENS = tuple(3 + (5 * at) % 20 for at in range(24))
+POSITIONS = range(9, 24)
+
+
+def test_equal_bits_are_no_mismatch_and_masked_tokens_do_not_count() -> None:
+    values, mask = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]), torch.tensor([[True, True], [True, False]])
+    other = values.clone()
+    other[1, 1] = 0.0
+    assert mismatch_of(values, other, mask) is None
+
+
+def test_a_mismatch_has_the_largest_difference_and_its_place() -> None:
+    values, mask = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]), torch.ones(2, 2, dtype=torch.bool)
+    other = torch.tensor([[-1.0, -2.25], [-3.5, -4.0]])
+    found = mismatch_of(values, other, mask)
+    assert found is not None
+    assert (found.num_different, found.num_tokens, found.largest) == (2, 4, 0.5)
+    assert (found.row, found.column, found.trainer, found.sampler) == (1, 0, -3.0, -3.5)
+
+
+def test_nan_is_the_largest_difference() -> None:
+    found = mismatch_of(torch.tensor([[0.0, 0.0]]), torch.tensor([[9.0, float("nan")]]), torch.tensor([[True, True]]))
+    assert found is not None
+    assert (found.column, found.largest) == (1, float("inf"))
+
+
+@pytest.mark.parametrize(("position", "text"), [(0, "'«h»ello'"), (2, "'he«l»lo'"), (4, "'hell«o»'")])
+def test_a_token_stands_in_its_context(position: int, text: str) -> None:
+    assert in_context(TOKENIZER, tuple(TOKENIZER.encode("hello")), position) == text
+
+
+# ------------------------------------------------------------------------------------------------------------- causes
+
+
+class OtherLayer(Target):
+    """A sampler whose second layer rounds differently from position 10 on."""
+
+    def copied(self, decoder: Decoder) -> Decoder:
+        """Return a copy with that layer."""
+        made = super().copied(decoder)
+        forward = made.layers[1].forward
+
+        def rounded(x: Tensor, by: Any) -> Tensor:
+            out: Tensor = forward(x, by).clone()
+            out[:, 10:] *= 1 + 2**-12
+            return out
+
+        made.layers[1].forward = rounded
+        return made
+
+
+class OtherWeight(Target):
+    """A sampler that was given another weight."""
+
+    def copied(self, decoder: Decoder) -> Decoder:
+        """Return a copy with the rows of a fused projection in another order."""
+        made = super().copied(decoder)
+        with torch.no_grad():
+            gate_up = dict(made.named_parameters())["layers.2.gate_up"]
+            gate_up.copy_(torch.cat(gate_up.chunk(2)[::-1]))
+        return made
+
+
+def causes_of(target: type[Target], *, off_by: float = 0.0) -> list[str]:
+    with following(Padding()), torch.no_grad():
+        decoder = Decoder(CONFIG).initialise(3)
+        sequence = torch.tensor(TOKENS)
+        found = token_logprobs(decoder.logits(decoder.hidden(sequence[None, :-1]))[0], sequence[1:])
+        found = found[[position - 1 for position in POSITIONS]] + off_by
+        return [each.what for each in causes(decoder, target(decoder), TOKENS, POSITIONS, found, t=1.0)]
+
+
+def test_a_weight_is_named_with_what_was_made_of_it() -> None:
+    (cause,) = causes_of(OtherWeight)
+    assert cause.startswith(
+        "layers.2.gate_up of the sampler is not the policy's (1 of 26 parameters are not): its rows"
+    )
+
+
+def test_the_first_layer_that_differs_is_named_with_the_first_position() -> None:
+    (cause,) = causes_of(OtherLayer)
+    assert "weights are equal, and 13 of 23 tokens differ if the sampler reads the sequence again" in cause
+    assert "the first activations that differ are those of layers.1, from position 10 on" in cause
+
+
+def test_a_pass_of_the_trainer_that_depends_on_its_batch_is_named() -> None:
+    (cause,) = causes_of(Target, off_by=1e-6)
+    assert cause.startswith("the trainer's own pass depends on its batch: 15 of 15 tokens differ")
+
+
+def test_if_all_agree_on_reading_it_is_decoding() -> None:
+    (cause,) = causes_of(Target)
+    assert "decoding differs from reading" in cause
+
+
+def test_streams_are_those_of_a_pass_by_hand() -> None:
+    decoder, tokens = Decoder(CONFIG).initialise(3), torch.tensor(TOKENS)
+    with torch.no_grad():
+        expected = decoder(tokens[None, :-1])[0]
+    for found in (read_streams(decoder, tokens), LocalTarget(decoder).streams(tokens)):
+        assert list(found) == ["embedding", "layers.0", "layers.1", "layers.2", "logits"]
+        assert torch.equal(found["logits"], expected)
+        assert torch.equal(found["embedding"], decoder.embedding[tokens[:-1]])
+    assert not decoder.layers[0]._forward_hooks, "nothing stays"
+
+
+# --------------------------------------------------------------------------------------------------------------- runs
+
+
+def test_a_sampler_that_decodes_wrongly_ends_the_step_with_the_token_in_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ContinuousBatch.run
+
+    def off(self: ContinuousBatch, *given: Any) -> Any:
+        finished = run(self, *given)
+        finished[2].running.logprobs[1] -= 0.125
+        return finished
+
+    monkeypatch.setattr(ContinuousBatch, "run", off)
+    with pytest.raises(LevelError) as caught:
+        trained(config(training={"num_steps": 1}), tmp_path)
+    said = caught.value.what
+    assert said.startswith("step 0: the trainer's log-probability is not the sampler's for 1 of ")
+    assert "by at most 0.125 nats" in said and "decoding differs from reading" in said
+    assert "sample 2 of prompt" in said and "«" in said
+
+
+def test_at_level_off_a_report_says_why_and_metrics_say_how_far(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = config(
+        training={"num_steps": 2}, runtime={"concurrency": 1}, output={"shows_mismatch": True, "shows_progress": True}
+    )
+    train(asked, level="off", directory=tmp_path, recorder=NullRecorder())
+    said = capsys.readouterr().err
+    assert "step 0: the trainer's log-probability is not the sampler's" in said
+    assert "  cause:   " in said
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text("utf-8").splitlines()]
+    assert all(0.0 < each["mismatch/max_nats"] < 1e-4 for each in lines if "mismatch/max_nats" in each)
+    assert sum("mismatch/num_tokens" in each for each in lines) == 2
+
+
+def test_at_level_invariant_metrics_are_zero_and_the_run_ends_with_its_phases(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(config(training={"num_steps": 2}, output={"shows_mismatch": True, "shows_progress": True}), tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text("utf-8").splitlines()]
+    assert [each["mismatch/num_tokens"] for each in lines if "mismatch/num_tokens" in each] == [0.0, 0.0]
+    table = capsys.readouterr().err.partition("phase  ")[2].splitlines()
+    assert table[0].split() == ["time", "share", "peak", "memory"]
+    assert [line.split()[0] for line in table[1:]] == [
+        "rollout",
+        "reward",
+        "update",
+        "optimizer",
+        "sync",
+        "evaluation",
+        "total",
+    ]
+    shares = [float(line.split()[3].rstrip("%")) for line in table[1:]]
+    assert sum(shares[:-1]) == pytest.approx(100, abs=0.5) and shares[-1] == 100.0
+    assert all(float(line.split()[-2]) > 0.05 for line in table[1:])
+
+
+def test_a_table_of_phases_adds_seconds_and_keeps_the_highest_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks, clock = iter((1.0, 3.0, 2.0)), iter((0.0, 1.0, 1.0, 2.0, 2.0, 4.0))
+    monkeypatch.setattr("rlcore.observability.phases._peak_gb", lambda: next(peaks))
+    monkeypatch.setattr("rlcore.observability.phases.time.perf_counter", lambda: next(clock))
+    phases = Phases()
+    assert phases.lines() == []
+    for name in ("rollout", "sync", "rollout"):
+        with phases.stage(name):
+            pass
+        phases.take()
+    assert phases.lines() == [
+        "phase            time   share  peak memory",
+        "rollout        3.00 s   75.0%      2.00 GB",
+        "sync           1.00 s   25.0%      3.00 GB",
+        "total          4.00 s  100.0%      3.00 GB",
+    ]
