@@ -12,8 +12,10 @@ from itertools import count
 from typing import Any
 
 from rlcore.models.config import DecoderConfig
+from rlcore.models.decoder import Decoder
 from rlcore.samplers.local_target import FencedTarget
 from rlcore.types import SamplingParams
+from rlcore.weights.remote import Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +135,26 @@ class Exchange(ABC):
             if left := [each for each in request_ids if each not in found]:
                 self.abort(left)
         return [found[each] for each in request_ids]
+
+
+class LocalExchange(Exchange):
+    """An engine in this process."""
+
+    decoder: Decoder
+    """Its live model."""
+
+
+class RemoteExchange(Exchange):
+    """An engine in another process."""
+
+    @abstractmethod
+    def ask(self, question: Question) -> Any:
+        """Return the answer of its `EngineExtension`; raises RlcoreError."""
+
+    @abstractmethod
+    def pause(self) -> None:
+        """Let the engine compute no pass until `resume`; requests wait."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Let the engine compute again."""

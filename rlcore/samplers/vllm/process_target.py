@@ -6,8 +6,8 @@ from contextlib import contextmanager, suppress
 from torch import Tensor
 
 from rlcore.errors import SamplerError
+from rlcore.samplers.vllm.exchange import RemoteExchange
 from rlcore.samplers.vllm.levels import Level
-from rlcore.samplers.vllm.process_engine import ProcessEngine
 from rlcore.samplers.vllm.target import canary_logprobs, canary_while_sampling, not_reset
 from rlcore.weights.remote import RemoteTarget
 
@@ -18,7 +18,7 @@ class ProcessTarget(RemoteTarget):
     The engine computes at the level of the thread that samples, or asks for the canary.
     """
 
-    def __init__(self, engine: ProcessEngine) -> None:
+    def __init__(self, engine: RemoteExchange) -> None:
         super().__init__(engine.ask)
         self._engine = engine
         state = self.describe()
