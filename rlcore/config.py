@@ -7,26 +7,15 @@ An unknown key is an error that names the nearest legal one.
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from rlcore.config_base import Fraction, Positive, Section, Texts
 from rlcore.config_faults import as_error
+from rlcore.config_task import TaskSection, check_task
 from rlcore.errors import InvalidValueError
 
-Positive = Annotated[int, Field(ge=1)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Texts = Annotated[tuple[str, ...], Strict(False)]
-Numbers = Annotated[tuple[float, ...], Strict(False)]
-"""Lists too; what is in them has to be what it says, like all else."""
 Level = Literal["off", "deterministic", "invariant"]
 LEVELS: tuple[str, ...] = get_args(Level)
-
-
-class Section(BaseModel):
-    """A part of a configuration."""
-
-    model_config = ConfigDict(
-        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
 
 class ModelSection(Section):
@@ -46,29 +35,6 @@ class ModelSection(Section):
     device: str = "cpu"
     kernels: Literal["torch", "compiled"] = "torch"
     """What layers are computed with: torch's, or C compiled here, faster for small models; float32 on cpu."""
-
-
-class TaskSection(Section):
-    """What is to be learned."""
-
-    name: Literal["reverse_text", "arithmetic", "sorting", "recommendation", "file"]
-    path: str = ""
-    """Of the prompts, JSON lines or parquet, for `file`: a column `prompt`, the others go to the reward functions."""
-    num_prompts: Positive = 512
-    """To train on."""
-    num_heldout: Positive = 128
-    """To evaluate on; none of them is trained on."""
-    min_length: Positive = 3
-    max_length: Positive = 4
-    """Letters, digits or items: what a task counts stands in it."""
-    rewards: Texts = ()
-    """module:function, in TRL's signature; with verl: or openrlhf: before it, in theirs; empty: the task's own."""
-    reward_weights: Numbers = ()
-    """One for each of the rewards; empty: all 1."""
-    reward_timeout_s: Annotated[float, Field(gt=0)] = 300.0
-    """What an async reward function may take for a batch; more is an error, and never a reward."""
-    shuffles_rewards: bool = False
-    """Each reward goes to another sample of the batch: a control, which must learn nothing."""
 
 
 class WarmStartSection(Section):
@@ -225,7 +191,13 @@ class SamplerSection(Section):
     """Who draws completions. At level invariant both samplers have the same bits."""
 
     name: Literal["torch", "vllm"] = "torch"
-    """rlcore's own decoding loop, or the decoder served by vLLM in this process."""
+    """rlcore's own decoding loop, or the decoder served by vLLM."""
+    replicas: Positive = 1
+    """Samplers that share the requests of a step, each with its own copy of the weights and `runtime.concurrency`."""
+    engine: Literal["in_process", "process"] = "in_process"
+    """Of vllm: its engine in the trainer's process, or in a child process, which computes while the trainer waits."""
+    tensor_parallel: Positive = 1
+    """Of vllm: processes that share each product. Only 1: more than one would move bits, or gain nothing."""
     block_size: Positive = 8
     """Of vllm: tokens of a block of its cache; prompts share whole blocks."""
     num_blocks: Annotated[int, Field(ge=0)] = 0
@@ -285,7 +257,7 @@ class RunConfig(Section):
     def _fits(self) -> "RunConfig":
         _check_training(self.training, self.algorithm, self.sampling)
         _check_two_stage(self.sampling, self.algorithm)
-        _check_task(self.task)
+        check_task(self.task)
         if isinstance(self.algorithm, GrpoSection):
             _check_loss_settings(self.algorithm)
         if self.correction.low > self.correction.high:
@@ -352,23 +324,6 @@ def _check_two_stage(sampling: SamplingSection, algorithm: GrpoSection | PpoSect
 
 def _divisors(number: int) -> str:
     return ", ".join(str(each) for each in range(1, number + 1) if number % each == 0)
-
-
-def _check_task(section: TaskSection) -> None:
-    if (section.name == "file") != bool(section.path):
-        raise InvalidValueError(
-            f"task.path is {section.path!r}, and task.name {section.name}",
-            legal="a path with the name file, and none with another",
-        )
-    if len(section.reward_weights) not in (0, len(section.rewards)):
-        raise InvalidValueError(
-            f"task.reward_weights has {len(section.reward_weights)} numbers",
-            legal=f"one for each of task.rewards, {len(section.rewards)}, or none",
-        )
-    if section.min_length > section.max_length:
-        raise InvalidValueError(
-            f"task.min_length is {section.min_length}, above task.max_length", legal=f"1 to {section.max_length}"
-        )
 
 
 def _check_loss_settings(section: GrpoSection) -> None:

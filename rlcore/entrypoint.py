@@ -42,7 +42,12 @@ def config_schema() -> dict[str, Any]:
 
 def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder) -> TrainState:
     """Train as a configuration that has been read says; return the state at the end."""
-    for name, directory_given in (("model.path", config.model.path), ("output.resume", config.output.resume)):
+    reward_model = config.task.reward_model
+    for name, directory_given in (
+        ("model.path", config.model.path),
+        ("output.resume", config.output.resume),
+        ("task.reward_model.path", reward_model.path if reward_model else ""),
+    ):
         if directory_given and not Path(directory_given).is_dir():
             raise InvalidValueError(f"{name} {directory_given!r}", legal="a directory that exists")
     check_device(config.model.device)
@@ -68,7 +73,14 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
         log.say(announcement(config, level=level, num_parameters=sum(each.numel() for each in decoder.parameters())))
         try:
             state, first = prepare(
-                config, level, task, tokenizer=tokenizer, decoder=decoder, recorder=recorder, log=log
+                config,
+                level,
+                task,
+                tokenizer=tokenizer,
+                decoder=decoder,
+                recorder=recorder,
+                log=log,
+                directory=directory,
             )
             loop(state, first, directory, log)
         finally:

@@ -136,6 +136,15 @@ OWNED = (
     Owned("harness/", ("amdsmi",), ()),  # harness/machine/amd_smi.py loads it from ROCm
     Owned("harness/", ("rich",), ("harness/render/live/",)),
     Owned("harness/", ("asyncio_pool",), ("harness/core/fan_out.py",)),
+    # One way to give a whole file its name. The others move directories, links and files that are held open.
+    Owned(
+        "harness/",
+        ("os.replace", "os.rename", "os.renames", "tempfile.mktemp"),
+        (
+            *("harness/core/replaced_file.py", "harness/runner/records/history_file.py"),
+            *("harness/process/run_directory.py", "harness/process/scratch.py", "harness/fixtures/child_main.py"),
+        ),
+    ),
     Owned("harness/", ("click",), ("harness/cli/",)),
     Owned("harness/", ("sqlite3",), ("harness/runner/records/history.py", "harness/runner/records/history_file.py")),
     Owned("harness/", ("junitparser",), ("harness/render/junit.py",)),

@@ -26,13 +26,14 @@ EXTRAS_OF = {
     "rlcore/": ("engine",),
     "rlcore/samplers/vllm/": ("vllm",),
     "rlcore/tasks/files.py": ("parquet",),
+    "rlcore/weights/transports/ray_store.py": ("ray",),
 }
 """Files and folders that need more than the base -> the extras whose packages they import."""
 PEER_ROOMS = ("tests/support/programs/", "tests/rlcore/peers/", "tests/benchmarks/one_step/trl_step.py")
 """Run with verl, transformers and TRL, in environments of their own."""
 VLLM_ROOMS = ("tests/benchmarks/vllm_sampler.py", "tests/rlcore/samplers/vllm/")
 """Run in vLLM's environment, or skipped."""
-RAY_ROOMS = ("tests/support/misbehaving/", "tests/support/networks/")
+RAY_ROOMS = ("tests/rlcore/weights/test_ray_store.py", "tests/support/misbehaving/", "tests/support/networks/")
 """Programs whose tests skip without Ray."""
 
 RUN_AS_PROGRAMS = frozenset({"py-spy"})  # dependencies that are started, never imported
@@ -82,6 +83,8 @@ def allowed_distributions(path: str) -> set[str]:
     allowed |= declared("browser", "cuda", "engine", "parquet", "plots", "report", "tests")
     if is_among(path, VLLM_ROOMS):
         return allowed | declared("vllm")
+    if is_among(path, ("tests/fuzz/",)):
+        return allowed | {"atheris"}  # installed by who fuzzes
     if is_among(path, PEER_ROOMS):
         return allowed | declared("ray") | PEERS
     return allowed | declared("ray") if is_among(path, RAY_ROOMS) else allowed

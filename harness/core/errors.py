@@ -13,13 +13,14 @@ HarnessError            base of all: the value found, the legal values, and the 
 
 from harness.core.exit_codes import ExitCode
 from harness.core.redaction import redact_text
+from harness.core.text import harmless
 
 
 class HarnessError(Exception):
     """A failure that the user can correct; printed as three lines, never as a traceback.
 
     `what` names the value at fault, `legal` what would be accepted, `remedy` what to type or change, each without
-    secrets: they may quote a command line. `exit_code` is that of a command it ends.
+    secrets and control characters: they may quote a command line or a file. `exit_code` is that of a command it ends.
     """
 
     exit_code = ExitCode.USAGE_ERROR
@@ -27,9 +28,9 @@ class HarnessError(Exception):
     """Whether the record of a run, and its JSON, hold it already."""
 
     def __init__(self, what: str, *, legal: str = "", remedy: str = "") -> None:
-        self.what = redact_text(what)
-        self.legal = redact_text(legal)
-        self.remedy = redact_text(remedy)
+        self.what = _shown(what)
+        self.legal = _shown(legal)
+        self.remedy = _shown(remedy)
         super().__init__(self.what)
 
     def __str__(self) -> str:
@@ -39,6 +40,11 @@ class HarnessError(Exception):
         if self.remedy:
             lines.append(f"  remedy: {self.remedy}")
         return "\n".join(lines)
+
+
+def _shown(text: str) -> str:
+    """Text that may quote the files of others: without secrets, and with nothing in it that a terminal would obey."""
+    return "\n".join(map(harmless, redact_text(text).split("\n")))
 
 
 class UsageError(HarnessError, ValueError):

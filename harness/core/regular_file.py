@@ -11,6 +11,8 @@ import stat
 import sys
 from typing import BinaryIO
 
+from harness.core.replaced_file import replacing
+
 StrPath = str | os.PathLike[str]
 
 CHUNK_BYTES = 1 << 16
@@ -139,14 +141,11 @@ class GrowingFile:
 
     def put_back(self) -> None:
         """Put a copy of the file under its name again. OSError if that fails."""
-        beside = f"{os.fspath(self.path)}.new"
-        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        with os.fdopen(fd, "wb") as file:
+        with replacing(self.path) as file:
             at = 0
             while chunk := os.pread(self._fd, min(POLL_BYTES, self.max_bytes - at), at):
                 file.write(chunk)
                 at += len(chunk)
-        os.replace(beside, self.path)
 
     def close(self) -> None:
         """Close the file; nothing is read any more."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import ReportError
+from harness.core.malformed import MALFORMED
 from harness.core.need import Need
 from harness.core.regular_file import GrowingFile, GrowingLines
 from harness.core.test_outcomes import TestCounts, TestOutcome
@@ -178,7 +179,7 @@ class ReportTail:
                     _check_version(record.get("version"), str(self.file.path))
                 try:
                     _apply(record, report, begun)
-                except (KeyError, TypeError, ValueError, OverflowError):
+                except MALFORMED:
                     records.num_unreadable += 1
             if not self.file.is_behind or records.has_given_up:
                 break
@@ -223,7 +224,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
         return None
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError):
+    except MALFORMED:
         return None
     return record if isinstance(record, dict) and isinstance(record.get("k"), str) else None
 

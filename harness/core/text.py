@@ -19,11 +19,16 @@ def escape(character: str) -> str:
     return f"\\x{code:02x}" if code <= 0xFF else f"\\u{code:04x}"
 
 
+def harmless(text: str) -> str:
+    """Return `text` with each character that a terminal would obey, line breaks too, as its escape."""
+    return _UNSAFE.sub(lambda match: escape(match.group()), text)
+
+
 def one_line(text: str, limit: int = 300) -> str:
     """`text` on one line of at most `limit` characters, with nothing in it that a terminal would obey."""
     joined = " ".join(text.split())
     shown = joined if len(joined) <= limit else joined[: limit - 3] + "..."
-    return _UNSAFE.sub(lambda match: escape(match.group()), shown)
+    return harmless(shown)
 
 
 def path_text(path: Path) -> str:

@@ -1,6 +1,6 @@
 """Options of `rlharness doctor`, and the findings for them.
 
-options ─▶ every check of this host at once │ the layers of a bootstrap │ hosts that meet ─▶ findings
+options ─▶ every check of this host at once │ the layers of a bootstrap │ hosts that meet │ a server ─▶ findings
 """
 
 import resource
@@ -15,6 +15,7 @@ from harness.doctor.checks import CHECKS, NUMERICS
 from harness.doctor.children import MAX_ANSWER_BYTES, host_of, supervised_scratch
 from harness.doctor.examination import Check, examine, in_order
 from harness.doctor.gpus import check_gpus_for
+from harness.doctor.served_weights import ServedWeights, inspect_served_weights
 from harness.machine.network.among_hosts import WAIT_S, join_hosts, listen_for_hosts
 from harness.process.supervisor_client import probe_backends
 
@@ -39,6 +40,8 @@ class DoctorOptions:
     num_hosts: int | None = None
     """Hosts that meet where this one listens; None for 2."""
     wait_s: float | None = None
+    served: ServedWeights | None = None
+    """Checkpoint that a server shall hold."""
 
     @property
     def meets_others(self) -> bool:
@@ -59,6 +62,12 @@ class DoctorOptions:
                 "--numerics beside --distributed, --listen or --peer",
                 legal="one of them",
                 remedy="rlharness doctor --numerics checks this host alone",
+            )
+        if self.served and (self.numerics or self.num_ranks is not None or self.meets_others):
+            raise UsageError(
+                "--weights beside --numerics, --distributed, --listen or --peer",
+                legal="one of them",
+                remedy="rlharness doctor --weights CHECKPOINT --server URL asks the server alone",
             )
         for option, value, other, needed in (
             ("backend", self.backend, "distributed", self.num_ranks),
@@ -100,6 +109,10 @@ async def diagnose(options: DoctorOptions, invocation: Invocation) -> tuple[Find
         return in_order(await met)
     if options.peer is not None:
         return in_order(await join_hosts(invocation.environ, options.peer, wait_s=wait_s))
+    if options.served is not None:
+        invocation.note("computing log-probabilities of the checkpoint, and asking the server for its own")
+        with host_of(invocation) as host:
+            return (await inspect_served_weights(host, options.served),)
     if options.num_ranks is not None:
         return await _walk_layers(invocation, options.num_ranks, options.backend or "gloo")
     checks: Sequence[Check] = CHECKS

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from harness.core.errors import TraceError, UsageError
+from harness.core.malformed import MALFORMED
 from harness.core.regular_file import read_text
 from harness.recording.metrics import NAMES
 from harness.trace.values import Float
@@ -89,7 +90,7 @@ def read_stop(path: Path) -> Stop | None:
         return Stop(**{**fields, "element": tuple(fields["element"]), "known": tuple(fields["known"])})
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, *MALFORMED) as error:
         raise TraceError(
             f"{path} does not report where the run ended: {error!r:.100}",
             legal="what the run has written there",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.core.malformed import MALFORMED
 from harness.trace.curve import TAKEN
 from harness.trace.values import Float
 
@@ -142,7 +143,7 @@ def numbers_of_json(line: str) -> dict[str, Any]:
     """The numbers of a JSON object, by name; of any other line nothing."""
     try:
         fields = json.loads(line)
-    except (ValueError, RecursionError):
+    except MALFORMED:
         return {}
     return {} if not isinstance(fields, dict) else fields
 

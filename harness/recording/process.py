@@ -14,6 +14,7 @@ from pathlib import Path
 
 from harness.core.errors import TraceError
 from harness.core.redaction import redact_argv, redact_fields
+from harness.core.replaced_file import write_replacing
 from harness.recording.callbacks import RecorderCallback
 from harness.recording.op_log import OpLog
 from harness.recording.op_mode import OpMode
@@ -216,14 +217,11 @@ def write_report(directory: Path, report: Report) -> None:
 
     OSError where there is no report yet, or it cannot be written to.
     """
-    path, beside = directory / f"{report.pid}.json", directory / f".{report.pid}.new"
+    path = directory / f"{report.pid}.json"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(report.to_text().encode() + b" " * ROOM_BYTES)
-        beside.replace(path)
+        write_replacing(path, report.to_text().encode() + b" " * ROOM_BYTES)
     except OSError:
-        with suppress(OSError):
-            beside.unlink()
         short = replace(report, problem=report.problem[:MAX_PROBLEM_CHARS])
         with path.open("r+b", buffering=0) as file:
             file.write(short.to_text().encode().ljust(path.stat().st_size))

@@ -21,7 +21,6 @@ testcase and `skipped` on testsuites, so the file stands on the testsuite, and i
 Units are written one at a time, so that memory holds the tests of one.
 """
 
-import os
 import re
 import shutil
 from collections import Counter
@@ -40,6 +39,7 @@ from junitparser.junitparser import FinalResult
 
 from harness.core.clock import Clock
 from harness.core.errors import ReportError, UsageError
+from harness.core.replaced_file import replacing
 from harness.core.report_file import TestEnd, TestReport, read_report
 from harness.core.test_outcomes import TestOutcome
 from harness.core.text import escape, one_line
@@ -123,25 +123,15 @@ class JUnitReporter:
         What is there and is no plain file (a device, a pipe) is written to as it is.
         """
         is_plain = self._path.is_file() or not self._path.exists()
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp") if is_plain else self._path
-        try:
-            with open(temporary, "wb") as file:
-                xml = XMLGenerator(file, encoding="utf-8")
-                xml.startDocument()
-                counts = {name: str(totals[name]) for name in ("tests", "failures", "errors")}
-                root = {"name": "rlharness", "time": f"{seconds:.3f}", **counts}
-                xml.startElement("testsuites", AttributesImpl(root))
-                xml.characters("\n")
-                shutil.copyfileobj(suites, file)
-                xml.endElement("testsuites")
-                file.flush()
-                if is_plain:
-                    os.fsync(file.fileno())
-            if is_plain:
-                os.replace(temporary, self._path)
-        finally:
-            if is_plain:
-                temporary.unlink(missing_ok=True)
+        with replacing(self._path, is_synced=True) if is_plain else open(self._path, "wb") as file:
+            xml = XMLGenerator(file, encoding="utf-8")
+            xml.startDocument()
+            counts = {name: str(totals[name]) for name in ("tests", "failures", "errors")}
+            root = {"name": "rlharness", "time": f"{seconds:.3f}", **counts}
+            xml.startElement("testsuites", AttributesImpl(root))
+            xml.characters("\n")
+            shutil.copyfileobj(suites, file)
+            xml.endElement("testsuites")
 
     def _suite(self, unit: Unit, result: UnitResult | None) -> TestSuite:
         result = result or UnitResult(unit, Outcome.INTERRUPTED, "the runner stopped before this unit had an outcome")

@@ -1,11 +1,10 @@
 """A file that a reporter writes once, when the run has finished: the whole text or nothing."""
 
-import os
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from harness.core.errors import UsageError
-from harness.core.regular_file import open_for_writing
+from harness.core.replaced_file import write_replacing
 
 
 class LateFile:
@@ -35,10 +34,4 @@ class LateFile:
         if self._path.exists() and not self._path.is_file():
             self._path.write_bytes(data)
             return
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
-        try:
-            with open_for_writing(temporary) as file:
-                file.write(data)
-            os.replace(temporary, self._path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_replacing(self._path, data)

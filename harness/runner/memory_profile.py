@@ -16,7 +16,9 @@ from typing import Any
 
 from harness.core.errors import HarnessError, InventoryError, UsageError
 from harness.core.exit_codes import ExitCode
+from harness.core.malformed import MALFORMED
 from harness.core.need import Need
+from harness.core.regular_file import read_text
 from harness.machine.gpu_watch import GpuWatch
 from harness.runner import events
 from harness.runner.attempts.unit_result import why_uncollected
@@ -254,7 +256,7 @@ class LimitProber:
 def _read_report(path: Path) -> dict[str, Any]:
     """What the plugin has left; nothing where its process was ended first."""
     try:
-        said = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+        said = json.loads(read_text(path))
+    except (OSError, *MALFORMED):
         return {}
     return said if isinstance(said, dict) else {}

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from harness.core.errors import TraceError
+from harness.core.malformed import MALFORMED
 from harness.trace.values import Float, plain
 
 NAMES = ("reward_mean", "loss", "gradient_norm", "kl", "entropy", "completion_length")
@@ -42,7 +43,7 @@ def parse_curve(text: str) -> list[CurvePoint]:
     for line in text.split("\n")[:-1]:  # what stands after the last newline is cut
         try:
             points.append(_point(json.loads(line)))
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # TraceError is a ValueError
+        except MALFORMED:  # TraceError is a ValueError
             break
     return points
 

@@ -1,12 +1,14 @@
 """manifest.json: the origin of a trace, and whether it was finished."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness import __version__
 from harness.core.errors import TraceError
+from harness.core.malformed import MALFORMED
 from harness.trace.format import FORMAT
 from harness.trace.renames import current_level
 
@@ -14,6 +16,10 @@ READ_BY = "0.1.0"
 """The first rlharness that reads FORMAT; raised together with it."""
 LEVELS = ("off", "deterministic", "invariant")
 PARTS = ("identity", "numerics", "subject", "perturbation")
+
+MAX_WORLD_SIZE = 1 << 20
+VERSION_NUMBER = r"\d{1,4}(\.\d{1,4}){0,3}((a|b|rc|\.dev|\.post)\d{1,4})?"
+"""What a version looks like."""
 
 Part = Mapping[str, str]
 """Names and values of one part of a fingerprint, all text."""
@@ -53,8 +59,8 @@ class Manifest:
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
             raise TraceError(f"the level {self.level!r} does not exist", legal=", ".join(LEVELS))
-        if self.world_size < 1:
-            raise TraceError(f"the world size is {self.world_size}", legal="1 or more")
+        if not 1 <= self.world_size <= MAX_WORLD_SIZE:
+            raise TraceError(f"the world size is {self.world_size}", legal=f"1 to {MAX_WORLD_SIZE:,}")
 
 
 def manifest_text(manifest: Manifest) -> str:
@@ -86,7 +92,7 @@ def parse_manifest(text: str) -> Manifest | None:
         return _manifest(fields)
     except TraceError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):  # JSON of another shape
+    except MALFORMED:
         raise TraceError(
             "it is valid JSON but violates the format",
             legal="an object with format, complete and fingerprint",
@@ -114,12 +120,18 @@ def _part(values: Mapping[str, Any]) -> Part:
 def refuse_newer(number: int, read_by: str) -> None:
     """TraceError, which names the version that can read it, for a format newer than FORMAT."""
     if number > FORMAT:
-        wanted = f"rlharness>={read_by}" if read_by else "--upgrade rlharness"
         raise TraceError(
             f"a trace of format {number}; this is rlharness {__version__}",
             legal=f"formats up to {FORMAT}",
-            remedy=f"pip install '{wanted}'" if read_by else f"pip install {wanted}",
+            remedy=upgrade(read_by),
         )
+
+
+def upgrade(version: str) -> str:
+    """Return the command that installs `version` or a newer one; what does not look like a version is not repeated."""
+    if re.fullmatch(VERSION_NUMBER, version):
+        return f"pip install 'rlharness>={version}'"
+    return "pip install --upgrade rlharness"
 
 
 def finished(manifest: Manifest) -> Manifest:

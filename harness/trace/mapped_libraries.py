@@ -7,8 +7,11 @@ from typing import BinaryIO
 
 from xxhash import xxh3_128
 
+from harness.core.regular_file import open_regular
+
 MAPS = Path("/proc/self/maps")
 EDGE_BYTES = 1_000_000
+MAX_TABLE_BYTES = 1 << 20
 """So much of either end stands for a library without a build id: hashing CUDA's whole would take seconds."""
 _ELF64_LITTLE = b"\x7fELF\x02\x01"
 _PT_NOTE = 4
@@ -29,7 +32,7 @@ def mapped_libraries(maps: Path = MAPS) -> dict[str, str]:
 def identify(path: Path) -> str:
     """Return the identity of a library: its build id, else "edges:" and a digest of both ends, else "gone"."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path, follows_links=True) as file:
             return build_id(file) or _edges(file)
     except OSError:  # deleted, or of another mount namespace: that is told too
         return "gone"
@@ -43,7 +46,7 @@ def build_id(file: BinaryIO) -> str:
     (table_offset,) = struct.unpack_from("<Q", header, 32)
     entry_bytes, num_entries = struct.unpack_from("<HH", header, 54)
     file.seek(table_offset)
-    table = file.read(entry_bytes * num_entries)
+    table = file.read(min(entry_bytes * num_entries, MAX_TABLE_BYTES))
     for at in range(0, len(table) - 55, max(56, entry_bytes)):
         kind, _, offset, _, _, size = struct.unpack_from("<IIQQQQ", table, at)
         if kind == _PT_NOTE:

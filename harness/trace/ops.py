@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import TraceError
+from harness.core.malformed import MALFORMED
 from harness.core.regular_file import open_regular
 from harness.trace.digests import RAW
 from harness.trace.reasons import OtherSteps, VerdictCode, VerdictReason
@@ -188,7 +189,7 @@ def read_ops(directory: Path, rank: int, step: int) -> OpRecord | None:
                 operations.append(_operation(line))
             elif line["k"] == "end":
                 problem = line["problem"]
-    except (KeyError, TypeError, ValueError) as error:
+    except MALFORMED as error:
         if isinstance(error, TraceError):
             raise
         raise TraceError(f"{path} is not a record of operations", remedy="record the step again") from None

@@ -11,7 +11,6 @@ import json
 import os
 import struct
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import BinaryIO
@@ -19,7 +18,9 @@ from typing import BinaryIO
 from xxhash import xxh3_128_digest
 
 from harness.core.errors import TraceError
+from harness.core.malformed import MALFORMED
 from harness.core.regular_file import open_regular
+from harness.core.replaced_file import replacing
 from harness.trace.chain import RecordedValue
 from harness.trace.digests import XXH3_128
 
@@ -69,18 +70,11 @@ def write_tensors(path: Path, tensors: Iterable[Kept]) -> None:
     OSError where it cannot be written: nothing is left of it then. TraceError for a key that comes twice.
     """
     kept = sorted(tensors, key=lambda each: -_kind(each[0])[1])  # large elements first: all of them are aligned
-    beside = path.with_name(f".{path.name}.new")
-    try:
-        with beside.open("wb") as file:
-            header = _header(kept)
-            file.write(_HEADER_LENGTH.pack(len(header)) + header)
-            for _, data in kept:
-                file.write(memoryview(data).cast("B"))
-        os.replace(beside, path)
-    except (OSError, TraceError):
-        with suppress(OSError):
-            beside.unlink()
-        raise
+    with replacing(path) as file:
+        header = _header(kept)
+        file.write(_HEADER_LENGTH.pack(len(header)) + header)
+        for _, data in kept:
+            file.write(memoryview(data).cast("B"))
 
 
 def _header(tensors: Sequence[Kept]) -> bytes:
@@ -134,7 +128,7 @@ def _found(path: Path, value: RecordedValue) -> bytes | None:
             return _tensor(file, os.fstat(file.fileno()).st_size, tensor_key(value))
     except FileNotFoundError:
         return None
-    except (struct.error, ValueError, KeyError, TypeError, RecursionError):
+    except (struct.error, *MALFORMED):
         raise DamagedTensor(f"{path} is truncated or not a safetensors file") from None
 
 

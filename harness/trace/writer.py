@@ -15,6 +15,7 @@ from typing import Self
 
 from harness.core.errors import TraceError
 from harness.core.regular_file import open_for_writing
+from harness.core.replaced_file import write_replacing
 from harness.trace.chain import PHASES, RecordedValue, Scope, chain_start, next_chain, step_root
 from harness.trace.curve import TAKEN, CurvePoint, curve_line
 from harness.trace.digests import SHARDSUM_128
@@ -204,7 +205,7 @@ def close_log(path: Path) -> int:
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the manifest of a trace, replacing an existing one; OSError if it cannot be written."""
-    _replace(directory / MANIFEST, manifest_text(manifest))
+    write_replacing(directory / MANIFEST, manifest_text(manifest))
 
 
 class _AppendedFile:
@@ -231,16 +232,3 @@ class _AppendedFile:
             with suppress(OSError):
                 os.close(self._fd)
             self._fd = -1
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file so that readers see all of it or what was there before."""
-    beside = path.with_name(f".{path.name}.new")
-    try:
-        with open_for_writing(beside) as file:
-            file.write(text.encode())
-        os.replace(beside, path)
-    except OSError:
-        with suppress(OSError):
-            beside.unlink()
-        raise

@@ -25,6 +25,7 @@ from rlcore.observability.recording import StepRecorder
 from rlcore.observability.warm_start_record import WarmStart
 from rlcore.recipes.rollout import beam_params
 from rlcore.recipes.warm_start import warm_start
+from rlcore.rewards.build import add_reward_model
 from rlcore.samplers.build import build_sampler
 from rlcore.samplers.two_stage_checks import check_can_search
 from rlcore.tasks.base import Task
@@ -74,12 +75,17 @@ def prepare(
     decoder: Decoder,
     recorder: Recorder,
     log: RunLog,
+    directory: Path,
 ) -> tuple[TrainState, int]:
     """Build what a step needs; return it with the number of the first step: 0, or where an earlier run stopped."""
     algorithm, optimizer, runtime = config.algorithm, config.optimizer, config.runtime
     phases, mismatches, checks = Phases(), Mismatches(), checks_of_level(level)
     reports = (MatchReports(log.say),) if config.output.shows_mismatch else ()
     observers = Observers(phases, mismatches, *reports, *checks, StepRecorder(recorder))
+    longest = longest_sequence(task, config, tokenizer)
+    task = add_reward_model(
+        task, config, level, tokenizer=tokenizer, decoder=decoder, directory=directory, report=log.say
+    )
 
     def trainer(name: str, model: nn.Module, rate: float) -> LocalTrainer:
         adamw = build_adamw(model, optimizer, rate)
@@ -91,9 +97,7 @@ def prepare(
         task=task,
         tokenizer=tokenizer,
         policy=trainer("policy", decoder, optimizer.learning_rate),
-        sampler=build_sampler(
-            config, decoder, tokenizer, longest=longest_sequence(task, config, tokenizer), report=log.say
-        ),
+        sampler=build_sampler(config, decoder, tokenizer, longest=longest, report=log.say),
         observers=observers,
         phases=phases,
         mismatches=mismatches,

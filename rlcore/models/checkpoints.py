@@ -74,16 +74,31 @@ def load(directory: Path, *, dtype: torch.dtype | None = None, device: str = "cp
 
     Raises InvalidValueError for an architecture that is not supported, CheckpointError for weights that do not fit.
     """
-    found = _read_json(directory / CONFIG)
-    decoder = Decoder(read_config(found)).to(device, dtype or _own_dtype(found))
-    wanted = {part.name for part in _parts(decoder.config)}
+    found = read_json(directory / CONFIG)
+    decoder = Decoder(read_config(found)).to(device, dtype or own_dtype(found))
+    ignored = {"lm_head.weight"} if decoder.config.is_tied else set[str]()
+    fill(decoder, read_tensors(directory, tensor_names(decoder.config), ignored=ignored))
+    return decoder
+
+
+def tensor_names(config: DecoderConfig) -> set[str]:
+    """Return the names of all tensors of a decoder's checkpoint."""
+    return {part.name for part in _parts(config)}
+
+
+def read_tensors(
+    directory: Path, wanted: Collection[str], *, ignored: Collection[str] = ()
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a checkpoint, each once.
+
+    Raises CheckpointError, before the first, if its names are not the wanted ones; `ignored` ones may be there too.
+    """
     shards = _shards(directory)
-    ignored = {"lm_head.weight"} if decoder.config.is_tied else set()
     _check_names(directory, wanted, [name for names in shards.values() for name in names if name not in ignored])
     for shard, names in shards.items():
         with _opened(directory / shard) as file:
-            fill(decoder, ((name, file.get_tensor(name)) for name in names))
-    return decoder
+            for name in names:
+                yield name, file.get_tensor(name)
 
 
 def fill(decoder: Decoder, tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
@@ -102,8 +117,16 @@ def fill(decoder: Decoder, tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
 
 def save(decoder: Decoder, directory: Path, *, shard_bytes: int = SHARD_BYTES) -> None:
     """Write config.json and the weights; in shards with an index where they are larger than `shard_bytes`."""
+    dtype = str(decoder.embedding.dtype).removeprefix("torch.")
+    write(directory, hub_tensors(decoder), written_config(decoder.config, dtype), shard_bytes=shard_bytes)
+
+
+def write(
+    directory: Path, weights: Mapping[str, Tensor], config: Mapping[str, Any], *, shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Write tensors and the content of config.json; in shards where the tensors are larger than `shard_bytes`."""
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in hub_tensors(decoder).items()}
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
     shards: list[dict[str, Tensor]] = [{}]
     for name, tensor in tensors.items():
         if shards[-1] and _num_bytes(shards[-1]) + tensor.nbytes > shard_bytes:
@@ -119,11 +142,11 @@ def save(decoder: Decoder, directory: Path, *, shard_bytes: int = SHARD_BYTES) -
     if len(shards) > 1:
         places = {name: file_name for file_name, shard in zip(names, shards, strict=True) for name in shard}
         _write_json(directory / INDEX, {"metadata": {"total_size": _num_bytes(tensors)}, "weight_map": places})
-    dtype = str(decoder.embedding.dtype).removeprefix("torch.")
-    _write_json(directory / CONFIG, written_config(decoder.config, dtype))
+    _write_json(directory / CONFIG, config)
 
 
-def _own_dtype(found: Mapping[str, Any]) -> torch.dtype:
+def own_dtype(found: Mapping[str, Any]) -> torch.dtype:
+    """Return the type that a config.json names; raises InvalidValueError for one that is not read."""
     name = found.get("dtype") or found.get("torch_dtype") or "float32"
     if name not in DTYPES:
         raise InvalidValueError(
@@ -138,7 +161,7 @@ def _shards(directory: Path) -> dict[str, list[str]]:
         with _opened(directory / WEIGHTS) as file:
             return {WEIGHTS: list(file.keys())}
     shards: dict[str, list[str]] = {}
-    for name, file_name in _read_json(directory / INDEX)["weight_map"].items():
+    for name, file_name in read_json(directory / INDEX)["weight_map"].items():
         if "/" in file_name:
             raise CheckpointError(f"{directory / INDEX} names {file_name!r}", legal="files beside it")
         shards.setdefault(file_name, []).append(name)
@@ -181,7 +204,8 @@ def _num_bytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file of a checkpoint; raises CheckpointError."""
     try:
         found: dict[str, Any] = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:

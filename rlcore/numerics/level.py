@@ -46,6 +46,11 @@ def is_invariant() -> bool:
     return _active.get() is not None
 
 
+def longest() -> int | None:
+    """Return the most keys that attention may have in this context; None: any number."""
+    return _longest.get()
+
+
 def is_compiled() -> bool:
     """Whether what a model computes with is `rlcore.numerics.compiled` in this context."""
     return _compiled.get()

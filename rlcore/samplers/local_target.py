@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +14,22 @@ from rlcore.models.streams import kept_streams
 from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.weights.digests import tensor_digests, weights_digest
 from rlcore.weights.receipts import Check
-from rlcore.weights.target import Difference, ParameterSpec, TargetState
+from rlcore.weights.target import Difference, ParameterSpec, TargetState, WeightTarget
+
+
+class FencedTarget(WeightTarget, Protocol):
+    """A weight target that knows when its sampler draws."""
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the last commit."""
+
+    @property
+    def weights_digest(self) -> str:
+        """Digest of the last commit."""
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """As `LocalTarget.sampling`."""
 
 
 class LocalTarget:

@@ -89,22 +89,39 @@ def _read(
 
 def _best(logits: Tensor, requests: Sequence[NextTokenRequest], num_tokens_known: int) -> list[list[NextToken]]:
     """Choose from logits [requests, vocabulary]; log-probabilities are the trainer's operation, of all its tokens."""
-    logprobs = torch.empty_like(logits, dtype=torch.float32)
-    temperatures = [request.temperature or 1.0 for request in requests]
-    for temperature in sorted(set(temperatures)):
-        rows = [row for row, given in enumerate(temperatures) if given == temperature]
-        logprobs[rows] = log_softmax(logits[rows] if temperature == 1.0 else logits[rows] / temperature)
+    logprobs = logprobs_at(logits, [request.temperature for request in requests])
     if bool((is_nan := logprobs.isnan().any(-1)).any()):
-        request = requests[int(is_nan.nonzero()[0])]
-        raise NonFiniteError(
-            f"next tokens after {list(request.sequence)[-8:]} have log-probabilities that are NaN",
-            remedy="check the weights that the sampler received: logits are NaN or infinite",
-            phases=("rollout",),
-        )
-    most = max(request.num_tokens for request in requests)
-    falling, order = torch.sort(logprobs[:, :num_tokens_known], dim=-1, descending=True, stable=True)
-    rows_found = zip(requests, order[:, :most].tolist(), falling[:, :most].tolist(), strict=True)
+        raise not_finite(requests[int(is_nan.nonzero()[0])])
+    tokens, values = ranked(logprobs, num_tokens_known, max(request.num_tokens for request in requests))
     return [
-        [NextToken(*pair) for pair in zip(tokens, values, strict=True) if pair[1] > float("-inf")][: request.num_tokens]
-        for request, tokens, values in rows_found
+        [NextToken(*pair) for pair in zip(own, falling, strict=True) if pair[1] > float("-inf")][: request.num_tokens]
+        for request, own, falling in zip(requests, tokens.tolist(), values.tolist(), strict=True)
     ]
+
+
+def logprobs_at(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
+    """Return the log-probabilities fp32 [rows, vocabulary] of logits, each row at its temperature; 0 counts as 1."""
+    logprobs = torch.empty_like(logits, dtype=torch.float32)
+    divisors = [temperature or 1.0 for temperature in temperatures]
+    for divisor in sorted(set(divisors)):
+        rows = [row for row, given in enumerate(divisors) if given == divisor]
+        logprobs[rows] = log_softmax(logits[rows] if divisor == 1.0 else logits[rows] / divisor)
+    return logprobs
+
+
+def ranked(logprobs: Tensor, num_tokens_known: int, most: int) -> tuple[Tensor, Tensor]:
+    """Return the first `most` tokens of each row below `num_tokens_known`, and their log-probabilities, falling.
+
+    Among equal log-probabilities the lower token comes first.
+    """
+    falling, order = torch.sort(logprobs[:, :num_tokens_known], dim=-1, descending=True, stable=True)
+    return order[:, :most], falling[:, :most]
+
+
+def not_finite(request: NextTokenRequest) -> NonFiniteError:
+    """Return the error of a sequence after which a log-probability is NaN."""
+    return NonFiniteError(
+        f"next tokens after {list(request.sequence)[-8:]} have log-probabilities that are NaN",
+        remedy="check the weights that the sampler received: logits are NaN or infinite",
+        phases=("rollout",),
+    )

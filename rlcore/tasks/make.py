@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcore.config import TaskSection
+from rlcore.config_task import TaskSection
 from rlcore.errors import InvalidValueError
 from rlcore.keys import prompt_ids
 from rlcore.rewards.calling import GIVEN, STATE, accepted
@@ -32,12 +32,14 @@ def alphabet(name: str, path: str = "") -> str:
 def make_task(section: TaskSection, tokenizer: Tokenizer, seed: int) -> Task:
     """The task of a configuration; the same for the same arguments, on any machine.
 
+    The reward of a model is added by `rlcore.rewards.build`.
+
     Raises InvalidValueError where there are too few prompts, or the tokenizer cannot read one; RewardError where a
     reward function wants a column that prompts do not have.
     """
     if section.name == "file":
         train, heldout = split_rows(Path(section.path), section.num_prompts, section.num_heldout, seed)
-        if not section.rewards:
+        if not section.rewards and section.reward_model is None:
             _check_answers([*heldout, *train])
     else:
         num_examples = section.num_heldout + section.num_prompts
@@ -75,13 +77,18 @@ def _check_answers(rows: Sequence[Row]) -> None:
 
 
 def _rewards(section: TaskSection, columns: Mapping[str, Any]) -> tuple[Reward, ...]:
-    """Those that are named, or the task's own; each is seen to get what it wants before anything is trained."""
+    """Those that are named, or the task's own if no model gives any.
+
+    Each is seen to get what it wants before anything is trained.
+    """
     weights = section.reward_weights or (1.0,) * len(section.rewards)
     named = [
         load_reward(name, weight=weight, timeout_s=section.reward_timeout_s)
         for name, weight in zip(section.rewards, weights, strict=True)
     ]
-    rewards = tuple(named) or OWN_REWARDS.get(section.name, (Reward("matching", matching),))
+    rewards = tuple(named)
+    if not rewards and section.reward_model is None:
+        rewards = OWN_REWARDS.get(section.name, (Reward("matching", matching),))
     for reward in rewards:
         accepted(reward, [*GIVEN, *columns, STATE])
     return rewards

@@ -3,7 +3,7 @@
     describe ─▶ begin ─▶ poison ─▶ write, write, ... ─▶ digests ─▶ canary ─▶ commit
 
 A target may be in this process or in another one. Its answers are plain values, and the tensors that it is handed are
-the trainer's, so each question can travel over a pipe or a network.
+the trainer's, so each question can travel over a pipe or a network: `rlcore.weights.remote` lets it.
 """
 
 import os

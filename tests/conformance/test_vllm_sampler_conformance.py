@@ -7,10 +7,13 @@ import pytest
 from rlcore.models.config import FAMILIES
 from rlcore.numerics.level import following
 from rlcore.numerics.probe import STRATEGIES
+from rlcore.samplers.replicas import replicate
 from rlcore.samplers.torch_sampler import TorchSampler
+from tests.conformance.next_tokens_suite import MakeNextTokens, NextTokensConformance, asked
+from tests.conformance.next_tokens_suite import bits as bits_of_answers
 from tests.conformance.sampler_suite import MakeSampler, SamplerConformance, all_wanted, bits
 from tests.support.samplers import TOKENIZER, decoder_of
-from tests.support.vllm_engines import Engines, need_vllm
+from tests.support.vllm_engines import CONCURRENCY, Engines, need_vllm
 
 need_vllm()
 
@@ -33,3 +36,30 @@ class TestVllmSampler(SamplerConformance):
         with following(STRATEGIES[0]), engines.lending(decoder) as lend:
             local = TorchSampler(decoder, TOKENIZER, concurrency=4)
             assert bits(lend(TOKENIZER, 5).sample(all_wanted())) == bits(local.sample(all_wanted()))
+
+
+class TestVllmReplicas(SamplerConformance):
+    """Two engines in one process, in turn."""
+
+    @pytest.fixture
+    def make(self, engines: Engines) -> Iterator[MakeSampler]:
+        decoder = decoder_of("qwen3", spread=6.0)
+        with following(STRATEGIES[0]), engines.lending(decoder) as lend:
+            yield lambda concurrency: replicate([lend(TOKENIZER, concurrency) for _ in range(2)], run_together=False)
+
+
+class TestNextTokens(NextTokensConformance):
+    @pytest.fixture(params=FAMILIES)
+    def make(self, request: pytest.FixtureRequest, engines: Engines) -> Iterator[MakeNextTokens]:
+        decoder = decoder_of(request.param, spread=6.0)
+        with following(STRATEGIES[0]), engines.lending(decoder) as lend:
+            yield lambda concurrency: lend(TOKENIZER, min(concurrency, CONCURRENCY))
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_its_bits_are_those_of_the_local_sampler(self, family: str, engines: Engines) -> None:
+        decoder = decoder_of(family, spread=6.0)
+        with following(STRATEGIES[0]), engines.lending(decoder) as lend:
+            for num_tokens, temperature in ((1, 1.0), (7, 0.0), (7, 0.6)):
+                requests = asked(num_tokens, temperature)
+                local = TorchSampler(decoder, TOKENIZER, concurrency=4).next_tokens(requests)
+                assert bits_of_answers(lend(TOKENIZER, 5).next_tokens(requests)) == bits_of_answers(local)

@@ -18,7 +18,7 @@ from tests.support.suite_runs import PATIENCE_S, started, until
 pytestmark = pytest.mark.timeout(120)
 
 FILES = (
-    *("curve.jsonl", "rank-0.log", "manifest.json", ".manifest.json.new", "recording.json", "processes/1.json"),
+    *("curve.jsonl", "rank-0.log", "manifest.json", "recording.json", "processes/1.json"),
     *("output.log", "stacks.txt", "leader.pid", "refusal.json", "report.jsonl"),
 )
 ALL = tuple(word for name in FILES for word in ("--fifo", name))

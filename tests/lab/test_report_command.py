@@ -1,6 +1,7 @@
 """`rlharness report` as it is typed: where the page goes, what it replaces, what it refuses."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -141,15 +142,15 @@ def test_a_newer_format_says_what_reads_it(capsys: pytest.CaptureFixture[str]) -
 def test_a_full_disk_leaves_nothing_and_is_said(
     traces: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, data: bytes) -> int:
-        with path.open("wb") as file:
-            file.write(data[:10])
+    def full(beside: str, path: Path) -> None:
+        assert Path(beside).stat().st_size > 0
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    before = sorted(traces.iterdir())
+    monkeypatch.setattr(os, "replace", full)
     assert main(["report", "a"]) == ExitCode.USAGE_ERROR
     assert "the report cannot be written" in capsys.readouterr().err
-    assert not [path for path in traces.iterdir() if "report" in path.name]
+    assert sorted(traces.iterdir()) == before
 
 
 def test_what_of_a_run_is_damaged_is_said(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from harness.lab.experiments.perturbation_values import Choice
 from harness.lab.experiments.scenario import FULL, SMOKE
 from harness.lab.experiments.scenario_files import ScenarioFile, all_scenarios
-from rlcore.config import LEVELS, RUNTIME_SECTIONS, read_config
+from rlcore.config import LEVELS, RUNTIME_SECTIONS, RunConfig, read_config
 from rlcore.errors import InvalidValueError
 
 FILES = all_scenarios(Path("/"))
@@ -46,11 +46,16 @@ def test_an_entry_takes_whatever_chaos_may_give_it(file: ScenarioFile) -> None:
 
 def test_all_are_there_and_keys_that_are_none_of_their_entrys_are_found() -> None:
     scenarios = {file.name: file.read() for file in FILES}
-    assert set(scenarios) == {"grpo_reverse_text", "ppo_arithmetic", "grpo_sorting", "grpo_recommendation"}
+    shipped = {"grpo_reverse_text", "ppo_arithmetic", "grpo_sorting", "grpo_recommendation", "grpo_reward_model"}
+    assert set(scenarios) == shipped
     names = {name: read_config(scenario.config) for name, scenario in scenarios.items()}
-    told = {name: f"{config.algorithm.name}_{config.task.name}" for name, config in names.items()}
+    told = {name: f"{config.algorithm.name}_{_learned(config)}" for name, config in names.items()}
     assert told == {name: name for name in scenarios}
     payload = scenarios["grpo_sorting"].payload(SMOKE, {"training.num_stepz": 3})
     with pytest.raises(InvalidValueError, match=r"training\.num_stepz") as refused:
         read_config(payload)
     assert refused.value.legal.startswith("num_steps?")
+
+
+def _learned(config: RunConfig) -> str:
+    return "reward_model" if config.task.reward_model else config.task.name

@@ -136,6 +136,10 @@ def test_the_text_is_coloured_where_that_is_asked_for(
         (["--distributed", "2", "--listen", "29400"], "--distributed beside --listen"),
         (["--numerics", "--distributed", "2"], "--numerics beside --distributed"),
         (["--numerics", "--peer", "a:1"], "--numerics beside --distributed, --listen or --peer"),
+        (["--weights", "here"], "--weights without --server"),
+        (["--server", "http://a"], "--server without --weights"),
+        (["--model", "m"], "--model without --weights"),
+        (["--weights", "here", "--server", "http://a", "--numerics"], "--weights beside --numerics"),
     ],
 )
 def test_what_is_refused(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:

@@ -12,15 +12,15 @@ and plain answers. Calls are computed under the recipe that the caller follows.
 import multiprocessing
 import pickle
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rlcore.environments.trajectory import Trajectory
 from rlcore.models.decoder import Decoder
@@ -28,7 +28,10 @@ from rlcore.numerics.level import KernelStrategy, active, following
 from rlcore.samplers.base import Progress
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import SampleRequest, Tokenizer
-from rlcore.weights.target import Difference, TargetState, WeightTarget
+from rlcore.weights.remote import Answerer, RemoteTarget
+from rlcore.weights.sync import IN_PROCESS
+from rlcore.weights.target import WeightTarget
+from rlcore.weights.transports.base import Transport
 
 TIMEOUT_S = 120.0
 
@@ -77,6 +80,8 @@ class RemoteHost:
     """A process that keeps samplers and weight targets."""
 
     def __init__(self) -> None:
+        self.transport: Transport = IN_PROCESS
+        """Transport that tests of targets use."""
         context = multiprocessing.get_context("spawn")
         (self._work, work), (self._control, control) = context.Pipe(), context.Pipe()
         self._process = context.Process(target=_serve, args=(work, control), daemon=True)
@@ -91,18 +96,18 @@ class RemoteHost:
         self._answer(self._control, _Call(number, "", (TorchSampler, (decoder, tokenizer), options), None))
         return RemoteSampler(self, number)
 
-    def target(self, kind: Callable[[Decoder], WeightTarget], decoder: Decoder) -> "RemoteTarget":
+    def target(self, kind: Callable[[Decoder], WeightTarget], decoder: Decoder) -> "HostedTarget":
         """Make a weight target there, with a copy of the decoder."""
         number = next(self._numbers)
         self._answer(self._control, _Call(number, "", (kind, (decoder,), {}), None))
-        return RemoteTarget(self, number)
+        return HostedTarget(self, number)
 
-    def sharing_target(self, kind: Callable[[Decoder], WeightTarget], decoder: Decoder) -> "RemoteTarget":
+    def sharing_target(self, kind: Callable[[Decoder], WeightTarget], decoder: Decoder) -> "HostedTarget":
         """Make a weight target there whose decoder is in memory that both processes share."""
         number = next(self._numbers)
         shared = bytes(ForkingPickler.dumps(decoder.share_memory()))
         self._answer(self._control, _Call(number, "", (kind, (shared,), {}), None))
-        return RemoteTarget(self, number)
+        return HostedTarget(self, number)
 
     def control(self, number: int, method: str, *given: Any) -> Any:
         """Call a method of an object there, while completions may be drawn."""
@@ -144,40 +149,16 @@ class RemoteHost:
         return answer.value
 
 
-class RemoteTarget:
-    """As `rlcore.weights.target.WeightTarget`, by calls to another process."""
+class HostedTarget(RemoteTarget):
+    """A target of the other process, and the methods that faulty ones have besides."""
 
     def __init__(self, host: RemoteHost, number: int) -> None:
+        super().__init__(partial(host.control, number, "answer"))
         self._host, self._number = host, number
 
-    def describe(self) -> TargetState:
-        return self.ask("describe")  # type: ignore[no-any-return]
-
-    def begin(self, policy_version: int) -> None:
-        self.ask("begin", policy_version)
-
-    def poison(self, names: Sequence[str]) -> None:
-        self.ask("poison", tuple(names))
-
-    def write(self, chunk: Mapping[str, Tensor]) -> Sequence[str]:
-        # A slice would be sent with all the memory that it is a slice of.
-        return self.ask("write", {name: tensor.clone() for name, tensor in chunk.items()})  # type: ignore[no-any-return]
-
-    def digests(self, names: Sequence[str]) -> Mapping[str, str]:
-        return self.ask("digests", tuple(names))  # type: ignore[no-any-return]
-
-    def compare(self, chunk: Mapping[str, Tensor]) -> Mapping[str, Difference]:
-        return self.ask("compare", dict(chunk))  # type: ignore[no-any-return]
-
-    def canary(self, tokens: Tensor) -> Tensor:
-        return self.ask("canary", tokens)  # type: ignore[no-any-return]
-
-    def commit(self, weights_digest: str) -> None:
-        self.ask("commit", weights_digest)
-
-    def ask(self, method: str, *given: Any) -> Any:
-        """Call any method there: those of faulty targets too."""
-        return self._host.control(self._number, method, *given)
+    def ask(self, method: str, *given: Any) -> None:
+        """Call any method there."""
+        self._host.control(self._number, method, *given)
 
 
 class RemoteSampler:
@@ -185,7 +166,7 @@ class RemoteSampler:
 
     def __init__(self, host: RemoteHost, number: int) -> None:
         self._host, self._number = host, number
-        self.weight_target = RemoteTarget(host, -number)
+        self.weight_target = HostedTarget(host, -number)
 
     @property
     def policy_version(self) -> int:
@@ -205,14 +186,14 @@ class RemoteSampler:
 def _serve(work: Connection, control: Connection) -> None:
     """Answer both pipes, each in a thread of its own, until both are at an end."""
     torch.set_num_threads(1)
-    objects: dict[int, Any] = {}
+    objects: dict[Any, Any] = {}
     answering = threading.Thread(target=_answer_all, args=(control, objects), daemon=True)
     answering.start()
     _answer_all(work, objects)
     answering.join()
 
 
-def _answer_all(connection: Connection, objects: dict[int, Any]) -> None:
+def _answer_all(connection: Connection, objects: dict[Any, Any]) -> None:
     while (call := _receive(connection)) is not None:
         try:
             with following(call.strategy):
@@ -222,7 +203,7 @@ def _answer_all(connection: Connection, objects: dict[int, Any]) -> None:
         _send(connection, reply)
 
 
-def _done(connection: Connection, call: _Call, objects: dict[int, Any]) -> Any:
+def _done(connection: Connection, call: _Call, objects: dict[Any, Any]) -> Any:
     if not call.method:
         kind, given, options = call.given
         made = kind(*(pickle.loads(each) if isinstance(each, bytes) else each for each in given), **options)
@@ -230,6 +211,9 @@ def _done(connection: Connection, call: _Call, objects: dict[int, Any]) -> Any:
         if isinstance(made, TorchSampler):
             objects[-call.number] = made.weight_target
         return None
+    if call.method == "answer":
+        answerer = objects.setdefault(("answerer", call.number), Answerer(objects[call.number]))
+        return answerer(*call.given)
     if call.method != "sample":
         return getattr(objects[call.number], call.method)(*call.given)
 

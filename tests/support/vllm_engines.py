@@ -1,9 +1,15 @@
 """Engines of vLLM for tests: each takes seconds to start, so that tests use them in turn."""
 
+import atexit
+import sys
+import tempfile
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
@@ -15,8 +21,10 @@ from rlcore.types import Tokenizer
 
 if TYPE_CHECKING:
     from rlcore.samplers.vllm.engine import Engine, EngineSettings
+    from rlcore.samplers.vllm.process_engine import ProcessEngine
     from rlcore.samplers.vllm.sampler import VllmSampler
 
+ROOT = Path(__file__).resolve().parents[2]
 CONCURRENCY = 16
 """The most that tests ask for."""
 
@@ -37,6 +45,22 @@ class Lend(Protocol):
         self, tokenizer: Tokenizer, concurrency: int = CONCURRENCY, *, preempt_every: int = 0, **settings: int
     ) -> "VllmSampler":
         """Return a sampler whose engine has these settings."""
+
+
+def declare_entry_point() -> None:
+    """Let vLLM's processes find the entry point of pyproject.toml where rlharness is not installed."""
+    if entry_points(group="vllm.general_plugins", name="rlcore"):
+        return
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    declared = project["entry-points"]["vllm.general_plugins"]
+    directory = tempfile.TemporaryDirectory(prefix="rlharness-entry-point-")
+    atexit.register(directory.cleanup)
+    info = Path(directory.name) / "rlharness-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlharness\nVersion: 0\n", "utf-8")
+    lines = ["[vllm.general_plugins]", *(f"{name} = {value}" for name, value in declared.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n", "utf-8")
+    sys.path.insert(0, directory.name)
 
 
 @dataclass
@@ -107,3 +131,32 @@ class Engines:
         """Let an engine rest."""
         decoder = engine.decoder
         self.at_rest[decoder.config, decoder.embedding.dtype, engine.settings].append(engine)
+
+
+@contextmanager
+def process_engine(decoder: Decoder, **settings: int) -> Iterator["ProcessEngine"]:
+    """Start an engine in a process of its own; it is ended at the end."""
+    from rlcore.samplers.vllm.engine import EngineSettings
+    from rlcore.samplers.vllm.process_engine import ProcessEngine
+
+    declare_entry_point()
+    wanted = EngineSettings(max_length=decoder.config.max_length, concurrency=CONCURRENCY)
+    engine = ProcessEngine.start(decoder, replace(wanted, **settings))
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def give_weights(engine: "ProcessEngine", decoder: Decoder) -> None:
+    """Let an engine have a copy of a decoder's weights, as one that has just been started."""
+    from rlcore.weights.digests import weights_digest
+    from rlcore.weights.remote import RemoteTarget
+
+    parameters = {name: parameter.detach() for name, parameter in decoder.named_parameters()}
+    target = RemoteTarget(engine.ask)
+    target.begin(0)
+    target.write(parameters)
+    target.commit(weights_digest(parameters))
+    engine.resume()
+    assert engine.reset_cache()

@@ -11,6 +11,7 @@ from harness.core.exit_codes import ExitCode
 from harness.core.findings import Severity
 from harness.core.invocation import Invocation, terminal_columns, wants_colour
 from harness.doctor.diagnosis import DoctorOptions, check_limits, diagnose
+from harness.doctor.served_weights import ServedWeights
 from harness.process.interruption import Interruption
 from harness.render.console import say, show
 from harness.render.findings import findings_json, findings_text, fix_lines
@@ -28,7 +29,20 @@ def doctor_options(arguments: Mapping[str, Any]) -> DoctorOptions:
         peer=arguments["peer"],
         num_hosts=arguments["hosts"],
         wait_s=arguments["wait"],
+        served=served_weights(arguments),
     )
+
+
+def served_weights(arguments: Mapping[str, Any]) -> ServedWeights | None:
+    """Return which checkpoint a server shall hold; UsageError for options that need one another."""
+    checkpoint, server, model = (arguments[name] for name in ("weights", "server", "model"))
+    if (checkpoint is None) != (server is None) or (model and server is None):
+        given = next(name for name in ("weights", "server", "model") if arguments[name] is not None)
+        other = "server" if given == "weights" else "weights"
+        raise UsageError(
+            f"--{given} without --{other}", legal="rlharness doctor --weights CHECKPOINT --server URL [--model NAME]"
+        )
+    return ServedWeights(checkpoint, server, model or "") if server is not None else None
 
 
 def run_doctor(invocation: Invocation, arguments: Mapping[str, Any]) -> ExitCode:
@@ -62,8 +76,8 @@ async def _carry_out(options: DoctorOptions, invocation: Invocation, arguments: 
 
 
 def fix_command(options: DoctorOptions) -> str:
-    """Return the command that prints the fixes; empty if it would need the other hosts again."""
-    if options.meets_others:
+    """Return the command that prints the fixes; empty if it would need other hosts or a server again."""
+    if options.meets_others or options.served:
         return ""
     given = (("distributed", options.num_ranks), ("backend", options.backend))
     words = [f"--{name} {value} " for name, value in given if value is not None]

@@ -54,6 +54,7 @@ def gate_options(invocation: Invocation, arguments: Mapping[str, Any]) -> GateOp
         policy=_policy(arguments["fail_on"], keys, f"{config.path}: [tool.rlharness.gate] fail-on"),
         limits=_limits(arguments, keys),
         timeout_s=arguments["timeout"] or keys.timeout_s or inf,
+        typed=frozenset(name for name in ("fail_on", "slowdown", "memory") if arguments[name] is not None),
     )
 
 

@@ -7,13 +7,13 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from harness.core.errors import UsageError
 from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
+from harness.core.replaced_file import write_replacing
 from harness.core.text import count, one_line, path_text
 from harness.lab.experiments.out_directory import place_of
 from harness.lab.report.subjects import Pair, Report, Subject, letter
@@ -142,18 +142,13 @@ def _beginning(path: Path) -> bytes:
 def _write(out: Path, text: str) -> int:
     """Write a page atomically and return its size in bytes; raises UsageError, and leaves nothing, if that fails."""
     data = text.encode("utf-8", "backslashreplace")
-    beside = out.with_name(f".{out.name}.new")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(data)
-        os.replace(beside, out)
+        write_replacing(out, data)
     except OSError as error:
         raise UsageError(
             f"the report cannot be written to {path_text(out)}: {error.strerror}",
             legal="a file in a directory that can be written to",
             remedy="choose another file with --out",
         ) from None
-    finally:
-        with suppress(OSError):
-            beside.unlink()
     return len(data)

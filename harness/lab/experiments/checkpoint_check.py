@@ -10,6 +10,7 @@ from pathlib import Path
 
 from xxhash import xxh3_128
 
+from harness.core.malformed import MALFORMED
 from harness.core.regular_file import open_regular, read_regular
 from harness.core.text import count, one_line
 
@@ -28,7 +29,7 @@ def damage_of(checkpoint: Path) -> str:
                 return f"{name} {problem}"
     except FileNotFoundError:
         return ""
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, *MALFORMED) as error:
         return f"{CHECKSUMS} cannot be read: {error!r:.100}"
     return ""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import UsageError
+from harness.core.malformed import MALFORMED
 from harness.core.redaction import redact_text, redact_values
 from harness.core.regular_file import read_regular
 from harness.trace.renames import current_call
@@ -55,7 +56,7 @@ class EntryCall:
                 and (fields["resume"] is None or _is_resumption(fields["resume"]))
                 and _depth(fields["config"]) <= MAX_DEPTH
             )
-        except (AttributeError, TypeError, KeyError, RecursionError) as error:
+        except MALFORMED as error:
             raise ValueError(f"no call: {error!r:.100}") from None
         if not is_call:
             raise ValueError("no call: an entry, its configuration, its runtime sections, and how to resume from it")
@@ -117,5 +118,5 @@ def read_rejection(directory: Path) -> Rejection | None:
     """The refusal in a directory; None where there is none, not all of it, or something else."""
     try:
         return Rejection(**json.loads(read_regular(directory / REJECTION)))
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, *MALFORMED):
         return None

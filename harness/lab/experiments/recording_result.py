@@ -13,6 +13,7 @@ from signal import Signals
 
 from harness.core.clock import Clock
 from harness.core.errors import TraceError
+from harness.core.malformed import MALFORMED
 from harness.core.redaction import redact_argv
 from harness.core.regular_file import open_for_writing, read_text
 from harness.core.text import count
@@ -132,7 +133,7 @@ def read_reports(directory: Path) -> tuple[Report, ...]:
     for path in (directory / PROCESSES).glob("*.json"):
         try:
             found.append(Report.parse(read_text(path)))
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):  # cut, or not ours
+        except (OSError, *MALFORMED):  # cut, or not ours
             continue
     return tuple(sorted(found, key=lambda report: report.pid))
 

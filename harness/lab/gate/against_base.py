@@ -29,7 +29,8 @@ class AgainstBase:
         *,
         note: Callable[[str], None],
     ) -> None:
-        self._options = options
+        self.options = options
+        """What is compared, and by which policy and limits."""
         self._checkout = checkout
         self._worktrees = worktrees
         self._worktrees_end = worktrees_end
@@ -61,7 +62,7 @@ class AgainstBase:
             return GateScenario(head.name, Finding(Change.NOT_COMPARABLE, (reason,)))
         against = f"base {self.commit.short}"
         try:
-            base = base_context(head, self._worktrees.working_tree, side, self._options)
+            base = base_context(head, self._worktrees.working_tree, side, self.options)
         except UsageError as error:
             finding = Finding(Change.CONFIGURATION, (Reported(ReasonCode.BASE_REJECTED, error.what),))
             return GateScenario(head.name, finding, against=against)
@@ -70,7 +71,7 @@ class AgainstBase:
         check_origin(base.side, base.run_spec.call, self._checkout.root)
         if reasons := other_identity(base.run_spec.identity, head.run_spec.identity):
             return GateScenario(head.name, Finding(Change.CONFIGURATION, reasons), against=against)
-        measured = await compare_sides(recorder, base, head, num_runs=self._options.runs, limits=self._options.limits)
+        measured = await compare_sides(recorder, base, head, num_runs=self.options.runs, limits=self.options.limits)
         return GateScenario(head.name, measured.finding, measured.costs, against)
 
 

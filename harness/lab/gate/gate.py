@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.core.config import GateKeys, load_config
 from harness.lab.experiments.launcher import LaunchContext, Launcher, open_launcher
 from harness.lab.experiments.out_directory import out_directory
 from harness.lab.experiments.run import TitledDisplay
@@ -22,6 +23,8 @@ from harness.lab.gate.result import Gate, GateScenario
 from harness.lab.gate.sides import HEAD, BrokenRun, Interrupted, Recorder
 
 GATES = "gates"
+POLICY_KEYS = ("scenarios", "fail_on", "slowdown", "memory")
+"""Keys of the configuration that decide the verdict."""
 
 
 async def run_gate(
@@ -41,10 +44,14 @@ async def run_gate(
         worktrees = stack.enter_context(open_worktrees(checkout))
         head = worktrees.working_tree
         base = AgainstBase(options, checkout, worktrees, stack, commit, note=options.invocation.note)
+        side = None if golden else base.side()
+        if side is not None:
+            options = _with_policy_of(side, options)
+            base.options = options
         scenes = [head_context(name, head, options) for name in scenario_names(head, options)]
         if golden is not None:
             golden.read(scenes)
-        removed = removed_scenarios(options, scenes, None if golden else base.side())
+        removed = removed_scenarios(options, scenes, side)
         if not scenes and not removed:
             raise nothing_to_gate(place.cwd)
         directory = out_directory(place.cwd, out, GATES, place.run_id).path
@@ -68,6 +75,17 @@ async def run_gate(
             notes=(*base.notes, *(golden.notes if golden else ())),
             interrupted_by=session.interrupted_by,
         )
+
+
+def _with_policy_of(base: Side, options: GateOptions) -> GateOptions:
+    """The options with the policy of the base; a note where that of the head differs."""
+    config = load_config(base.cwd)
+    keys = config.gate if config.path is not None and base.holds(str(config.path)) else GateKeys()
+    head = load_config(options.invocation.cwd).gate
+    if names := [name for name in POLICY_KEYS if getattr(head, name) != getattr(keys, name)]:
+        spelt = ", ".join(name.replace("_", "-") for name in names)
+        options.invocation.note(f"note: {spelt} of [tool.rlharness.gate] changed: that of the base applies")
+    return options.with_policy_of(keys)
 
 
 def removed_scenarios(options: GateOptions, scenes: list[GateContext], base: Side | None) -> list[str]:

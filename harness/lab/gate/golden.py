@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import HarnessError
+from harness.core.malformed import MALFORMED
+from harness.core.regular_file import read_text
+from harness.core.replaced_file import write_replacing
 from harness.lab.gate.change import DECIDING, Change, Finding
 from harness.lab.gate.reasons import (
     CODE_OF_KIND,
@@ -236,7 +239,7 @@ def read_goldens(directory: Path) -> dict[str, Golden]:
 def _read_golden(directory: Path) -> Golden:
     path = directory / GOLDEN
     try:
-        fields = json.loads(path.read_text("utf-8"))
+        fields = json.loads(read_text(path))
         if fields["version"] > VERSION:
             raise GoldenError(
                 f"{path} has format {fields['version']}",
@@ -250,7 +253,7 @@ def _read_golden(directory: Path) -> Golden:
             numerics=fields["numerics"],
             steps=tuple(fields["steps"]),
             roots={name: tuple(roots) for name, roots in fields["roots"].items()},
-            curve=tuple(parse_curve((directory / CURVE).read_text("utf-8"))),
+            curve=tuple(parse_curve(read_text(directory / CURVE))),
             history=tuple(Acceptance(**each) for each in fields["history"]),
         )
         if tuple(point.step for point in found.curve) != found.steps:
@@ -258,7 +261,7 @@ def _read_golden(directory: Path) -> Golden:
         return found
     except GoldenError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *MALFORMED) as error:
         raise GoldenError(
             f"{path} cannot be read: {type(error).__name__}: {error}",
             legal="files that rlharness gate --accept has written",
@@ -280,8 +283,8 @@ def write_golden(directory: Path, golden: Golden) -> None:
     }
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / CURVE).write_text("".join(map(curve_line, golden.curve)), "utf-8")
-        (directory / GOLDEN).write_text(json.dumps(fields, indent=1) + "\n", "utf-8")
+        write_replacing(directory / CURVE, "".join(map(curve_line, golden.curve)))
+        write_replacing(directory / GOLDEN, json.dumps(fields, indent=1) + "\n")
     except OSError as error:
         raise GoldenError(f"{directory} cannot be written to: {error.strerror}") from None
 

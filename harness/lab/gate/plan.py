@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 
-from harness.core.config import load_config
+from harness.core.config import GateKeys, load_config
 from harness.core.errors import UsageError
 from harness.core.invocation import Invocation
 from harness.lab.experiments.run_spec import RunSpec
@@ -15,7 +15,7 @@ from harness.lab.experiments.scenario_options import ScenarioOptions
 from harness.lab.experiments.scenario_spec import asked_of, check_machine, make_scenario_spec, say_misspelt
 from harness.lab.experiments.worktrees import CHILD, Side
 from harness.lab.gate.costs import Limits
-from harness.lab.gate.policy import Policy
+from harness.lab.gate.policy import Policy, checked_reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,29 @@ class GateOptions:
     limits: Limits
     timeout_s: float = inf
 
+    typed: frozenset[str] = frozenset()
+    """Of fail_on, slowdown and memory those that the command line has."""
+    base_scenarios: tuple[str, ...] = ()
+    """Scenarios that the configuration of the base lists: they run whatever that of the head says."""
+
+    def with_policy_of(self, keys: GateKeys) -> "GateOptions":
+        """The same options with the policy, limits and scenarios of the base.
+
+        What the command line says stays. UsageError for a policy that is not legal.
+        """
+        default = Limits()
+        policy = Policy() if keys.fail_on is None else Policy(checked_reasons(keys.fail_on, "fail-on of the base"))
+        limits = Limits(
+            slowdown=self.limits.slowdown if "slowdown" in self.typed else keys.slowdown or default.slowdown,
+            memory=self.limits.memory if "memory" in self.typed else keys.memory or default.memory,
+        )
+        return replace(
+            self,
+            policy=self.policy if "fail_on" in self.typed else policy,
+            limits=limits,
+            base_scenarios=tuple(keys.scenarios or ()),
+        )
+
     @property
     def given(self) -> ScenarioOptions:
         """What makes a run spec of a scenario."""
@@ -61,7 +84,8 @@ def scenario_names(side: Side, options: GateOptions) -> tuple[str, ...]:
         return options.names
     config = load_config(side.cwd)
     if config.gate.scenarios is not None and config.path is not None and side.holds(str(config.path)):
-        return tuple(dict.fromkeys(config.gate.scenarios))
+        known = {each.name for each in all_scenarios(side.cwd)}
+        return tuple(dict.fromkeys((*config.gate.scenarios, *(known & set(options.base_scenarios)))))
     return tuple(each.name for each in all_scenarios(side.cwd) if side.holds(str(each.file)))
 
 

@@ -11,8 +11,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from harness.core.malformed import MALFORMED
 from harness.core.regular_file import read_text
 from harness.lab.experiments.entry_call import read_rejection
 from harness.lab.experiments.launcher import Executor
@@ -209,12 +209,10 @@ def read_metrics(directory: Path) -> Iterator[Mapping[str, float]]:
         return
     for line in lines:
         try:
-            fields: Any = json.loads(line)
-        except ValueError:  # cut, or an entry's own format
-            continue
-        if isinstance(fields, dict):
             yield {
-                name: float(value)
-                for name, value in fields.items()
+                str(name): float(value)
+                for name, value in json.loads(line).items()
                 if isinstance(value, int | float) and not isinstance(value, bool)
             }
+        except MALFORMED:  # cut, or an entry's own format
+            continue

@@ -2,6 +2,7 @@
 
     listener                                  peers
     control port, probed ports                probed ports
+       ──── nonce ────▶ each
        ◀──── hello: name, token, addresses ──── each
     (all there)
        ──── roster: everybody's hello ────▶
@@ -10,61 +11,110 @@
        ──── all that was tried ────▶
     the same answer from the same facts       the same
 
-One JSON object a line. A probed port answers with its host's token. Everything has a limit; nothing here is trusted
-with more than to say which connections work.
+Each message is sealed with the key of the meeting (`peer_messages`): only who has it is listened to. A probed port
+answers with its host's token. Everything has a limit; nothing here is trusted with more than to say which connections
+work.
 """
 
 import asyncio
-import json
+import re
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness.core.errors import NetworkError
 from harness.core.fan_out import fan_out
 from harness.machine.network.host_matching import Hosts, Offer, PeerHost, Tried
 from harness.machine.network.interfaces import HostNetwork
+from harness.machine.network.peer_messages import MAX_BYTES, Seal, host_fields, read_host, read_roster, read_tried
 from harness.machine.network.reach import reason
 
-VERSION = 1
 TRY_S = 2.0
 """Limit on one connection: a second packet is sent after one second."""
 ANSWER_S = 30.0
 """Time for the other hosts to try every address, all at once."""
 RETRY_S = 0.2
+HELLO_S = 5.0
+"""Limit on the first message of a connection."""
 AT_ONCE = 128
-MOST_BYTES = 1 << 20
-"""Limit on one message."""
-MOST_NAME_CHARS = 253
+MAX_UNKNOWN = 64
+"""Connections that have not said who they are; more are closed at once."""
+NONCE = r"nonce [0-9a-f]{32}\n"
 
 Say = Callable[[str], None]
-Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def listen(network: HostNetwork, port: int, *, num_hosts: int, wait_s: float, say: Say) -> tuple[Hosts, int]:
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """A connection whose messages are sealed."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    seal: Seal
+
+    async def send(self, kind: str, fields: dict[str, Any]) -> None:
+        self.writer.write(self.seal.seal(kind, fields))
+        await self.writer.drain()
+
+    async def receive(self, kind: str, limit_s: float) -> dict[str, Any]:
+        """The next message; NetworkError where it is of another kind or another key, or does not come."""
+        return self.seal.open(await _line(self.reader, kind, limit_s), kind)
+
+
+async def _line(reader: asyncio.StreamReader, kind: str, limit_s: float) -> bytes:
+    try:
+        async with asyncio.timeout(limit_s):
+            line = await reader.readline()
+    except TimeoutError:
+        raise NetworkError(f"no {kind} message within {limit_s:g} s") from None
+    except ValueError:  # a line without end
+        raise NetworkError(f"the message received is not a {kind} message") from None
+    if not line:
+        raise NetworkError("it closed the connection")
+    return line
+
+
+def new_key() -> str:
+    """Return the key of a meeting."""
+    return secrets.token_hex(8)
+
+
+async def listen(
+    network: HostNetwork, port: int, *, key: str, num_hosts: int, wait_s: float, say: Say
+) -> tuple[Hosts, int]:
     """Wait at `port` for the others of `num_hosts` hosts, and find out who reaches whom; what is known, and 0.
 
     Raises NetworkError where the port cannot be had, or not all have come within `wait_s` seconds.
     """
     async with _probed(network) as own, AsyncExitStack() as stack:
-        arrivals: asyncio.Queue[tuple[PeerHost, Stream]] = asyncio.Queue()
+        arrivals: asyncio.Queue[tuple[PeerHost, _Stream]] = asyncio.Queue()
+        num_unknown = 0
 
         async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal num_unknown
             stack.callback(writer.close)
+            if num_unknown >= MAX_UNKNOWN:
+                writer.close()
+                return
+            num_unknown += 1
             try:
-                host = _host(await _receive(reader, "hello", ANSWER_S))
-            except (NetworkError, OSError) as error:  # a port scanner, or another version: not one of ours
+                stream = _Stream(reader, writer, Seal(key, secrets.token_hex(16), is_listener=True))
+                writer.write(f"nonce {stream.seal.nonce}\n".encode("ascii"))
+                host = read_host(await stream.receive("hello", HELLO_S))
+            except (NetworkError, OSError) as error:  # a port scanner, or another key: not one of ours
                 say(f"rejected a connection from {_peer(writer)}: {error}")
                 writer.close()
                 return
+            finally:
+                num_unknown -= 1
             say(f"{host.name} is here, from {_peer(writer)}")
-            await arrivals.put((host, (reader, writer)))
+            await arrivals.put((host, stream))
 
         try:
-            server = await asyncio.start_server(welcome, port=port, limit=MOST_BYTES)
+            server = await asyncio.start_server(welcome, port=port, limit=MAX_BYTES)
         except OSError as error:
             raise NetworkError(
                 f"--listen {port}: {reason(error)}",
@@ -74,41 +124,43 @@ async def listen(network: HostNetwork, port: int, *, num_hosts: int, wait_s: flo
         stack.callback(server.close)
         first, *others = meeting_places(network, port)
         beside = f" (this host is also {', '.join(others)})" if others else ""
-        say(f"waiting for {num_hosts - 1} more: rlharness doctor --peer {first}{beside}")
-        arrived = await _gather(arrivals, num_hosts - 1, wait_s, port, first)
+        say(f"waiting for {num_hosts - 1} more: rlharness doctor --peer {first}/{key}{beside}")
+        arrived = await _gather(arrivals, num_hosts - 1, wait_s, port, f"{first}/{key}")
         return await _lead(own, arrived), 0
 
 
-async def join(network: HostNetwork, peer: tuple[str, int], *, wait_s: float) -> tuple[Hosts, int]:
+async def join(network: HostNetwork, peer: tuple[str, int], *, key: str, wait_s: float) -> tuple[Hosts, int]:
     """Meet the host that listens at `peer`; return the facts about all hosts, and this one's index among them.
 
-    Raises NetworkError if no host answers there within `wait_s` seconds.
+    Raises NetworkError if no host answers there within `wait_s` seconds, or one with another key.
     """
     async with _probed(network) as own:
         reader, writer = await _call(peer, wait_s)
         try:
-            await _send(writer, {"k": "hello", **_as_json(own)})
-            roster = await _receive(reader, "roster", wait_s + ANSWER_S)
-            hosts, number = tuple(_host(h) for h in roster["hosts"]), int(roster["you"])
-            if not 0 <= number < len(hosts) or hosts[number] != own:
+            greeting = (await _line(reader, "nonce", HELLO_S)).decode("ascii", "replace")
+            if re.fullmatch(NONCE, greeting) is None:
+                raise NetworkError("no rlharness doctor of this version listens there")
+            stream = _Stream(reader, writer, Seal(key, greeting.split()[1], is_listener=False))
+            await stream.send("hello", host_fields(own))
+            hosts, number = read_roster(await stream.receive("roster", wait_s + ANSWER_S))
+            if hosts[number] != own:
                 raise NetworkError("the listener mistakes this host for another")
             tried = await _try_all(hosts, number)
-            await _send(writer, {"k": "tried", "tried": [asdict(t) for t in tried]})
-            found = await _receive(reader, "found", ANSWER_S)
-            return Hosts(hosts, tuple(Tried(**t) for t in found["tried"])), number
-        except (OSError, KeyError, TypeError, ValueError, NetworkError) as error:
+            await stream.send("tried", {"tried": [asdict(t) for t in tried]})
+            return Hosts(hosts, read_tried(await stream.receive("found", ANSWER_S), len(hosts))), number
+        except (OSError, NetworkError) as error:
             raise NetworkError(
                 f"{peer[0]}:{peer[1]} ended the exchange: {error}",
-                remedy="read the output of rlharness doctor --listen there",
+                remedy="read the output of rlharness doctor --listen there; its line `waiting for` has the key",
             ) from None
         finally:
             writer.close()
 
 
 async def _gather(
-    arrivals: "asyncio.Queue[tuple[PeerHost, Stream]]", num_awaited: int, wait_s: float, port: int, place: str
-) -> list[tuple[PeerHost, Stream]]:
-    arrived: list[tuple[PeerHost, Stream]] = []
+    arrivals: "asyncio.Queue[tuple[PeerHost, _Stream]]", num_awaited: int, wait_s: float, port: int, place: str
+) -> list[tuple[PeerHost, _Stream]]:
+    arrived: list[tuple[PeerHost, _Stream]] = []
     try:
         async with asyncio.timeout(wait_s):
             while len(arrived) < num_awaited:
@@ -122,17 +174,16 @@ async def _gather(
     return arrived
 
 
-async def _lead(own: PeerHost, arrived: Sequence[tuple[PeerHost, Stream]]) -> Hosts:
+async def _lead(own: PeerHost, arrived: Sequence[tuple[PeerHost, _Stream]]) -> Hosts:
     """Have every host try every address; NetworkError where one is lost on the way."""
     hosts = (own, *(host for host, _ in arrived))
 
     async def ask(number: int) -> list[Tried]:
-        host, (reader, writer) = arrived[number - 1]
+        host, stream = arrived[number - 1]
         try:
-            await _send(writer, {"k": "roster", "you": number, "hosts": [_as_json(h) for h in hosts]})
-            answer = await _receive(reader, "tried", ANSWER_S)
-            return [Tried(**t) for t in answer["tried"]]
-        except (OSError, KeyError, TypeError, NetworkError) as error:
+            await stream.send("roster", {"you": number, "hosts": [host_fields(each) for each in hosts]})
+            return list(read_tried(await stream.receive("tried", ANSWER_S), len(hosts)))
+        except (OSError, NetworkError) as error:
             raise NetworkError(
                 f"{host.name} ended the exchange: {error}",
                 remedy=f"read the output of rlharness doctor --peer on {host.name}",
@@ -141,11 +192,11 @@ async def _lead(own: PeerHost, arrived: Sequence[tuple[PeerHost, Stream]]) -> Ho
     parts = await fan_out(lambda n: ask(n) if n else _try_all(hosts, 0), range(len(hosts)), limit=len(hosts))
     found = Hosts(hosts, tuple(tried for part in parts for tried in part))
 
-    async def report(stream: Stream) -> None:
+    async def report(stream: _Stream) -> None:
         with suppress(OSError):  # it was lost after all it had to do: the others are told all the same
-            await _send(stream[1], {"k": "found", "tried": [asdict(t) for t in found.tried]})
+            await stream.send("found", {"tried": [asdict(t) for t in found.tried]})
             async with asyncio.timeout(TRY_S):
-                await stream[0].read()  # until it has hung up: then it has everything
+                await stream.reader.read()  # until it has hung up: then it has everything
 
     await fan_out(report, [stream for _, stream in arrived], limit=len(hosts))
     return found
@@ -226,7 +277,7 @@ def _offers(network: HostNetwork) -> tuple[Offer, ...]:
 # ------------------------------------------------------------------------------------------------------------ messages
 
 
-async def _call(peer: tuple[str, int], wait_s: float) -> Stream:
+async def _call(peer: tuple[str, int], wait_s: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect to `peer`, which may come up later than this host."""
     problem = ""
     try:
@@ -234,7 +285,7 @@ async def _call(peer: tuple[str, int], wait_s: float) -> Stream:
             while True:
                 try:
                     async with asyncio.timeout(TRY_S):
-                        return await asyncio.open_connection(*peer, limit=MOST_BYTES)
+                        return await asyncio.open_connection(*peer, limit=MAX_BYTES)
                 except TimeoutError:
                     problem = "no answer"
                 except OSError as error:
@@ -246,47 +297,6 @@ async def _call(peer: tuple[str, int], wait_s: float) -> Stream:
             legal="a host on which rlharness doctor --listen waits, and a port that its firewall allows",
             remedy=f"rlharness doctor --listen {peer[1]}, on {peer[0]}",
         ) from None
-
-
-async def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
-    writer.write(json.dumps(message).encode("ascii") + b"\n")
-    await writer.drain()
-
-
-async def _receive(reader: asyncio.StreamReader, kind: str, limit_s: float) -> dict[str, Any]:
-    """The next message; NetworkError where it is not of this `kind`, or does not come."""
-    try:
-        async with asyncio.timeout(limit_s):
-            line = await reader.readline()
-        if not line:
-            raise NetworkError("it closed the connection")
-        message = json.loads(line)
-    except TimeoutError:
-        raise NetworkError(f"no {kind} message within {limit_s:g} s") from None
-    except ValueError:  # no JSON, or a line without end
-        raise NetworkError(f"the message received is not a {kind} message") from None
-    if not isinstance(message, dict) or message.get("k") != kind:
-        raise NetworkError(f"the message received is not a {kind} message")
-    return message
-
-
-def _as_json(host: PeerHost) -> dict[str, Any]:
-    return {"version": VERSION, **asdict(host)}
-
-
-def _host(told: dict[str, Any]) -> PeerHost:
-    """NetworkError for what is no host, or one of another version."""
-    if told.get("version") != VERSION:
-        raise NetworkError(
-            f"it uses version {told.get('version')!r} of the protocol", legal=f"version {VERSION}, on every host"
-        )
-    try:
-        offers = tuple(Offer(**offer) for offer in told["offers"])
-        first, second = told["ports"]
-        name = "".join(char for char in str(told["name"]) if char.isprintable())[:MOST_NAME_CHARS]
-        return PeerHost(name, str(told["token"]), (int(first), int(second)), offers)
-    except (KeyError, TypeError, ValueError):
-        raise NetworkError("the message received does not describe a host") from None
 
 
 def _peer(writer: asyncio.StreamWriter) -> str:

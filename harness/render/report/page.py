@@ -5,8 +5,6 @@ and a content security policy names the digests of this page's own script and st
 Nothing is fetched. No date is in it: the same traces make the same bytes.
 """
 
-import hashlib
-from base64 import b64encode
 from functools import cache
 from importlib import resources
 from importlib.util import find_spec
@@ -15,6 +13,7 @@ from harness import __version__
 from harness.core.errors import UsageError
 from harness.core.text import count, one_line
 from harness.lab.report.subjects import Report
+from harness.render.page_policy import page_policy
 from harness.render.report.curves_data import curves_data
 from harness.render.report.grid import MAX_CELLS
 from harness.render.report.views import alone_view, pair_view, subject_view, visible
@@ -52,7 +51,7 @@ def page(report: Report) -> str:
         version=__version__,
         style=style,
         script=script,
-        policy=f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:",
+        policy=page_policy(style, script),
         subjects=[subject_view(each) for each in report.subjects],
         pairs=views,
         alone=None if report.pairs else alone_view(report.subjects[0]),
@@ -68,8 +67,3 @@ def differ(number: int) -> str:
 @cache
 def _file(name: str) -> str:
     return resources.files(ROOM).joinpath(name).read_text("utf-8")
-
-
-def _digest(text: str) -> str:
-    """As a content security policy names what may stand in a page."""
-    return "sha256-" + b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.core.malformed import MALFORMED
 from harness.core.regular_file import open_regular
 
 FILE = "completions.jsonl"
@@ -64,7 +65,7 @@ def _parsed(lines: Sequence[str]) -> Iterator[Shown]:
                 str(fields.get("answer", "")),
                 None if reward is None else float(reward),
             )
-        except (ValueError, TypeError, KeyError, AttributeError):  # cut, or somebody else's
+        except MALFORMED:  # cut, or somebody else's
             continue
 
 

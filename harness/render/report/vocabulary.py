@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.core.malformed import MALFORMED
 from harness.core.regular_file import read_regular
 
 PLACES = ("checkpoints/step-*/policy/tokenizer.json", "tokenizer.json")
@@ -24,7 +25,7 @@ def read_vocabulary(directory: Path) -> Mapping[int, str]:
             try:
                 data = read_regular(path, max_bytes=MAX_BYTES, follows_links=True)
                 return parse_vocabulary(json.loads(data))
-            except (OSError, ValueError, TypeError, KeyError, AttributeError):  # gone, cut, or of another shape
+            except (OSError, *MALFORMED):  # gone, cut, or of another shape
                 continue
     return {}
 

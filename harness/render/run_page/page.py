@@ -4,14 +4,13 @@ Names and output are other people's text. Elements escape it, the script writes 
 policy names the digests of this page's own script and style, so that nothing else would run.
 """
 
-import hashlib
-from base64 import b64encode
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from harness import __version__
 from harness.core.text import count
+from harness.render.page_policy import page_policy
 from harness.render.run_page import sections
 from harness.render.run_page.failures import failure_sections, failures_of
 from harness.render.run_page.markup import Markup, element
@@ -37,7 +36,7 @@ def run_page(record: RunRecord, state: RunState, comparison: Comparison | None) 
     failures = failures_of(state)
     data = timeline_data(record, {each.unit.path: number for number, each in enumerate(failures)})
     style, script = ("\n".join(_file(*name) for name in names) for names in (STYLES, SCRIPTS))
-    policy = f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:"
+    policy = page_policy(style, script)
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -150,8 +149,3 @@ def _outcomes() -> Markup:
 @cache
 def _file(package: str, name: str) -> str:
     return resources.files(package).joinpath(name).read_text("utf-8")
-
-
-def _digest(text: str) -> str:
-    """As a content security policy names what may stand in a page."""
-    return "sha256-" + b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.core.malformed import MALFORMED
 from harness.core.need import Need
 from harness.core.report_file import ListedTest, TestReport
 
@@ -106,7 +107,7 @@ def parse_file(text: object, path: str) -> CollectedFile | None:
         asks = {test: needs[need] for test, need in data["asks"].items()}
         imported = tuple(_text(each) for each in data["imported"])
         return CollectedFile(_need(data["need"]), asks, tests, imported, int(data["deselected"]))
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+    except MALFORMED:
         return None
 
 

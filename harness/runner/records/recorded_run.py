@@ -12,6 +12,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from harness.core.errors import UsageError
+from harness.core.malformed import MALFORMED
 from harness.core.need import Need
 from harness.core.regular_file import open_regular
 from harness.runner.events import (
@@ -95,7 +96,7 @@ def _event(line: bytes, number: int, named: Path) -> Event | None:
         values = json.loads(line)
         kind = KINDS.get(values["event"])
         return None if kind is None else _rebuilt(kind, values)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except MALFORMED as error:
         raise _refused(named, f"line {number} is not an event: {type(error).__name__}: {error}") from None
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from harness.core.malformed import MALFORMED
 from harness.core.need import Need
 from harness.core.regular_file import MAX_BYTES, GrowingFile, GrowingLines
 from harness.core.test_outcomes import TestOutcome
@@ -187,7 +188,7 @@ class _Reading:
             self._t = max(self._t, t)
             if fold := _FOLDS.get(kind):
                 fold(self, event, t)
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError, OverflowError):
+        except MALFORMED:
             self._record.num_unreadable += 1
 
     def finish(self) -> RunRecord:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from harness.core.malformed import MALFORMED
 from harness.core.test_outcomes import TestOutcome
 from harness.runner.units import Outcome
 
@@ -80,7 +81,7 @@ def parse_results(text: object) -> tuple[PastResult, ...]:
         return ()
     try:
         return tuple(_result(*each) for each in json.loads(text))
-    except (TypeError, ValueError, RecursionError):
+    except MALFORMED:
         return ()
 
 

@@ -58,6 +58,7 @@ def library() -> ctypes.CDLL:
     """
     command = compiler()
     kept = directory() / f"kernels-{_name(command)}.so"
+    make_private(kept.parent)
     if not _is_whole(kept):
         compile_into(kept, command)
     loaded = ctypes.CDLL(str(kept))
@@ -90,6 +91,31 @@ def directory() -> Path:
     """Return the directory of libraries in the user's cache; a relative $XDG_CACHE_HOME is ignored, as specified."""
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (given if given.is_absolute() else Path.home() / ".cache") / "rlharness"
+
+
+def make_private(cache: Path) -> None:
+    """Make the directory of libraries one that only this user can write to, who loads code from it.
+
+    Raises KernelError where it cannot be made, or belongs to another user.
+    """
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = cache.stat()
+        if found.st_uid == os.geteuid() and found.st_mode & 0o022:
+            cache.chmod(0o700)
+            for kept in cache.glob("kernels-*"):  # others may have put them there
+                kept.unlink()
+    except OSError as error:
+        raise KernelError(
+            f"the kernels cannot be compiled into {cache}: {error}",
+            remedy=f"a directory that can be written in $XDG_CACHE_HOME; {_REMEDY}",
+        ) from error
+    if found.st_uid != os.geteuid():
+        raise KernelError(
+            f"{cache} belongs to user {found.st_uid}, who could put other code there",
+            legal="a directory of this user",
+            remedy=f"set XDG_CACHE_HOME to a directory of your own; {_REMEDY}",
+        )
 
 
 def compile_into(kept: Path, command: tuple[str, ...], *flags: str) -> None:

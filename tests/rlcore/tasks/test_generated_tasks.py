@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.config import TaskSection
+from rlcore.config_task import TaskSection
 from rlcore.errors import InvalidValueError
 from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.tasks import recommendation
@@ -176,7 +176,7 @@ def test_no_global_state_is_read_or_changed(name: str) -> None:
 
 def test_other_processes_and_hash_seeds_make_the_same_tasks() -> None:
     code = (
-        "from rlcore.config import TaskSection as S\n"
+        "from rlcore.config_task import TaskSection as S\n"
         "from rlcore.models.tokenizer import CharacterTokenizer as T\n"
         "from rlcore.tasks.make import alphabet, make_task\n"
         f"for name in {NAMES!r}:\n"

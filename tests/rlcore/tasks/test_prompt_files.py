@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.config import TaskSection
+from rlcore.config_task import TaskSection
 from rlcore.errors import InvalidValueError, RewardError
 from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.tasks.files import read_rows, split_rows

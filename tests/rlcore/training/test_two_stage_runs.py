@@ -21,23 +21,8 @@ from rlcore.observability.events import AdvantagesEstimated, RolloutBatched
 from rlcore.observability.recording import StepRecorder
 from rlcore.samplers.next_tokens import NextToken, NextTokenRequest
 from rlcore.samplers.torch_sampler import TorchSampler
-from tests.rlcore.training.recorded import Digests, Lost, config, first_difference, recorded
+from tests.rlcore.training.recorded import STAGES, Digests, Lost, first_difference, recorded, two_stages
 from tests.support.run_configs import with_section
-
-STAGES = {"num_beams": 3, "max_item_tokens": 3, "forced_text": ":"}
-
-
-def two_stages(**sections: Any) -> RunConfig:
-    """Five steps on a tiny catalogue; about half of the reasonings end with their stop string."""
-    given_sections: dict[str, Any] = {
-        "task": {"name": "recommendation", "min_length": 1, "max_length": 3},
-        "warm_start": {"num_steps": 25, "batch_size": 8, "learning_rate": 1e-2},
-        "sampling": {"max_tokens": 5, "stop_strings": [";"], "two_stage": STAGES},
-        "training": {"num_steps": 5, "prompts_per_step": 3, "group_size": 3, "microbatch_size": 4},
-    }
-    for name, section in sections.items():
-        given_sections[name] = {**given_sections.get(name, {}), **section}
-    return config("grpo", **given_sections)
 
 
 @pytest.fixture(scope="module")

@@ -79,6 +79,15 @@ class Converting(Target):
         return policy_logprobs(self.converted, tokens)
 
 
+class Buffering(Target):
+    """A load clears what is no parameter: the positions that its attention computes with."""
+
+    @torch.no_grad()
+    def write(self, chunk: Mapping[str, Tensor]) -> Sequence[str]:
+        self.decoder._rotations = torch.zeros_like(self.decoder._rotations)
+        return super().write(chunk)
+
+
 class Sleeping(Target):
     """Loses its weights while it sleeps: they are those it was built with when it wakes."""
 
@@ -129,7 +138,7 @@ class Rewriting(Target):
     @torch.no_grad()
     def write(self, chunk: Mapping[str, Tensor]) -> Sequence[str]:
         written = super().write(chunk)
-        if self.num_loads > 1:
+        if self.num_loads > 1 and "layers.0.out" in chunk:
             out = self._parameters()["layers.0.out"]
             out.copy_(self.spoiled(out))
         return written

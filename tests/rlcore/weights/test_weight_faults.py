@@ -1,6 +1,6 @@
 """Each fault of a weight sync is found by its check; with the check switched off it passes: the check is at work.
 
-For targets of this process, and for targets of another one.
+For targets of this process, and for targets of another one over every transport.
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,11 @@ from rlcore.errors import WeightSyncError
 from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
 from rlcore.weights.receipts import ALL_CHECKS, Check
-from rlcore.weights.sync import IN_PROCESS, sync
+from rlcore.weights.sync import sync
 from rlcore.weights.target import address_space
 from tests.rlcore.weights.faults import FAULTS, Fault, Here, second_sync
 from tests.rlcore.weights.targets import Meta, Sharing, Target, policy
+from tests.rlcore.weights.transports import TRANSPORTS, opened
 from tests.support.remote_sampler import RemoteHost
 
 each_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
@@ -28,12 +29,21 @@ def at_level_invariant() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=[Here, RemoteHost], ids=["here", "elsewhere"])
-def host(request: pytest.FixtureRequest) -> Iterator[Any]:
-    made = request.param()
+@pytest.fixture(scope="module")
+def other_process() -> Iterator[RemoteHost]:
+    made = RemoteHost()
     yield made
-    if isinstance(made, RemoteHost):
-        made.close()
+    made.close()
+
+
+@pytest.fixture(scope="module", params=["here", *TRANSPORTS])
+def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    if request.param == "here":
+        yield Here()
+        return
+    made: RemoteHost = request.getfixturevalue("other_process")
+    with opened(request.param, tmp_path_factory.mktemp("chunks")) as made.transport:
+        yield made
 
 
 @each_fault
@@ -82,7 +92,7 @@ def test_parameters_without_memory_are_reported(host: Any) -> None:
 
 
 def test_a_faultless_sync_passes(host: Any) -> None:
-    second_sync(IN_PROCESS, host, ALL_CHECKS)
+    second_sync(lambda carry, weights, target: carry(weights, target), host, ALL_CHECKS)
 
 
 def test_addresses_are_those_of_the_targets_process(host: Any) -> None:

@@ -9,7 +9,7 @@ import stat
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -17,6 +17,8 @@ from typing import IO
 from xxhash import xxh3_128
 
 from harness.core.errors import BundleError
+from harness.core.regular_file import open_regular
+from harness.core.replaced_file import replacing
 from harness.lab.experiments.bundles.contents import (
     HEAD,
     MAX_HEAD_BYTES,
@@ -88,23 +90,14 @@ def write_bundle(path: Path, head: Head, contents: Mapping[str, Content]) -> Non
 
     The checksums of the head are those of `contents`, see `checksums`.
     """
-    beside = path.with_name(f".{path.name}.new")
-    try:
-        with zipfile.ZipFile(beside, "w", zipfile.ZIP_STORED) as archive:
-            for name, content in ((HEAD, head.encoded()), *sorted(contents.items())):
-                info = zipfile.ZipInfo(name, _EPOCH)
-                info.create_system, info.external_attr = _UNIX, _MODE
-                info.file_size = len(content) if isinstance(content, bytes) else content.stat().st_size
-                with archive.open(info, "w") as member:
-                    for chunk in _chunks(content):
-                        member.write(chunk)
-        with beside.open("rb") as file:
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError:
-        with suppress(OSError):
-            beside.unlink()
-        raise
+    with replacing(path, is_synced=True) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in ((HEAD, head.encoded()), *sorted(contents.items())):
+            info = zipfile.ZipInfo(name, _EPOCH)
+            info.create_system, info.external_attr = _UNIX, _MODE
+            info.file_size = len(content) if isinstance(content, bytes) else content.stat().st_size
+            with archive.open(info, "w") as member:
+                for chunk in _chunks(content):
+                    member.write(chunk)
 
 
 def checksums(contents: Mapping[str, Content]) -> dict[str, Member]:
@@ -124,7 +117,7 @@ def _chunks(content: Content) -> Iterator[bytes]:
     if isinstance(content, bytes):
         yield content
         return
-    with content.open("rb") as file:
+    with open_regular(content) as file:
         while chunk := file.read(_CHUNK_BYTES):
             yield chunk
 

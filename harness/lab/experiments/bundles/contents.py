@@ -19,7 +19,9 @@ from typing import Any
 
 from harness import __version__
 from harness.core.errors import BundleError
+from harness.core.malformed import MALFORMED
 from harness.lab.experiments.entry_call import EntryCall
+from harness.trace.manifest import upgrade
 
 FORMAT = 1
 HEAD = "bundle.json"
@@ -98,7 +100,7 @@ def parse_head(data: bytes) -> Head:
             raise BundleError(
                 f"a bundle of format {fields['format']}",
                 legal=f"format {FORMAT}",
-                remedy=f"it was written by {str(fields.get('written_by', 'a newer rlharness'))[:60]}: install that",
+                remedy=upgrade(str(fields.get("written_by", "")).removeprefix("rlharness ")),
             )
         members = {_checked_name(name): _member(each) for name, each in fields["members"].items()}
         checkpoint = fields["checkpoint"]
@@ -106,7 +108,7 @@ def parse_head(data: bytes) -> Head:
         head = Head(_count(fields["step"]), _start(fields["start"]), members, named, str(fields["written_by"]))
     except BundleError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except MALFORMED as error:
         raise BundleError(f"its {HEAD} cannot be read: {error!r:.100}") from None
     if head.encoded() != data:
         raise BundleError(f"its {HEAD} does not have the format of rlharness")

@@ -50,6 +50,7 @@ def write_bundle_of(
         else:
             contents |= files
     _check_names(contents)
+    _check_links(contents, (run.directory, kept_by or run.directory, *(found[:1] if found else ())))
     try:
         head = Head(step, found[1] if found else None, checksums(contents), named)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,6 +62,20 @@ def write_bundle_of(
             remedy="name another one with --bundle",
         ) from None
     return head
+
+
+def _check_links(contents: Mapping[str, Content], roots: Iterable[Path]) -> None:
+    """BundleError for a file that a link leads to: a run of others could name any file of this user."""
+    real = [root.resolve() for root in roots]
+    for path in contents.values():
+        if isinstance(path, Path):
+            is_below = any(path.resolve().is_relative_to(root) for root in real)
+            if path.is_symlink() or not path.is_file() or not is_below:
+                raise BundleError(
+                    f"{path_text(path)} is a link, or no regular file: a bundle holds the run's own files alone",
+                    legal="regular files of the run and its checkpoint",
+                    remedy="look at what it links to, and replace the link by a copy if it belongs to the run",
+                )
 
 
 def _check_names(names: Iterable[str]) -> None:
@@ -219,5 +234,5 @@ def _frames(log: RankLog, first: int, last: int) -> bytes:
 
 def _files(directory: Path, prefix: str) -> dict[str, Content]:
     """Every file below a directory, by its name in a bundle."""
-    found = sorted(path for path in directory.rglob("*") if path.is_file())
+    found = sorted(path for path in directory.rglob("*") if path.is_symlink() or path.is_file())
     return {f"{prefix}/{path.relative_to(directory).as_posix()}": path for path in found}

@@ -1,5 +1,6 @@
 """The library is compiled once, kept under a name of its own, whole or not at all; what hinders that is told."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -246,3 +247,21 @@ def test_it_is_kept_in_the_users_cache(own_cache: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setenv("HOME", "/somewhere")
     assert module.directory() == Path("/somewhere/.cache/rlharness")
+
+
+def test_a_cache_that_others_can_write_to_is_closed_and_emptied(copying: Compiler, own_cache: Path) -> None:
+    own_cache.mkdir(parents=True, exist_ok=True)
+    own_cache.chmod(0o777)
+    (own_cache / "kernels-0.so").write_bytes(b"another user's")
+    load()
+    assert own_cache.stat().st_mode & 0o077 == 0
+    assert not (own_cache / "kernels-0.so").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+def test_a_cache_of_another_user_is_refused(copying: Compiler, own_cache: Path) -> None:
+    own_cache.mkdir(parents=True, exist_ok=True)
+    os.chown(own_cache, 65534, 65534)
+    with pytest.raises(KernelError, match="belongs to user 65534") as refused:
+        load()
+    assert "XDG_CACHE_HOME" in str(refused.value)

@@ -4,7 +4,7 @@ With hits in the prefix cache, prompts read in chunks, preemption for lack of me
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,54 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.determinism import at_level
-from rlcore.environments.trajectory import Trajectory
 from rlcore.keys import completion_key
 from rlcore.models.config import FAMILIES
-from rlcore.models.decoder import Decoder
 from rlcore.numerics.level import following
-from rlcore.numerics.log_softmax import token_logprobs
 from rlcore.numerics.probe import STRATEGIES
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import Prompt, SampleRequest, SamplingParams
 from tests.conformance.sampler_suite import bits
+from tests.support.parity import FEW_BLOCKS, num_different, requests_of
 from tests.support.samplers import TOKENIZER, decoder_of
 from tests.support.vllm_engines import Engines, need_vllm
 
 need_vllm()
 ENGINES = Engines()
-FEW_BLOCKS = 16
-"""Blocks of 8 tokens: memory for fewer than two of the requests, whose greatest length is 96."""
-
-
-def requests_of(num_samples: int = 4, params: SamplingParams | None = None) -> list[SampleRequest]:
-    """Completions of prompts that have 40 tokens in common, and 3 to 30 of their own."""
-    generator = torch.Generator().manual_seed(5)
-    shared = torch.randint(3, TOKENIZER.vocab_size, (40,), generator=generator).tolist()
-    wanted = []
-    for number in range(6):
-        own = torch.randint(3, TOKENIZER.vocab_size, (3 + 5 * number,), generator=generator).tolist()
-        prompt = Prompt(f"p{number}", "", (*shared, *own))
-        for index in range(num_samples):
-            key = completion_key(seed=0, step=3, prompt_id=prompt.id, sample_index=index)
-            wanted.append(SampleRequest(prompt, index, key, params or SamplingParams(max_tokens=20)))
-    return wanted
-
-
-def trainer_logprobs(decoder: Decoder, trajectory: Trajectory) -> list[float]:
-    """Return what one pass over the whole sequence gives the completion's tokens, as training computes it."""
-    tokens, drawn = torch.tensor(trajectory.tokens), torch.tensor(trajectory.completion_tokens)
-    logits = decoder.logits(decoder.hidden(tokens[None, :-1]))[0, -len(drawn) :]
-    temperature = trajectory.request.params.temperature or 1.0
-    return token_logprobs(logits / temperature, drawn).tolist()
-
-
-def num_different(decoder: Decoder, trajectories: Sequence[Trajectory]) -> int:
-    """Count the tokens whose log-probability is not the trainer's."""
-    return sum(
-        mine != theirs
-        for each in trajectories
-        for mine, theirs in zip(each.completion_logprobs, trainer_logprobs(decoder, each), strict=True)
-    )
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.rlcore.training.recorded import Digests, Lost, config, first_difference, recorded
+from tests.rlcore.training.recorded import Digests, Lost, config, first_difference, recorded, two_stages
 from tests.support.vllm_engines import need_vllm
 
 need_vllm()
@@ -50,6 +50,12 @@ def test_ppo_is_the_same_too(tmp_path: Path) -> None:
     local = recorded(config(**ppo), tmp_path / "local")
     found = recorded(config(**ppo, sampler={"name": "vllm"}), tmp_path / "vllm")
     assert first_difference(local, found) is None and found.leaves
+
+
+def test_two_stages_are_the_same_too(tmp_path: Path) -> None:
+    local = recorded(two_stages(), tmp_path / "local")
+    found = recorded(two_stages(**PERTURBED), tmp_path / "vllm")
+    assert first_difference(local, found) is None and found.leaves.keys() == local.leaves.keys()
 
 
 def test_without_recipes_the_trainer_does_not_match(

@@ -12,7 +12,7 @@ from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
 from rlcore.samplers.local_target import LocalTarget
 from rlcore.weights.receipts import ALL_CHECKS, Check
-from rlcore.weights.sync import sync
+from rlcore.weights.sync import IN_PROCESS, sync
 from tests.conformance.sampler_suite import all_wanted, bits
 from tests.rlcore.weights.faults import FAULTS, Fault
 from tests.rlcore.weights.targets import CONFIG, Sharing, Target, WronglyTied, learn, policy
@@ -28,6 +28,8 @@ ENGINES = Engines()
 
 class InEngine:
     """Where targets are made: the weights of engines, each with one of the faults of `tests.rlcore.weights.targets`."""
+
+    transport = IN_PROCESS
 
     def __init__(self) -> None:
         self.taken: list[Engine] = []
@@ -74,8 +76,8 @@ def host() -> Iterator[InEngine]:
         ENGINES.give_back(engine)
 
 
-OWN_CANARY = ("a stale prefix", "a stale conversion")
-"""Faults whose targets answer the canary themselves: the tests below have them for the engine's own caches."""
+OWN_CANARY = ("a stale prefix", "a stale conversion", "a stale buffer")
+"""Faults whose targets answer the canary themselves or spoil the engine: the tests below have its own caches."""
 each_fault = pytest.mark.parametrize(
     "fault",
     [fault for fault in FAULTS if fault.name not in OWN_CANARY],

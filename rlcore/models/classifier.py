@@ -1,0 +1,111 @@
+"""A decoder that ends in one number for a whole sequence: a reward model, as Hugging Face's checkpoints have it.
+
+Their architecture is the family's `ForSequenceClassification` with one label: a decoder without a head, and
+`score.weight` [1, width], read at the last token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlcore.errors import CheckpointError, InvalidValueError
+from rlcore.models.checkpoints import CONFIG, fill, hub_tensors, own_dtype, read_json, read_tensors, tensor_names, write
+from rlcore.models.config import DecoderConfig
+from rlcore.models.decoder import Decoder
+from rlcore.models.hub_config import ARCHITECTURES, read_config, written_config
+
+CLASSIFIERS = {name.replace("ForCausalLM", "ForSequenceClassification"): name for name in ARCHITECTURES}
+"""Architecture of a classifier -> that of its decoder."""
+SCORE = "score.weight"
+
+
+class Classifier(nn.Module):
+    """A decoder and a score head; `initialise` draws the weights."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.decoder = Decoder(replace(config, is_tied=True))  # without a head of its own
+        self.score = nn.Parameter(torch.zeros(1, config.width))
+
+    @property
+    def config(self) -> DecoderConfig:
+        """Sizes of the decoder."""
+        return self.decoder.config
+
+    def initialise(self, seed: int) -> "Classifier":
+        """Draw the weights; scores then have a standard deviation near 1."""
+        self.decoder.initialise(seed)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            self.score.copy_(torch.randn(self.score.shape, generator=generator) * self.config.width**-0.5)
+        return self
+
+    def forward(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Score right-padded sequences: tokens [batch, length] and their lengths -> fp32 [batch].
+
+        The product with the head is a sum over the row, whose bits do not depend on other rows.
+        """
+        hidden = self.decoder.hidden(tokens)
+        last = hidden[torch.arange(len(lengths)), torch.tensor(lengths) - 1]
+        return (last.float() * self.score.float()).sum(-1)
+
+
+def save_classifier(classifier: Classifier, directory: Path, *, pad_id: int) -> None:
+    """Write config.json and the weights, as transformers and vLLM load them; `pad_id` fills a batch there."""
+    dtype = str(classifier.score.dtype).removeprefix("torch.")
+    config = written_config(classifier.config, dtype)
+    (own,) = config.pop("architectures")
+    (architecture,) = [name for name, causal in CLASSIFIERS.items() if causal == own]
+    labels = {"id2label": {"0": "reward"}, "label2id": {"reward": 0}, "pad_token_id": pad_id}
+    tensors = hub_tensors(classifier.decoder) | {SCORE: classifier.score.detach()}
+    write(directory, tensors, {"architectures": [architecture], **config, **labels})
+
+
+def read_classifier_config(found: dict[str, Any]) -> DecoderConfig:
+    """Return the decoder that a classifier's config.json describes.
+
+    Raises InvalidValueError for another architecture and for a number of labels that is not 1.
+    """
+    architectures = found.get("architectures") or []
+    if len(architectures) != 1 or architectures[0] not in CLASSIFIERS:
+        raise InvalidValueError(
+            f"a reward model of architecture {', '.join(map(str, architectures)) or 'not named'}",
+            legal=", ".join(CLASSIFIERS),
+        )
+    labels = found.get("id2label")
+    num_labels = found.get("num_labels", 2 if labels is None else len(labels))  # transformers' default is 2
+    if num_labels != 1:
+        raise InvalidValueError(
+            f"a reward model of {num_labels} labels",
+            legal="1 label, whose logit is the reward",
+            remedy='save it with num_labels=1, or write "id2label": {"0": "reward"} into its config.json',
+        )
+    return read_config({**found, "architectures": [CLASSIFIERS[architectures[0]]], "tie_word_embeddings": True})
+
+
+def load_classifier(directory: Path, *, dtype: torch.dtype | None = None, device: str = "cpu") -> Classifier:
+    """Read a classifier from a checkpoint, in its own type or in `dtype`.
+
+    Raises InvalidValueError for a model that is not supported, CheckpointError for weights that do not fit.
+    """
+    found = read_json(directory / CONFIG)
+    classifier = Classifier(read_classifier_config(found)).to(device, dtype or own_dtype(found))
+    wanted = tensor_names(classifier.config) | {SCORE}
+    for name, tensor in read_tensors(directory, wanted, ignored=("lm_head.weight",)):
+        if name == SCORE:
+            _check_score(tensor, classifier)
+            classifier.score.detach().copy_(tensor)
+        else:
+            fill(classifier.decoder, [(name, tensor)])
+    return classifier.requires_grad_(False)
+
+
+def _check_score(tensor: Tensor, classifier: Classifier) -> None:
+    """Raise CheckpointError for a score head of another shape."""
+    if tensor.shape != classifier.score.shape:
+        legal = f"{tuple(classifier.score.shape)}, by {CONFIG}"
+        raise CheckpointError(f"{SCORE} is {tuple(tensor.shape)}", legal=legal)

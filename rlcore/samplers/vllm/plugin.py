@@ -1,0 +1,81 @@
+"""Entry point `vllm.general_plugins`: prepares the processes of an engine that rlcore has started.
+
+Every process of vLLM in this environment calls `register`. Without the variable it imports nothing and returns.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+VARIABLE = "RLCORE_VLLM_TRAINER"
+"""Process id of the trainer; set only while it starts an engine."""
+GROUP, NAME = "vllm.general_plugins", "rlcore"
+CHECK_EVERY_S = 0.5
+QUIET = {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_LOGS": "-torch._library.triton"}
+"""Variables against what vLLM's imports print: nothing that a user could change."""
+
+
+def register() -> None:
+    """Make the decoder known to vLLM, and end this process with the trainer, however that ends."""
+    if (trainer := os.environ.get(VARIABLE)) is None:
+        return
+    if int(trainer) != os.getpid():
+        end_with_parent(int(trainer))
+    register_model()
+
+
+def register_model() -> None:
+    """Make the decoder known to vLLM in this process."""
+    from vllm import ModelRegistry
+
+    from rlcore.samplers.vllm.model import ARCHITECTURE, RlcoreForCausalLM
+
+    if ARCHITECTURE not in ModelRegistry.get_supported_archs():
+        ModelRegistry.register_model(ARCHITECTURE, RlcoreForCausalLM)
+
+
+def end_with_parent(parent: int) -> None:
+    """Kill this process once `parent` is no longer its parent: a trainer that was killed says no farewell."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            ended.wait(CHECK_EVERY_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="rlcore-parent", daemon=True).start()
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Let `register` prepare the processes that are started inside."""
+    allowed = os.environ.get("VLLM_PLUGINS")
+    added = QUIET | {VARIABLE: str(os.getpid()), "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}  # a trainer has threads
+    if allowed is not None:
+        added["VLLM_PLUGINS"] = f"{allowed},{NAME}"
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def check_entry_point() -> None:
+    """Raise InvalidValueError if vLLM's processes would not find rlcore."""
+    from importlib.metadata import entry_points
+
+    from rlcore.errors import InvalidValueError
+
+    if not entry_points(group=GROUP, name=NAME):
+        raise InvalidValueError(
+            f"sampler.engine process, and no installed distribution has the entry point {NAME} of {GROUP}",
+            legal="rlharness, installed in this environment: vLLM's process finds the decoder by it",
+            remedy="pip install --no-deps -e . in the checkout, or sampler.engine=in_process",
+        )

@@ -1,0 +1,82 @@
+"""No file and no message of others makes a reader raise what it does not say, hang, or take memory without end."""
+
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.recorded import record
+from tests.support.hostile_documents import hostile
+from tests.support.hostile_files import Reader, readers
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+
+NAMES = (
+    *("manifest.json", "curve.jsonl", "rank-0.log", "a trace", "operations", "tensors", "report.jsonl", "events.jsonl"),
+    *("a timeline", "a file in the history", "results in the history", "a message of a host", "golden.json"),
+    *("metrics.jsonl", "a line of numbers", "completions.jsonl", "tokenizer.json", "checksums.json", "call.json"),
+    *("refusal.json", "the head of a bundle", "a scenario"),
+)
+LIMIT_S = 5
+MEMORY_BYTES = 1 << 30
+"""Address space that one document may make a reader take."""
+
+
+@pytest.fixture(scope="module")
+def by_name(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reader]:
+    run, trace = record(tmp_path_factory.mktemp("recorded"))
+    return {reader.name: reader for reader in readers(run, trace)}
+
+
+@contextmanager
+def limits() -> Iterator[None]:
+    """LIMIT_S seconds and MEMORY_BYTES for what is within."""
+
+    def late(signum: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"it took more than {LIMIT_S} s")
+
+    with open("/proc/self/statm", encoding="ascii") as file:
+        used_bytes = int(file.read().split()[0]) * resource.getpagesize()
+    before, handler = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGALRM, late)
+    resource.setrlimit(resource.RLIMIT_AS, (used_bytes + MEMORY_BYTES, before[1]))
+    timer = signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_all_readers_are_tried(by_name: dict[str, Reader]) -> None:
+    assert sorted(by_name) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reader_understands_its_documents(name: str, by_name: dict[str, Reader], tmp_path: Path) -> None:
+    reader = by_name[name]
+    for number, document in enumerate(reader.documents):
+        (directory := tmp_path / str(number)).mkdir()
+        assert reader.read(document, directory) is not None
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=150)
+@given(data=st.data())
+def test_a_changed_document_is_read_or_refused(
+    name: str, by_name: dict[str, Reader], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    reader = by_name[name]
+    document = data.draw(st.sampled_from(reader.documents).flatmap(hostile))
+    directory = tmp_path_factory.mktemp("changed")
+    with limits():
+        try:
+            reader.read(document, directory)
+        except reader.errors as error:
+            str(error).encode("utf-8", "backslashreplace")

@@ -1,0 +1,199 @@
+"""Replicas: weights reach all of them or the one that differs is named; threads compute at the caller's level."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlcore.environments.trajectory import Trajectory
+from rlcore.errors import InvalidValueError, WeightSyncError
+from rlcore.models.decoder import Decoder
+from rlcore.numerics.level import following, is_invariant
+from rlcore.numerics.probe import STRATEGIES, num_threads
+from rlcore.samplers import replicas
+from rlcore.samplers.base import Progress
+from rlcore.samplers.local_target import LocalTarget
+from rlcore.samplers.next_tokens import NextTokenSampler
+from rlcore.samplers.replica_target import ReplicaTarget
+from rlcore.samplers.replicas import replicate
+from rlcore.samplers.torch_sampler import TorchSampler
+from rlcore.types import SampleRequest
+from rlcore.weights.receipts import Check
+from rlcore.weights.sync import sync
+from rlcore.weights.target import TargetState, WeightTarget
+from tests.rlcore.training.recorded import config, first_difference, recorded
+from tests.support.samplers import TOKENIZER, decoder_of, requests_of, said
+
+TRAINING: dict[str, Any] = {"num_steps": 2, "prompts_per_step": 4, "group_size": 4, "microbatch_size": 4}
+
+
+class Watched(TorchSampler):
+    """Notes what it is given, and how it computes; fails with `failure`."""
+
+    def __init__(self, decoder: Decoder, failure: Exception | None = None) -> None:
+        super().__init__(decoder, TOKENIZER)
+        self.given: list[SampleRequest] = []
+        self.computed: set[tuple[bool, int]] = set()
+        self.failure = failure
+
+    def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
+        self.given += requests
+        self.computed.add((is_invariant(), torch.get_num_threads()))
+        if self.failure is not None:
+            raise self.failure
+        return super().sample(requests, progress=progress)
+
+
+def test_each_draws_its_share_in_order() -> None:
+    samplers = [Watched(decoder_of()) for _ in range(3)]
+    requests = requests_of(2)
+    replicate(samplers, run_together=False).sample(requests)
+    assert [each for sampler in samplers for each in sampler.given] == requests
+    assert {len(sampler.given) for sampler in samplers} == {5, 6}
+    replicate(samplers, run_together=True).sample(requests[:2])
+    assert sorted(len(sampler.given) for sampler in samplers) == [5, 6, 7]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_threads_compute_as_the_caller_does(count: int) -> None:
+    samplers = [Watched(decoder_of()) for _ in range(2)]
+    with following(STRATEGIES[0]), num_threads(count):
+        replicate(samplers, run_together=True).sample(requests_of(1))
+        assert torch.get_num_threads() == count
+    assert all(each.computed == {(True, count)} for each in samplers)
+
+
+def test_without_the_callers_context_bits_are_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, requests = decoder_of("qwen3", spread=6.0), requests_of(3)
+    with following(STRATEGIES[0]):
+        one = said(TorchSampler(decoder, TOKENIZER, concurrency=3).sample(requests))
+        pair = replicate([TorchSampler(decoder, TOKENIZER, concurrency=3) for _ in range(2)], run_together=True)
+        assert said(pair.sample(requests)) == one
+        monkeypatch.setattr(replicas, "context_of_caller", Context)
+        assert said(pair.sample(requests)) != one
+
+
+def test_the_error_is_that_of_the_first_replica_that_fails() -> None:
+    failures = [None, KeyError("second"), KeyError("third")]
+    sampler = replicate([Watched(decoder_of(), failure) for failure in failures], run_together=True)
+    with pytest.raises(KeyError, match="second"):
+        sampler.sample(requests_of(2))
+    with pytest.raises(KeyError, match="second"), sampler.weight_target.sampling():
+        raise KeyError("second")  # nothing is left locked
+
+
+def test_no_replica_is_refused() -> None:
+    with pytest.raises(InvalidValueError, match="0 replicas"):
+        replicate([], run_together=True)
+
+
+def test_beams_need_all_of_them() -> None:
+    class Blind:
+        """A sampler that answers no `next_tokens`."""
+
+        def __init__(self) -> None:
+            self.weight_target = TorchSampler(decoder_of(), TOKENIZER).weight_target
+            self.policy_version, self.weights_digest = 0, ""
+
+        def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
+            return []
+
+    able = TorchSampler(decoder_of(), TOKENIZER)
+    assert isinstance(replicate([able, able], run_together=False), NextTokenSampler)
+    assert not isinstance(replicate([able, Blind()], run_together=False), NextTokenSampler)
+
+
+# ------------------------------------------------------------------------------------------------------------- weights
+
+
+class Forgetful(LocalTarget):
+    """Reports a parameter as written, and leaves it out."""
+
+    def write(self, chunk: Mapping[str, Tensor]) -> Sequence[str]:
+        super().write({name: tensor for name, tensor in chunk.items() if name != "norm"})
+        return list(chunk)
+
+
+class Deaf(LocalTarget):
+    """Computes with other weights than it holds."""
+
+    def canary(self, tokens: Tensor) -> Tensor:
+        return super().canary(tokens) - 1e-6
+
+
+class Behind(LocalTarget):
+    """Has a version of its own."""
+
+    def describe(self) -> TargetState:
+        return replace(super().describe(), policy_version=7)
+
+
+class Short(LocalTarget):
+    """Does not say what it has written."""
+
+    def write(self, chunk: Mapping[str, Tensor]) -> Sequence[str]:
+        return list(super().write(chunk))[1:]
+
+
+def local(kind: Callable[[Decoder], WeightTarget] = LocalTarget) -> WeightTarget:
+    return kind(decoder_of())
+
+
+@pytest.mark.parametrize(
+    ("kind", "check", "what"),
+    [
+        (Forgetful, Check.READ_BACK, "norm of replica 2 of 3: the digest is"),
+        (Deaf, Check.CANARY, "of replica 2 of 3: the canary is"),
+        (Behind, Check.FENCE, "of replica 2 of 3: the version is 7, and 0 of replica 0"),
+        (Short, Check.COVERAGE, "of replica 2 of 3: the names written"),
+    ],
+)
+def test_a_replica_that_answers_differently_is_named(
+    kind: Callable[[Decoder], WeightTarget], check: Check, what: str
+) -> None:
+    policy = decoder_of(spread=10.0)
+    assert sync(policy, ReplicaTarget([local(), local(), local()]), 1, None).policy_version == 1
+    with pytest.raises(WeightSyncError, match=what) as caught:
+        sync(policy, ReplicaTarget([local(), local(), local(kind)]), 1, None)
+    assert caught.value.check == check
+
+
+def test_a_replica_that_is_written_between_syncs_is_named() -> None:
+    policy, decoders = decoder_of(), [decoder_of(), decoder_of()]
+    target = ReplicaTarget([LocalTarget(each) for each in decoders])
+    receipt = sync(policy, target, 1, None)
+    with torch.no_grad():
+        decoders[1].embedding[0, 0] += 1
+        policy.embedding.add_(1)
+    with pytest.raises(WeightSyncError, match="embedding of replica 1 of 2"):
+        sync(policy, target, 2, receipt)
+
+
+def test_replicas_of_one_memory_are_refused() -> None:
+    decoder = decoder_of()
+    with pytest.raises(WeightSyncError, match="of replica 1 is in the memory of replica 0") as caught:
+        sync(decoder_of(), ReplicaTarget([LocalTarget(decoder), LocalTarget(decoder)]), 1, None)
+    assert caught.value.check == Check.OWNERSHIP
+
+
+# ---------------------------------------------------------------------------------------------------------------- runs
+
+
+@pytest.mark.parametrize("kernels", ["torch", "compiled"])
+def test_replicas_move_no_bit_of_a_run(tmp_path: Path, kernels: str) -> None:
+    model = config().model.model_dump() | {"kernels": kernels}
+    first = recorded(config(training=TRAINING, model=model), tmp_path / "one")
+    runtime = {"arrival_seed": 3, "concurrency": 2, "preempt_every": 3, "sampling_threads": 2}
+    of = config(training=TRAINING, model=model, sampler={"replicas": 3}, runtime=runtime)
+    assert first_difference(first, recorded(of, tmp_path / "three")) is None
+
+
+def test_two_runs_agree_at_level_deterministic(tmp_path: Path) -> None:
+    of = config(training=TRAINING, sampler={"replicas": 2})
+    first, second = (recorded(of, tmp_path / name, level="deterministic") for name in "ab")
+    assert first_difference(first, second) is None

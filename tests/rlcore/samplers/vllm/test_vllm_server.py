@@ -1,0 +1,127 @@
+"""A real OpenAI server of vLLM is compared with checkpoints: the right one, another, and a reload without a reset."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.core.findings import Finding, Severity
+from harness.doctor.host import Answer
+from harness.doctor.served_weights import ServedWeights, compare_served_weights
+from rlcore.errors import InvalidValueError
+from rlcore.models.checkpoints import save
+from rlcore.models.config import DecoderConfig
+from rlcore.models.decoder import Decoder
+from rlcore.weights.completions_api import CompletionsServer
+from rlcore.weights.served_checkpoint import served_checkpoint
+from tests.support.samplers import TOKENIZER
+from tests.support.vllm_engines import need_vllm
+
+need_vllm()
+pytestmark = pytest.mark.full
+CONFIG = DecoderConfig("qwen3", 96, 64, 2, 4, 2, 32, 128, max_length=256, is_tied=False)
+START_S = 120.0
+ENVIRONMENT = {
+    "VLLM_SERVER_DEV_MODE": "1",  # its endpoints reload weights
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TORCHDYNAMO_DISABLE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+OPTIONS = ("--dtype=float32", "--enforce-eager", "--max-num-seqs=4", "--kv-cache-memory-bytes=33554432")
+
+
+def checkpoint(directory: Path, seed: int) -> Path:
+    decoder = Decoder(CONFIG).initialise(seed)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(6)
+    save(decoder, directory)
+    TOKENIZER.save(directory)
+    return directory
+
+
+@contextmanager
+def serving(model: Path, log: Path) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}", f"--port={port}"]
+    words += ["--served-model-name=tiny", "--block-size=32", *OPTIONS]
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            words, stdout=file, stderr=file, env=os.environ | ENVIRONMENT, start_new_session=True
+        )
+        try:
+            yield started(f"http://127.0.0.1:{port}", process, log)
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            finally:
+                if any_left(process.pid):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def any_left(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def started(url: str, process: "subprocess.Popen[bytes]", log: Path) -> str:
+    """Wait for the server; return its address."""
+    end = time.monotonic() + START_S
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            CompletionsServer(url).model()
+        except InvalidValueError:
+            time.sleep(0.2)
+        else:
+            return url
+    pytest.fail(f"the server has not started: {log.read_text('utf-8', 'replace')[-3000:]}")
+
+
+def post(url: str, body: dict[str, Any] | None = None) -> None:
+    headers = {"Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body or {}).encode(), headers)) as answer:
+        assert answer.status == 200
+
+
+def found(directory: Path, url: str) -> Finding:
+    line = json.dumps(served_checkpoint(directory, url))
+    return compare_served_weights(ServedWeights(directory.name, url), Answer(line))
+
+
+def test_a_server_is_compared_with_checkpoints(tmp_path: Path) -> None:
+    first, second = (checkpoint(tmp_path / f"m{seed}", seed) for seed in (1, 2))
+    with serving(first, tmp_path / "log") as url:
+        right = found(first, url)
+        assert (right.severity, "float32 explains" in right.measured) == (Severity.FINE, True), right
+        other = found(second, url)
+        assert (other.severity, "other weights" in other.breaks) == (Severity.BROKEN, True), other
+        post(f"{url}/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(second)}})
+        stale = found(second, url)
+        assert (stale.severity, "prefix cache" in stale.breaks) == (Severity.BROKEN, True), stale
+        post(f"{url}/reset_prefix_cache")
+        assert found(second, url).severity is Severity.FINE
+        assert found(first, url).severity is Severity.BROKEN
+        with pytest.raises(InvalidValueError, match="model 'large'"):
+            served_checkpoint(first, url, "large")

@@ -1,0 +1,224 @@
+"""Every reader of files and messages that somebody else may have written, with documents that it understands.
+
+    document ─▶ hypothesis or Atheris changes it ─▶ Reader.read ─▶ a value, or one of the errors that it may raise
+
+A reader may answer with what it could read, or refuse. It may not raise anything else, hang, or take memory without
+bound.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from harness.core.errors import (
+    BundleError,
+    NetworkError,
+    ReportError,
+    TraceError,
+    UsageError,
+)
+from harness.core.need import Need
+from harness.core.report_file import ListedTest, read_report
+from harness.lab.experiments.bundles.contents import Head, Member, parse_head
+from harness.lab.experiments.checkpoint_check import CHECKSUMS, damage_of
+from harness.lab.experiments.entry_call import REJECTION, EntryCall, read_rejection
+from harness.lab.experiments.plain_yaml import read_yaml
+from harness.lab.gate.golden import Acceptance, Golden, GoldenError, read_goldens, write_golden
+from harness.lab.gate.sides import read_metrics
+from harness.machine.network.host_matching import Offer, PeerHost
+from harness.machine.network.peer_messages import VERSION, parse_message, read_host
+from harness.recording.metrics import numbers_of_json
+from harness.render.report.shown_completions import read_shown
+from harness.render.report.vocabulary import read_vocabulary
+from harness.runner.records.collected_file import CollectedFile, file_text, parse_file
+from harness.runner.records.recorded_run import read_recorded_run
+from harness.runner.records.run_record import read_run_record
+from harness.runner.records.trends import PastResult, parse_results, results_text
+from harness.trace.curve import CurvePoint, curve_line, parse_curve
+from harness.trace.manifest import Fingerprint, Manifest, manifest_text, parse_manifest
+from harness.trace.ops import read_ops
+from harness.trace.reader import read_trace, verify
+from harness.trace.tensor_file import read_tensor
+from harness.trace.values import Float
+
+Read = Callable[[bytes, Path], object]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One reader."""
+
+    name: str
+    documents: tuple[bytes, ...]
+    """What it understands."""
+    read: Read
+    """Reads data; the directory is empty and may be written to."""
+    errors: tuple[type[Exception], ...] = ()
+    """What it may raise."""
+
+
+def _text(read: Callable[[str], object]) -> Read:
+    return lambda data, directory: read(data.decode("utf-8", "replace"))
+
+
+def _file(name: str, read: Callable[[Path], object], beside: Mapping[str, bytes] | None = None) -> Read:
+    """Reads a directory in which the data stands in the file `name`, with others beside it."""
+
+    def reader(data: bytes, directory: Path) -> object:
+        for file, content in {**(beside or {}), name: data}.items():
+            (directory / file).parent.mkdir(parents=True, exist_ok=True)
+            (directory / file).write_bytes(content)
+        return read(directory)
+
+    return reader
+
+
+def _lines(*records: Mapping[str, Any]) -> bytes:
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
+
+
+def readers(run: Path, trace: Path) -> list[Reader]:
+    """All of them; `run` is the directory of a recorded run of tests, `trace` that of a trace with all it can have."""
+    return [*_readers_of_traces(trace), *_readers_of_runs(run), *_readers_of_results(), *_readers_of_calls()]
+
+
+def _readers_of_traces(trace: Path) -> list[Reader]:
+    (ops,) = trace.glob("ops/*.jsonl")
+    (tensors,) = trace.glob("tensors/*.safetensors")
+    rank, step = 0, int(ops.stem.rpartition("-")[2])
+    log = (trace / "rank-0.log").read_bytes()
+    manifest, curve = (trace / "manifest.json").read_bytes(), (trace / "curve.jsonl").read_bytes()
+    values = read_trace(trace).columns(step, rank).values()
+    kept = next(each for each in values if read_tensor(tensors, each) is not None)
+    beside = {"rank-0.log": log, "curve.jsonl": curve}
+    return [
+        Reader("manifest.json", (manifest, _manifest()), _text(parse_manifest), (TraceError,)),
+        Reader("curve.jsonl", (curve, _curve()), _text(parse_curve)),
+        Reader("rank-0.log", (log,), _file("rank-0.log", _verified, {"manifest.json": manifest}), (TraceError,)),
+        Reader("a trace", (manifest,), _file("manifest.json", _verified, beside), (TraceError,)),
+        Reader(
+            "operations",
+            (ops.read_bytes(),),
+            _file(f"ops/{ops.name}", partial(read_ops, rank=rank, step=step)),
+            (TraceError,),
+        ),
+        Reader("tensors", (tensors.read_bytes(),), _file("t", lambda at: read_tensor(at / "t", kept)), (TraceError,)),
+    ]
+
+
+def _verified(directory: Path) -> object:
+    trace = read_trace(directory)
+    return verify(trace), trace.gaps
+
+
+def _readers_of_runs(run: Path) -> list[Reader]:
+    events, report = ((run / name).read_bytes() for name in ("events.jsonl", "units/0000/report.jsonl"))
+    results = results_text([PastResult("r", "passed", 1.5, 7)]).encode()
+    return [
+        Reader(
+            "report.jsonl",
+            (report,),
+            _file("report.jsonl", lambda at: read_report(at / "report.jsonl")),
+            (ReportError,),
+        ),
+        Reader("events.jsonl", (events,), _file("events.jsonl", read_recorded_run), (UsageError,)),
+        Reader("a timeline", (events,), _file("events.jsonl", lambda at: read_run_record(at / "events.jsonl"))),
+        Reader("a file in the history", (_collected(),), lambda data, _: parse_file(data, "tests/test_a.py")),
+        Reader("results in the history", (results,), lambda data, _: parse_results(data)),
+        Reader(
+            "a message of a host", (_host(),), lambda data, _: read_host(parse_message(data, "hello")), (NetworkError,)
+        ),
+    ]
+
+
+def _readers_of_results() -> list[Reader]:
+    golden = _file("k/golden.json", read_goldens, {"k/curve.jsonl": _curve()})
+    return [
+        Reader("golden.json", (_golden(),), golden, (GoldenError,)),
+        Reader("metrics.jsonl", (_metrics(),), _file("metrics.jsonl", lambda at: list(read_metrics(at)))),
+        Reader("a line of numbers", (b'{"loss": 1.5, "step": 3}',), _text(numbers_of_json)),
+        Reader("completions.jsonl", (_completions(),), _file("completions.jsonl", read_shown)),
+        Reader("tokenizer.json", (_tokenizer(),), _file("tokenizer.json", read_vocabulary)),
+        Reader("checksums.json", (_checksums(),), _file(CHECKSUMS, damage_of, {"weights": b"1234"})),
+    ]
+
+
+def _readers_of_calls() -> list[Reader]:
+    refusal = _lines({"what": "w", "legal": "l", "remedy": "r"})
+    scenario = b"entry: a.b:c\nconfig:\n  x: [1, 2.5, null]\n"
+    return [
+        Reader("call.json", (_call(),), lambda data, _: EntryCall.parse(data), (ValueError,)),
+        Reader("refusal.json", (refusal,), _file(REJECTION, read_rejection)),
+        Reader("the head of a bundle", (_head(),), lambda data, _: parse_head(data), (BundleError,)),
+        Reader("a scenario", (scenario,), _text(partial(read_yaml, where="scenario")), (UsageError,)),
+    ]
+
+
+def _manifest() -> bytes:
+    fingerprint = Fingerprint({"config": "1"}, {"python": "3.11"}, {"commit": "c"}, {"threads": "2"})
+    return manifest_text(Manifest(fingerprint, ("train.py",), 2, "invariant", True, unranked=(0, 1))).encode()
+
+
+def _curve() -> bytes:
+    return "".join(curve_line(CurvePoint(step, {"loss": Float.of(0.5)}, "0" * 32)) for step in (0, 1)).encode()
+
+
+def _golden() -> bytes:
+    golden = Golden(
+        scenario="s.yaml",
+        size="tiny",
+        identity={"config": "1"},
+        numerics={"cpu": "x"},
+        steps=(0, 1),
+        roots={"loss": ("a", None)},
+        curve=tuple(parse_curve(_curve().decode())),
+        history=(Acceptance("2026-01-01", "c", "why", "who"),),
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        write_golden(Path(directory), golden)
+        return (Path(directory) / "golden.json").read_bytes()
+
+
+def _metrics() -> bytes:
+    return _lines({"step": 1, "loss": 0.5, "is_last": True}, {"step": 2, "text": "x"})
+
+
+def _completions() -> bytes:
+    return _lines({"step": 1, "prompt": "p", "completion": "c", "answer": "a", "reward": 0.5})
+
+
+def _tokenizer() -> bytes:
+    return _lines(
+        {
+            "model": {"vocab": {"a": 0, "\u2581b": 1}},
+            "decoder": {"type": "ByteLevel"},
+            "added_tokens": [{"id": 2, "content": "<eos>"}],
+        }
+    )
+
+
+def _checksums() -> bytes:
+    return _lines({"files": {"weights": {"num_bytes": 4, "xxh3_128": "0" * 32}}})
+
+
+def _call() -> bytes:
+    call = EntryCall("a.b:run", {"task": {"path": "x", "weights": [1, 2.5]}}, ("runtime",), {"run": "a.b", "step": "c"})
+    return json.dumps(asdict(call)).encode()
+
+
+def _head() -> bytes:
+    return Head(3, 1, {"curve.jsonl": Member(10, "0" * 32)}).encoded()
+
+
+def _collected() -> bytes:
+    tests = tuple(ListedTest(f"tests/test_a.py::test_{name}", Need(gpus=1), ("t",)) for name in "ab")
+    return file_text(CollectedFile(Need(gpus=1), {"test_a": Need()}, tests, ("torch",), 1), "tests/test_a.py").encode()
+
+
+def _host() -> bytes:
+    host = PeerHost("alpha", "t", (4000, 0), (Offer("eth0", "10.0.0.1", 4, 1000),))
+    return json.dumps({"k": "hello", "version": VERSION, **asdict(host)}).encode()
