@@ -63,11 +63,10 @@ class MatchChecks(Observer):
 
     def largest(self, event: PolicyMatched, found: Mismatch) -> str:
         """Describe the token with the largest difference, in its context."""
-        assert self._sampled is not None
         trajectory, position = self._trajectory(event, found.row), event.first + found.column
-        text = in_context(self._sampled.tokenizer, trajectory.tokens, position)
+        text = f", {in_context(self._sampled.tokenizer, trajectory.tokens, position)}" if self._sampled else ""
         return (
-            f"position {position} of {trajectory.name}, {text}:"
+            f"position {position} of {trajectory.name}{text}:"
             f" {found.trainer!r} in the trainer, {found.sampler!r} in the sampler"
         )
 

@@ -82,6 +82,7 @@ def prepare(
     phases, mismatches, checks = Phases(), Mismatches(), checks_of_level(level)
     reports = (MatchReports(log.say),) if config.output.shows_mismatch else ()
     observers = Observers(phases, mismatches, *reports, *checks, StepRecorder(recorder))
+    longest = longest_sequence(task, config, tokenizer)
     task = add_reward_model(
         task, config, level, tokenizer=tokenizer, decoder=decoder, directory=directory, report=log.say
     )
@@ -96,9 +97,7 @@ def prepare(
         task=task,
         tokenizer=tokenizer,
         policy=trainer("policy", decoder, optimizer.learning_rate),
-        sampler=build_sampler(
-            config, decoder, tokenizer, longest=longest_sequence(task, config, tokenizer), report=log.say
-        ),
+        sampler=build_sampler(config, decoder, tokenizer, longest=longest, report=log.say),
         observers=observers,
         phases=phases,
         mismatches=mismatches,

@@ -17,7 +17,7 @@ from rlcore.errors import InvalidValueError
 from rlcore.models.decoder import Decoder
 from rlcore.models.hub_config import written_config
 from rlcore.samplers.local_target import FencedTarget
-from rlcore.samplers.vllm.exchange import Drawn, Exchange
+from rlcore.samplers.vllm.exchange import Drawn, LocalExchange
 from rlcore.samplers.vllm.plugin import register_model
 from rlcore.samplers.vllm.shared_process import keep_process_group
 from rlcore.samplers.vllm.versions import check_device, engine_arguments, installed_version, isolated
@@ -51,14 +51,13 @@ class EngineSettings:
         return f"{self.blocks * self.block_size:,} tokens in {self.blocks:,} blocks"
 
 
-class Engine(Exchange):
+class Engine(LocalExchange):
     """vLLM's engine in this process. It computes at the level of the caller of `step`."""
 
     def __init__(self, engine: Any, decoder: Decoder, pages: list[Tensor], settings: EngineSettings) -> None:
         """Wrap an engine; `Engine.start` builds one."""
         super().__init__(decoder.config, max_length=settings.max_length, concurrency=settings.concurrency)
         self.decoder, self.settings = decoder, settings
-        """Live model of the engine."""
         self._engine, self._pages = engine, pages
 
     @classmethod

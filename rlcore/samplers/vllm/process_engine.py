@@ -26,7 +26,7 @@ from rlcore.errors import RlcoreError, SamplerError
 from rlcore.models.decoder import Decoder
 from rlcore.samplers.local_target import FencedTarget
 from rlcore.samplers.vllm.engine import EngineSettings, Report, arguments, refusals, write_model
-from rlcore.samplers.vllm.exchange import Drawn, Exchange
+from rlcore.samplers.vllm.exchange import Drawn, RemoteExchange
 from rlcore.samplers.vllm.plugin import check_entry_point, register_model, starting
 from rlcore.samplers.vllm.versions import check_device, installed_version, isolated
 from rlcore.weights.digests import weights_digest
@@ -38,7 +38,7 @@ CHECK_EVERY_S = 0.5
 Result = TypeVar("Result")
 
 
-class ProcessEngine(Exchange):
+class ProcessEngine(RemoteExchange):
     """vLLM's engine in a child process. It computes at the level that its weight target was last used at."""
 
     def __init__(self, llm: Any, decoder: Decoder, settings: EngineSettings) -> None:
@@ -106,7 +106,7 @@ class ProcessEngine(Exchange):
     # ---------------------------------------------------------------------------------------------- the caller's thread
 
     def ask(self, question: Question) -> Any:
-        """Return the answer of `EngineExtension`; raises its RlcoreError, and SamplerError if the engine has ended."""
+        """As `RemoteExchange.ask`; raises SamplerError if the engine has ended."""
         message = pickle.dumps(question, pickle.HIGHEST_PROTOCOL)
         (reply,) = self._run(self._llm.collective_rpc("rlcore_answer", args=(message,)))
         is_error, answer = pickle.loads(reply)
@@ -157,14 +157,14 @@ class ProcessEngine(Exchange):
         self.ask(Question("clear_pages"))
 
     def pause(self) -> None:
-        """Let the engine compute no pass until `resume`; requests wait."""
+        """As `RemoteExchange.pause`."""
         if self._is_paused:
             return
         self._is_paused = True
         self._run(self._after_aborts(self._llm.pause_generation(mode="keep", clear_cache=False)))
 
     def resume(self) -> None:
-        """Let the engine compute again."""
+        """As `RemoteExchange.resume`."""
         if self._is_paused:
             self._run(self._llm.resume_generation())
             self._is_paused = False
@@ -213,7 +213,7 @@ class ProcessEngine(Exchange):
         try:
             async for output in self._llm.generate(given, wanted, str(number), priority=number):
                 self._drawn.put(Drawn.of(output))
-        except Exception as error:
+        except Exception as error:  # it is raised to the caller of `step`
             self._drawn.put(error)
         finally:
             del self._tasks[str(number)]
@@ -231,9 +231,10 @@ class ProcessEngine(Exchange):
 
 
 def _close(llm: Any, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    """End the engine's process, then the loop."""
-    llm.shutdown(timeout=0.0)  # it has nothing to save
-    llm.shutdown = lambda: None  # its __del__ calls it again, perhaps while modules are being taken apart
+    """End the loop's tasks, which would report a lost engine, then its process, then the loop."""
+    if threading.current_thread() is thread:  # the collector runs where it likes; the loop cannot wait for itself
+        threading.Thread(target=_close, args=(llm, loop, thread)).start()
+        return
 
     async def end() -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -242,6 +243,10 @@ def _close(llm: Any, loop: asyncio.AbstractEventLoop, thread: threading.Thread) 
         await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run_coroutine_threadsafe(end(), loop).result()
+    sockets = llm.engine_core.resources.ctx
+    llm.shutdown(timeout=0.0)  # the process has nothing to save
+    llm.shutdown = lambda: None  # its __del__ calls it again, perhaps while modules are being taken apart
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+    sockets.destroy(linger=0)  # vLLM leaves it to the collector

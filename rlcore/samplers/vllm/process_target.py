@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from rlcore.errors import SamplerError
+from rlcore.samplers.vllm.exchange import RemoteExchange
 from rlcore.samplers.vllm.levels import Level
-from rlcore.samplers.vllm.process_engine import ProcessEngine
 from rlcore.samplers.vllm.target import canary_logprobs, canary_while_sampling, not_reset
 from rlcore.weights.remote import RemoteTarget
 from rlcore.weights.transports.shared_memory import SharedMemoryTransport
@@ -19,12 +21,13 @@ class ProcessTarget(RemoteTarget):
     The engine computes at the level of the thread that samples, or asks for the canary.
     """
 
-    def __init__(self, engine: ProcessEngine) -> None:
+    def __init__(self, engine: RemoteExchange) -> None:
         super().__init__(engine.ask)
         self._engine = engine
         state = self.describe()
         self._policy_version, self._weights_digest = state.policy_version, state.weights_digest
         self._begun, self._is_sampling = 0, False
+        self._num_threads = torch.get_num_threads()
         self._shared = SharedMemoryTransport()
 
     @property
@@ -55,7 +58,8 @@ class ProcessTarget(RemoteTarget):
         if self._is_sampling:
             raise canary_while_sampling()
         self._engine.resume()
-        self._ask("follow", Level.here())
+        # With the threads that sample: a sync is computed with other ones, and each change costs milliseconds.
+        self._ask("follow", replace(Level.here(), num_threads=self._num_threads))
         return canary_logprobs(self._engine, tokens)
 
     def commit(self, weights_digest: str) -> None:
@@ -67,7 +71,9 @@ class ProcessTarget(RemoteTarget):
     @contextmanager
     def sampling(self) -> Iterator[None]:
         """As `LocalTarget.sampling`, by the engine's own target."""
-        self._ask("enter", Level.here())
+        level = Level.here()
+        self._ask("enter", level)
+        self._num_threads = level.num_threads
         self._is_sampling = True
         try:
             yield

@@ -156,7 +156,12 @@ class VllmSampler:
         params, vocab_size = request.params, self._limits.vocab_size
         stops = sorted({stop for stop in (self._tokenizer.eos_id, *params.stop_ids) if 0 <= stop < vocab_size})
         return self.engine.add(
-            request.prompt.tokens, max_tokens=params.max_tokens, stop_ids=stops, key=request.key, params=params
+            request.prompt.tokens,
+            max_tokens=params.max_tokens,
+            stop_ids=stops,
+            key=request.key,
+            params=params,
+            is_streamed=bool(params.stop_strings or self._preempt_every),
         )
 
     def _text(self, request: SampleRequest) -> StopText | None:

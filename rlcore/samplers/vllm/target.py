@@ -5,8 +5,7 @@ from torch import Tensor
 
 from rlcore.errors import WeightSyncError
 from rlcore.samplers.local_target import LocalTarget
-from rlcore.samplers.vllm.engine import Engine
-from rlcore.samplers.vllm.exchange import Exchange
+from rlcore.samplers.vllm.exchange import Exchange, LocalExchange
 from rlcore.types import SamplingParams
 from rlcore.weights.receipts import Check
 
@@ -17,7 +16,7 @@ GREEDY = SamplingParams(1, temperature=0.0)
 class VllmTarget(LocalTarget):
     """As `LocalTarget`, for the decoder of an engine in this process; its answers come from the engine's own model."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: LocalExchange) -> None:
         super().__init__(engine.decoder)
         self._engine = engine
 

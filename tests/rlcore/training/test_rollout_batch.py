@@ -23,7 +23,7 @@ from rlcore.determinism import at_level
 from rlcore.environments.trajectory import NOT_SAMPLED, Role, Trajectory
 from rlcore.errors import LevelError, StepError
 from rlcore.models.tokenizer import CharacterTokenizer
-from rlcore.observability.events import RolloutBatched
+from rlcore.observability.events import RolloutBatched, SamplingBegins
 from rlcore.rewards.score import Scores
 from rlcore.train_state import TrainState
 from rlcore.trainers.scoring import score
@@ -259,6 +259,7 @@ def test_at_level_invariant_each_sampled_token_of_each_turn_matches_the_trainer(
 
             def rollout(state: TrainState, step: int, given: list[Trajectory] = trajectories) -> object:
                 batch = dense_batch(given, SCORES, pad_id=PAD)
+                state.observers.emit(SamplingBegins(state.decoder, None, state.sampler.weight_target))
                 state.observers.emit(RolloutBatched(batch, given, SCORES))
                 return given, SCORES, batch
 
