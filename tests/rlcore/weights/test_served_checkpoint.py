@@ -21,7 +21,13 @@ from rlcore.models.checkpoints import save
 from rlcore.models.decoder import Decoder
 from rlcore.weights.canary import policy_logprobs
 from rlcore.weights.completions_api import CompletionsServer
-from rlcore.weights.served_checkpoint import served_checkpoint
+from rlcore.weights.served_checkpoint import (
+    _distance,
+    _logprobs,
+    _shuffled,
+    _shuffled_distances,
+    served_checkpoint,
+)
 from tests.rlcore.weights.targets import CONFIG, policy
 
 Change = Callable[[dict[str, Any]], Any]
@@ -114,6 +120,16 @@ def test_the_right_weights_are_near_and_a_shuffled_layer_is_far(checkpoint: Path
     assert min(found["shuffled"].values()) > 4 * found["rounding"]
     assert {len(body["prompt"]) for body in served.asked} == {56}
     assert all(isinstance(token, int) for body in served.asked for token in body["prompt"]), "no tokenizer is needed"
+
+
+def test_each_layer_is_shuffled_alone(checkpoint: Path) -> None:
+    decoder = spread(1)
+    sequences = [torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])]
+    own = _logprobs(decoder, sequences)
+    found = dict(_shuffled_distances(decoder, sequences, own))
+    assert _distance(own, _logprobs(decoder, sequences), 0, None) == 0.0, "the decoder is as it was"
+    with _shuffled(dict(decoder.named_parameters())["layers.1.down"]):
+        assert found["layer 1"] == _distance(own, _logprobs(decoder, sequences), 0, None) > 0
 
 
 def test_other_weights_and_stale_keys_are_far(checkpoint: Path) -> None:
