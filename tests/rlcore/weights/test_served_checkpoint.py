@@ -44,6 +44,8 @@ class Served:
     change: Change = lambda answer: answer
     """Changes each completion."""
     key: str = ""
+    fails: tuple[int, str] | None = None
+    """Status and text of every answer."""
     asked: list[dict[str, Any]] = field(default_factory=list)
 
     def completion(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -74,8 +76,9 @@ def serving(served: Served) -> Iterator[str]:
 
         def reply(self, content: Any) -> None:
             is_allowed = not served.key or self.headers.get("Authorization") == f"Bearer {served.key}"
+            code, content = served.fails if served.fails else (200, content)
             raw = json.dumps(content).encode() if is_allowed else b'{"error": "Unauthorized"}'
-            self.send_response(200 if is_allowed else 401)
+            self.send_response(code if is_allowed else 401)
             self.send_header("Content-Length", str(len(raw)))
             self.end_headers()
             self.wfile.write(raw)
@@ -184,6 +187,14 @@ def test_a_key_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
         assert "VLLM_API_KEY" in caught.value.remedy
         monkeypatch.setenv("VLLM_API_KEY", "k")
         assert CompletionsServer(url).model()[0] == "tiny"
+
+
+def test_a_server_without_a_tokenizer_is_reported_with_its_own_words() -> None:
+    said = "Unable to get tokenizer because `skip_tokenizer_init=True`"
+    match = r"answers 400: .*Unable to get tokenizer"
+    with serving(Served(spread(1), fails=(400, said))) as url, pytest.raises(InvalidValueError, match=match) as caught:
+        CompletionsServer(url).model()
+    assert "without --skip-tokenizer-init" in caught.value.remedy
 
 
 def test_no_server_and_no_address_are_reported(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
