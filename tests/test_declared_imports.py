@@ -33,7 +33,12 @@ PEER_ROOMS = ("tests/support/programs/", "tests/rlcore/peers/", "tests/benchmark
 """Run with verl, transformers and TRL, in environments of their own."""
 VLLM_ROOMS = ("tests/benchmarks/vllm_sampler.py", "tests/rlcore/samplers/vllm/")
 """Run in vLLM's environment, or skipped."""
-RAY_ROOMS = ("tests/rlcore/weights/test_ray_store.py", "tests/support/misbehaving/", "tests/support/networks/")
+RAY_ROOMS = (
+    "tests/benchmarks/weight_syncs.py",
+    "tests/rlcore/weights/test_ray_store.py",
+    "tests/support/misbehaving/",
+    "tests/support/networks/",
+)
 """Programs whose tests skip without Ray."""
 
 RUN_AS_PROGRAMS = frozenset({"py-spy"})  # dependencies that are started, never imported

@@ -5,7 +5,7 @@
                                  share 2 ──▶ replica 2 ─┘
 
 Replicas that can run together have a thread each; the caller waits for all. Which replica draws a completion follows
-from the place of its request, never from time, so that two runs agree at level deterministic too. At level invariant
+from the position of its request, never from time, so that two runs agree at level deterministic too. At level invariant
 it moves no bit.
 """
 
@@ -37,7 +37,7 @@ def replicate(samplers: Sequence[Sampler], *, run_together: bool) -> "ReplicaSam
 
 
 class ReplicaSampler:
-    """Samplers behind one interface, as `rlcore.samplers.base.Sampler`.
+    """Several samplers with one interface, as `rlcore.samplers.base.Sampler`.
 
     `run_together` gives each a thread, which computes at the caller's level; without it they run one after another.
     """

@@ -104,6 +104,29 @@ class Engines:
         engine.reset_cache()
         return engine
 
+    @contextmanager
+    def instead_of_starts(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """Let whole runs borrow engines in the place of starting one each; they return at the end."""
+        from rlcore.samplers.vllm.engine import Engine
+
+        lent: list[Engine] = []
+        start = Engine.start
+
+        def borrow(decoder: Decoder, settings: "EngineSettings", report: object = None) -> Engine:
+            resting = self.at_rest.setdefault((decoder.config, decoder.embedding.dtype, settings), [])
+            engine = resting.pop() if resting else start(decoder, settings)
+            with torch.no_grad():
+                engine.decoder.load_state_dict(decoder.state_dict())
+            engine.clear_pages()
+            lent.append(engine)
+            return engine
+
+        with monkeypatch.context() as borrowed:
+            borrowed.setattr(Engine, "start", borrow)
+            yield
+        for engine in lent:
+            self.give_back(engine)
+
     def give_back(self, engine: "Engine") -> None:
         """Let an engine rest."""
         decoder = engine.decoder

@@ -1,6 +1,6 @@
 """The weight target of an engine in another process: the decoder there, and the caches made of older weights."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -12,6 +12,7 @@ from rlcore.samplers.vllm.exchange import RemoteExchange
 from rlcore.samplers.vllm.levels import Level
 from rlcore.samplers.vllm.target import canary_logprobs, canary_while_sampling, not_reset
 from rlcore.weights.remote import RemoteTarget
+from rlcore.weights.transports.shared_memory import SharedMemoryTransport
 
 
 class ProcessTarget(RemoteTarget):
@@ -27,6 +28,7 @@ class ProcessTarget(RemoteTarget):
         self._policy_version, self._weights_digest = state.policy_version, state.weights_digest
         self._begun, self._is_sampling = 0, False
         self._num_threads = torch.get_num_threads()
+        self._shared = SharedMemoryTransport()
 
     @property
     def policy_version(self) -> int:
@@ -46,6 +48,10 @@ class ProcessTarget(RemoteTarget):
             self._engine.resume()
             raise not_reset()
         self._begun = policy_version
+
+    def write(self, chunk: Mapping[str, Tensor]) -> Sequence[str]:
+        """As `WeightTarget.write`, through memory that both processes have mapped."""
+        return self._shared(chunk.items(), self)
 
     def canary(self, tokens: Tensor) -> Tensor:
         """As `WeightTarget.canary`, by requests to the engine, which has to compute for them."""

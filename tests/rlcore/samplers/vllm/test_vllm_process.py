@@ -25,6 +25,7 @@ import torch
 from rlcore.errors import LevelError, SamplerError, WeightSyncError
 from rlcore.numerics.level import following
 from rlcore.numerics.probe import STRATEGIES
+from rlcore.samplers.replicas import replicate
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.samplers.vllm.plugin import VARIABLE
 from rlcore.weights.receipts import Check
@@ -72,6 +73,15 @@ class TestSampler(SamplerConformance):
     @pytest.fixture
     def make(self, lend: Callable[..., "VllmSampler"]) -> MakeSampler:
         return lend
+
+
+def test_it_draws_as_a_replica_beside_another_sampler(lend: Callable[..., "VllmSampler"]) -> None:
+    local = TorchSampler(decoder_of("qwen3", spread=6.0), TOKENIZER, concurrency=4)
+    pair = replicate([lend(5), TorchSampler(decoder_of("qwen3", spread=6.0), TOKENIZER)], run_together=True)
+    receipt = sync(decoder_of("qwen3", spread=5.0), pair.weight_target, 3, None)
+    sync(decoder_of("qwen3", spread=5.0), local.weight_target, 3, None)
+    assert receipt.canary_distance == 0.0
+    assert bits(pair.sample(all_wanted())) == bits(local.sample(all_wanted()))
 
 
 class TestNextTokens(NextTokensConformance):
