@@ -59,11 +59,11 @@ def check_nan_leaves_nothing(sampler: NextTokenSampler, decoder: Decoder) -> Non
     target = sampler.weight_target
     for fails in (lambda: sampler.sample(requests), lambda: sampler.next_tokens(after)):
         target.begin(1)
-        target.poison(["norm"])
+        target.poison(["embedding"])  # so that keys and values are NaN too
         target.commit("")
         with pytest.raises(NonFiniteError, match=r"(?i)nan"):
             fails()
         target.begin(2)
-        target.write({"norm": decoder.norm.detach()})
+        target.write({"embedding": decoder.embedding.detach()})
         target.commit("")
         assert bits(sampler.sample(requests)) == wanted and sampler.next_tokens(after) == best
