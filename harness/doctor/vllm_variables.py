@@ -114,9 +114,10 @@ def _batch_invariant(environ: Mapping[str, str], is_for_cpu: bool, own: bool) ->
     if int(environ[BATCH_INVARIANT]) == 0 or not is_for_cpu:
         return None
     breaks = (
-        "it needs GPUs of compute capability 9.0: on a CPU completions of vLLM's own models still depend on their batch"
+        "its kernels are Triton's, for GPUs of compute capability 9.0: on a CPU vLLM's own models fail with a TypeError"
+        " (sampler.name=vllm switches it off)"
     )
-    return _problem(BATCH_INVARIANT, environ, Severity.WARNING, breaks)
+    return _problem(BATCH_INVARIANT, environ, Severity.BROKEN, breaks)
 
 
 def _separate(environ: Mapping[str, str], is_for_cpu: bool, own: bool) -> Finding | None:

@@ -27,7 +27,7 @@ from rlcore.samplers.local_target import check_fits
 from rlcore.samplers.vllm.engine import Engine, EngineSettings, Report, arguments, refusals
 from rlcore.samplers.vllm.shared_process import keep_process_group
 from rlcore.samplers.vllm.stock_kernels import leave_weights_unpacked
-from rlcore.samplers.vllm.target import VllmTarget
+from rlcore.samplers.vllm.target import GREEDY, VllmTarget
 from rlcore.samplers.vllm.versions import check_device, installed_version, isolated
 from rlcore.weights.receipts import Check
 
@@ -85,7 +85,21 @@ class StockTarget(VllmTarget):
 
     def __init__(self, engine: StockEngine) -> None:
         super().__init__(engine)
-        self._model, self._config = engine.model, engine.decoder.config
+        self._model, self._config, self._settings = engine.model, engine.decoder.config, engine.settings
+        self._has_begun = False
+
+    def begin(self, policy_version: int) -> None:
+        """As `VllmTarget.begin`."""
+        super().begin(policy_version)
+        self._has_begun = True
+
+    def canary(self, tokens: Tensor) -> Tensor:
+        """As `VllmTarget.canary`; its prompts fill no block here, so that the prefix cache is checked by itself."""
+        found = super().canary(tokens)
+        if self._has_begun:
+            self._check_cache(tokens)
+            self._has_begun = False
+        return found
 
     @torch.no_grad()
     def write(self, chunk: Mapping[str, Tensor]) -> Sequence[str]:
@@ -97,6 +111,22 @@ class StockTarget(VllmTarget):
         loaded = self._model.load_weights(_hub_tensors(chunk, self._config))
         names = stock_names(self._config)
         return [name for name in chunk if loaded is None or names[name] in loaded]
+
+    def _check_cache(self, tokens: Tensor) -> None:
+        """Check that no block of older weights is in the prefix cache, by a prompt that each sync sends again."""
+        length = self._settings.block_size + 1
+        if length >= self._settings.max_length:
+            return  # no prompt fills a block
+        prompt = (tokens.tolist() * length)[:length]
+        with torch.inference_mode():
+            name = self._engine.add(prompt, max_tokens=1, stop_ids=(), key=0, params=GREEDY, forced=0)
+            (drawn,) = self._engine.first_tokens([name])
+        if drawn.num_cached:
+            raise WeightSyncError(
+                f"{drawn.num_cached} tokens of the last sync's prompt are in the prefix cache",
+                check=Check.CANARY,
+                remedy="reset the prefix cache before weights are written: its keys are of older weights",
+            )
 
     def streams(self, tokens: Tensor) -> Mapping[str, Tensor]:
         """As `LocalTarget.streams`; vLLM's layers return the stream as two terms."""

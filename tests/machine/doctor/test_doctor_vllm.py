@@ -97,7 +97,7 @@ def checked(environ: Mapping[str, str], setup: Setup = ON_CPU, *, own: bool = Tr
         ("VLLM_ATTENTION_BACKEND", "FLASH_ATTN", "warning", "--attention-backend"),
         ("VLLM_BATCH_INVARIENT", "1", "warning", "did you mean VLLM_BATCH_INVARIANT?"),
         ("VLLM_NOTHING_OF_THE_KIND", "1", "warning", "it has no effect"),
-        ("VLLM_BATCH_INVARIANT", "1", "warning", "compute capability 9.0"),
+        ("VLLM_BATCH_INVARIANT", "1", "broken", "compute capability 9.0"),
         ("VLLM_BATCH_INVARIANT", "true", "broken", "ValueError"),
         ("VLLM_ENABLE_V1_MULTIPROCESSING", "1", "warning", "bits differ between runs"),
         ("VLLM_ENABLE_V1_MULTIPROCESSING", "no", "broken", "ValueError"),

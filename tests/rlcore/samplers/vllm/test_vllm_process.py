@@ -31,6 +31,7 @@ from rlcore.samplers.vllm.plugin import VARIABLE
 from rlcore.weights.receipts import Check
 from rlcore.weights.remote import Question, RemoteTarget
 from rlcore.weights.sync import sync
+from rlcore.weights.transports.shared_memory import SharedChunk
 from tests.conformance.next_tokens_suite import MakeNextTokens, NextTokensConformance, asked
 from tests.conformance.next_tokens_suite import bits as bits_of_answers
 from tests.conformance.sampler_suite import MakeSampler, SamplerConformance, all_wanted, bits
@@ -328,3 +329,17 @@ def test_an_engine_that_dies_is_named_and_the_next_call_too(engine: "ProcessEngi
             with pytest.raises(SamplerError, match="the engine's process has ended"):
                 sampler.sample(requests_of(), progress=progress)
     assert have_ended(processes)
+
+
+def test_weights_travel_through_shared_memory(lend: Callable[..., "VllmSampler"]) -> None:
+    decoder, target, parcels = decoder_of("qwen3", spread=6.0), lend().weight_target, list[type]()
+    assert isinstance(target, RemoteTarget)
+    channel = target._channel
+
+    def noted(question: Question) -> object:
+        parcels.extend(type(each) for each in question.given if question.method == "write")
+        return channel(question)
+
+    target._channel = noted
+    sync(decoder, target, 1, None)
+    assert set(parcels) == {SharedChunk}

@@ -112,6 +112,18 @@ def test_a_loader_that_leaves_a_tensor_out_is_found(engine: "StockEngine", monke
     assert (caught.value.check, caught.value.parameter) == (Check.COVERAGE, "layers.0.qkv")
 
 
+def test_a_prefix_cache_that_is_not_reset_is_found(engine: "StockEngine", monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, target = decoder_of(), engine.build_target()
+    receipt = sync(policy, target, 1, None)
+    learn(policy)
+    receipt = sync(policy, target, 2, receipt)
+    monkeypatch.setattr(type(engine), "reset_cache", lambda _: True)
+    learn(policy)
+    with pytest.raises(WeightSyncError, match="32 tokens of the last sync's prompt") as caught:
+        sync(policy, target, 3, receipt)
+    assert caught.value.check == Check.CANARY
+
+
 def test_packed_weights_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the switch vLLM packs weights, and parameters are empty: no name of ours can read them."""
     from contextlib import nullcontext
