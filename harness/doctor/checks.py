@@ -1,6 +1,16 @@
 """Everything `rlharness doctor` looks at, in the order in which it is shown, each with the longest it may take."""
 
-from harness.doctor import containers, directories, environment, gpus, network, numerics, packages, rank_variables
+from harness.doctor import (
+    containers,
+    directories,
+    environment,
+    gpus,
+    network,
+    numerics,
+    packages,
+    rank_variables,
+    vllm_setup,
+)
 from harness.doctor.examination import Check
 
 CHECKS = (
@@ -16,6 +26,7 @@ CHECKS = (
     Check("ranks", rank_variables.inspect_ranks, rank_variables.NAME_S + 3),
     Check("bits", environment.inspect_bits, 5),
     Check("versions", packages.inspect_versions, packages.READ_S + 2),
+    Check("vLLM", vllm_setup.inspect_vllm, 2 * vllm_setup.READ_S + 2),
     Check("pip check", packages.inspect_pip, packages.PIP_S + 5),
 )
 NUMERICS = Check("numerics", numerics.inspect_numerics, numerics.SURVEY_S + 5)

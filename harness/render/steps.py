@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from harness.core.program_output import output_tail
 from harness.core.text import count, one_line, path_text
 from harness.lab.experiments.recording_result import recording_json
 from harness.lab.reproduce.comparison import Ending, OtherRun, OtherTrace, Repeated, StepOperations
@@ -63,6 +64,8 @@ def repeated_lines(repeated: Repeated, *, colour: bool) -> Iterator[str]:
         yield from verdict_text(different, colour=colour).splitlines()
         yield from _failure(repeated)
     yield f"  root {repeated.root.hex()}; {_how(repeated)}"
+    if different is None and repeated.ending is Ending.SAME_MIDDLE:
+        yield from (f"  {line}" for line in _error_lines(repeated))
     for operations in repeated.operations:
         yield from _operations(operations, plan.step)
 
@@ -96,6 +99,13 @@ def _failure(repeated: Repeated) -> Iterator[str]:
             yield f"  {one_line(problem.what)}"
         if not run.recording.is_complete:
             yield from (f"  {line}" for line in ending_lines(run.output))
+
+
+def _error_lines(repeated: Repeated) -> list[str]:
+    """Return the error with which the repeated run ended, as it printed it; none if it printed none."""
+    lines = output_tail(repeated.runs[0].output) if repeated.runs else []
+    begins = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    return lines[begins[-1] :] if begins else []
 
 
 def _operations(operations: StepOperations, step: int) -> Iterator[str]:

@@ -26,8 +26,8 @@ def check_sampler(config: RunConfig) -> None:
     if config.sampler.tensor_parallel > 1:
         raise InvalidValueError(
             f"sampler.tensor_parallel {config.sampler.tensor_parallel}",
-            legal="1: a product that is divided by rows adds partial sums in another order than the trainer does",
-            remedy="leave it out; rlcore/VLLM.md says what was measured",
+            legal="1: vLLM divides half of the products by inputs, and adds partial sums as the trainer does not",
+            remedy="sampler.replicas for more throughput",
         )
     from rlcore.samplers.vllm.versions import installed_version
 

@@ -13,10 +13,21 @@ QUARTERS = 4
 
 
 def drawn(factors: Sequence[Factor], seed: int, index: int) -> dict[str, Any]:
-    """The `index`-th perturbation of a seed: at least one factor, in the order of `factors`."""
+    """The `index`-th perturbation of a seed: at least one factor, in the order of `factors`.
+
+    A factor that has no effect with the values drawn for the others is left out.
+    """
     changed = [each for each in factors if number(seed, index, each.name, "whether") % QUARTERS < each.num_quarters]
-    changed = changed or [factors[number(seed, index, "which") % len(factors)]]
-    return {each.name: each.values.drawn(number(seed, index, each.name, "value"), each.usual) for each in changed}
+    values = _values(changed, seed, index)
+    changed = [each for each in changed if each.is_effective(values)]
+    if not changed:
+        unconditional = [each for each in factors if each.is_effective({})]
+        changed = [unconditional[number(seed, index, "which") % len(unconditional)]]
+    return _values(changed, seed, index)
+
+
+def _values(factors: Sequence[Factor], seed: int, index: int) -> dict[str, Any]:
+    return {each.name: each.values.drawn(number(seed, index, each.name, "value"), each.usual) for each in factors}
 
 
 def number(*parts: int | str) -> int:

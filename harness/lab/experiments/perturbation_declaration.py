@@ -5,21 +5,35 @@ chaos:
   factors:
     runtime.concurrency: {min: 1, max: 64}
     runtime.preempt_every: [0, 1, 2, 5]
+    sampler.name: [torch, vllm]
+    sampler.block_size: {min: 1, max: 16}
   names: {runtime.concurrency: the sampler's concurrency}
+  packages: {sampler.name: vllm}
+  where: {sampler.block_size: {sampler.name: vllm}}
   latency: [rlcore.rewards.calling:awaited]
   crash: {output.checkpoint_every: 1}
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from importlib.util import find_spec
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from harness.lab.experiments.entry_call import FUNCTION
-from harness.lab.experiments.perturbation_factors import Factor
+from harness.lab.experiments.perturbation_factors import USUAL_QUARTERS, Condition, Factor
 from harness.lab.experiments.perturbation_values import Choice, Span, Values
 
 FactorKey = Annotated[str, Field(pattern=r"^[^.\s]+(\.[^.\s]+)+$")]
+
+
+DEAR = 2
+"""In so many of four probes a factor is changed that needs a package: its import takes seconds."""
+
+
+def is_importable(package: str) -> bool:
+    """Return whether there is such a package, without importing it."""
+    return find_spec(package) is not None
 
 
 class Range(BaseModel):
@@ -46,6 +60,10 @@ class ChaosSection(BaseModel):
     """By dotted key, in a section of runtime settings: a range of integers, or a list of values, the simplest first."""
     names: dict[FactorKey, Annotated[str, Field(min_length=1, pattern=r"^[^\n]*$")]] = Field(default_factory=dict)
     """What sentences call some of the factors: the trainer's thread count."""
+    packages: dict[FactorKey, Annotated[str, Field(pattern=r"^\w+$")]] = Field(default_factory=dict)
+    """Packages that some of the factors need; such a factor is left out where its package is not installed."""
+    where: dict[FactorKey, dict[FactorKey, Any]] = Field(default_factory=dict)
+    """Values of other keys with which alone some of the factors have an effect; without them they are not drawn."""
     latency: list[Annotated[str, Field(pattern=FUNCTION)]] = Field(default_factory=list)
     """module:function of calls that wait for something outside: tools, reward models. Delays precede its calls."""
     crash: dict[FactorKey, Any] | None = None
@@ -56,17 +74,34 @@ class ChaosSection(BaseModel):
         for key in (*self.factors, *(self.crash or ())):
             if key.partition(".")[0] not in free:
                 yield f"chaos: {key} is not in a section of runtime settings: another value makes another run"
-        for key in self.names:
-            if key not in self.factors:
-                yield f"chaos.names: {key} is not one of its factors, which are {', '.join(self.factors) or 'none'}"
+        for section, keys in (("names", self.names), ("packages", self.packages), ("where", self.where)):
+            for key in keys:
+                if key not in self.factors:
+                    legal = ", ".join(self.factors) or "none"
+                    yield f"chaos.{section}: {key} is not one of its factors, which are {legal}"
         if self.crash is not None and not can_resume:
             yield "chaos.crash needs resume: another run has to resume from the crashed one"
 
-    def payload_factors(self, usual: Mapping[str, Any]) -> tuple[Factor, ...]:
-        """The factors of a payload, of which `usual` are the values at dotted keys."""
+    def payload_factors(
+        self, usual: Mapping[str, Any], is_installed: Callable[[str], bool] = is_importable
+    ) -> tuple[Factor, ...]:
+        """Return the factors of a payload, of which `usual` are the values at dotted keys.
+
+        Without those whose package is not installed.
+        """
         return tuple(
-            Factor(key, _values(declared), usual.get(key), about=self.names.get(key, ""))
+            Factor(
+                key,
+                _values(declared),
+                usual.get(key),
+                num_quarters=DEAR if key in self.packages else USUAL_QUARTERS,
+                about=self.names.get(key, ""),
+                where=tuple(
+                    Condition(name, wanted, usual.get(name)) for name, wanted in self.where.get(key, {}).items()
+                ),
+            )
             for key, declared in self.factors.items()
+            if key not in self.packages or is_installed(self.packages[key])
         )
 
 

@@ -31,11 +31,30 @@ USUAL_HASH_SEED = 0
 MAX_HASH_SEED = 2**32 - 1
 MAX_NICE = 19
 MAX_LATENCY_SEED = 10_000
+USUAL_QUARTERS = 3
+"""In so many of four probes a factor is changed, unless it makes a run dear."""
 END = "end"
 """Instead of a phase: the crash comes right after the step is recorded."""
 
 Perturbation = Mapping[str, Any]
 """By the name of a factor, its value; empty for a run as it always is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Value of another key with which alone a factor has an effect."""
+
+    name: str
+    wanted: Any
+    usual: Any = None
+    """Value in a run as it always is; None where it is not set there."""
+
+    def holds(self, perturbation: Perturbation) -> bool:
+        """Return whether a perturbed run has the value."""
+        return is_same(perturbation.get(self.name, self.usual), self.wanted)
+
+    def __str__(self) -> str:
+        return f"{self.name}={written(self.wanted)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +65,16 @@ class Factor:
     values: Values
     usual: Any = None
     """In a run as it always is; None where it is not set there."""
-    num_quarters: int = 3
+    num_quarters: int = USUAL_QUARTERS
     """In how many of four probes it is changed: what makes a run dear comes less often."""
     about: str = ""
     """What a sentence calls it: the trainer's thread count."""
+    where: tuple[Condition, ...] = ()
+    """Conditions that a run must meet, or the factor has no effect."""
+
+    def is_effective(self, perturbation: Perturbation) -> bool:
+        """Return whether it has an effect in a run with this perturbation."""
+        return all(each.holds(perturbation) for each in self.where)
 
     @property
     def is_outside(self) -> bool:
@@ -162,4 +187,19 @@ def chosen(factors: Sequence[Factor], asked: str | None) -> tuple[Factor, ...]:
         raise UsageError(
             "there is nothing to perturb", legal="factors", remedy="declare some under `chaos` in the scenario's file"
         )
-    return tuple(known[name] for name in dict.fromkeys(names))
+    found = tuple(known[name] for name in dict.fromkeys(names))
+    idle = [each for each in found if not _can_have_effect(each, found)]
+    if asked is not None and idle:
+        condition = next(each for each in idle[0].where if not each.holds({}))
+        raise UsageError(
+            f"the factor {idle[0].name} has no effect in these runs",
+            legal=f"runs with {condition}",
+            remedy=f"--set {condition}",
+        )
+    return tuple(each for each in found if each not in idle)
+
+
+def _can_have_effect(factor: Factor, factors: Sequence[Factor]) -> bool:
+    """Whether its conditions hold as a run is, or another factor may take the values that they want."""
+    values = {each.name: each.values for each in factors}
+    return all(each.holds({}) or (each.name in values and each.wanted in values[each.name]) for each in factor.where)

@@ -231,9 +231,10 @@ class ProcessEngine(RemoteExchange):
 
 
 def _close(llm: Any, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    """End the engine's process, then the loop."""
-    llm.shutdown(timeout=0.0)  # it has nothing to save
-    llm.shutdown = lambda: None  # its __del__ calls it again, perhaps while modules are being taken apart
+    """End the loop's tasks, which would report a lost engine, then its process, then the loop."""
+    if threading.current_thread() is thread:  # the collector runs where it likes; the loop cannot wait for itself
+        threading.Thread(target=_close, args=(llm, loop, thread)).start()
+        return
 
     async def end() -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -242,6 +243,10 @@ def _close(llm: Any, loop: asyncio.AbstractEventLoop, thread: threading.Thread) 
         await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run_coroutine_threadsafe(end(), loop).result()
+    sockets = llm.engine_core.resources.ctx
+    llm.shutdown(timeout=0.0)  # the process has nothing to save
+    llm.shutdown = lambda: None  # its __del__ calls it again, perhaps while modules are being taken apart
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+    sockets.destroy(linger=0)  # vLLM leaves it to the collector

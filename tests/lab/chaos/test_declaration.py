@@ -3,7 +3,8 @@
 import pytest
 
 from harness.core.errors import UsageError
-from harness.lab.experiments.perturbation_factors import Factor
+from harness.lab.experiments.perturbation_declaration import is_importable
+from harness.lab.experiments.perturbation_factors import Condition, Factor
 from harness.lab.experiments.perturbation_values import Choice, Span
 from harness.lab.experiments.scenario import parse_scenario
 
@@ -29,6 +30,26 @@ def test_factors_have_names_and_what_takes_its_time_is_named() -> None:
     assert section.latency == ["tools:ask"]
 
 
+def test_a_factor_needs_its_package_and_the_values_of_other_keys() -> None:
+    text = HEAD + (
+        "chaos: {factors: {spread.kind: [plain, wide], spread.n: {min: 1, max: 9}},"
+        " packages: {spread.kind: wideness}, where: {spread.n: {spread.kind: wide}}}\n"
+    )
+    section, asked = parse_scenario(text, "f").chaos, []
+
+    def is_installed(package: str) -> bool:
+        asked.append(package)
+        return len(asked) == 1
+
+    kind, number = section.payload_factors({"spread.kind": "plain"}, is_installed)
+    assert (kind.name, kind.num_quarters, kind.where) == ("spread.kind", 2, ())
+    assert (number.name, number.num_quarters) == ("spread.n", 3)
+    assert number.where == (Condition("spread.kind", "wide", "plain"),)
+    assert [each.name for each in section.payload_factors({}, is_installed)] == ["spread.n"]
+    assert asked == ["wideness"] * 2
+    assert is_importable("pytest") and not is_importable("no_such_package_here")
+
+
 def test_a_crash_says_what_it_needs() -> None:
     assert parse_scenario(HEAD + RESUME + "chaos: {crash: {output.every: 1}}\n", "f").chaos.crash == {"output.every": 1}
 
@@ -43,6 +64,8 @@ def test_a_crash_says_what_it_needs() -> None:
         ("{factors: {spread.n: []}}", "chaos.factors.spread.n"),
         ("{factors: {spread.n: {min: 1.5, max: 2}}}", "chaos.factors.spread.n"),
         ("{names: {spread.n: how wide it is}}", "chaos.names: spread.n is not one of its factors, which are none"),
+        ("{packages: {spread.n: vllm}}", "chaos.packages: spread.n is not one of its factors, which are none"),
+        ("{where: {spread.n: {spread.m: 1}}}", "chaos.where: spread.n is not one of its factors, which are none"),
         ("{latency: [ask]}", "chaos.latency.0"),
         ("{factor: {}}", "unknown key 'chaos.factor'"),
         ("{crash: {output.every: 1}}", "chaos.crash needs resume"),

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.lab.chaos.drawing import drawn, number
-from harness.lab.experiments.perturbation_factors import Factor
+from harness.lab.experiments.perturbation_factors import Condition, Factor
 from harness.lab.experiments.perturbation_values import Choice, Span
 
 FACTORS = (
@@ -39,3 +39,28 @@ def test_what_a_seed_means_stays() -> None:
     """Somebody's perturbation 3 of seed 0 is everybody's, also of later versions."""
     assert number(0, 1, "hash_seed", "value") == 0x1D991460A874580C7846518395C03E36
     assert [drawn(FACTORS, 7, index) for index in (1, 2, 3)] == [{"half": 1}, {"often": 58}, {"often": 39}]
+
+
+WIDE = Condition("kind", "wide", "plain")
+CONDITIONAL = (
+    Factor("kind", Choice(("plain", "wide")), "plain", num_quarters=2),
+    Factor("width", Span(1, 9), where=(WIDE,)),
+    Factor("depth", Span(1, 9), num_quarters=1),
+)
+
+
+@SEEDED
+@given(st.integers(0, 10**9), st.integers(1, 10**6))
+def test_a_factor_is_drawn_only_where_it_has_an_effect(seed: int, index: int) -> None:
+    found = drawn(CONDITIONAL, seed, index)
+    assert found, "something is changed in every one"
+    assert "width" not in found or found["kind"] == "wide"
+    plain = drawn((CONDITIONAL[0], CONDITIONAL[2]), seed, index)
+    assert {name: value for name, value in found.items() if name != "width"} == plain
+
+
+def test_a_condition_that_holds_from_the_start_needs_no_other_factor() -> None:
+    always = Factor("width", Span(1, 9), where=(Condition("kind", "wide", "wide"),))
+    assert drawn((always,), 0, 1).keys() == {"width"}
+    plain = Factor("kind", Choice(("plain", "wide")), "wide", num_quarters=4)
+    assert drawn((plain, always), 0, 1) == {"kind": "plain"}, "the other value takes the effect away"

@@ -12,6 +12,7 @@ from harness.lab.experiments import perturbation_factors
 from harness.lab.experiments.perturbation_factors import (
     CRASH,
     OUTSIDE,
+    Condition,
     Factor,
     chosen,
     crash_factor,
@@ -112,3 +113,16 @@ def test_a_range_takes_every_integer_and_what_is_usual() -> None:
     """Whether one outside of it can be is the entry's to say."""
     assert parse_only(["runtime.n=64"], FACTORS) == {"runtime.n": 64}
     assert parse_only(["runtime.n=null"], FACTORS) == {"runtime.n": None}
+
+
+def test_a_factor_whose_condition_cannot_hold_is_left_out_or_refused_by_name() -> None:
+    wide = Condition("kind", "wide", "plain")
+    kind, width = Factor("kind", Choice(("plain", "wide")), "plain"), Factor("width", Span(1, 9), where=(wide,))
+    assert chosen((OWN, width), None) == (OWN,)
+    assert chosen((kind, width), "kind,width") == (kind, width)
+    with pytest.raises(UsageError) as refused:
+        chosen((kind, width), "width")
+    assert "width has no effect" in refused.value.what
+    assert (refused.value.legal, refused.value.remedy) == ("runs with kind=wide", "--set kind=wide")
+    narrow = Factor("kind", Choice(("plain",)), "plain")
+    assert chosen((narrow, width), None) == (narrow,)

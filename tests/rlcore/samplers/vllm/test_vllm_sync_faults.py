@@ -7,49 +7,27 @@ where nothing checks, the metrics show them.
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from rlcore.errors import LevelError, RlcoreError, WeightSyncError
-from rlcore.models.decoder import Decoder
 from rlcore.trace import NullRecorder
 from rlcore.weights.receipts import Check
 from tests.benchmarks.mutations.entry import run
 from tests.benchmarks.mutations.settings import payload
 from tests.support.vllm_engines import Engines, need_vllm
 
-if TYPE_CHECKING:
-    from rlcore.samplers.vllm.engine import Engine, EngineSettings
-
 need_vllm()
 ENGINES = Engines()
 
 
 @pytest.fixture(autouse=True)
-def shared_engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list["Engine"]]:
-    """Runs borrow engines in turn, in the place of starting one each."""
-    from rlcore.samplers.vllm.engine import Engine
-
-    lent: list[Engine] = []
-    with monkeypatch.context() as borrowed:
-        start = Engine.start
-
-        def borrow(decoder: Decoder, settings: "EngineSettings", report: Any) -> Engine:
-            resting = ENGINES.at_rest.setdefault((decoder.config, decoder.embedding.dtype, settings), [])
-            engine = resting.pop() if resting else start(decoder, settings)
-            with torch.no_grad():
-                engine.decoder.load_state_dict(decoder.state_dict())
-            engine.clear_pages()
-            lent.append(engine)
-            return engine
-
-        borrowed.setattr(Engine, "start", borrow)
-        yield lent
-    for engine in lent:
-        ENGINES.give_back(engine)
+def shared_engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Runs borrow engines in turn."""
+    with ENGINES.instead_of_starts(monkeypatch):
+        yield
 
 
 def trained(
@@ -119,7 +97,7 @@ def test_where_nothing_checks_the_metrics_show_a_sync_without_effect(tmp_path: P
         assert (len(set(rewards)) == 1) is is_faulty
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, lent: list["Engine"]) -> None:
+def plant(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the second layer of the next engine be larger by its last bits."""
     from rlcore.samplers.vllm.engine import Engine
 
@@ -142,9 +120,9 @@ def plant(monkeypatch: pytest.MonkeyPatch, lent: list["Engine"]) -> None:
 
 @pytest.mark.parametrize("has_receipts", [True, False])
 def test_a_layer_that_computes_something_else_is_named(
-    has_receipts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_engines: list["Engine"]
+    has_receipts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(monkeypatch, shared_engines)
+    plant(monkeypatch)
     three: Any = {"model": {"num_layers": 3}}
     with pytest.raises(
         RlcoreError, match=r"the first activations that differ are those of layers\.1, from position 0"
