@@ -111,6 +111,21 @@ def test_beams_need_all_of_them() -> None:
 # ------------------------------------------------------------------------------------------------------------- weights
 
 
+def test_a_sync_that_is_refused_while_one_draws_has_begun_with_none() -> None:
+    sampler = replicate([TorchSampler(decoder_of(), TOKENIZER) for _ in range(2)], run_together=False)
+    refused = []
+
+    def begin(_: int, __: int) -> None:
+        try:
+            sampler.weight_target.begin(1)
+        except WeightSyncError as error:
+            refused.append(error.check)
+
+    sampler.sample(requests_of(2), progress=begin)
+    assert set(refused) == {Check.FENCE}
+    assert sampler.sample(requests_of(1)), "no replica waits for the end of a sync"
+
+
 class Forgetful(LocalTarget):
     """Reports a parameter as written, and leaves it out."""
 
