@@ -177,6 +177,20 @@ def test_a_prefix_cache_that_is_not_reset_is_found_by_the_canary(
     assert sync(decoder, target, 2, None).canary_distance == 0.0
 
 
+def test_weights_travel_through_shared_memory(lend: Callable[..., "VllmSampler"]) -> None:
+    decoder, target, parcels = decoder_of("qwen3", spread=6.0), lend().weight_target, list[type]()
+    assert isinstance(target, RemoteTarget)
+    channel = target._channel
+
+    def noted(question: Question) -> object:
+        parcels.extend(type(each) for each in question.given if question.method == "write")
+        return channel(question)
+
+    target._channel = noted
+    sync(decoder, target, 1, None)
+    assert set(parcels) == {SharedChunk}
+
+
 def test_weights_that_another_writes_are_found(lend: Callable[..., "VllmSampler"], engine: "ProcessEngine") -> None:
     decoder, sampler = decoder_of("qwen3", spread=6.0), lend()
     receipt = sync(decoder, sampler.weight_target, 1, None)
@@ -314,7 +328,7 @@ def test_an_engine_that_dies_while_it_starts_is_named_and_none_is_left() -> None
 
 
 def test_an_engine_that_dies_is_named_and_the_next_call_too(engine: "ProcessEngine") -> None:
-    """The last test of this engine."""
+    """The last test of the file, since all share this engine."""
     from rlcore.samplers.vllm.sampler import VllmSampler
 
     give_weights(engine, decoder_of("qwen3", spread=6.0))
@@ -329,17 +343,3 @@ def test_an_engine_that_dies_is_named_and_the_next_call_too(engine: "ProcessEngi
             with pytest.raises(SamplerError, match="the engine's process has ended"):
                 sampler.sample(requests_of(), progress=progress)
     assert have_ended(processes)
-
-
-def test_weights_travel_through_shared_memory(lend: Callable[..., "VllmSampler"]) -> None:
-    decoder, target, parcels = decoder_of("qwen3", spread=6.0), lend().weight_target, list[type]()
-    assert isinstance(target, RemoteTarget)
-    channel = target._channel
-
-    def noted(question: Question) -> object:
-        parcels.extend(type(each) for each in question.given if question.method == "write")
-        return channel(question)
-
-    target._channel = noted
-    sync(decoder, target, 1, None)
-    assert set(parcels) == {SharedChunk}
