@@ -100,7 +100,7 @@ class CompletionsServer:
             raise InvalidValueError(
                 f"{url} answers {error.code}: {said or error.reason}",
                 legal="a server of vLLM's OpenAI API",
-                remedy="export VLLM_API_KEY=..." if error.code == 401 else "",
+                remedy=_remedy(error.code, said),
             ) from error
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
@@ -109,3 +109,12 @@ class CompletionsServer:
                 legal="the address of a running server",
                 remedy="vllm serve CHECKPOINT --port 8000, then --server http://localhost:8000",
             ) from error
+
+
+def _remedy(code: int, said: str) -> str:
+    """Return what mends a server that rejects a request, if its answer shows that."""
+    if code == 401:
+        return f"export {KEYS[0]}=... with the server's key"
+    if "tokenizer" in said:
+        return "start the server with a tokenizer, without --skip-tokenizer-init: its completions need one"
+    return ""

@@ -28,7 +28,7 @@ from rlcore.samplers.local_target import FencedTarget
 from rlcore.samplers.vllm.engine import EngineSettings, Report, arguments, refusals, write_model
 from rlcore.samplers.vllm.exchange import Drawn, RemoteExchange
 from rlcore.samplers.vllm.plugin import check_entry_point, register_model, starting
-from rlcore.samplers.vllm.versions import check_device, installed_version, isolated
+from rlcore.samplers.vllm.versions import GIVEN, check_device, installed_version, isolated
 from rlcore.weights.digests import weights_digest
 from rlcore.weights.remote import Question, RemoteTarget
 
@@ -67,7 +67,7 @@ class ProcessEngine(RemoteExchange):
         check_entry_point()
         began = perf_counter()
         report(f"sampler: loading vLLM {number}")
-        with isolated(), starting(), tempfile.TemporaryDirectory(prefix="rlcore-vllm-") as directory:
+        with isolated(), tempfile.TemporaryDirectory(prefix="rlcore-vllm-") as directory:
             check_device(str(decoder.embedding.device))
             from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -77,7 +77,9 @@ class ProcessEngine(RemoteExchange):
             with refusals():
                 config = arguments(directory, decoder, settings, worker_extension_cls=EXTENSION).create_engine_config()
             try:
-                llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+                # A recorder of processes may insist on what it set for the level.
+                with starting({"VLLM_BATCH_INVARIANT": GIVEN["VLLM_BATCH_INVARIANT"]}):
+                    llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
             except RuntimeError as error:
                 raise SamplerError(
                     f"the engine's process ended while it started: {error}",

@@ -21,7 +21,13 @@ from rlcore.models.checkpoints import save
 from rlcore.models.decoder import Decoder
 from rlcore.weights.canary import policy_logprobs
 from rlcore.weights.completions_api import CompletionsServer
-from rlcore.weights.served_checkpoint import served_checkpoint
+from rlcore.weights.served_checkpoint import (
+    _distance,
+    _logprobs,
+    _shuffled,
+    _shuffled_distances,
+    served_checkpoint,
+)
 from tests.rlcore.weights.targets import CONFIG, policy
 
 Change = Callable[[dict[str, Any]], Any]
@@ -38,6 +44,8 @@ class Served:
     change: Change = lambda answer: answer
     """Changes each completion."""
     key: str = ""
+    fails: tuple[int, str] | None = None
+    """Status and text of every answer."""
     asked: list[dict[str, Any]] = field(default_factory=list)
 
     def completion(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -68,8 +76,9 @@ def serving(served: Served) -> Iterator[str]:
 
         def reply(self, content: Any) -> None:
             is_allowed = not served.key or self.headers.get("Authorization") == f"Bearer {served.key}"
+            code, content = served.fails if served.fails else (200, content)
             raw = json.dumps(content).encode() if is_allowed else b'{"error": "Unauthorized"}'
-            self.send_response(200 if is_allowed else 401)
+            self.send_response(code if is_allowed else 401)
             self.send_header("Content-Length", str(len(raw)))
             self.end_headers()
             self.wfile.write(raw)
@@ -114,6 +123,16 @@ def test_the_right_weights_are_near_and_a_shuffled_layer_is_far(checkpoint: Path
     assert min(found["shuffled"].values()) > 4 * found["rounding"]
     assert {len(body["prompt"]) for body in served.asked} == {56}
     assert all(isinstance(token, int) for body in served.asked for token in body["prompt"]), "no tokenizer is needed"
+
+
+def test_each_layer_is_shuffled_alone(checkpoint: Path) -> None:
+    decoder = spread(1)
+    sequences = [torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])]
+    own = _logprobs(decoder, sequences)
+    found = dict(_shuffled_distances(decoder, sequences, own))
+    assert _distance(own, _logprobs(decoder, sequences), 0, None) == 0.0, "the decoder is as it was"
+    with _shuffled(dict(decoder.named_parameters())["layers.1.down"]):
+        assert found["layer 1"] == _distance(own, _logprobs(decoder, sequences), 0, None) > 0
 
 
 def test_other_weights_and_stale_keys_are_far(checkpoint: Path) -> None:
@@ -168,6 +187,14 @@ def test_a_key_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
         assert "VLLM_API_KEY" in caught.value.remedy
         monkeypatch.setenv("VLLM_API_KEY", "k")
         assert CompletionsServer(url).model()[0] == "tiny"
+
+
+def test_a_server_without_a_tokenizer_is_reported_with_its_own_words() -> None:
+    said = "Unable to get tokenizer because `skip_tokenizer_init=True`"
+    match = r"answers 400: .*Unable to get tokenizer"
+    with serving(Served(spread(1), fails=(400, said))) as url, pytest.raises(InvalidValueError, match=match) as caught:
+        CompletionsServer(url).model()
+    assert "without --skip-tokenizer-init" in caught.value.remedy
 
 
 def test_no_server_and_no_address_are_reported(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

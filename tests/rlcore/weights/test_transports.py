@@ -14,6 +14,7 @@ from torch import Tensor
 from rlcore.errors import InvalidValueError, WeightSyncError
 from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
+from rlcore.weights.digests import tensor_digests
 from rlcore.weights.receipts import ALL_CHECKS, Check, Receipt
 from rlcore.weights.sync import sync
 from rlcore.weights.target import WeightTarget
@@ -214,6 +215,28 @@ def test_a_broadcast_out_of_step_is_found(host: RemoteHost) -> None:
         decoder = policy()
         target = host.target(Target, decoder)
         assert sync(decoder, target, 1, None, transport=transport).canary_distance == 0.0, "a new group works"
+
+
+def test_a_question_that_is_lost_leaves_no_broadcast_for_the_next_sync(host: RemoteHost) -> None:
+    decoder, num_lost = policy(), 0
+
+    def lost(parcel: Parcel) -> Parcel:
+        nonlocal num_lost
+        if isinstance(parcel, BroadcastChunk) and num_lost:
+            num_lost -= 1
+            raise ConnectionError("lost")
+        return parcel
+
+    with closing(ProcessGroupTransport(max_chunk_bytes=1 << 20, timeout_s=1.0)) as transport:
+        target = Tampered(host.target(Target, decoder), lost)
+        sync(decoder, target, 1, None, transport=transport)
+        num_lost = 2
+        target.begin(2)
+        for _ in range(num_lost):
+            with pytest.raises(ConnectionError):
+                transport([("norm", torch.full((32,), 7.0))], target)
+        assert transport([("norm", torch.ones(32))], target) == ["norm"]
+        assert target.digests(["norm"]) == tensor_digests({"norm": torch.ones(32)})
 
 
 def test_a_target_that_fails_in_a_broadcast_ends_the_group(host: RemoteHost) -> None:

@@ -226,13 +226,28 @@ def have_ended(processes: list[psutil.Process], within_s: float = 10.0) -> bool:
     return not psutil.wait_procs(processes, timeout=within_s)[1]
 
 
+RECORDER = """import os
+if os.environ.get("VLLM_BATCH_INVARIANT") != "1":
+    os._exit(4)
+"""
+"""As `rlharness train` has it in every process: one without the level's variables does not start."""
+
+
 class Trainer:
     """`tests.support.vllm_trainer` in a session of its own, once it has trained and samples on."""
 
     def __init__(self, directory: Path) -> None:
+        (directory / "sitecustomize.py").write_text(RECORDER, "utf-8")
+        paths = [str(directory), *filter(None, [os.environ.get("PYTHONPATH")])]
         command = [sys.executable, "-m", "tests.support.vllm_trainer", str(directory)]
         self.process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command,
+            cwd=ROOT,
+            env=os.environ | {"VLLM_BATCH_INVARIANT": "1", "PYTHONPATH": os.pathsep.join(paths)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         reported = directory / "recorded"
         while not reported.exists():

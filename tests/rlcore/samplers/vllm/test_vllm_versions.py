@@ -104,8 +104,10 @@ def test_processes_find_the_plugin_only_while_an_engine_starts(
     monkeypatch.setenv("PYTHONWARNINGS", "error")
     if allowed is not None:
         monkeypatch.setenv("VLLM_PLUGINS", allowed)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
     before = dict(os.environ)
-    with pytest.raises(KeyError), plugin.starting():
+    with pytest.raises(KeyError), plugin.starting({"VLLM_BATCH_INVARIANT": None}):
+        assert "VLLM_BATCH_INVARIANT" not in os.environ
         assert os.environ[plugin.VARIABLE] == str(os.getpid())
         assert os.environ.get("VLLM_PLUGINS") == then
         raise KeyError
