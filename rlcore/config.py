@@ -192,6 +192,8 @@ class SamplerSection(Section):
 
     name: Literal["torch", "vllm"] = "torch"
     """rlcore's own decoding loop, or the decoder served by vLLM."""
+    model: Literal["own", "stock"] = "own"
+    """Of vllm: rlcore's decoder, or vLLM's model of that family, at levels off and deterministic."""
     replicas: Positive = 1
     """Samplers that share the requests of a step, each with its own copy of the weights and `runtime.concurrency`."""
     engine: Literal["in_process", "process"] = "in_process"

@@ -21,7 +21,7 @@ from rlcore.memory import keep_freed_memory
 from rlcore.numerics.probe import num_threads
 from rlcore.observability.announcement import announcement
 from rlcore.observability.logs import RunLog, check_output
-from rlcore.samplers.build import check_sampler
+from rlcore.samplers.build import check_level_of_sampler, check_sampler
 from rlcore.tasks.make import make_task
 from rlcore.trace import Recorder
 from rlcore.train_state import TrainState
@@ -52,6 +52,7 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
             raise InvalidValueError(f"{name} {directory_given!r}", legal="a directory that exists")
     check_device(config.model.device)
     check_sampler(config)
+    check_level_of_sampler(config, level)
     check_output(config.output)
     keep_freed_memory()
     tokenizer, decoder = build_model(config)

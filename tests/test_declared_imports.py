@@ -35,9 +35,15 @@ VLLM_ROOMS = (
     "tests/benchmarks/vllm_sampler.py",
     "tests/rlcore/samplers/vllm/",
     "tests/support/programs/vllm_batch_probe.py",
+    "tests/support/unpacked_workers.py",
 )
 """Run in vLLM's environment, or skipped."""
-RAY_ROOMS = ("tests/rlcore/weights/test_ray_store.py", "tests/support/misbehaving/", "tests/support/networks/")
+RAY_ROOMS = (
+    "tests/benchmarks/weight_syncs.py",
+    "tests/rlcore/weights/test_ray_store.py",
+    "tests/support/misbehaving/",
+    "tests/support/networks/",
+)
 """Programs whose tests skip without Ray."""
 
 RUN_AS_PROGRAMS = frozenset({"py-spy"})  # dependencies that are started, never imported
@@ -86,7 +92,7 @@ def allowed_distributions(path: str) -> set[str]:
         return allowed
     allowed |= declared("browser", "cuda", "engine", "parquet", "plots", "report", "tests")
     if is_among(path, VLLM_ROOMS):
-        return allowed | declared("vllm")
+        return allowed | declared("vllm") | {"transformers"}
     if is_among(path, ("tests/fuzz/",)):
         return allowed | {"atheris"}  # installed by who fuzzes
     if is_among(path, PEER_ROOMS):

@@ -40,8 +40,14 @@ WHOLLY_FULL = {
     "tests/rlcore/peers/test_vllm_environment.py": "tests/rlcore/samplers/vllm/test_paged_attention.py, without vLLM",
     "tests/rlcore/test_mutations_sample.py": "tests/rlcore/test_mutations_catalogue.py, which runs none of them",
     "tests/runner/test_runner_cost.py": "a benchmark: none",
+    "tests/lab/test_hostile_repository.py": "tests/lab/bundles/test_making.py, tests/core/test_replaced_file.py",
     "tests/fuzz/test_readers.py": "tests/trace/test_reader.py, tests/lab/bundles/test_contents.py",
     "tests/test_misbehaving.py": "tests/runner/test_misbehaving_processes.py, tests/runner/test_run_ends.py",
+    "tests/rlcore/samplers/vllm/test_vllm_reload.py": "tests/rlcore/weights/test_arrivals.py, without vLLM",
+    "tests/rlcore/samplers/vllm/test_vllm_server.py": (
+        "tests/rlcore/weights/test_served_checkpoint.py, with a server of its own"
+    ),
+    "tests/rlcore/weights/test_ray_store.py": "tests/rlcore/weights/test_weight_faults.py, over other transports",
 }
 """Files without a test in the default tier, each with what tests the same feature there."""
 

@@ -40,6 +40,8 @@ class Setting:
     """The same in words."""
     is_of_spreading: bool = False
     """Whether it settles how work is spread, not how it is computed: of no matter at `invariant`."""
+    is_left_to_entry: bool = False
+    """Whether the entry of a scenario decides on it, for itself and for the processes that it starts."""
 
     @property
     def legal(self) -> str:
@@ -104,7 +106,12 @@ SETTINGS = (
     Setting("PYTORCH_TUNABLEOP_ENABLED", "0", "the kernel that is fastest today may not be tomorrow"),
     Setting("TORCHINDUCTOR_MAX_AUTOTUNE", "0", "the same, for what torch.compile makes"),
     Setting("TORCHINDUCTOR_DETERMINISTIC", "1", "torch.compile measures nothing that decides on numerics"),
-    Setting("VLLM_BATCH_INVARIANT", "1", "a completion must not depend on which requests were served beside it"),
+    Setting(
+        "VLLM_BATCH_INVARIANT",
+        "1",
+        "a completion must not depend on which requests were served beside it",
+        is_left_to_entry=True,
+    ),
 )
 
 
@@ -128,7 +135,12 @@ def level_variables(
         )
     if level not in (DETERMINISTIC, INVARIANT):
         raise UsageError(f"the level {level!r} does not exist", legal=f"{OFF}, {DETERMINISTIC}, {INVARIANT}")
-    settings = [setting for setting in SETTINGS if level == DETERMINISTIC or not setting.is_of_spreading]
+    settings = [
+        setting
+        for setting in SETTINGS
+        if (level == DETERMINISTIC or not setting.is_of_spreading)
+        and not (is_held_by_entry and setting.is_left_to_entry)
+    ]
     conflicts = [s for s in settings if environ.get(s.name) and not s.allows(environ[s.name])]
     if conflicts:
         raise UsageError(

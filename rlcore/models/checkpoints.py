@@ -27,7 +27,7 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, 
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
     """A tensor of a checkpoint, and the rows of one of our parameters that it is."""
 
     name: str
@@ -36,37 +36,37 @@ class _Part:
     last: int
 
 
-def _parts(config: DecoderConfig) -> Iterator[_Part]:
-    """Every tensor of a checkpoint. Queries, keys and values are one parameter here, gate and up another."""
+def hub_parts(config: DecoderConfig) -> Iterator[Part]:
+    """Yield every tensor of a checkpoint. Queries, keys and values are one parameter here, gate and up another."""
     heads, kv_heads = (count * config.head_width for count in (config.num_heads, config.num_kv_heads))
-    yield _Part("model.embed_tokens.weight", "embedding", 0, config.vocab_size)
+    yield Part("model.embed_tokens.weight", "embedding", 0, config.vocab_size)
     for number in range(config.num_layers):
         theirs, ours = f"model.layers.{number}.", f"layers.{number}."
-        yield _Part(f"{theirs}input_layernorm.weight", f"{ours}attention_norm", 0, config.width)
+        yield Part(f"{theirs}input_layernorm.weight", f"{ours}attention_norm", 0, config.width)
         first = 0
         for name, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
             place = first, first + rows
-            yield _Part(f"{theirs}self_attn.{name}_proj.weight", f"{ours}qkv", *place)
+            yield Part(f"{theirs}self_attn.{name}_proj.weight", f"{ours}qkv", *place)
             if config.has_qkv_bias:
-                yield _Part(f"{theirs}self_attn.{name}_proj.bias", f"{ours}qkv_bias", *place)
+                yield Part(f"{theirs}self_attn.{name}_proj.bias", f"{ours}qkv_bias", *place)
             first += rows
         if config.has_qk_norm:
             for name in ("q_norm", "k_norm"):
-                yield _Part(f"{theirs}self_attn.{name}.weight", f"{ours}{name}", 0, config.head_width)
-        yield _Part(f"{theirs}self_attn.o_proj.weight", f"{ours}out", 0, config.width)
-        yield _Part(f"{theirs}post_attention_layernorm.weight", f"{ours}mlp_norm", 0, config.width)
-        yield _Part(f"{theirs}mlp.gate_proj.weight", f"{ours}gate_up", 0, config.ffn_width)
-        yield _Part(f"{theirs}mlp.up_proj.weight", f"{ours}gate_up", config.ffn_width, 2 * config.ffn_width)
-        yield _Part(f"{theirs}mlp.down_proj.weight", f"{ours}down", 0, config.width)
-    yield _Part("model.norm.weight", "norm", 0, config.width)
+                yield Part(f"{theirs}self_attn.{name}.weight", f"{ours}{name}", 0, config.head_width)
+        yield Part(f"{theirs}self_attn.o_proj.weight", f"{ours}out", 0, config.width)
+        yield Part(f"{theirs}post_attention_layernorm.weight", f"{ours}mlp_norm", 0, config.width)
+        yield Part(f"{theirs}mlp.gate_proj.weight", f"{ours}gate_up", 0, config.ffn_width)
+        yield Part(f"{theirs}mlp.up_proj.weight", f"{ours}gate_up", config.ffn_width, 2 * config.ffn_width)
+        yield Part(f"{theirs}mlp.down_proj.weight", f"{ours}down", 0, config.width)
+    yield Part("model.norm.weight", "norm", 0, config.width)
     if not config.is_tied:
-        yield _Part("lm_head.weight", "head", 0, config.vocab_size)
+        yield Part("lm_head.weight", "head", 0, config.vocab_size)
 
 
 def hub_tensors(decoder: Decoder) -> dict[str, Tensor]:
     """The weights under the names and in the shapes that transformers and vLLM load; views, not copies."""
     own = dict(decoder.named_parameters())
-    return {part.name: own[part.parameter].detach()[part.first : part.last] for part in _parts(decoder.config)}
+    return {part.name: own[part.parameter].detach()[part.first : part.last] for part in hub_parts(decoder.config)}
 
 
 def load(directory: Path, *, dtype: torch.dtype | None = None, device: str = "cpu") -> Decoder:
@@ -83,7 +83,7 @@ def load(directory: Path, *, dtype: torch.dtype | None = None, device: str = "cp
 
 def tensor_names(config: DecoderConfig) -> set[str]:
     """Return the names of all tensors of a decoder's checkpoint."""
-    return {part.name for part in _parts(config)}
+    return {part.name for part in hub_parts(config)}
 
 
 def read_tensors(
@@ -106,7 +106,7 @@ def fill(decoder: Decoder, tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
 
     Tensors that the decoder does not have are skipped. Raises CheckpointError for another shape.
     """
-    own, parts = dict(decoder.named_parameters()), {part.name: part for part in _parts(decoder.config)}
+    own, parts = dict(decoder.named_parameters()), {part.name: part for part in hub_parts(decoder.config)}
     written = set()
     for name, tensor in tensors:
         if part := parts.get(name):

@@ -91,14 +91,7 @@ class LocalTarget:
         self._check_begun()
         parameters = self._parameters()
         for name, tensor in chunk.items():
-            found = parameters.get(name)
-            if found is None or found.shape != tensor.shape or found.dtype != tensor.dtype:
-                has = "no such parameter" if found is None else f"{ParameterSpec.of(found)}"
-                raise WeightSyncError(
-                    f"was written as {ParameterSpec.of(tensor)}, and the sampler has {has}",
-                    check=Check.COVERAGE,
-                    parameter=name,
-                )
+            found = check_fits(name, tensor, parameters)
             found.copy_(tensor)
         return list(chunk)
 
@@ -187,6 +180,19 @@ class LocalTarget:
                 check=Check.FENCE,
                 remedy="write weights by rlcore.weights.sync, between two calls of sample()",
             )
+
+
+def check_fits(name: str, tensor: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    """Return the parameter of a name; raise WeightSyncError if there is none, or if type or shape differ."""
+    found = parameters.get(name)
+    if found is None or found.shape != tensor.shape or found.dtype != tensor.dtype:
+        has = "no such parameter" if found is None else f"{ParameterSpec.of(found)}"
+        raise WeightSyncError(
+            f"was written as {ParameterSpec.of(tensor)}, and the sampler has {has}",
+            check=Check.COVERAGE,
+            parameter=name,
+        )
+    return found
 
 
 def _difference(found: Tensor, wanted: Tensor) -> Difference:

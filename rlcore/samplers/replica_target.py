@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
 
 
 class ReplicaTarget:
-    """Targets behind one interface, as `rlcore.weights.target.WeightTarget`.
+    """Several targets as one, as `rlcore.weights.target.WeightTarget`.
 
     Raises WeightSyncError, naming the replica, for an answer that differs from the other replicas'.
     """

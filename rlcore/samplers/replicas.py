@@ -5,8 +5,8 @@
                                  share 2 ──▶ replica 2 ─┘
 
 Replicas that can run together have a thread each; the caller waits for all. Which replica draws a completion follows
-from the place of its request, never from time, so that two runs agree at level deterministic too. At level invariant
-it moves no bit.
+from its index among the requests, never from time, so that two runs agree at level deterministic too. At level
+invariant it moves no bit.
 """
 
 import threading
@@ -37,7 +37,7 @@ def replicate(samplers: Sequence[Sampler], *, run_together: bool) -> "ReplicaSam
 
 
 class ReplicaSampler:
-    """Samplers behind one interface, as `rlcore.samplers.base.Sampler`.
+    """Several samplers as one, as `rlcore.samplers.base.Sampler`.
 
     `run_together` gives each a thread, which computes at the caller's level; without it they run one after another.
     """

@@ -74,6 +74,11 @@ class CompletionsServer:
             )
         return Scored(values, tuple(tokens), tuple(map(float, logprobs)))
 
+    def collective_rpc(self, method: str, args: Sequence[Any] = ()) -> list[Any]:
+        """Call a method of every worker, as `LLM.collective_rpc` does; the server needs VLLM_SERVER_DEV_MODE=1."""
+        results: list[Any] = self._request("/collective_rpc", {"method": method, "args": list(args)})["results"]
+        return results
+
     def _choice(self, body: dict[str, Any]) -> dict[str, Any]:
         answer: dict[str, Any] = self._request("/v1/completions", body)["choices"][0]
         return answer

@@ -22,6 +22,7 @@ from rlcore.models.decoder import Decoder
 from rlcore.weights.canary import canary_distance, canary_tokens, different_layer, policy_logprobs
 from rlcore.weights.coverage import check_names, check_poisoned, check_reported, tied_names
 from rlcore.weights.digests import combined_digest, tensor_digests
+from rlcore.weights.overlap import at_once
 from rlcore.weights.ownership import check_ownership, is_elsewhere, probe_ownership
 from rlcore.weights.receipts import ALL_CHECKS, Check, Receipt
 from rlcore.weights.target import ParameterSpec, TargetState, WeightTarget
@@ -67,14 +68,19 @@ def sync(
         check_names(specs, state.parameters, tied)
     if Check.OWNERSHIP in checks:
         check_ownership(specs, state.parameters, tied)
+    elsewhere = is_elsewhere(state.parameters)
     if Check.HELD in checks and previous is not None:
-        check_unmodified(state, target.digests(tuple(state.parameters)), previous)
-    expected = tensor_digests(source)
+        held, expected = at_once(
+            partial(target.digests, tuple(state.parameters)), partial(tensor_digests, source), is_elsewhere=elsewhere
+        )
+        check_unmodified(state, held, previous)
+    else:
+        expected = tensor_digests(source)
     if Check.LIVENESS in checks and has_learned and previous is not None:
         check_policy_changed(expected, previous)
     load = _Load(source=source, expected=expected, target=target, state=state, transport=transport, checks=checks)
     load.run(policy_version, previous)
-    logprobs, distance = _canary(policy, target) if Check.CANARY in checks else ((), 0.0)
+    logprobs, distance = _canary(policy, target, elsewhere) if Check.CANARY in checks else ((), 0.0)
     digest = combined_digest({name: expected[name] for name, _ in policy.named_parameters()})
     target.commit(digest)
     return Receipt(
@@ -127,10 +133,12 @@ class _Load:
         return list(self.transport(weights, self.target))
 
 
-def _canary(policy: Decoder, target: WeightTarget) -> tuple[tuple[float, ...], float]:
+def _canary(policy: Decoder, target: WeightTarget, elsewhere: bool) -> tuple[tuple[float, ...], float]:
     """Return the target's log-probabilities of the canary, and their distance to the policy's."""
     tokens = canary_tokens(policy.config)
-    given = target.canary(tokens)
+    given, own = at_once(
+        partial(target.canary, tokens), partial(policy_logprobs, policy, tokens), is_elsewhere=elsewhere
+    )
     explain = partial(different_layer, policy, target, tokens)
-    distance = canary_distance(policy_logprobs(policy, tokens), given, policy.embedding.dtype, explain)
+    distance = canary_distance(own, given, policy.embedding.dtype, explain)
     return tuple(given.tolist()), distance

@@ -2,13 +2,18 @@
 
 from collections.abc import Sequence
 
+import pytest
 import torch
 
 from rlcore.environments.trajectory import Trajectory
+from rlcore.errors import NonFiniteError
 from rlcore.keys import completion_key
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.log_softmax import token_logprobs
+from rlcore.samplers.next_tokens import NextTokenRequest, NextTokenSampler
+from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import Prompt, SampleRequest, SamplingParams
+from tests.conformance.sampler_suite import bits
 from tests.support.samplers import TOKENIZER
 
 FEW_BLOCKS = 16
@@ -44,3 +49,21 @@ def num_different(decoder: Decoder, trajectories: Sequence[Trajectory]) -> int:
         for each in trajectories
         for mine, theirs in zip(each.completion_logprobs, trainer_logprobs(decoder, each), strict=True)
     )
+
+
+def check_nan_leaves_nothing(sampler: NextTokenSampler, decoder: Decoder) -> None:
+    """Check that weights that are NaN are reported, and that nothing of them is left once others are written."""
+    requests, after = requests_of(2), [NextTokenRequest((3, 4), (5,), 3, 1.0)]
+    local = TorchSampler(decoder, TOKENIZER)
+    wanted, best = bits(local.sample(requests)), local.next_tokens(after)
+    target = sampler.weight_target
+    for fails in (lambda: sampler.sample(requests), lambda: sampler.next_tokens(after)):
+        target.begin(1)
+        target.poison(["embedding"])  # so that keys and values are NaN too
+        target.commit("")
+        with pytest.raises(NonFiniteError, match=r"(?i)nan"):
+            fails()
+        target.begin(2)
+        target.write({"embedding": decoder.embedding.detach()})
+        target.commit("")
+        assert bits(sampler.sample(requests)) == wanted and sampler.next_tokens(after) == best

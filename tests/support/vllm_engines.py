@@ -51,6 +51,11 @@ def declare_entry_point() -> None:
     """Let vLLM's processes find the entry point of pyproject.toml where rlharness is not installed."""
     if entry_points(group="vllm.general_plugins", name="rlcore"):
         return
+    sys.path.insert(0, write_entry_point())
+
+
+def write_entry_point() -> str:
+    """Return a directory for PYTHONPATH in which rlharness has its entry points, as where it is installed."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     declared = project["entry-points"]["vllm.general_plugins"]
     directory = tempfile.TemporaryDirectory(prefix="rlharness-entry-point-")
@@ -60,7 +65,7 @@ def declare_entry_point() -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlharness\nVersion: 0\n", "utf-8")
     lines = ["[vllm.general_plugins]", *(f"{name} = {value}" for name, value in declared.items())]
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n", "utf-8")
-    sys.path.insert(0, directory.name)
+    return directory.name
 
 
 @dataclass

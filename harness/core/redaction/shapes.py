@@ -50,6 +50,34 @@ SERVICES = (
     ("Notion, Linear, Postman", r"ntn_[A-Za-z0-9]{30,}|lin_api_[A-Za-z0-9]{20,}|PMAK-[A-Za-z0-9-]{20,}"),
     ("Pulumi, Doppler, PlanetScale", r"pul-[a-f0-9]{40}|dp\.[a-z]{2,5}\.[A-Za-z0-9]{30,}|pscale_[a-z]+_[\w.=-]{20,}"),
     ("age", r"AGE-SECRET-KEY-1[A-Z0-9]{20,}"),
+    ("Azure", r"[A-Za-z0-9_~.-]{3}\dQ~[A-Za-z0-9_~.-]{31,34}(?![A-Za-z0-9_~.-])"),
+    ("Hosts of GPUs: RunPod, Lambda, Anyscale", r"rpa_[A-Z0-9]{30,}|secret_[\w-]+_[a-f0-9]{32}\.\w+|aph0_[\w-]{20,}"),
+    ("Search and agents: Firecrawl, E2B, LlamaCloud", r"fc-[a-f0-9]{32}|e2b_[a-f0-9]{32,}|llx-[A-Za-z0-9]{30,}"),
+    ("Voyage, ElevenLabs, Kaggle", r"pa-[A-Za-z0-9_-]{40,}|sk_[a-f0-9]{40,}|KGAT_[a-f0-9]{32}"),
+    ("Atlassian, Airtable, Figma", r"ATATT3[\w=-]{30,}|pat[A-Za-z0-9]{14}\.[a-f0-9]{64}|figd_[\w-]{20,}"),
+    ("HubSpot, Contentful, Typeform", r"pat-(?:na|eu|ap)\d-[a-f0-9-]{36}|CFPAT-[\w-]{30,}|tfp_[\w.=-]{40,}"),
+    (
+        "Dynatrace, New Relic, Sonar",
+        r"dt0[cs]\d\d\.[A-Z0-9]{24}\.[A-Z0-9]{64}|NR(?:AK|JS|II)-[\w-]{18,}|sq[pua]_[a-f0-9]{40}",
+    ),
+    ("Heroku, Netlify, Vercel", r"HRKU-[\w-]{30,}|nfp_[A-Za-z0-9]{30,}|vercel_[a-z]+_rw_\w{20,}|vc[pkira]_\w{24,}"),
+    (
+        "Supabase, Neon, Tailscale",
+        r"sb[ps]_[a-f0-9]{40}|sb_secret_[\w-]{20,}|napi_[a-z0-9]{40,}|tskey-[a-z]+-[\w-]{16,}",
+    ),
+    ("Prefect, Sourcegraph, Clojars", r"pn[ub]_[A-Za-z0-9]{36}|sgp_(?:[\w-]+_)?[a-f0-9]{40}|CLOJARS_[a-z0-9]{60}"),
+    ("OpenShift, Cloudflare, Scalingo", r"sha256~[\w-]{43}|v1\.0-[a-f0-9]{24}-[a-f0-9]{100,}|tk-us-[\w-]{40,}"),
+    (
+        "Shippo, EasyPost, Duffel",
+        r"shippo_(?:live|test)_[a-f0-9]{40}|EZ[AT]K[A-Za-z0-9]{54}|duffel_(?:test|live)_[\w=-]{40,}",
+    ),
+    (
+        "Harness, Infracost, Readme, Octopus",
+        r"pat\.[\w-]{22}\.[a-f0-9]{24}\.\w{20}|ico-\w{32}|rdme_[a-z0-9]{60,}|API-[A-Z0-9]{26}",
+    ),
+    ("1Password, Mailchimp, Twilio", r"ops_eyJ[\w=-]{40,}|[a-f0-9]{32}-us\d{1,2}(?!\d)|SK[a-f0-9]{32}(?![a-f0-9])"),
+    ("Discord, Facebook, Dropbox", r"[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,}|EAA[MC]\w{60,}|sl\.(?:u\.)?[\w-]{100,}"),
+    ("Yandex, Polar, Mem0", r"AQVN[\w-]{35,}|polar_[a-z]+_\w{20,}|m0-[A-Za-z0-9]{40}"),
 )
 _SERVICE = re.compile(_AT_START + "(?:" + "|".join(pattern for _, pattern in SERVICES) + ")")
 _ELSEWHERE = re.compile(

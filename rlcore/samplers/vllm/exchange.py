@@ -60,14 +60,16 @@ class Exchange(ABC):
         key: int,
         params: SamplingParams,
         forced: int | None = None,
+        is_streamed: bool = True,
     ) -> str:
         """Queue a completion; return its id.
 
-        Tokens are drawn by the noise of `key`; or each is `forced`, and its log-probability is what is wanted.
+        Tokens are drawn by the noise of `key`; or each is `forced`, and its log-probability is what is wanted. They are
+        returned as they are drawn, or together at the end, which costs vLLM and its caller less.
         """
         from rlcore.samplers.vllm.keyed_draw import draw_argument
 
-        return self._add(prompt, max_tokens, stop_ids, 0, draw_argument(key, params, forced))
+        return self._add(prompt, max_tokens, stop_ids, draw_argument(key, params, forced), is_streamed=is_streamed)
 
     def rank(self, prompt: Sequence[int], *, temperature: float, num_tokens: int, num_tokens_known: int) -> str:
         """Queue the question for the most probable next tokens of those below `num_tokens_known`; return its id."""
@@ -75,10 +77,18 @@ class Exchange(ABC):
 
         num_tokens = min(num_tokens, self.config.vocab_size)
         num_logprobs = max(num_tokens, 2)  # more than the drawn token's tell this request from a completion
-        return self._add(prompt, 1, (), num_logprobs, rank_argument(temperature, num_tokens, num_tokens_known))
+        extra = rank_argument(temperature, num_tokens, num_tokens_known)
+        return self._add(prompt, 1, (), extra, num_logprobs=num_logprobs)
 
     def _add(
-        self, prompt: Sequence[int], max_tokens: int, stop_ids: Sequence[int], num_logprobs: int, extra: dict[str, Any]
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        stop_ids: Sequence[int],
+        extra: dict[str, Any],
+        *,
+        num_logprobs: int = 0,
+        is_streamed: bool = True,
     ) -> str:
         from vllm import SamplingParams as EngineParams
         from vllm.sampling_params import RequestOutputKind
@@ -92,7 +102,7 @@ class Exchange(ABC):
             stop_token_ids=list(stop_ids),
             detokenize=False,
             extra_args=extra,
-            output_kind=RequestOutputKind.DELTA,
+            output_kind=RequestOutputKind.DELTA if is_streamed else RequestOutputKind.FINAL_ONLY,
         )
         self._queue(number, list(prompt), wanted)
         return str(number)
@@ -128,12 +138,14 @@ class Exchange(ABC):
     def first_tokens(self, request_ids: Sequence[str]) -> list[Drawn]:
         """Return what is drawn for requests of one token each, in their order; however it ends, none is left."""
         found: dict[str, Drawn] = {}
+        left = set(request_ids)
         try:
-            while len(found) < len(request_ids):
-                found |= {drawn.request_id: drawn for drawn in self.step()}
+            while left:
+                found |= {drawn.request_id: drawn for drawn in self.step() if drawn.request_id in left}
+                left -= found.keys()
         finally:
-            if left := [each for each in request_ids if each not in found]:
-                self.abort(left)
+            if left:
+                self.abort(sorted(left))
         return [found[each] for each in request_ids]
 
 

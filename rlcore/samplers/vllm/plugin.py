@@ -6,7 +6,7 @@ Every process of vLLM in this environment calls `register`. Without the variable
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 VARIABLE = "RLCORE_VLLM_TRAINER"
@@ -23,6 +23,7 @@ def register() -> None:
         return
     if int(trainer) != os.getpid():
         end_with_parent(int(trainer))
+        os.environ["VLLM_BATCH_INVARIANT"] = "0"  # before vLLM builds the model
     register_model()
 
 
@@ -49,22 +50,28 @@ def end_with_parent(parent: int) -> None:
 
 
 @contextmanager
-def starting() -> Iterator[None]:
-    """Let `register` prepare the processes that are started inside."""
+def starting(given: Mapping[str, str | None]) -> Iterator[None]:
+    """Let `register` prepare the processes that are started inside; they inherit these variables, None for none."""
     allowed = os.environ.get("VLLM_PLUGINS")
-    added = QUIET | {VARIABLE: str(os.getpid()), "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}  # a trainer has threads
+    own: dict[str, str | None] = {**QUIET, VARIABLE: str(os.getpid())}
+    own["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a trainer has threads
     if allowed is not None:
-        added["VLLM_PLUGINS"] = f"{allowed},{NAME}"
+        own["VLLM_PLUGINS"] = f"{allowed},{NAME}"
+    added = {**given, **own}
     before = {name: os.environ.get(name) for name in added}
-    os.environ.update(added)
+    _set_variables(added)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        _set_variables(before)
+
+
+def _set_variables(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def check_entry_point() -> None:

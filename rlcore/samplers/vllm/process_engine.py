@@ -28,7 +28,7 @@ from rlcore.samplers.local_target import FencedTarget
 from rlcore.samplers.vllm.engine import EngineSettings, Report, arguments, refusals, write_model
 from rlcore.samplers.vllm.exchange import Drawn, RemoteExchange
 from rlcore.samplers.vllm.plugin import check_entry_point, register_model, starting
-from rlcore.samplers.vllm.versions import check_device, installed_version, isolated
+from rlcore.samplers.vllm.versions import GIVEN, check_device, installed_version, isolated
 from rlcore.weights.digests import weights_digest
 from rlcore.weights.remote import Question, RemoteTarget
 
@@ -67,7 +67,7 @@ class ProcessEngine(RemoteExchange):
         check_entry_point()
         began = perf_counter()
         report(f"sampler: loading vLLM {number}")
-        with isolated(), starting(), tempfile.TemporaryDirectory(prefix="rlcore-vllm-") as directory:
+        with isolated(), tempfile.TemporaryDirectory(prefix="rlcore-vllm-") as directory:
             check_device(str(decoder.embedding.device))
             from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -77,7 +77,9 @@ class ProcessEngine(RemoteExchange):
             with refusals():
                 config = arguments(directory, decoder, settings, worker_extension_cls=EXTENSION).create_engine_config()
             try:
-                llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+                # A recorder of processes may insist on what it set for the level.
+                with starting({"VLLM_BATCH_INVARIANT": GIVEN["VLLM_BATCH_INVARIANT"]}):
+                    llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
             except RuntimeError as error:
                 raise SamplerError(
                     f"the engine's process ended while it started: {error}",
@@ -231,9 +233,10 @@ class ProcessEngine(RemoteExchange):
 
 
 def _close(llm: Any, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    """End the engine's process, then the loop."""
-    llm.shutdown(timeout=0.0)  # it has nothing to save
-    llm.shutdown = lambda: None  # its __del__ calls it again, perhaps while modules are being taken apart
+    """End the loop's tasks, which would report a lost engine, then its process, then the loop."""
+    if threading.current_thread() is thread:  # the collector runs where it likes; the loop cannot wait for itself
+        threading.Thread(target=_close, args=(llm, loop, thread)).start()
+        return
 
     async def end() -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -242,6 +245,10 @@ def _close(llm: Any, loop: asyncio.AbstractEventLoop, thread: threading.Thread) 
         await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run_coroutine_threadsafe(end(), loop).result()
+    sockets = llm.engine_core.resources.ctx
+    llm.shutdown(timeout=0.0)  # the process has nothing to save
+    llm.shutdown = lambda: None  # its __del__ calls it again, perhaps while modules are being taken apart
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+    sockets.destroy(linger=0)  # vLLM leaves it to the collector

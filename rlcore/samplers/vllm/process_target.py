@@ -1,8 +1,10 @@
 """The weight target of an engine in another process: the decoder there, and the caches made of older weights."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from rlcore.errors import SamplerError
@@ -10,6 +12,7 @@ from rlcore.samplers.vllm.exchange import RemoteExchange
 from rlcore.samplers.vllm.levels import Level
 from rlcore.samplers.vllm.target import canary_logprobs, canary_while_sampling, not_reset
 from rlcore.weights.remote import RemoteTarget
+from rlcore.weights.transports.shared_memory import SharedMemoryTransport
 
 
 class ProcessTarget(RemoteTarget):
@@ -24,6 +27,8 @@ class ProcessTarget(RemoteTarget):
         state = self.describe()
         self._policy_version, self._weights_digest = state.policy_version, state.weights_digest
         self._begun, self._is_sampling = 0, False
+        self._num_threads = torch.get_num_threads()
+        self._shared = SharedMemoryTransport()
 
     @property
     def policy_version(self) -> int:
@@ -44,12 +49,17 @@ class ProcessTarget(RemoteTarget):
             raise not_reset()
         self._begun = policy_version
 
+    def write(self, chunk: Mapping[str, Tensor]) -> Sequence[str]:
+        """As `WeightTarget.write`, through memory that both processes have mapped."""
+        return self._shared(chunk.items(), self)
+
     def canary(self, tokens: Tensor) -> Tensor:
         """As `WeightTarget.canary`, by requests to the engine, which has to compute for them."""
         if self._is_sampling:
             raise canary_while_sampling()
         self._engine.resume()
-        self._ask("follow", Level.here())
+        # With the threads that sample: a sync is computed with other ones, and each change costs milliseconds.
+        self._ask("follow", replace(Level.here(), num_threads=self._num_threads))
         return canary_logprobs(self._engine, tokens)
 
     def commit(self, weights_digest: str) -> None:
@@ -61,7 +71,9 @@ class ProcessTarget(RemoteTarget):
     @contextmanager
     def sampling(self) -> Iterator[None]:
         """As `LocalTarget.sampling`, by the engine's own target."""
-        self._ask("enter", Level.here())
+        level = Level.here()
+        self._ask("enter", level)
+        self._num_threads = level.num_threads
         self._is_sampling = True
         try:
             yield

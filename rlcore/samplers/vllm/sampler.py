@@ -8,7 +8,8 @@ likes. Stop strings are searched here, by the tokenizer of the run.
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -92,7 +93,7 @@ class VllmSampler:
         check_requests(requests, self._limits)
         if not requests:
             return []
-        with self._target.sampling(), torch.inference_mode():
+        with self._target.sampling(), torch.inference_mode(), self._no_nan_stays():
             return self._sample(requests, progress)
 
     @property
@@ -104,10 +105,19 @@ class VllmSampler:
         """As `NextTokenSampler.next_tokens`: requests of one token, whose contexts the prefix cache keeps."""
         check_next_token_requests(requests, self._limits.vocab_size, self._limits.max_length)
         found: list[list[NextToken]] = []
-        with self._target.sampling(), torch.inference_mode():
+        with self._target.sampling(), torch.inference_mode(), self._no_nan_stays():
             for begin in range(0, len(requests), self._concurrency):
                 found += self._ranked(requests[begin : begin + self._concurrency])
         return found
+
+    @contextmanager
+    def _no_nan_stays(self) -> Iterator[None]:
+        """Clear the engine's cache after NaN: later requests would read it. No request may be left by then."""
+        try:
+            yield
+        except NonFiniteError:
+            self.engine.clear_pages()
+            raise
 
     def _ranked(self, requests: Sequence[NextTokenRequest]) -> list[list[NextToken]]:
         known = self._tokenizer.vocab_size
@@ -120,7 +130,6 @@ class VllmSampler:
         answers = [drawn.ranked for drawn in self.engine.first_tokens(asked)]
         for request, answer in zip(requests, answers, strict=True):
             if any(math.isnan(logprob) for _, logprob in answer):
-                self.engine.clear_pages()
                 raise not_finite(request)
         return [
             [NextToken(*each) for each in sorted(answer, key=lambda pair: (-pair[1], pair[0])) if each[1] > -math.inf]
@@ -156,7 +165,12 @@ class VllmSampler:
         params, vocab_size = request.params, self._limits.vocab_size
         stops = sorted({stop for stop in (self._tokenizer.eos_id, *params.stop_ids) if 0 <= stop < vocab_size})
         return self.engine.add(
-            request.prompt.tokens, max_tokens=params.max_tokens, stop_ids=stops, key=request.key, params=params
+            request.prompt.tokens,
+            max_tokens=params.max_tokens,
+            stop_ids=stops,
+            key=request.key,
+            params=params,
+            is_streamed=bool(params.stop_strings or self._preempt_every),
         )
 
     def _text(self, request: SampleRequest) -> StopText | None:
@@ -179,7 +193,6 @@ class VllmSampler:
     def _check_finite(self, ours: _Running) -> None:
         if math.isfinite(sum(ours.logprobs)):
             return
-        self.engine.clear_pages()
         position = next(at for at, value in enumerate(ours.logprobs) if not math.isfinite(value))
         raise NonFiniteError(
             f"token {position} of {named(ours.request)} has log-probability {ours.logprobs[position]}",

@@ -36,6 +36,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "TORCHDYNAMO_DISABLE": "1",  # its sampler compiles a small function with dynamo on first use
 }
 """Variables that have to have these values before vLLM is imported."""
+GIVEN: dict[str, str | None] = {}
+"""Values that these variables had before the first engine."""
 DEFAULTS: Mapping[str, str] = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -104,7 +106,9 @@ def isolated() -> Iterator[None]:
     generator too, which rlcore does not use. On a machine without an accelerator two functions of torch.accelerator
     stay replaced: they would raise, and the end of an engine calls them.
     """
-    os.environ.update(ENVIRONMENT)
+    for name, value in ENVIRONMENT.items():
+        GIVEN.setdefault(name, os.environ.get(name))
+        os.environ[name] = value
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     num_threads, set_num_threads = torch.get_num_threads(), torch.set_num_threads

@@ -9,6 +9,7 @@ name in any file system, so nothing is left when processes are killed, and the s
 import mmap
 import os
 import uuid
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -27,13 +28,16 @@ class _Mapping:
     """A block of memory, mapped here."""
 
     def __init__(self, name: str, descriptor: int) -> None:
-        self.name = name
+        """Map a block, and take over the descriptor."""
+        self.name, self.descriptor = name, descriptor
+        self._end = weakref.finalize(self, os.close, descriptor)
         self._map = mmap.mmap(descriptor, 0)
         self.buffer = torch.frombuffer(self._map, dtype=torch.uint8)
 
     def close(self) -> None:
         """Forget it; it is unmapped when the last tensor of it is gone."""
         del self.buffer, self._map
+        self._end()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +66,10 @@ class SharedChunk:
             descriptor = os.open(path, os.O_RDWR)
         except OSError as error:
             raise _unreachable(f"{path}: {error.strerror}") from error
-        try:
-            if not is_it:
-                raise _unreachable(f"{path} is not the block of the trainer")
-            return _Mapping(self.name, descriptor)
-        finally:
+        if not is_it:
             os.close(descriptor)
+            raise _unreachable(f"{path} is not the block of the trainer")
+        return _Mapping(self.name, descriptor)
 
 
 @dataclass(slots=True)
@@ -77,8 +79,6 @@ class SharedMemoryTransport:
     max_chunk_bytes: int = 64 << 20
     """Size of the block; it grows to the size of a tensor that is larger."""
     _transport: str = field(default_factory=lambda: uuid.uuid4().hex, init=False)
-    _name: str = field(default="", init=False)
-    _descriptor: int = field(default=-1, init=False)
     _mapping: _Mapping | None = field(default=None, init=False)
 
     def __call__(self, weights: NamedTensors, target: WeightTarget) -> list[str]:
@@ -86,26 +86,27 @@ class SharedMemoryTransport:
         receiver, written = parcel_target(target, "shared memory"), list[str]()
         for chunk in chunks(weights, self.max_chunk_bytes):
             layout = layout_of(chunk)
-            fill(layout, chunk, self._block(num_bytes_of(layout)))
-            written += receiver.receive(SharedChunk(os.getpid(), self._descriptor, self._transport, self._name, layout))
+            block = self._block(num_bytes_of(layout))
+            fill(layout, chunk, block.buffer)
+            parcel = SharedChunk(os.getpid(), block.descriptor, self._transport, block.name, layout)
+            written += receiver.receive(parcel)
         return written
 
     def close(self) -> None:
         """Give the block back to the system, once no target has it mapped."""
         if self._mapping is not None:
             self._mapping.close()
-            os.close(self._descriptor)
             self._mapping = None
 
-    def _block(self, num_bytes: int) -> Tensor:
+    def _block(self, num_bytes: int) -> _Mapping:
         """Return a block of at least this size: the one that is there, if it suffices."""
         if self._mapping is None or self._mapping.buffer.numel() < num_bytes:
             self.close()
-            self._name = f"rlcore-weights-{uuid.uuid4().hex}"
-            self._descriptor = os.memfd_create(self._name)
-            os.ftruncate(self._descriptor, max(num_bytes, self.max_chunk_bytes))
-            self._mapping = _Mapping(self._name, self._descriptor)
-        return self._mapping.buffer
+            name = f"rlcore-weights-{uuid.uuid4().hex}"
+            descriptor = os.memfd_create(name)
+            os.ftruncate(descriptor, max(num_bytes, self.max_chunk_bytes))
+            self._mapping = _Mapping(name, descriptor)
+        return self._mapping
 
 
 def _unreachable(what: str) -> InvalidValueError:

@@ -24,6 +24,7 @@ from tests.core.redaction.secret_shapes import (
     HELD,
     HEX,
     IN_PLACES,
+    OF_SERVICES,
     PLAIN,
     WANDB,
     Typed,
@@ -31,6 +32,7 @@ from tests.core.redaction.secret_shapes import (
 
 ROOT = Path(__file__).resolve().parents[3]
 COUNTED = (*BY_NAME, *BY_SHAPE, *IN_PLACES, *HELD)
+ALL = (*COUNTED, *FOUND_LATER, *OF_SERVICES)
 SECRET = (
     "HF_TOKEN token apiKey WANDB_API_KEY --api-key db.password OPENAI_API_KEY AWS_SECRET_ACCESS_KEY hub_token"
     " GITHUB_PAT auth_header client-secret private_key PASSWORD awsCredentials PGPASSWORD pgpassword smtp.pwd db.pass"
@@ -73,9 +75,10 @@ def test_shapes_of_secrets(text: str, redacted: str) -> None:
 
 def test_75_shapes_were_counted_and_44_of_them_leaked() -> None:
     assert (len(COUNTED), len(BY_NAME) + len(BY_SHAPE) + len(IN_PLACES)) == (75, 44)
+    assert len({each.name for each in ALL}) == len(ALL) >= 150
 
 
-@pytest.mark.parametrize("typed", [*COUNTED, *FOUND_LATER], ids=lambda typed: typed.name)
+@pytest.mark.parametrize("typed", ALL, ids=lambda typed: typed.name)
 def test_no_secret_of_a_command_line_is_left(typed: Typed) -> None:
     argv = ("python", "train.py", "--seed", "7", *typed.argv)
     redacted = redact_argv(argv)
@@ -86,7 +89,7 @@ def test_no_secret_of_a_command_line_is_left(typed: Typed) -> None:
     assert redact_argv(redacted) == redacted
 
 
-@pytest.mark.parametrize("typed", [*COUNTED, *FOUND_LATER], ids=lambda typed: typed.name)
+@pytest.mark.parametrize("typed", ALL, ids=lambda typed: typed.name)
 def test_no_secret_is_left_in_a_configuration_that_holds_the_command(typed: Typed) -> None:
     command = shlex.join(typed.argv)
     redacted = redact_argv(("ssh", "host", f"cd /x && python {command} > log"))

@@ -1,7 +1,7 @@
 """Syncs through Ray's object store to an actor: the fault table, and honest syncs without an alarm."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -13,7 +13,9 @@ from rlcore.errors import InvalidValueError, WeightSyncError
 from rlcore.models.decoder import Decoder
 from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
-from rlcore.weights.receipts import ALL_CHECKS
+from rlcore.weights.arrivals import receipt_for
+from rlcore.weights.digests import tensor_digests
+from rlcore.weights.receipts import ALL_CHECKS, Check
 from rlcore.weights.remote import Answerer, Question, RemoteTarget
 from rlcore.weights.sync import sync
 from rlcore.weights.target import WeightTarget
@@ -107,3 +109,47 @@ def test_honest_syncs_raise_no_alarm(host: ActorHost) -> None:
 def test_a_target_of_this_process_is_refused(host: ActorHost) -> None:
     with pytest.raises(InvalidValueError, match="to a Target of this process"):
         sync(policy(), Target(policy()), 1, None, transport=host.transport)
+
+
+class RolloutWorker:
+    """Shaped as verl's rollout workers: `update_weights` takes named tensors. Its receipts need one more method."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, torch.Tensor] = {}
+
+    def update_weights(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+        self.weights |= {name: tensor.clone() for name, tensor in tensors}
+
+    def digests(self, names: Sequence[str]) -> dict[str, str]:
+        return tensor_digests({name: self.weights[name] for name in names if name in self.weights})
+
+
+@dataclass
+class WorkerAnswers:
+    """Answers of a worker, for receipts."""
+
+    worker: Any
+
+    def digests(self, names: Sequence[str]) -> Mapping[str, str]:
+        import ray
+
+        return dict(ray.get(self.worker.digests.remote(list(names))))
+
+
+def test_a_worker_shaped_as_verls_gets_receipts_by_one_method(host: ActorHost) -> None:
+    import ray
+
+    worker: Any = ray.remote(RolloutWorker)
+    worker = worker.options(num_cpus=0).remote()
+    decoder = policy()
+    tensors = {name: parameter.detach() for name, parameter in decoder.named_parameters()}
+    ray.get(worker.update_weights.remote(list(tensors.items())))
+    receipt = receipt_for(tensors.items(), WorkerAnswers(worker), 1)
+    learn(decoder)
+    skipped = [(name, tensor) for name, tensor in tensors.items() if name != "layers.1.qkv"]
+    ray.get(worker.update_weights.remote(skipped))
+    with pytest.raises(WeightSyncError) as caught:
+        receipt_for(tensors.items(), WorkerAnswers(worker), 2, previous=receipt, has_learned=True)
+    assert (caught.value.check, caught.value.parameter) == (Check.LIVENESS, "layers.1.qkv")
+    ray.get(worker.update_weights.remote(list(tensors.items())))
+    assert receipt_for(tensors.items(), WorkerAnswers(worker), 2, previous=receipt).num_changed == len(tensors) - 1

@@ -1,4 +1,4 @@
-"""Policy and reward model both served by vLLM: arrival moves no bit, unless rewards are computed in batches."""
+"""Policy, replicas and reward model served by vLLM: arrival moves no bit, unless rewards are computed in batches."""
 
 from pathlib import Path
 

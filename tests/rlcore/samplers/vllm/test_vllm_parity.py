@@ -19,7 +19,7 @@ from rlcore.numerics.probe import STRATEGIES
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import Prompt, SampleRequest, SamplingParams
 from tests.conformance.sampler_suite import bits
-from tests.support.parity import FEW_BLOCKS, num_different, requests_of
+from tests.support.parity import FEW_BLOCKS, check_nan_leaves_nothing, num_different, requests_of
 from tests.support.samplers import TOKENIZER, decoder_of
 from tests.support.vllm_engines import Engines, need_vllm
 
@@ -143,3 +143,10 @@ def test_bf16_has_the_local_samplers_bits() -> None:
     config = decoder.config
     with at_level("invariant", config, dtype=torch.bfloat16, length=96), ENGINES.lending(decoder) as lend:
         assert bits(lend(TOKENIZER).sample(requests)) == bits(TorchSampler(decoder, TOKENIZER).sample(requests))
+
+
+@pytest.mark.usefixtures("following_it")
+def test_nan_is_named_and_no_page_keeps_it() -> None:
+    decoder = decoder_of("qwen3", spread=6.0)
+    with ENGINES.lending(decoder) as lend:
+        check_nan_leaves_nothing(lend(TOKENIZER, 8), decoder)

@@ -1,4 +1,7 @@
-"""A real OpenAI server of vLLM is compared with checkpoints: the right one, another, and a reload without a reset."""
+"""A real OpenAI server of vLLM, compared with checkpoints, and with a trainer by receipts over HTTP.
+
+One server serves both. Its weights are sent as TRL's trainers do: under the names of a transformers model.
+"""
 
 import json
 import os
@@ -19,11 +22,13 @@ import torch
 from harness.core.findings import Finding, Severity
 from harness.doctor.host import Answer
 from harness.doctor.served_weights import ServedWeights, compare_served_weights
-from rlcore.errors import InvalidValueError
+from rlcore.errors import InvalidValueError, WeightSyncError
 from rlcore.models.checkpoints import save
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
+from rlcore.weights.arrivals import Canary, VllmWorkers, receipt_for
 from rlcore.weights.completions_api import CompletionsServer
+from rlcore.weights.receipts import Check
 from rlcore.weights.served_checkpoint import served_checkpoint
 from tests.support.samplers import TOKENIZER
 from tests.support.vllm_engines import need_vllm
@@ -32,6 +37,7 @@ need_vllm()
 pytestmark = pytest.mark.full
 CONFIG = DecoderConfig("qwen3", 96, 64, 2, 4, 2, 32, 128, max_length=256, is_tied=False)
 START_S = 120.0
+ROOT = Path(__file__).resolve().parents[4]
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # its endpoints reload weights
     "VLLM_NO_USAGE_STATS": "1",
@@ -41,7 +47,14 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
-OPTIONS = ("--dtype=float32", "--enforce-eager", "--max-num-seqs=4", "--kv-cache-memory-bytes=33554432")
+EXTENSION = "tests.support.unpacked_workers.UnpackedWeightAnswers"
+OPTIONS = (
+    f"--worker-extension-cls={EXTENSION}",
+    "--dtype=float32",
+    "--enforce-eager",
+    "--max-num-seqs=4",
+    "--kv-cache-memory-bytes=33554432",
+)
 
 
 def checkpoint(directory: Path, seed: int) -> Path:
@@ -63,9 +76,8 @@ def serving(model: Path, log: Path) -> Iterator[str]:
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}", f"--port={port}"]
     words += ["--served-model-name=tiny", "--block-size=32", *OPTIONS]
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            words, stdout=file, stderr=file, env=os.environ | ENVIRONMENT, start_new_session=True
-        )
+        environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+        process = subprocess.Popen(words, stdout=file, stderr=file, env=environment, start_new_session=True)
         try:
             yield started(f"http://127.0.0.1:{port}", process, log)
         finally:
@@ -110,18 +122,72 @@ def found(directory: Path, url: str) -> Finding:
     return compare_served_weights(ServedWeights(directory.name, url), Answer(line))
 
 
-def test_a_server_is_compared_with_checkpoints(tmp_path: Path) -> None:
-    first, second = (checkpoint(tmp_path / f"m{seed}", seed) for seed in (1, 2))
-    with serving(first, tmp_path / "log") as url:
-        right = found(first, url)
-        assert (right.severity, "float32 explains" in right.measured) == (Severity.FINE, True), right
-        other = found(second, url)
-        assert (other.severity, "other weights" in other.breaks) == (Severity.BROKEN, True), other
-        post(f"{url}/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(second)}})
-        stale = found(second, url)
-        assert (stale.severity, "prefix cache" in stale.breaks) == (Severity.BROKEN, True), stale
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    directory = tmp_path_factory.mktemp("checkpoints")
+    return checkpoint(directory / "m1", 1), checkpoint(directory / "m2", 2)
+
+
+@pytest.fixture(scope="module")
+def url(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(checkpoints[0], tmp_path_factory.mktemp("server") / "log") as url:
+        yield url
+
+
+def reload(url: str, directory: Path) -> None:
+    post(f"{url}/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}})
+
+
+def test_a_server_is_compared_with_checkpoints(checkpoints: tuple[Path, Path], url: str) -> None:
+    first, second = checkpoints
+    right = found(first, url)
+    assert (right.severity, "float32 explains" in right.measured) == (Severity.FINE, True), right
+    other = found(second, url)
+    assert (other.severity, "other weights" in other.breaks) == (Severity.BROKEN, True), other
+    reload(url, second)
+    stale = found(second, url)
+    assert (stale.severity, "prefix cache" in stale.breaks) == (Severity.BROKEN, True), stale
+    post(f"{url}/reset_prefix_cache")
+    assert found(second, url).severity is Severity.FINE
+    assert found(first, url).severity is Severity.BROKEN
+    with pytest.raises(InvalidValueError, match="model 'large'"):
+        served_checkpoint(first, url, "large")
+
+
+def test_a_trainer_of_a_transformers_model_gets_receipts(
+    checkpoints: tuple[Path, Path], url: str, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model, server = AutoModelForCausalLM.from_pretrained(checkpoints[0]), CompletionsServer(url)
+    prompt, receipt = [(7 * at) % 96 for at in range(40)], None
+
+    def canary() -> Canary:
+        score = server.score("tiny", prompt, 1)
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *score.decoded_tokens]])).logits[0, :-1]
+        tokens = torch.tensor([*prompt, *score.decoded_tokens])[1:]
+        return Canary(
+            logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0], torch.tensor([*score.prompt, *score.decoded])
+        )
+
+    for version in (1, 2):
+        model.save_pretrained(tmp_path / str(version))
+        reload(url, tmp_path / str(version))
         post(f"{url}/reset_prefix_cache")
-        assert found(second, url).severity is Severity.FINE
-        assert found(first, url).severity is Severity.BROKEN
-        with pytest.raises(InvalidValueError, match="model 'large'"):
-            served_checkpoint(first, url, "large")
+        receipt = receipt_for(
+            model.named_parameters(),
+            VllmWorkers(server.collective_rpc),
+            version,
+            previous=receipt,
+            has_learned=receipt is not None,
+            canary=canary(),
+        )
+        with torch.no_grad():
+            model.model.layers[1].self_attn.v_proj.weight.add_(0.01)
+    assert receipt is not None
+    assert (receipt.num_changed, receipt.checks) == (1, ("canary", "coverage", "liveness", "read-back"))
+    with pytest.raises(WeightSyncError) as caught:
+        receipt_for(model.named_parameters(), VllmWorkers(server.collective_rpc), 3, previous=receipt)
+    assert caught.value.check == Check.LIVENESS
+    assert caught.value.parameter == "model.layers.1.self_attn.v_proj.weight"

@@ -1,0 +1,23 @@
+"""`rlharness train` with vLLM's engine in a process of its own, in the environment that the level prepares."""
+
+import os
+from pathlib import Path
+
+from harness.core.exit_codes import ExitCode
+from tests.support.cli_commands import type_command
+from tests.support.suite_runs import ROOT
+from tests.support.vllm_engines import need_vllm, write_entry_point
+
+need_vllm()
+SMALL = ("--size", "tiny", "--set", "training.num_steps=2")
+SERVED = ("--set", "sampler.name=vllm", "--set", "sampler.engine=process")
+
+
+def test_a_run_with_an_engine_process_is_equal_to_one_without(tmp_path: Path) -> None:
+    path = os.pathsep.join((str(ROOT), write_entry_point()))
+    local = type_command(tmp_path, "train", "grpo_reverse_text", "--out", "local", *SMALL)
+    served = type_command(tmp_path, "train", "grpo_reverse_text", "--out", "served", *SMALL, *SERVED, PYTHONPATH=path)
+    assert (local.code, served.code) == (ExitCode.OK, ExitCode.OK), local.stderr + served.stderr
+    assert "starting the engine's process" in served.stderr
+    found = type_command(tmp_path, "diff", "local", "served")
+    assert found.code == ExitCode.OK and found.stdout.startswith("EQUAL  2 steps, every bit"), found.stdout
