@@ -16,7 +16,7 @@ from harness.machine.inventory import Gpu, Inventory, LeftOut
 from harness.machine.meter import GpuProcess
 from harness.machine.nvidia import NvidiaDriver
 from harness.machine.visible import ORDER_NOTE, Device, Visible, order_is_uncertain
-from harness.process.claims import Claims, holder_pid
+from harness.process.claims import Claims, holder_of
 
 _MAX_NAMED_PROCESSES = 3
 NO_DRIVER = "no NVIDIA or AMD driver here"
@@ -241,8 +241,8 @@ def _claim(gpu: Gpu, claims: Claims | None) -> Gpu | LeftOut:
     name = _claim_name(gpu.gpu_id)
     if claims is None or claims.try_claim(name):
         return gpu
-    pid = holder_pid(name)
-    reason = "leased by another rlharness run" + (f" (pid {pid})" if pid else "")
+    holder = holder_of(name)
+    reason = "leased by another rlharness run" + (f" ({holder})" if holder else "")
     return LeftOut(gpu.gpu_id, gpu.index, gpu.model, reason)
 
 

@@ -7,15 +7,17 @@ namespace's: runs in two containers with networks of their own do not see each o
 """
 
 import errno
+import os
 import socket
 import struct
+from dataclasses import dataclass
 from types import TracebackType
 
 _PREFIX = "\0rlharness-"
 _MAX_ADDRESS_BYTES = 107
 """Longest address a Unix socket can bind: sun_path's 108 bytes, less one as for any path."""
 _NUM_PENDING_QUESTIONS = 64
-"""Questions of `holder_pid` a holder can be asked; none is ever accepted, and the kernel queues this many."""
+"""Questions of `holder_of` a holder can be asked; none is ever accepted, and the kernel queues this many."""
 _PEER_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -63,8 +65,21 @@ class Claims:
         self.close()
 
 
-def holder_pid(name: str) -> int | None:
-    """Return the process that holds `name`, as numbered in our PID namespace; None if no or an unknown process does."""
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that holds a name."""
+
+    pid: int
+    """As numbered in our PID namespace."""
+    uid: int
+
+    def __str__(self) -> str:
+        whose = "" if self.uid == os.geteuid() else f" of user {self.uid}"
+        return f"pid {self.pid}{whose}"
+
+
+def holder_of(name: str) -> Holder | None:
+    """Return who holds `name`; None if no or an unknown process does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
         asker.setblocking(False)
         try:
@@ -72,8 +87,8 @@ def holder_pid(name: str) -> int | None:
             credentials = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
         except OSError:
             return None
-    pid: int = _PEER_CREDENTIALS.unpack(credentials)[0]
-    return pid or None
+    pid, uid, _ = _PEER_CREDENTIALS.unpack(credentials)
+    return Holder(pid, uid) if pid else None
 
 
 def _address(name: str) -> str:

@@ -8,13 +8,15 @@ import errno
 import socket
 
 from harness.core.errors import HarnessError
-from harness.process.claims import Claims
+from harness.process.claims import Claims, Holder, holder_of
 
 BLOCK_SIZE = 64
 """Ports of one block: MASTER_PORT and the ones a test derives from it."""
 FIRST_PORT = 20000
 """Where blocks begin by preference: above Ray's default worker ports (10002 to 19999)."""
 LAST_PORT = 65535
+MAX_HOLDERS = 3
+"""Processes named in an error."""
 _MIN_BLOCKS = 16
 """A range that holds fewer blocks is not worth preferring."""
 _EPHEMERAL_FILE = "/proc/sys/net/ipv4/ip_local_port_range"
@@ -82,9 +84,13 @@ class PortBlocks:
             return held
         self.release(slot)
         taken = set(self._by_slot.values())
+        others: set[Holder] = set()
         for port in self._starts:
             name = _claim_name(port)
-            if port in taken or not self._claims.try_claim(name):
+            if port in taken:
+                continue
+            if not self._claims.try_claim(name):
+                others |= {holder} if (holder := holder_of(name)) else set()
                 continue
             if is_listenable(port):
                 self._by_slot[slot] = port
@@ -94,7 +100,8 @@ class PortBlocks:
             f"no free block of {BLOCK_SIZE} ports is left for slot {slot}",
             legal=f"a block between ports {self._starts[0]} and {self._starts[-1] + BLOCK_SIZE - 1} whose first port is"
             " free and which no other run holds",
-            remedy="end other rlharness runs or programs on these ports (ss -ltnp), or run fewer units at once",
+            remedy="end other rlharness runs or programs on these ports (ss -ltnp), or run fewer units at once"
+            + (f"; blocks are held by {', '.join(sorted(map(str, others))[:MAX_HOLDERS])}" if others else ""),
         )
 
     def release(self, slot: int) -> None:

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from harness.process.claims import Claims, holder_pid
+from harness.process.claims import Claims, Holder, holder_of
 
 _numbers = itertools.count()
 
@@ -51,7 +51,7 @@ def test_two_processes_never_hold_one_name() -> None:
         holder, got_it = start_holder(name)
         assert got_it
         assert not mine.try_claim(name)
-        assert holder_pid(name) == holder.pid
+        assert holder_of(name) == Holder(holder.pid, os.geteuid())
         second, second_got_it = start_holder(name)
         assert not second_got_it
         end(second, signal.SIGTERM)
@@ -68,7 +68,7 @@ def test_the_name_of_a_holder_killed_with_sigkill_is_free() -> None:
     holder, got_it = start_holder(name)
     assert got_it
     end(holder, signal.SIGKILL)
-    assert holder_pid(name) is None
+    assert holder_of(name) is None
     with Claims() as mine:
         assert mine.try_claim(name)
 
@@ -88,7 +88,7 @@ def test_a_name_held_here_is_held_once_and_released_once() -> None:
     with Claims() as mine, Claims() as other:
         assert mine.try_claim(name)
         assert mine.try_claim(name)
-        assert holder_pid(name) == os.getpid()
+        assert holder_of(name) == Holder(os.getpid(), os.geteuid())
         mine.release(name)
         assert other.try_claim(name)
         with pytest.raises(KeyError):
@@ -100,8 +100,8 @@ def test_asking_for_the_holder_again_and_again_neither_hangs_nor_disturbs_it() -
     name = new_name()
     with Claims() as mine, Claims() as other:
         assert mine.try_claim(name)
-        answers = {holder_pid(name) for _ in range(200)}
-        assert answers <= {os.getpid(), None}
+        answers = {holder_of(name) for _ in range(200)}
+        assert answers <= {Holder(os.getpid(), os.geteuid()), None}
         assert not other.try_claim(name)
 
 
@@ -143,7 +143,7 @@ class Holders(RuleBasedStateMachine):
     @invariant()
     def what_is_held_is_held_by_somebody(self) -> None:
         for name in "ab":
-            assert (holder_pid(self.prefix + name) is not None) == (name in self.holders)
+            assert (holder_of(self.prefix + name) is not None) == (name in self.holders)
 
     def teardown(self) -> None:
         for run in self.runs:

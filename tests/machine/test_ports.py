@@ -1,7 +1,11 @@
 """Port blocks: one per slot, never shared, never where connections are numbered."""
 
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +16,7 @@ from harness.process.claims import Claims
 from harness.process.ports import BLOCK_SIZE, PortBlocks, block_starts, is_listenable, read_ephemeral_range
 
 LINUX = (32768, 60999)
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -110,3 +115,20 @@ def test_when_no_block_is_left_it_says_so(claims: Claims) -> None:
     with pytest.raises(HarnessError, match="no free block of 64 ports is left for slot") as error:
         list(map(blocks.master_port, range(17)))
     assert "21023" in error.value.legal
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_who_holds_all_blocks_is_named() -> None:
+    """Another user can keep a run from starting, and is then named."""
+    holding = (
+        "import os, sys\nfrom harness.process.claims import Claims\nos.setuid(65534)\nclaims = Claims()\n"
+        f"[claims.try_claim(f'ports-{{port}}') for port in range(20000, 20000 + 16 * {BLOCK_SIZE}, {BLOCK_SIZE})]\n"
+        "print('held', flush=True)\nsys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", holding]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        with Claims() as claims, pytest.raises(HarnessError) as error:
+            PortBlocks(claims, (20000 + 16 * BLOCK_SIZE, 65535)).master_port(0)
+        holder.communicate("")
+    assert f"held by pid {holder.pid} of user 65534" in error.value.remedy
