@@ -43,6 +43,9 @@ WHOLLY_FULL = {
     "tests/lab/test_hostile_repository.py": "tests/lab/bundles/test_making.py, tests/core/test_replaced_file.py",
     "tests/fuzz/test_readers.py": "tests/trace/test_reader.py, tests/lab/bundles/test_contents.py",
     "tests/test_misbehaving.py": "tests/runner/test_misbehaving_processes.py, tests/runner/test_run_ends.py",
+    "tests/rlcore/samplers/vllm/test_vllm_process_faults.py": (
+        "tests/rlcore/weights/test_weight_faults.py, whose other process has no engine"
+    ),
     "tests/rlcore/samplers/vllm/test_vllm_reload.py": "tests/rlcore/weights/test_arrivals.py, without vLLM",
     "tests/rlcore/samplers/vllm/test_vllm_server.py": (
         "tests/rlcore/weights/test_served_checkpoint.py, with a server of its own"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from rlcore.checks.mismatch import Mismatch, in_context, mismatch_of
 from rlcore.checks.mismatch_cause import Cause, causes
 from rlcore.environments.trajectory import Trajectory
-from rlcore.errors import LevelError
+from rlcore.errors import LevelError, RlcoreError
 from rlcore.models.decoder import Decoder
 from rlcore.observability.events import (
     Event,
@@ -58,7 +58,7 @@ class MatchChecks(Observer):
         """Describe how many tokens differ, and how far."""
         return (
             f"the trainer's log-probability is not the sampler's for {found.num_different} of {found.num_tokens}"
-            f" tokens, by at most {found.largest:.3g} nats"
+            f" tokens of a pass, by at most {found.largest:.3g} nats"
         )
 
     def largest(self, event: PolicyMatched, found: Mismatch) -> str:
@@ -71,17 +71,20 @@ class MatchChecks(Observer):
         )
 
     def causes(self, event: PolicyMatched, row: int) -> Iterator[Cause]:
-        """Yield the causes of the mismatch in a row, the deepest first."""
+        """Yield the causes of the mismatch in a row, the deepest first; a search that fails is reported as one."""
         assert self._sampling is not None and isinstance(self._sampling.policy, Decoder)
         trajectory, columns = self._trajectory(event, row), event.loss_mask[row].nonzero().flatten()
-        return causes(
-            self._sampling.policy,
-            self._sampling.target,
-            trajectory.tokens,
-            [event.first + column for column in columns.tolist()],
-            event.logprobs[row][columns].detach(),
-            t=trajectory.request.params.temperature or 1.0,
-        )
+        try:
+            yield from causes(
+                self._sampling.policy,
+                self._sampling.target,
+                trajectory.tokens,
+                [event.first + column for column in columns.tolist()],
+                event.logprobs[row][columns].detach(),
+                t=trajectory.request.params.temperature or 1.0,
+            )
+        except RlcoreError as error:  # the mismatch is what matters
+            yield Cause(f"the search for its cause failed: {error.what}", error.remedy)
 
     def _trajectory(self, event: PolicyMatched, row: int) -> Trajectory:
         assert self._batched is not None
@@ -100,7 +103,7 @@ class MatchReports(MatchChecks):
         if self._said == self.step:
             return
         self._said = self.step
-        self._say(f"step {self.step}: {self.extent(found)} of the first pass that differs")
+        self._say(f"step {self.step}: {self.extent(found)}")
         self._say(f"  largest: {self.largest(event, found)}")
         for cause in self.causes(event, found.row):
             self._say(f"  cause:   {cause.what}")

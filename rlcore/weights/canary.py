@@ -78,6 +78,7 @@ def canary_distance(
             f"{given[first].item():.9g} of the sampler, {expected[first].item():.9g} of the policy{why}",
             check=Check.CANARY,
             legal=f"a distance of at most {tolerance:g}",
-            remedy="let the sampler drop what it has made of older weights: caches, fused or converted copies",
+            remedy="let the sampler drop what it has made of older weights: caches, fused or converted copies; else"
+            " compare the operations of both",
         )
     return max((float(distance) for distance in distances), default=0.0)

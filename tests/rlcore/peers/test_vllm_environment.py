@@ -13,7 +13,7 @@ TESTS = ("tests/conformance/test_vllm_sampler_conformance.py", "tests/rlcore/sam
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_the_tests_of_vllm_pass_with_vllm() -> None:
     python = os.environ.get(VARIABLE)
     if not python:

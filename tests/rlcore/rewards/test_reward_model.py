@@ -16,7 +16,7 @@ from rlcore.rewards.reward_model import ModelReward, TorchScorer
 from rlcore.rewards.score import score
 from rlcore.types import StopReason
 from tests.rlcore.rewards.completions import completion
-from tests.rlcore.training.recorded import config, first_difference, recorded
+from tests.rlcore.training.recorded import Lost, config, first_difference, recorded
 from tests.support.reward_models import CONFIG, classifier_of, sequences_of, write_reward_model
 from tests.support.samplers import TOKENIZER
 
@@ -169,3 +169,13 @@ def test_bf16_is_scored_too() -> None:
     held = partial(at_level, "invariant", CONFIG, dtype=torch.bfloat16, length=96)
     first, other = (TorchScorer(classifier, batch_size=size, held=held)(sequences) for size in (64, 3))
     assert first == other and len(set(first)) > len(first) // 2
+
+
+def test_a_run_with_a_drawn_model_resumes(tmp_path: Path) -> None:
+    of: dict[str, Any] = {"training": {**TRAINING, "num_steps": 3}, "task": task(reward_model={"max_length": 64})}
+    whole = recorded(config(**of), tmp_path / "whole")
+    with pytest.raises(Lost):
+        recorded(config(**of, output={"checkpoint_every": 1}), tmp_path / "lost", stop_after=1)
+    resumed = recorded(config(**of, output={"resume": str(tmp_path / "lost")}), tmp_path / "resumed")
+    assert {step for step, *_ in resumed.leaves} == {1, 2}
+    assert first_difference(whole, resumed) is None

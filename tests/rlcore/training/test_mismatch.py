@@ -11,7 +11,7 @@ from torch import Tensor
 from rlcore.checks.mismatch import in_context, mismatch_of
 from rlcore.checks.mismatch_cause import causes
 from rlcore.entrypoint import train
-from rlcore.errors import LevelError
+from rlcore.errors import LevelError, WeightSyncError
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.models.streams import read_streams
@@ -153,6 +153,25 @@ def test_a_sampler_that_decodes_wrongly_ends_the_step_with_the_token_in_context(
     assert said.startswith("step 0: the trainer's log-probability is not the sampler's for 1 of ")
     assert "by at most 0.125 nats" in said and "decoding differs from reading" in said
     assert "sample 2 of prompt" in said and "«" in said
+
+
+def test_a_search_that_fails_does_not_hide_the_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ContinuousBatch.run
+
+    def off(self: ContinuousBatch, *given: Any) -> Any:
+        finished = run(self, *given)
+        finished[0].running.logprobs[0] -= 0.5
+        return finished
+
+    def lost(*given: Any, **others: Any) -> Any:
+        raise WeightSyncError("the sampler does not answer", remedy="look at its log")
+
+    monkeypatch.setattr(ContinuousBatch, "run", off)
+    monkeypatch.setattr("rlcore.checks.match_checks.causes", lost)
+    with pytest.raises(LevelError) as caught:
+        trained(config(training={"num_steps": 1}), tmp_path)
+    assert "by at most 0.5 nats; the search for its cause failed: the sampler does not answer" in caught.value.what
+    assert caught.value.remedy == "look at its log"
 
 
 def test_at_level_off_a_report_says_why_and_metrics_say_how_far(

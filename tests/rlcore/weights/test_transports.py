@@ -227,7 +227,7 @@ def test_a_question_that_is_lost_leaves_no_broadcast_for_the_next_sync(host: Rem
             raise ConnectionError("lost")
         return parcel
 
-    with closing(ProcessGroupTransport(max_chunk_bytes=1 << 20, timeout_s=3.0)) as transport:
+    with closing(ProcessGroupTransport(max_chunk_bytes=1 << 20, timeout_s=1.0)) as transport:
         target = Tampered(host.target(Target, decoder), lost)
         sync(decoder, target, 1, None, transport=transport)
         num_lost = 2
