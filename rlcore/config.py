@@ -194,7 +194,7 @@ class SamplerSection(Section):
     """rlcore's own decoding loop, or the decoder served by vLLM."""
     model: Literal["own", "stock"] = "own"
     """Of vllm: rlcore's decoder, or vLLM's model of that family, at levels off and deterministic."""
-    replicas: Positive = 1
+    replicas: Annotated[int, Field(ge=1, le=64)] = 1
     """Samplers that share the requests of a step, each with its own copy of the weights and `runtime.concurrency`."""
     engine: Literal["in_process", "process"] = "in_process"
     """Of vllm: its engine in the trainer's process, or in a child process, which computes while the trainer waits."""

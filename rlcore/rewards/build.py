@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlcore.config import RunConfig
 from rlcore.determinism import at_level
-from rlcore.errors import InvalidValueError
+from rlcore.errors import InvalidValueError, RlcoreError
 from rlcore.keys import key
 from rlcore.models.classifier import Classifier, load_classifier, save_classifier
 from rlcore.models.decoder import Decoder
@@ -40,8 +40,15 @@ def add_reward_model(
     if section is None:
         return task
     path = Path(section.path) if section.path else draw_reward_model(config.seed, tokenizer, decoder, directory / NAME)
-    own = load_tokenizer(path)
-    classifier = load_classifier(path, device=config.model.device)
+    try:
+        classifier = load_classifier(path, device=config.model.device)
+        own = load_tokenizer(path)
+    except RlcoreError as error:
+        raise InvalidValueError(
+            f"task.reward_model.path {path}: {error.what}",
+            legal=error.legal or "a directory with config.json, model.safetensors and tokenizer.json of a classifier",
+            remedy=error.remedy or "name the checkpoint of a classifier, or none: a model is then drawn from the seed",
+        ) from error
     if own.vocab_size > classifier.config.vocab_size:
         raise InvalidValueError(
             f"a tokenizer of {own.vocab_size} tokens for the reward model {path}",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from rlcore.config import RunConfig
+from rlcore.config import RunConfig, SamplerSection
 from rlcore.errors import InvalidValueError
 from rlcore.models.decoder import Decoder
 from rlcore.samplers.base import Sampler
@@ -10,6 +10,9 @@ from rlcore.samplers.replicas import replicate
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.types import Tokenizer
 from rlcore.weights.canary import NUM_TOKENS
+
+OF_VLLM = ("engine", "block_size", "num_blocks", "max_batched_tokens")
+"""Settings that only vLLM reads."""
 
 
 def check_sampler(config: RunConfig) -> None:
@@ -25,7 +28,7 @@ def check_sampler(config: RunConfig) -> None:
         )
     if config.sampler.tensor_parallel > 1:
         raise InvalidValueError(
-            f"sampler.tensor_parallel {config.sampler.tensor_parallel}",
+            f"sampler.tensor_parallel is {config.sampler.tensor_parallel}",
             legal="1: vLLM divides half of the products by inputs, and adds partial sums as the trainer does not",
             remedy="sampler.replicas for more throughput",
         )
@@ -70,10 +73,19 @@ def build_sampler(
     """
     check_sampler(config)
     section = config.sampler
+    if section.name == "torch" and (unused := _set_for_vllm(section)):
+        has = "has" if len(unused) == 1 else "have"
+        report(f"sampler: {', '.join(unused)} {has} no effect with sampler.name torch")
     samplers = [_one(config, decoder, tokenizer, longest=longest, report=report) for _ in range(section.replicas)]
     # Engines of vLLM in this process share the context of a pass: they run one after another.
     run_together = section.name == "torch" or section.engine == "process"
     return samplers[0] if len(samplers) == 1 else replicate(samplers, run_together=run_together)
+
+
+def _set_for_vllm(section: SamplerSection) -> list[str]:
+    """Settings of vLLM that are not at their defaults."""
+    fields = type(section).model_fields
+    return [f"sampler.{name}" for name in OF_VLLM if getattr(section, name) != fields[name].default]
 
 
 def _one(
@@ -96,6 +108,7 @@ def _one(
         num_blocks=section.num_blocks,
         max_batched_tokens=section.max_batched_tokens,
     )
+    settings.check()
     if is_stock:
         return VllmSampler(StockEngine.start(decoder, settings, report), tokenizer, **options)
     start = ProcessEngine.start if section.engine == "process" else Engine.start

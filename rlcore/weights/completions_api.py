@@ -99,7 +99,7 @@ class CompletionsServer:
             said = error.read(500).decode("utf-8", "replace").strip()
             raise InvalidValueError(
                 f"{url} answers {error.code}: {said or error.reason}",
-                legal="a server of vLLM's OpenAI API",
+                legal="an answer of vLLM's OpenAI API",
                 remedy=_remedy(error.code, said),
             ) from error
         except (OSError, ValueError) as error:
@@ -115,6 +115,8 @@ def _remedy(code: int, said: str) -> str:
     """Return what mends a server that rejects a request, if its answer shows that."""
     if code == 401:
         return f"export {KEYS[0]}=... with the server's key"
+    if code >= 500:
+        return "see the log of the server, which failed on this request"
     if "tokenizer" in said:
         return "start the server with a tokenizer, without --skip-tokenizer-init: its completions need one"
     return ""

@@ -36,8 +36,8 @@ def served_checkpoint(checkpoint: Path, url: str, model: str = "") -> dict[str, 
     Raises RlcoreError for a checkpoint that cannot be read, and for a server that does not answer as vLLM's does.
     """
     server = CompletionsServer(url)
-    name, longest = server.model(model)
     decoder = load(checkpoint, dtype=torch.float32)
+    name, longest = server.model(model)
     vocab_size = decoder.config.vocab_size
     length = min(NUM_TOKENS, (min(longest, decoder.config.max_length) if longest else decoder.config.max_length) - 8)
     if length < MIN_TOKENS:

@@ -21,28 +21,28 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     plugin: Any = config.pluginmanager.get_plugin("lfplugin")
     if plugin is not None and not plugin.active and not config.option.collectonly:
         config.pluginmanager.unregister(plugin)
-        config.pluginmanager.register(_FailedTests(config, {str(nodeid) for nodeid in plugin.lastfailed}))
+        config.pluginmanager.register(_FailedTests(config))
     if config.pluginmanager.hasplugin("nfplugin") and not config.option.newfirst:
         config.pluginmanager.unregister(name="nfplugin")
 
 
 class _FailedTests:
-    """The tests that failed last, as far as this process knows."""
+    """How the tests of this process ended, until it is written."""
 
-    def __init__(self, config: pytest.Config, failed: set[str]) -> None:
-        self._config, self._failed = config, failed
-        self._changed: dict[str, bool] = {}
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._has_failed: dict[str, bool] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note how a test ended."""
         if report.failed:
-            self._changed[report.nodeid] = True
+            self._has_failed[report.nodeid] = True
         elif report.when == "call" or report.skipped:
-            self._changed.setdefault(report.nodeid, False)
+            self._has_failed.setdefault(report.nodeid, False)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Note a file that cannot be collected, or can be again."""
-        self._changed[report.nodeid] = report.failed
+        self._has_failed[report.nodeid] = report.failed
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
@@ -50,19 +50,22 @@ class _FailedTests:
         try:
             return (yield)
         finally:
-            if any(failed != (nodeid in self._failed) for nodeid, failed in self._changed.items()):
-                self._write()
-            self._changed.clear()
+            self._write()
+            self._has_failed.clear()
 
     def _write(self) -> None:
+        """Read the file, and write it if it changes, under the lock: pytest truncates it before it writes."""
         cache: Any = self._config.cache
+        if not any(self._has_failed.values()) and not cache._getvaluepath(LAST_FAILED).exists():
+            return
         try:
             with open(cache.mkdir("rlharness") / "lock", "wb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                self._failed = set(cache.get(LAST_FAILED, {}))
-                self._failed |= {nodeid for nodeid, failed in self._changed.items() if failed}
-                self._failed -= {nodeid for nodeid, failed in self._changed.items() if not failed}
-                cache.set(LAST_FAILED, dict.fromkeys(sorted(self._failed), True))
+                before = set(cache.get(LAST_FAILED, {}))
+                after = {nodeid for nodeid in before if self._has_failed.get(nodeid, True)}
+                after |= {nodeid for nodeid, failed in self._has_failed.items() if failed}
+                if after != before:
+                    cache.set(LAST_FAILED, dict.fromkeys(sorted(after), True))
         except (OSError, pytest.PytestWarning) as error:  # no warning: filters that make it an error would end pytest
             if terminal := self._config.pluginmanager.get_plugin("terminalreporter"):
                 terminal.ensure_newline()

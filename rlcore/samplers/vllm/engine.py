@@ -40,6 +40,17 @@ class EngineSettings:
     max_batched_tokens: int = 8192
     """Tokens of one pass: longer prompts are read in chunks."""
 
+    def check(self) -> None:
+        """Raise InvalidValueError if the cache does not hold one request of the greatest length."""
+        least = ceil(self.max_length / self.block_size) + 1
+        if self.blocks < least:
+            raise InvalidValueError(
+                f"sampler.num_blocks is {self.num_blocks}",
+                legal=f"{least} or more: one sequence of {self.max_length} tokens in blocks of {self.block_size}, and a"
+                " block that vLLM keeps empty; or 0, for as many as runtime.concurrency sequences fill",
+                remedy=f"--set sampler.num_blocks={least}",
+            )
+
     @property
     def blocks(self) -> int:
         """Blocks of the cache; vLLM keeps one of them empty."""

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 
 VARIABLE = "RLCORE_VLLM_TRAINER"
 """Process id of the trainer; set only while it starts an engine."""
@@ -22,8 +23,9 @@ def register() -> None:
     if (trainer := os.environ.get(VARIABLE)) is None:
         return
     if int(trainer) != os.getpid():
-        end_with_parent(int(trainer))
+        end_with_trainer()
         os.environ["VLLM_BATCH_INVARIANT"] = "0"  # before vLLM builds the model
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both; the trainer ends this process
     register_model()
 
 
@@ -37,8 +39,16 @@ def register_model() -> None:
         ModelRegistry.register_model(ARCHITECTURE, RlcoreForCausalLM)
 
 
-def end_with_parent(parent: int) -> None:
-    """Kill this process once `parent` is no longer its parent: a trainer that was killed says no farewell."""
+@cache
+def end_with_trainer() -> None:
+    """Kill a process of an engine once the trainer is no longer its parent: one that was killed says no farewell.
+
+    Nothing in the trainer itself, and in processes that it did not start for an engine.
+    """
+    trainer = os.environ.get(VARIABLE)
+    if trainer is None or int(trainer) == os.getpid():
+        return
+    parent = int(trainer)
     ended = threading.Event()
 
     def watch() -> None:

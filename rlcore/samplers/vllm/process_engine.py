@@ -7,7 +7,7 @@
     ask ──────────────────────────────▶ collective_rpc ─────────────────▶ EngineExtension, between passes
 
 The engine computes on while the caller looks at what was drawn. It ends with `close`, with the last reference to the
-engine, and with the trainer's process, however that ends (`plugin.end_with_parent`).
+engine, and with the trainer's process, however that ends (`plugin.end_with_trainer`).
 """
 
 import asyncio

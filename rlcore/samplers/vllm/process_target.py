@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlcore.errors import SamplerError
 from rlcore.samplers.vllm.exchange import RemoteExchange
 from rlcore.samplers.vllm.levels import Level
 from rlcore.samplers.vllm.target import canary_logprobs, canary_while_sampling, not_reset
@@ -78,7 +77,7 @@ class ProcessTarget(RemoteTarget):
         try:
             yield
         except BaseException:
-            with suppress(SamplerError):  # what went wrong first is what counts
+            with suppress(Exception):  # what went wrong first is what counts: the engine may be ending too
                 self._leave()
             raise
         self._leave()

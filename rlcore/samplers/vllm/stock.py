@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlcore.errors import WeightSyncError
+from rlcore.errors import InvalidValueError, WeightSyncError
 from rlcore.models.checkpoints import hub_parts, save
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
@@ -64,6 +64,7 @@ class StockEngine(Engine):
         report(f"sampler: loading vLLM {number}, with its own model")
         with isolated(), tempfile.TemporaryDirectory(prefix="rlcore-vllm-") as directory:
             check_device(str(decoder.embedding.device))
+            check_head_width(decoder.config.head_width)
             from vllm.v1.engine.llm_engine import LLMEngine
 
             keep_process_group()
@@ -145,6 +146,20 @@ class StockTarget(VllmTarget):
                 stack.callback(layer.register_forward_hook(after).remove)
             self._read(tokens)
         return kept.streams(len(tokens) - 1)
+
+
+def check_head_width(head_width: int) -> None:
+    """Raise InvalidValueError for heads that vLLM's attention on a CPU does not compute."""
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    legal = CPUAttentionBackend.get_supported_head_sizes()
+    if current_platform.device_type == "cpu" and head_width not in legal:
+        raise InvalidValueError(
+            f"sampler.model stock with a model whose heads are {head_width} wide",
+            legal=f"{', '.join(map(str, legal))}: what vLLM's attention computes on a CPU",
+            remedy="--set sampler.model=own computes any width; or choose another model.width or model.num_heads",
+        )
 
 
 def padded_block_size(block_size: int) -> int:

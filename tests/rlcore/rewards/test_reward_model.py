@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlcore.determinism import at_level
-from rlcore.errors import CheckpointError, InvalidValueError, RewardError
+from rlcore.errors import InvalidValueError, RewardError
 from rlcore.models.tokenizer import CharacterTokenizer
 from rlcore.rewards.reward import Reward, TrainerState
 from rlcore.rewards.reward_model import ModelReward, TorchScorer
@@ -143,11 +143,11 @@ def broken(directory: Path, fault: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fault", "error", "what"),
     [
-        ("no tokenizer", CheckpointError, "holds no tokenizer.json"),
-        ("no weights", CheckpointError, "cannot be read"),
+        ("no tokenizer", InvalidValueError, "task.reward_model.path .*holds no tokenizer.json"),
+        ("no weights", InvalidValueError, "task.reward_model.path .*cannot be read"),
         ("another alphabet", InvalidValueError, "in a text"),
         ("a larger tokenizer", InvalidValueError, "a tokenizer of 43 tokens"),
-        ("a policy", InvalidValueError, "architecture Qwen3ForCausalLM"),
+        ("a policy", InvalidValueError, "task.reward_model.path .*architecture Qwen3ForCausalLM"),
     ],
 )
 def test_a_bad_checkpoint_ends_the_run_before_its_warm_start(

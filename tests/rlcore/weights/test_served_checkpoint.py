@@ -206,8 +206,18 @@ def test_no_server_and_no_address_are_reported(checkpoint: Path, monkeypatch: py
     assert "vllm serve" in caught.value.remedy
     with pytest.raises(InvalidValueError, match="server 'localhost:8000'"):
         CompletionsServer("localhost:8000")
-    with serving(Served(spread(1))) as url, pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
-        served_checkpoint(checkpoint / "nothing", url)
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
+        served_checkpoint(checkpoint / "nothing", url)  # before the server is asked, which is not there
+
+
+def test_a_server_that_fails_is_no_wrong_address() -> None:
+    fails = (500, "EngineCore encountered an issue")
+    with (
+        serving(Served(spread(1), fails=fails)) as url,
+        pytest.raises(InvalidValueError, match="answers 500") as caught,
+    ):
+        CompletionsServer(url).model()
+    assert "log of the server" in caught.value.remedy
 
 
 def test_the_program_prints_one_line(checkpoint: Path) -> None:

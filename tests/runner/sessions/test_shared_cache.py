@@ -32,6 +32,18 @@ def test_pytest_knows_what_failed_in_any_process_of_the_run(tmp_path: Path, isol
     assert cached(suite, "lastfailed") == ["test_a.py::test_bad"]
 
 
+def test_a_test_that_passes_is_removed_though_another_process_was_writing_when_this_one_began(tmp_path: Path) -> None:
+    """pytest truncates the file before it writes: who reads it then finds no failure."""
+    writes = "import pathlib\ndef test_bad():\n    pathlib.Path('.pytest_cache/v/cache/lastfailed').write_text({!r})\n"
+    text = json.dumps({"test_b.py::test_bad": True, "test_c.py::test_bad": True})
+    suite = write_suite(tmp_path, {"test_b.py": writes.format(text)})
+    path = suite / ".pytest_cache/v/cache/lastfailed"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert run(suite, "run", "--gpus", "none").code == 0
+    assert cached(suite, "lastfailed") == ["test_c.py::test_bad"]
+
+
 def test_the_cache_of_plain_pytest_stays_where_nothing_changed(tmp_path: Path) -> None:
     suite = write_suite(tmp_path, {"test_a.py": BOTH, "test_b.py": "def test_b(): pass\n"})
     subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd=suite, check=False, capture_output=True)

@@ -247,22 +247,26 @@ if os.environ.get("VLLM_BATCH_INVARIANT") != "1":
 """As `rlharness train` has it in every process: one without the level's variables does not start."""
 
 
+def start_trainer(directory: Path) -> "subprocess.Popen[str]":
+    """Start `tests.support.vllm_trainer` in a session of its own."""
+    (directory / "sitecustomize.py").write_text(RECORDER, "utf-8")
+    paths = [str(directory), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.support.vllm_trainer", str(directory)],
+        cwd=ROOT,
+        env=os.environ | {"VLLM_BATCH_INVARIANT": "1", "PYTHONPATH": os.pathsep.join(paths)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
 class Trainer:
-    """`tests.support.vllm_trainer` in a session of its own, once it has trained and samples on."""
+    """A trainer that has trained and samples on."""
 
     def __init__(self, directory: Path) -> None:
-        (directory / "sitecustomize.py").write_text(RECORDER, "utf-8")
-        paths = [str(directory), *filter(None, [os.environ.get("PYTHONPATH")])]
-        command = [sys.executable, "-m", "tests.support.vllm_trainer", str(directory)]
-        self.process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=os.environ | {"VLLM_BATCH_INVARIANT": "1", "PYTHONPATH": os.pathsep.join(paths)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        self.process = start_trainer(directory)
         reported = directory / "recorded"
         while not reported.exists():
             assert self.process.poll() is None, self.process.communicate()[1]
@@ -276,6 +280,26 @@ class Trainer:
         _, errors = self.process.communicate(timeout=20)
         assert self.engine and have_ended(self.engine)
         return errors
+
+
+def test_a_trainer_that_is_killed_while_its_engine_starts_leaves_no_engine(tmp_path: Path) -> None:
+    """Before vLLM has looked for entry points: its process waits for the trainer then, for ever."""
+    process = start_trainer(tmp_path)
+    try:
+        engine: list[psutil.Process] = []
+        while not engine:
+            assert process.poll() is None, process.communicate()[1]
+            children = psutil.Process(process.pid).children()
+            with suppress(psutil.NoSuchProcess):
+                engine = [each for each in children if any("spawn_main" in word for word in each.cmdline())]
+            time.sleep(0.01)
+        time.sleep(0.5)  # it has what it was started with, and still imports
+        process.kill()
+        assert have_ended(engine, within_s=30.0)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def test_compiled_kernels_are_refused_with_the_reason() -> None:
 
 def test_tensor_parallelism_is_refused_with_the_reason(install: Install) -> None:
     install("0.32.0")
-    with pytest.raises(InvalidValueError, match=r"sampler\.tensor_parallel 2") as caught:
+    with pytest.raises(InvalidValueError, match=r"sampler\.tensor_parallel is 2") as caught:
         check_sampler(config(sampler={"name": "vllm", "tensor_parallel": 2}))
     assert "partial sums" in caught.value.legal and "replicas" in caught.value.remedy
 
