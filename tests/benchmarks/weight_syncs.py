@@ -124,7 +124,7 @@ def ray_target(stack: ExitStack, decoder: Decoder) -> RemoteTarget:
     import ray
 
     from rlcore.weights.transports.ray_store import over_actor
-    from tests.rlcore.weights.test_ray_store import Sampler
+    from tests.rlcore.weights.ray_store_cases import Sampler
 
     ray.init(num_cpus=1, include_dashboard=False, object_store_memory=512 << 20, log_to_driver=False)
     stack.callback(ray.shutdown)

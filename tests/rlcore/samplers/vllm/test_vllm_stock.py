@@ -183,8 +183,9 @@ def test_level_invariant_is_refused_with_the_reason(tmp_path: Path) -> None:
 
 def test_heads_that_vllm_does_not_compute_on_a_cpu_are_refused() -> None:
     from rlcore.samplers.vllm.stock import check_head_width
+    from rlcore.samplers.vllm.versions import isolated
 
-    check_head_width(64)
-    with pytest.raises(InvalidValueError, match="heads are 16 wide") as refused:
+    with isolated(), pytest.raises(InvalidValueError, match="heads are 16 wide") as refused:
+        check_head_width(64)
         check_head_width(16)
     assert refused.value.legal.startswith("32, 64") and "sampler.model=own" in refused.value.remedy
