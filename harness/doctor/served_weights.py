@@ -37,7 +37,7 @@ async def inspect_served_weights(host: Host, asked: ServedWeights) -> Finding:
 
 
 def compare_served_weights(asked: ServedWeights, answer: Answer) -> Finding:
-    """Return the finding for the output of the child; raises UsageError for what the user can mend."""
+    """Return the finding for the output of the child; raises UsageError for what the user can correct."""
     lines = [json.loads(line) for line in answer.output.splitlines() if line.startswith("{")]
     if answer.problem or answer.exit_code != 0 or not lines:
         why = answer.problem or next(reversed(answer.output.split("\n")[:-1]), "") or f"exit code {answer.exit_code}"
@@ -49,8 +49,8 @@ def compare_served_weights(asked: ServedWeights, answer: Answer) -> Finding:
     shuffled, of_layer = min((_number(distance), layer) for layer, distance in found["shuffled"].items())
     limit, rounding = _limit(prompt, _number(found["rounding"]))
     scale = f"{rounding} explains {limit:.2g}, one shuffled layer would make {shuffled:.2g} ({of_layer})"
-    told = f"{found['model']} at {asked.server} is {prompt:.2g} nats a token from {asked.checkpoint}"
-    measured = f"{told} over {found['num_tokens']} tokens; {scale}"
+    subject = f"{found['model']} at {asked.server} is {prompt:.2g} nats a token from {asked.checkpoint}"
+    measured = f"{subject} over {found['num_tokens']} tokens; {scale}"
     if not prompt <= limit:
         return Finding(
             CHECK,
@@ -86,5 +86,5 @@ def _limit(distance: float, rounding: float) -> tuple[float, str]:
 
 
 def _number(value: object) -> float:
-    """Return a number of the child's line; NaN where it is none."""
+    """Return a number of the child's line; NaN for any other value."""
     return float(value) if isinstance(value, int | float) else math.nan

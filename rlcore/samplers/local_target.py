@@ -207,10 +207,10 @@ def _difference(found: Tensor, wanted: Tensor) -> Difference:
     return Difference(int((first != second).any(dim=-1).sum()), num_nan)
 
 
-class OfLocalTarget:
-    """What a sampler with a local target says of its weights."""
+class OfTarget:
+    """What a sampler with a fenced target says of its weights."""
 
-    _target: LocalTarget
+    _target: FencedTarget
 
     @property
     def policy_version(self) -> int:
@@ -223,6 +223,6 @@ class OfLocalTarget:
         return self._target.weights_digest
 
     @property
-    def weight_target(self) -> LocalTarget:
+    def weight_target(self) -> FencedTarget:
         """As `Sampler.weight_target`."""
         return self._target

@@ -10,14 +10,14 @@ from rlcore.errors import InvalidValueError
 from rlcore.models.decoder import Decoder
 from rlcore.samplers.base import Progress
 from rlcore.samplers.batching import ContinuousBatch, Finished
-from rlcore.samplers.local_target import LocalTarget, OfLocalTarget
+from rlcore.samplers.local_target import LocalTarget, OfTarget
 from rlcore.samplers.next_token_passes import check_next_token_requests, most_probable
 from rlcore.samplers.next_tokens import NextToken, NextTokenRequest
 from rlcore.samplers.requests import check_options, check_requests
 from rlcore.types import SampleRequest, Tokenizer
 
 
-class TorchSampler(OfLocalTarget):
+class TorchSampler(OfTarget):
     """Decodes up to `concurrency` completions together, each with the next token of all in one pass.
 
     `preempt_every` takes the youngest out after so many steps, to begin again later: what a sampler that is short of

@@ -50,7 +50,7 @@ async def join_hosts(environ: Mapping[str, str], peer: str, *, wait_s: float) ->
 
 
 def _given_key(environ: Mapping[str, str]) -> str:
-    """The key in the environment; empty where there is none."""
+    """Return the key in the environment; empty if it has no key."""
     if key := environ.get(KEY_VARIABLE, ""):
         _check_key(key, KEY_VARIABLE)
     return key

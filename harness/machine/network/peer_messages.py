@@ -78,13 +78,14 @@ def host_fields(host: PeerHost) -> dict[str, Any]:
     return {"version": VERSION, **asdict(host)}
 
 
-def read_host(told: object) -> PeerHost:
+def read_host(given: object) -> PeerHost:
     """Return the host that a message describes; NetworkError for no host, or one of another version."""
-    if isinstance(told, dict) and told.get("version") != VERSION:
+    if isinstance(given, dict) and given.get("version") != VERSION:
         raise NetworkError(
-            f"it uses version {str(told.get('version'))[:20]!r} of the protocol", legal=f"version {VERSION}, everywhere"
+            f"it uses version {str(given.get('version'))[:20]!r} of the protocol",
+            legal=f"version {VERSION} on all",
         )
-    host: PeerHost = _checked(PeerHost, told, "a host")
+    host: PeerHost = _checked(PeerHost, given, "a host")
     texts = (host.name, host.token, *(offer.interface for offer in host.offers))
     is_host = (
         all(text.isprintable() and len(text) <= MAX_CHARS for text in texts)

@@ -189,7 +189,7 @@ class ProcessEngine(RemoteExchange):
                 return future.result(CHECK_EVERY_S)
             except TimeoutError:
                 self._check_alive()
-            except Exception as error:
+            except Exception as error:  # raised again, unless the engine's end explains it
                 self._check_alive(error)
                 raise
 

@@ -17,7 +17,7 @@ import torch
 from rlcore.environments.trajectory import Trajectory, build_single_turn
 from rlcore.errors import InvalidValueError, NonFiniteError
 from rlcore.samplers.base import Progress
-from rlcore.samplers.local_target import FencedTarget
+from rlcore.samplers.local_target import OfTarget
 from rlcore.samplers.next_token_passes import check_next_token_requests, not_finite
 from rlcore.samplers.next_tokens import NextToken, NextTokenRequest
 from rlcore.samplers.requests import check_options, check_requests, named
@@ -47,7 +47,7 @@ class _Running:
         return False
 
 
-class VllmSampler:
+class VllmSampler(OfTarget):
     """Decodes up to `concurrency` completions together in an engine.
 
     `preempt_every` lets all running completions begin again after so many passes that draw tokens, as an engine does
@@ -67,21 +67,6 @@ class VllmSampler:
         self._concurrency, self._preempt_every = concurrency, preempt_every
         self._limits = replace(config, max_length=engine.max_length)
         self._target = engine.build_target()
-
-    @property
-    def policy_version(self) -> int:
-        """As `Sampler.policy_version`; 0 until weights are committed."""
-        return self._target.policy_version
-
-    @property
-    def weights_digest(self) -> str:
-        """As `Sampler.weights_digest`."""
-        return self._target.weights_digest
-
-    @property
-    def weight_target(self) -> FencedTarget:
-        """As `Sampler.weight_target`."""
-        return self._target
 
     def sample(self, requests: Sequence[SampleRequest], *, progress: Progress | None = None) -> list[Trajectory]:
         """As `Sampler.sample`.
