@@ -5,6 +5,7 @@ chance, and each is claimed machine-wide, so that two runs never share one.
 """
 
 import errno
+import os
 import socket
 
 from harness.core.errors import HarnessError
@@ -96,12 +97,13 @@ class PortBlocks:
                 self._by_slot[slot] = port
                 return port
             self._claims.release(name)
+        named = sorted(others, key=lambda holder: (holder.uid == os.geteuid(), holder.pid))[:MAX_HOLDERS]
         raise HarnessError(
             f"no free block of {BLOCK_SIZE} ports is left for slot {slot}",
             legal=f"a block between ports {self._starts[0]} and {self._starts[-1] + BLOCK_SIZE - 1} whose first port is"
             " free and which no other run holds",
             remedy="end other rlharness runs or programs on these ports (ss -ltnp), or run fewer units at once"
-            + (f"; blocks are held by {', '.join(sorted(map(str, others))[:MAX_HOLDERS])}" if others else ""),
+            + (f"; blocks are held by {', '.join(map(str, named))}" if named else ""),
         )
 
     def release(self, slot: int) -> None:

@@ -131,4 +131,4 @@ def test_who_holds_all_blocks_is_named() -> None:
         with Claims() as claims, pytest.raises(HarnessError) as error:
             PortBlocks(claims, (20000 + 16 * BLOCK_SIZE, 65535)).master_port(0)
         holder.communicate("")
-    assert f"held by pid {holder.pid} of user 65534" in error.value.remedy
+    assert f"blocks are held by pid {holder.pid} of user 65534" in error.value.remedy, "other users come first"
