@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlcore.batching.microbatches import Microbatch
 
@@ -29,7 +29,8 @@ class Update(NamedTuple):
     losses: tuple[MicrobatchLoss, ...]
 
 
-Loss = Callable[[Microbatch], MicrobatchLoss]
+Loss = Callable[[nn.Module, Microbatch], MicrobatchLoss]
+"""Reads a microbatch by a model, with a gradient. It can be pickled: a partial of a function of a module."""
 
 
 class TrainerState(NamedTuple):
@@ -51,10 +52,12 @@ class Trainer(Protocol):
     def peak_rate(self) -> float:
         """Learning rate before its schedule."""
 
-    def forward_backward(self, microbatches: Sequence[Microbatch], loss: Loss) -> tuple[MicrobatchLoss, ...]:
+    def forward_backward(
+        self, microbatches: Sequence[Microbatch], loss: Loss, *, num_microbatches: int | None = None
+    ) -> tuple[MicrobatchLoss, ...]:
         """Compute the gradient of the sum of the microbatches' losses; return these in the order of microbatches.
 
-        Raises NonFiniteError.
+        `num_microbatches` is the number over all ranks, and in the canonical tree; None if these are all. Raises NonFiniteError.
         """
 
     def optimizer_step(self, *, learning_rate: float, max_norm: float | None) -> float:
