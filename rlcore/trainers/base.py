@@ -68,10 +68,13 @@ class Trainer(Reader, Protocol):
     def peak_rate(self) -> float:
         """Learning rate before its schedule."""
 
-    def forward_backward(self, microbatches: Sequence[Microbatch], loss: Loss) -> tuple[MicrobatchLoss, ...]:
+    def forward_backward(
+        self, microbatches: Sequence[Microbatch], loss: Loss, *, num_microbatches: int | None = None
+    ) -> tuple[MicrobatchLoss, ...]:
         """Compute the gradient of the sum of the microbatches' losses; return these in the order of microbatches.
 
-        Raises NonFiniteError.
+        `num_microbatches` is the number over all ranks, and in the canonical tree; None if these are all. Raises
+        NonFiniteError.
         """
 
     def optimizer_step(self, *, learning_rate: float, max_norm: float | None) -> float:

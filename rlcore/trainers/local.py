@@ -60,21 +60,23 @@ class LocalTrainer:
         self._runtime = runtime
         self._observers = observers
 
-    def forward_backward(self, microbatches: Sequence[Microbatch], loss: Loss) -> tuple[MicrobatchLoss, ...]:
+    def forward_backward(
+        self, microbatches: Sequence[Microbatch], loss: Loss, *, num_microbatches: int | None = None
+    ) -> tuple[MicrobatchLoss, ...]:
         """Compute the gradient of the sum of the microbatches' losses; return these in the order of microbatches.
 
         Each worker adds what lies whole in its hands. Raises NonFiniteError.
         """
-        parameters = list(self.model.parameters())
+        parameters, num_values = list(self.model.parameters()), num_microbatches or len(microbatches)
         found: dict[int, MicrobatchLoss] = {}
         with num_threads(self._runtime.training_threads):
-            total = GradientSum(parameters, len(microbatches))
+            total = GradientSum(parameters, num_values)
             for own_microbatches in divide_among_workers(microbatches, self._runtime.world_size):
-                own = GradientSum(parameters, len(microbatches))
+                own = GradientSum(parameters, num_values)
                 for microbatch in own_microbatches:
                     self._observers.emit(PassBegins(parameters))
                     part = loss(self.model, microbatch)
-                    _check_loss(part.loss, microbatch)
+                    check_loss(part.loss, microbatch)
                     with own.collecting(microbatch.number):
                         part.loss.backward()  # type: ignore[no-untyped-call]
                     found[microbatch.number] = part._replace(loss=part.loss.detach())
@@ -193,6 +195,11 @@ class GradientSum:
         for tree, others in zip(self._trees, other._trees, strict=True):
             tree.absorb(others)
 
+    def take(self, index: int) -> TreeSum:
+        """Take a parameter's tree off the sum, which does not hold its memory any longer."""
+        taken, self._trees[index] = self._trees[index], TreeSum(1)
+        return taken
+
     def total(self) -> list[Tensor]:
         """Return the sum for each parameter."""
         totals = [tree.total() for tree in self._trees]
@@ -228,7 +235,8 @@ def global_norm(gradients: Iterable[Tensor]) -> float:
     return math.sqrt(math.fsum(torch.cat(rows).tolist())) if rows else 0.0
 
 
-def _check_loss(loss: Tensor, microbatch: Microbatch) -> None:
+def check_loss(loss: Tensor, microbatch: Microbatch) -> None:
+    """Check that a microbatch's loss is finite; raises NonFiniteError that names its samples."""
     if not math.isfinite(float(loss.detach())):
         raise NonFiniteError(
             f"the loss of fixed microbatch {microbatch.number} is {float(loss.detach())}"
