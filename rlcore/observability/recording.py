@@ -1,6 +1,10 @@
 """The observer that hands values to a recorder, in canonical order."""
 
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
 import torch
+from torch import Tensor
 
 from rlcore.config import PpoSection
 from rlcore.observability.events import (
@@ -24,8 +28,10 @@ from rlcore.trace import Recorder
 class StepRecorder(Observer):
     """Records what a step reads of its batch, its losses, gradients, weights and optimizer state."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, *, part: int = 0, num_parts: int = 1) -> None:
+        """Record into `recorder`; of tensors that several ranks have, parameter i is recorded by i modulo the ranks."""
         self._recorder = recorder
+        self._part, self._num_parts = part, num_parts
         self._is_resting = False
 
     def observe(self, event: Event) -> None:
@@ -59,7 +65,7 @@ class StepRecorder(Observer):
                         record("forward", f"{trainer}.{name}", torch.where(each.loss_mask, value, 0.0))
                     record("loss", trainer, each.loss)
             case GradientsReduced(trainer, gradients):
-                for name, gradient in gradients.items():
+                for name, gradient in self._own(gradients.items()):
                     record("backward", f"{trainer}.{name}", gradient)
             case WeightsMoved():
                 self._weights(event)
@@ -67,6 +73,9 @@ class StepRecorder(Observer):
                 record("sync", "weights_digest", receipt.weights_digest)
             case StepEnds(curve):
                 self._recorder.end_step(**curve)
+
+    def _own(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        return islice(iter(named), self._part, None, self._num_parts)
 
     def _rollout(self, event: RolloutBatched) -> None:
         record, batch, trajectories = self._recorder.record, event.batch, event.trajectories
@@ -83,7 +92,7 @@ class StepRecorder(Observer):
 
     def _weights(self, event: WeightsMoved) -> None:
         record = self._recorder.record
-        for name, parameter in event.model.named_parameters():
+        for name, parameter in self._own(event.model.named_parameters()):
             record("optimizer", f"{event.trainer}.{name}", parameter.detach())
             for kind, value in sorted(event.optimizer.state[parameter].items()):
                 record("optimizer", f"{event.trainer}.{name}.{kind}", value)
