@@ -28,11 +28,18 @@ class Recorder(Protocol):
         """End the step; `values` are those of the curve."""
 
 
+class PartRecorder(Recorder, Protocol):
+    """Takes the steps of one of several processes that record together."""
+
+    def close(self) -> None:
+        """End the record in order; without it, the record of this process counts as cut off."""
+
+
 @runtime_checkable
 class SharedRecorder(Recorder, Protocol):
     """Takes the steps of several processes: one whose models train in other processes needs it."""
 
-    def share(self, num_others: int) -> Sequence[Callable[[], Recorder]]:
+    def share(self, num_others: int) -> Sequence[Callable[[], PartRecorder]]:
         """Record together with that many other processes; return what each of them calls to open its recorder.
 
         The functions can be pickled. It is called before the first step.
@@ -51,6 +58,9 @@ class NullRecorder:
     def end_step(self, **values: Any) -> None:
         """Nothing."""
 
-    def share(self, num_others: int) -> Sequence[Callable[[], Recorder]]:
+    def share(self, num_others: int) -> Sequence[Callable[[], PartRecorder]]:
         """Let no other process record either."""
         return [NullRecorder] * num_others
+
+    def close(self) -> None:
+        """Nothing."""

@@ -64,7 +64,7 @@ def open_recorder(place: Place | None = None) -> Recorder | NullRecorder:
     keeps = frozenset(orders.keep).__contains__
     last_step = orders.last_step if place is None else None  # the first process ends the run
     log.recorder = Recorder(
-        log, keeps=keeps, operations=operations, last_step=last_step, callbacks=callbacks, share=_share
+        log, keeps=keeps, operations=operations, last_step=last_step, callbacks=callbacks, share=_share, close=log.close
     )
     return log.recorder
 

@@ -83,8 +83,11 @@ class Recorder:
         last_step: int | None = None,
         callbacks: Sequence[RecorderCallback] = (),
         share: Callable[[int], Sequence[Callable[[], Any]]] | None = None,
+        close: Callable[[], None] = lambda: None,
     ) -> None:
         self._sink = sink
+        self.close = close
+        """Ends the record of this process before the process ends, if it is its own."""
         self._share = share
         self._callbacks = callbacks
         self._keeps = keeps
@@ -211,6 +214,9 @@ class NullRecorder:
     def share(self, num_others: int) -> Sequence[Callable[[], Any]]:
         """Let no other process record either."""
         return [NullRecorder] * num_others
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 def look(values: Sequence[tuple[str, Any]], scope: Scope = Scope.LOGICAL) -> list[Observation]:

@@ -24,7 +24,7 @@ from rlcore.numerics.probe import num_threads
 from rlcore.observability.events import Event
 from rlcore.observability.observers import Observers
 from rlcore.observability.recording import StepRecorder
-from rlcore.trace import Recorder
+from rlcore.trace import PartRecorder
 from rlcore.trainers.base import Loss, MicrobatchLoss, Reader, Reading, Trainer, TrainerState
 from rlcore.trainers.local import LocalTrainer
 from rlcore.trainers.models import LocalModels
@@ -67,14 +67,14 @@ class ModelWorker(Worker):
     }
 
     def __init__(
-        self, config: RunConfig, level: str, length: int, open_recorders: Sequence[Callable[[], Recorder]]
+        self, config: RunConfig, level: str, length: int, open_recorders: Sequence[Callable[[], PartRecorder]]
     ) -> None:
         """Join the other ranks and build the model; `length` is the longest sequence of the run.
 
         `open_recorders` has a function for each rank. Raises LevelError, CheckpointError.
         """
         keep_freed_memory()
-        recorder = open_recorders[self.context.rank]()
+        self._recorder = open_recorders[self.context.rank]()
         self._config, self._held = config, ExitStack()
         self._ranks = join_ranks(config.deployment, config.model.device) if self.context.size > 1 else None
         _, decoder = build_model(config)
@@ -90,7 +90,7 @@ class ModelWorker(Worker):
         )
         self._held.enter_context(held)
         self._held.enter_context(num_threads(threads[0]))
-        own = StepRecorder(recorder, part=self.context.rank, num_parts=self.context.size)
+        own = StepRecorder(self._recorder, part=self.context.rank, num_parts=self.context.size)
         self._observers = Observers(*checks_of_level(level), own)
         self._models = LocalModels(config, decoder, self._observers)
         self._readers: dict[str, Reader] = {}
@@ -176,7 +176,8 @@ class ModelWorker(Worker):
         self._trainers[name].load(state)
 
     def close(self) -> None:
-        """Leave the level and the group of ranks."""
+        """End the record, and leave the level and the group of ranks."""
+        self._recorder.close()
         self._held.close()
         if self._ranks is not None:
             leave_ranks()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.entrypoint import run as run_engine
-from rlcore.trace import Recorder, SharedRecorder
+from rlcore.trace import PartRecorder, Recorder, SharedRecorder
 from tests.benchmarks.mutations.catalogue import named
 from tests.benchmarks.mutations.fault import Probe, honest, replaced
 from tests.benchmarks.mutations.faults.weights import SYNC
@@ -44,7 +44,7 @@ class StepWatch:
         self.recorder.end_step(**values)
         self.probe.end()
 
-    def share(self, num_others: int) -> Sequence[Callable[[], Recorder]]:
+    def share(self, num_others: int) -> Sequence[Callable[[], PartRecorder]]:
         """As a recorder's."""
         assert isinstance(self.recorder, SharedRecorder)
         return self.recorder.share(num_others)
