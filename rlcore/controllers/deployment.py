@@ -1,9 +1,10 @@
 """Where the models of a run are: in the controller's process, or in a group of workers."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from rlcore.config import RunConfig
+from rlcore.config_deployment import DeploymentSection
 from rlcore.distributed.worker_group import start_group
 from rlcore.errors import InvalidValueError
 from rlcore.trace import Recorder, SharedRecorder
@@ -27,7 +28,26 @@ def deployed(config: RunConfig, level: str, length: int, recorder: Recorder) -> 
             legal="in_process, or a recorder with a method `share`",
         )
     openers = recorder.share(section.num_ranks)
-    with start_group(
-        ModelWorker, config, level, length, openers, role="models", size=section.num_ranks, backend=section.backend
-    ) as group:
+    size = section.num_ranks
+    with (
+        _session(section),
+        start_group(
+            ModelWorker, config, level, length, openers, role="models", size=size, backend=section.backend
+        ) as group,
+    ):
         yield group.handle
+
+
+def _session(section: DeploymentSection) -> AbstractContextManager[None]:
+    """Return what holds Ray, if the workers run there."""
+    if section.backend != "ray":
+        return nullcontext()
+    try:
+        from rlcore.distributed.ray_session import ray_session  # only where it is asked for
+    except ImportError:
+        raise InvalidValueError(
+            "deployment.backend is ray, which is not installed",
+            legal="in_process, processes",
+            remedy="pip install 'rlharness[ray]'",
+        ) from None
+    return ray_session(section.address, num_cpus=section.num_ranks)
