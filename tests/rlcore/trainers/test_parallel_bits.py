@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from tests.rlcore.trainers.conftest import NUM_RANKS, OnRanks
-from tests.support.rank_training import DIVISIONS, Case, Trained, data_parallel_training, local_training
+from tests.support.rank_training import DIVISIONS, Case, Trained, local_training, parallel_training
+
+GRIDS = ((1, 1), (2, 1), (4, 1), (2, 2), (4, 2), (4, 4))
+"""Ranks, and shards of each replica: plain, fully sharded and hybrid."""
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -13,19 +16,22 @@ def expected(on_ranks: OnRanks, request: pytest.FixtureRequest) -> tuple[torch.d
     return request.param, on_ranks(local_training, request.param)[0]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, NUM_RANKS])
-def test_replicated_weights_train_to_the_bits_of_one_process(
-    on_ranks: OnRanks, expected: tuple[torch.dtype, Trained], num_ranks: int
+@pytest.mark.parametrize(("num_ranks", "num_shards"), GRIDS)
+def test_ranks_train_to_the_bits_of_one_process(
+    on_ranks: OnRanks, expected: tuple[torch.dtype, Trained], num_ranks: int, num_shards: int
 ) -> None:
     dtype, alone = expected
     for division in DIVISIONS:
-        found = on_ranks(data_parallel_training, Case(num_ranks, division, dtype))
+        found = on_ranks(parallel_training, Case(num_ranks, num_shards, division, dtype))
         assert found == [alone] * num_ranks + [None] * (NUM_RANKS - num_ranks), division
 
 
-def test_the_librarys_own_sum_has_other_bits_on_four_ranks_and_equal_ones_on_each(on_ranks: OnRanks) -> None:
-    alone, case = on_ranks(local_training)[0], Case(NUM_RANKS, is_canonical=False)
-    found = on_ranks(data_parallel_training, case)
-    assert found == [found[0]] * NUM_RANKS == on_ranks(data_parallel_training, case)
+@pytest.mark.parametrize("num_shards", [1, 2, 4])
+def test_the_librarys_own_sum_has_other_bits_on_four_ranks_and_equal_ones_on_each(
+    on_ranks: OnRanks, num_shards: int
+) -> None:
+    alone, case = on_ranks(local_training)[0], Case(NUM_RANKS, num_shards, is_canonical=False)
+    found = on_ranks(parallel_training, case)
+    assert found == [found[0]] * NUM_RANKS == on_ranks(parallel_training, case)
     assert found[0].gradients != alone.gradients
     assert found[0].norms == pytest.approx(alone.norms, rel=1e-5)
