@@ -12,6 +12,8 @@ from rlcore.observability.events import (
     RolloutBatched,
     StepBegins,
     StepEnds,
+    WarmStartBegins,
+    WarmStartEnds,
     WeightsMoved,
     WeightsSynced,
 )
@@ -24,9 +26,16 @@ class StepRecorder(Observer):
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        self._is_resting = False
 
     def observe(self, event: Event) -> None:
-        """Record the values of an event, if it has any."""
+        """Record the values of an event, if it has any; those of a warm start come with the first step."""
+        if isinstance(event, WarmStartBegins | WarmStartEnds):
+            self._is_resting = isinstance(event, WarmStartBegins)
+        elif not self._is_resting:
+            self._record(event)
+
+    def _record(self, event: Event) -> None:
         record = self._recorder.record
         match event:
             case StepBegins(step, warm_start):

@@ -35,7 +35,6 @@ class DataParallelTrainer(LocalTrainer):
         super().__init__(
             local.name,
             local.model,
-            local.optimizer,
             local.peak_rate,
             section=local._section,
             runtime=local._runtime,

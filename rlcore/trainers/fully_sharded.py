@@ -8,8 +8,7 @@ Every rank calls every method. Passes are collective: a rank that has fewer micr
 replica makes dummy passes, whose gradients are dropped.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from math import prod
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +16,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from rlcore.batching.microbatches import Microbatch
-from rlcore.checkpoints.optimizer_state import STEP, restore_optimizer
+from rlcore.checkpoints.optimizer_state import STEP, optimizer_tensors, restore_optimizer
 from rlcore.errors import CheckpointError, InvalidValueError, NonFiniteError
 from rlcore.numerics.probe import num_threads
 from rlcore.observability.events import PassBegins
 from rlcore.trainers.assignment import Assignment, agree_on_assignment, agree_on_failure
-from rlcore.trainers.base import Loss, MicrobatchLoss, TrainerState
+from rlcore.trainers.base import Loss, MicrobatchLoss, Reading, TrainerState
 from rlcore.trainers.local import (
     LocalTrainer,
     NonFinite,
-    build_adamw,
     check_loss,
     describe_non_finite,
     first_non_finite,
@@ -34,7 +32,9 @@ from rlcore.trainers.local import (
 from rlcore.trainers.rank_grid import RankGrid
 from rlcore.trainers.round_sum import Rounds, RoundSum
 from rlcore.trainers.sharded_norm import sharded_norm
-from rlcore.trainers.shards import first_row, local_part, sharded_like, whole
+from rlcore.trainers.sharded_weights import ShardedWeights
+from rlcore.trainers.shards import first_row, local_part, owned_digests, sharded_like, whole
+from rlcore.weights.digests import combined_digest, flat_digest
 
 FORWARD_METHODS = ("hidden",)
 """Methods that read a model's weights beside `forward`, if it has them."""
@@ -53,7 +53,6 @@ class FullyShardedTrainer(LocalTrainer):
         super().__init__(
             local.name,
             local.model,
-            build_adamw(local.model, local._section, local.peak_rate),
             local.peak_rate,
             section=local._section,
             runtime=local._runtime,
@@ -79,10 +78,11 @@ class FullyShardedTrainer(LocalTrainer):
             each.reset()
         with num_threads(self._runtime.training_threads):
             found = self._passes(own, dummy, loss, assignment)
-        self.gradients = [self._take_gradient(name, p) for name, p in self.model.named_parameters()]
+        by_parameter = {parameter: shard for each in self._sums for parameter, shard in each.take()}
+        self.gradients = [by_parameter[parameter] for parameter in self.model.parameters()]
         return found
 
-    def read(self, microbatches: Sequence[Microbatch], reading: object) -> list[Tensor]:
+    def read(self, microbatches: Sequence[Microbatch], reading: Reading) -> list[Tensor]:
         """Read microbatches without a gradient; return what was read, in their order. Ranks may have any number."""
         counts = [int(count) for (count,) in self.grid.world.gather_numbers([len(microbatches)])]
         if not any(counts):
@@ -92,16 +92,25 @@ class FullyShardedTrainer(LocalTrainer):
         with torch.no_grad(), num_threads(self._runtime.training_threads):
             for number in range(max(counts[first : first + self.grid.shard.size])):
                 microbatch = microbatches[number] if number < len(microbatches) else dummy
-                found.append(reading(self.model, microbatch))  # type: ignore[operator]
+                found.append(reading(self.model, microbatch))
             for module in self.model.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
         return found[: len(microbatches)]
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights tensor by tensor, whole, in the model's order. Collective: iterate to the end."""
-        for name, parameter in self.model.named_parameters():
-            yield name, whole(parameter.detach())
+    def weights(self) -> ShardedWeights:  # type: ignore[override]
+        """Return the weights, which are made whole one at a time, on every rank: each question is collective."""
+        return ShardedWeights(self.model, self.grid, self.read)
+
+    def gradient_digest(self) -> str:
+        """Return the digest of the gradient of all parameters, as one process has it; collective."""
+        assert self.gradients is not None, "forward_backward comes first"
+        return flat_digest(map(whole, self.gradients))
+
+    def optimizer_digest(self) -> str:
+        """Return the digest of all that the optimizer keeps, as one process has it; collective."""
+        named = optimizer_tensors(self.optimizer, self.model.named_parameters())
+        return combined_digest(owned_digests(named.items(), self.grid))
 
     def load(self, state: TrainerState) -> None:
         """Copy a state, of whole tensors or of shards as these, into the shards and their optimizer.
@@ -131,13 +140,8 @@ class FullyShardedTrainer(LocalTrainer):
 
     def _sum_of(self, module: FSDPModule) -> RoundSum:
         """Have a module's gradients summed over rounds; torch's setters reach one module each."""
-        assert isinstance(module, nn.Module)
-        state = module._get_fsdp_state()
-        (group,) = state._fsdp_param_groups
-        size = self.grid.shard.size
-        shapes = [parameter.sharded_param.shape for parameter in group.fsdp_params]
-        num_elements = sum(-(-shape[0] // size) * size * prod(shape[1:]) for shape in shapes)
-        found = RoundSum(self._rounds, module, num_elements)
+        (group,) = module._get_fsdp_state()._fsdp_param_groups  # nothing public tells the order of the gradients
+        found = RoundSum(self._rounds, type(module).__name__, [each.sharded_param for each in group.fsdp_params])
         module.set_custom_reduce_scatter(found)
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # without it a factor needs an operation that Gloo lacks
@@ -161,15 +165,9 @@ class FullyShardedTrainer(LocalTrainer):
             part.loss.backward()  # type: ignore[no-untyped-call]
             if number < len(own):
                 found.append(part._replace(loss=part.loss.detach()))
-            if not self._rounds.is_last:
-                for parameter in parameters:
-                    parameter.grad = None  # zeros
-        try:
-            agree_on_failure(self.grid.world, failed)
-        except NonFiniteError:
             for parameter in parameters:
-                parameter.grad = None
-            raise
+                parameter.grad = None  # zeros: `RoundSum` has the sum
+        agree_on_failure(self.grid.world, failed)
         return tuple(found)
 
     def _dummy(self, own: Sequence[Microbatch], counts: Sequence[int]) -> Microbatch:
@@ -183,16 +181,6 @@ class FullyShardedTrainer(LocalTrainer):
             raise InvalidValueError("no rank has a microbatch", legal="one microbatch or more, over all ranks")
         lent = self.grid.world.broadcast(cheapest if self.grid.world.rank == source else None, source)
         return lent if cheapest is None else cheapest
-
-    def _take_gradient(self, name: str, parameter: nn.Parameter) -> Tensor:
-        gradient, parameter.grad = parameter.grad, None
-        if gradient is None:
-            raise InvalidValueError(
-                f"{name} has no gradient",
-                legal="a gradient for every parameter of a sharded model",
-                remedy="replicated weights, or a loss that reads every parameter",
-            )
-        return gradient
 
     def _norm(self, gradients: Sequence[Tensor]) -> float:
         return sharded_norm(gradients, self.grid.shard)
@@ -210,8 +198,8 @@ class FullyShardedTrainer(LocalTrainer):
         if first == len(names):
             return describe_non_finite(None)
         if found is not None:
-            row = found.index[0] + first_row(dict(named)[found.name].shape[0], shard)
-            found = NonFinite(found.name, found.value, (row, *found.index[1:]))
+            row = found.place[0] + first_row(dict(named)[found.name].shape[0], shard)
+            found = NonFinite(found.name, found.value, (row, *found.place[1:]))
         return describe_non_finite(shard.broadcast(found, owners[0]))
 
 

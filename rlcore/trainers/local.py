@@ -7,7 +7,7 @@ another.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -31,7 +31,9 @@ from rlcore.observability.events import (
     WeightsMoved,
 )
 from rlcore.observability.observers import Observers
-from rlcore.trainers.base import Loss, MicrobatchLoss, TrainerState
+from rlcore.trainers.base import Loss, MicrobatchLoss, Reading, TrainerState
+from rlcore.weights.digests import flat_digest, weights_digest
+from rlcore.weights.source import LiveWeights
 
 
 class LocalTrainer:
@@ -41,7 +43,6 @@ class LocalTrainer:
         self,
         name: str,
         model: nn.Module,
-        optimizer: torch.optim.AdamW,
         peak_rate: float,
         *,
         section: OptimizerSection,
@@ -51,7 +52,7 @@ class LocalTrainer:
         self.name = name
         """Name of the model in records and checkpoints: policy, critic."""
         self.model = model
-        self.optimizer = optimizer
+        self.optimizer = build_adamw(model, section, peak_rate)
         self.peak_rate = peak_rate
         """Learning rate before its schedule."""
         self.gradients: list[Tensor] | None = None
@@ -107,7 +108,7 @@ class LocalTrainer:
                     phases=("backward",),
                 )
             if max_norm is not None and norm > max_norm:
-                own = self._own_memory(gradients)
+                own = list(self._own_memory(gradients))
                 self._observers.emit(ClipBegins(own))
                 torch._foreach_mul_(own, max_norm / norm)
                 self._observers.emit(Clipped(own, max_norm / norm))
@@ -119,20 +120,43 @@ class LocalTrainer:
             self._observers.emit(WeightsMoved(self.name, self.model, self.optimizer))
         return norm
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights tensor by tensor, detached, in the model's order."""
-        for name, parameter in self.model.named_parameters():
-            yield name, parameter.detach()
+    def read(self, microbatches: Sequence[Microbatch], reading: Reading) -> list[Tensor]:
+        """Read microbatches without a gradient; return what was read, in their order."""
+        with torch.no_grad(), num_threads(self._runtime.training_threads):
+            return [reading(self.model, microbatch) for microbatch in microbatches]
+
+    def gradient_digest(self) -> str:
+        """Return the digest of the gradient of all parameters, between a backward pass and the step that uses it.
+
+        It is that of one flat fp32 tensor, which is not made.
+        """
+        assert self.gradients is not None, "forward_backward comes first"
+        return flat_digest(self.gradients)
+
+    def optimizer_digest(self) -> str:
+        """Return the digest of all that the optimizer keeps."""
+        return weights_digest(optimizer_tensors(self.optimizer, self.model.named_parameters()))
+
+    def restart_optimizer(self) -> None:
+        """Forget all that the optimizer has seen."""
+        self.optimizer = build_adamw(self.model, self._section, self.peak_rate)
+
+    def weights(self) -> LiveWeights:
+        """Return the live weights."""
+        return LiveWeights(self.model)
 
     def save(self) -> TrainerState:
         """Return the live state, not copied."""
-        return TrainerState(
-            dict(self.named_weights()), optimizer_tensors(self.optimizer, self.model.named_parameters())
-        )
+        weights = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+        return TrainerState(weights, optimizer_tensors(self.optimizer, self.model.named_parameters()))
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy weights into the model."""
+        self.model.load_state_dict(weights)
 
     def load(self, state: TrainerState) -> None:
         """Copy a state into the model and its optimizer. Raises CheckpointError if it is of other parameters."""
-        self.model.load_state_dict(state.weights)
+        self.load_weights(state.weights)
         restore_optimizer(self.optimizer, self.model.named_parameters(), state.optimizer)
 
     def _norm(self, gradients: Sequence[Tensor]) -> float:
@@ -154,7 +178,8 @@ class NonFinite(NamedTuple):
     name: str
     """Name of its parameter."""
     value: float
-    index: tuple[int, ...]
+    place: tuple[int, ...]
+    """Its index."""
 
 
 class GradientSum:
@@ -263,4 +288,4 @@ def describe_non_finite(found: NonFinite | None) -> str:
     """Return the sentence of an error."""
     if found is None:
         return "the norm of the gradients is above the largest number"
-    return f"the gradient of {found.name} is {found.value} at {list(found.index)}"
+    return f"the gradient of {found.name} is {found.value} at {list(found.place)}"

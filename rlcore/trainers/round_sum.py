@@ -2,17 +2,18 @@
 
     pass 0   gradients of one module ──all-to-all──▶ this rank's shard of each rank's ──▶ canonical tree
     pass 1   ...
-    last     canonical tree ──sum over replicas──▶ what FSDP gives the parameters as their gradient
+    last     canonical tree ──sum over replicas──▶ this rank's shard of each gradient, fp32
 
 A rank that has no microbatch in a pass makes a dummy one, since the others wait for it; nothing of it is added.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter  # torch has no public name for it
+from torch.distributed.tensor import DTensor
 
 from rlcore.errors import InvalidValueError
 from rlcore.numerics.tree_sum import TreeSum
@@ -40,17 +41,25 @@ class Rounds:
         self.is_last = number == own.num_rounds - 1
 
 
-class RoundSum(ReduceScatter):  # type: ignore[misc]
-    """The sum of one module's gradients over the passes of an update; FSDP calls it after each backward pass."""
+class RoundSum(ReduceScatter):
+    """The sum of one module's gradients over the passes of an update; FSDP calls it after each backward pass.
 
-    def __init__(self, rounds: Rounds, module: nn.Module, num_elements: int) -> None:
+    What FSDP itself takes for gradients are zeros, which its caller drops: it would round them to the type of the
+    parameters before the clip, and add them up in it.
+    """
+
+    def __init__(self, rounds: Rounds, module: str, parameters: Sequence[nn.Parameter]) -> None:
         self._rounds = rounds
         self._module = module
-        self._num_elements = num_elements
+        self._parameters = parameters
+        """Sharded parameters in the order in which FSDP lays their gradients beside each other."""
+        size = rounds.grid.shard.size
+        self._sizes = [-(-each.shape[0] // size) * each.shape[1:].numel() for each in parameters]
         self._tree: TreeSum | None = None
         self._running: Tensor | None = None
+        self._total: Tensor | None = None
 
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Allocate a buffer."""
         return torch.empty(*size, dtype=dtype, device=device)
 
@@ -62,26 +71,43 @@ class RoundSum(ReduceScatter):  # type: ignore[misc]
         op: object,
         async_op: bool = False,
     ) -> None:
-        """Add a pass; write the sum of all passes in the last one, and zeros before it."""
-        if input_tensor.numel() != self._num_elements:
-            raise InvalidValueError(
-                f"a pass gave {input_tensor.numel()} of the {self._num_elements} gradients of a"
-                f" {type(self._module).__name__}, padding included",
-                legal="a gradient for every parameter of a sharded model",
-                remedy="replicated weights, or a loss that reads every parameter",
-            )
+        """Add a pass; with the last one, sum over replicas too."""
+        if input_tensor.numel() != sum(self._sizes) * self._rounds.grid.shard.size:
+            raise self._incomplete()
         if self._rounds.is_canonical:
             self._add_canonical(input_tensor)
         else:
             self._add_native(input_tensor)
         if self._rounds.is_last:
-            output_tensor.copy_(self._total(len(output_tensor)))
-        else:
-            output_tensor.zero_()
+            self._total = self._over_replicas()
+        output_tensor.zero_()
+
+    def take(self) -> Iterator[tuple[nn.Parameter, DTensor]]:
+        """Yield the gradient of each parameter, sharded as it is, and forget it. Raises InvalidValueError."""
+        if self._total is None:
+            raise self._incomplete()
+        parts, self._total = torch.split(self._total, self._sizes), None
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            assert isinstance(parameter, DTensor)
+            local = part[: parameter.to_local().numel()].view(parameter.to_local().shape)
+            mesh, placements = parameter.device_mesh, parameter.placements
+            yield (
+                parameter,
+                DTensor.from_local(
+                    local, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+                ),
+            )
 
     def reset(self) -> None:
         """Forget what was added: an update that failed leaves nothing for the next one."""
-        self._tree = self._running = None
+        self._tree = self._running = self._total = None
+
+    def _incomplete(self) -> InvalidValueError:
+        return InvalidValueError(
+            f"a pass without the gradient of some parameter of a {self._module}",
+            legal="a gradient for every parameter of a sharded model",
+            remedy="replicated weights, or a loss that reads every parameter",
+        )
 
     def _add_canonical(self, gradients: Tensor) -> None:
         """Add this rank's shard of each rank's gradients to the tree, in fp32, in memory of its own."""
@@ -104,16 +130,13 @@ class RoundSum(ReduceScatter):  # type: ignore[misc]
         dist.reduce_scatter(own, rows, group=shard.group)
         self._running = own if self._running is None else self._running.add_(own)
 
-    def _total(self, num_elements: int) -> Tensor:
-        """Return the sum over all passes and replicas, and forget it."""
+    def _over_replicas(self) -> Tensor:
+        """Return the sum over all passes and replicas, fp32, and forget the passes."""
         grid, assignment = self._rounds.grid, self._rounds.assignment
         tree, running = self._tree, self._running
         self.reset()
         if running is not None:
             return native_sum(grid.replicate, running)
         assert tree is not None, "passes come first"
-        nodes = list(tree.nodes())
-        shape = torch.Size([num_elements])
-        return canonical_sum(
-            grid.replicate, grid.by_replica(assignment), node_rows([tree], [shape], len(nodes), grid.shard.device)
-        )
+        rows = node_rows([tree], [torch.Size([sum(self._sizes)])], len(list(tree.nodes())), grid.shard.device)
+        return canonical_sum(grid.replicate, grid.by_replica(assignment), rows)

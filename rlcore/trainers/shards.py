@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlcore.trainers.rank_grid import RankGrid
 from rlcore.trainers.ranks import Ranks
+from rlcore.weights.digests import tensor_digest
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -51,6 +52,12 @@ def owned(named: Iterable[tuple[str, Tensor]], grid: RankGrid) -> Iterator[tuple
             found = tensor
         if (replica, owner) == (grid.replicate.rank, grid.shard.rank):
             yield name, found
+
+
+def owned_digests(named: Iterable[tuple[str, Tensor]], grid: RankGrid) -> dict[str, str]:
+    """Return the digest of each whole tensor, on every rank; each is computed by one. Collective."""
+    own = {name: tensor_digest(tensor) for name, tensor in owned(named, grid)}
+    return {name: digest for part in grid.world.gather_objects(own) for name, digest in part.items()}
 
 
 def _gathered(tensor: DTensor, ranks: Ranks, owner: int) -> Tensor:

@@ -14,7 +14,7 @@ from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.observability.observers import Observers
 from rlcore.trainers.base import MicrobatchLoss
-from rlcore.trainers.local import LocalTrainer, build_adamw
+from rlcore.trainers.local import LocalTrainer
 from rlcore.trainers.parallel import build_parallel
 from rlcore.trainers.rank_grid import RankGrid, build_grid
 from rlcore.trainers.shards import whole
@@ -115,8 +115,7 @@ def local_trainer(dtype: torch.dtype = torch.float32) -> LocalTrainer:
     """Build the trainer of one process."""
     section, runtime = OptimizerSection(learning_rate=0.01, weight_decay=0.1), RuntimeSection(training_threads=1)
     model = Odd().to(dtype)
-    adamw = build_adamw(model, section, 0.01)
-    return LocalTrainer("policy", model, adamw, 0.01, section=section, runtime=runtime, observers=Observers())
+    return LocalTrainer("policy", model, 0.01, section=section, runtime=runtime, observers=Observers())
 
 
 def local_training(dtype: torch.dtype = torch.float32, max_norm: float = 0.5) -> Trained:
