@@ -8,7 +8,9 @@ Every rank calls every method. Passes are collective: a rank that has fewer micr
 replica makes dummy passes, whose gradients are dropped.
 """
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +78,7 @@ class FullyShardedTrainer(LocalTrainer):
         dummy = self._dummy(own, list(map(len, assignment.numbers)))
         for each in self._sums:
             each.reset()
-        with num_threads(self._runtime.training_threads):
+        with num_threads(self._runtime.training_threads), _views_allowed():
             found = self._passes(own, dummy, loss, assignment)
         by_parameter = {parameter: shard for each in self._sums for parameter, shard in each.take()}
         self.gradients = [by_parameter[parameter] for parameter in self.model.parameters()]
@@ -89,7 +91,7 @@ class FullyShardedTrainer(LocalTrainer):
             return []
         dummy, found = self._dummy(microbatches, counts), []
         first = self.grid.replicate.rank * self.grid.shard.size
-        with torch.no_grad(), num_threads(self._runtime.training_threads):
+        with torch.no_grad(), num_threads(self._runtime.training_threads), _views_allowed():
             for number in range(max(counts[first : first + self.grid.shard.size])):
                 microbatch = microbatches[number] if number < len(microbatches) else dummy
                 found.append(reading(self.model, microbatch))
@@ -141,7 +143,9 @@ class FullyShardedTrainer(LocalTrainer):
     def _sum_of(self, module: FSDPModule) -> RoundSum:
         """Have a module's gradients summed over rounds; torch's setters reach one module each."""
         (group,) = module._get_fsdp_state()._fsdp_param_groups  # nothing public tells the order of the gradients
-        found = RoundSum(self._rounds, type(module).__name__, [each.sharded_param for each in group.fsdp_params])
+        found = RoundSum(
+            self._rounds, type(module).__name__.removeprefix("FSDP"), [each.sharded_param for each in group.fsdp_params]
+        )
         module.set_custom_reduce_scatter(found)
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # without it a factor needs an operation that Gloo lacks
@@ -201,6 +205,14 @@ class FullyShardedTrainer(LocalTrainer):
             row = found.place[0] + first_row(dict(named)[found.name].shape[0], shard)
             found = NonFinite(found.name, found.value, (row, *found.place[1:]))
         return describe_non_finite(shard.broadcast(found, owners[0]))
+
+
+@contextmanager
+def _views_allowed() -> Iterator[None]:
+    """Silence torch where a model returns a view: nothing here writes into what a model returns."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+        yield
 
 
 class _ShardGradient:

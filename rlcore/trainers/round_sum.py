@@ -104,7 +104,7 @@ class RoundSum(ReduceScatter):
 
     def _incomplete(self) -> InvalidValueError:
         return InvalidValueError(
-            f"a pass without the gradient of some parameter of a {self._module}",
+            f"a pass without the gradient of some parameter of {self._module}",
             legal="a gradient for every parameter of a sharded model",
             remedy="replicated weights, or a loss that reads every parameter",
         )
