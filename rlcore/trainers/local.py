@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -99,17 +100,18 @@ class LocalTrainer:
         with num_threads(self._runtime.training_threads):
             by_name = dict(zip((name for name, _ in named), gradients, strict=True))
             self._observers.emit(GradientsReduced(self.name, by_name))
-            norm = global_norm(gradients)
+            norm = self._norm(gradients)
             if not math.isfinite(norm):
                 raise NonFiniteError(
-                    _first_non_finite(named),
+                    self._first_non_finite(named),
                     remedy="a lower learning rate, or replay this step operation by operation",
                     phases=("backward",),
                 )
             if max_norm is not None and norm > max_norm:
-                self._observers.emit(ClipBegins(gradients))
-                torch._foreach_mul_(gradients, max_norm / norm)
-                self._observers.emit(Clipped(gradients, max_norm / norm))
+                own = list(self._own_memory(gradients))
+                self._observers.emit(ClipBegins(own))
+                torch._foreach_mul_(own, max_norm / norm)
+                self._observers.emit(Clipped(own, max_norm / norm))
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self._observers.emit(WeightsMove(self.optimizer))
@@ -156,6 +158,28 @@ class LocalTrainer:
         """Copy a state into the model and its optimizer. Raises CheckpointError if it is of other parameters."""
         self.load_weights(state.weights)
         restore_optimizer(self.optimizer, self.model.named_parameters(), state.optimizer)
+
+    def _norm(self, gradients: Sequence[Tensor]) -> float:
+        """Return the norm of the gradients of all parameters."""
+        return global_norm(gradients)
+
+    def _own_memory(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return what of the gradients is in this process."""
+        return gradients
+
+    def _first_non_finite(self, named: Sequence[tuple[str, nn.Parameter]]) -> str:
+        """Describe the first element of a gradient that is not finite."""
+        return describe_non_finite(first_non_finite(named))
+
+
+class NonFinite(NamedTuple):
+    """An element of a gradient that is not finite."""
+
+    name: str
+    """Name of its parameter."""
+    value: float
+    place: tuple[int, ...]
+    """Its index."""
 
 
 class GradientSum:
@@ -231,8 +255,13 @@ def global_norm(gradients: Iterable[Tensor]) -> float:
 
     torch's own sum of a whole tensor depends on the number of threads.
     """
-    rows = [g.double().square().reshape(-1, g.shape[-1] if g.dim() else 1).sum(-1) for g in gradients]
+    rows = [squared_rows(gradient) for gradient in gradients]
     return math.sqrt(math.fsum(torch.cat(rows).tolist())) if rows else 0.0
+
+
+def squared_rows(gradient: Tensor) -> Tensor:
+    """Return the sum of squares of each row, fp64; a vector is one row."""
+    return gradient.double().square().reshape(-1, gradient.shape[-1] if gradient.dim() else 1).sum(-1)
 
 
 def check_loss(loss: Tensor, microbatch: Microbatch) -> None:
@@ -246,9 +275,17 @@ def check_loss(loss: Tensor, microbatch: Microbatch) -> None:
         )
 
 
-def _first_non_finite(named: Iterable[tuple[str, nn.Parameter]]) -> str:
+def first_non_finite(named: Iterable[tuple[str, nn.Parameter]]) -> NonFinite | None:
+    """Return the first element of the parameters' gradients that is not finite; None if all are."""
     for name, parameter in named:
         if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
-            index = torch.nonzero(~parameter.grad.isfinite())[0].tolist()
-            return f"the gradient of {name} is {float(parameter.grad[tuple(index)])} at {index}"
-    return "the norm of the gradients is above the largest number"
+            index = tuple(torch.nonzero(~parameter.grad.isfinite())[0].tolist())
+            return NonFinite(name, float(parameter.grad[index]), index)
+    return None
+
+
+def describe_non_finite(found: NonFinite | None) -> str:
+    """Return the sentence of an error."""
+    if found is None:
+        return "the norm of the gradients is above the largest number"
+    return f"the gradient of {found.name} is {found.value} at {list(found.place)}"

@@ -1,38 +1,19 @@
-"""From a trainer of one process to one of several ranks, as the deployment says."""
+"""Builds the trainer that a rank of a grid runs."""
 
-from datetime import timedelta
-
-import torch.distributed as dist
-
-from rlcore.config_deployment import DeploymentSection
-from rlcore.errors import InvalidValueError
-from rlcore.trainers.base import Trainer
 from rlcore.trainers.data_parallel import DataParallelTrainer
+from rlcore.trainers.fully_sharded import FullyShardedTrainer
 from rlcore.trainers.local import LocalTrainer
-from rlcore.trainers.ranks import Ranks
+from rlcore.trainers.rank_grid import RankGrid
 
 
-def join_ranks(section: DeploymentSection, device: str) -> Ranks:
-    """Join the ranks that the environment names: over NCCL if models are on GPUs, else over gloo."""
-    is_gpu = device.startswith("cuda")
-    dist.init_process_group("nccl" if is_gpu else "gloo", timeout=timedelta(seconds=section.timeout_s))
-    return Ranks(device=device if is_gpu else "cpu")
+def build_parallel(
+    local: LocalTrainer, grid: RankGrid, *, is_canonical: bool
+) -> DataParallelTrainer | FullyShardedTrainer:
+    """Build the trainer of this rank from that of one process, which is used no more: replicated, sharded or hybrid.
 
-
-def leave_ranks() -> None:
-    """Leave the group, once every rank is about to: a rank that leaves earlier breaks the exchanges of others."""
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def parallel_trainer(
-    local: LocalTrainer, ranks: Ranks | None, section: DeploymentSection, *, is_canonical: bool
-) -> Trainer:
-    """Return the trainer of a rank; `local` itself if there is one rank alone. Raises InvalidValueError."""
-    if ranks is None:
-        return local
-    match section.sharding:
-        case "none":
-            return DataParallelTrainer(local, ranks, is_canonical=is_canonical)
-        case "full" | "hybrid":
-            raise InvalidValueError(f"deployment.sharding {section.sharding!r}", legal="none")
+    The model must be bitwise equal on all ranks. `is_canonical`, for level invariant, sums gradients to the bits of one
+    process; without it the library sums them, to bits that depend on the grid.
+    """
+    if grid.shard.size == 1:
+        return DataParallelTrainer(local, grid.world, is_canonical=is_canonical)
+    return FullyShardedTrainer(local, grid, is_canonical=is_canonical)

@@ -15,7 +15,9 @@ class Ranks:
     """The ranks of a process group, which was created with a timeout."""
 
     def __init__(self, group: dist.ProcessGroup | None = None, device: str = "cpu") -> None:
-        self.group = group or dist.group.WORLD
+        found = group or dist.group.WORLD
+        assert found is not None, "the process group is initialized"
+        self.group = found
         self.device = device
         """Device of what is exchanged: cuda for a group of NCCL."""
         self.rank = dist.get_rank(self.group)
@@ -38,6 +40,12 @@ class Ranks:
         """Return the numbers of all ranks, by rank; all have as many. Exact: they travel in fp64."""
         own_values = torch.tensor(own, dtype=torch.float64, device=self.device)
         return [values.tolist() for values in self.gather(own_values)]
+
+    def gather_objects(self, own: Any) -> list[Any]:
+        """Return the values of all ranks, by rank; they are pickled."""
+        found = [None] * self.size
+        dist.all_gather_object(found, own, group=self.group)
+        return found
 
     def broadcast(self, value: Any, source: int) -> Any:
         """Return the value of one rank; it is pickled."""

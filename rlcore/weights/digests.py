@@ -4,7 +4,7 @@ A digest is 32 hexadecimal digits of xxh3_128. It finds accidents, not forgers. 
 where a tensor lies, its strides and its device do not. Bytes are those of a little-endian machine.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -45,12 +45,12 @@ def combined_digest(digests: Mapping[str, str]) -> str:
     return xxh3_128_hexdigest("".join(parts).encode("utf-8", "surrogatepass"))
 
 
-def flat_digest(tensors: Sequence[Tensor]) -> str:
+def flat_digest(tensors: Iterable[Tensor]) -> str:
     """Return the digest of fp32 tensors as one flat tensor, which is not made: that of `tensor_digest`."""
-    content = xxh3_128()
+    content, num_elements = xxh3_128(), 0
     for tensor in tensors:
+        num_elements += tensor.numel()
         content.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    num_elements = sum(tensor.numel() for tensor in tensors)
     return xxh3_128_hexdigest(f"float32 [{num_elements}] ".encode() + content.digest())
 
 

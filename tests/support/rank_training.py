@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlcore.batching.microbatches import Microbatch, divide_among_workers
@@ -15,9 +14,10 @@ from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.observability.observers import Observers
 from rlcore.trainers.base import MicrobatchLoss
-from rlcore.trainers.data_parallel import DataParallelTrainer
 from rlcore.trainers.local import LocalTrainer
-from rlcore.trainers.ranks import Ranks
+from rlcore.trainers.parallel import build_parallel
+from rlcore.trainers.rank_grid import RankGrid, build_grid
+from rlcore.trainers.shards import whole
 from rlcore.weights.digests import tensor_digest
 
 CONFIG = DecoderConfig(
@@ -26,7 +26,7 @@ CONFIG = DecoderConfig(
 NUM_MICROBATCHES = 13
 ABSENT = (4, 11)
 """Numbers without a microbatch: a tree of 13 values has 11."""
-NUM_STEPS = 3
+NUM_STEPS = 2
 
 
 class Odd(nn.Module):
@@ -104,16 +104,17 @@ class Case:
     """A way to train."""
 
     num_ranks: int = 1
+    num_shards: int = 1
     division: str = "balanced"
     dtype: torch.dtype = torch.float32
     is_canonical: bool = True
     max_norm: float = 0.5
 
 
-def local_trainer(dtype: torch.dtype = torch.float32) -> LocalTrainer:
+def local_trainer(dtype: torch.dtype = torch.float32, model: nn.Module | None = None) -> LocalTrainer:
     """Build the trainer of one process."""
     section, runtime = OptimizerSection(learning_rate=0.01, weight_decay=0.1), RuntimeSection(training_threads=1)
-    model = Odd().to(dtype)
+    model = (Odd() if model is None else model).to(dtype)
     return LocalTrainer("policy", model, 0.01, section=section, runtime=runtime, observers=Observers())
 
 
@@ -135,27 +136,32 @@ def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: tensor_digest(tensor) for name, tensor in tensors.items()}
 
 
-def subgroup(num_ranks: int) -> Ranks | None:
-    """Return the first ranks as a group of their own; None on the others. Every rank calls it."""
-    group = dist.new_group(range(num_ranks))
-    return Ranks(group) if dist.get_rank() < num_ranks else None
-
-
-def data_parallel_training(case: Case) -> Trained | None:
-    """Train with replicated weights on the first ranks; None on the others."""
-    ranks = subgroup(case.num_ranks)
-    if ranks is None:
+def parallel_trainer(case: Case, model: nn.Module | None = None) -> tuple[LocalTrainer, RankGrid] | None:
+    """Build the trainer of this rank; None if it is not one of the case's. Every rank calls it."""
+    grid = build_grid(case.num_shards, timeout_s=120, members=range(case.num_ranks))
+    if grid is None:
         return None
-    trainer = DataParallelTrainer(local_trainer(case.dtype), ranks, is_canonical=case.is_canonical)
+    return build_parallel(local_trainer(case.dtype, model), grid, is_canonical=case.is_canonical), grid
+
+
+def parallel_training(case: Case) -> Trained | None:
+    """Train on the first ranks; None on the others."""
+    built = parallel_trainer(case)
+    if built is None:
+        return None
+    trainer, grid = built
     norms, gradients = [], dict[str, str]()
     for step in range(NUM_STEPS):
-        microbatches = microbatches_of(step)
-        own = DIVISIONS[case.division](microbatches, ranks.size)[ranks.rank]
+        own = DIVISIONS[case.division](microbatches_of(step), grid.world.size)[grid.world.rank]
         losses = trainer.forward_backward(own, negative_likelihood, num_microbatches=NUM_MICROBATCHES)
         assert len(losses) == len(own)
         assert trainer.gradients is not None
         names = [name for name, _ in trainer.model.named_parameters()]
-        gradients = {name: tensor_digest(g.to(case.dtype)) for name, g in zip(names, trainer.gradients, strict=True)}
+        gradients = {
+            name: tensor_digest(whole(gradient).to(case.dtype))
+            for name, gradient in zip(names, trainer.gradients, strict=True)
+        }
         norms.append(trainer.optimizer_step(learning_rate=0.01, max_norm=case.max_norm))
     saved = trainer.save()
-    return Trained(tuple(norms), gradients, digests(saved.weights), digests(saved.optimizer))
+    weights, moments = ({n: whole(t) for n, t in part.items()} for part in saved)
+    return Trained(tuple(norms), gradients, digests(weights), digests(moments))
