@@ -11,6 +11,7 @@ RlcoreError             base of all: says the value, what is legal, and the reme
 ├── CheckpointError     a checkpoint that is not whole, or of another model (also a ValueError)
 ├── WeightSyncError     weights that are not in the sampler as the trainer has them (also a RuntimeError)
 ├── SamplerError        an engine in another process that has ended, or does not answer (also a RuntimeError)
+├── PlacementError      processes that fit no node, get no reservation, or do not start (also a RuntimeError)
 └── RewardError         a reward function that failed, or returned what is no reward (also a RuntimeError)
 """
 
@@ -94,6 +95,10 @@ class SamplerError(RlcoreError, RuntimeError):
     """An engine in another process that could not be started, has ended, or does not answer."""
 
     phases = ("rollout",)
+
+
+class PlacementError(RlcoreError, RuntimeError):
+    """Processes that fit on no node, were not given what they were planned, or ended more often than is allowed."""
 
 
 class RewardError(RlcoreError, RuntimeError):
