@@ -19,12 +19,12 @@ def ray_session(address: str, *, num_cpus: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    quiet = {"include_dashboard": False, "log_to_driver": False}
     try:
         if address:
             ray.init(address=address, log_to_driver=False)
         else:
-            ray.init(address="local", num_cpus=max(num_cpus, os.cpu_count() or 1), **quiet)
+            cpus = max(num_cpus, os.cpu_count() or 1)
+            ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
     except ConnectionError as error:
         raise InvalidValueError(
             f"deployment.address {address!r}: {error}",

@@ -1,7 +1,6 @@
 """The observer that hands values to a recorder, in canonical order."""
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -24,14 +23,18 @@ from rlcore.observability.events import (
 from rlcore.observability.observers import Observer
 from rlcore.trace import Recorder
 
+Named = Iterable[tuple[str, Tensor]]
+Selection = Callable[[Named], Named]
+"""Yields some of named tensors, whole; every rank goes through all that it yields."""
+
 
 class StepRecorder(Observer):
     """Records what a step reads of its batch, its losses, gradients, weights and optimizer state."""
 
-    def __init__(self, recorder: Recorder, *, part: int = 0, num_parts: int = 1) -> None:
-        """Record into `recorder`; of tensors that several ranks have, parameter i is recorded by i modulo the ranks."""
+    def __init__(self, recorder: Recorder, *, own: Selection = iter) -> None:
+        """Record into `recorder`; of tensors that several ranks have, `own` yields those that this one records."""
         self._recorder = recorder
-        self._part, self._num_parts = part, num_parts
+        self._own = own
         self._is_resting = False
 
     def observe(self, event: Event) -> None:
@@ -74,9 +77,6 @@ class StepRecorder(Observer):
             case StepEnds(curve):
                 self._recorder.end_step(**curve)
 
-    def _own(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        return islice(iter(named), self._part, None, self._num_parts)
-
     def _rollout(self, event: RolloutBatched) -> None:
         record, batch, trajectories = self._recorder.record, event.batch, event.trajectories
         record("rollout", "prompt_ids", [each.request.prompt.id for each in trajectories])
@@ -92,7 +92,13 @@ class StepRecorder(Observer):
 
     def _weights(self, event: WeightsMoved) -> None:
         record = self._recorder.record
-        for name, parameter in self._own(event.model.named_parameters()):
-            record("optimizer", f"{event.trainer}.{name}", parameter.detach())
-            for kind, value in sorted(event.optimizer.state[parameter].items()):
-                record("optimizer", f"{event.trainer}.{name}.{kind}", value)
+        for name, value in self._own(_moved(event)):
+            record("optimizer", f"{event.trainer}.{name}", value)
+
+
+def _moved(event: WeightsMoved) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights and what the optimizer keeps of each."""
+    for name, parameter in event.model.named_parameters():
+        yield name, parameter.detach()
+        for kind, value in sorted(event.optimizer.state[parameter].items()):
+            yield f"{name}.{kind}", value

@@ -8,6 +8,7 @@ It has the level of determinism, checks its own updates, and records gradients, 
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor
@@ -26,9 +27,11 @@ from rlcore.observability.observers import Observers
 from rlcore.observability.recording import StepRecorder
 from rlcore.trace import PartRecorder
 from rlcore.trainers.base import Loss, MicrobatchLoss, Reader, Reading, Trainer, TrainerState
+from rlcore.trainers.joining import join_grid, leave_grid
 from rlcore.trainers.local import LocalTrainer
 from rlcore.trainers.models import LocalModels
-from rlcore.trainers.parallel import join_ranks, leave_ranks, parallel_trainer
+from rlcore.trainers.parallel import build_parallel
+from rlcore.trainers.shards import owned
 from rlcore.weights.source import SourceDescription, describe
 
 
@@ -76,7 +79,7 @@ class ModelWorker(Worker):
         keep_freed_memory()
         self._recorder = open_recorders[self.context.rank]()
         self._config, self._held = config, ExitStack()
-        self._ranks = join_ranks(config.deployment, config.model.device) if self.context.size > 1 else None
+        self._grid = join_grid(config.deployment, config.model.device) if self.context.size > 1 else None
         _, decoder = build_model(config)
         section, threads = config.model, (config.runtime.training_threads, config.runtime.sampling_threads)
         held = at_level(
@@ -90,8 +93,8 @@ class ModelWorker(Worker):
         )
         self._held.enter_context(held)
         self._held.enter_context(num_threads(threads[0]))
-        own = StepRecorder(self._recorder, part=self.context.rank, num_parts=self.context.size)
-        self._observers = Observers(*checks_of_level(level), own)
+        own = iter if self._grid is None else partial(owned, grid=self._grid)
+        self._observers = Observers(*checks_of_level(level), StepRecorder(self._recorder, own=own))
         self._models = LocalModels(config, decoder, self._observers)
         self._readers: dict[str, Reader] = {}
         self._trainers: dict[str, Trainer] = {}
@@ -179,9 +182,9 @@ class ModelWorker(Worker):
         """End the record, and leave the level and the group of ranks."""
         self._recorder.close()
         self._held.close()
-        if self._ranks is not None:
-            leave_ranks()
+        if self._grid is not None:
+            leave_grid()
 
     def _add(self, local: LocalTrainer) -> None:
-        trainer = parallel_trainer(local, self._ranks, self._config.deployment, is_canonical=self._is_canonical)
+        trainer = local if self._grid is None else build_parallel(local, self._grid, is_canonical=self._is_canonical)
         self._trainers[local.name] = self._readers[local.name] = trainer
