@@ -41,6 +41,7 @@ VLLM_ROOMS = (
 """Run in vLLM's environment, or skipped."""
 RAY_ROOMS = (
     "tests/benchmarks/weight_syncs.py",
+    "tests/rlcore/distributed/ray_cases.py",
     "tests/rlcore/weights/ray_store_cases.py",
     "tests/support/misbehaving/",
     "tests/support/networks/",
