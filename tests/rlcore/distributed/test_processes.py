@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from rlcore.distributed.worker import WorkerSpec
 from rlcore.distributed.worker_group import WorkerGroup, start_colocated, start_group
 from rlcore.errors import StepError, WorkerDiedError, WorkerError
 from tests.rlcore.distributed.conformance import *  # noqa: F403  # the tests of every backend
-from tests.rlcore.distributed.conformance import in_other_processes_an_error_that_cannot_travel_is_described
+from tests.rlcore.distributed.conformance import AdderView, in_other_processes_an_error_that_cannot_travel_is_described
 from tests.rlcore.distributed.workers import Adder, Faulty, Ranks
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -138,6 +139,26 @@ def test_a_worker_that_dies_between_calls_is_noticed_and_every_call_raises() -> 
             group.close()
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("number", range(5))
+def test_a_random_kill_while_calls_run_is_named_and_leaves_nothing(seed: str, number: int) -> None:
+    draw = random.Random(f"{seed}:{number}")
+    group = start_group(Adder, role="adder", size=3, backend=BACKEND)
+    victim, at_call, num_done = draw.randrange(3), draw.randrange(20), 0
+    caller: AdderView = group.view(AdderView)
+    with pytest.raises(WorkerDiedError) as caught, group:
+        while True:
+            future = caller.later(torch.ones(draw.choice([1, 5, 100_000])))
+            if num_done == at_call:
+                os.kill(group.process_ids[victim], signal.SIGKILL)
+            future.result()
+            assert group.handle.first(1) == 1
+            num_done += 1
+    assert (caught.value.rank, caught.value.pid) == (victim, group.process_ids[victim])
+    assert num_done >= at_call
+    assert_ended(group.process_ids)
+
+
 @pytest.mark.parametrize("how", ["raise", pytest.param("die", marks=pytest.mark.full)])
 def test_a_constructor_that_fails_leaves_nothing(how: str) -> None:
     before = children()
@@ -170,6 +191,9 @@ if __name__ == "__main__":
     print(*group.process_ids, flush=True)
     if sys.argv[1] == "call":
         group.handle.die("exit", 9)  # rank 9 does not exist: all wait
+    elif sys.argv[1] == "print":
+        group.handle.say()
+        group.close()
     elif sys.argv[1] == "sleep":
         sys.stdin.read()
 """
@@ -206,6 +230,15 @@ def test_workers_end_with_a_controller_that_is_killed(tmp_path: Path, how: str, 
         assert len(pids) == 2
         process.send_signal(signum)
         process.wait(TIMEOUT_S)
+        assert_ended(pids)
+
+
+@pytest.mark.full
+def test_what_a_worker_prints_is_not_lost(tmp_path: Path) -> None:
+    process, pids = controller(tmp_path, "print")
+    with process:
+        assert process.stdout is not None
+        assert sorted(process.stdout) == ["rank 0\n", "rank 1\n"]
         assert_ended(pids)
 
 
