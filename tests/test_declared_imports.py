@@ -40,7 +40,9 @@ VLLM_ROOMS = (
 )
 """Run in vLLM's environment, or skipped."""
 RAY_ROOMS = (
+    "tests/benchmarks/worker_calls.py",
     "tests/benchmarks/weight_syncs.py",
+    "tests/rlcore/distributed/ray_cases.py",
     "tests/rlcore/weights/ray_store_cases.py",
     "tests/support/misbehaving/",
     "tests/support/networks/",
