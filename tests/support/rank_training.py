@@ -127,8 +127,7 @@ def local_training(dtype: torch.dtype = torch.float32, max_norm: float = 0.5) ->
         names = [name for name, _ in trainer.model.named_parameters()]
         gradients = {name: tensor_digest(g.to(dtype)) for name, g in zip(names, trainer.gradients, strict=True)}
         norms.append(trainer.optimizer_step(learning_rate=0.01, max_norm=max_norm))
-    saved = trainer.save()
-    return Trained(tuple(norms), gradients, digests(saved.weights), digests(saved.optimizer))
+    return trained(trainer)._replace(norms=tuple(norms), gradients=gradients)
 
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -162,6 +161,10 @@ def parallel_training(case: Case) -> Trained | None:
             for name, gradient in zip(names, trainer.gradients, strict=True)
         }
         norms.append(trainer.optimizer_step(learning_rate=0.01, max_norm=case.max_norm))
-    saved = trainer.save()
-    weights, moments = ({n: whole(t) for n, t in part.items()} for part in saved)
-    return Trained(tuple(norms), gradients, digests(weights), digests(moments))
+    return trained(trainer)._replace(norms=tuple(norms), gradients=gradients)
+
+
+def trained(trainer: LocalTrainer) -> Trained:
+    """Return the digests of weights and moments; collective if they are sharded."""
+    weights, moments = ({name: whole(each) for name, each in part.items()} for part in trainer.save())
+    return Trained((), {}, digests(weights), digests(moments))
