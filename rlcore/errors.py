@@ -13,6 +13,7 @@ RlcoreError             base of all: says the value, what is legal, and the reme
 ├── SamplerError        an engine in another process that has ended, or does not answer (also a RuntimeError)
 ├── WorkerError         a worker of a group that failed beyond its own code (also a RuntimeError)
 │   └── WorkerDiedError its process has ended: role, rank, process id and exit code
+├── PlacementError      processes that fit no node, get no reservation, or do not start (also a RuntimeError)
 └── RewardError         a reward function that failed, or returned what is no reward (also a RuntimeError)
 """
 
@@ -106,6 +107,10 @@ class SamplerError(RlcoreError, RuntimeError):
     """An engine in another process that could not be started, has ended, or does not answer."""
 
     phases = ("rollout",)
+
+
+class PlacementError(RlcoreError, RuntimeError):
+    """Processes that fit on no node, were not given what they were planned, or ended more often than is allowed."""
 
 
 class RewardError(RlcoreError, RuntimeError):

@@ -105,6 +105,13 @@ def microbatches_by_budget(batch: Batch, samples: Sequence[int], *, token_budget
 
 def divide_among_workers(microbatches: Sequence[Microbatch], world_size: int) -> list[list[Microbatch]]:
     """Assign whole microbatches to workers, by what each costs; a worker may have none."""
+    return [[microbatches[index] for index in part] for part in balanced_microbatches(microbatches, world_size)]
+
+
+def balanced_microbatches(microbatches: Sequence[Microbatch], world_size: int) -> list[list[int]]:
+    """Return the indices of the microbatches that each worker computes, as `divide_among_workers` assigns them.
+
+    A `PartitionRule` of dispatch tables.
+    """
     costs = [len(each.samples) * attention_cost(each.tokens.shape[1]) for each in microbatches]
-    parts = balanced(costs, world_size, equal_sizes=False)
-    return [[microbatches[index] for index in part] for part in parts]
+    return balanced(costs, world_size, equal_sizes=False)

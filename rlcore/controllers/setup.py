@@ -8,10 +8,7 @@ from rlcore.checks.observers import checks_of_level
 from rlcore.config import PpoSection, RunConfig
 from rlcore.controllers.evaluation import evaluate
 from rlcore.errors import CheckpointError
-from rlcore.models.checkpoints import DTYPES, load
-from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.models.tokenizer import CharacterTokenizer, load_tokenizer
 from rlcore.observability.logs import RunLog
 from rlcore.observability.mismatches import Mismatches
 from rlcore.observability.observers import Observers
@@ -24,33 +21,13 @@ from rlcore.rewards.build import add_reward_model
 from rlcore.samplers.build import build_sampler
 from rlcore.samplers.two_stage_checks import check_can_search
 from rlcore.tasks.base import Task
-from rlcore.tasks.make import alphabet
 from rlcore.trace import Recorder
 from rlcore.train_state import TrainState
 from rlcore.trainers.models import LocalModels
+from rlcore.trainers.remote import RemoteModels, StepsOfWorkers
+from rlcore.trainers.worker import ModelWorker
 from rlcore.types import Tokenizer
 from rlcore.weights.sync import sync
-
-
-def build_model(config: RunConfig) -> tuple[Tokenizer, Decoder]:
-    """Load a checkpoint's tokenizer and decoder, or build new ones for the task."""
-    section = config.model
-    dtype = DTYPES[section.dtype]
-    if section.path:
-        return load_tokenizer(Path(section.path)), load(Path(section.path), dtype=dtype, device=section.device)
-    tokenizer = CharacterTokenizer(alphabet(config.task.name, config.task.path))
-    decoder_config = DecoderConfig(
-        family=section.family,
-        vocab_size=tokenizer.vocab_size,
-        width=section.width,
-        num_layers=section.num_layers,
-        num_heads=section.num_heads,
-        num_kv_heads=section.num_kv_heads,
-        head_width=section.head_width,
-        ffn_width=section.ffn_width,
-        is_tied=section.is_tied,
-    )
-    return tokenizer, Decoder(decoder_config).initialise(config.seed).to(section.device, dtype)
 
 
 def longest_sequence(task: Task, config: RunConfig, tokenizer: Tokenizer) -> int:
@@ -71,18 +48,23 @@ def prepare(
     recorder: Recorder,
     log: RunLog,
     directory: Path,
+    workers: ModelWorker | None = None,
 ) -> tuple[TrainState, int]:
-    """Build what a step needs; return it with the number of the first step: 0, or where an earlier run stopped."""
+    """Build what a step needs; return it with the number of the first step: 0, or where an earlier run stopped.
+
+    `workers` is the handle of those that train the models, None to train them in this process.
+    """
     algorithm = config.algorithm
     phases, mismatches, checks = Phases(), Mismatches(), checks_of_level(level)
     reports = (MatchReports(log.say),) if config.output.shows_mismatch else ()
-    observers = Observers(phases, mismatches, *reports, *checks, StepRecorder(recorder))
+    remote = () if workers is None else (StepsOfWorkers(workers),)
+    observers = Observers(phases, mismatches, *reports, *checks, *remote, StepRecorder(recorder))
     longest = longest_sequence(task, config, tokenizer)
     task = add_reward_model(
         task, config, level, tokenizer=tokenizer, decoder=decoder, directory=directory, report=log.say
     )
 
-    models = LocalModels(config, decoder, observers)
+    models = LocalModels(config, decoder, observers) if workers is None else RemoteModels(config, workers)
     state = TrainState(
         config=config,
         level=level,

@@ -9,6 +9,8 @@ from typing import Any
 from rlcore.distributed.worker import Worker
 from rlcore.errors import WorkerError
 
+UNREADABLE = "a message of the call cannot be pickled or read"
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -28,7 +30,7 @@ class Failure:
         return cls(_pickled(error), summary, "".join(traceback.format_exception(error)).rstrip())
 
     def rebuilt(self, role: str, rank: int, where: str) -> Exception:
-        """Return the exception again, with notes that name its place and give the worker's traceback.
+        """Return the exception again, with notes that name the worker and give its traceback.
 
         It is of the same class if that can be pickled, or a WorkerError.
         """

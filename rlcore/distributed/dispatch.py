@@ -63,7 +63,7 @@ PartitionRule = Callable[[Any, int], Sequence[Sequence[int]]]
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Each data-parallel rank receives the rows that a rule assigns to it: `partitions.balanced_microbatches`."""
+    """Each data-parallel rank receives the rows that a rule assigns to it, such as `balanced_microbatches`."""
 
     rule: PartitionRule
 

@@ -38,7 +38,7 @@ class Future(Generic[Result]):
     def result(self, timeout_s: float | None = None) -> Result:
         """Wait for the call and return what its entry collects, or raise what a worker raised.
 
-        Raises TimeoutError; the call goes on, and `result` may be asked again.
+        Raises TimeoutError; the call continues, and `result` may be asked again.
         """
         if not self._found:
             self._found.append(self._finish(self._pending.results(timeout_s)))

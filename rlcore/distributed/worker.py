@@ -15,7 +15,7 @@ AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """A worker's place in its group."""
+    """The position of a worker in its group."""
 
     role: str
     rank: int

@@ -30,7 +30,6 @@ from rlcore.errors import InvalidValueError, WorkerError
 CLOSE_TIMEOUT_S = 60.0
 """Time for calls that still run, and for the workers' `close`, before the processes are killed."""
 W = TypeVar("W", bound=Worker)
-View = TypeVar("View")
 
 
 class Handle:
@@ -112,8 +111,11 @@ class WorkerGroup(Generic[W]):
         """Process ids by rank, on the host of each."""
         return self._processes.started.process_ids
 
-    def view(self, protocol: type[View]) -> View:
-        """Return the handle with the type of a protocol. Raises InvalidValueError if a method or argument differs."""
+    def view(self, protocol: type) -> Any:
+        """Return the handle for a variable of a protocol's type: `policy: PolicyView = group.view(PolicyView)`.
+
+        Raises InvalidValueError if the protocol has a method or an argument that the worker has not.
+        """
         for name, method in vars(protocol).items():
             if name.startswith("_") or not inspect.isfunction(method):
                 continue
@@ -129,7 +131,7 @@ class WorkerGroup(Generic[W]):
                 raise InvalidValueError(
                     f"{protocol.__qualname__}.{name} has arguments {names}", legal=f"{list(own.parameters)}"
                 )
-        return cast(View, self.handle)
+        return self.handle
 
     def check(self) -> None:
         """Raise WorkerDiedError if a worker's process has ended."""

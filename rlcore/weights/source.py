@@ -1,6 +1,7 @@
 """Weights as a sync reads them, wherever the trainer is: by name, one tensor at a time, with their digests."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 import torch
@@ -56,6 +57,22 @@ def digest_of(source: WeightSource) -> str:
     return combined_digest({name: digests[name] for name in source.names})
 
 
+@dataclass(frozen=True, slots=True)
+class SourceDescription:
+    """What is known of weights without fetching one."""
+
+    config: DecoderConfig
+    dtype: torch.dtype
+    names: tuple[str, ...]
+    tied: Groups
+    specs: dict[str, ParameterSpec]
+
+
+def describe(source: WeightSource) -> SourceDescription:
+    """Return what another process needs to fetch the weights."""
+    return SourceDescription(source.config, source.dtype, source.names, source.tied, source.specs())
+
+
 class LiveWeights:
     """The weights of a model of this process, as they are when they are read."""
 
@@ -65,7 +82,7 @@ class LiveWeights:
     @property
     def config(self) -> DecoderConfig:
         """Sizes of the model."""
-        return self.decoder().config
+        return cast(DecoderConfig, self._model.config)
 
     @property
     def dtype(self) -> torch.dtype:

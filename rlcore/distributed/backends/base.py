@@ -28,7 +28,7 @@ class Launch:
         if taken := [name for name in RESERVED if name in self.environment]:
             raise InvalidValueError(
                 f"{', '.join(taken)} in the environment of group {self.name}",
-                legal="variables other than those that a group sets for torch.distributed",
+                legal="variables that a group does not set itself, for torch.distributed",
                 remedy="leave them out: each rank has its own",
             )
 

@@ -18,12 +18,12 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from rlcore.distributed.backends.blocks import Message, encode
-from rlcore.distributed.calls import Failure, perform
+from rlcore.distributed.calls import UNREADABLE, Failure, perform
 from rlcore.distributed.worker import Worker, WorkerContext, WorkerSpec, construct, effective
 from rlcore.errors import WorkerError
 
 CHECK_EVERY_S = 0.5
-"""How often a process looks whether its parent is still the controller; the end of a pipe tells it sooner."""
+"""How often a process looks whether its parent is still the controller; the end of a pipe shows it sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,8 @@ def _outcome(workers: dict[str, Worker], call: Call) -> Message:
             arguments |= payload.decode()
         return encode(perform(workers[call.role], call.method, arguments))
     except Exception as error:  # pickle raises what the classes of a value raise
-        text = f"a message of the call cannot be pickled or read: {traceback.format_exception_only(error)[-1].strip()}"
-        return encode(Failure.of(WorkerError(text, role=call.role)))
+        text = traceback.format_exception_only(error)[-1].strip()
+        return encode(Failure.of(WorkerError(f"{UNREADABLE}: {text}", role=call.role)))
 
 
 def _end_with(parent: int) -> None:

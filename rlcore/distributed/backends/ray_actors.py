@@ -17,16 +17,46 @@ from time import monotonic
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlcore.distributed.backends.base import Launch
+from rlcore.distributed.backends.packed_values import pack, unpack
 from rlcore.distributed.backends.rendezvous import Rendezvous
-from rlcore.distributed.calls import Failure, perform, place
+from rlcore.distributed.calls import UNREADABLE, Failure, perform, place
 from rlcore.distributed.scatter import Scattered
 from rlcore.distributed.worker import Worker, WorkerContext, WorkerSpec, construct, effective, rank_environment
 from rlcore.errors import InvalidValueError, WorkerDiedError, WorkerError
+from rlcore.weights.transports.packing import Entry, fill, layout_of, num_bytes_of, views
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A value in Ray's store or in a call; its large tensors are one array, which readers of one node share."""
+
+    content: bytes
+    layout: tuple[Entry, ...]
+    array: Any
+    """uint8 [bytes] as numpy's; None if no tensor is large."""
+
+    def value(self) -> Any:
+        """Return the value, with tensors of its own."""
+        if self.array is None:
+            return unpack(self.content, {})
+        return unpack(self.content, views(self.layout, torch.tensor(self.array)))
+
+
+def stored(value: object) -> Stored:
+    """Pack a value for Ray. Raises what pickle raises."""
+    packed = pack(value, shares_devices=False)
+    if not packed.tensors:
+        return Stored(packed.content, (), None)
+    layout = layout_of(packed.tensors)
+    buffer = torch.empty(num_bytes_of(layout), dtype=torch.uint8)
+    fill(layout, packed.tensors, buffer)
+    return Stored(packed.content, layout, buffer.numpy())
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +86,16 @@ class Actor:
         """Return where this actor runs, once it is constructed."""
         return Ready(os.getpid(), socket.gethostname(), self._failure)
 
-    def answer(self, role: str, method: str, *payloads: Mapping[str, Any]) -> Any:
-        """Run a method and return its result, or a Failure, also of a result that cannot be pickled."""
-        arguments: dict[str, Any] = {}
-        for payload in payloads:
-            arguments |= payload
-        found = perform(self._workers[role], method, arguments)
+    def answer(self, role: str, method: str, *payloads: "Stored") -> "Stored":
+        """Run a method and return its result, or a Failure, also of a message that cannot be read or pickled."""
         try:
-            ray.cloudpickle.dumps(found)
+            arguments: dict[str, Any] = {}
+            for payload in payloads:
+                arguments |= payload.value()
+            return stored(perform(self._workers[role], method, arguments))
         except Exception as error:  # pickle raises what the classes of a value raise
-            text = f"the result cannot be pickled: {traceback.format_exception_only(error)[-1].strip()}"
-            return Failure.of(WorkerError(text, role=role))
-        return found
+            text = traceback.format_exception_only(error)[-1].strip()
+            return stored(Failure.of(WorkerError(f"{UNREADABLE}: {text}", role=role)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +146,14 @@ class ActorWorkers:
         return tuple(ready.pid for ready in self.ready)
 
     def submit(self, role: str, method: str, call: Scattered) -> Answers:
-        """As `Started.submit`; a payload of several ranks is put into Ray's store once."""
+        """As `Started.submit`; large tensors for several ranks are put into Ray's store once."""
         if self._death is not None:
             raise self._died(*self._death)
-        stored = [
-            (payload.ranks, ray.put(payload.arguments) if len(payload.ranks) > 1 else payload.arguments)
-            for payload in call.payloads
-        ]
+        values = [(payload.ranks, stored(payload.arguments)) for payload in call.payloads]
+        sent = [(ranks, value if len(ranks) == 1 or value.array is None else ray.put(value)) for ranks, value in values]
         with self._sending:
             references = {
-                rank: self.actors[rank].answer.remote(
-                    role, method, *(value for ranks, value in stored if rank in ranks)
-                )
+                rank: self.actors[rank].answer.remote(role, method, *(value for ranks, value in sent if rank in ranks))
                 for rank in call.ranks
             }
         return Answers(self, method, references)
@@ -137,7 +161,8 @@ class ActorWorkers:
     def get(self, rank: int, method: str, reference: Any) -> Any:
         """Return what an actor answered. Raises WorkerDiedError if it died; the others are killed then."""
         try:
-            return ray.get(reference)
+            found = ray.get(reference)
+            return found.value() if isinstance(found, Stored) else found
         except RayActorError as error:
             if self._death is None:
                 self._death = (rank, method, str(error).strip().splitlines()[-1].strip())
@@ -193,14 +218,14 @@ class RayActors:
     """Time for all actors to be scheduled and constructed."""
 
     def start(self, launch: Launch) -> ActorWorkers:
-        """As `Backend.start`; raises InvalidValueError without a session, or where ranks have no place."""
+        """As `Backend.start`; raises InvalidValueError without a session, or if ranks have no bundle."""
         if not ray.is_initialized():
             raise InvalidValueError(
                 f"group {launch.name} runs on Ray, and this process has joined no session",
                 legal="a session of Ray",
                 remedy="ray.init() for one of its own, or ray.init(address=...)",
             )
-        host = ray.util.get_node_ip_address()
+        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         rendezvous = Rendezvous(host)
         workers = ActorWorkers(launch, rendezvous)
         try:
@@ -224,7 +249,8 @@ class RayActors:
                     legal=f"{launch.size} of the {len(nodes)} bundles that are reserved, one for each rank",
                 )
             return [nodes[bundle] for bundle in bundles]
-        alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        nodes_known = ray.nodes()  # type: ignore[no-untyped-call]
+        alive = [node["NodeID"] for node in nodes_known if node["Alive"]]
         if len(alive) > 1 and launch.size > 1:
             raise InvalidValueError(
                 f"group {launch.name} of {launch.size} ranks on {len(alive)} nodes without a placement group",
@@ -256,11 +282,11 @@ class RayActors:
         try:
             found = Answers(workers, "__init__", references).results(self.start_timeout_s)
         except (TimeoutError, GetTimeoutError) as error:
+            free = ray.available_resources()  # type: ignore[no-untyped-call]
             raise WorkerError(
                 f"group {launch.name} was not constructed within {self.start_timeout_s} s: {error}",
                 role=launch.name,
-                remedy=f"resources for {launch.size} actors ({ray.available_resources()} are free), or a larger"
-                " start_timeout_s",
+                remedy=f"resources for {launch.size} actors ({free} are free), or a larger start_timeout_s",
             ) from None
         workers.ready = [found[rank] for rank in range(launch.size)]
         for rank, ready in enumerate(workers.ready):

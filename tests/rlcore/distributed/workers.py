@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from rlcore.distributed.dispatch import (
     PerDataRank,
     PerWorker,
     Shard,
+    Table,
 )
 from rlcore.distributed.worker import Worker
 from rlcore.errors import StepError
@@ -40,7 +41,7 @@ def double(values: Tensor) -> Tensor:
 class Adder(Worker):
     """Adds its rank and a constant, so that a result says who computed it."""
 
-    dispatch_table = {
+    dispatch_table: ClassVar[Table] = {
         "add": Entry({"values": Shard(Padding.WRAP)}, collect=Collect.ROWS),
         "add_uneven": Entry({"values": Shard(Padding.UNEVEN)}, collect=Collect.ROWS),
         "lengths": Entry({"texts": Partition(longest_first)}, collect=Collect.ROWS),
@@ -106,7 +107,7 @@ class Adder(Worker):
 class Faulty(Worker):
     """Fails in the ways that workers fail."""
 
-    dispatch_table = {
+    dispatch_table: ClassVar[Table] = {
         "raise_error": Entry({"kind": Broadcast(), "rank": Broadcast()}, collect=Collect.LIST),
         "die": Entry({"how": Broadcast(), "rank": Broadcast()}, collect=Collect.LIST),
         "wait": Entry({}, collect=Collect.LIST, is_blocking=False),
@@ -167,7 +168,7 @@ def _local_error() -> Exception:
 class Ranks(Worker):
     """Ranks of torch.distributed."""
 
-    dispatch_table = {
+    dispatch_table: ClassVar[Table] = {
         "gather": Entry({"values": Shard()}, collect=Collect.LIST),
         "half_gather": Entry({}, collect=Collect.LIST),
     }

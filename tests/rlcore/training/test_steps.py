@@ -11,8 +11,9 @@ from torch import Tensor
 import rlcore.recipes.grpo as grpo_module
 import rlcore.recipes.ppo as ppo_module
 from rlcore.config import CorrectionSection, GrpoSection, PpoSection, RunConfig
-from rlcore.controllers.setup import build_model, prepare
+from rlcore.controllers.setup import prepare
 from rlcore.determinism import at_level
+from rlcore.models.build import build_model
 from rlcore.models.decoder import Decoder
 from rlcore.models.value_head import Critic
 from rlcore.numerics.log_softmax import log_softmax
