@@ -5,8 +5,8 @@
       shard-00002-...                                  rank 1; what several ranks have is written by one of them
 
 torch.distributed.checkpoint divides what is written among the ranks, and finds what each of them reads. Its safetensors
-format has no pickle: reading a directory runs no code of it. Nothing here tells a directory that is whole from one that
-is not: `rlcore.checkpoints.checkpoint` seals it with checksums.
+format has no pickle: reading a directory runs no code of it. `rlcore.checkpoints.checkpoint` seals a directory with
+checksums, without which a missing file would not be noticed.
 """
 
 import json

@@ -17,7 +17,7 @@ from rlcore.trainers.base import MicrobatchLoss
 from rlcore.trainers.local import LocalTrainer
 from rlcore.trainers.parallel import build_parallel
 from rlcore.trainers.rank_grid import RankGrid, build_grid
-from rlcore.trainers.shards import whole
+from rlcore.trainers.shards import full_tensor
 from rlcore.weights.digests import tensor_digest
 
 CONFIG = DecoderConfig(
@@ -157,7 +157,7 @@ def parallel_training(case: Case) -> Trained | None:
         assert trainer.gradients is not None
         names = [name for name, _ in trainer.model.named_parameters()]
         gradients = {
-            name: tensor_digest(whole(gradient).to(case.dtype))
+            name: tensor_digest(full_tensor(gradient).to(case.dtype))
             for name, gradient in zip(names, trainer.gradients, strict=True)
         }
         norms.append(trainer.optimizer_step(learning_rate=0.01, max_norm=case.max_norm))
@@ -166,5 +166,5 @@ def parallel_training(case: Case) -> Trained | None:
 
 def trained(trainer: LocalTrainer) -> Trained:
     """Return the digests of weights and moments; collective if they are sharded."""
-    weights, moments = ({name: whole(each) for name, each in part.items()} for part in trainer.save())
+    weights, moments = ({name: full_tensor(each) for name, each in part.items()} for part in trainer.save())
     return Trained((), {}, digests(weights), digests(moments))
