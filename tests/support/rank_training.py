@@ -116,7 +116,7 @@ def local_trainer(dtype: torch.dtype = torch.float32, model: nn.Module | None = 
     """Build the trainer of one process."""
     section, runtime = OptimizerSection(learning_rate=0.01, weight_decay=0.1), RuntimeSection(training_threads=1)
     model = (Odd() if model is None else model).to(dtype)
-    return LocalTrainer("policy", model, 0.01, section=section, runtime=runtime, observers=Observers(OptimizerChecks())
+    return LocalTrainer("policy", model, 0.01, section=section, runtime=runtime, observers=Observers(OptimizerChecks()))
 
 
 def local_training(dtype: torch.dtype = torch.float32, max_norm: float = 0.5) -> Trained:
