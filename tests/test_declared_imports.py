@@ -24,6 +24,7 @@ EXTRAS_OF = {
     "harness/lab/experiments/scenario_main.py": ("engine",),
     "harness/recording/": ("cuda", "engine"),
     "rlcore/": ("engine",),
+    "rlcore/distributed/backends/ray_actors.py": ("ray",),
     "rlcore/distributed/placement/ray_cluster.py": ("ray",),
     "rlcore/distributed/placement/ray_reservation.py": ("ray",),
     "rlcore/samplers/vllm/": ("vllm",),
