@@ -23,10 +23,8 @@ class RestartPolicy:
             raise InvalidValueError(
                 f"on_worker_death {self.on_worker_death!r}", legal=", ".join(get_args(OnWorkerDeath))
             )
-        if self.max_restarts < 1:
-            raise InvalidValueError(
-                f"max_restarts {self.max_restarts}", legal="1 or more", remedy="on_worker_death fail: no restart"
-            )
+        if self.max_restarts < 0:
+            raise InvalidValueError(f"max_restarts {self.max_restarts}", legal="0 or more")
 
 
 def run_with_restarts(

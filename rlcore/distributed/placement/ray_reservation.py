@@ -1,8 +1,9 @@
 """The reservation of a plan on Ray: a placement group for each pool, each bundle on the node that the plan has for it.
 
     with reserve(plan, timeout_s=60) as reservation:
-        for rank in reservation.ranks("trainer"):
-            actor = Worker.options(**rank.actor_options).remote(...)
+        backend = reservation.backend("trainer")
+        with start_group(PolicyWorker, role="policy", size=4, backend=backend) as policy:
+            ...
 
 However the block ends, the placement groups are removed, and Ray ends the actors in them.
 """
@@ -17,7 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rlcore.distributed.placement.plan import Plan, Slot
+from rlcore.distributed.backends.ray_actors import RayActors
+from rlcore.distributed.nearest import nearest
+from rlcore.distributed.placement.plan import Plan
 from rlcore.distributed.placement.ray_cluster import usages
 from rlcore.distributed.placement.waiting import departed, waiting_text
 from rlcore.errors import InvalidValueError, PlacementError
@@ -32,50 +35,28 @@ _NUMBERS = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
-class RankPlacement:
-    """Where one rank of a process runs."""
-
-    slot: Slot
-    group: Any
-    """Placement group of the pool; the index of the bundle is the rank."""
-    num_gpus: float
-    num_cpus: float
-    local_size: int
-    """Number of slots of the pool on the node."""
-
-    @property
-    def actor_options(self) -> dict[str, Any]:
-        """Options with which Ray starts an actor there; its tasks do not use the bundle."""
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        return {
-            "num_gpus": self.num_gpus,
-            "num_cpus": self.num_cpus,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                self.group, self.slot.rank, placement_group_capture_child_tasks=False
-            ),
-        }
-
-
-@dataclass(frozen=True, slots=True)
 class Reservation:
     """A plan whose slots are held."""
 
     plan: Plan
     groups: Mapping[str, Any]
-    """Placement groups by pool."""
+    """Placement groups by pool; the index of a bundle is the rank."""
 
-    def ranks(self, process: str) -> tuple[RankPlacement, ...]:
-        """Return where each rank of a process runs. Raises InvalidValueError for a process that the plan has not."""
-        found = [each for each in self.plan.processes if each.name == process]
-        if not found:
-            raise InvalidValueError(
-                f"no process {process!r}", legal=", ".join(each.name for each in self.plan.processes)
-            )
-        slots = self.plan.slots_of(found[0].pool)
-        sizes = {node: sum(slot.node == node for slot in slots) for node in {slot.node for slot in slots}}
-        group = self.groups[found[0].pool]
-        return tuple(RankPlacement(slot, group, found[0].gpus, found[0].cpus, sizes[slot.node]) for slot in slots)
+    def backend(self, process: str, *, start_timeout_s: float = 600.0) -> RayActors:
+        """Return the backend of a worker group that runs a process of the plan, a rank in each slot of its pool.
+
+        Raises InvalidValueError for a process that the plan does not have.
+        """
+        names = [each.name for each in self.plan.processes]
+        if process not in names:
+            raise InvalidValueError(f"no process {process!r}", legal=", ".join(names), remedy=nearest(process, names))
+        found = self.plan.processes[names.index(process)]
+        return RayActors(
+            num_cpus=found.cpus,
+            num_gpus=found.gpus,
+            placement_group=self.groups[found.pool],
+            start_timeout_s=start_timeout_s,
+        )
 
 
 @contextmanager

@@ -85,7 +85,7 @@ def test_other_errors_end_the_run(error: type[BaseException]) -> None:
     "make",
     [
         lambda: RestartPolicy("retry"),  # type: ignore[arg-type]
-        lambda: RestartPolicy("restart", max_restarts=0),
+        lambda: RestartPolicy("restart", max_restarts=-1),
     ],
     ids=["name", "number"],
 )

@@ -4,19 +4,25 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar, cast
 
+import psutil
 import pytest
 import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from harness.fixtures.ray_nodes import RayCluster, start_ray_cluster
+from rlcore.distributed.dispatch import Broadcast, Collect, Entry, Table
 from rlcore.distributed.level_variables import worker_environment
 from rlcore.distributed.placement import ray_reservation
 from rlcore.distributed.placement.plan import Plan, Pool, Role, make_plan
 from rlcore.distributed.placement.ray_cluster import ray_nodes, usages
-from rlcore.distributed.placement.ray_reservation import RankPlacement, reserve
+from rlcore.distributed.placement.ray_reservation import Reservation, reserve
 from rlcore.distributed.placement.waiting import Usage
 from rlcore.distributed.process_report import ProcessName, ProcessReport, check_reports, start_process
+from rlcore.distributed.worker import Worker
+from rlcore.distributed.worker_group import WorkerGroup, start_group
 from rlcore.errors import InvalidValueError, LevelError, PlacementError
 
 LEVEL = "deterministic"
@@ -25,14 +31,24 @@ NOT_NICE = {"RAY_worker_niceness": "0"}
 """Ray's workers have niceness 15: on a busy machine they would start in minutes."""
 
 
-class Worker:
-    """An actor that says where it is."""
+class Located(Worker):
+    """A worker that says where it is, and reports its process."""
 
-    def start(self, name: ProcessName) -> ProcessReport:
-        return start_process(name, LEVEL, num_threads=1)
+    dispatch_table: ClassVar[Table] = {
+        "report": Entry({"level": Broadcast()}, collect=Collect.LIST),
+        "locate": Entry({}, collect=Collect.LIST),
+    }
 
-    def place(self) -> tuple[str, list[int]]:
-        return ray.get_runtime_context().get_node_id(), [int(each) for each in ray.get_gpu_ids()]
+    def report(self, level: str) -> ProcessReport:
+        return start_process(ProcessName(self.context.role, (self.context.role,), self.context.rank), level)
+
+    def locate(self) -> tuple[str, int, list[int]]:
+        gpus = [int(each) for each in ray.get_gpu_ids()]
+        return ray.get_runtime_context().get_node_id(), self.context.local_rank, gpus
+
+
+class Holder:
+    """An actor that holds resources."""
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +80,13 @@ def plan_of(num_slots: int, *, num_nodes: int | None = None) -> Plan:
     return make_plan([pool], [Role(name="actor", pool="train")], ray_nodes())
 
 
-def start(rank: RankPlacement, environment: Mapping[str, str]) -> Any:
-    env = {"runtime_env": {"env_vars": dict(environment)}} if environment else {}
-    return ray.remote(Worker).options(**rank.actor_options, **env).remote()
+def start(
+    reservation: Reservation, process: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> WorkerGroup[Located]:
+    (found,) = [each for each in reservation.plan.processes if each.name == process]
+    size = len(reservation.plan.slots_of(found.pool))
+    backend = reservation.backend(process, start_timeout_s=600.0)
+    return start_group(Located, role=process, size=size, backend=backend, environment=environment)
 
 
 def test_nodes_have_names_and_resources_of_their_own() -> None:
@@ -90,34 +110,42 @@ def test_ranks_run_where_the_plan_has_them_with_the_environment_of_the_level() -
     environment = worker_environment(LEVEL, {**os.environ, "NCCL_ALGO": "Tree"})
     ids = {node.name: node.node_id for node in plan.nodes}
     with reserve(plan, timeout_s=TIMEOUT_S) as reservation:
-        ranks = [(process, rank) for process in plan.processes for rank in reservation.ranks(process.name)]
-        workers = [start(rank, environment) for _, rank in ranks]
-        places = ray.get([worker.place.remote() for worker in workers])
-        assert [node for node, _ in places] == [ids[rank.slot.node] for _, rank in ranks]
-        gpus = [(node, *numbers) for node, numbers in places]
-        assert len({*gpus[:4]}) == 4, "slots have GPUs of their own"
-        assert gpus[4] == gpus[5], "both processes of a slot share its GPU"
-        assert [rank.local_size for _, rank in ranks] == [2] * 4 + [1] * 2
-        names = [ProcessName(process.name, process.roles, rank.slot.rank) for process, rank in ranks]
-        reports = ray.get([worker.start.remote(name) for worker, name in zip(workers, names, strict=True)])
+        groups = [start(reservation, process.name, environment) for process in plan.processes]
+        places = {group.role: cast(list[Any], group.handle.locate()) for group in groups}
+        for process in plan.processes:
+            slots = plan.slots_of(process.pool)
+            assert [place[:2] for place in places[process.name]] == [(ids[s.node], s.local_rank) for s in slots]
+        assert len({(node, *gpus) for node, _, gpus in places["trainer"]}) == 4, "slots have GPUs of their own"
+        assert places["reward"] == places["rollout"], "both processes of a slot share its GPU"
+        reports = [report for group in groups for report in cast(list[Any], group.handle.report(LEVEL))]
         check_reports(reports, LEVEL, environment)
         assert {report.values["NCCL_ALGO"] for report in reports} == {"Tree"}
-        with pytest.raises(InvalidValueError, match="no process 'critic'"):
-            reservation.ranks("critic")
-    with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(workers[0].place.remote())
+        with pytest.raises(InvalidValueError) as caught:
+            reservation.backend("trainr")
+        assert caught.value.remedy == "did you mean 'trainer'?"
+        kept = groups[0].process_ids
+    wait_until_ended(kept)
+
+
+def wait_until_ended(process_ids: tuple[int, ...]) -> None:
+    """Wait a minute at most for processes to end: the block of a reservation ends its actors."""
+    for _ in range(600):
+        if not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in process_ids):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"{process_ids} are still there")
 
 
 def test_an_actor_without_the_levels_environment_refuses_to_start() -> None:
     environment = worker_environment(LEVEL, os.environ)
-    with reserve(plan_of(2), timeout_s=TIMEOUT_S) as reservation:
-        ranks = reservation.ranks("actor")
-        workers = [start(rank, env) for rank, env in zip(ranks, (environment, {}), strict=True)]
-        names = [ProcessName("actor", ("actor",), rank) for rank in range(2)]
-        reports = ray.get([worker.start.remote(name) for worker, name in zip(workers, names, strict=True)])
+    pools = [Pool(name=name, num_slots=1) for name in ("x", "y")]
+    plan = make_plan(pools, [Role(name=f"role-{pool.name}", pool=pool.name) for pool in pools], ray_nodes())
+    with reserve(plan, timeout_s=TIMEOUT_S) as reservation:
+        groups = start(reservation, "role-x", environment), start(reservation, "role-y")
+        reports = [report for group in groups for report in cast(list[Any], group.handle.report(LEVEL))]
         with pytest.raises(LevelError) as caught:
             check_reports(reports, LEVEL, environment)
-    assert "process actor, role actor, rank 1" in caught.value.what
+    assert "process role-y, role role-y, rank 0" in caught.value.what
     assert "CAUSAL_CONV1D_DETERMINISTIC is not set" in caught.value.what
     assert "more" in caught.value.what
 
@@ -130,8 +158,10 @@ def test_a_failure_in_the_block_gives_everything_back() -> None:
 
 def test_a_reservation_that_must_wait_says_for_what_and_gives_up() -> None:
     with reserve(plan_of(6, num_nodes=2), timeout_s=TIMEOUT_S) as first:
-        worker = start(first.ranks("actor")[0], {})
-        ray.get(worker.place.remote())
+        scheduling = PlacementGroupSchedulingStrategy(first.groups["train"], 0)
+        actor = ray.remote(Holder).options(num_cpus=1, scheduling_strategy=scheduling).remote()
+        handle: Any = actor
+        ray.get(handle.__ray_ready__.remote())
         small = Pool(name="small", num_slots=1)
         both = make_plan(
             [small, Pool(name="serve", num_slots=4, num_nodes=2)],
@@ -144,7 +174,7 @@ def test_a_reservation_that_must_wait_says_for_what_and_gives_up() -> None:
     assert "not reserved within 1 s: pool serve: bundles 0-1 need 2 GPUs and 2 CPUs on" in caught.value.what
     assert "which has 0 of 4 GPUs and 0 of 4 CPUs free; held by placement group 'pool " in caught.value.what
     assert "(3 GPUs, 3 CPUs)" in caught.value.what
-    assert "actor Worker (pid" in caught.value.what
+    assert "actor Holder (pid" in caught.value.what
 
 
 def test_a_reservation_begins_when_another_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +188,7 @@ def test_a_reservation_begins_when_another_one_ends(monkeypatch: pytest.MonkeyPa
         first.__exit__(None, None, None)
 
     with reserve(plan_of(4), timeout_s=TIMEOUT_S, say=end_first) as reservation:
-        assert len(reservation.ranks("actor")) == 4
+        assert reservation.backend("actor").num_gpus == 1
     assert said[0].startswith("waiting for pool train: bundles 0-3 need 4 GPUs and 4 CPUs on ")
 
 
