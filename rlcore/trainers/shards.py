@@ -54,6 +54,15 @@ def owned(named: Iterable[tuple[str, Tensor]], grid: RankGrid) -> Iterator[tuple
             yield name, found
 
 
+def on_first(named: Iterable[tuple[str, Tensor]], grid: RankGrid) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor whole on rank 0, and nothing on the others. Collective, as `owned`."""
+    for name, tensor in named:
+        is_first = grid.replicate.rank == 0
+        found = _gathered(tensor, grid.shard, 0) if isinstance(tensor, DTensor) and is_first else tensor
+        if grid.world.rank == 0:
+            yield name, found
+
+
 def owned_digests(named: Iterable[tuple[str, Tensor]], grid: RankGrid) -> dict[str, str]:
     """Return the digest of each whole tensor, on every rank; each is computed by one. Collective."""
     own = {name: tensor_digest(tensor) for name, tensor in owned(named, grid)}
