@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from rlcore.config import RunConfig, read_config
-from rlcore.controllers.setup import build_model, longest_sequence, prepare
+from rlcore.controllers.deployment import deployed
+from rlcore.controllers.setup import longest_sequence, prepare
 from rlcore.controllers.synchronous import loop
 from rlcore.determinism import at_level
 from rlcore.errors import InvalidValueError
 from rlcore.memory import keep_freed_memory
+from rlcore.models.build import build_model
 from rlcore.numerics.probe import num_threads
 from rlcore.observability.announcement import announcement
 from rlcore.observability.logs import RunLog, check_output
@@ -59,17 +61,18 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
     task = make_task(config.task, tokenizer, config.seed)
     dtype = decoder.embedding.dtype
     threads = config.runtime.training_threads, config.runtime.sampling_threads
-    section = config.model
+    section, length = config.model, longest_sequence(task, config, tokenizer)
     held = at_level(
         level,
         decoder.config,
         dtype=dtype,
         device=section.device,
-        length=longest_sequence(task, config, tokenizer),
+        length=length,
         threads=threads,
         kernels=section.kernels,
     )
-    with held, num_threads(threads[0]):  # whatever is computed by the way: torch's own number is that of the cores
+    workers = deployed(config, level, length, recorder)
+    with held, workers as handle, num_threads(threads[0]):  # else torch's own number, which is that of the cores
         log = RunLog(directory, config.output)
         log.say(announcement(config, level=level, num_parameters=sum(each.numel() for each in decoder.parameters())))
         try:
@@ -82,6 +85,7 @@ def train(config: RunConfig, *, level: str, directory: Path, recorder: Recorder)
                 recorder=recorder,
                 log=log,
                 directory=directory,
+                workers=handle,
             )
             loop(state, first, directory, log)
         finally:

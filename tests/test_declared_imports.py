@@ -24,6 +24,7 @@ EXTRAS_OF = {
     "harness/lab/experiments/scenario_main.py": ("engine",),
     "harness/recording/": ("cuda", "engine"),
     "rlcore/": ("engine",),
+    "rlcore/distributed/backends/ray_actors.py": ("ray",),
     "rlcore/samplers/vllm/": ("vllm",),
     "rlcore/tasks/files.py": ("parquet",),
     "rlcore/weights/transports/ray_store.py": ("ray",),

@@ -20,19 +20,21 @@ if TYPE_CHECKING:
 
     import torch
 
+    from harness.recording.process import Place
     from harness.recording.recorder import NullRecorder, Recorder
 
 
-def open_recorder() -> "Recorder | NullRecorder":
+def open_recorder(place: "Place | None" = None) -> "Recorder | NullRecorder":
     """The recorder of this process, for a program that names its steps and phases itself.
 
-    The hooks that record programs which do not are at rest from then on.
+    The hooks that record programs which do not are at rest from then on. `place` is that of this process among those
+    that record together, where neither torch.distributed nor a launcher has given it one.
     """
     import torch  # noqa: F401  # first: the recording begins with it
 
     from harness.recording import active
 
-    return active.open_recorder()
+    return active.open_recorder(place)
 
 
 def watch_replicas(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.core.errors import TraceError
 from harness.core.redaction import redact_argv, redact_fields
@@ -35,6 +36,13 @@ MAX_PROBLEM_CHARS = 500
 FIXED_TEXT = "the order of sets and dictionaries of text follows from this"
 
 
+class Place(NamedTuple):
+    """The place of a process among those that record together."""
+
+    rank: int
+    num_ranks: int
+
+
 class ProcessLog:
     """The sink of one process's recorder."""
 
@@ -51,6 +59,8 @@ class ProcessLog:
         """Called for the values of the curve."""
         self.recorder: Recorder | None = None
         """Whose steps these are: asked at the end whether it is in the middle of one."""
+        self.place: Place | None = None
+        """The place that the program gives this process; None: that of torch.distributed, or of the launcher."""
         self.before_close: Callable[[], None] = lambda: None
         """Called when the process ends; it may still give up."""
         self.save_report()
@@ -120,7 +130,7 @@ class ProcessLog:
 
     def operations(self, step: int) -> OpMode:
         """What records the operations of a step of this process."""
-        rank = rank_and_world_size(os.environ)[0] if self.rank is None else self.rank
+        rank = self._place().rank if self.rank is None else self.rank
         return OpMode(OpLog(self._directory, rank=rank, step=step, say=_say))
 
     def give_up(self, problem: str) -> None:
@@ -154,9 +164,12 @@ class ProcessLog:
         with suppress(OSError):
             write_report(self._directory / PROCESSES, self._report)
 
+    def _place(self) -> Place:
+        return self.place or Place(*rank_and_world_size(os.environ))
+
     def _open(self) -> TraceWriter:
-        rank, world_size = rank_and_world_size(os.environ)
-        is_given = has_rank(os.environ)
+        rank, world_size = self._place()
+        is_given = self.place is not None or has_rank(os.environ)
         for number in (rank, *range(world_size, MAX_RANKS)):
             if (self._directory / log_name(number)).exists():
                 continue
