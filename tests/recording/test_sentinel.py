@@ -91,7 +91,7 @@ def flips(kinds: list[str], first_step: int, last_step: int) -> st.SearchStrateg
 
 
 @pytest.mark.full
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(flip=flips(["weight", "gradient", "moment"], 1, 3), layout=st.sampled_from(["ddp", "hsdp"]))
 def test_any_bit_of_a_replica_is_found_before_its_step_is_applied(
     flip: Flip, layout: str, ranks: Ranks, tmp_path_factory: pytest.TempPathFactory
@@ -107,7 +107,7 @@ def test_any_bit_of_a_replica_is_found_before_its_step_is_applied(
 
 
 @pytest.mark.full
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(flip=flips(["weight", "moment"], 1, 4))
 def test_any_bit_of_a_single_copy_is_found_within_the_cadence(
     flip: Flip, ranks: Ranks, tmp_path_factory: pytest.TempPathFactory
@@ -122,7 +122,7 @@ def test_any_bit_of_a_single_copy_is_found_within_the_cadence(
 
 
 @pytest.mark.full
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(flip=flips(["weight"], 0, 4))
 def test_a_flip_between_two_comparisons_is_found_at_the_next_or_leaves_no_difference(
     flip: Flip, ranks: Ranks, tmp_path_factory: pytest.TempPathFactory

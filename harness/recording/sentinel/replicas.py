@@ -8,6 +8,7 @@ everything else              unknown: ranks may differ on purpose, and nothing i
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -156,13 +157,23 @@ def _is_placed(tensor: torch.Tensor) -> bool:
 
 
 def _mesh_ranks(tensor: Any) -> Ranks:
-    return tuple(sorted(tensor.device_mesh.mesh.flatten().tolist()))
+    return _ranks_of_mesh(tensor.device_mesh)
 
 
 def _replicas(tensor: Any) -> Ranks:
     """Ranks that hold the same elements as this one; empty outside of the mesh."""
-    mesh, at = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+    return _ranks_of_shard(tensor.device_mesh, tensor.placements)
+
+
+@cache
+def _ranks_of_mesh(mesh: Any) -> Ranks:
+    return tuple(sorted(mesh.mesh.flatten().tolist()))
+
+
+@cache
+def _ranks_of_shard(mesh: Any, placements: Sequence[Any]) -> Ranks:
+    at = mesh.get_coordinate()
     if at is None:
         return ()
-    index = tuple(slice(None) if each.is_replicate() else at[dim] for dim, each in enumerate(tensor.placements))
+    index = tuple(slice(None) if each.is_replicate() else at[dim] for dim, each in enumerate(placements))
     return tuple(sorted(mesh.mesh[index].flatten().tolist()))
