@@ -3,6 +3,7 @@
 Sets of GPUs are bit masks over `GpuChoice.gpus`, so that a free set is one integer and a choice can be cached.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -21,7 +22,7 @@ class _Options:
     """What is known about one need: the masks it can be served from, and the choices made so far."""
 
     pools: tuple[int, ...]
-    mixed_pool: int
+    mixed_pools: tuple[int, ...]
     chosen: dict[int, int] = field(default_factory=dict)
 
 
@@ -29,7 +30,7 @@ class GpuChoice:
     """The GPUs of a run, as sets from which leases are cut.
 
     A *pool* of a need is a set of adequate GPUs any `need.gpus` of which may be leased together: the GPUs of one
-    model, or, where `mix_models`, all models at once when no single one has enough free.
+    model on one node, or, where `mix_models`, all models of a node at once when no single one has enough free.
     """
 
     def __init__(self, inventory: Inventory, mix_models: bool = False) -> None:
@@ -57,12 +58,12 @@ class GpuChoice:
     def eligible(self, need: Need) -> int:
         """Every GPU that some lease for `need` could hold if all were free; 0 for a need of no GPUs."""
         options = self._options_of(need)
-        return options.mixed_pool | _union(options.pools)
+        return _union(options.mixed_pools) | _union(options.pools)
 
     def is_interchangeable(self, need: Need, gpus: int) -> bool:
         """Whether any `need.gpus` of `gpus` will do, so that counting free GPUs is enough."""
         options = self._options_of(need)
-        return not need.shared and (gpus in options.pools or gpus == options.mixed_pool)
+        return not need.shared and (gpus in options.pools or gpus in options.mixed_pools)
 
     def choose(self, need: Need, free: int) -> int:
         """The best `need.gpus` (at least 1) of the `free` GPUs, or 0 where no lease can be cut from them.
@@ -73,7 +74,7 @@ class GpuChoice:
         options = self._options_of(need)
         chosen = options.chosen.get(free)
         if chosen is None:
-            chosen = self._best(options.pools, free, need.gpus) or self._best((options.mixed_pool,), free, need.gpus)
+            chosen = self._best(options.pools, free, need.gpus) or self._best(options.mixed_pools, free, need.gpus)
             options.chosen[free] = chosen
         return chosen
 
@@ -112,6 +113,9 @@ class GpuChoice:
         num_global = sum(not gpu.is_mig for gpu in gpus)
         if num_global < need.gpus:
             return f"MIG instances cannot be combined, and {num_global} of these GPUs are not partitioned"
+        most = max(Counter(gpu.node for gpu in gpus).values())
+        if most < need.gpus:
+            return f"a file stays on one node, and no node has more than {most} of them"
         return f"mixed models are not allowed in one lease, and no single model has {need.gpus}"
 
     def _options_of(self, need: Need) -> _Options:
@@ -121,16 +125,18 @@ class GpuChoice:
         return options
 
     def _make_options(self, need: Need) -> _Options:
-        by_model: dict[str, int] = {}
+        by_model: dict[tuple[str, str], int] = {}
+        by_node: dict[str, int] = {}
         if need.gpus > 0:
             for gpu in self.gpus:
                 combines = need.gpus == 1 or not gpu.is_mig
                 if combines and _has_model(gpu, need) and _has_memory(gpu, need) and _has_capability(gpu, need):
-                    by_model[gpu.model] = by_model.get(gpu.model, 0) | self._bit_of[gpu.gpu_id]
+                    bit = self._bit_of[gpu.gpu_id]
+                    by_model[gpu.node, gpu.model] = by_model.get((gpu.node, gpu.model), 0) | bit
+                    by_node[gpu.node] = by_node.get(gpu.node, 0) | bit
         pools = tuple(mask for mask in by_model.values() if mask.bit_count() >= need.gpus)
-        everything = _union(tuple(by_model.values()))
-        mixes = self.mix_models and everything.bit_count() >= need.gpus > 1
-        return _Options(pools, everything if mixes else 0)
+        mixed = by_node.values() if self.mix_models and need.gpus > 1 else ()
+        return _Options(pools, tuple(mask for mask in mixed if mask.bit_count() >= need.gpus))
 
     def _best(self, pools: tuple[int, ...], free: int, num_gpus: int) -> int:
         best, best_key = 0, None

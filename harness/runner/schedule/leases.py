@@ -5,11 +5,12 @@ follow the same rules:
 
 - a unit of no GPUs takes one of the CPU slots; a unit of GPUs does not take one;
 - an exclusive lease is given only when nothing else is out, and nothing is given beside it;
+- a lease is on one node, unless its need asks for several; CPU slots are taken where most are free;
 - a GPU has one lease of its own, or shared leases whose budgets sum to no more than its memory;
 - `gpu_choice` selects the GPUs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -34,18 +35,29 @@ class Lease:
     """Whether it holds one of the CPU slots."""
     budget_bytes: int = 0
     """Memory of its one GPU, which it shares with other leases; 0 for GPUs of its own."""
+    cpu_node: str = ""
+    """Node of its CPU slot; empty without a cluster, and for a lease of GPUs."""
 
     @property
     def gpu_ids(self) -> tuple[str, ...]:
         return tuple(gpu.gpu_id for gpu in self.gpus)
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Nodes of its GPUs or CPU slot; the attempt runs on the first. One empty name without a cluster."""
+        return tuple(dict.fromkeys(gpu.node for gpu in self.gpus)) or (self.cpu_node,)
+
 
 class LeaseTable:
     """The in-memory truth of which GPUs are free, leased and quarantined."""
 
-    def __init__(self, inventory: Inventory, cpu_units: int, mix_models: bool = False) -> None:
+    def __init__(
+        self, inventory: Inventory, cpu_units: int, mix_models: bool = False, nodes: Sequence[str] = ("",)
+    ) -> None:
+        """Make the table of a run with `cpu_units` CPU slots on each of its `nodes`."""
         self.choice = GpuChoice(inventory, mix_models)
-        self.cpu_units = cpu_units
+        self.cpu_units = cpu_units * len(nodes)
+        self._nodes = tuple(nodes)
         self._reset()
 
     def _reset(self) -> None:
@@ -55,7 +67,8 @@ class LeaseTable:
         """The GPUs with shared leases."""
         self._free_bytes = [round(gpu.memory_gb * 1e9) for gpu in self.choice.gpus]
         """Memory of each GPU that no budget holds."""
-        self._num_cpu_free = self.cpu_units
+        self._cpu_free = dict.fromkeys(self._nodes, self.cpu_units // len(self._nodes))
+        """Free CPU slots of each node that has not been lost."""
         self._out: dict[int, tuple[Lease, int]] = {}  # by slot, with the mask of its GPUs
         self._has_exclusive = False
 
@@ -70,10 +83,11 @@ class LeaseTable:
         if self._out and (need.exclusive or self._has_exclusive):
             return None
         if need.gpus == 0:
-            if self._num_cpu_free == 0:
+            node = max(self._cpu_free, key=self._cpu_free.__getitem__, default=None)
+            if node is None or not self._cpu_free[node]:
                 return None
-            self._num_cpu_free -= 1
-            return self._hand_out(need, 0)
+            self._cpu_free[node] -= 1
+            return self._hand_out(need, 0, node)
         if need.shared:
             usable = (self._free | self._shared) & ~self._quarantined
             gpus = self.choice.choose_shared(need, self._free, usable, self._free_bytes)
@@ -87,11 +101,11 @@ class LeaseTable:
         self._free &= ~gpus
         return self._hand_out(need, gpus)
 
-    def _hand_out(self, need: Need, gpus: int) -> Lease:
+    def _hand_out(self, need: Need, gpus: int, cpu_node: str = "") -> Lease:
         slot = 0
         while slot in self._out:
             slot += 1
-        lease = Lease(self.choice.gpus_in(gpus), slot, need.exclusive, need.gpus == 0, need.budget_bytes)
+        lease = Lease(self.choice.gpus_in(gpus), slot, need.exclusive, need.gpus == 0, need.budget_bytes, cpu_node)
         self._out[slot] = (lease, gpus)
         self._has_exclusive = need.exclusive
         return lease
@@ -105,8 +119,8 @@ class LeaseTable:
         assert out is lease, f"returned but not leased: {lease}"
         del self._out[lease.slot]
         self._has_exclusive = False  # an exclusive lease was the only one out
-        if lease.is_cpu:
-            self._num_cpu_free += 1
+        if lease.is_cpu and lease.cpu_node in self._cpu_free:
+            self._cpu_free[lease.cpu_node] += 1
         if lease.budget_bytes:
             self._free_bytes[gpus.bit_length() - 1] += lease.budget_bytes
             if any(held == gpus for _, held in self._out.values()):
@@ -120,10 +134,19 @@ class LeaseTable:
         self._quarantined |= bit
         self._free &= ~bit
 
+    def lose_node(self, node: str) -> None:
+        """Never lease anything of this node again. Leases that it has are still to be given back."""
+        for gpu in self.choice.gpus:
+            if gpu.node == node:
+                self.quarantine(gpu.gpu_id)
+        self._cpu_free.pop(node, None)
+
     def why_never(self, need: Need) -> str:
         """Why no lease for `need` can ever be given by the GPUs not quarantined; "" where one could be."""
         if need.gpus > 0:
             return self.choice.why_never(need, self.choice.all_gpus & ~self._quarantined)
+        if not self._cpu_free:
+            return f"needs {need}, hence a CPU slot; every node of this run is lost"
         return "" if self.cpu_units > 0 else f"needs {need}, hence a CPU slot; this run has none (cpu_units is 0)"
 
     def who_keeps_it(self, asks: Mapping[str, Need]) -> str:
@@ -155,7 +178,7 @@ class LeaseTable:
 
     @property
     def num_cpu_free(self) -> int:
-        return self._num_cpu_free
+        return sum(self._cpu_free.values())
 
     @property
     def has_exclusive(self) -> bool:
