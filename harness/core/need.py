@@ -20,6 +20,8 @@ class Need:
     """No other unit may run on this machine meanwhile."""
     shared: bool = False
     """Whether units may share the one GPU: each has `memory_gb` of it as its budget."""
+    nodes: int = 1
+    """Number of nodes. A unit of several has each of them to itself, with `gpus / nodes` of the GPUs on each."""
 
     @property
     def budget_bytes(self) -> int:
@@ -41,7 +43,8 @@ class Need:
     def exceeds(self, other: "Need") -> bool:
         """Whether a unit planned with `other` was given less than this need asks for."""
         return (
-            self.gpus > other.gpus
+            self.gpus // self.nodes > other.gpus // other.nodes
+            or self.nodes > other.nodes
             or self.memory_gb > other.memory_gb
             or (self.model is not None and self.model != other.model)
             or (self.min_capability or (0, 0)) > (other.min_capability or (0, 0))
@@ -51,6 +54,8 @@ class Need:
 
     def __str__(self) -> str:
         parts = [f"{self.gpus} GPU" + ("" if self.gpus == 1 else "s")]
+        if self.nodes > 1:
+            parts[0] += f" on {self.nodes} nodes"
         if self.model:
             parts.append(f"model {self.model}")
         if self.memory_gb:
