@@ -241,6 +241,11 @@ class LeaseTable:
         return self.choice.gpus_in(self._quarantined)
 
     @property
+    def num_nodes(self) -> int:
+        """Number of nodes, lost or not."""
+        return len(self._num_out)
+
+    @property
     def num_cpu_free(self) -> int:
         return sum(self._cpu_free.values())
 
