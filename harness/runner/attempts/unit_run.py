@@ -25,6 +25,7 @@ from harness.process.supervisor_client import ProcessEnd, ProcessSpec
 from harness.runner import events
 from harness.runner.attempts.attempt_report import put_back, read_attempt_report
 from harness.runner.attempts.gpu_suspicion import GpuSuspicion
+from harness.runner.attempts.host import NODE_LOST, Host, HostOf
 from harness.runner.attempts.lease_end import end_lease, refuse_lease
 from harness.runner.attempts.memory_sampler import MemorySampler
 from harness.runner.attempts.ray_logs import keep_ray_logs
@@ -49,6 +50,10 @@ from harness.runner.units import Outcome, Unit, UnitResult
 WITHOUT_XDIST = {"numprocesses": 0, "dist": "no", "tx": []}
 """What `-n0` sets."""
 COVERAGE_FILE = "COVERAGE_FILE"
+UNITS = "units"
+"""Name of the directory of all attempts in the directory of a run."""
+MAX_LOST = 3
+"""Nodes that may be lost while a unit runs on them; after the last, the unit itself is suspected and not run again."""
 
 Post = Callable[[events.Event], None]
 
@@ -83,6 +88,12 @@ class UnitRunner:
     """Those that carry out the attempts; None where each attempt has a process of its own."""
     command_attempts: Attempts | None = None
     """What carries out commands; None for `attempts`."""
+    host_of: HostOf | None = None
+    """The host of each lease in a cluster; None where everything runs on this machine."""
+    active: dict[int, Attempts] = field(default_factory=dict)
+    """What carries out the present attempt of each running unit, by its number."""
+    lost: dict[int, list[str]] = field(default_factory=dict)
+    """Nodes that were lost while a unit ran on them, by its number."""
     setup_env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Variables that setup scripts have exported, by the path of the unit."""
     held_by_workers: dict[tuple[str, ...], dict[str, int]] = field(default_factory=dict)
@@ -109,15 +120,20 @@ class UnitRunner:
 
     def marker(self, number: int) -> str:
         """The text by which the processes of unit `number` can be found."""
-        return f"{self.run_id}-{self.retries.name(number)}"
+        return f"{self.run_id}-{self.name(number)}"
+
+    def name(self, number: int) -> str:
+        """Return the name of the present attempt, which no other attempt of the run has."""
+        num_lost = len(self.lost.get(number, ()))
+        return self.retries.name(number) + (f"+{num_lost}" if num_lost else "")
 
     def directory(self, number: int) -> Path:
         """Where the attempt of unit `number` keeps its files."""
-        return self.run_directory / "units" / self.retries.name(number)
+        return self.run_directory / UNITS / self.name(number)
 
     def tmpdir(self, number: int) -> Path:
         """The TMPDIR of unit `number`."""
-        return self.scratch / self.retries.name(number)
+        return self.scratch / self.name(number)
 
     async def run(self, number: int, unit: Unit, lease: Lease) -> None:
         """Run `unit`; its last event is its UnitFinished, AttemptFailed or LeaseRefused, after the fate of its GPUs."""
@@ -138,6 +154,10 @@ class UnitRunner:
             why = " ".join(f"the attempt could not be started: {error}".split())
             result = UnitResult(unit, Outcome.SUPERVISOR_LOST, why)
         else:
+            if end.reason == NODE_LOST:
+                if self._is_lost(number, unit, lease):
+                    return
+                end = replace(end, reason="cancelled") if number in self.cancelled else end
             unkillable, spent = end.unkillable, end.reason == "timeout"
             report = await asyncio.to_thread(read_attempt_report, tail)
             result = unit_result(unit, end, report, timeout_s, gpu_ids=gpu_ids, directory=directory)
@@ -164,6 +184,16 @@ class UnitRunner:
         self.post(replace(event, t=self.t()))
         if self.warm is not None:
             await self.warm.learn(report.imported)
+
+    def _is_lost(self, number: int, unit: Unit, lease: Lease) -> bool:
+        """Take note that the node of an attempt was lost; whether its unit is queued again for it."""
+        node, lost = lease.nodes[0], self.lost.setdefault(number, [])
+        lost.append(node)
+        if len(lost) >= MAX_LOST or number in self.cancelled:
+            return False
+        reason = f"{node} was lost while it ran"
+        self.post(events.AttemptLost(self.t(), unit.path, node, lease.gpu_ids, reason))
+        return True
 
     def _is_comparable(self, number: int, result: UnitResult) -> bool:
         """Whether the need of the tests that were collected shows whether the plan was right.
@@ -214,7 +244,8 @@ class UnitRunner:
         try:
             if unit.command:
                 write_start(Path(tail.file.path), unit)
-            end = await self._attempts_of(unit).run(
+            self.active[number] = self._attempts_of(unit, lease)
+            end = await self.active[number].run(
                 spec, lambda reason: self.post(events.AttemptTerminating(self.t(), unit.path, reason))
             )
             if unit.command:
@@ -223,13 +254,14 @@ class UnitRunner:
                 await asyncio.sleep(0)  # signals are heard, however much there is
         finally:
             self.followed.pop(number, None)
+            self.active.pop(number, None)
         return end, spec.timeout_s
 
     async def _measured(
         self, number: int, unit: Unit, lease: Lease, tail: ReportTail
     ) -> tuple[ProcessEnd, float, GpuMemoryUse | None]:
         """The answer of `run_attempt`, and the GPU memory that the attempt used."""
-        attempts, marker = self._attempts_of(unit), self.marker(number)
+        attempts, marker = self._attempts_of(unit, lease), self.marker(number)
         sampler = self.memory_sampler()
         sampler.begin(number, lease.gpu_ids, lambda: attempts.pid_of(marker), lambda: self._present_test(number))
         try:
@@ -245,7 +277,9 @@ class UnitRunner:
             self.sampler = MemorySampler(self.watch.meter, t=self.t, post=self.post)
         return self.sampler
 
-    def _attempts_of(self, unit: Unit) -> Attempts:
+    def _attempts_of(self, unit: Unit, lease: Lease) -> Attempts:
+        if self.host_of is not None:
+            return self.host_of(lease).attempts
         return self.command_attempts if unit.command and self.command_attempts else self.attempts
 
     def _present_test(self, number: int) -> str:
@@ -271,26 +305,33 @@ class UnitRunner:
     def cancel(self, number: int) -> None:
         """End the attempt of unit `number` in order."""
         self.cancelled.add(number)
-        for attempts in filter(None, (self.attempts, self.command_attempts)):
+        if attempts := self.active.get(number):
             attempts.cancel(self.marker(number))
 
     def kill(self, number: int) -> None:
         """End the attempt of unit `number` at once."""
         self.cancelled.add(number)
         self.killed.add(number)
-        for attempts in filter(None, (self.attempts, self.command_attempts)):
+        if attempts := self.active.get(number):
             attempts.kill(self.marker(number))
+
+    def _host(self, lease: Lease) -> Host:
+        if self.host_of is not None:
+            return self.host_of(lease)
+        return Host(self.attempts, self.run_directory, self.scratch, self.options.invocation.cwd)
 
     def _spec(self, number: int, unit: Unit, lease: Lease) -> ProcessSpec:
         spec = self._pytest_spec(number, unit, lease)
         if unit.command is None:
             return spec
         argv = (*SHELL, unit.command.line)
-        return replace(spec, argv=argv, session=None, cwd=unit.command.cwd, startup_timeout_s=inf)
+        cwd = os.path.normpath(self._host(lease).cwd / os.path.relpath(unit.command.cwd, self.options.invocation.cwd))
+        return replace(spec, argv=argv, session=None, cwd=cwd, startup_timeout_s=inf)
 
     def _pytest_spec(self, number: int, unit: Unit, lease: Lease) -> ProcessSpec:
-        directory, tmpdir = self.directory(number), self.tmpdir(number)
-        invocation = self.options.invocation
+        host, invocation = self._host(lease), self.options.invocation
+        directory = host.directory / self.directory(number).relative_to(self.run_directory)
+        tmpdir = host.scratch / self.tmpdir(number).relative_to(self.scratch)
         report, basetemp, is_named = str(directory / "report.jsonl"), str(tmpdir / "pytest"), self._is_named(unit)
         paths = [self.from_cwd(path) for path in unit.selection or unit.together or (unit.file_path,)]
         options = {"rlharness_report": report, "basetemp": basetemp, "rlharness_as_found": not is_named}
@@ -301,7 +342,7 @@ class UnitRunner:
         grace_s = self.options.grace_s if self.options.isolate == "test" else None
         return ProcessSpec(
             argv=(
-                *pytest_command(self.options),
+                *pytest_command(self.options, host.python),
                 *(word for name in ("harness.plugin", *plugins) for word in ("-p", name)),
                 *(f"--rlharness-report={report}", f"--basetemp={basetemp}"),
                 *(("-p", OWN_COVERAGE) if is_measured else ()),
@@ -320,8 +361,8 @@ class UnitRunner:
                 | (WITHOUT_XDIST if NO_WORKERS in self.collected.pytest_args else {}),
                 "plugins": [*plugins] + [PARTS] * bool(part) + [FORKED_TESTS] * (grace_s is not None),
             },
-            cwd=str(invocation.cwd),
-            env=self._env(unit, lease, str(tmpdir), self.marker(number), self.ports.master_port(lease.slot)) | own_file,
+            cwd=str(host.cwd),
+            env=self._env(unit, lease, str(tmpdir), self.marker(number), self._master_port(host, lease)) | own_file,
             directory=str(directory),
             marker=self.marker(number),
             timeout_s=self.retries.limit_s(number, unit.timeout_s or self.options.timeout_s),
@@ -329,10 +370,19 @@ class UnitRunner:
             grace_s=self.options.grace_s,
         )
 
+    def _master_port(self, host: Host, lease: Lease) -> int:
+        """The port of a lease on this machine; 0 elsewhere, where the node has its own."""
+        return self.ports.master_port(lease.slot) if host.is_here else 0
+
     def _env(self, unit: Unit, lease: Lease, tmpdir: str, marker: str, master_port: int) -> dict[str, str]:
         own = unit.command.variables() if unit.command else {}
+        environ = self._host(lease).environ
         return child_env(
-            {**self.options.invocation.environ, **self.setup_env.get(unit.path, {}), **own},
+            {
+                **(self.options.invocation.environ if environ is None else environ),
+                **self.setup_env.get(unit.path, {}),
+                **own,
+            },
             gpus=lease.gpus,
             tmpdir=tmpdir,
             marker=marker,
