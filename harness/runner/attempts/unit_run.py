@@ -191,7 +191,7 @@ class UnitRunner:
         lost.append(node)
         if len(lost) >= MAX_LOST or number in self.cancelled:
             return False
-        reason = f"{node} was lost while it ran"
+        reason = f"{' or '.join(lease.nodes)} was lost while it ran"
         self.post(events.AttemptLost(self.t(), unit.path, node, lease.gpu_ids, reason))
         return True
 
