@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,7 @@ class _Agent:
             cwd=str(context.options.invocation.cwd),
             gpus=inventory.gpus,
             links=tuple(
-                messages.Links(*sorted(pair), count=count) for pair, count in inventory.num_links.items() if count
+                messages.Links(min(pair), max(pair), count) for pair, count in inventory.num_links.items() if count
             ),
             left_out=inventory.left_out,
             is_simulated=inventory.pretended,

@@ -11,8 +11,8 @@ from harness.core.invocation import Invocation
 from harness.runner.schedule.sharding import Shard
 
 if TYPE_CHECKING:
-    from harness.runner.cluster.address import ClusterAddress
     from harness.core.need_rules import NeedRule
+    from harness.runner.cluster_address import ClusterAddress
     from harness.runner.records.recorded_run import RecordedRun
 
 DEFAULT_TIMEOUT_S = 1800.0

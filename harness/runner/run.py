@@ -24,6 +24,7 @@ from harness.process.run_directory import make_run_directory
 from harness.runner import events
 from harness.runner.attempts.leaning_check import LeaningCheck
 from harness.runner.attempts.unit_run import UnitRunner
+from harness.runner.cluster.inventory import descriptions, watch_of
 from harness.runner.collection.collect import Collected
 from harness.runner.dispatcher import Dispatcher, Recorder
 from harness.runner.isolation_notes import IsolationNote, merge_notes
@@ -199,7 +200,7 @@ class _Run:
             attempts=workers or context.supervisors,
             workers=workers,
             command_attempts=context.supervisors,
-            watch=cluster.watch() if cluster is not None else GpuWatch(context.gpus.meter, context.clock),
+            watch=watch_of(cluster) if cluster is not None else GpuWatch(context.gpus.meter, context.clock),
             host_of=cluster.host if cluster is not None else None,
             ports=context.ports,
             run_id=context.run_id,
@@ -232,7 +233,7 @@ class _Run:
             containment=context.backends.chosen,
             cpu_units=new_table(context).cpu_units,
             shard=str(self.options.shard or ""),
-            nodes=context.cluster.descriptions() if context.cluster is not None else (),
+            nodes=descriptions(context.cluster) if context.cluster is not None else (),
         )
 
     def _collected(self, planned: Planned, notes: Sequence[str]) -> events.CollectionFinished:

@@ -93,11 +93,12 @@ async def open_machine(
         yield None if gpus is None else (gpus, None)
         return
     from harness.runner.cluster.boot import open_cluster  # most runs need nothing of it
+    from harness.runner.cluster.inventory import inventory_of
 
     async with AsyncExitStack() as stack:
         opened = open_cluster(options, options.cluster)
         cluster = await interruption.unless_interrupted(stack.enter_async_context(opened))
-        yield None if cluster is None else (RunGpus(cluster.inventory(), NoMeter()), cluster)
+        yield None if cluster is None else (RunGpus(inventory_of(cluster), NoMeter()), cluster)
 
 
 @asynccontextmanager

@@ -12,8 +12,8 @@ from harness.core.exit_codes import ExitCode
 from harness.core.invocation import Invocation
 from harness.core.regular_file import read_text
 from harness.runner.agent import serve_run
-from harness.runner.cluster.address import parse_dialled
 from harness.runner.cluster.boot import KEY
+from harness.runner.cluster_address import parse_dialled
 
 STDIN = "-"
 
@@ -36,7 +36,9 @@ def read_key(invocation: Invocation, key_file: Path | None) -> str:
         try:
             key = read_text(invocation.cwd / key_file, follows_links=True).strip()
         except OSError as error:
-            raise UsageError(f"--key-file {key_file}: {error.strerror}", legal="a file with the key of the run") from None
+            raise UsageError(
+                f"--key-file {key_file}: {error.strerror}", legal="a file with the key of the run"
+            ) from None
     if not key:
         raise UsageError(
             "the key of the run is missing",

@@ -7,7 +7,7 @@ from typing import Any
 from harness.core.config import Config, load_config_for, load_needs_file, shadowing, with_profile
 from harness.core.errors import UsageError
 from harness.core.invocation import Invocation, num_cores, wants_colour
-from harness.runner.cluster.address import Boot, ClusterAddress, parse_cluster
+from harness.runner.cluster_address import Boot, ClusterAddress, parse_cluster
 from harness.runner.collection.command_units import select_commands
 from harness.runner.options import (
     DEFAULT_COLLECT_TIMEOUT_S,

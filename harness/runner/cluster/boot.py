@@ -1,9 +1,8 @@
 """Starting the agents of a cluster: on this machine, by others who are told how, or by Ray.
 
-    run ─▶ open_cluster: listen ─▶ start agents, or say how ─▶ wait until all have joined ─▶ Cluster ─▶ close, reap
+run ─▶ open_cluster: listen ─▶ start agents, or say how ─▶ wait until all have joined ─▶ Cluster ─▶ close, reap
 """
 
-import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -16,10 +15,10 @@ from harness.core.text import one_line
 from harness.machine.network.interfaces import read_network
 from harness.machine.network.rendezvous import meeting_places
 from harness.process.supervisor.fork_server import end_process
-from harness.runner.cluster.address import Boot, ClusterAddress
 from harness.runner.cluster.channel import new_key
 from harness.runner.cluster.nodes import Cluster
 from harness.runner.cluster.shipping import pack_sources
+from harness.runner.cluster_address import Boot, ClusterAddress
 from harness.runner.options import RunOptions
 
 KEY = "RLHARNESS_CLUSTER_KEY"

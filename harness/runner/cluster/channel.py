@@ -71,9 +71,7 @@ class Channel:
         self.writer.close()
 
 
-async def greet(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str, *, is_listener: bool
-) -> Channel:
+async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str, *, is_listener: bool) -> Channel:
     """Exchange nonces; NetworkError where the other end is no rlharness."""
     own = secrets.token_hex(16)
     writer.write(f"rlharness agent {own}\n".encode("ascii"))

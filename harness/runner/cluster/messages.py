@@ -1,8 +1,8 @@
 """Messages between a run and the agents of its nodes: JSON, checked field by field against frozen dataclasses.
 
-    run ──Welcome──▶ agent        run ──Start, Cancel, Kill──▶ agent
-        ◀──Hello───                   ◀──Terminating, FilePart, Ended──
-        ──Ask──▶ ◀──Answer──          both: Beat
+run ──Welcome──▶ agent        run ──Start, Cancel, Kill──▶ agent
+    ◀──Hello───                   ◀──Terminating, FilePart, Ended──
+    ──Ask──▶ ◀──Answer──          both: Beat
 """
 
 import base64

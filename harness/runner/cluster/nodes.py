@@ -11,25 +11,21 @@ All of it happens on the event loop of the run. `AttemptBook` decides what count
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isinf
 from pathlib import Path
 from typing import Any
 
-from harness.core.clock import SystemClock
-from harness.core.errors import InventoryError, NetworkError
+from harness.core.errors import NetworkError
 from harness.core.regular_file import read_text
 from harness.core.text import one_line
-from harness.machine.gpu_watch import GpuWatch, Reading
-from harness.machine.inventory import Gpu, Inventory, LeftOut
-from harness.machine.meter import NoMeter
 from harness.process.supervisor_client import ProcessEnd, ProcessSpec
 from harness.runner.attempts.host import NODE_LOST, Host
 from harness.runner.cluster import messages
-from harness.runner.cluster.address import Boot
 from harness.runner.cluster.attempt_book import AttemptBook, Standing
 from harness.runner.cluster.channel import BEAT_S, GREETING_S, Channel, greet
 from harness.runner.cluster.mirror import FilesIn
+from harness.runner.cluster_address import Boot
 from harness.runner.options import RunOptions
 from harness.runner.schedule.leases import Lease
 from harness.runner.sessions.part_file import PART_FILE
@@ -94,6 +90,7 @@ class Cluster:
         self._answers: dict[int, tuple[str, asyncio.Future[messages.Answer]]] = {}
         self._num_asked = 0
         self._server: asyncio.Server | None = None
+        self._beating: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_closing = False
 
@@ -110,7 +107,7 @@ class Cluster:
                 f"cannot listen for agents at {host or '*'}:{port}: {error.strerror}",
                 legal="an address of this machine and a free port",
             ) from None
-        self._keep(self._beat())
+        self._beating = self._keep(self._beat())
         return int(self._server.sockets[0].getsockname()[1])
 
     async def wait_for(self, num_nodes: int, wait_s: float, has_ended: Callable[[], str] = lambda: "") -> None:
@@ -118,7 +115,7 @@ class Cluster:
         self._limit = num_nodes
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                while len(self.nodes) < num_nodes and not self.refusals and not (why := has_ended()):
+                while len(self.nodes) < num_nodes and not self.refusals and not has_ended():
                     self.joined.clear()
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self.joined.wait(), BEAT_S)
@@ -127,7 +124,8 @@ class Cluster:
         if len(self.nodes) < num_nodes:
             why = has_ended()
             raise NetworkError(
-                f"{len(self.nodes)} of {num_nodes} nodes have joined" + (f": {why}" if why else f" within {wait_s:g} s"),
+                f"{len(self.nodes)} of {num_nodes} nodes have joined"
+                + (f": {why}" if why else f" within {wait_s:g} s"),
                 legal="an agent on each node that can connect to this machine",
                 remedy="read what rlharness agent printed on the nodes",
             )
@@ -197,41 +195,6 @@ class Cluster:
         for node, reason in self._lost:
             on_lost(node, reason)
 
-    # ------------------------------------------------------------------------------------------------------ inventory
-
-    def inventory(self) -> Inventory:
-        """Return the GPUs of all nodes, numbered through. InventoryError where two nodes have the same GPU."""
-        left_out: list[LeftOut] = []
-        num_links: dict[frozenset[str], int] = {}
-        known: dict[str, str] = {}
-        for gpu in self.gpus():
-            if other := known.get(gpu.gpu_id):
-                raise InventoryError(f"{other} and {gpu.node} have the same GPU {gpu.gpu_id}")
-            known[gpu.gpu_id] = gpu.node
-        for node in self.nodes.values():
-            left_out += node.hello.left_out
-            num_links |= {frozenset((link.first, link.second)): link.count for link in node.hello.links}
-        notes = [f"{node.name}: {note}" for node in self.nodes.values() for note in node.hello.notes]
-        return Inventory(self.gpus(), tuple(left_out), num_links, note="; ".join(notes))
-
-    def gpus(self) -> tuple[Gpu, ...]:
-        """Return the GPUs of all nodes, numbered through."""
-        found = [replace(gpu, node=node.name) for node in self.nodes.values() for gpu in node.hello.gpus]
-        return tuple(replace(gpu, index=index) for index, gpu in enumerate(found))
-
-    def descriptions(self) -> tuple[str, ...]:
-        """Return a line for each node: name, host and GPUs."""
-        return tuple(
-            f"{node.name} {node.hello.host} ({node.hello.address}), {Inventory(node.hello.gpus).describe()}"
-            for node in self.nodes.values()
-        )
-
-    def watch(self) -> GpuWatch:
-        """Return what asks the nodes about their GPUs; simulated ones are always as they were."""
-        if all(node.hello.is_simulated for node in self.nodes.values()):
-            return GpuWatch(NoMeter(), SystemClock())
-        return _NodesWatch(NoMeter(), SystemClock(), cluster=self, node_of={g.gpu_id: g.node for g in self.gpus()})
-
     # ------------------------------------------------------------------------------------------------------- attempts
 
     def host(self, lease: Lease) -> Host:
@@ -241,9 +204,7 @@ class Cluster:
         directory, scratch, cwd = Path(hello.directory), Path(hello.scratch), Path(hello.cwd)
         return Host(_OnNode(self, node, lease), directory, scratch, cwd, python=hello.python, environ={})
 
-    async def carry_out(
-        self, node: Node, lease: Lease, spec: ProcessSpec, on_terminating: Terminating
-    ) -> ProcessEnd:
+    async def carry_out(self, node: Node, lease: Lease, spec: ProcessSpec, on_terminating: Terminating) -> ProcessEnd:
         """Carry out one attempt on a node, its files kept in the directory of the run on this machine.
 
         With the reason NODE_LOST where the node is lost before the attempt has ended. OSError where it cannot be
@@ -434,15 +395,3 @@ class _OnNode:
     def pid_of(self, marker: str) -> int:
         """Return 0: its processes are on another machine."""
         return 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _NodesWatch(GpuWatch):
-    """Asks the nodes about their GPUs."""
-
-    cluster: Cluster
-    node_of: dict[str, str]
-
-    async def reading(self, gpu_id: str, *, finds_faults: bool) -> Reading | None:
-        answer = await self.cluster.read_gpu(gpu_id, self.node_of[gpu_id], finds_faults=finds_faults)
-        return Reading(answer.used_bytes, answer.processes, answer.fault) if answer is not None else None

@@ -52,7 +52,7 @@ def parse_cluster(text: str) -> ClusterAddress:
             return ClusterAddress(Boot.LISTEN, num_nodes, host=(match["host"] or "").strip("[]"), port=port)
     elif _RAY.fullmatch(text) and not text.startswith(("local:", "listen:")):
         return ClusterAddress(Boot.RAY, ray_address=text)
-    raise UsageError(f"--cluster {text}", legal=LEGAL, remedy="rlharness run --cluster local:2x4 tries it on this machine")
+    raise UsageError(f"--cluster {text}", legal=LEGAL, remedy="--cluster local:2x4 tries it on this machine")
 
 
 def parse_dialled(text: str) -> tuple[str, int]:
