@@ -191,19 +191,10 @@ class LeaseTable:
         self._set_room(place, self._free_bytes[place], is_open=False)
 
     def lose_node(self, node: str) -> None:
-        """Lease nothing of this node until it joins again. Leases that it has are still to be given back."""
+        """Never lease anything of this node again. Leases that it has are still to be given back."""
         for gpu in self.choice.gpus_in(self.choice.node_gpus.get(node, 0)):
             self.quarantine(gpu.gpu_id)
         self._cpu_free.pop(node, None)
-
-    def join_node(self, node: str) -> None:
-        """Lease the GPUs and CPU slots of a node that was lost again, all of which have been given back."""
-        assert not self._num_out[node], f"{self._num_out[node]} leases of the lost node {node} are still out"
-        gpus = self.choice.node_gpus.get(node, 0)
-        self._quarantined &= ~gpus
-        self._free |= gpus
-        if node in self._nodes:
-            self._cpu_free[node] = self.cpu_units // len(self._nodes)
 
     def why_never(self, need: Need) -> str:
         """Why no lease for `need` can ever be given by the GPUs not quarantined; "" where one could be."""

@@ -126,21 +126,35 @@ def _nodes_bound(jobs: Sequence[Job], table: LeaseTable) -> Bound:
         members = [job for job, eligible in able if eligible and not eligible & ~gpus]
         sizes = [size for here in table.choice.node_gpus.values() if (size := (here & gpus).bit_count())]
         gpu_bytes = max(round(gpu.memory_gb * 1e9) for gpu in table.choice.gpus_in(gpus))
-        work: dict[int, float] = {}  # seconds by width on one node; 0 for whole nodes, each counted
-        for job in members:
-            need = job.need
-            if need.exclusive or need.nodes > 1:
-                work[0] = work.get(0, 0.0) + need.nodes * job.expected_s
-            elif fills_a_gpu(job, gpu_bytes):
-                work[need.gpus] = work.get(need.gpus, 0.0) + job.expected_s
-        for weights in dual_feasible_functions(max(sizes)):
-            total_s = sum((weights[width] if width else 1.0) * seconds for width, seconds in work.items())
-            bounds.append(Bound(total_s / len(sizes), Term.DUAL_FEASIBLE, None, sum(sizes)))
-        if any(job.need.shared for job in members):
-            bounds.append(Bound(memory_bound(members, gpu_bytes, sum(sizes)), Term.MEMORY, None, sum(sizes)))
-        area_s = sum(width * seconds for width, seconds in work.items()) / sum(sizes)
-        bounds.append(Bound(area_s, Term.AREA, None, sum(sizes)))
+        node_s, term = least_node_seconds(members, max(sizes), gpu_bytes)
+        bounds.append(Bound(node_s / len(sizes), term, None, sum(sizes)))
+        area_s = sum(job.need.gpus * job.expected_s for job in members if not job.need.shared)
+        bounds.append(Bound(area_s / sum(sizes), Term.AREA, None, sum(sizes)))
     return max(reversed(bounds), key=lambda bound: bound.value_s)
+
+
+def least_node_seconds(jobs: Sequence[Job], num_gpus: int, gpu_bytes: int) -> tuple[float, Term]:
+    """Return the least seconds that nodes are occupied by `jobs`, summed over all nodes, and why.
+
+    Each node has `num_gpus` GPUs of `gpu_bytes` at most, and each job needs GPUs.
+    """
+    whole_s = 0.0  # of jobs that have their nodes to themselves, for each node
+    work: dict[int, float] = {}  # of the others, by width
+    for job in jobs:
+        if job.need.exclusive or job.need.nodes > 1:
+            whole_s += job.need.nodes * job.expected_s
+        elif fills_a_gpu(job, gpu_bytes):
+            work[job.need.gpus] = work.get(job.need.gpus, 0.0) + job.expected_s
+    best = (whole_s + sum(width * seconds for width, seconds in work.items()) / num_gpus, Term.AREA)
+    for weights in dual_feasible_functions(num_gpus):
+        total_s = whole_s + sum(weights[width] * seconds for width, seconds in work.items())
+        if total_s > best[0] * (1 + TOLERANCE):
+            best = (total_s, Term.DUAL_FEASIBLE)
+    if any(job.need.shared for job in jobs):
+        memory_s = memory_bound(jobs, gpu_bytes, num_gpus)
+        if memory_s > best[0] * (1 + TOLERANCE):
+            best = (memory_s, Term.MEMORY)
+    return best
 
 
 def with_exclusives(bounds: Iterable[Bound], exclusive_s: float) -> Bound:

@@ -79,9 +79,6 @@ def test_a_lease_is_given_where_one_fits_and_nothing_is_given_twice(
         if deed == 0:
             lost.add(node)
             table.lose_node(node)
-        elif deed == 1 and node in lost and not any(node in lease.nodes for lease in out):
-            lost.remove(node)
-            table.join_node(node)
         elif deed < 5 and out:
             table.give_back(out.pop(number % len(out)))
         else:
@@ -97,9 +94,8 @@ def test_a_lease_is_given_where_one_fits_and_nothing_is_given_twice(
         check(table, out)
     for lease in out:
         table.give_back(lease)
-    for node in lost:
-        table.join_node(node)
-    assert table.free_gpus == table.choice.gpus and table.num_cpu_free == table.cpu_units
+    assert table.free_gpus == tuple(gpu for gpu in table.choice.gpus if gpu.node not in lost)
+    assert table.num_cpu_free == CPU_UNITS * (len(nodes) - len(lost))
 
 
 def check(table: LeaseTable, out: list[Lease]) -> None:
@@ -154,18 +150,14 @@ def test_a_unit_of_several_nodes_has_them_to_itself() -> None:
     assert got(table.lease(wide)) == lease
 
 
-def test_what_is_lost_is_leased_no_more_until_it_joins_again() -> None:
+def test_what_is_lost_is_leased_no_more() -> None:
     table = cluster(H200, H200)
     lease = got(table.lease(Need(gpus=4)))
     table.lose_node("n0")
     table.lose_node("n1")
     assert "every node of this run is lost" in table.why_never(Need())
-    with pytest.raises(AssertionError, match="1 leases of the lost node n0 are still out"):
-        table.join_node("n0")
     table.give_back(lease)
     assert table.lease(Need(gpus=1)) is None and table.lease(Need()) is None
-    table.join_node("n0")
-    assert got(table.lease(Need(gpus=4))).nodes == ("n0",)
 
 
 @pytest.mark.parametrize(
