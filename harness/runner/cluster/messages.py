@@ -90,6 +90,14 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class HostGpus:
+    """A node of a lease, and its GPUs there."""
+
+    address: str
+    gpu_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """Order to carry out one attempt, in the paths of the node."""
 
@@ -111,8 +119,8 @@ class Start:
     grace_s: float
     session: str
     """JSON of the order to a forked leader; empty where it must not be forked."""
-    hosts: tuple[tuple[str, int], ...] = ()
-    """Address and number of GPUs of each node, for a unit on several."""
+    hosts: tuple[HostGpus, ...] = ()
+    """Every node of the lease, the one that runs the attempt first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Sets of GPUs are bit masks over `GpuChoice.gpus`, so that a free set is one inte
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import comb
@@ -23,6 +23,8 @@ class _Options:
 
     pools: tuple[int, ...]
     mixed_pools: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...] = ()
+    """For a need of several nodes: of each model (or of all, mixed), the adequate GPUs of each node with enough."""
     chosen: dict[int, int] = field(default_factory=dict)
 
 
@@ -58,7 +60,7 @@ class GpuChoice:
     def eligible(self, need: Need) -> int:
         """Every GPU that some lease for `need` could hold if all were free; 0 for a need of no GPUs."""
         options = self._options_of(need)
-        return _union(options.mixed_pools) | _union(options.pools)
+        return _union(options.mixed_pools) | _union(options.pools) | _union(tuple(map(_union, options.groups)))
 
     def is_interchangeable(self, need: Need, gpus: int) -> bool:
         """Whether any `need.gpus` of `gpus` will do, so that counting free GPUs is enough."""
@@ -74,7 +76,10 @@ class GpuChoice:
         options = self._options_of(need)
         chosen = options.chosen.get(free)
         if chosen is None:
-            chosen = self._best(options.pools, free, need.gpus) or self._best(options.mixed_pools, free, need.gpus)
+            chosen = self._spread(options.groups, free, need) if need.nodes > 1 else 0
+            chosen = (
+                chosen or self._best(options.pools, free, need.gpus) or self._best(options.mixed_pools, free, need.gpus)
+            )
             options.chosen[free] = chosen
         return chosen
 
@@ -113,7 +118,13 @@ class GpuChoice:
         num_global = sum(not gpu.is_mig for gpu in gpus)
         if num_global < need.gpus:
             return f"MIG instances cannot be combined, and {num_global} of these GPUs are not partitioned"
-        most = max(Counter(gpu.node for gpu in gpus).values())
+        on_nodes = Counter(gpu.node for gpu in gpus)
+        if need.nodes > 1:
+            num_nodes = sum(count >= need.gpus // need.nodes for count in on_nodes.values())
+            return (
+                f"{need.gpus // need.nodes} of them on each of {need.nodes} nodes, and {num_nodes} nodes have as many"
+            )
+        most = max(on_nodes.values())
         if most < need.gpus:
             return f"a file stays on one node, and no node has more than {most} of them"
         return f"mixed models are not allowed in one lease, and no single model has {need.gpus}"
@@ -129,14 +140,33 @@ class GpuChoice:
         by_node: dict[str, int] = {}
         if need.gpus > 0:
             for gpu in self.gpus:
-                combines = need.gpus == 1 or not gpu.is_mig
+                combines = need.gpus // need.nodes == 1 or not gpu.is_mig
                 if combines and _has_model(gpu, need) and _has_memory(gpu, need) and _has_capability(gpu, need):
                     bit = self._bit_of[gpu.gpu_id]
                     by_model[gpu.node, gpu.model] = by_model.get((gpu.node, gpu.model), 0) | bit
                     by_node[gpu.node] = by_node.get(gpu.node, 0) | bit
+        if need.nodes > 1:
+            return _Options((), (), self._groups(by_model, need))
         pools = tuple(mask for mask in by_model.values() if mask.bit_count() >= need.gpus)
         mixed = by_node.values() if self.mix_models and need.gpus > 1 else ()
         return _Options(pools, tuple(mask for mask in mixed if mask.bit_count() >= need.gpus))
+
+    def _groups(self, by_model: Mapping[tuple[str, str], int], need: Need) -> tuple[tuple[int, ...], ...]:
+        """The sets of GPUs, one of each node, of which a lease on several nodes may be cut; a tuple for each model."""
+        models: dict[str, list[int]] = {}
+        for (_, model), mask in by_model.items():
+            if mask.bit_count() >= need.gpus // need.nodes:
+                models.setdefault("" if self.mix_models else model, []).append(mask)
+        return tuple(tuple(masks) for masks in models.values() if len(masks) >= need.nodes)
+
+    def _spread(self, groups: tuple[tuple[int, ...], ...], free: int, need: Need) -> int:
+        """The best GPUs on `need.nodes` nodes, equally many on each: on those that have the fewest free, first."""
+        on_each = need.gpus // need.nodes
+        for masks in groups:
+            fitting = sorted((mask for mask in masks if (mask & free).bit_count() >= on_each), key=_num_bits(free))
+            if len(fitting) >= need.nodes:
+                return _union(tuple(self._best((mask,), free, on_each) for mask in fitting[: need.nodes]))
+        return 0
 
     def _best(self, pools: tuple[int, ...], free: int, num_gpus: int) -> int:
         best, best_key = 0, None
@@ -174,6 +204,10 @@ class GpuChoice:
             outside = [place for place in places if place not in members]
             members.append(max(outside, key=lambda p: (sum(self._links[p][m] for m in members), -abs(p - seed), -p)))
         return tuple(sorted(members))
+
+
+def _num_bits(free: int) -> Callable[[int], int]:
+    return lambda mask: (mask & free).bit_count()
 
 
 def _union(masks: tuple[int, ...]) -> int:
