@@ -121,9 +121,7 @@ class GpuChoice:
         on_nodes = Counter(gpu.node for gpu in gpus)
         if need.nodes > 1:
             num_nodes = sum(count >= need.gpus // need.nodes for count in on_nodes.values())
-            return (
-                f"{need.gpus // need.nodes} of them on each of {need.nodes} nodes, and {num_nodes} nodes have as many"
-            )
+            return f"hence {need.gpus // need.nodes} on each node: {num_nodes} of {len(on_nodes)} nodes have so many"
         most = max(on_nodes.values())
         if most < need.gpus:
             return f"a file stays on one node, and no node has more than {most} of them"
