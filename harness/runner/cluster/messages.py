@@ -242,7 +242,7 @@ def from_text(text: str) -> Message:
         adapter = _KINDS[found["k"]]
         message: Message = adapter.validate_json(json.dumps(found["m"], allow_nan=False), strict=True)
     except MALFORMED:  # pydantic's ValidationError is a ValueError
-        raise NetworkError("the message received is none that a run and its agents exchange") from None
+        raise NetworkError("the message received is unknown to a run and its agents") from None
     return message
 
 

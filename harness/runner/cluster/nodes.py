@@ -360,8 +360,7 @@ class Cluster:
     async def close(self) -> None:
         """End every agent with what it runs, and hear no more."""
         self.is_closing = True
-        living = self._living()
-        for node in living:
+        for node in (living := self._living()):
             node.channel.post(messages.Bye())
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
