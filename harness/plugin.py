@@ -1,6 +1,7 @@
-"""The pytest plugin: markers, fixtures, a report. One file, which imports pytest and the standard library alone.
+"""The pytest plugin: three markers, two fixtures and, with `--rlharness-report=FILE`, a line per event. One
+file, loaded into any suite by its entry point or `-p harness.plugin`: it imports pytest and the standard library.
 
-With `--rlharness-report=FILE`, one JSON object and one write per line: a killed process tears the last at most.
+`report.jsonl`, append-only, one JSON object and one write per line, so that a killed process tears the last at most:
 
     {"k":"hello","version":1,"pid":123}
     {"k":"collected","need":{"gpus":2,…},"nodeids":["tests/a.py::test_x",…],"deselected":0}
@@ -12,8 +13,8 @@ With `--rlharness-report=FILE`, one JSON object and one write per line: a killed
     {"k":"finish","exit":0}
 
 There is one `end` per test, whatever its phases, subtests and reruns. `counted` holds every category in which pytest
-counts it, in order: `["passed","error"]` for a test whose teardown fails. `outcome` is the most severe of them: error,
-failed, xpassed, xfailed, passed, skipped. A file that skips itself at import has an `end` under its path.
+counts it, in order: `["passed","error"]` for a test whose teardown fails. `outcome` is the most severe of them (see
+MOST_TELLING_FIRST). A file that skips itself at import has an `end` under its path.
 """
 
 import contextlib
@@ -32,17 +33,14 @@ from typing import Any
 import pytest
 
 VERSION = 1
-MAX_TEXT_CHARS = 1_000_000
-MAX_REASON_CHARS = 500
+MAX_TEXT_CHARS, MAX_REASON_CHARS = 1_000_000, 500
 RERUN = "rerun"  # category of a failure in plugins that run failed tests again
 MOST_TELLING_FIRST = ("error", "failed", "xpassed", "xfailed", "passed", "skipped")
 
 NeedJson = dict[str, Any]  # a need, with the keys of NOTHING; min_capability is [9, 0] or None
-FLAGS = {"exclusive": False, "shared": False, "nodes": 1}
+FLAGS = {"exclusive": False, "shared": False}
 NOTHING: NeedJson = {"gpus": 0, "memory_gb": 0.0, "model": None, "min_capability": None, **FLAGS}
-
-_getpid = os.getpid  # tests replace these for a while; ours are kept
-_write = os.write
+_getpid, _write = os.getpid, os.write  # tests replace these for a while; ours are kept
 
 
 class MarkError(ValueError):
@@ -61,16 +59,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     group = parser.getgroup("rlharness")
     group.addoption("--rlharness-report", metavar="FILE", help="Append what the tests do to FILE, a JSON line each.")
-    group.addoption("--rlharness-as-found", action="store_true", help="Collect what pytest finds by itself only.")
+    as_found = "Collect from a named file only what pytest collects when it finds the file itself."
+    group.addoption("--rlharness-as-found", action="store_true", help=as_found)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers, and the reporter where it was asked for and this process is no xdist worker."""
     config.addinivalue_line(
         "markers",
-        "gpus(n, memory_gb=0, model=None, min_capability=None, exclusive=False, shared=False, nodes=1): n GPUs,"
+        "gpus(n, memory_gb=0, model=None, min_capability=None, exclusive=False, shared=False, nodes=1): needs n GPUs,"
         " each with memory_gb GB, of a model whose name contains `model`, of a CUDA capability of at least"
-        " min_capability; exclusive: alone on it; shared: others use the rest of the GPU; nodes: of several nodes.",
+        " min_capability; exclusive: no other file runs on the machine; shared: others may use the rest of the GPU.",
     )
     config.addinivalue_line("markers", "together(name): tests with the same name run in one process.")
     if not (config.pluginmanager.hasplugin("timeout") or config.pluginmanager.hasplugin("pytest_timeout")):
@@ -126,7 +125,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 def need_of_mark(args: Sequence[object], kwargs: Mapping[str, object]) -> NeedJson:
     """The need that `gpus(*args, **kwargs)` asks for. Raises MarkError for what is not legal or not known."""
-    given: dict[str, Any] = dict(kwargs)
+    given = dict(kwargs)
     if len(args) + ("n" in given) != 1:
         how = "takes one number, the rest by keyword" if args else "lacks the number of GPUs"
         raise MarkError(f"{how}; legal: gpus(1), gpus(2, memory_gb=40)")
@@ -139,34 +138,37 @@ def need_of_mark(args: Sequence[object], kwargs: Mapping[str, object]) -> NeedJs
     model = given.pop("model", None)
     if model is not None and (not isinstance(model, str) or not model.strip()):
         raise MarkError(f"model {model!r}; legal: a part of the GPU's name, such as 'H100'")
-    exclusive, shared, nodes = (given.pop(name, default) for name, default in FLAGS.items())
+    nodes: Any = given.pop("nodes", 1)
+    if not _is_int(nodes) or nodes < 1 or num_gpus % nodes:
+        raise MarkError(f"nodes {nodes!r} for {num_gpus} GPUs; legal: gpus(16, nodes=2), which has 8 on each")
+    exclusive, shared = given.pop("exclusive", False), given.pop("shared", False)
     for name, flag in (("exclusive", exclusive), ("shared", shared)):
         if not isinstance(flag, bool):
             raise MarkError(f"{name} {flag!r}; legal: True or False")
     least = capability(given.pop("min_capability", None))
-    kind = {"memory_gb": float(memory_gb), "model": model, "min_capability": least}
-    if not _is_int(nodes) or nodes < 1 or num_gpus % nodes or (nodes > 1 and (shared or not num_gpus)):
-        raise MarkError(f"{num_gpus} GPUs on {nodes!r} nodes; legal: gpus(16, nodes=2), as many GPUs on each node")
+    of_kind = {"memory_gb": float(memory_gb), "model": model, "min_capability": least}
+    of_kind |= {"nodes": nodes} if nodes > 1 else {}
     if given:
-        raise MarkError(f"unknown keyword {min(given)!r}; legal: {', '.join(list(NOTHING)[1:])}")
-    if num_gpus == 0 and any(kind.values()):
+        raise MarkError(f"unknown keyword {min(given)!r}; legal: {', '.join([*NOTHING][1:])}, nodes")
+    if num_gpus == 0 and any(of_kind.values()):
         raise MarkError("describes 0 GPUs; legal: 1 or more GPUs with memory_gb, model or min_capability")
     if shared and (num_gpus != 1 or not memory_gb or exclusive):
         found = f"shared with {num_gpus} GPUs, memory_gb {memory_gb:g}, exclusive {exclusive}"
         raise MarkError(f"{found}; legal: gpus(1, memory_gb=12, shared=True)")
-    return {"gpus": num_gpus, **kind, "exclusive": exclusive, "shared": shared, "nodes": nodes}
+    return {"gpus": num_gpus, **of_kind, "exclusive": exclusive, "shared": shared}
 
 
 def merge_needs(needs: Iterable[NeedJson]) -> NeedJson:
-    """Return the need that satisfies each of `needs`, with the most GPUs of a node. Raises MarkError for two models."""
+    """Return the need that satisfies each of `needs`: the maximum of each field. Raises MarkError for two models."""
     merged = NOTHING
     for need in needs:
         models = {model.casefold(): model for model in (merged["model"], need["model"]) if model}
         if len(models) > 1:
             raise MarkError(f"asks for models {merged['model']!r} and {need['model']!r}; legal: one model per file")
+        nodes = max(each.get("nodes", 1) for each in (merged, need))
         merged = {
-            "nodes": (nodes := max(merged["nodes"], need["nodes"])),
-            "gpus": nodes * max(each["gpus"] // each["nodes"] for each in (merged, need)),
+            "gpus": nodes * max(each["gpus"] // each.get("nodes", 1) for each in (merged, need)),
+            **({"nodes": nodes} if nodes > 1 else {}),
             "memory_gb": max(merged["memory_gb"], need["memory_gb"]),
             "model": merged["model"] or need["model"],
             "min_capability": max(merged["min_capability"] or [], need["min_capability"] or []) or None,
@@ -219,7 +221,8 @@ def capability(value: Any) -> list[int] | None:
         return None
     if isinstance(value, (tuple, list)) and len(value) == 2 and all(_is_int(part) and part >= 0 for part in value):
         return list(value)
-    if isinstance(value, (int, float, str)) and (match := re.fullmatch(r"(\d+)(?:\.(\d+))?", str(value), re.ASCII)):
+    is_text = _is_int(value) or isinstance(value, (float, str))
+    if is_text and (match := re.fullmatch(r"(\d+)(?:\.(\d+))?", str(value), re.ASCII)):
         return [int(match[1]), int(match[2] or 0)]
     raise MarkError(f"min_capability {value!r}; legal: 9.0, '9.0' or (9, 0)")
 
@@ -257,8 +260,8 @@ def gpu_ids(request: pytest.FixtureRequest) -> tuple[str, ...]:
     """The GPUs the test may use, or the first n for `gpus(n)`. Too few skip it; in `rlharness run` they fail it."""
     visible = visible_gpu_ids(os.environ)
     mark = request.node.get_closest_marker("gpus")
-    need = need_of_mark(mark.args, mark.kwargs) if mark else {"gpus": len(visible), "nodes": 1}
-    wanted = need["gpus"] // need["nodes"]
+    need = need_of_mark(mark.args, mark.kwargs) if mark else {"gpus": len(visible)}
+    wanted = need["gpus"] // need.get("nodes", 1)
     if wanted > len(visible):
         refuse = pytest.fail if "RLHARNESS_ATTEMPT" in os.environ else pytest.skip
         refuse(f"needs {wanted} GPU{'s' * (wanted != 1)}; {len(visible)} visible here")
@@ -269,12 +272,9 @@ class Reporter:
     """Writes the report of one pytest session; never the reason why a test fails."""
 
     def __init__(self, path: str, config: pytest.Config) -> None:
-        self._path = path
-        self._config = config
-        self._pid = _getpid()
-        self._file = -1
+        self._path, self._config = path, config
+        self._pid, self._file, self._stopped = _getpid(), -1, False
         self._identity: tuple[int, int] | None = None
-        self._stopped = False
         self._session: pytest.Session | None = None
         self._timeouts_s: dict[str, float | None] = {}
         self.num_deselected = 0

@@ -21,7 +21,7 @@ class Need:
     shared: bool = False
     """Whether units may share the one GPU: each has `memory_gb` of it as its budget."""
     nodes: int = 1
-    """Number of nodes. A unit of several has each of them to itself, with `gpus / nodes` of the GPUs on each."""
+    """Number of nodes that the GPUs are on, equally many on each. A unit of several nodes has them to itself."""
 
     @property
     def budget_bytes(self) -> int:
@@ -35,8 +35,8 @@ class Need:
         return cls(**{**data, "min_capability": tuple(capability) if capability else None})
 
     def to_json(self) -> dict[str, Any]:
-        """A dictionary of plain values, one per field, that `from_json` reads back."""
-        data = {f.name: getattr(self, f.name) for f in fields(self)}
+        """A dictionary of plain values that `from_json` reads back: one per field, without `nodes` for one node."""
+        data = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "nodes" or self.nodes > 1}
         data["min_capability"] = list(self.min_capability) if self.min_capability else None
         return data
 

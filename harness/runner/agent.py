@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ from harness.runner.options import RunOptions
 from harness.runner.run_context import RunContext, RunGpus, open_run_context, read_run_gpus
 
 FOLLOW_S = 0.2
+HOSTFILE = "hostfile"
+"""Name of the file in the directory of the attempt, in the format of MPI and DeepSpeed."""
 DIAL_S = 120.0
 """For the run to begin to listen."""
 
@@ -244,8 +246,10 @@ class _Agent:
             marker=order.marker,
             master_port=context.ports.master_port(order.slot),
             by_number=options.by_number,
-            pins=await self._network_pins(context) if order.needs_network else None,
+            pins=await self._network_pins(context) if order.needs_network and len(order.hosts) < 2 else None,
         )
+        if len(order.hosts) > 1:
+            env |= _several_nodes(order)
         return ProcessSpec(
             argv=order.argv,
             cwd=order.cwd,
@@ -282,6 +286,18 @@ class _Agent:
             finally:
                 tail.close()
             await context.warm.learn(imported)
+
+
+def _several_nodes(order: messages.Start) -> dict[str, str]:
+    """Write the hostfile of an attempt on several nodes; the variables with which its processes find each other."""
+    hostfile = Path(order.directory, HOSTFILE)
+    hostfile.write_text("".join(f"{host.address} slots={len(host.gpu_ids)}\n" for host in order.hosts), "utf-8")
+    return {
+        "MASTER_ADDR": order.hosts[0].address,
+        "NNODES": str(len(order.hosts)),
+        "RLHARNESS_HOSTFILE": str(hostfile),
+        "RLHARNESS_HOSTS": json.dumps([asdict(host) for host in order.hosts]),
+    }
 
 
 async def _warm_up(context: RunContext) -> None:

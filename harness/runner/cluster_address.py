@@ -19,7 +19,7 @@ class Boot(StrEnum):
     LOCAL = "local"
     """The run itself, on this machine, with simulated GPUs."""
     LISTEN = "listen"
-    """Somebody else: srun, ssh, a person."""
+    """The user: with srun, with ssh, by hand."""
     RAY = "ray"
     """A Ray cluster, one on each of its nodes."""
 

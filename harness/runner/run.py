@@ -210,7 +210,7 @@ class _Run:
             pins=pins,
             num_slots=new_table(context).cpu_units + len(context.gpus.inventory.gpus),
             warm=context.warm if cluster is None else None,  # that of each node learns there
-            check_leaning=LeaningCheck(bool(self.options.check_leaning)).settle,
+            check_leaning=LeaningCheck(bool(self.options.check_leaning)).settle if cluster is None else None,
             retries=Retries(self.options.retries, runs_rests=not stops_early(self.options.invocation.trailing)),
         )
 

@@ -60,7 +60,7 @@ def make_options(invocation: Invocation, given: Mapping[str, Any]) -> RunOptions
         has_files=bool(given["paths"]) or not commands,
         setup=config.setup,
         gpus=given["gpus"],
-        cluster=_cluster(given),
+        cluster=_cluster(given, config),
         ships_sources=given.get("sources") == "ship",
         shard=None if given.get("shard") is None else parse_shard(given["shard"]),
         needs=config.needs + (load_needs_file(needs_file) if needs_file else ()),
@@ -90,7 +90,7 @@ def make_options(invocation: Invocation, given: Mapping[str, Any]) -> RunOptions
     )
 
 
-def _cluster(given: Mapping[str, Any]) -> ClusterAddress | None:
+def _cluster(given: Mapping[str, Any], config: Config) -> ClusterAddress | None:
     """Return the cluster to run on; UsageError for options that do not go with one."""
     text = given.get("cluster")
     if text is None:
@@ -106,13 +106,15 @@ def _cluster(given: Mapping[str, Any]) -> ClusterAddress | None:
         )
     for option, is_given in (
         ("--keep-tmp", given.get("keep_tmp")),
-        ("--isolate worker", given.get("isolate") == "worker"),
+        ("--isolate worker", (given.get("isolate") or config.isolate) == "worker"),
         ("--leaning", given.get("leaning")),
+        ("--check-leaning", _first_given(given.get("check_leaning"), config.check_leaning)),
+        ("a setup script", config.setup),
     ):
         if is_given:
             raise UsageError(
                 f"{option} with --cluster",
-                legal="one of them: a node keeps nothing, and forks or starts a process for each file",
+                legal="one of them: nodes run single files, each in a process of its own, and keep nothing",
                 remedy=f"run without --cluster, or without {option}",
             )
     return address

@@ -1,4 +1,4 @@
-"""Starting the agents of a cluster: on this machine, by others who are told how, or by Ray.
+"""Starting the agents of a cluster: on this machine, by the user, or by Ray.
 
 run ─▶ open_cluster: listen ─▶ start agents, or say how ─▶ wait until all have joined ─▶ Cluster ─▶ close, reap
 """

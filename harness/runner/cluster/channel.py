@@ -42,7 +42,7 @@ class Channel:
     seal: Seal
 
     async def send(self, message: Message) -> None:
-        """Send a message, and wait while the other end is behind; OSError where the connection is gone."""
+        """Send a message, and wait while the other end is slow; OSError where the connection is gone."""
         self.post(message)
         await self.writer.drain()
 

@@ -90,6 +90,14 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class HostGpus:
+    """A node of a lease, and its GPUs there."""
+
+    address: str
+    gpu_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """Order to carry out one attempt, in the paths of the node."""
 
@@ -111,8 +119,8 @@ class Start:
     grace_s: float
     session: str
     """JSON of the order to a forked leader; empty where it must not be forked."""
-    hosts: tuple[tuple[str, int], ...] = ()
-    """Address and number of GPUs of each node, for a unit on several."""
+    hosts: tuple[HostGpus, ...] = ()
+    """Every node of the lease, the one that runs the attempt first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +242,7 @@ def from_text(text: str) -> Message:
         adapter = _KINDS[found["k"]]
         message: Message = adapter.validate_json(json.dumps(found["m"], allow_nan=False), strict=True)
     except MALFORMED:  # pydantic's ValidationError is a ValueError
-        raise NetworkError("the message received is none that a run and its agents exchange") from None
+        raise NetworkError("the message received is unknown to a run and its agents") from None
     return message
 
 

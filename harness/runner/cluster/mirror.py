@@ -85,7 +85,7 @@ def _is_plain(path: Path) -> bool:
 
 @dataclass(slots=True)
 class FilesIn:
-    """The run's side, for one attempt in `directory`, which is the run's own: nobody else writes there."""
+    """The run's side, for one attempt in `directory`, which is the run's own."""
 
     directory: Path
     _written: dict[str, int] = field(default_factory=dict)

@@ -239,7 +239,7 @@ class Cluster:
             directory=spec.directory,
             tmpdir=spec.env["TMPDIR"],
             files={PART_FILE: read_text(part)} if part.exists() else {},
-            gpu_ids=tuple(gpu.gpu_id for gpu in lease.gpus if gpu.node == lease.nodes[0]),
+            gpu_ids=_gpu_ids(lease, lease.nodes[0]),
             slot=lease.slot,
             needs_network=self.needs_network,
             timeout_s=spec.timeout_s,
@@ -247,7 +247,7 @@ class Cluster:
             grace_s=spec.grace_s,
             session=messages.session_text(spec.session),
             hosts=tuple(
-                (self.nodes[name].hello.address, sum(gpu.node == name for gpu in lease.gpus)) for name in lease.nodes
+                messages.HostGpus(self.nodes[name].hello.address, _gpu_ids(lease, name)) for name in lease.nodes
             ),
         )
 
@@ -360,8 +360,7 @@ class Cluster:
     async def close(self) -> None:
         """End every agent with what it runs, and hear no more."""
         self.is_closing = True
-        living = self._living()
-        for node in living:
+        for node in (living := self._living()):
             node.channel.post(messages.Bye())
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
@@ -373,6 +372,10 @@ class Cluster:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             self._server.close()
+
+
+def _gpu_ids(lease: Lease, node: str) -> tuple[str, ...]:
+    return tuple(gpu.gpu_id for gpu in lease.gpus if gpu.node == node)
 
 
 @dataclass(slots=True)
