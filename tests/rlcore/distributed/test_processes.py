@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -179,6 +180,8 @@ def test_a_constructor_that_hangs_is_given_up() -> None:
 
 CONTROLLER = """
 import sys
+from pathlib import Path
+
 from rlcore.distributed.worker_group import start_group
 from tests.rlcore.distributed.workers import Faulty
 
@@ -190,7 +193,7 @@ if __name__ == "__main__":
     group = start_group(Faulty, role="faulty", size=2, backend=sys.argv[2])
     print(*group.process_ids, flush=True)
     if sys.argv[1] == "call":
-        group.handle.die("exit", 9)  # rank 9 does not exist: all wait
+        group.handle.stay(str(Path(__file__).parent))
     elif sys.argv[1] == "print":
         group.handle.say()
         group.close()
@@ -200,7 +203,7 @@ if __name__ == "__main__":
 
 
 def controller(tmp_path: Path, how: str, *backend: str) -> tuple["subprocess.Popen[str]", tuple[int, ...]]:
-    """Start a controller in a process of its own, and return it with the ids of its workers."""
+    """Start a controller in a process of its own, and return it with the ids of its workers, once they run a call."""
     program = tmp_path / "controller.py"
     program.write_text(CONTROLLER, "utf-8")
     process = subprocess.Popen(
@@ -213,7 +216,10 @@ def controller(tmp_path: Path, how: str, *backend: str) -> tuple["subprocess.Pop
         start_new_session=True,
     )
     assert process.stdout is not None
-    return process, tuple(int(word) for word in process.stdout.readline().split())
+    pids = tuple(int(word) for word in process.stdout.readline().split())
+    while how == "call" and process.poll() is None and len(list(tmp_path.glob("rank *"))) < len(pids):
+        time.sleep(0.05)
+    return process, pids
 
 
 @pytest.mark.parametrize(
