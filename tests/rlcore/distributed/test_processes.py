@@ -141,6 +141,18 @@ def test_a_worker_that_dies_between_calls_is_noticed_and_every_call_raises() -> 
 
 
 @pytest.mark.full
+def test_a_result_of_a_group_that_was_closed_is_an_error() -> None:
+    group = start_group(Faulty, role="faulty", size=1, backend=BACKEND)
+    caller: FaultyView = group.view(FaultyView)
+    future = caller.wait()
+    with pytest.raises(KeyError), group:
+        raise KeyError
+    with pytest.raises(WorkerError, match="closed before the call had returned"):
+        future.result()
+    group.close()
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("number", range(5))
 def test_a_random_kill_while_calls_run_is_named_and_leaves_nothing(seed: str, number: int) -> None:
     draw = random.Random(f"{seed}:{number}")
