@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from harness import recording
@@ -14,6 +15,8 @@ from harness.recording.op_mode import OpMode
 from harness.recording.process import Place, ProcessLog
 from harness.recording.recorder import NullRecorder, Recorder
 from harness.recording.recording_config import RecordingConfig
+from harness.recording.sentinel.running import start_sentinel
+from harness.recording.sentinel.sentinel import SentinelConfig
 
 
 @dataclass(slots=True)
@@ -32,6 +35,9 @@ def start_recording(orders: RecordingConfig) -> None:
         log.give_up(f"the level {orders.level} had no effect on {', '.join(without_effect)}")
     _active.log, _active.foreign = log, AutomaticRecorder(log)
     _active.foreign.install()
+    if orders.sentinel:
+        config = SentinelConfig(orders.sentinel, Path(orders.directory))
+        start_sentinel(config, _active.foreign.pause)
     metrics = PrintedMetrics(orders.metrics, log.log_values, log.note_metrics)
     metrics.watch_streams(has_json=not orders.has_entry)
 
@@ -70,11 +76,14 @@ def open_recorder(place: Place | None = None) -> Recorder | NullRecorder:
 
 
 def _share(num_others: int) -> list[partial[Recorder | NullRecorder]]:
-    """Make this process the first of those that record together."""
-    assert _active.log is not None, "its recorder is open"
-    num_ranks = num_others + 1
-    _active.log.place = Place(0, num_ranks)
-    return [partial(recording.open_recorder, Place(rank, num_ranks)) for rank in range(1, num_ranks)]
+    """Make this process the first of those that record together; again, if the others have died and start again."""
+    log, num_ranks = _active.log, num_others + 1
+    assert log is not None, "its recorder is open"
+    continues = log.place is not None
+    log.place = Place(0, num_ranks)
+    if continues:
+        log.repeat()
+    return [partial(recording.open_recorder, Place(rank, num_ranks, continues)) for rank in range(1, num_ranks)]
 
 
 def see_rollout(phase: str, name: str, value: Any) -> None:
