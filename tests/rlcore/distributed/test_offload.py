@@ -159,6 +159,12 @@ def test_a_full_disk_is_an_error_and_the_state_can_be_used(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
+def files_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> set[bool]:
+    """Return whether the large tensors of a state lie in files without a name."""
+    large = [each for each in state_tensors(model, optimizer).values() if each.nbytes >= MIN_MAPPED_BYTES]
+    return {any(file.endswith("(deleted)") for file in mapped_files(each)) for each in large}
+
+
 def sharded_digests(directory: str, naps: bool) -> dict[str, str]:
     """Return the digests of a rank's shards after three steps, with or without naps between them."""
     from torch.distributed.fsdp import fully_shard
@@ -174,8 +180,9 @@ def sharded_digests(directory: str, naps: bool) -> dict[str, str]:
         learn(model, optimizer, range(step, step + 1))
         if naps:
             state = offload(model, optimizer, directory=Path(directory))
-            assert state.num_bytes >= 2 * 4 * (97 // 2 + 95 // 2) * WIDTH
+            assert files_of(model, optimizer) == {True}, "every shard lies in a file"
             state.wake()
+            assert files_of(model, optimizer) == {False}
     return digests(model, optimizer)
 
 
