@@ -13,8 +13,8 @@ file, loaded into any suite by its entry point or `-p harness.plugin`: it import
     {"k":"finish","exit":0}
 
 There is one `end` per test, whatever its phases, subtests and reruns. `counted` holds every category in which pytest
-counts it, in order: `["passed","error"]` for a test whose teardown fails. `outcome` is the most severe of them: error,
-failed, xpassed, xfailed, passed, skipped. A file that skips itself at import has an `end` under its path.
+counts it, in order: `["passed","error"]` for a test whose teardown fails. `outcome` is the most severe of them (see
+MOST_TELLING_FIRST). A file that skips itself at import has an `end` under its path.
 """
 
 import contextlib
@@ -33,18 +33,14 @@ from typing import Any
 import pytest
 
 VERSION = 1
-MAX_TEXT_CHARS = 1_000_000
-MAX_REASON_CHARS = 500
+MAX_TEXT_CHARS, MAX_REASON_CHARS = 1_000_000, 500
 RERUN = "rerun"  # category of a failure in plugins that run failed tests again
 MOST_TELLING_FIRST = ("error", "failed", "xpassed", "xfailed", "passed", "skipped")
 
 NeedJson = dict[str, Any]  # a need, with the keys of NOTHING; min_capability is [9, 0] or None
 FLAGS = {"exclusive": False, "shared": False}
 NOTHING: NeedJson = {"gpus": 0, "memory_gb": 0.0, "model": None, "min_capability": None, **FLAGS}
-
-# Tests replace these for a while; ours are kept.
-_getpid = os.getpid
-_write = os.write
+_getpid, _write = os.getpid, os.write  # tests replace these for a while; ours are kept
 
 
 class MarkError(ValueError):
@@ -71,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the markers, and the reporter where it was asked for and this process is no xdist worker."""
     config.addinivalue_line(
         "markers",
-        "gpus(n, memory_gb=0, model=None, min_capability=None, exclusive=False, shared=False): the test needs n GPUs,"
+        "gpus(n, memory_gb=0, model=None, min_capability=None, exclusive=False, shared=False, nodes=1): needs n GPUs,"
         " each with memory_gb GB, of a model whose name contains `model`, of a CUDA capability of at least"
         " min_capability; exclusive: no other file runs on the machine; shared: others may use the rest of the GPU.",
     )
@@ -142,14 +138,18 @@ def need_of_mark(args: Sequence[object], kwargs: Mapping[str, object]) -> NeedJs
     model = given.pop("model", None)
     if model is not None and (not isinstance(model, str) or not model.strip()):
         raise MarkError(f"model {model!r}; legal: a part of the GPU's name, such as 'H100'")
+    nodes: Any = given.pop("nodes", 1)
+    if not _is_int(nodes) or nodes < 1 or num_gpus % nodes:
+        raise MarkError(f"nodes {nodes!r} for {num_gpus} GPUs; legal: gpus(16, nodes=2), which has 8 on each")
     exclusive, shared = given.pop("exclusive", False), given.pop("shared", False)
     for name, flag in (("exclusive", exclusive), ("shared", shared)):
         if not isinstance(flag, bool):
             raise MarkError(f"{name} {flag!r}; legal: True or False")
     least = capability(given.pop("min_capability", None))
     of_kind = {"memory_gb": float(memory_gb), "model": model, "min_capability": least}
+    of_kind |= {"nodes": nodes} if nodes > 1 else {}
     if given:
-        raise MarkError(f"unknown keyword {min(given)!r}; legal: memory_gb, model, min_capability, exclusive, shared")
+        raise MarkError(f"unknown keyword {min(given)!r}; legal: {', '.join([*NOTHING][1:])}, nodes")
     if num_gpus == 0 and any(of_kind.values()):
         raise MarkError("describes 0 GPUs; legal: 1 or more GPUs with memory_gb, model or min_capability")
     if shared and (num_gpus != 1 or not memory_gb or exclusive):
@@ -165,8 +165,10 @@ def merge_needs(needs: Iterable[NeedJson]) -> NeedJson:
         models = {model.casefold(): model for model in (merged["model"], need["model"]) if model}
         if len(models) > 1:
             raise MarkError(f"asks for models {merged['model']!r} and {need['model']!r}; legal: one model per file")
+        nodes = max(each.get("nodes", 1) for each in (merged, need))
         merged = {
-            "gpus": max(merged["gpus"], need["gpus"]),
+            "gpus": nodes * max(each["gpus"] // each.get("nodes", 1) for each in (merged, need)),
+            **({"nodes": nodes} if nodes > 1 else {}),
             "memory_gb": max(merged["memory_gb"], need["memory_gb"]),
             "model": merged["model"] or need["model"],
             "min_capability": max(merged["min_capability"] or [], need["min_capability"] or []) or None,
@@ -258,7 +260,8 @@ def gpu_ids(request: pytest.FixtureRequest) -> tuple[str, ...]:
     """The GPUs the test may use, or the first n for `gpus(n)`. Too few skip it; in `rlharness run` they fail it."""
     visible = visible_gpu_ids(os.environ)
     mark = request.node.get_closest_marker("gpus")
-    wanted = need_of_mark(mark.args, mark.kwargs)["gpus"] if mark else len(visible)
+    need = need_of_mark(mark.args, mark.kwargs) if mark else {"gpus": len(visible)}
+    wanted = need["gpus"] // need.get("nodes", 1)
     if wanted > len(visible):
         refuse = pytest.fail if "RLHARNESS_ATTEMPT" in os.environ else pytest.skip
         refuse(f"needs {wanted} GPU{'s' * (wanted != 1)}; {len(visible)} visible here")
@@ -269,12 +272,9 @@ class Reporter:
     """Writes the report of one pytest session; never the reason why a test fails."""
 
     def __init__(self, path: str, config: pytest.Config) -> None:
-        self._path = path
-        self._config = config
-        self._pid = _getpid()
-        self._file = -1
+        self._path, self._config = path, config
+        self._pid, self._file, self._stopped = _getpid(), -1, False
         self._identity: tuple[int, int] | None = None
-        self._stopped = False
         self._session: pytest.Session | None = None
         self._timeouts_s: dict[str, float | None] = {}
         self.num_deselected = 0

@@ -70,9 +70,9 @@ def read_regular(path: StrPath, *, max_bytes: int = MAX_BYTES, follows_links: bo
         return file.read(size_bytes)
 
 
-def read_text(path: StrPath, *, max_bytes: int = MAX_BYTES, errors: str = "strict") -> str:
+def read_text(path: StrPath, *, max_bytes: int = MAX_BYTES, errors: str = "strict", follows_links: bool = False) -> str:
     """Read a whole regular file as UTF-8. OSError as `read_regular`; UnicodeDecodeError, unless `errors` forgives."""
-    return read_regular(path, max_bytes=max_bytes).decode("utf-8", errors)
+    return read_regular(path, max_bytes=max_bytes, follows_links=follows_links).decode("utf-8", errors)
 
 
 class GrowingFile:

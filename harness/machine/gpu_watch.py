@@ -93,10 +93,12 @@ class GpuWatch:
 
     async def _readings(self, gpu_ids: Sequence[str], *, finds_faults: bool = False) -> dict[str, Reading | None]:
         """What each GPU says; None for one that does not answer."""
-        answers = await asyncio.gather(*(self._reading(gpu_id, finds_faults=finds_faults) for gpu_id in gpu_ids))
+        answers = await asyncio.gather(*(self.reading(gpu_id, finds_faults=finds_faults) for gpu_id in gpu_ids))
         return dict(zip(gpu_ids, answers, strict=True))
 
-    async def _reading(self, gpu_id: str, *, finds_faults: bool) -> Reading | None:
+    async def reading(self, gpu_id: str, *, finds_faults: bool) -> Reading | None:
+        """Return the reading of one GPU; None where its driver does not answer in time."""
+
         def ask() -> Reading:
             fault = self.meter.fault(gpu_id) if finds_faults else None
             used = self.meter.used_memory_bytes((gpu_id,))

@@ -25,6 +25,8 @@ class Gpu:
     Of an AMD GPU HIP's number, which counts within ROCR_VISIBLE_DEVICES."""
     is_amd: bool = False
     """Whether HIP serves it."""
+    node: str = ""
+    """Name of the node that has it; empty without a cluster."""
 
     def __str__(self) -> str:
         return f"{self.index} {self.model} {self.memory_gb:.0f} GB {self.gpu_id}"

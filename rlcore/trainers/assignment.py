@@ -36,7 +36,7 @@ class Assignment:
 
 
 def agree_on_assignment(ranks: Ranks, own: Sequence[int], num_microbatches: int) -> Assignment:
-    """Tell each rank what all of them compute.
+    """Agree on what each rank computes, and check it.
 
     Raises InvalidValueError on every rank, at once, if they expect different numbers of microbatches, or if a
     microbatch is not one of these or has two ranks.

@@ -2,38 +2,34 @@
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor, nn
 
 from rlcore.batching.microbatches import Microbatch
-from rlcore.config import RuntimeSection
-from rlcore.numerics.probe import num_threads
 from rlcore.observability.events import ReferenceUsed
 from rlcore.observability.observers import Observers
-from rlcore.trainers.base import Reading
-from rlcore.weights.source import LiveWeights
+from rlcore.trainers.base import Reader, Reading
+from rlcore.weights.source import WeightSource
 
 
 class FrozenModel:
-    """Reads microbatches by a model of this process."""
+    """Reads microbatches, and lets observers see the model each time."""
 
-    def __init__(self, name: str, model: nn.Module, *, runtime: RuntimeSection, observers: Observers) -> None:
-        self.name = name
+    def __init__(self, reader: Reader, model: nn.Module, observers: Observers) -> None:
+        """Read by `reader`; `model` is what this process has of its model."""
+        self.name = reader.name
         """Name of the model in records and checkpoints: reference."""
-        self.model = model.requires_grad_(False)
-        self._runtime = runtime
-        self._observers = observers
+        self.model = model
+        self._reader, self._observers = reader, observers
 
     def read(self, microbatches: Sequence[Microbatch], reading: Reading) -> list[Tensor]:
         """Read microbatches; return what was read, in their order."""
         self._observers.emit(ReferenceUsed(self.model))
-        with torch.no_grad(), num_threads(self._runtime.training_threads):
-            return [reading(self.model, microbatch) for microbatch in microbatches]
+        return self._reader.read(microbatches, reading)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy weights into the model."""
-        self.model.load_state_dict(weights)
+        self._reader.load_weights(weights)
 
-    def weights(self) -> LiveWeights:
-        """Return the live weights."""
-        return LiveWeights(self.model)
+    def weights(self) -> WeightSource:
+        """Return the weights as they are now."""
+        return self._reader.weights()

@@ -35,7 +35,7 @@ from rlcore.trainers.rank_grid import RankGrid
 from rlcore.trainers.round_sum import Rounds, RoundSum
 from rlcore.trainers.sharded_norm import sharded_norm
 from rlcore.trainers.sharded_weights import ShardedWeights
-from rlcore.trainers.shards import first_row, local_part, owned_digests, sharded_like, whole
+from rlcore.trainers.shards import first_row, full_tensor, local_part, owned_digests, sharded_like
 from rlcore.weights.digests import combined_digest, flat_digest
 
 FORWARD_METHODS = ("hidden",)
@@ -62,7 +62,8 @@ class FullyShardedTrainer(LocalTrainer):
         )
         self.grid = grid
         self._rounds = Rounds(grid, is_canonical=is_canonical)
-        self._sums = [self._sum_of(module) for module in self.model.modules() if isinstance(module, FSDPModule)]
+        modules = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
+        self._sums = [self._sum_of(module) for module in modules if module._get_fsdp_state()._fsdp_param_groups]
 
     def forward_backward(
         self, microbatches: Sequence[Microbatch], loss: Loss, *, num_microbatches: int | None = None
@@ -107,7 +108,7 @@ class FullyShardedTrainer(LocalTrainer):
     def gradient_digest(self) -> str:
         """Return the digest of the gradient of all parameters, as one process has it; collective."""
         assert self.gradients is not None, "forward_backward comes first"
-        return flat_digest(map(whole, self.gradients))
+        return flat_digest(map(full_tensor, self.gradients))
 
     def optimizer_digest(self) -> str:
         """Return the digest of all that the optimizer keeps, as one process has it; collective."""

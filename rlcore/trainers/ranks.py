@@ -1,4 +1,4 @@
-"""The ranks that train together: what they tell each other beside tensors of the model.
+"""The ranks that train together: small values that they exchange.
 
 Every method is collective: each rank of the group calls it, in the same order.
 """

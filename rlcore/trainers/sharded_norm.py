@@ -25,11 +25,11 @@ def sharded_norm(gradients: Sequence[Tensor], ranks: Ranks) -> float:
     rows = [row_sums(local_part(gradient), gradient.shape) for gradient in matrices]
     parts = exact_parts(torch.cat(rows).tolist() if rows else [])
     every = [part for own in ranks.gather_numbers(parts + [0.0] * (MAX_PARTS - len(parts))) for part in own]
-    vectors = whole_vectors([gradient for gradient in gradients if gradient.dim() < 2], ranks)
+    vectors = full_vectors([gradient for gradient in gradients if gradient.dim() < 2], ranks)
     return math.sqrt(math.fsum([*every, *(float(squared_rows(vector)) for vector in vectors)]))
 
 
-def whole_vectors(vectors: Sequence[Tensor], ranks: Ranks) -> list[Tensor]:
+def full_vectors(vectors: Sequence[Tensor], ranks: Ranks) -> list[Tensor]:
     """Return sharded vectors whole, in fp64, by one exchange."""
     if not vectors:
         return []

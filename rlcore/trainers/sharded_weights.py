@@ -14,7 +14,7 @@ from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
 from rlcore.trainers.base import Reading
 from rlcore.trainers.rank_grid import RankGrid
-from rlcore.trainers.shards import owned_digests, whole
+from rlcore.trainers.shards import full_tensor, owned_digests
 from rlcore.weights.canary import policy_logprobs
 from rlcore.weights.coverage import Groups, tied_names
 from rlcore.weights.target import ParameterSpec
@@ -23,14 +23,14 @@ Read = Callable[[Sequence[Microbatch], Reading], list[Tensor]]
 """Reads microbatches without a gradient, in lockstep with the other ranks."""
 
 
-class WholeTensors(Mapping[str, Tensor]):
+class FullTensors(Mapping[str, Tensor]):
     """Sharded tensors by name; each is made whole when it is asked for, in memory of its own."""
 
     def __init__(self, shards: Mapping[str, Tensor]) -> None:
         self._shards = shards
 
     def __getitem__(self, name: str) -> Tensor:
-        return whole(self._shards[name])
+        return full_tensor(self._shards[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shards)
@@ -63,9 +63,9 @@ class ShardedWeights:
         return {name: p.detach() for name, p in self._model.named_parameters(remove_duplicate=False)}
 
     @property
-    def tensors(self) -> WholeTensors:
+    def tensors(self) -> FullTensors:
         """The whole tensors, by name."""
-        return WholeTensors(self.shards)
+        return FullTensors(self.shards)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ class ShardedWeights:
     def decoder(self) -> Decoder:
         """Return a copy of the whole model, on every rank."""
         copy = Decoder(self.config).to(self.dtype)
-        copy.load_state_dict({name: whole(tensor) for name, tensor in self.shards.items()})
+        copy.load_state_dict({name: full_tensor(tensor) for name, tensor in self.shards.items()})
         return copy
 
 

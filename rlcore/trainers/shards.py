@@ -21,7 +21,7 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Return the whole tensor on every rank; collective if it is sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
@@ -51,6 +51,15 @@ def owned(named: Iterable[tuple[str, Tensor]], grid: RankGrid) -> Iterator[tuple
         else:
             found = tensor
         if (replica, owner) == (grid.replicate.rank, grid.shard.rank):
+            yield name, found
+
+
+def on_first(named: Iterable[tuple[str, Tensor]], grid: RankGrid) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor whole on rank 0, and nothing on the others. Collective, as `owned`."""
+    for name, tensor in named:
+        is_first = grid.replicate.rank == 0
+        found = _gathered(tensor, grid.shard, 0) if isinstance(tensor, DTensor) and is_first else tensor
+        if grid.world.rank == 0:
             yield name, found
 
 

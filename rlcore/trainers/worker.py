@@ -28,10 +28,9 @@ from rlcore.observability.recording import StepRecorder
 from rlcore.trace import PartRecorder
 from rlcore.trainers.base import Loss, MicrobatchLoss, Reader, Reading, Trainer, TrainerState
 from rlcore.trainers.joining import join_grid, leave_grid
-from rlcore.trainers.local import LocalTrainer
-from rlcore.trainers.models import LocalModels
+from rlcore.trainers.models import LocalModels, alone
 from rlcore.trainers.parallel import build_parallel
-from rlcore.trainers.shards import owned
+from rlcore.trainers.shards import on_first, owned
 from rlcore.weights.source import SourceDescription, describe
 
 
@@ -95,10 +94,11 @@ class ModelWorker(Worker):
         self._held.enter_context(num_threads(threads[0]))
         own = iter if self._grid is None else partial(owned, grid=self._grid)
         self._observers = Observers(*checks_of_level(level), StepRecorder(self._recorder, own=own))
-        self._models = LocalModels(config, decoder, self._observers)
+        is_canonical = level == "invariant"
+        parallel = alone if self._grid is None else partial(build_parallel, grid=self._grid, is_canonical=is_canonical)
+        self._models = LocalModels(config, decoder, self._observers, parallel=parallel)
         self._readers: dict[str, Reader] = {}
         self._trainers: dict[str, Trainer] = {}
-        self._is_canonical = level == "invariant"
 
     def observe(self, event: Event) -> None:
         """Let the checks and the recorder of this rank see where a step begins and ends."""
@@ -155,8 +155,9 @@ class ModelWorker(Worker):
         return describe(self._readers[name].weights())
 
     def weight(self, name: str, parameter: str) -> Tensor:
-        """Return one tensor, whole."""
-        return self._readers[name].weights().tensors[parameter]
+        """Return one tensor, whole, on rank 0."""
+        found = self._readers[name].weights().tensors[parameter]
+        return found if self.context.rank == 0 else found.new_empty(0)
 
     def weight_digests(self, name: str) -> dict[str, str]:
         """Return the digest of each tensor."""
@@ -171,8 +172,9 @@ class ModelWorker(Worker):
         self._readers[name].load_weights(weights)
 
     def save(self, name: str) -> TrainerState:
-        """Return the whole state of a trainer."""
-        return self._trainers[name].save()
+        """Return the whole state of a trainer on rank 0, and nothing on the others."""
+        state = self._trainers[name].save()
+        return TrainerState(self._on_first(state.weights), self._on_first(state.optimizer))
 
     def load(self, name: str, state: TrainerState) -> None:
         """Copy a state into a model and its optimizer."""
@@ -185,6 +187,8 @@ class ModelWorker(Worker):
         if self._grid is not None:
             leave_grid()
 
-    def _add(self, local: LocalTrainer) -> None:
-        trainer = local if self._grid is None else build_parallel(local, self._grid, is_canonical=self._is_canonical)
-        self._trainers[local.name] = self._readers[local.name] = trainer
+    def _on_first(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(tensors) if self._grid is None else dict(on_first(tensors.items(), self._grid))
+
+    def _add(self, trainer: Trainer) -> None:
+        self._trainers[trainer.name] = self._readers[trainer.name] = trainer

@@ -1,6 +1,10 @@
 """What a trainer on ranks is asked beside training, and how it fails: functions that each of four ranks calls."""
 
+import ctypes
+import gc
+import weakref
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -108,3 +112,47 @@ def owned_values(case: Case) -> dict[str, str]:
     moments = optimizer_tensors(trainer.optimizer, named.items())
     gradients = {f"{name}.grad": each for name, each in zip(named, trainer.gradients, strict=True)}
     return digests(dict(owned({**named, **gradients, **moments}.items(), grid)))
+
+
+class Wide(nn.Module):
+    """Layers of 2 MiB each, which nobody calls."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1024, 512, bias=False) for _ in range(num_layers))
+
+
+def streamed(num_layers: int, keeps: bool) -> tuple[int, int]:
+    """Stream the weights of a sharded model; return the most whole tensors that were alive at once, and peak bytes.
+
+    With `keeps` the reader keeps them all.
+    """
+    built = parallel_trainer(Case(4, 4), Wide(num_layers))
+    assert built is not None
+    trainer, _ = built
+    tensors = trainer.weights().tensors
+    for _ in tensors.values():
+        pass  # torch imports what it needs
+    before_bytes = reset_peak()
+    seen, kept, most = list[weakref.ref[Tensor]](), [], 0
+    for tensor in tensors.values():
+        seen.append(weakref.ref(tensor))
+        if keeps:
+            kept.append(tensor)
+        most = max(most, sum(reference() is not None for reference in seen))
+        del tensor
+    return most, peak_bytes() - before_bytes
+
+
+def reset_peak() -> int:
+    """Give freed memory back, forget the peak of this process so far, and return its memory, in bytes."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5", "ascii")
+    return peak_bytes()
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process has had, in bytes."""
+    (line,) = (line for line in Path("/proc/self/status").read_text("ascii").splitlines() if "VmHWM" in line)
+    return 1024 * int(line.split()[1])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlcore.batching.microbatches import Microbatch, divide_among_workers
+from rlcore.checks.observers import OptimizerChecks
 from rlcore.config import OptimizerSection, RuntimeSection
 from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
@@ -17,7 +18,7 @@ from rlcore.trainers.base import MicrobatchLoss
 from rlcore.trainers.local import LocalTrainer
 from rlcore.trainers.parallel import build_parallel
 from rlcore.trainers.rank_grid import RankGrid, build_grid
-from rlcore.trainers.shards import whole
+from rlcore.trainers.shards import full_tensor
 from rlcore.weights.digests import tensor_digest
 
 CONFIG = DecoderConfig(
@@ -115,7 +116,7 @@ def local_trainer(dtype: torch.dtype = torch.float32, model: nn.Module | None = 
     """Build the trainer of one process."""
     section, runtime = OptimizerSection(learning_rate=0.01, weight_decay=0.1), RuntimeSection(training_threads=1)
     model = (Odd() if model is None else model).to(dtype)
-    return LocalTrainer("policy", model, 0.01, section=section, runtime=runtime, observers=Observers())
+    return LocalTrainer("policy", model, 0.01, section=section, runtime=runtime, observers=Observers(OptimizerChecks()))
 
 
 def local_training(dtype: torch.dtype = torch.float32, max_norm: float = 0.5) -> Trained:
@@ -127,8 +128,7 @@ def local_training(dtype: torch.dtype = torch.float32, max_norm: float = 0.5) ->
         names = [name for name, _ in trainer.model.named_parameters()]
         gradients = {name: tensor_digest(g.to(dtype)) for name, g in zip(names, trainer.gradients, strict=True)}
         norms.append(trainer.optimizer_step(learning_rate=0.01, max_norm=max_norm))
-    saved = trainer.save()
-    return Trained(tuple(norms), gradients, digests(saved.weights), digests(saved.optimizer))
+    return trained(trainer)._replace(norms=tuple(norms), gradients=gradients)
 
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -158,10 +158,14 @@ def parallel_training(case: Case) -> Trained | None:
         assert trainer.gradients is not None
         names = [name for name, _ in trainer.model.named_parameters()]
         gradients = {
-            name: tensor_digest(whole(gradient).to(case.dtype))
+            name: tensor_digest(full_tensor(gradient).to(case.dtype))
             for name, gradient in zip(names, trainer.gradients, strict=True)
         }
         norms.append(trainer.optimizer_step(learning_rate=0.01, max_norm=case.max_norm))
-    saved = trainer.save()
-    weights, moments = ({n: whole(t) for n, t in part.items()} for part in saved)
-    return Trained(tuple(norms), gradients, digests(weights), digests(moments))
+    return trained(trainer)._replace(norms=tuple(norms), gradients=gradients)
+
+
+def trained(trainer: LocalTrainer) -> Trained:
+    """Return the digests of weights and moments; collective if they are sharded."""
+    weights, moments = ({name: full_tensor(each) for name, each in part.items()} for part in trainer.save())
+    return Trained((), {}, digests(weights), digests(moments))

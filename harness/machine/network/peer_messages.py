@@ -41,13 +41,20 @@ class Seal:
 
     def seal(self, kind: str, fields: Mapping[str, Any]) -> bytes:
         """Return the line of a message."""
-        text = json.dumps({"k": kind, **fields})
+        return self.seal_text(json.dumps({"k": kind, **fields}))
+
+    def seal_text(self, text: str) -> bytes:
+        """Return the line of a message that is written already, in ASCII."""
         mac = self._mac(self.is_listener, self._num_sealed, text)
         self._num_sealed += 1
         return f"{mac} {text}\n".encode("ascii")
 
     def open(self, line: bytes, kind: str) -> dict[str, Any]:
         """Return the message of a line; NetworkError if it was not sealed with this key, or is of another kind."""
+        return parse_message(self.open_text(line, kind), kind)
+
+    def open_text(self, line: bytes, kind: str) -> str:
+        """Return the text of a line; NetworkError if it was not sealed with this key. `kind` is for the message."""
         try:
             mac, _, text = line.decode("ascii").rstrip("\n").partition(" ")
         except UnicodeDecodeError:
@@ -55,7 +62,7 @@ class Seal:
         if not hmac.compare_digest(mac, self._mac(not self.is_listener, self._num_opened, text)):
             raise NetworkError(f"the {kind} message was sealed with another key")
         self._num_opened += 1
-        return parse_message(text, kind)
+        return text
 
     def _mac(self, is_listener: bool, number: int, text: str) -> str:
         signed = f"{VERSION} {self.nonce} {is_listener:d} {number} {text}"

@@ -8,47 +8,39 @@ An order to end it is remembered, since it may come before there is a supervisor
 """
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
 from pathlib import Path
 
 from harness.core.errors import HarnessError
 from harness.core.report_file import ReportTail, TestReport
 from harness.machine.gpu_watch import GpuWatch
-from harness.process.child_env import child_env, xdist_variables
-from harness.process.ports import PortBlocks
 from harness.process.scratch import remove_tree
-from harness.process.supervisor_client import ProcessEnd, ProcessSpec
+from harness.process.supervisor_client import ProcessEnd
 from harness.runner import events
 from harness.runner.attempts.attempt_report import put_back, read_attempt_report
+from harness.runner.attempts.attempt_spec import AttemptSpecs
 from harness.runner.attempts.gpu_suspicion import GpuSuspicion
+from harness.runner.attempts.host import NODE_LOST
 from harness.runner.attempts.lease_end import end_lease, refuse_lease
 from harness.runner.attempts.memory_sampler import MemorySampler
 from harness.runner.attempts.ray_logs import keep_ray_logs
 from harness.runner.attempts.report_events import test_event
 from harness.runner.attempts.shared_watch import SharedWatch
 from harness.runner.attempts.unit_result import unforked_note, unit_result
-from harness.runner.collection.collect import NO_WORKERS, Collected
-from harness.runner.collection.command_units import SHELL, write_end, write_start
+from harness.runner.collection.command_units import write_end, write_start
 from harness.runner.gpu_memory import GpuMemoryUse
 from harness.runner.isolation_notes import IsolationNote
-from harness.runner.options import RunOptions, runs_parts_of_files
-from harness.runner.reruns.retries import Retries
+from harness.runner.options import runs_parts_of_files
 from harness.runner.schedule.leases import Lease
-from harness.runner.selections import split_node_id, split_selections
 from harness.runner.sessions.part_file import PART_FILE, PartTests, write_part
-from harness.runner.sessions.plugin_names import FOR_TESTS, FORKED_TESTS, OWN_COVERAGE, PARTS, odd_name_plugins
-from harness.runner.sessions.pytest_command import pytest_command
 from harness.runner.sessions.warm_parent import WarmParent
 from harness.runner.sessions.workers import Attempts, Workers
 from harness.runner.units import Outcome, Unit, UnitResult
 
-WITHOUT_XDIST = {"numprocesses": 0, "dist": "no", "tx": []}
-"""What `-n0` sets."""
-COVERAGE_FILE = "COVERAGE_FILE"
+MAX_LOST = 3
+"""Nodes that may be lost while a unit runs on them; after the last, the unit itself is suspected and not run again."""
 
 Post = Callable[[events.Event], None]
 
@@ -57,38 +49,26 @@ Check = Callable[["UnitRunner", int, Lease, UnitResult, TestReport], Awaitable[t
 """Returns the result of a unit, and processes that SIGKILL did not end."""
 
 
-@dataclass(slots=True)
-class UnitRunner:
+@dataclass(slots=True, kw_only=True)
+class UnitRunner(AttemptSpecs):
     """Shared state of the attempts of one run; the side effects of one attempt are all here."""
 
-    options: RunOptions
-    collected: Collected
-    attempts: Attempts
     watch: GpuWatch
-    ports: PortBlocks
-    run_id: str
-    run_directory: Path
-    scratch: Path
-    """Short and local; each attempt's TMPDIR is a directory in it."""
     t: Callable[[], float]
     """Seconds since the run began."""
     shared_watch: SharedWatch | None = None
     sampler: MemorySampler | None = None
     """Measures the GPU memory of attempts; made for the first of them."""
-    num_slots: int = 1
-    """Number of GPUs and CPU slots of the run."""
     warm: WarmParent | None = None
     """The warm session, which learns what the files import; None without one."""
     workers: Workers | None = None
     """Those that carry out the attempts; None where each attempt has a process of its own."""
     command_attempts: Attempts | None = None
     """What carries out commands; None for `attempts`."""
-    setup_env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Variables that setup scripts have exported, by the path of the unit."""
+    active: dict[int, Attempts] = field(default_factory=dict)
+    """What carries out the present attempt of each running unit, by its number."""
     held_by_workers: dict[tuple[str, ...], dict[str, int]] = field(default_factory=dict)
     """Memory that was in use on GPUs before the worker that has them."""
-    pins: Mapping[str, str] | None = None
-    """Variables that the network preflight sets in every child's environment; None without a preflight."""
     post: Post = lambda event: None
     """Where events go; the dispatcher puts its queue here."""
     followed: dict[int, tuple[str, ReportTail]] = field(default_factory=dict)
@@ -99,25 +79,12 @@ class UnitRunner:
     killed: set[int] = field(default_factory=set)
     """Units whose end was asked for, and those of them that are to end at once."""
     suspicion: GpuSuspicion = field(default_factory=GpuSuspicion)
-    retries: Retries = field(default_factory=lambda: Retries(0))
     check_leaning: "Check | None" = None
     """Settles whether a failing file passes after those before it; None where that is not asked for."""
     notes: list[str] = field(default_factory=list)
     """Problems apart from the tests, such as a temporary directory that could not be removed."""
     isolation: list[IsolationNote] = field(default_factory=list)
     """Files whose tests were not forked."""
-
-    def marker(self, number: int) -> str:
-        """The text by which the processes of unit `number` can be found."""
-        return f"{self.run_id}-{self.retries.name(number)}"
-
-    def directory(self, number: int) -> Path:
-        """Where the attempt of unit `number` keeps its files."""
-        return self.run_directory / "units" / self.retries.name(number)
-
-    def tmpdir(self, number: int) -> Path:
-        """The TMPDIR of unit `number`."""
-        return self.scratch / self.retries.name(number)
 
     async def run(self, number: int, unit: Unit, lease: Lease) -> None:
         """Run `unit`; its last event is its UnitFinished, AttemptFailed or LeaseRefused, after the fate of its GPUs."""
@@ -138,6 +105,10 @@ class UnitRunner:
             why = " ".join(f"the attempt could not be started: {error}".split())
             result = UnitResult(unit, Outcome.SUPERVISOR_LOST, why)
         else:
+            if end.reason == NODE_LOST:
+                if self._is_lost(number, unit, lease):
+                    return
+                end = replace(end, reason="cancelled") if number in self.cancelled else end
             unkillable, spent = end.unkillable, end.reason == "timeout"
             report = await asyncio.to_thread(read_attempt_report, tail)
             result = unit_result(unit, end, report, timeout_s, gpu_ids=gpu_ids, directory=directory)
@@ -164,6 +135,16 @@ class UnitRunner:
         self.post(replace(event, t=self.t()))
         if self.warm is not None:
             await self.warm.learn(report.imported)
+
+    def _is_lost(self, number: int, unit: Unit, lease: Lease) -> bool:
+        """Take note that the node of an attempt was lost; whether its unit is queued again for it."""
+        node, lost = lease.nodes[0], self.lost.setdefault(number, [])
+        lost.append(node)
+        if len(lost) >= MAX_LOST or number in self.cancelled:
+            return False
+        reason = f"{' or '.join(lease.nodes)} was lost while it ran"
+        self.post(events.AttemptLost(self.t(), unit.path, node, lease.gpu_ids, reason))
+        return True
 
     def _is_comparable(self, number: int, result: UnitResult) -> bool:
         """Whether the need of the tests that were collected shows whether the plan was right.
@@ -207,14 +188,15 @@ class UnitRunner:
             write_part(self.directory(number) / PART_FILE, self.collected.parts[unit.path])
         tail.file.make()  # before there are tests: whatever these do to its name, this file is theirs
         self.tmpdir(number).mkdir(mode=0o700, parents=True)  # parents: a test may have deleted them
-        spec = self._spec(number, unit, lease)
+        spec = self.spec(number, unit, lease)
         if number in self.cancelled:  # while the driver was asked
             return ProcessEnd(None, None, "cancelled", (), (), 0.0), spec.timeout_s
         self.followed[number] = (unit.path, tail)
         try:
             if unit.command:
                 write_start(Path(tail.file.path), unit)
-            end = await self._attempts_of(unit).run(
+            self.active[number] = self._attempts_of(unit, lease)
+            end = await self.active[number].run(
                 spec, lambda reason: self.post(events.AttemptTerminating(self.t(), unit.path, reason))
             )
             if unit.command:
@@ -223,13 +205,14 @@ class UnitRunner:
                 await asyncio.sleep(0)  # signals are heard, however much there is
         finally:
             self.followed.pop(number, None)
+            self.active.pop(number, None)
         return end, spec.timeout_s
 
     async def _measured(
         self, number: int, unit: Unit, lease: Lease, tail: ReportTail
     ) -> tuple[ProcessEnd, float, GpuMemoryUse | None]:
         """The answer of `run_attempt`, and the GPU memory that the attempt used."""
-        attempts, marker = self._attempts_of(unit), self.marker(number)
+        attempts, marker = self._attempts_of(unit, lease), self.marker(number)
         sampler = self.memory_sampler()
         sampler.begin(number, lease.gpu_ids, lambda: attempts.pid_of(marker), lambda: self._present_test(number))
         try:
@@ -245,7 +228,9 @@ class UnitRunner:
             self.sampler = MemorySampler(self.watch.meter, t=self.t, post=self.post)
         return self.sampler
 
-    def _attempts_of(self, unit: Unit) -> Attempts:
+    def _attempts_of(self, unit: Unit, lease: Lease) -> Attempts:
+        if self.host_of is not None:
+            return self.host_of(lease).attempts
         return self.command_attempts if unit.command and self.command_attempts else self.attempts
 
     def _present_test(self, number: int) -> str:
@@ -271,87 +256,15 @@ class UnitRunner:
     def cancel(self, number: int) -> None:
         """End the attempt of unit `number` in order."""
         self.cancelled.add(number)
-        for attempts in filter(None, (self.attempts, self.command_attempts)):
+        if attempts := self.active.get(number):
             attempts.cancel(self.marker(number))
 
     def kill(self, number: int) -> None:
         """End the attempt of unit `number` at once."""
         self.cancelled.add(number)
         self.killed.add(number)
-        for attempts in filter(None, (self.attempts, self.command_attempts)):
+        if attempts := self.active.get(number):
             attempts.kill(self.marker(number))
-
-    def _spec(self, number: int, unit: Unit, lease: Lease) -> ProcessSpec:
-        spec = self._pytest_spec(number, unit, lease)
-        if unit.command is None:
-            return spec
-        argv = (*SHELL, unit.command.line)
-        return replace(spec, argv=argv, session=None, cwd=unit.command.cwd, startup_timeout_s=inf)
-
-    def _pytest_spec(self, number: int, unit: Unit, lease: Lease) -> ProcessSpec:
-        directory, tmpdir = self.directory(number), self.tmpdir(number)
-        invocation = self.options.invocation
-        report, basetemp, is_named = str(directory / "report.jsonl"), str(tmpdir / "pytest"), self._is_named(unit)
-        paths = [self.from_cwd(path) for path in unit.selection or unit.together or (unit.file_path,)]
-        options = {"rlharness_report": report, "basetemp": basetemp, "rlharness_as_found": not is_named}
-        plugins = (*FOR_TESTS, *odd_name_plugins(paths, invocation.cwd))
-        part = str(directory / PART_FILE) if unit.part or self.retries.rest(number) else None
-        is_measured = self.collected.coverage is not None
-        own_file = {COVERAGE_FILE: str(directory / ".coverage")} if is_measured else {}
-        grace_s = self.options.grace_s if self.options.isolate == "test" else None
-        return ProcessSpec(
-            argv=(
-                *pytest_command(self.options),
-                *(word for name in ("harness.plugin", *plugins) for word in ("-p", name)),
-                *(f"--rlharness-report={report}", f"--basetemp={basetemp}"),
-                *(("-p", OWN_COVERAGE) if is_measured else ()),
-                *(() if is_named else ("--rlharness-as-found",)),
-                *(("-p", PARTS, f"--rlharness-part={part}") if part else ()),
-                *(("-p", FORKED_TESTS, f"--rlharness-fork-tests={grace_s}") if grace_s is not None else ()),
-                *invocation.trailing,
-                *self.collected.pytest_args,
-                *paths,
-            ),
-            session={
-                "args": paths,
-                "options": options
-                | ({"rlharness_part": part} if part else {})
-                | ({"rlharness_fork_tests": grace_s} if grace_s is not None else {})
-                | (WITHOUT_XDIST if NO_WORKERS in self.collected.pytest_args else {}),
-                "plugins": [*plugins] + [PARTS] * bool(part) + [FORKED_TESTS] * (grace_s is not None),
-            },
-            cwd=str(invocation.cwd),
-            env=self._env(unit, lease, str(tmpdir), self.marker(number), self.ports.master_port(lease.slot)) | own_file,
-            directory=str(directory),
-            marker=self.marker(number),
-            timeout_s=self.retries.limit_s(number, unit.timeout_s or self.options.timeout_s),
-            startup_timeout_s=self.options.collect_timeout_s,
-            grace_s=self.options.grace_s,
-        )
-
-    def _env(self, unit: Unit, lease: Lease, tmpdir: str, marker: str, master_port: int) -> dict[str, str]:
-        own = unit.command.variables() if unit.command else {}
-        return child_env(
-            {**self.options.invocation.environ, **self.setup_env.get(unit.path, {}), **own},
-            gpus=lease.gpus,
-            tmpdir=tmpdir,
-            marker=marker,
-            master_port=master_port,
-            by_number=self.options.by_number,
-            pins=self.pins,
-            xdist=xdist_variables(lease.slot, self.num_slots, self.run_id),
-        )
-
-    def _is_named(self, unit: Unit) -> bool:
-        """Whether the command line names this very file, which pytest then takes whatever it is called."""
-        cwd, file = self.options.invocation.cwd, os.path.abspath(self.collected.rootdir / unit.file_path)
-        return any(str(each.absolute) == file for each in split_selections(self.options.paths, cwd))
-
-    def from_cwd(self, path: str) -> str:
-        """A path or node id below the root directory, as pytest is to be given it in the working directory."""
-        file, rest = split_node_id(path, self.collected.rootdir)  # the rest is no path, though it may hold slashes
-        relative = os.path.relpath(self.collected.rootdir / file, self.options.invocation.cwd)
-        return ("./" if relative.startswith("-") else "") + relative + (f"::{rest}" if rest else "")
 
     async def _return_gpus(
         self, number: int, result: UnitResult, unkillable: tuple[str, ...], lease: Lease, baseline: dict[str, int]

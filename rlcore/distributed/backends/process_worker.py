@@ -8,6 +8,7 @@ controller ends it.
 
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Mapping
@@ -65,7 +66,10 @@ def serve(connection: Connection, parent: int) -> None:
         send(connection, Answer(0, outcome))
         while True:
             call: Call = connection.recv()
-            send(connection, Answer(call.number, _outcome(workers, call)))
+            outcome = _outcome(workers, call)
+            sys.stdout.flush()  # the process is killed in the end
+            sys.stderr.flush()
+            send(connection, Answer(call.number, outcome))
     except (EOFError, OSError):  # the controller has closed its end
         os._exit(0)
 

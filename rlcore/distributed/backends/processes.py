@@ -210,7 +210,7 @@ class ChildWorkers:
         try:
             answer: Answer = pickle.loads(content)
             outcome = answer.outcome.decode()
-        except OSError:  # the process ended before its memory was fetched
+        except (EOFError, OSError):  # the process ended before its memory was fetched
             return False
         except Exception as error:  # what the classes of a result raise when they are unpickled here
             number = min(number for each, number in self._waiting if each == rank)

@@ -12,9 +12,9 @@ has one rank in every slot. A GPU belongs to one slot; processes of a slot share
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from typing import Any
 
+from rlcore.distributed.nearest import nearest
 from rlcore.distributed.placement.inventory import Node, amount, inventory_text
 from rlcore.distributed.placement.packing import MAX_STATES, Free, Request, SearchLimit, pack, room
 from rlcore.errors import InvalidValueError, PlacementError
@@ -290,12 +290,10 @@ def _check_names(kind: str, names: Sequence[str]) -> None:
 
 
 def _known(kind: str, name: str, names: Iterable[str], where: str = "") -> str:
-    """Return a name that exists. Raises InvalidValueError, with the nearest first."""
+    """Return a name that exists. Raises InvalidValueError, with the nearest one."""
     known = list(names)
     if name not in known:
-        near = get_close_matches(name, known, n=1, cutoff=0.5)
-        legal = ", ".join([*near, *(each for each in known if each not in near)])
-        raise InvalidValueError(f"{where}no {kind} {name!r}", legal=legal)
+        raise InvalidValueError(f"{where}no {kind} {name!r}", legal=", ".join(known), remedy=nearest(name, known))
     return name
 
 

@@ -1,6 +1,8 @@
 """Workers in child processes: as every backend, and how they end."""
 
+import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from rlcore.distributed.worker import WorkerSpec
 from rlcore.distributed.worker_group import WorkerGroup, start_colocated, start_group
 from rlcore.errors import StepError, WorkerDiedError, WorkerError
 from tests.rlcore.distributed.conformance import *  # noqa: F403  # the tests of every backend
-from tests.rlcore.distributed.conformance import in_other_processes_an_error_that_cannot_travel_is_described
+from tests.rlcore.distributed.conformance import AdderView, in_other_processes_an_error_that_cannot_travel_is_described
 from tests.rlcore.distributed.workers import Adder, Faulty, Ranks
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -55,10 +57,23 @@ class FaultyView(Protocol):
 
 
 def assert_ended(pids: tuple[int, ...]) -> None:
-    """Wait until no process has these ids, or what has them is a zombie of another parent."""
-    left = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    _, alive = psutil.wait_procs([each for each in left if each.status() != psutil.STATUS_ZOMBIE], timeout=TIMEOUT_S)
-    assert alive == []
+    """Wait until the processes have ended; a zombie is one that its new parent has not reaped."""
+    running = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            running += [] if process.status() == psutil.STATUS_ZOMBIE else [process]
+    _, alive = psutil.wait_procs(running, timeout=TIMEOUT_S)
+    assert [each for each in alive if each.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def children() -> set[int]:
+    """Process ids of the workers that this process has started and not ended."""
+    found = set()
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            found |= {process.pid} if any("spawn_main" in word for word in process.cmdline()) else set()
+    return found
 
 
 def test_errors_and_results_that_cannot_travel_are_described(faulty: WorkerGroup[Faulty]) -> None:
@@ -70,6 +85,10 @@ def test_an_argument_belongs_to_the_worker(adder: WorkerGroup[Adder]) -> None:
         values = torch.zeros(size)
         assert adder.handle.change(values) == [1.0, 1.0, 1.0]  # type: ignore[comparison-overlap]
         assert float(values[0]) == 0.0
+
+
+def test_children_are_seen(adder: WorkerGroup[Adder]) -> None:
+    assert set(adder.process_ids) <= children()
 
 
 def test_each_process_has_its_rank_and_the_environment_from_its_start(adder: WorkerGroup[Adder]) -> None:
@@ -92,7 +111,7 @@ def test_ranks_find_each_other_and_one_that_raises_does_not_hang_the_caller() ->
     assert_ended(group.process_ids)
 
 
-@pytest.mark.parametrize(("how", "code"), [("kill", -signal.SIGKILL), ("exit", 3)])
+@pytest.mark.parametrize(("how", "code"), [("kill", -signal.SIGKILL), pytest.param("exit", 3, marks=pytest.mark.full)])
 def test_a_worker_that_dies_in_a_call_is_named_and_the_others_are_ended(how: str, code: int) -> None:
     group = start_group(Faulty, role="faulty", size=2, backend=BACKEND)
     with pytest.raises(WorkerDiedError) as caught, group:
@@ -120,16 +139,36 @@ def test_a_worker_that_dies_between_calls_is_noticed_and_every_call_raises() -> 
             group.close()
 
 
-@pytest.mark.parametrize("how", ["raise", "die"])
+@pytest.mark.full
+@pytest.mark.parametrize("number", range(5))
+def test_a_random_kill_while_calls_run_is_named_and_leaves_nothing(seed: str, number: int) -> None:
+    draw = random.Random(f"{seed}:{number}")
+    group = start_group(Adder, role="adder", size=3, backend=BACKEND)
+    victim, at_call, num_done = draw.randrange(3), draw.randrange(20), 0
+    caller: AdderView = group.view(AdderView)
+    with pytest.raises(WorkerDiedError) as caught, group:
+        while True:
+            future = caller.later(torch.ones(draw.choice([1, 5, 100_000])))
+            if num_done == at_call:
+                os.kill(group.process_ids[victim], signal.SIGKILL)
+            future.result()
+            assert group.handle.first(1) == 1
+            num_done += 1
+    assert (caught.value.rank, caught.value.pid) == (victim, group.process_ids[victim])
+    assert num_done >= at_call
+    assert_ended(group.process_ids)
+
+
+@pytest.mark.parametrize("how", ["raise", pytest.param("die", marks=pytest.mark.full)])
 def test_a_constructor_that_fails_leaves_nothing(how: str) -> None:
-    before = set(psutil.Process().children())
+    before = children()
     expected = StepError if how == "raise" else WorkerDiedError
     with pytest.raises(expected) as caught:
         start_group(Faulty, how, role="faulty", size=2, backend=BACKEND)
     text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
     assert "faulty, rank 1 of 2" in text
     assert "method __init__" in text
-    assert [each for each in set(psutil.Process().children()) - before if "spawn_main" in each.cmdline()] == []
+    assert children() == before
 
 
 @pytest.mark.full
@@ -144,21 +183,28 @@ from rlcore.distributed.worker_group import start_group
 from tests.rlcore.distributed.workers import Faulty
 
 if __name__ == "__main__":
-    group = start_group(Faulty, role="faulty", size=2, backend="processes")
+    if sys.argv[2] == "ray":
+        import ray
+
+        ray.init(address=sys.argv[3], log_to_driver=False)
+    group = start_group(Faulty, role="faulty", size=2, backend=sys.argv[2])
     print(*group.process_ids, flush=True)
     if sys.argv[1] == "call":
         group.handle.die("exit", 9)  # rank 9 does not exist: all wait
+    elif sys.argv[1] == "print":
+        group.handle.say()
+        group.close()
     elif sys.argv[1] == "sleep":
         sys.stdin.read()
 """
 
 
-def controller(tmp_path: Path, how: str) -> tuple["subprocess.Popen[str]", tuple[int, ...]]:
+def controller(tmp_path: Path, how: str, *backend: str) -> tuple["subprocess.Popen[str]", tuple[int, ...]]:
     """Start a controller in a process of its own, and return it with the ids of its workers."""
     program = tmp_path / "controller.py"
     program.write_text(CONTROLLER, "utf-8")
     process = subprocess.Popen(
-        [sys.executable, str(program), how],
+        [sys.executable, str(program), how, *(backend or (BACKEND,))],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -184,6 +230,15 @@ def test_workers_end_with_a_controller_that_is_killed(tmp_path: Path, how: str, 
         assert len(pids) == 2
         process.send_signal(signum)
         process.wait(TIMEOUT_S)
+        assert_ended(pids)
+
+
+@pytest.mark.full
+def test_what_a_worker_prints_is_not_lost(tmp_path: Path) -> None:
+    process, pids = controller(tmp_path, "print")
+    with process:
+        assert process.stdout is not None
+        assert sorted(process.stdout) == ["rank 0\n", "rank 1\n"]
         assert_ended(pids)
 
 

@@ -113,6 +113,7 @@ class Faulty(Worker):
         "wait": Entry({}, collect=Collect.LIST, is_blocking=False),
         "result": Entry({}, collect=Collect.LIST),
         "pid": Entry({}, collect=Collect.LIST),
+        "say": Entry({}),
     }
 
     def __init__(self, how: str = "") -> None:
@@ -149,6 +150,9 @@ class Faulty(Worker):
 
     def pid(self) -> int:
         return os.getpid()
+
+    def say(self) -> None:
+        print(f"rank {self.context.rank}")
 
 
 class OwnError(Exception):

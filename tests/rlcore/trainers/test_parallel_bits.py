@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.rlcore.trainers.conftest import NUM_RANKS, OnRanks
-from tests.support.rank_questions import local_answers, owned_values, parallel_answers
+from tests.support.rank_questions import local_answers, owned_values, parallel_answers, streamed
 from tests.support.rank_training import DIVISIONS, Case, local_training, parallel_training
 
 GRIDS = ((1, 1), (2, 1), (4, 1), (2, 2), (4, 2), (4, 4))
@@ -70,3 +70,14 @@ def test_each_value_is_handed_to_one_rank(on_ranks: OnRanks) -> None:
     names = [name for own in sharded for name in own]
     assert len(names) == len(set(names))
     assert {len(own) for own in sharded} == {len(names) // NUM_RANKS, -(-len(names) // NUM_RANKS)}
+
+
+def test_weights_are_streamed_a_tensor_at_a_time(on_ranks: OnRanks) -> None:
+    """A reader that keeps them all shows what the bound is worth."""
+    num_layers, layer_bytes = 32, 2 << 20
+    for _, peak_bytes in (found := on_ranks(streamed, num_layers, False)):
+        assert peak_bytes < 8 * layer_bytes
+    assert [most for most, _ in found] == [1] * NUM_RANKS
+    for most, peak_bytes in on_ranks(streamed, num_layers, True):
+        assert most == num_layers
+        assert peak_bytes > 24 * layer_bytes

@@ -27,8 +27,9 @@ def test_ranks_that_disagree_on_the_microbatches_say_so_at_once(on_ranks: OnRank
 
 @pytest.mark.full
 def test_without_the_guard_ranks_wait_until_the_groups_timeout(on_ranks: OnRanks) -> None:
-    found = on_ranks(errors_without_the_guard, 4.0)
-    assert "Timed out waiting" in found[0]
+    found = on_ranks(errors_without_the_guard, 20.0)
+    assert found[0].startswith("RuntimeError: ")
+    assert "imed out" in found[0]
     assert found[2:] == ["", ""]
 
 

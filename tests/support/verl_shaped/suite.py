@@ -106,11 +106,11 @@ class ShapedFile:
     def counts(self) -> dict[str, int]:
         """Number of tests per TestOutcome; zeros left out."""
         num_tests = len(self.durations_s)
-        cut_short = {"passed": self.at, "unfinished": 1, "unstarted": num_tests - self.at - 1}
+        cut_short = {"passed": num_tests - 1, "unfinished": 1}  # the rest runs in another process
         counts = {
             Deed.FAILS: {"passed": num_tests - 1, "failed": 1},
             Deed.SKIPS: {"skipped": num_tests},
-            Deed.DIES: {"passed": num_tests - 1, "unfinished": 1},  # the rest runs in another process
+            Deed.DIES: cut_short,
             Deed.HANGS: cut_short,
             Deed.HAS_NO_TESTS: {},
             Deed.CANNOT_BE_IMPORTED: {},
@@ -124,7 +124,7 @@ class ShapedFile:
         """Number of processes that begin to run its tests."""
         if not self.is_collected or self.deed is Deed.HAS_NO_TESTS:
             return 0
-        return 2 if self.deed is Deed.DIES and self.at < len(self.durations_s) - 1 else 1
+        return 2 if self.deed in (Deed.DIES, Deed.HANGS) and self.at < len(self.durations_s) - 1 else 1
 
     @property
     def is_collected(self) -> bool:

@@ -122,11 +122,11 @@ def test_contradictions_are_refused(pools: list[Pool], roles: list[Role], what: 
     assert what in caught.value.what
 
 
-def test_the_nearest_name_comes_first() -> None:
+def test_the_nearest_name_is_named() -> None:
     pools = [Pool(name="serve", num_slots=1), Pool(name="train", num_slots=1)]
     with pytest.raises(InvalidValueError) as caught:
         make_plan(pools, [Role(name="actor", pool="trian")], TWO_OF_FOUR)
-    assert caught.value.legal == "train, serve"
+    assert (caught.value.legal, caught.value.remedy) == ("serve, train", "did you mean 'train'?")
     plan = plan_of(TWO_OF_FOUR, *pools)
     with pytest.raises(InvalidValueError, match="no role 'actr'"):
         plan.process_of("actr")

@@ -1,0 +1,159 @@
+"""The order for one attempt: command, paths, environment and limits, as the host sees them that carries it out."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from pathlib import Path
+
+from harness.process.child_env import child_env, xdist_variables
+from harness.process.ports import PortBlocks
+from harness.process.supervisor_client import ProcessSpec
+from harness.runner.attempts.host import Host, HostOf
+from harness.runner.collection.collect import NO_WORKERS, Collected
+from harness.runner.collection.command_units import SHELL
+from harness.runner.options import RunOptions
+from harness.runner.reruns.retries import Retries
+from harness.runner.schedule.leases import Lease
+from harness.runner.selections import split_node_id, split_selections
+from harness.runner.sessions.part_file import PART_FILE
+from harness.runner.sessions.plugin_names import FOR_TESTS, FORKED_TESTS, OWN_COVERAGE, PARTS, odd_name_plugins
+from harness.runner.sessions.pytest_command import pytest_command
+from harness.runner.sessions.workers import Attempts
+from harness.runner.units import Unit
+
+WITHOUT_XDIST = {"numprocesses": 0, "dist": "no", "tx": []}
+"""What `-n0` sets."""
+COVERAGE_FILE = "COVERAGE_FILE"
+UNITS = "units"
+"""Name of the directory of all attempts in the directory of a run."""
+
+
+@dataclass(slots=True, kw_only=True)
+class AttemptSpecs:
+    """What the attempts of one run are called, and where and how they run."""
+
+    options: RunOptions
+    collected: Collected
+    attempts: Attempts
+    ports: PortBlocks
+    run_id: str
+    run_directory: Path
+    scratch: Path
+    """Short and local; each attempt's TMPDIR is a directory in it."""
+    num_slots: int = 1
+    """Number of GPUs and CPU slots of the run."""
+    host_of: HostOf | None = None
+    """The host of each lease in a cluster; None where everything runs on this machine."""
+    lost: dict[int, list[str]] = field(default_factory=dict)
+    """Nodes that were lost while a unit ran on them, by its number."""
+    setup_env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Variables that setup scripts have exported, by the path of the unit."""
+    pins: Mapping[str, str] | None = None
+    """Variables that the network preflight sets in every child's environment; None without a preflight."""
+    retries: Retries = field(default_factory=lambda: Retries(0))
+
+    def marker(self, number: int) -> str:
+        """The text by which the processes of unit `number` can be found."""
+        return f"{self.run_id}-{self.name(number)}"
+
+    def name(self, number: int) -> str:
+        """Return the name of the present attempt, which no other attempt of the run has."""
+        num_lost = len(self.lost.get(number, ()))
+        return self.retries.name(number) + (f"+{num_lost}" if num_lost else "")
+
+    def directory(self, number: int) -> Path:
+        """Where the attempt of unit `number` keeps its files."""
+        return self.run_directory / UNITS / self.name(number)
+
+    def tmpdir(self, number: int) -> Path:
+        """The TMPDIR of unit `number`."""
+        return self.scratch / self.name(number)
+
+    def _host(self, lease: Lease) -> Host:
+        if self.host_of is not None:
+            return self.host_of(lease)
+        return Host(self.attempts, self.run_directory, self.scratch, self.options.invocation.cwd)
+
+    def spec(self, number: int, unit: Unit, lease: Lease) -> ProcessSpec:
+        spec = self._pytest_spec(number, unit, lease)
+        if unit.command is None:
+            return spec
+        argv = (*SHELL, unit.command.line)
+        cwd = os.path.normpath(self._host(lease).cwd / os.path.relpath(unit.command.cwd, self.options.invocation.cwd))
+        return replace(spec, argv=argv, session=None, cwd=cwd, startup_timeout_s=inf)
+
+    def _pytest_spec(self, number: int, unit: Unit, lease: Lease) -> ProcessSpec:
+        host, invocation = self._host(lease), self.options.invocation
+        directory = host.directory / self.directory(number).relative_to(self.run_directory)
+        tmpdir = host.scratch / self.tmpdir(number).relative_to(self.scratch)
+        report, basetemp, is_named = str(directory / "report.jsonl"), str(tmpdir / "pytest"), self._is_named(unit)
+        paths = [self.from_cwd(path) for path in unit.selection or unit.together or (unit.file_path,)]
+        options = {"rlharness_report": report, "basetemp": basetemp, "rlharness_as_found": not is_named}
+        plugins = (*FOR_TESTS, *odd_name_plugins(paths, invocation.cwd))
+        part = str(directory / PART_FILE) if unit.part or self.retries.rest(number) else None
+        is_measured = self.collected.coverage is not None
+        own_file = {COVERAGE_FILE: str(directory / ".coverage")} if is_measured else {}
+        grace_s = self.options.grace_s if self.options.isolate == "test" else None
+        return ProcessSpec(
+            argv=(
+                *pytest_command(self.options, host.python),
+                *(word for name in ("harness.plugin", *plugins) for word in ("-p", name)),
+                *(f"--rlharness-report={report}", f"--basetemp={basetemp}"),
+                *(("-p", OWN_COVERAGE) if is_measured else ()),
+                *(() if is_named else ("--rlharness-as-found",)),
+                *(("-p", PARTS, f"--rlharness-part={part}") if part else ()),
+                *(("-p", FORKED_TESTS, f"--rlharness-fork-tests={grace_s}") if grace_s is not None else ()),
+                *invocation.trailing,
+                *self.collected.pytest_args,
+                *paths,
+            ),
+            session={
+                "args": paths,
+                "options": options
+                | ({"rlharness_part": part} if part else {})
+                | ({"rlharness_fork_tests": grace_s} if grace_s is not None else {})
+                | (WITHOUT_XDIST if NO_WORKERS in self.collected.pytest_args else {}),
+                "plugins": [*plugins] + [PARTS] * bool(part) + [FORKED_TESTS] * (grace_s is not None),
+            },
+            cwd=str(host.cwd),
+            env=self._env(unit, lease, str(tmpdir), self.marker(number), self._master_port(host, lease)) | own_file,
+            directory=str(directory),
+            marker=self.marker(number),
+            timeout_s=self.retries.limit_s(number, unit.timeout_s or self.options.timeout_s),
+            startup_timeout_s=self.options.collect_timeout_s,
+            grace_s=self.options.grace_s,
+        )
+
+    def _master_port(self, host: Host, lease: Lease) -> int:
+        """The port of a lease on this machine; 0 elsewhere, where the node has its own."""
+        return self.ports.master_port(lease.slot) if host.is_here else 0
+
+    def _env(self, unit: Unit, lease: Lease, tmpdir: str, marker: str, master_port: int) -> dict[str, str]:
+        own = unit.command.variables() if unit.command else {}
+        environ = self._host(lease).environ
+        return child_env(
+            {
+                **(self.options.invocation.environ if environ is None else environ),
+                **self.setup_env.get(unit.path, {}),
+                **own,
+            },
+            gpus=lease.gpus,
+            tmpdir=tmpdir,
+            marker=marker,
+            master_port=master_port,
+            by_number=self.options.by_number,
+            pins=self.pins,
+            xdist=xdist_variables(lease.slot, self.num_slots, self.run_id),
+        )
+
+    def _is_named(self, unit: Unit) -> bool:
+        """Whether the command line names this very file, which pytest then takes whatever it is called."""
+        cwd, file = self.options.invocation.cwd, os.path.abspath(self.collected.rootdir / unit.file_path)
+        return any(str(each.absolute) == file for each in split_selections(self.options.paths, cwd))
+
+    def from_cwd(self, path: str) -> str:
+        """A path or node id below the root directory, as pytest is to be given it in the working directory."""
+        file, rest = split_node_id(path, self.collected.rootdir)  # the rest is no path, though it may hold slashes
+        relative = os.path.relpath(self.collected.rootdir / file, self.options.invocation.cwd)
+        return ("./" if relative.startswith("-") else "") + relative + (f"::{rest}" if rest else "")
