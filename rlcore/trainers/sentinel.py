@@ -119,6 +119,11 @@ class ReplicaSentinel(Observer):
         )
 
 
+def sentinels(grid: RankGrid | None, every: int) -> tuple[ReplicaSentinel, ...]:
+    """Return the sentinel of a rank: none in a process without others, or if ranks are never compared."""
+    return () if grid is None or not every else (ReplicaSentinel(grid, every),)
+
+
 def _tensors(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, weight) and (name, moment) of each parameter of an optimizer; `names` are by id."""
     for group in optimizer.param_groups:
