@@ -26,8 +26,8 @@ from harness.runner.options import RunOptions
 KEY = "RLHARNESS_CLUSTER_KEY"
 """Variable with the key of the run, for agents that others start; a run takes it from there too."""
 MIN_KEY_CHARS = 16
-JOIN_S = 120.0
-"""For agents that the run has started."""
+JOIN_S = 300.0
+"""For agents that the run or Ray has started."""
 DIAL_IN_S = 900.0
 """For agents that others start, who may have to wait for their nodes."""
 NAMES_S = 1.0

@@ -61,5 +61,6 @@ def main() -> None:
     sys.stdout.write(json.dumps(said) + "\n")
     sys.stdout.flush()
     sys.stdin.read()
-    ray.get([ended for _, ended in holders], timeout=order["end_s"])
+    if holders:
+        ray.wait([ended for _, ended in holders], num_returns=len(holders), timeout=order["end_s"])
     ray.shutdown()
