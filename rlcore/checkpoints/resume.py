@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rlcore.checkpoints.checkpoint import Checkpoint, load_newest, save
+from rlcore.checkpoints.checkpoint import Checkpoint, Writer, load_newest, save
 from rlcore.errors import CheckpointError
 from rlcore.keys import key
 from rlcore.models.checkpoints import load as load_decoder
@@ -25,7 +25,11 @@ DIRECTORY = "checkpoints"
 def save_checkpoint(state: TrainState, directory: Path, step: int) -> Path:
     """Write what the run needs to begin with `step`; the policy as Hugging Face's tools load it."""
     tensors: dict[str, Mapping[str, Tensor]] = {}
+    writers: dict[str, Writer] = {}
     for trainer in state.trainers:
+        if trainer.has_shards:
+            writers[f"{trainer.name}_state"] = trainer.write_state
+            continue
         saved = trainer.save()
         tensors[f"{trainer.name}_optimizer"] = saved.optimizer
         if trainer is not state.policy:
@@ -45,7 +49,7 @@ def save_checkpoint(state: TrainState, directory: Path, step: int) -> Path:
         "state": state_digests(state, step),
     }
     keep = state.config.output.keep_checkpoints
-    return save(directory, step, tensors, values, keep=keep, writers={"policy": write_policy})
+    return save(directory, step, tensors, values, keep=keep, writers={"policy": write_policy, **writers})
 
 
 def resume(state: TrainState, run: Path) -> Checkpoint:
@@ -60,9 +64,14 @@ def resume(state: TrainState, run: Path) -> Checkpoint:
         which = "" if at_most is None else f" of step {at_most} or before it"
         raise CheckpointError(f"{run} has no whole checkpoint{which}", remedy="start a new run, without output.resume")
     _check_identity(found, state)
-    policy = load_decoder(found.path / "policy", dtype=state.policy.weights().dtype).state_dict()
     for trainer in state.trainers:
-        weights = policy if trainer is state.policy else found.tensors[trainer.name]
+        if (shards := found.path / f"{trainer.name}_state").is_dir():
+            trainer.read_state(shards)
+            continue
+        if trainer is state.policy:
+            weights = load_decoder(found.path / "policy", dtype=trainer.weights().dtype).state_dict()
+        else:
+            weights = dict(found.tensors[trainer.name])
         trainer.load(TrainerState(weights, found.tensors[f"{trainer.name}_optimizer"]))
     if state.reference is not None:
         state.reference.load_weights(found.tensors["reference"])

@@ -1,6 +1,7 @@
 """What a trainer is: it turns microbatches into an update of one model's weights."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -91,6 +92,16 @@ class Trainer(Reader, Protocol):
 
     def restart_optimizer(self) -> None:
         """Forget all that the optimizer has seen."""
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether several ranks have the state: they write and read a checkpoint of it together."""
+
+    def write_state(self, path: Path) -> None:
+        """Write the state into a directory that exists and every rank sees. Raises OSError."""
+
+    def read_state(self, path: Path) -> None:
+        """Load what `write_state` has written, by any number of ranks. Raises CheckpointError."""
 
     def save(self) -> TrainerState:
         """Return the live state, not copied."""

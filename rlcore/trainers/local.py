@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -149,6 +150,23 @@ class LocalTrainer:
         """Return the live state, not copied."""
         weights = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
         return TrainerState(weights, optimizer_tensors(self.optimizer, self.model.named_parameters()))
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether several ranks have the state."""
+        return False
+
+    def write_state(self, path: Path) -> None:
+        """Write the state into a directory that exists. Raises OSError."""
+        from rlcore.checkpoints.state_shards import write_state  # with torch.distributed, whose import takes seconds
+
+        write_state(path, self.save(), None)
+
+    def read_state(self, path: Path) -> None:
+        """Load what `write_state` has written, by any number of ranks. Raises CheckpointError."""
+        from rlcore.checkpoints.state_shards import read_state
+
+        self.load(read_state(path, dict(self.model.named_parameters()), None))
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy weights into the model."""

@@ -33,7 +33,8 @@ class LocalModels:
     ) -> None:
         """Build them from a decoder; `parallel` makes a trainer of several ranks of one that trains alone."""
         self._config, self._decoder, self._observers, self._parallel = config, decoder, observers, parallel
-        self._built: dict[str, nn.Module] = {}
+        self.built: dict[str, nn.Module] = {}
+        """Models by name, or what this rank has of them."""
         self._policy: Trainer | None = None
 
     def policy(self) -> Trainer:
@@ -52,14 +53,14 @@ class LocalModels:
 
     def check(self) -> None:
         """Let the observers see what was built; nothing has been trained with rewards yet."""
-        self._observers.emit(ModelsBuilt(self._built))
+        self._observers.emit(ModelsBuilt(self.built))
 
     def _whole_policy(self) -> Decoder:
         assert self._policy is not None, "the policy is built first"
         return self._policy.weights().decoder()
 
     def _trainer(self, name: str, model: nn.Module, rate: float) -> Trainer:
-        self._built[name] = model
+        self.built[name] = model
         section, runtime = self._config.optimizer, self._config.runtime
         local = LocalTrainer(name, model, rate, section=section, runtime=runtime, observers=self._observers)
         return self._parallel(local)

@@ -4,6 +4,7 @@ A handle moves microbatches, losses and small values. Of the weights it fetches 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -83,6 +84,19 @@ class RemoteTrainer(RemoteReader):
     def restart_optimizer(self) -> None:
         """Forget all that the optimizer has seen."""
         self._workers.restart_optimizer(self.name)
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether several ranks have the state."""
+        return True
+
+    def write_state(self, path: Path) -> None:
+        """Let the ranks write the state into a directory that exists and each of them sees. Raises OSError."""
+        self._workers.write_state(self.name, path)
+
+    def read_state(self, path: Path) -> None:
+        """Let the ranks load what `write_state` has written, by any number of ranks. Raises CheckpointError."""
+        self._workers.read_state(self.name, path)
 
     def save(self) -> TrainerState:
         """Return the whole state, copied."""

@@ -9,11 +9,14 @@ It has the level of determinism, checks its own updates, and records gradients, 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
+import torch.distributed as dist
 from torch import Tensor
 
-from rlcore.batching.microbatches import Microbatch, divide_among_workers
+from rlcore.batching.microbatches import Microbatch, balanced_microbatches
+from rlcore.checkpoints.state_shards import read_state, write_state
 from rlcore.checks.observers import checks_of_level
 from rlcore.config import RunConfig
 from rlcore.determinism import at_level
@@ -35,15 +38,8 @@ from rlcore.trainers.sentinel import sentinels
 from rlcore.trainers.shards import on_first, owned
 from rlcore.weights.source import SourceDescription, describe
 
-
-def balanced_rows(microbatches: Sequence[Microbatch], num_parts: int) -> list[list[int]]:
-    """Assign whole microbatches to ranks by what each costs; return the rows of each part."""
-    places = {microbatch.number: row for row, microbatch in enumerate(microbatches)}
-    return [[places[each.number] for each in part] for part in divide_among_workers(microbatches, num_parts)]
-
-
 _ONE: Split = Broadcast()
-_PASSES: dict[str, Split] = {"name": _ONE, "microbatches": Partition(balanced_rows)}
+_PASSES: dict[str, Split] = {"name": _ONE, "microbatches": Partition(balanced_microbatches)}
 
 
 class ModelWorker(Worker):
@@ -67,6 +63,8 @@ class ModelWorker(Worker):
         "weight_digests": Entry({"name": _ONE}),
         "logprobs": Entry({"name": _ONE, "tokens": _ONE}),
         "load_weights": Entry({"name": _ONE, "weights": _ONE}),
+        "write_state": Entry({"name": _ONE, "path": _ONE}),
+        "read_state": Entry({"name": _ONE, "path": _ONE}),
         "save": Entry({"name": _ONE}),
         "load": Entry({"name": _ONE, "state": _ONE}),
     }
@@ -180,6 +178,15 @@ class ModelWorker(Worker):
         """Copy weights into a model."""
         self._readers[name].load_weights(weights)
 
+    def write_state(self, name: str, path: Path) -> None:
+        """Write this rank's part of a trainer's state into a directory."""
+        write_state(path, self._trainers[name].save(), self._group)
+
+    def read_state(self, name: str, path: Path) -> None:
+        """Load this rank's part of what `write_state` has written."""
+        parameters = dict(self._models.built[name].named_parameters())
+        self._trainers[name].load(read_state(path, parameters, self._group))
+
     def save(self, name: str) -> TrainerState:
         """Return the whole state of a trainer on rank 0, and nothing on the others."""
         state = self._trainers[name].save()
@@ -198,6 +205,10 @@ class ModelWorker(Worker):
 
     def _on_first(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(tensors) if self._grid is None else dict(on_first(tensors.items(), self._grid))
+
+    @property
+    def _group(self) -> dist.ProcessGroup | None:
+        return None if self._grid is None else self._grid.world.group
 
     def _add(self, trainer: Trainer) -> None:
         self._trainers[trainer.name] = self._readers[trainer.name] = trainer

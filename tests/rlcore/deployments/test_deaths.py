@@ -26,7 +26,7 @@ from tests.rlcore.deployments.recorded_runs import (
 
 pytestmark = pytest.mark.full
 RESTART = {"deployment.on_worker_death": "restart"}
-LONGER = {"training.num_steps": "8"}
+LONGER = {"training.num_steps": "30", "output.checkpoint_every": "2"}
 NUM_KILLS = int(os.environ.get("RLCORE_NUM_KILLS", "5"))
 """Random kills of workers; the full size has 50."""
 
@@ -34,10 +34,12 @@ NUM_KILLS = int(os.environ.get("RLCORE_NUM_KILLS", "5"))
 def kill_a_worker(out: Path, seed: int) -> None:
     """Kill a worker of a run at a random moment after its first step."""
     draw = random.Random(seed)
-    await_true(lambda: num_steps_of(out) > draw.randrange(3) or not workers_of(out), "steps")
-    time.sleep(draw.uniform(0, 0.3))
-    if workers := workers_of(out):
-        os.kill(draw.choice(workers), signal.SIGKILL)
+    num_workers = 4 if seed % 5 == 4 else 2
+    await_true(lambda: len(workers_of(out)) == num_workers, "workers")
+    victim, num_steps, delay_s = draw.choice(workers_of(out)), draw.randrange(3), draw.uniform(0, 0.3)
+    await_true(lambda: num_steps_of(out) > num_steps, "steps")
+    time.sleep(delay_s)
+    os.kill(victim, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +57,10 @@ def test_a_worker_killed_at_a_random_moment_is_replaced_and_no_bit_moves(
     settings = {**(SHARDED if seed % 5 == 4 else TWO_RANKS), **RESTART, **LONGER}
     done = train_and_kill(tmp_path, "killed", settings, partial(kill_a_worker, seed=seed))
     assert done.code == ExitCode.OK, done.stdout + done.stderr
-    assert verdict(tmp_path, str(whole), "killed") == "EQUAL  8 steps, every bit"
+    assert verdict(tmp_path, str(whole), "killed") == "EQUAL  30 steps, every bit"
     assert not processes_of(tmp_path / "killed"), "left running"
     lines = (tmp_path / "killed" / "metrics.jsonl").read_text("utf-8").splitlines()
-    assert sum('"loss"' in line for line in lines) == 8, "no step is written twice"
+    assert sum('"loss"' in line for line in lines) == 30, "no step is written twice"
     assert "restart 1 of 3 from the last checkpoint" in done.stderr, "the kill found a worker at work"
 
 
