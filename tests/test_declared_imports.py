@@ -26,6 +26,7 @@ EXTRAS_OF = {
     "rlcore/": ("engine",),
     "rlcore/samplers/vllm/": ("vllm",),
     "rlcore/tasks/files.py": ("parquet",),
+    "harness/runner/cluster/ray_boot.py": ("ray",),
     "rlcore/weights/transports/ray_store.py": ("ray",),
 }
 """Files and folders that need more than the base -> the extras whose packages they import."""
