@@ -40,11 +40,7 @@ def test_each_node_of_a_ray_cluster_has_an_agent(tmp_path: Path, ray_cluster: Ra
     done = subprocess.run(
         [*HARNESS, "run", *options],
         cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        },
+        env=environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
