@@ -8,7 +8,7 @@ import pytest
 
 from harness.fixtures.ray_nodes import RayCluster, start_ray_cluster
 from tests.runner.cluster.test_cluster_runs import LIMIT_S
-from tests.support.suite_runs import HARNESS, Done, write_suite
+from tests.support.suite_runs import HARNESS, Done, environment, write_suite
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
