@@ -167,7 +167,7 @@ def merge_needs(needs: Iterable[NeedJson]) -> NeedJson:
             raise MarkError(f"asks for models {merged['model']!r} and {need['model']!r}; legal: one model per file")
         nodes = max(each.get("nodes", 1) for each in (merged, need))
         merged = {
-            "gpus": -(-max(merged["gpus"], need["gpus"]) // nodes) * nodes,
+            "gpus": nodes * max(each["gpus"] // each.get("nodes", 1) for each in (merged, need)),
             **({"nodes": nodes} if nodes > 1 else {}),
             "memory_gb": max(merged["memory_gb"], need["memory_gb"]),
             "model": merged["model"] or need["model"],

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, ValidationError, model_validator
 
 from rlcore.config_base import Fraction, Positive, Section, Texts
+from rlcore.config_deployment import DeploymentSection
 from rlcore.config_faults import as_error
 from rlcore.config_task import TaskSection, check_task
 from rlcore.errors import InvalidValueError
@@ -184,7 +185,7 @@ class RuntimeSection(Section):
     token_budget: Positive = 16_384
     """The most tokens, padding included, that are in one pass through the model."""
     world_size: Positive = 1
-    """Workers among whom fixed microbatches are divided, in this process."""
+    """Workers among whom fixed microbatches are divided, simulated in one process; see `deployment` for real ones."""
 
 
 class SamplerSection(Section):
@@ -229,7 +230,7 @@ class OutputSection(Section):
     """Print, for each step, where the trainer's log-probabilities are not the sampler's, and the cause."""
 
 
-RUNTIME_SECTIONS = ("runtime", "sampler", "output")
+RUNTIME_SECTIONS = ("runtime", "sampler", "deployment", "output")
 """Sections that are no part of a run's identity."""
 
 
@@ -253,6 +254,7 @@ class RunConfig(Section):
     training: TrainingSection = TrainingSection()
     runtime: RuntimeSection = RuntimeSection()
     sampler: SamplerSection = SamplerSection()
+    deployment: DeploymentSection = DeploymentSection()
     output: OutputSection = OutputSection()
 
     @model_validator(mode="after")

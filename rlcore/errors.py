@@ -7,10 +7,14 @@ RlcoreError             base of all: says the value, what is legal, and the reme
 ├── NonFiniteError      NaN or infinity where it would spread to other samples (also a ValueError)
 ├── KernelError         kernels that cannot be compiled here, or find no memory (also a RuntimeError)
 ├── StepError           a step that contradicts itself: a bug of the engine (also a RuntimeError)
+├── ReplicaError        ranks that must hold equal bits, and do not (also a RuntimeError)
 ├── LevelError          a level of determinism that is not at work, or cannot be held here (also a ValueError)
 ├── CheckpointError     a checkpoint that is not whole, or of another model (also a ValueError)
 ├── WeightSyncError     weights that are not in the sampler as the trainer has them (also a RuntimeError)
 ├── SamplerError        an engine in another process that has ended, or does not answer (also a RuntimeError)
+├── WorkerError         a worker of a group that failed beyond its own code (also a RuntimeError)
+│   └── WorkerDiedError its process has ended: role, rank, process id and exit code
+├── PlacementError      processes that fit no node, get no reservation, or do not start (also a RuntimeError)
 └── RewardError         a reward function that failed, or returned what is no reward (also a RuntimeError)
 """
 
@@ -31,6 +35,10 @@ class RlcoreError(Exception):
         self.remedy = remedy
         self.phases = phases or self.phases
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Rebuild the error in another process with all its fields, whatever its constructor asks for."""
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
+
     def __str__(self) -> str:
         lines = [self.what]
         if self.legal:
@@ -38,6 +46,12 @@ class RlcoreError(Exception):
         if self.remedy:
             lines.append(f"  remedy: {self.remedy}")
         return "\n".join(lines)
+
+
+def _rebuild(cls: type[RlcoreError], args: tuple[object, ...], fields: dict[str, object]) -> RlcoreError:
+    error = cls.__new__(cls, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 class InvalidValueError(RlcoreError, ValueError):
@@ -74,6 +88,22 @@ class StepError(RlcoreError, RuntimeError):
         super().__init__(f"{' or '.join(phases)}: {what}", legal=legal, remedy=remedy, phases=phases)
 
 
+class ReplicaError(RlcoreError, RuntimeError):
+    """Ranks that must hold equal bits, and do not: memory, a processor or a link has failed without an error."""
+
+    phases = ("optimizer",)
+
+    def __init__(self, what: str, *, ranks: tuple[int, ...], names: tuple[str, ...]) -> None:
+        super().__init__(
+            what,
+            legal="equal bits on all replicas",
+            remedy="resume from the last checkpoint; if the same rank differs again, take its GPU or host out of use",
+        )
+        self.ranks = ranks
+        """Ranks at fault: those that differ from the majority, or all if there is none."""
+        self.names = names
+
+
 class CheckpointError(RlcoreError, ValueError):
     """A checkpoint that is not whole, or not of the model its config.json describes."""
 
@@ -96,7 +126,32 @@ class SamplerError(RlcoreError, RuntimeError):
     phases = ("rollout",)
 
 
+class PlacementError(RlcoreError, RuntimeError):
+    """Processes that fit on no node, were not given what they were planned, or ended more often than is allowed."""
+
+
 class RewardError(RlcoreError, RuntimeError):
     """A reward function that failed, took too long, or returned what is no reward."""
 
     phases = ("reward",)
+
+
+class WorkerError(RlcoreError, RuntimeError):
+    """A worker that could not be started, or whose answer cannot be brought to the controller."""
+
+    def __init__(self, what: str, *, role: str = "", rank: int = 0, legal: str = "", remedy: str = "") -> None:
+        super().__init__(what, legal=legal, remedy=remedy)
+        self.role = role
+        self.rank = rank
+
+
+class WorkerDiedError(WorkerError):
+    """A worker whose process has ended, or was killed, while its group was in use."""
+
+    def __init__(
+        self, what: str, *, role: str, rank: int, pid: int, exit_code: int | None = None, remedy: str = ""
+    ) -> None:
+        super().__init__(what, role=role, rank=rank, remedy=remedy)
+        self.pid = pid
+        self.exit_code = exit_code
+        """Status of the process; the negative number of the signal that ended it; None if only Ray knows it."""

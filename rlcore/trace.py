@@ -11,7 +11,8 @@ thread and at any time: what is recorded twice under one phase and name counts a
 Phases: rollout, reward, reference, advantage, forward, loss, backward, optimizer, sync.
 """
 
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 
 class Recorder(Protocol):
@@ -27,6 +28,24 @@ class Recorder(Protocol):
         """End the step; `values` are those of the curve."""
 
 
+class PartRecorder(Recorder, Protocol):
+    """Takes the steps of one of several processes that record together."""
+
+    def close(self) -> None:
+        """End the record in order; without it, the record of this process counts as cut off."""
+
+
+@runtime_checkable
+class SharedRecorder(Recorder, Protocol):
+    """Takes the steps of several processes: one whose models train in other processes needs it."""
+
+    def share(self, num_others: int) -> Sequence[Callable[[], PartRecorder]]:
+        """Record together with that many other processes; return what each of them calls to open its recorder.
+
+        The functions can be pickled. It is called before the first step.
+        """
+
+
 class NullRecorder:
     """A recorder that discards every value."""
 
@@ -37,4 +56,11 @@ class NullRecorder:
         """Nothing."""
 
     def end_step(self, **values: Any) -> None:
+        """Nothing."""
+
+    def share(self, num_others: int) -> Sequence[Callable[[], PartRecorder]]:
+        """Let no other process record either."""
+        return [NullRecorder] * num_others
+
+    def close(self) -> None:
         """Nothing."""

@@ -2,18 +2,15 @@
 
 from dataclasses import dataclass, field
 
-from torch import nn
-
 from rlcore.config import RunConfig
 from rlcore.models.decoder import Decoder
-from rlcore.models.value_head import Critic
 from rlcore.observability.mismatches import Mismatches
 from rlcore.observability.observers import Observers
 from rlcore.observability.phases import Phases
 from rlcore.observability.warm_start_record import WarmStart
 from rlcore.samplers.base import Sampler
 from rlcore.tasks.base import Task
-from rlcore.trainers.local import LocalTrainer
+from rlcore.trainers.base import Reader, Trainer
 from rlcore.types import Tokenizer
 from rlcore.weights.receipts import Receipt
 
@@ -26,16 +23,16 @@ class TrainState:
     level: str
     task: Task
     tokenizer: Tokenizer
-    policy: LocalTrainer
+    policy: Trainer
     sampler: Sampler
     observers: Observers
     phases: Phases = field(default_factory=Phases)
     """Seconds and memory of the step; one of the observers."""
     mismatches: Mismatches = field(default_factory=Mismatches)
     """Mismatch of trainer and sampler in the step; one of the observers."""
-    critic: LocalTrainer | None = None
+    critic: Trainer | None = None
     """Trainer of PPO's critic."""
-    reference: Decoder | None = None
+    reference: Reader | None = None
     """Policy as it was after the warm start, if a KL coefficient asks for it."""
     kl_coef: float = 0.0
     """KL coefficient; it moves if it is adaptive."""
@@ -46,23 +43,10 @@ class TrainState:
 
     @property
     def decoder(self) -> Decoder:
-        """The policy's model."""
-        assert isinstance(self.policy.model, Decoder)
-        return self.policy.model
+        """The policy's model: the live one of a trainer of this process, else a copy of its weights."""
+        return self.policy.weights().decoder()
 
     @property
-    def value_model(self) -> Critic:
-        """The critic's model; only if there is one."""
-        assert self.critic is not None and isinstance(self.critic.model, Critic)
-        return self.critic.model
-
-    @property
-    def models(self) -> dict[str, nn.Module]:
-        """All models except the sampler's, by name."""
-        named: dict[str, nn.Module] = {trainer.name: trainer.model for trainer in self.trainers}
-        return named if self.reference is None else named | {"reference": self.reference}
-
-    @property
-    def trainers(self) -> tuple[LocalTrainer, ...]:
+    def trainers(self) -> tuple[Trainer, ...]:
         """All trainers of the run, the policy's first."""
         return (self.policy,) if self.critic is None else (self.policy, self.critic)

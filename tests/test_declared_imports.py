@@ -24,6 +24,9 @@ EXTRAS_OF = {
     "harness/lab/experiments/scenario_main.py": ("engine",),
     "harness/recording/": ("cuda", "engine"),
     "rlcore/": ("engine",),
+    "rlcore/distributed/backends/ray_actors.py": ("ray",),
+    "rlcore/distributed/placement/ray_cluster.py": ("ray",),
+    "rlcore/distributed/placement/ray_reservation.py": ("ray",),
     "rlcore/samplers/vllm/": ("vllm",),
     "rlcore/tasks/files.py": ("parquet",),
     "harness/runner/cluster/ray_boot.py": ("ray",),
@@ -40,7 +43,10 @@ VLLM_ROOMS = (
 )
 """Run in vLLM's environment, or skipped."""
 RAY_ROOMS = (
+    "tests/benchmarks/worker_calls.py",
     "tests/benchmarks/weight_syncs.py",
+    "tests/rlcore/distributed/ray_cases.py",
+    "tests/rlcore/distributed/placement/ray_placement_cases.py",
     "tests/rlcore/weights/ray_store_cases.py",
     "tests/support/misbehaving/",
     "tests/support/networks/",

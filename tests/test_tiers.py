@@ -51,6 +51,9 @@ WHOLLY_FULL = {
     "tests/rlcore/samplers/vllm/test_vllm_server.py": (
         "tests/rlcore/weights/test_served_checkpoint.py, with a server of its own"
     ),
+    "tests/rlcore/distributed/placement/test_ray_placement.py": (
+        "tests/rlcore/distributed/placement/test_plan.py, tests/rlcore/distributed/placement/test_waiting.py"
+    ),
     "tests/rlcore/weights/test_ray_store.py": "tests/rlcore/weights/test_weight_faults.py, over other transports",
 }
 """Files without a test in the default tier, each with what tests the same feature there."""

@@ -77,11 +77,19 @@ def train(invocation: Invocation, /, **arguments: Any) -> int:
 @all_of(RECORDING_OPTIONS)
 @all_of(KEPT_OPTIONS)
 @all_of(BREAK_OPTIONS)
+@click.option(
+    "--sentinel",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Compare digests of weights, gradients and moments between ranks that must agree (DistributedDataParallel,"
+    " FSDP2), every N optimizer steps; end the program where they differ.",
+)
 @click.pass_obj
 def trace(invocation: Invocation, /, **arguments: Any) -> int:
     """Record an unmodified PyTorch program in this terminal.
 
-    Exits with the exit code of the program, or with 12 if the recording is incomplete.
+    Exits with the exit code of the program, or with 12 if the recording is incomplete, or with 10 if --sentinel ended
+    the program because replicas differ.
     """
     from harness.cli.commands.trace import run_trace
 

@@ -21,7 +21,7 @@ class Need:
     shared: bool = False
     """Whether units may share the one GPU: each has `memory_gb` of it as its budget."""
     nodes: int = 1
-    """Number of nodes that the GPUs are on, equally many on each."""
+    """Number of nodes that the GPUs are on, equally many on each. A unit of several nodes has them to itself."""
 
     @property
     def budget_bytes(self) -> int:
@@ -43,7 +43,7 @@ class Need:
     def exceeds(self, other: "Need") -> bool:
         """Whether a unit planned with `other` was given less than this need asks for."""
         return (
-            self.gpus > other.gpus
+            self.gpus // self.nodes > other.gpus // other.nodes
             or self.nodes > other.nodes
             or self.memory_gb > other.memory_gb
             or (self.model is not None and self.model != other.model)

@@ -15,16 +15,44 @@ A program that names its steps and values itself:
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Sequence
+
+    import torch
+
+    from harness.recording.process import Place
     from harness.recording.recorder import NullRecorder, Recorder
 
 
-def open_recorder() -> "Recorder | NullRecorder":
+def open_recorder(place: "Place | None" = None) -> "Recorder | NullRecorder":
     """The recorder of this process, for a program that names its steps and phases itself.
 
-    The hooks that record programs which do not are at rest from then on.
+    The hooks that record programs which do not are at rest from then on. `place` is that of this process among those
+    that record together, where neither torch.distributed nor a launcher has given it one.
     """
     import torch  # noqa: F401  # first: the recording begins with it
 
     from harness.recording import active
 
-    return active.open_recorder()
+    return active.open_recorder(place)
+
+
+def watch_replicas(
+    parameters: "Iterable[torch.Tensor]" = (),
+    *,
+    every: int = 10,
+    directory: "str | os.PathLike[str]" = ".",
+    ranks: "Sequence[int] | None" = None,
+    timeout_s: float | None = None,
+) -> None:
+    """Have ranks that must agree compare digests every N optimizer steps, without a recording.
+
+    Replicas of DistributedDataParallel and of DTensors (fully_shard) are found without being named; `parameters` are
+    further ones, the same on all `ranks`, by default on every rank. `directory` gets `sentinel/` with a bundle for each
+    finding. `timeout_s` is how long a rank waits for the others; by default as long as the program's process group.
+    Under `rlharness trace --sentinel` the sentinel runs already: its cadence and directory stay. Raises UsageError for
+    a cadence below 1, or parameters before `init_process_group`.
+    """
+    from harness.recording.sentinel.running import declare_replicas
+
+    declare_replicas(parameters, every=every, directory=directory, ranks=ranks, timeout_s=timeout_s)

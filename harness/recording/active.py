@@ -2,16 +2,21 @@
 
 import sys
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from harness import recording
 from harness.recording.automatic import AutomaticRecorder
 from harness.recording.callbacks import make_callbacks
 from harness.recording.determinism_flags import set_flags
 from harness.recording.metrics import PrintedMetrics
 from harness.recording.op_mode import OpMode
-from harness.recording.process import ProcessLog
+from harness.recording.process import Place, ProcessLog
 from harness.recording.recorder import NullRecorder, Recorder
 from harness.recording.recording_config import RecordingConfig
+from harness.recording.sentinel.running import start_sentinel
+from harness.recording.sentinel.sentinel import SentinelConfig
 
 
 @dataclass(slots=True)
@@ -30,14 +35,17 @@ def start_recording(orders: RecordingConfig) -> None:
         log.give_up(f"the level {orders.level} had no effect on {', '.join(without_effect)}")
     _active.log, _active.foreign = log, AutomaticRecorder(log)
     _active.foreign.install()
+    if orders.sentinel:
+        config = SentinelConfig(orders.sentinel, Path(orders.directory))
+        start_sentinel(config, _active.foreign.pause)
     metrics = PrintedMetrics(orders.metrics, log.log_values, log.note_metrics)
     metrics.watch_streams(has_json=not orders.has_entry)
 
 
-def open_recorder() -> Recorder | NullRecorder:
+def open_recorder(place: Place | None = None) -> Recorder | NullRecorder:
     """The recorder of this process, for a program that names its steps and phases itself.
 
-    The hooks in torch record nothing from then on.
+    The hooks in torch record nothing from then on. `place` is that of this process among those that record together.
     """
     log, foreign = _active.log, _active.foreign
     if log is None:
@@ -48,6 +56,8 @@ def open_recorder() -> Recorder | NullRecorder:
         _active.foreign = None
     orders = log.orders
 
+    if place is not None:
+        log.place = place
     log.callbacks = callbacks = make_callbacks(orders.callbacks)
 
     def operations(step: int) -> OpMode | None:
@@ -58,8 +68,22 @@ def open_recorder() -> Recorder | NullRecorder:
         return mode
 
     keeps = frozenset(orders.keep).__contains__
-    log.recorder = Recorder(log, keeps=keeps, operations=operations, last_step=orders.last_step, callbacks=callbacks)
+    last_step = orders.last_step if place is None else None  # the first process ends the run
+    log.recorder = Recorder(
+        log, keeps=keeps, operations=operations, last_step=last_step, callbacks=callbacks, share=_share, close=log.close
+    )
     return log.recorder
+
+
+def _share(num_others: int) -> list[partial[Recorder | NullRecorder]]:
+    """Make this process the first of those that record together; again, if the others have died and start again."""
+    log, num_ranks = _active.log, num_others + 1
+    assert log is not None, "its recorder is open"
+    continues = log.place is not None
+    log.place = Place(0, num_ranks)
+    if continues:
+        log.repeat()
+    return [partial(recording.open_recorder, Place(rank, num_ranks, continues)) for rank in range(1, num_ranks)]
 
 
 def see_rollout(phase: str, name: str, value: Any) -> None:

@@ -60,6 +60,7 @@ class AutomaticRecorder:
         self._loss: torch.Tensor | None = None
         self._step = 0
         self._is_resting = False
+        self._is_paused = False
         self._thread: int | None = None
         """The one that trains."""
         self._operations: OpMode | None = None
@@ -86,6 +87,10 @@ class AutomaticRecorder:
         """Pause or resume the hooks: a program that records itself does not need them."""
         self._is_resting = is_resting
 
+    def pause(self, is_paused: bool) -> None:
+        """Pause the hooks while a step is repeated; they resume unless they rested before."""
+        self._is_paused = is_paused
+
     def hand_over(self) -> OpMode | None:
         """Rest for good; what records operations since torch was imported, if step 0 was asked for, is the caller's."""
         self.rest()
@@ -94,7 +99,7 @@ class AutomaticRecorder:
 
     def guarded(self, what: Callable[..., None], *arguments: Any) -> None:
         """Call one of the hooks; a mistake in it ends the recording."""
-        if self._is_resting or not self._log.is_recording:
+        if self._is_resting or self._is_paused or not self._log.is_recording:
             return
         if self._thread not in (None, threading.get_ident()):
             self._log.give_up("two threads train in one process, and the order between threads is not known")

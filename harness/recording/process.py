@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.core.errors import TraceError
 from harness.core.redaction import redact_argv, redact_fields
@@ -35,6 +36,15 @@ MAX_PROBLEM_CHARS = 500
 FIXED_TEXT = "the order of sets and dictionaries of text follows from this"
 
 
+class Place(NamedTuple):
+    """The place of a process among those that record together."""
+
+    rank: int
+    num_ranks: int
+    continues: bool = False
+    """Whether it goes on with the log of a process that has died."""
+
+
 class ProcessLog:
     """The sink of one process's recorder."""
 
@@ -51,6 +61,8 @@ class ProcessLog:
         """Called for the values of the curve."""
         self.recorder: Recorder | None = None
         """Whose steps these are: asked at the end whether it is in the middle of one."""
+        self.place: Place | None = None
+        """The place that the program gives this process; None: that of torch.distributed, or of the launcher."""
         self.before_close: Callable[[], None] = lambda: None
         """Called when the process ends; it may still give up."""
         self.save_report()
@@ -78,12 +90,18 @@ class ProcessLog:
                 self.give_up(error.what)
                 return
             self._writer.log_values(self._early)
+        num_before = self._writer.num_steps
         self._writer.append(step, recorded_values, tensors=tensors)
         if self._writer.ended_by:  # reported at once: nobody knows how this process will end
             self._report = replace(self._report, problem=self._writer.ended_by)
             self.save_report()
             return
-        self._report = replace(self._report, num_steps=self._report.num_steps + 1)
+        self._report = replace(self._report, num_steps=self._report.num_steps + self._writer.num_steps - num_before)
+
+    def repeat(self) -> None:
+        """Take steps again that were recorded: those since the checkpoint from which the run starts again."""
+        if self.is_recording and self._writer is not None:
+            self._writer.repeat()
 
     def log_values(self, values: Mapping[str, Float]) -> None:
         """Values of the curve, of the step that was appended last; before the first step they are the first's."""
@@ -120,7 +138,7 @@ class ProcessLog:
 
     def operations(self, step: int) -> OpMode:
         """What records the operations of a step of this process."""
-        rank = rank_and_world_size(os.environ)[0] if self.rank is None else self.rank
+        rank = self._place().rank if self.rank is None else self.rank
         return OpMode(OpLog(self._directory, rank=rank, step=step, say=_say))
 
     def give_up(self, problem: str) -> None:
@@ -154,15 +172,19 @@ class ProcessLog:
         with suppress(OSError):
             write_report(self._directory / PROCESSES, self._report)
 
+    def _place(self) -> Place:
+        return self.place or Place(*rank_and_world_size(os.environ))
+
     def _open(self) -> TraceWriter:
-        rank, world_size = rank_and_world_size(os.environ)
-        is_given = has_rank(os.environ)
+        rank, world_size, _ = self._place()
+        is_given = self.place is not None or has_rank(os.environ)
+        continues = self.place is not None and self.place.continues
         for number in (rank, *range(world_size, MAX_RANKS)):
-            if (self._directory / log_name(number)).exists():
+            if (self._directory / log_name(number)).exists() and not continues:
                 continue
             try:
                 self._manifest = self._made_manifest(number, world_size)
-                writer = TraceWriter(self._directory, self._manifest, rank=number, say=_say)
+                writer = TraceWriter(self._directory, self._manifest, rank=number, say=_say, continues=continues)
             except TraceError:
                 if not (self._directory / log_name(number)).exists():
                     raise

@@ -82,8 +82,13 @@ class Recorder:
         operations: Callable[[int], Operations | None] = lambda step: None,
         last_step: int | None = None,
         callbacks: Sequence[RecorderCallback] = (),
+        share: Callable[[int], Sequence[Callable[[], Any]]] | None = None,
+        close: Callable[[], None] = lambda: None,
     ) -> None:
         self._sink = sink
+        self.close = close
+        """Ends the record of this process before the process ends, if it is its own."""
+        self._share = share
         self._callbacks = callbacks
         self._keeps = keeps
         self._operations_of = operations
@@ -166,6 +171,15 @@ class Recorder:
         if step == self._last_step:
             raise RunEnded
 
+    def share(self, num_others: int) -> Sequence[Callable[[], Any]]:
+        """Record as rank 0 with that many other processes; return what each of them calls to open its recorder.
+
+        The functions can be pickled. TraceError for a recorder that has no process of its own.
+        """
+        if self._share is None:
+            raise TraceError("a recorder of another program's steps is shared", legal="one of open_recorder()")
+        return self._share(num_others)
+
     def break_off(self, error: BaseException | None = None) -> Step | None:
         """End the step in its middle, where the program has gone no further: `error` says why, if it was not in order.
 
@@ -195,6 +209,13 @@ class NullRecorder:
         """Nothing."""
 
     def end_step(self, **values: Any) -> None:
+        """Nothing."""
+
+    def share(self, num_others: int) -> Sequence[Callable[[], Any]]:
+        """Let no other process record either."""
+        return [NullRecorder] * num_others
+
+    def close(self) -> None:
         """Nothing."""
 
 

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.core.exit_codes import ExitCode
+
 ORDERS_VARIABLE = "RLHARNESS_TRACE"
 """Holds the path of the orders; a process records where it is set."""
 ORDERS = "orders.json"
@@ -20,6 +22,13 @@ class RunEnded(SystemExit):
 
     A program that knows nothing of it ends in order, with 0.
     """
+
+
+class ReplicasDiffer(SystemExit):
+    """Raised through the program by its sentinel, on every rank that compares: replicas hold different bits."""
+
+    def __init__(self) -> None:
+        super().__init__(int(ExitCode.DIVERGED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,8 @@ class RecordingConfig:
     """The step after which the run of an entry is ended in order; None: where the entry ends it."""
     callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What looks on in the process: "module:class" of a `watching.RecorderCallback` -> what it is made with."""
+    sentinel: int = 0
+    """Cadence in optimizer steps at which replicas compare; 0 for never."""
 
     def to_text(self) -> str:
         """As it stands in its file."""

@@ -16,7 +16,7 @@ from rlcore.models.checkpoints import save as save_decoder
 from rlcore.recipes.rollout import prompts_of
 from rlcore.train_state import TrainState
 from rlcore.trainers.base import TrainerState
-from rlcore.weights.digests import weights_digest
+from rlcore.weights.source import digest_of
 
 DIRECTORY = "checkpoints"
 """Below a run's."""
@@ -31,7 +31,8 @@ def save_checkpoint(state: TrainState, directory: Path, step: int) -> Path:
         if trainer is not state.policy:
             tensors[trainer.name] = saved.weights
     if state.reference is not None:
-        tensors["reference"] = {name: p.detach() for name, p in state.reference.named_parameters()}
+        source = state.reference.weights()
+        tensors["reference"] = {name: source.tensors[name] for name in source.names}
 
     def write_policy(path: Path) -> None:
         save_decoder(state.decoder, path)
@@ -59,12 +60,12 @@ def resume(state: TrainState, run: Path) -> Checkpoint:
         which = "" if at_most is None else f" of step {at_most} or before it"
         raise CheckpointError(f"{run} has no whole checkpoint{which}", remedy="start a new run, without output.resume")
     _check_identity(found, state)
-    policy = load_decoder(found.path / "policy", dtype=state.decoder.embedding.dtype).state_dict()
+    policy = load_decoder(found.path / "policy", dtype=state.policy.weights().dtype).state_dict()
     for trainer in state.trainers:
         weights = policy if trainer is state.policy else found.tensors[trainer.name]
         trainer.load(TrainerState(weights, found.tensors[f"{trainer.name}_optimizer"]))
     if state.reference is not None:
-        state.reference.load_state_dict(found.tensors["reference"])
+        state.reference.load_weights(found.tensors["reference"])
     state.kl_coef = found.values["kl_coef"]
     return found
 
@@ -73,11 +74,10 @@ def state_digests(state: TrainState, step: int) -> dict[str, str]:
     """What a run is when it begins with a step, by digests: weights, optimizers, and the prompts that come next."""
     digests = {}
     for trainer in state.trainers:
-        saved = trainer.save()
-        digests[f"weights of the {trainer.name}"] = weights_digest(saved.weights)
-        digests[f"optimizer of the {trainer.name}"] = weights_digest(saved.optimizer)
+        digests[f"weights of the {trainer.name}"] = digest_of(trainer.weights())
+        digests[f"optimizer of the {trainer.name}"] = trainer.optimizer_digest()
     if state.reference is not None:
-        digests["weights of the reference"] = weights_digest(dict(state.reference.named_parameters()))
+        digests["weights of the reference"] = digest_of(state.reference.weights())
     ids = (prompt.id for prompt in prompts_of(state, step))
     return {**digests, "next prompts": f"{key('next prompts', *ids):016x}"}
 

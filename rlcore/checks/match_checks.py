@@ -6,7 +6,6 @@ from rlcore.checks.mismatch import Mismatch, in_context, mismatch_of
 from rlcore.checks.mismatch_cause import Cause, causes
 from rlcore.environments.trajectory import Trajectory
 from rlcore.errors import LevelError, RlcoreError
-from rlcore.models.decoder import Decoder
 from rlcore.observability.events import (
     Event,
     PolicyMatched,
@@ -72,11 +71,11 @@ class MatchChecks(Observer):
 
     def causes(self, event: PolicyMatched, row: int) -> Iterator[Cause]:
         """Yield the causes of the mismatch in a row, the deepest first; a search that fails is reported as one."""
-        assert self._sampling is not None and isinstance(self._sampling.policy, Decoder)
+        assert self._sampling is not None
         trajectory, columns = self._trajectory(event, row), event.loss_mask[row].nonzero().flatten()
         try:
             yield from causes(
-                self._sampling.policy,
+                self._sampling.policy.decoder(),
                 self._sampling.target,
                 trajectory.tokens,
                 [event.first + column for column in columns.tolist()],

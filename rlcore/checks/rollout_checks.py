@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import nn
 
 from rlcore.batching.batch import Batch
 from rlcore.checks.branch_checks import check_branches, params_of
@@ -21,19 +20,19 @@ from rlcore.environments.trajectory import Trajectory, Turn
 from rlcore.errors import LevelError, StepError
 from rlcore.rewards.score import Scores
 from rlcore.types import SampleRequest, SamplingParams, StopReason, Tokenizer
-from rlcore.weights.digests import weights_digest
 from rlcore.weights.receipts import Receipt
+from rlcore.weights.source import WeightSource, digest_of
 
 _CLASSIFIED = ("rewards", "included")
 _BY_TOKEN = {"tokens": "tokens", "loss_mask": "loss masks", "policy_versions": "policy versions"}
 """Entries of a batch that are those of its trajectories, with their names in messages."""
 
 
-def check_sent(policy: nn.Module, receipt: Receipt | None) -> None:
+def check_sent(policy: WeightSource, receipt: Receipt | None) -> None:
     """A step begins with the policy that was sent to the sampler, to the bit; raises StepError."""
     if receipt is None:
         return
-    found = weights_digest(dict(policy.named_parameters()))
+    found = digest_of(policy)
     if found != receipt.weights_digest:
         raise StepError(
             f"the policy has weights {found}",

@@ -1,9 +1,7 @@
 """Build what a run needs: tokenizer, models, optimizers and sampler, warm or from a checkpoint."""
 
-import copy
 from pathlib import Path
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from rlcore.checkpoints.resume import check_state, resume
 from rlcore.checks.match_checks import MatchReports
@@ -11,12 +9,7 @@ from rlcore.checks.observers import checks_of_level
 from rlcore.config import PpoSection, RunConfig
 from rlcore.controllers.evaluation import evaluate
 from rlcore.errors import CheckpointError
-from rlcore.models.checkpoints import DTYPES, load
-from rlcore.models.config import DecoderConfig
 from rlcore.models.decoder import Decoder
-from rlcore.models.tokenizer import CharacterTokenizer, load_tokenizer
-from rlcore.models.value_head import Critic
-from rlcore.observability.events import ModelsBuilt
 from rlcore.observability.logs import RunLog
 from rlcore.observability.mismatches import Mismatches
 from rlcore.observability.observers import Observers
@@ -29,33 +22,15 @@ from rlcore.rewards.build import add_reward_model
 from rlcore.samplers.build import build_sampler
 from rlcore.samplers.two_stage_checks import check_can_search
 from rlcore.tasks.base import Task
-from rlcore.tasks.make import alphabet
 from rlcore.trace import Recorder
 from rlcore.train_state import TrainState
-from rlcore.trainers.local import LocalTrainer, build_adamw
+from rlcore.trainers.models import LocalModels
+from rlcore.trainers.remote import RemoteModels, StepsOfWorkers
 from rlcore.types import Tokenizer
 from rlcore.weights.sync import sync
 
-
-def build_model(config: RunConfig) -> tuple[Tokenizer, Decoder]:
-    """Load a checkpoint's tokenizer and decoder, or build new ones for the task."""
-    section = config.model
-    dtype = DTYPES[section.dtype]
-    if section.path:
-        return load_tokenizer(Path(section.path)), load(Path(section.path), dtype=dtype, device=section.device)
-    tokenizer = CharacterTokenizer(alphabet(config.task.name, config.task.path))
-    decoder_config = DecoderConfig(
-        family=section.family,
-        vocab_size=tokenizer.vocab_size,
-        width=section.width,
-        num_layers=section.num_layers,
-        num_heads=section.num_heads,
-        num_kv_heads=section.num_kv_heads,
-        head_width=section.head_width,
-        ffn_width=section.ffn_width,
-        is_tied=section.is_tied,
-    )
-    return tokenizer, Decoder(decoder_config).initialise(config.seed).to(section.device, dtype)
+if TYPE_CHECKING:
+    from rlcore.trainers.worker import ModelWorker
 
 
 def longest_sequence(task: Task, config: RunConfig, tokenizer: Tokenizer) -> int:
@@ -76,27 +51,29 @@ def prepare(
     recorder: Recorder,
     log: RunLog,
     directory: Path,
+    workers: "ModelWorker | None" = None,
 ) -> tuple[TrainState, int]:
-    """Build what a step needs; return it with the number of the first step: 0, or where an earlier run stopped."""
-    algorithm, optimizer, runtime = config.algorithm, config.optimizer, config.runtime
+    """Build what a step needs; return it with the number of the first step: 0, or where an earlier run stopped.
+
+    `workers` is the handle of those that train the models, None to train them in this process.
+    """
+    algorithm = config.algorithm
     phases, mismatches, checks = Phases(), Mismatches(), checks_of_level(level)
     reports = (MatchReports(log.say),) if config.output.shows_mismatch else ()
-    observers = Observers(phases, mismatches, *reports, *checks, StepRecorder(recorder))
+    remote = () if workers is None else (StepsOfWorkers(workers),)
+    observers = Observers(phases, mismatches, *reports, *checks, *remote, StepRecorder(recorder))
     longest = longest_sequence(task, config, tokenizer)
     task = add_reward_model(
         task, config, level, tokenizer=tokenizer, decoder=decoder, directory=directory, report=log.say
     )
 
-    def trainer(name: str, model: nn.Module, rate: float) -> LocalTrainer:
-        adamw = build_adamw(model, optimizer, rate)
-        return LocalTrainer(name, model, adamw, rate, section=optimizer, runtime=runtime, observers=observers)
-
+    models = LocalModels(config, decoder, observers) if workers is None else RemoteModels(config, workers)
     state = TrainState(
         config=config,
         level=level,
         task=task,
         tokenizer=tokenizer,
-        policy=trainer("policy", decoder, optimizer.learning_rate),
+        policy=models.policy(),
         sampler=build_sampler(config, decoder, tokenizer, longest=longest, report=log.say),
         observers=observers,
         phases=phases,
@@ -106,14 +83,13 @@ def prepare(
     if config.sampling.two_stage is not None:
         check_can_search(state.sampler)
     if not config.output.resume and config.warm_start.num_steps:
-        state.warm_start = warm_up(state, Observers(*checks), log)
+        state.warm_start = warm_up(state, log)
     if isinstance(algorithm, PpoSection):
         with observers.stage("critic"):
-            critic = build_critic(decoder)
-        state.critic = trainer("critic", critic, algorithm.critic_learning_rate)
+            state.critic = models.critic(algorithm.critic_learning_rate)
     if algorithm.kl_coef:
-        state.reference = copy.deepcopy(decoder).requires_grad_(False)
-    observers.emit(ModelsBuilt(state.models))
+        state.reference = models.reference()
+    models.check()
     first = 0
     if config.output.resume:
         found = resume(state, Path(config.output.resume))
@@ -128,22 +104,15 @@ def prepare(
     return state, first
 
 
-def warm_up(state: TrainState, observers: Observers, log: RunLog) -> WarmStart:
+def warm_up(state: TrainState, log: RunLog) -> WarmStart:
     """Teach the policy the task's answers, if asked for until training prompts are answered well enough."""
     section, prompts = state.config.warm_start, state.task.train[: len(state.task.heldout)]
 
     def is_enough() -> bool:
         if section.target_reward is None:
             return False
-        sync(state.decoder, state.sampler.weight_target, 0, None)
+        sync(state.policy.weights(), state.sampler.weight_target, 0, None)
         return evaluate(state, prompts, step=0).reward_mean >= section.target_reward
 
     log.phase("warm start", section.num_steps)
-    return warm_start(state, observers=observers, report=lambda loss: log.advance(loss=loss), is_enough=is_enough)
-
-
-def build_critic(decoder: Decoder) -> Critic:
-    """Build a critic that reads as the policy does, and expects nothing yet."""
-    critic = Critic(decoder.config).to(decoder.embedding.device, decoder.embedding.dtype)
-    critic.decoder.load_state_dict({name: value for name, value in decoder.state_dict().items() if name != "head"})
-    return critic
+    return warm_start(state, report=lambda loss: log.advance(loss=loss), is_enough=is_enough)

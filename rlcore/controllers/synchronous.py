@@ -26,7 +26,7 @@ CURVE = {
 
 def loop(state: TrainState, first: int, directory: Path, log: RunLog) -> None:
     """Sync the sampler, then make the steps from `first` on, with the evaluations and checkpoints due between them."""
-    state.receipt = sync(state.decoder, state.sampler.weight_target, first, None)
+    state.receipt = sync(state.policy.weights(), state.sampler.weight_target, first, None)
     output, num_steps = state.config.output, state.config.training.num_steps
     if first == 0:
         log.evaluation(0, evaluate(state, state.task.heldout, step=0))
@@ -55,7 +55,7 @@ def make_step(state: TrainState, step: int) -> StepMetrics:
         metrics = ppo_step(state, algorithm, step)
     with observers.stage("sync"):
         target = state.sampler.weight_target
-        state.receipt = sync(state.decoder, target, step + 1, state.receipt, has_learned=metrics.has_learned)
+        state.receipt = sync(state.policy.weights(), target, step + 1, state.receipt, has_learned=metrics.has_learned)
     observers.emit(WeightsSynced(state.receipt))
     merged = metrics.merged()
     observers.emit(StepEnds({name: merged[ours] for name, ours in CURVE.items() if ours in merged}))

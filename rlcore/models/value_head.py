@@ -26,6 +26,7 @@ class Critic(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
+        self.config = config
         self.decoder = Decoder(config)
         self.decoder.head = None  # nobody reads logits here
         self.value_head = ValueHead(config.width)

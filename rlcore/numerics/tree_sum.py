@@ -25,6 +25,16 @@ class TreeSum:
         self._seen: set[int] = set()
         self._nodes: dict[NodePosition, Tensor] = {}
 
+    @classmethod
+    def of_nodes(cls, num_values: int, nodes: Iterable[tuple[NodePosition, Tensor]]) -> "TreeSum":
+        """Build a part from the sums of its complete subtrees, as `nodes` yields them, which it owns from now on."""
+        part = cls(num_values)
+        for place, value in nodes:
+            level, index = place
+            part._seen |= set(range(index << level, index + 1 << level))
+            part._put(place, value)
+        return part
+
     def add(self, leaf: int, value: Tensor) -> None:
         """Add one value's tensor, which the tree owns from now on: sums are written into it.
 
@@ -71,6 +81,18 @@ class TreeSum:
             value = neighbour.add_(value)  # whichever is the left one: a sum of two is the same from either side
             level, index = level + 1, index // 2
         self._nodes[level, index] = value
+
+
+def complete_subtrees(leaves: Iterable[int]) -> list[NodePosition]:
+    """Return where the sums of a part that was given these values stand, in the order of `TreeSum.nodes`."""
+    whole: set[NodePosition] = set()
+    for leaf in leaves:
+        level, index = 0, leaf
+        while (level, index ^ 1) in whole:
+            whole.remove((level, index ^ 1))
+            level, index = level + 1, index // 2
+        whole.add((level, index))
+    return sorted(whole, key=lambda place: place[1] << place[0])
 
 
 def tree_sum(leaves: Iterable[Tensor | None]) -> Tensor | None:

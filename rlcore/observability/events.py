@@ -24,6 +24,7 @@ from rlcore.weights.target import WeightTarget
 
 if TYPE_CHECKING:
     from rlcore.trainers.base import MicrobatchLoss
+    from rlcore.weights.source import WeightSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,16 @@ class ModelsBuilt:
     """All models of the run exist, and none has been trained yet."""
 
     models: Mapping[str, nn.Module]
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStartBegins:
+    """Supervised updates follow, before the first step."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStartEnds:
+    """The warm start is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +65,7 @@ class StepEnds:
 class SamplingBegins:
     """The step is about to sample with the weights of the last receipt."""
 
-    policy: nn.Module
+    policy: "WeightSource"
     receipt: Receipt | None
     target: WeightTarget
     """Weights of the sampler."""
@@ -234,6 +245,8 @@ class WeightsSynced:
 
 Event = (
     ModelsBuilt
+    | WarmStartBegins
+    | WarmStartEnds
     | StepBegins
     | StepEnds
     | SamplingBegins

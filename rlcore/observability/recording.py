@@ -1,6 +1,9 @@
 """The observer that hands values to a recorder, in canonical order."""
 
+from collections.abc import Callable, Iterable, Iterator
+
 import torch
+from torch import Tensor
 
 from rlcore.config import PpoSection
 from rlcore.observability.events import (
@@ -12,21 +15,36 @@ from rlcore.observability.events import (
     RolloutBatched,
     StepBegins,
     StepEnds,
+    WarmStartBegins,
+    WarmStartEnds,
     WeightsMoved,
     WeightsSynced,
 )
 from rlcore.observability.observers import Observer
 from rlcore.trace import Recorder
 
+Named = Iterable[tuple[str, Tensor]]
+Selection = Callable[[Named], Named]
+"""Yields some of named tensors, whole; every rank goes through all that it yields."""
+
 
 class StepRecorder(Observer):
     """Records what a step reads of its batch, its losses, gradients, weights and optimizer state."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, *, own: Selection = iter) -> None:
+        """Record into `recorder`; of tensors that several ranks have, `own` yields those that this one records."""
         self._recorder = recorder
+        self._own = own
+        self._is_resting = False
 
     def observe(self, event: Event) -> None:
-        """Record the values of an event, if it has any."""
+        """Record the values of an event, if it has any; those of a warm start come with the first step."""
+        if isinstance(event, WarmStartBegins | WarmStartEnds):
+            self._is_resting = isinstance(event, WarmStartBegins)
+        elif not self._is_resting:
+            self._record(event)
+
+    def _record(self, event: Event) -> None:
         record = self._recorder.record
         match event:
             case StepBegins(step, warm_start):
@@ -50,7 +68,7 @@ class StepRecorder(Observer):
                         record("forward", f"{trainer}.{name}", torch.where(each.loss_mask, value, 0.0))
                     record("loss", trainer, each.loss)
             case GradientsReduced(trainer, gradients):
-                for name, gradient in gradients.items():
+                for name, gradient in self._own(gradients.items()):
                     record("backward", f"{trainer}.{name}", gradient)
             case WeightsMoved():
                 self._weights(event)
@@ -74,7 +92,13 @@ class StepRecorder(Observer):
 
     def _weights(self, event: WeightsMoved) -> None:
         record = self._recorder.record
-        for name, parameter in event.model.named_parameters():
-            record("optimizer", f"{event.trainer}.{name}", parameter.detach())
-            for kind, value in sorted(event.optimizer.state[parameter].items()):
-                record("optimizer", f"{event.trainer}.{name}.{kind}", value)
+        for name, value in self._own(_moved(event)):
+            record("optimizer", f"{event.trainer}.{name}", value)
+
+
+def _moved(event: WeightsMoved) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights and what the optimizer keeps of each."""
+    for name, parameter in event.model.named_parameters():
+        yield name, parameter.detach()
+        for kind, value in sorted(event.optimizer.state[parameter].items()):
+            yield f"{name}.{kind}", value

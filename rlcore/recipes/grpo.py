@@ -6,15 +6,19 @@ where the paper takes a mean of means; the KL term is off unless asked for; rewa
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
+
+from torch import nn
 
 from rlcore.algorithms import advantages
+from rlcore.algorithms.aggregation import Denominators
 from rlcore.algorithms.kl import approx_kl
 from rlcore.algorithms.mismatch_losses import dppo_tv, ipo, masked_is, masked_is_keep
 from rlcore.algorithms.policy_losses import PolicyLoss, cispo, gspo, ppo_clip
 from rlcore.batching.batch import Batch
 from rlcore.batching.microbatches import Microbatch
-from rlcore.batching.minibatches import Minibatch, minibatches
-from rlcore.config import GrpoSection
+from rlcore.batching.minibatches import minibatches
+from rlcore.config import GrpoSection, RunConfig
 from rlcore.observability.events import AdvantagesEstimated, GroupAdvantagesEstimated
 from rlcore.observability.step_metrics import StepMetrics
 from rlcore.recipes.greedy_baseline import add_greedy_rewards
@@ -39,10 +43,7 @@ def grpo_step(state: TrainState, section: GrpoSection, step: int) -> StepMetrics
 
     metrics = StepMetrics(trajectories, scores, batch)
     for minibatch in minibatches(batch, state.config, state.level, step, state.observers):
-
-        def loss(microbatch: Microbatch, minibatch: Minibatch = minibatch) -> MicrobatchLoss:
-            return policy_loss(state, section, batch, minibatch, microbatch)
-
+        loss = partial(policy_loss, state.config, section, minibatch.denominators)
         metrics.add(update(state, state.policy, minibatch, loss, step))
     return metrics
 
@@ -90,19 +91,19 @@ def add_advantages(state: TrainState, section: GrpoSection, batch: Batch) -> Bat
 
 
 def policy_loss(
-    state: TrainState, section: GrpoSection, batch: Batch, minibatch: Minibatch, microbatch: Microbatch
+    config: RunConfig, section: GrpoSection, denominators: Denominators, policy: nn.Module, microbatch: Microbatch
 ) -> MicrobatchLoss:
     """Compute the surrogate, with the penalties that are asked for, as a microbatch's share of the loss."""
-    view = view_policy(state, batch, microbatch)
+    view = view_policy(config, policy, microbatch)
     surrogate = surrogate_of(section, view)
     losses, observed = surrogate.losses, {"clipped": surrogate.clipped.float()}
-    if state.reference is not None:
-        reference = microbatch.select(batch["ref_logprobs"])
+    if "ref_logprobs" in microbatch:
+        reference = microbatch["ref_logprobs"]
         observed["ref_kl"] = approx_kl(view.logprobs, reference, view.loss_mask, section.kl_estimator)
         losses = losses + section.kl_coef * observed["ref_kl"]
     if section.entropy_coef:
         losses = losses - section.entropy_coef * view.entropy
-    return view.share(minibatch, losses, section.aggregation, **observed)
+    return view.share(denominators, losses, section.aggregation, **observed)
 
 
 def surrogate_of(section: GrpoSection, view: PolicyView) -> PolicyLoss:

@@ -1,12 +1,13 @@
 """The policy read against the one that sampled: what the losses of GRPO and PPO are made of."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rlcore.algorithms.aggregation import Mode, sample_shares
+from rlcore.algorithms.aggregation import Denominators, Mode, sample_shares
 from rlcore.algorithms.correction import (
     accepted,
     icepop,
@@ -19,12 +20,10 @@ from rlcore.algorithms.correction import (
 from rlcore.batching.batch import Batch
 from rlcore.batching.microbatches import Microbatch
 from rlcore.batching.minibatches import Minibatch
-from rlcore.config import CorrectionSection
-from rlcore.models.decoder import Decoder
-from rlcore.numerics.probe import num_threads
-from rlcore.observability.events import BatchExtended, PolicyMatched, ReferenceUsed
+from rlcore.config import CorrectionSection, RunConfig
+from rlcore.observability.events import BatchExtended, PolicyMatched
 from rlcore.train_state import TrainState
-from rlcore.trainers.base import MicrobatchLoss
+from rlcore.trainers.base import MicrobatchLoss, Reader, Reading
 from rlcore.trainers.scoring import in_bulk, score
 
 
@@ -40,12 +39,14 @@ class PolicyView(NamedTuple):
     weights: Tensor | None
     """Weights of the losses, if the sampler's log-probabilities are corrected for."""
 
-    def share(self, minibatch: Minibatch, losses: Tensor, aggregation: Mode, **observed: Tensor) -> MicrobatchLoss:
+    def share(
+        self, denominators: Denominators, losses: Tensor, aggregation: Mode, **observed: Tensor
+    ) -> MicrobatchLoss:
         """Aggregate losses of tokens to the microbatch's share of the minibatch's loss."""
         if self.weights is not None:
             losses = reweighted(losses, self.weights, self.loss_mask)
             observed = {**observed, "weights": self.weights}
-        shares = sample_shares(losses, self.loss_mask, aggregation, minibatch.denominators)
+        shares = sample_shares(losses, self.loss_mask, aggregation, denominators)
         values = {
             "logprobs": self.logprobs,
             "entropy": self.entropy,
@@ -55,18 +56,23 @@ class PolicyView(NamedTuple):
         return MicrobatchLoss(shares.sum(), {name: value.detach() for name, value in values.items()}, self.loss_mask)
 
 
-def view_policy(state: TrainState, batch: Batch, microbatch: Microbatch) -> PolicyView:
+def view_policy(config: RunConfig, policy: nn.Module, microbatch: Microbatch) -> PolicyView:
     """Read a microbatch with a gradient, beside what the sampler and the policy before the step said of it."""
-    mask, sampled = microbatch.select(batch["loss_mask"]), microbatch.select(batch["rollout_logprobs"])
-    scored = score(state.decoder, microbatch, state.config.sampling.temperature)
-    if "old_logprobs" in batch:
-        old = microbatch.select(batch["old_logprobs"])
-    else:
-        old = scored.logprobs.detach()
-        state.observers.emit(PolicyMatched(old, sampled, mask, microbatch.samples, microbatch.first))
-    weights = correction_weights(state.config.correction, old, sampled, mask)
-    advantages = microbatch.select(batch["advantages"])
-    return PolicyView(scored.logprobs, scored.entropy, old, sampled, advantages, mask, weights)
+    mask, sampled = microbatch["loss_mask"], microbatch["rollout_logprobs"]
+    scored = score(policy, microbatch, config.sampling.temperature)
+    old = microbatch["old_logprobs"] if "old_logprobs" in microbatch else scored.logprobs.detach()
+    weights = correction_weights(config.correction, old, sampled, mask)
+    return PolicyView(scored.logprobs, scored.entropy, old, sampled, microbatch["advantages"], mask, weights)
+
+
+def match_policy(state: TrainState, minibatch: Minibatch, losses: Sequence[MicrobatchLoss]) -> None:
+    """Compare the passes of a step's only update with what the sampler said: no other pass is of the same policy."""
+    for microbatch, part in zip(minibatch.microbatches, losses, strict=True):
+        if "old_logprobs" not in microbatch:
+            sampled, mask = microbatch["rollout_logprobs"], microbatch["loss_mask"]
+            state.observers.emit(
+                PolicyMatched(part.observed["logprobs"], sampled, mask, microbatch.samples, microbatch.first)
+            )
 
 
 def correction_weights(section: CorrectionSection, old: Tensor, sampled: Tensor, mask: Tensor) -> Tensor | None:
@@ -95,7 +101,7 @@ def add_old_logprobs(state: TrainState, batch: Batch) -> Batch:
     """
     if state.config.training.num_epochs * state.config.training.num_minibatches == 1:
         return batch
-    batch = batch.extended(old_logprobs=logprobs_in_bulk(state, state.decoder, batch))
+    batch = batch.extended(old_logprobs=logprobs_in_bulk(state, state.policy, batch))
     logprobs, sampled, mask = (batch[name] for name in ("old_logprobs", "rollout_logprobs", "loss_mask"))
     state.observers.emit(PolicyMatched(logprobs, sampled, mask, range(len(mask)), 0))
     state.observers.emit(BatchExtended(batch, "reference", ("old_logprobs",)))
@@ -106,20 +112,22 @@ def add_ref_logprobs(state: TrainState, batch: Batch) -> Batch:
     """Add log-probabilities of the reference policy, if there is one."""
     if state.reference is None:
         return batch
-    state.observers.emit(ReferenceUsed(state.reference))
     batch = batch.extended(ref_logprobs=logprobs_in_bulk(state, state.reference, batch))
     state.observers.emit(BatchExtended(batch, "reference", ("ref_logprobs",)))
     return batch
 
 
-def logprobs_in_bulk(state: TrainState, model: Decoder, batch: Batch) -> Tensor:
+def logprobs_in_bulk(state: TrainState, reader: Reader, batch: Batch) -> Tensor:
     """Compute log-probabilities of a whole batch, without a gradient."""
-    temperature = state.config.sampling.temperature
-    return read_in_bulk(state, batch, lambda microbatch: score(model, microbatch, temperature).logprobs)
+    return read_in_bulk(state, reader, batch, partial(logprobs, temperature=state.config.sampling.temperature))
 
 
-def read_in_bulk(state: TrainState, batch: Batch, compute: Callable[[Microbatch], Tensor]) -> Tensor:
-    """Compute [samples, positions] of a whole batch, without a gradient, with the trainer's threads and budget."""
-    runtime = state.config.runtime
-    with state.observers.stage("reference"), num_threads(runtime.training_threads):
-        return in_bulk(batch, compute, token_budget=runtime.token_budget)
+def logprobs(policy: nn.Module, microbatch: Microbatch, *, temperature: float) -> Tensor:
+    """Compute log-probabilities of the tokens from `first` on."""
+    return score(policy, microbatch, temperature).logprobs
+
+
+def read_in_bulk(state: TrainState, reader: Reader, batch: Batch, reading: Reading) -> Tensor:
+    """Read [samples, positions] of a whole batch, without a gradient, with the trainer's budget."""
+    with state.observers.stage("reference"):
+        return in_bulk(batch, reader, reading, token_budget=state.config.runtime.token_budget)

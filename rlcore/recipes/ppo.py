@@ -4,15 +4,19 @@ As language models are trained with it: one reward a completion, on its last tok
 is taken from the rewards of tokens (InstructGPT, arXiv:2203.02155); policy and critic are two models.
 """
 
+from functools import partial
+
+from torch import nn
+
 from rlcore.algorithms.advantages import at_last_token, gae, whiten
-from rlcore.algorithms.aggregation import sample_shares
+from rlcore.algorithms.aggregation import Denominators, sample_shares
 from rlcore.algorithms.kl import adaptive_kl_coef, approx_kl, in_rewards
 from rlcore.algorithms.policy_losses import ppo_clip
 from rlcore.algorithms.value_loss import value_loss
 from rlcore.batching.batch import Batch
 from rlcore.batching.microbatches import Microbatch
-from rlcore.batching.minibatches import Minibatch, minibatches
-from rlcore.config import PpoSection
+from rlcore.batching.minibatches import minibatches
+from rlcore.config import PpoSection, RunConfig
 from rlcore.observability.events import AdvantagesEstimated, BatchExtended
 from rlcore.observability.metrics import mean
 from rlcore.observability.step_metrics import StepMetrics
@@ -35,22 +39,18 @@ def ppo_step(state: TrainState, section: PpoSection, step: int) -> StepMetrics:
     batch = add_advantages(state, section, batch)
 
     for minibatch in minibatches(batch, state.config, state.level, step, state.observers):
-
-        def value_part(microbatch: Microbatch, minibatch: Minibatch = minibatch) -> MicrobatchLoss:
-            return critic_loss(state, section, batch, minibatch, microbatch)
-
-        def policy_part(microbatch: Microbatch, minibatch: Minibatch = minibatch) -> MicrobatchLoss:
-            return policy_loss(state, section, batch, minibatch, microbatch)
-
+        value_part = partial(critic_loss, section, minibatch.denominators)
         metrics.add(update(state, state.critic, minibatch, value_part, step))
         if step >= section.num_critic_warmup_steps:
+            policy_part = partial(policy_loss, state.config, section, minibatch.denominators)
             metrics.add(update(state, state.policy, minibatch, policy_part, step))
     return metrics
 
 
 def add_values(state: TrainState, batch: Batch) -> Batch:
     """Add what the critic expects before each token, as it was before the step."""
-    found = read_in_bulk(state, batch, lambda microbatch: values(state.value_model, microbatch))
+    assert state.critic is not None
+    found = read_in_bulk(state, state.critic, batch, values)
     batch = batch.extended(values=found)
     state.observers.emit(BatchExtended(batch, "reference", ("values",)))
     return batch
@@ -84,10 +84,10 @@ def add_advantages(state: TrainState, section: PpoSection, batch: Batch) -> Batc
 
 
 def policy_loss(
-    state: TrainState, section: PpoSection, batch: Batch, minibatch: Minibatch, microbatch: Microbatch
+    config: RunConfig, section: PpoSection, denominators: Denominators, policy: nn.Module, microbatch: Microbatch
 ) -> MicrobatchLoss:
     """Compute the clipped surrogate as a microbatch's share of the minibatch's loss."""
-    view = view_policy(state, batch, microbatch)
+    view = view_policy(config, policy, microbatch)
     surrogate = ppo_clip(
         view.logprobs,
         view.old_logprobs,
@@ -98,15 +98,14 @@ def policy_loss(
         dual_clip=section.dual_clip,
     )
     losses = surrogate.losses - section.entropy_coef * view.entropy if section.entropy_coef else surrogate.losses
-    return view.share(minibatch, losses, section.aggregation, clipped=surrogate.clipped.float())
+    return view.share(denominators, losses, section.aggregation, clipped=surrogate.clipped.float())
 
 
 def critic_loss(
-    state: TrainState, section: PpoSection, batch: Batch, minibatch: Minibatch, microbatch: Microbatch
+    section: PpoSection, denominators: Denominators, critic: nn.Module, microbatch: Microbatch
 ) -> MicrobatchLoss:
     """Compute the distance of the critic from the returns as a microbatch's share."""
-    mask, old = microbatch.select(batch["loss_mask"]), microbatch.select(batch["values"])
-    expected = values(state.value_model, microbatch)
-    found = value_loss(expected, old, microbatch.select(batch["returns"]), mask, clip_eps=section.value_clip_eps)
-    shares = sample_shares(found.losses, mask, section.aggregation, minibatch.denominators)
+    mask, expected = microbatch["loss_mask"], values(critic, microbatch)
+    found = value_loss(expected, microbatch["values"], microbatch["returns"], mask, clip_eps=section.value_clip_eps)
+    shares = sample_shares(found.losses, mask, section.aggregation, denominators)
     return MicrobatchLoss(shares.sum(), {"values": expected.detach(), "clipped": found.clipped.float()}, mask)

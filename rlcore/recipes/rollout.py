@@ -26,7 +26,7 @@ def rollout(state: TrainState, step: int) -> tuple[list[Trajectory], Scores, Bat
     """Sample the completions of a step, score them, and build their dense batch."""
     config, observers = state.config, state.observers
     with observers.stage("rollout"):
-        observers.emit(SamplingBegins(state.decoder, state.receipt, state.sampler.weight_target))
+        observers.emit(SamplingBegins(state.policy.weights(), state.receipt, state.sampler.weight_target))
         wanted = requests(state, prompts_of(state, step), step)
         observers.emit(RequestsBuilt(wanted))
         trajectories = collect_all(state, wanted)

@@ -4,6 +4,7 @@ from rlcore.algorithms.schedules import constant_lr, cosine_lr, linear_lr
 from rlcore.batching.minibatches import Minibatch
 from rlcore.config import OptimizerSection
 from rlcore.observability.events import PassesDone, Updated
+from rlcore.recipes.policy_pass import match_policy
 from rlcore.train_state import TrainState
 from rlcore.trainers.base import Loss, Trainer, Update
 
@@ -13,6 +14,8 @@ def update(state: TrainState, trainer: Trainer, minibatch: Minibatch, loss: Loss
     section, observers = state.config.optimizer, state.observers
     with observers.stage("update"):
         losses = trainer.forward_backward(minibatch.microbatches, loss)
+    if trainer is state.policy:
+        match_policy(state, minibatch, losses)
     observers.emit(PassesDone(trainer.name, losses, minibatch.denominators))
     rate = learning_rate(section, trainer.peak_rate, step, state.config.training.num_steps)
     with observers.stage("optimizer"):

@@ -4,13 +4,13 @@ The same fixed microbatches and the same tree as in training: the result is as i
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 
 import torch
-from torch import Tensor
-from xxhash import xxh3_128, xxh3_128_hexdigest
+from torch import nn
 
-from rlcore.algorithms.aggregation import sample_shares
+from rlcore.algorithms.aggregation import Denominators, sample_shares
 from rlcore.algorithms.schedules import linear_lr
 from rlcore.batching.batch import Batch
 from rlcore.batching.collate import collate
@@ -18,14 +18,13 @@ from rlcore.batching.microbatches import Microbatch
 from rlcore.batching.minibatches import Minibatch
 from rlcore.errors import InvalidValueError
 from rlcore.keys import epoch_items
-from rlcore.observability.observers import Observers
+from rlcore.observability.events import WarmStartBegins, WarmStartEnds
 from rlcore.observability.warm_start_record import WarmStart, WarmStep
 from rlcore.train_state import TrainState
 from rlcore.trainers.base import MicrobatchLoss
-from rlcore.trainers.local import LocalTrainer, build_adamw
 from rlcore.trainers.scoring import score
 from rlcore.types import Prompt, Tokenizer
-from rlcore.weights.digests import weights_digest
+from rlcore.weights.source import digest_of
 
 MAX_NORM = 1.0
 """Norm that gradients of a warm start are clipped to."""
@@ -34,7 +33,6 @@ MAX_NORM = 1.0
 def warm_start(
     state: TrainState,
     *,
-    observers: Observers,
     report: Callable[[float], None] = lambda loss: None,
     is_enough: Callable[[], bool] = lambda: False,
 ) -> WarmStart:
@@ -43,48 +41,31 @@ def warm_start(
     `is_enough` is asked after every `check_every` steps, and ends it. Raises InvalidValueError if the task has no
     answers.
     """
-    config, decoder = state.config, state.decoder
+    config, trainer = state.config, state.policy
     section, prompts = config.warm_start, state.task.train
-    trainer = LocalTrainer(
-        "policy",
-        decoder,
-        build_adamw(decoder, config.optimizer, section.learning_rate),
-        section.learning_rate,
-        section=config.optimizer,
-        runtime=config.runtime,
-        observers=observers,
-    )
-    before, steps = weights_digest(dict(decoder.named_parameters())), list[WarmStep]()
+    state.observers.emit(WarmStartBegins())
+    before, steps = digest_of(trainer.weights()), list[WarmStep]()
     for step in range(section.num_steps):
         chosen = epoch_items(step * section.batch_size, section.batch_size, len(prompts), config.seed, "warm_start")
         batch = answers([prompts[index] for index in chosen], state.tokenizer).to(config.model.device)
         minibatch = Minibatch(batch, list(range(section.batch_size)), config, state.level)
-
-        def loss(microbatch: Microbatch, batch: Batch = batch, minibatch: Minibatch = minibatch) -> MicrobatchLoss:
-            mask = microbatch.select(batch["loss_mask"])
-            losses = -score(decoder, microbatch, 1.0).logprobs
-            return MicrobatchLoss(
-                sample_shares(losses, mask, "token-mean", minibatch.denominators).sum(), observed={}, loss_mask=mask
-            )
-
-        losses = trainer.forward_backward(minibatch.microbatches, loss)
-        digest = gradient_digest(trainer.gradients or [])
-        rate = linear_lr(step, peak=trainer.peak_rate, num_steps=section.num_steps, final_ratio=0.1)
+        losses = trainer.forward_backward(minibatch.microbatches, partial(answer_loss, minibatch.denominators))
+        digest = trainer.gradient_digest()
+        rate = linear_lr(step, peak=section.learning_rate, num_steps=section.num_steps, final_ratio=0.1)
         norm = trainer.optimizer_step(learning_rate=rate, max_norm=MAX_NORM)
         steps.append(WarmStep(math.fsum(float(each.loss) for each in losses), digest, norm))
         report(steps[-1].loss)
         if (step + 1) % section.check_every == 0 and is_enough():
             break
+    trainer.restart_optimizer()
+    state.observers.emit(WarmStartEnds())
     return WarmStart(before, tuple(steps))
 
 
-def gradient_digest(gradients: Sequence[Tensor]) -> str:
-    """Return the digest of all gradients as one flat fp32 tensor, without making it: that of `tensor_digest`."""
-    content = xxh3_128()
-    for gradient in gradients:
-        content.update(gradient.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    num_elements = sum(gradient.numel() for gradient in gradients)
-    return xxh3_128_hexdigest(f"float32 [{num_elements}] ".encode() + content.digest())
+def answer_loss(denominators: Denominators, policy: nn.Module, microbatch: Microbatch) -> MicrobatchLoss:
+    """Compute the cross-entropy of answers as a microbatch's share of the loss."""
+    mask, losses = microbatch["loss_mask"], -score(policy, microbatch, 1.0).logprobs
+    return MicrobatchLoss(sample_shares(losses, mask, "token-mean", denominators).sum(), observed={}, loss_mask=mask)
 
 
 def answers(prompts: list[Prompt], tokenizer: Tokenizer) -> Batch:

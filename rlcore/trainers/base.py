@@ -1,11 +1,12 @@
 """What a trainer is: it turns microbatches into an update of one model's weights."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlcore.batching.microbatches import Microbatch
+from rlcore.weights.source import WeightSource
 
 
 class MicrobatchLoss(NamedTuple):
@@ -29,7 +30,10 @@ class Update(NamedTuple):
     losses: tuple[MicrobatchLoss, ...]
 
 
-Loss = Callable[[Microbatch], MicrobatchLoss]
+Loss = Callable[[nn.Module, Microbatch], MicrobatchLoss]
+"""Reads a microbatch by a model, with a gradient. It can be pickled: a partial of a function of a module."""
+Reading = Callable[[nn.Module, Microbatch], Tensor]
+"""Reads a microbatch by a model, without a gradient: [samples, length - first]. It can be pickled too."""
 
 
 class TrainerState(NamedTuple):
@@ -40,21 +44,37 @@ class TrainerState(NamedTuple):
     """Optimizer state as "PARAMETER.KIND"."""
 
 
-class Trainer(Protocol):
-    """Trains the weights of one model."""
+class Reader(Protocol):
+    """Reads microbatches by the weights of one model."""
 
     @property
     def name(self) -> str:
-        """Name of the model in records and checkpoints: policy, critic."""
+        """Name of the model in records and checkpoints: policy, critic, reference."""
+
+    def read(self, microbatches: Sequence[Microbatch], reading: Reading) -> list[Tensor]:
+        """Read microbatches without a gradient; return what was read, in their order."""
+
+    def weights(self) -> WeightSource:
+        """Return the weights as they are now."""
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy weights into the model. Raises CheckpointError if they are of other parameters."""
+
+
+class Trainer(Reader, Protocol):
+    """Trains the weights of one model."""
 
     @property
     def peak_rate(self) -> float:
         """Learning rate before its schedule."""
 
-    def forward_backward(self, microbatches: Sequence[Microbatch], loss: Loss) -> tuple[MicrobatchLoss, ...]:
+    def forward_backward(
+        self, microbatches: Sequence[Microbatch], loss: Loss, *, num_microbatches: int | None = None
+    ) -> tuple[MicrobatchLoss, ...]:
         """Compute the gradient of the sum of the microbatches' losses; return these in the order of microbatches.
 
-        Raises NonFiniteError.
+        `num_microbatches` is the number over all ranks, and in the canonical tree; None if these are all. Raises
+        NonFiniteError.
         """
 
     def optimizer_step(self, *, learning_rate: float, max_norm: float | None) -> float:
@@ -63,8 +83,14 @@ class Trainer(Protocol):
         Raises NonFiniteError.
         """
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights tensor by tensor, detached, in the model's order."""
+    def gradient_digest(self) -> str:
+        """Return the digest of the gradient of all parameters, between a backward pass and the step that uses it."""
+
+    def optimizer_digest(self) -> str:
+        """Return the digest of all that the optimizer keeps."""
+
+    def restart_optimizer(self) -> None:
+        """Forget all that the optimizer has seen."""
 
     def save(self) -> TrainerState:
         """Return the live state, not copied."""

@@ -7,9 +7,10 @@ another.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,9 @@ from rlcore.observability.events import (
     WeightsMoved,
 )
 from rlcore.observability.observers import Observers
-from rlcore.trainers.base import Loss, MicrobatchLoss, TrainerState
+from rlcore.trainers.base import Loss, MicrobatchLoss, Reading, TrainerState
+from rlcore.weights.digests import flat_digest, weights_digest
+from rlcore.weights.source import LiveWeights
 
 
 class LocalTrainer:
@@ -40,7 +43,6 @@ class LocalTrainer:
         self,
         name: str,
         model: nn.Module,
-        optimizer: torch.optim.AdamW,
         peak_rate: float,
         *,
         section: OptimizerSection,
@@ -50,7 +52,7 @@ class LocalTrainer:
         self.name = name
         """Name of the model in records and checkpoints: policy, critic."""
         self.model = model
-        self.optimizer = optimizer
+        self.optimizer = build_adamw(model, section, peak_rate)
         self.peak_rate = peak_rate
         """Learning rate before its schedule."""
         self.gradients: list[Tensor] | None = None
@@ -59,21 +61,23 @@ class LocalTrainer:
         self._runtime = runtime
         self._observers = observers
 
-    def forward_backward(self, microbatches: Sequence[Microbatch], loss: Loss) -> tuple[MicrobatchLoss, ...]:
+    def forward_backward(
+        self, microbatches: Sequence[Microbatch], loss: Loss, *, num_microbatches: int | None = None
+    ) -> tuple[MicrobatchLoss, ...]:
         """Compute the gradient of the sum of the microbatches' losses; return these in the order of microbatches.
 
         Each worker adds what lies whole in its hands. Raises NonFiniteError.
         """
-        parameters = list(self.model.parameters())
+        parameters, num_values = list(self.model.parameters()), num_microbatches or len(microbatches)
         found: dict[int, MicrobatchLoss] = {}
         with num_threads(self._runtime.training_threads):
-            total = GradientSum(parameters, len(microbatches))
+            total = GradientSum(parameters, num_values)
             for own_microbatches in divide_among_workers(microbatches, self._runtime.world_size):
-                own = GradientSum(parameters, len(microbatches))
+                own = GradientSum(parameters, num_values)
                 for microbatch in own_microbatches:
                     self._observers.emit(PassBegins(parameters))
-                    part = loss(microbatch)
-                    _check_loss(part.loss, microbatch)
+                    part = loss(self.model, microbatch)
+                    check_loss(part.loss, microbatch)
                     with own.collecting(microbatch.number):
                         part.loss.backward()  # type: ignore[no-untyped-call]
                     found[microbatch.number] = part._replace(loss=part.loss.detach())
@@ -96,17 +100,18 @@ class LocalTrainer:
         with num_threads(self._runtime.training_threads):
             by_name = dict(zip((name for name, _ in named), gradients, strict=True))
             self._observers.emit(GradientsReduced(self.name, by_name))
-            norm = global_norm(gradients)
+            norm = self._norm(gradients)
             if not math.isfinite(norm):
                 raise NonFiniteError(
-                    _first_non_finite(named),
+                    self._first_non_finite(named),
                     remedy="a lower learning rate, or replay this step operation by operation",
                     phases=("backward",),
                 )
             if max_norm is not None and norm > max_norm:
-                self._observers.emit(ClipBegins(gradients))
-                torch._foreach_mul_(gradients, max_norm / norm)
-                self._observers.emit(Clipped(gradients, max_norm / norm))
+                own = list(self._own_memory(gradients))
+                self._observers.emit(ClipBegins(own))
+                torch._foreach_mul_(own, max_norm / norm)
+                self._observers.emit(Clipped(own, max_norm / norm))
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self._observers.emit(WeightsMove(self.optimizer))
@@ -115,21 +120,66 @@ class LocalTrainer:
             self._observers.emit(WeightsMoved(self.name, self.model, self.optimizer))
         return norm
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights tensor by tensor, detached, in the model's order."""
-        for name, parameter in self.model.named_parameters():
-            yield name, parameter.detach()
+    def read(self, microbatches: Sequence[Microbatch], reading: Reading) -> list[Tensor]:
+        """Read microbatches without a gradient; return what was read, in their order."""
+        with torch.no_grad(), num_threads(self._runtime.training_threads):
+            return [reading(self.model, microbatch) for microbatch in microbatches]
+
+    def gradient_digest(self) -> str:
+        """Return the digest of the gradient of all parameters, between a backward pass and the step that uses it.
+
+        It is that of one flat fp32 tensor, which is not made.
+        """
+        assert self.gradients is not None, "forward_backward comes first"
+        return flat_digest(self.gradients)
+
+    def optimizer_digest(self) -> str:
+        """Return the digest of all that the optimizer keeps."""
+        return weights_digest(optimizer_tensors(self.optimizer, self.model.named_parameters()))
+
+    def restart_optimizer(self) -> None:
+        """Forget all that the optimizer has seen."""
+        self.optimizer = build_adamw(self.model, self._section, self.peak_rate)
+
+    def weights(self) -> LiveWeights:
+        """Return the live weights."""
+        return LiveWeights(self.model)
 
     def save(self) -> TrainerState:
         """Return the live state, not copied."""
-        return TrainerState(
-            dict(self.named_weights()), optimizer_tensors(self.optimizer, self.model.named_parameters())
-        )
+        weights = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+        return TrainerState(weights, optimizer_tensors(self.optimizer, self.model.named_parameters()))
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy weights into the model."""
+        self.model.load_state_dict(weights)
 
     def load(self, state: TrainerState) -> None:
         """Copy a state into the model and its optimizer. Raises CheckpointError if it is of other parameters."""
-        self.model.load_state_dict(state.weights)
+        self.load_weights(state.weights)
         restore_optimizer(self.optimizer, self.model.named_parameters(), state.optimizer)
+
+    def _norm(self, gradients: Sequence[Tensor]) -> float:
+        """Return the norm of the gradients of all parameters."""
+        return global_norm(gradients)
+
+    def _own_memory(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return what of the gradients is in this process."""
+        return gradients
+
+    def _first_non_finite(self, named: Sequence[tuple[str, nn.Parameter]]) -> str:
+        """Describe the first element of a gradient that is not finite."""
+        return describe_non_finite(first_non_finite(named))
+
+
+class NonFinite(NamedTuple):
+    """An element of a gradient that is not finite."""
+
+    name: str
+    """Name of its parameter."""
+    value: float
+    place: tuple[int, ...]
+    """Its index."""
 
 
 class GradientSum:
@@ -169,6 +219,11 @@ class GradientSum:
         for tree, others in zip(self._trees, other._trees, strict=True):
             tree.absorb(others)
 
+    def take(self, index: int) -> TreeSum:
+        """Take a parameter's tree off the sum, which does not hold its memory any longer."""
+        taken, self._trees[index] = self._trees[index], TreeSum(1)
+        return taken
+
     def total(self) -> list[Tensor]:
         """Return the sum for each parameter."""
         totals = [tree.total() for tree in self._trees]
@@ -200,11 +255,17 @@ def global_norm(gradients: Iterable[Tensor]) -> float:
 
     torch's own sum of a whole tensor depends on the number of threads.
     """
-    rows = [g.double().square().reshape(-1, g.shape[-1] if g.dim() else 1).sum(-1) for g in gradients]
+    rows = [squared_rows(gradient) for gradient in gradients]
     return math.sqrt(math.fsum(torch.cat(rows).tolist())) if rows else 0.0
 
 
-def _check_loss(loss: Tensor, microbatch: Microbatch) -> None:
+def squared_rows(gradient: Tensor) -> Tensor:
+    """Return the sum of squares of each row, fp64; a vector is one row."""
+    return gradient.double().square().reshape(-1, gradient.shape[-1] if gradient.dim() else 1).sum(-1)
+
+
+def check_loss(loss: Tensor, microbatch: Microbatch) -> None:
+    """Check that a microbatch's loss is finite; raises NonFiniteError that names its samples."""
     if not math.isfinite(float(loss.detach())):
         raise NonFiniteError(
             f"the loss of fixed microbatch {microbatch.number} is {float(loss.detach())}"
@@ -214,9 +275,17 @@ def _check_loss(loss: Tensor, microbatch: Microbatch) -> None:
         )
 
 
-def _first_non_finite(named: Iterable[tuple[str, nn.Parameter]]) -> str:
+def first_non_finite(named: Iterable[tuple[str, nn.Parameter]]) -> NonFinite | None:
+    """Return the first element of the parameters' gradients that is not finite; None if all are."""
     for name, parameter in named:
         if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
-            index = torch.nonzero(~parameter.grad.isfinite())[0].tolist()
-            return f"the gradient of {name} is {float(parameter.grad[tuple(index)])} at {index}"
-    return "the norm of the gradients is above the largest number"
+            index = tuple(torch.nonzero(~parameter.grad.isfinite())[0].tolist())
+            return NonFinite(name, float(parameter.grad[index]), index)
+    return None
+
+
+def describe_non_finite(found: NonFinite | None) -> str:
+    """Return the sentence of an error."""
+    if found is None:
+        return "the norm of the gradients is above the largest number"
+    return f"the gradient of {found.name} is {found.value} at {list(found.place)}"

@@ -4,17 +4,16 @@ A value stands at the position of the token it is about: `logprobs[:, t]` is of 
 of what was read before it.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlcore.batching.batch import Batch
 from rlcore.batching.microbatches import Microbatch, microbatches_by_budget
 from rlcore.models.decoder import Decoder
-from rlcore.models.value_head import Critic
 from rlcore.numerics.log_softmax import log_softmax
+from rlcore.trainers.base import Reader, Reading
 
 
 class Scored(NamedTuple):
@@ -25,30 +24,30 @@ class Scored(NamedTuple):
     """Entropy in nats, over the whole vocabulary at the sampling temperature."""
 
 
-def score(policy: Decoder, microbatch: Microbatch, temperature: float) -> Scored:
+def score(policy: nn.Module, microbatch: Microbatch, temperature: float) -> Scored:
     """Compute log-probabilities of the tokens from `first` on, and the entropy of what they were drawn from."""
+    assert isinstance(policy, Decoder)
     hidden = policy.hidden(microbatch.tokens[:, :-1])[:, microbatch.first - 1 :]
     vocabulary = log_softmax(policy.logits(hidden) / temperature)
     drawn = vocabulary.gather(-1, microbatch.tokens[:, microbatch.first :].unsqueeze(-1)).squeeze(-1)
     return Scored(drawn, -(vocabulary.exp() * vocabulary).sum(-1))
 
 
-def values(critic: Critic, microbatch: Microbatch) -> Tensor:
+def values(critic: nn.Module, microbatch: Microbatch) -> Tensor:
     """Compute what the critic expects before each of the tokens from `first` on."""
     expected: Tensor = critic(microbatch.tokens[:, :-1])
     return expected[:, microbatch.first - 1 :]
 
 
-@torch.no_grad()
-def in_bulk(batch: Batch, compute: Callable[[Microbatch], Tensor], *, token_budget: int) -> Tensor:
-    """Compute [samples, positions] of a dense batch, without a gradient, 0 where nothing is learned.
+def in_bulk(batch: Batch, reader: Reader, reading: Reading, *, token_budget: int) -> Tensor:
+    """Read [samples, positions] of a dense batch, without a gradient, 0 where nothing is learned.
 
     Passes are made up to suit the budget: at level invariant a row's bits do not depend on which rows share its pass.
     """
     mask = batch["loss_mask"]
     found = torch.zeros(mask.shape, device=mask.device)
-    for microbatch in microbatches_by_budget(batch, range(len(mask)), token_budget=token_budget):
+    microbatches = microbatches_by_budget(batch, range(len(mask)), token_budget=token_budget)
+    for microbatch, part in zip(microbatches, reader.read(microbatches, reading), strict=True):
         end = min(microbatch.tokens.shape[1], mask.shape[1])
-        part = compute(microbatch).float()[:, : end - microbatch.first]
-        found[list(microbatch.samples), microbatch.first : end] = part
+        found[list(microbatch.samples), microbatch.first : end] = part.float()[:, : end - microbatch.first]
     return torch.where(mask, found, 0.0)

@@ -4,11 +4,11 @@ A digest is 32 hexadecimal digits of xxh3_128. It finds accidents, not forgers. 
 where a tensor lies, its strides and its device do not. Bytes are those of a little-endian machine.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
-from xxhash import xxh3_128_digest, xxh3_128_hexdigest
+from xxhash import xxh3_128, xxh3_128_digest, xxh3_128_hexdigest
 
 from rlcore.errors import InvalidValueError
 
@@ -43,6 +43,15 @@ def combined_digest(digests: Mapping[str, str]) -> str:
     """One digest for named ones, whatever their order."""
     parts = (f"{len(name)}:{name}{digests[name]}" for name in sorted(digests))
     return xxh3_128_hexdigest("".join(parts).encode("utf-8", "surrogatepass"))
+
+
+def flat_digest(tensors: Iterable[Tensor]) -> str:
+    """Return the digest of fp32 tensors as one flat tensor, which is not made: that of `tensor_digest`."""
+    content, num_elements = xxh3_128(), 0
+    for tensor in tensors:
+        num_elements += tensor.numel()
+        content.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return xxh3_128_hexdigest(f"float32 [{num_elements}] ".encode() + content.digest())
 
 
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:

@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from rlcore.models.decoder import Decoder
-from rlcore.weights.canary import canary_distance, canary_tokens, different_layer, policy_logprobs
-from rlcore.weights.coverage import check_names, check_poisoned, check_reported, tied_names
-from rlcore.weights.digests import combined_digest, tensor_digests
+from rlcore.weights.canary import canary_distance, canary_tokens, different_layer
+from rlcore.weights.coverage import check_names, check_poisoned, check_reported
+from rlcore.weights.digests import combined_digest
 from rlcore.weights.overlap import at_once
 from rlcore.weights.ownership import check_ownership, is_elsewhere, probe_ownership
 from rlcore.weights.receipts import ALL_CHECKS, Check, Receipt
-from rlcore.weights.target import ParameterSpec, TargetState, WeightTarget
+from rlcore.weights.source import LiveWeights, WeightSource
+from rlcore.weights.target import TargetState, WeightTarget
 from rlcore.weights.transports.base import Transport
 from rlcore.weights.transports.in_process import InProcessTransport
 from rlcore.weights.verify import (
@@ -42,7 +43,7 @@ IN_PROCESS = InProcessTransport()
 
 @torch.no_grad()
 def sync(
-    policy: Decoder,
+    policy: Decoder | WeightSource,
     target: WeightTarget,
     policy_version: int,
     previous: Receipt | None,
@@ -59,9 +60,9 @@ def sync(
     Raises WeightSyncError with the check and the parameter that failed.
     """
     began = perf_counter()
-    source = {name: parameter.detach() for name, parameter in policy.named_parameters(remove_duplicate=False)}
-    specs = {name: ParameterSpec.of(tensor) for name, tensor in source.items()}
-    state, tied = target.describe(), tied_names(policy)
+    weights = LiveWeights(policy) if isinstance(policy, Decoder) else policy
+    source, specs = weights.tensors, weights.specs()
+    state, tied = target.describe(), weights.tied
     if Check.FENCE in checks:
         check_fence(state, policy_version, previous)
     if Check.COVERAGE in checks:
@@ -71,17 +72,17 @@ def sync(
     elsewhere = is_elsewhere(state.parameters)
     if Check.HELD in checks and previous is not None:
         held, expected = at_once(
-            partial(target.digests, tuple(state.parameters)), partial(tensor_digests, source), is_elsewhere=elsewhere
+            partial(target.digests, tuple(state.parameters)), weights.digests, is_elsewhere=elsewhere
         )
         check_unmodified(state, held, previous)
     else:
-        expected = tensor_digests(source)
+        expected = weights.digests()
     if Check.LIVENESS in checks and has_learned and previous is not None:
         check_policy_changed(expected, previous)
     load = _Load(source=source, expected=expected, target=target, state=state, transport=transport, checks=checks)
     load.run(policy_version, previous)
-    logprobs, distance = _canary(policy, target, elsewhere) if Check.CANARY in checks else ((), 0.0)
-    digest = combined_digest({name: expected[name] for name, _ in policy.named_parameters()})
+    logprobs, distance = _canary(weights, target, elsewhere) if Check.CANARY in checks else ((), 0.0)
+    digest = combined_digest({name: expected[name] for name in weights.names})
     target.commit(digest)
     return Receipt(
         policy_version=policy_version,
@@ -133,12 +134,9 @@ class _Load:
         return list(self.transport(weights, self.target))
 
 
-def _canary(policy: Decoder, target: WeightTarget, elsewhere: bool) -> tuple[tuple[float, ...], float]:
+def _canary(weights: WeightSource, target: WeightTarget, elsewhere: bool) -> tuple[tuple[float, ...], float]:
     """Return the target's log-probabilities of the canary, and their distance to the policy's."""
-    tokens = canary_tokens(policy.config)
-    given, own = at_once(
-        partial(target.canary, tokens), partial(policy_logprobs, policy, tokens), is_elsewhere=elsewhere
-    )
-    explain = partial(different_layer, policy, target, tokens)
-    distance = canary_distance(own, given, policy.embedding.dtype, explain)
+    tokens = canary_tokens(weights.config)
+    given, own = at_once(partial(target.canary, tokens), partial(weights.logprobs, tokens), is_elsewhere=elsewhere)
+    distance = canary_distance(own, given, weights.dtype, lambda: different_layer(weights.decoder(), target, tokens))
     return tuple(given.tolist()), distance

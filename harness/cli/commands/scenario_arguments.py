@@ -13,6 +13,7 @@ def recording_options(arguments: Mapping[str, Any]) -> RecordingOptions:
         metrics=tuple(arguments["metric"]),
         keep=tuple(arguments.get("keep", ())),
         op_step=arguments.get("op_step"),
+        sentinel=arguments.get("sentinel") or 0,
     )
 
 

@@ -11,6 +11,7 @@ from harness.lab.experiments.out_directory import place_of
 from harness.lab.experiments.terminal_run import run_here
 from harness.render.console import say
 from harness.render.recording import recording_lines
+from harness.render.sentinel import sentinel_lines
 from harness.render.stopping import stop_lines
 
 
@@ -18,11 +19,11 @@ def run_trace(invocation: Invocation, arguments: Mapping[str, Any]) -> int:
     """Carry out `rlharness trace` and return the exit code of the program.
 
     Returns INCOMPLETE_RECORDING if only the recording failed, and the exit code of `replay` if a condition stopped the
-    program. Raises UsageError for a user error before anything is started.
+    program, and DIVERGED if the sentinel ended it. Raises UsageError for a user error before anything is started.
     """
     run_spec = make_command_spec(invocation, recording_options(arguments))
     conditions = conditions_of_one_run(arguments["break_on"], arguments["until"])
     run = run_here(run_spec, place_of(invocation.cwd, arguments["out"]), invocation.environ, conditions)
-    for line in recording_lines(run.recording, stop_lines(run)):
+    for line in recording_lines(run.recording, [*sentinel_lines(run.findings), *stop_lines(run)]):
         say(line)
     return run.exit_code

@@ -38,6 +38,7 @@ def make_command_spec(invocation: Invocation, options: RecordingOptions) -> RunS
         metrics=tuple(map(checked_metric, options.metrics)),
         keep=parse_steps(options.keep),
         op_step=options.op_step,
+        sentinel=options.sentinel,
     )
 
 

@@ -38,6 +38,8 @@ class RunSpec:
     """Steps whose tensors are kept."""
     op_step: int | None = None
     """The step whose operations are recorded."""
+    sentinel: int = 0
+    """Cadence in optimizer steps at which replicas compare; 0 for never."""
     last_step: int | None = None
     """The step after which the run of an entry is ended in order; None: where the entry ends it."""
     callbacks: Mapping[str, dict[str, Any]] = field(default_factory=dict)
@@ -89,6 +91,7 @@ def prepare(run_spec: RunSpec, directory: Path, environ: Mapping[str, str], mark
         metrics=run_spec.metrics,
         keep=run_spec.keep,
         op_step=run_spec.op_step,
+        sentinel=run_spec.sentinel,
         last_step=run_spec.last_step,
         callbacks=dict(run_spec.callbacks),
         level=run_spec.level,

@@ -15,6 +15,8 @@ class RecordingOptions:
     """Steps whose tensors are kept: "3", "3,7" or "10-12"."""
     op_step: int | None = None
     """Step whose operations are recorded."""
+    sentinel: int = 0
+    """Cadence in optimizer steps at which replicas compare; 0 for never."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from harness.lab.experiments.recording_result import Recording, await_recorders,
 from harness.lab.experiments.run_spec import RunSpec, abandon, notes_on, prepare
 from harness.process.supervisor.foreground import run_in_foreground
 from harness.recording.conditions import Condition, Stop
+from harness.recording.sentinel.sentinel_report import Finding, read_findings
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class TerminalRun:
     recording: Recording
     stop: Stop | None
     """Where the first of them held; None where none did."""
+    findings: tuple[tuple[Path, Finding], ...] = ()
+    """Bundle and finding of each difference between replicas."""
 
     @property
     def next_command(self) -> NextCommand | None:
@@ -38,7 +41,12 @@ class TerminalRun:
 
     @property
     def exit_code(self) -> int:
-        """That of the condition which held; else the program's own, INCOMPLETE_RECORDING where only the rest failed."""
+        """DIVERGED where replicas differed at the end; else that of the condition which held, else the program's own.
+
+        INCOMPLETE_RECORDING where only the rest failed.
+        """
+        if any(not finding.is_repaired for _, finding in self.findings):
+            return ExitCode.DIVERGED
         if self.stop is not None:
             return exit_code_of(self.stop)
         if self.run_spec.call is not None and self.recording.exit_code == INTERRUPTED:
@@ -82,4 +90,4 @@ def run_here(
     except UsageError:
         prepared.out.give_back()
         raise
-    return TerminalRun(run_spec, tuple(conditions), recording, stop)
+    return TerminalRun(run_spec, tuple(conditions), recording, stop, read_findings(prepared.directory))

@@ -3,11 +3,12 @@
 Sets of GPUs are bit masks over `GpuChoice.gpus`, so that a free set is one integer and a choice can be cached.
 """
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
-from math import comb
+from math import comb, inf
 
 from harness.core.need import Need
 from harness.machine.inventory import Gpu, Inventory
@@ -17,15 +18,22 @@ MAX_SETS_COMPARED = 2_000
 GPU from each free GPU, which finds the best set on every topology sold so far but is not proven to."""
 
 
+Rating = tuple[float, ...]
+"""Sorts sets of GPUs for one need, the best first."""
+NOTHING: tuple[Rating, int] = ((), 0)
+"""No set of GPUs."""
+
+
 @dataclass(slots=True)
 class _Options:
     """What is known about one need: the masks it can be served from, and the choices made so far."""
 
     pools: tuple[int, ...]
     mixed_pools: tuple[int, ...]
-    groups: tuple[tuple[int, ...], ...] = ()
-    """For a need of several nodes: of each model (or of all, mixed), the adequate GPUs of each node with enough."""
-    chosen: dict[int, int] = field(default_factory=dict)
+    any_memory: int = 0
+    """Every GPU that a lease could hold if the need asked for no memory."""
+    refused: int = 0
+    """The free GPUs for which there was no set when one was last sought in vain."""
 
 
 class GpuChoice:
@@ -36,15 +44,28 @@ class GpuChoice:
     """
 
     def __init__(self, inventory: Inventory, mix_models: bool = False) -> None:
-        self.gpus: tuple[Gpu, ...] = tuple(sorted(inventory.gpus, key=lambda gpu: gpu.index))
+        nodes = {name: number for number, name in enumerate(dict.fromkeys(gpu.node for gpu in inventory.gpus))}
+        self.gpus: tuple[Gpu, ...] = tuple(sorted(inventory.gpus, key=lambda gpu: (nodes[gpu.node], gpu.index)))
+        """Those of one node after those of another, each by index."""
         self.mix_models = mix_models
         self.all_gpus = (1 << len(self.gpus)) - 1
         self._bit_of = {gpu.gpu_id: 1 << place for place, gpu in enumerate(self.gpus)}
-        self._links = [
-            [inventory.num_links.get(frozenset((a.gpu_id, b.gpu_id)), 0) for b in self.gpus] for a in self.gpus
-        ]
+        places = {gpu.gpu_id: place for place, gpu in enumerate(self.gpus)}
+        self._links: dict[tuple[int, int], int] = {}
+        """Links by both orders of two places; those of a place with itself are none."""
+        for pair, number in inventory.num_links.items():
+            if len(ends := [places[gpu_id] for gpu_id in pair if gpu_id in places]) == 2:
+                self._links[ends[0], ends[1]] = self._links[ends[1], ends[0]] = number
+        self.node_gpus = dict.fromkeys(nodes, 0)
+        """The GPUs of each node."""
+        for gpu in self.gpus:
+            self.node_gpus[gpu.node] |= self._bit_of[gpu.gpu_id]
         self._options: dict[Need, _Options] = {}
+        self._best_sets: dict[tuple[int, int], tuple[Rating, int]] = {}
+        """By the free GPUs of one pool and a number, the best set of so many of them."""
+        self._memories_gb = sorted({gpu.memory_gb for gpu in self.gpus})
         self._gpus_in: dict[int, tuple[Gpu, ...]] = {}
+        self._nodes_in: dict[int, tuple[str, ...]] = {}
 
     def bit_of(self, gpu_id: str) -> int:
         """The mask of the one GPU `gpu_id`; KeyError where this run does not have it."""
@@ -54,18 +75,24 @@ class GpuChoice:
         """The GPUs of `mask`, by index."""
         gpus = self._gpus_in.get(mask)
         if gpus is None:
-            gpus = self._gpus_in[mask] = tuple(gpu for place, gpu in enumerate(self.gpus) if mask >> place & 1)
+            gpus = self._gpus_in[mask] = tuple(self.gpus[place] for place in places_in(mask))
         return gpus
+
+    def nodes_in(self, mask: int) -> tuple[str, ...]:
+        """The nodes of the GPUs of `mask`, in their order."""
+        nodes = self._nodes_in.get(mask)
+        if nodes is None:
+            nodes = self._nodes_in[mask] = tuple(dict.fromkeys(gpu.node for gpu in self.gpus_in(mask)))
+        return nodes
 
     def eligible(self, need: Need) -> int:
         """Every GPU that some lease for `need` could hold if all were free; 0 for a need of no GPUs."""
-        options = self._options_of(need)
-        return _union(options.mixed_pools) | _union(options.pools) | _union(tuple(map(_union, options.groups)))
+        return _eligible(self._options_of(need if need.nodes == 1 else _on_each_node(need)))
 
     def is_interchangeable(self, need: Need, gpus: int) -> bool:
         """Whether any `need.gpus` of `gpus` will do, so that counting free GPUs is enough."""
         options = self._options_of(need)
-        return not need.shared and (gpus in options.pools or gpus in options.mixed_pools)
+        return not need.shared and need.nodes == 1 and (gpus in options.pools or gpus in options.mixed_pools)
 
     def choose(self, need: Need, free: int) -> int:
         """The best `need.gpus` (at least 1) of the `free` GPUs, or 0 where no lease can be cut from them.
@@ -73,26 +100,63 @@ class GpuChoice:
         Most NVLink connections inside the set first; then the least memory, so that big GPUs stay for those who need
         them; then the pool left with the fewest free GPUs; then neighbouring indexes, lowest first.
         """
-        options = self._options_of(need)
-        chosen = options.chosen.get(free)
-        if chosen is None:
-            chosen = self._spread(options.groups, free, need) if need.nodes > 1 else 0
-            chosen = (
-                chosen or self._best(options.pools, free, need.gpus) or self._best(options.mixed_pools, free, need.gpus)
-            )
-            options.chosen[free] = chosen
+        options = self._options.get(need) or self._options_of(need)
+        # Where there was no set among the GPUs of `refused`, a pool that has no other GPU free has none now.
+        gained = free & ~options.refused
+        if not gained:
+            return 0
+        if need.nodes > 1:
+            chosen = self._choose_nodes(need, free)
+        else:
+            _, chosen = self._best(options.pools, free, gained, need.gpus)
+        if not chosen and options.mixed_pools and need.nodes == 1:
+            _, chosen = self._best(options.mixed_pools, free, gained, need.gpus)
+        if not chosen:
+            options.refused = free
         return chosen
 
-    def choose_shared(self, need: Need, free: int, usable: int, free_bytes: Sequence[int]) -> int:
-        """The GPU on which a unit with a budget is best placed, or 0 where no usable GPU has room for it.
+    def choose_shared(self, need: Need, free: int, rooms: Sequence[tuple[int, int]]) -> int:
+        """The GPU on which a unit with a budget is best placed, or 0 where no GPU has room for it.
 
         Best fit: of the GPUs already shared, the one with the least memory left; then one of the wholly `free` GPUs.
-        `free_bytes` is the memory without a budget of each GPU. So whole GPUs stay free for other units.
+        `rooms` are the shared GPUs, as (memory without a budget, index in `gpus`), ascending.
         """
-        rest = self.eligible(need) & usable & ~free
-        places = (place for place in range(len(self.gpus)) if rest >> place & 1)
-        fits = [(free_bytes[place], place) for place in places if free_bytes[place] >= need.budget_bytes]
-        return 1 << min(fits)[1] if fits else self.choose(need, free)
+        eligible = self.eligible(need)
+        for position in range(bisect_left(rooms, (need.budget_bytes, 0)), len(rooms)):
+            place = rooms[position][1]
+            if eligible >> place & 1:
+                return 1 << place
+        return self.choose(need, free)
+
+    def most_memory_gb(self, need: Need, free: int, rooms: Sequence[tuple[int, int]]) -> float:
+        """Upper bound of the memory with which `need` could be served now; -1 where no memory is little enough."""
+        any_memory = self._options_of(need).any_memory
+        memories_gb = sorted(self.gpus[place].memory_gb for place in places_in(free & any_memory))
+        most_gb = memories_gb[-need.gpus] if len(memories_gb) >= need.gpus else -1.0
+        if need.shared:
+            most_bytes = next((room for room, place in reversed(rooms) if any_memory >> place & 1), -1)
+            most_gb = max(most_gb, (most_bytes + 1) / 1e9)  # a byte more: budgets are rounded
+        return most_gb
+
+    def _choose_nodes(self, need: Need, free: int) -> int:
+        """The GPUs of the nodes that are best for a unit of several, of one model where models are not mixed; or 0."""
+        part = _on_each_node(need)
+        options = self._options_of(part)
+        by_model: dict[str, dict[str, tuple[Rating, int]]] = {}  # and by node; "" for models that may differ
+        for number, pool in enumerate((*options.pools, *options.mixed_pools)):
+            found = self._best((pool,), free, free, part.gpus)
+            if found[1]:
+                gpu = self.gpus[places_in(pool)[0]]
+                for model in (gpu.model, "") if self.mix_models else (gpu.model,):
+                    if number < len(options.pools) or not model:
+                        by_node = by_model.setdefault(model, {})
+                        by_node[gpu.node] = min(found, by_node.get(gpu.node, found))
+        served = [
+            (model == "", sorted(by_node.values())[: need.nodes])
+            for model, by_node in by_model.items()
+            if len(by_node) >= need.nodes
+        ]
+        return _union(gpus for _, gpus in min(served)[1]) if served else 0
 
     def why_never(self, need: Need, usable: int) -> str:
         """The field of `need` that no lease from the `usable` GPUs can meet, with the inventory; "" if one can."""
@@ -102,10 +166,11 @@ class GpuChoice:
         have = f"this run has {Inventory(gpus=gpus).describe()}"
         if usable != self.all_gpus:
             have += f" ({len(self.gpus) - len(gpus)} quarantined)"
-        reason = "" if len(gpus) < need.gpus else f"; {self._failing_field(need, gpus)}"
+        reason = "" if len(gpus) < need.gpus else f"; {self._failing_field(need, usable)}"
         return f"needs {need}{reason}; {have}"
 
-    def _failing_field(self, need: Need, gpus: tuple[Gpu, ...]) -> str:
+    def _failing_field(self, need: Need, usable: int) -> str:
+        gpus = self.gpus_in(usable)
         for name, adequate in (
             (f"model: {{}} have {need.model!r} in their name", _has_model),
             (f"memory: {{}} have {need.memory_gb:g} GB", _has_memory),
@@ -118,11 +183,13 @@ class GpuChoice:
         num_global = sum(not gpu.is_mig for gpu in gpus)
         if num_global < need.gpus:
             return f"MIG instances cannot be combined, and {num_global} of these GPUs are not partitioned"
-        on_nodes = Counter(gpu.node for gpu in gpus)
         if need.nodes > 1:
-            num_nodes = sum(count >= need.gpus // need.nodes for count in on_nodes.values())
-            return f"hence {need.gpus // need.nodes} on each node: {num_nodes} of {len(on_nodes)} nodes have so many"
-        most = max(on_nodes.values())
+            part = _on_each_node(need)
+            num_able = sum(bool(self.choose(part, usable & here)) for here in self.node_gpus.values())
+            if num_able < need.nodes:
+                return f"{num_able} of {len(self.node_gpus)} nodes have {part.gpus} of them"
+            return "mixed models are not allowed in one lease, and no single model is on as many nodes"
+        most = max(Counter(gpu.node for gpu in gpus).values())
         if most < need.gpus:
             return f"a file stays on one node, and no node has more than {most} of them"
         return f"mixed models are not allowed in one lease, and no single model has {need.gpus}"
@@ -130,63 +197,62 @@ class GpuChoice:
     def _options_of(self, need: Need) -> _Options:
         options = self._options.get(need)
         if options is None:
-            options = self._options[need] = self._make_options(need)
+            # Needs that differ in memory, and that the same GPUs meet, have the same options.
+            rank = bisect_left(self._memories_gb, need.memory_gb)
+            memory_gb = self._memories_gb[rank] if rank < len(self._memories_gb) else inf
+            kind = replace(need, memory_gb=memory_gb, exclusive=False, shared=False)
+            options = self._options.get(kind) or self._make_options(kind)
+            self._options[kind] = self._options[need] = options
         return options
 
     def _make_options(self, need: Need) -> _Options:
         by_model: dict[tuple[str, str], int] = {}
         by_node: dict[str, int] = {}
-        if need.gpus > 0:
-            for gpu in self.gpus:
-                combines = need.gpus // need.nodes == 1 or not gpu.is_mig
-                if combines and _has_model(gpu, need) and _has_memory(gpu, need) and _has_capability(gpu, need):
-                    bit = self._bit_of[gpu.gpu_id]
+        any_memory = 0
+        for gpu in self.gpus if need.gpus > 0 else ():
+            if (need.gpus == 1 or not gpu.is_mig) and _has_model(gpu, need) and _has_capability(gpu, need):
+                bit = self._bit_of[gpu.gpu_id]
+                any_memory |= bit
+                if _has_memory(gpu, need):
                     by_model[gpu.node, gpu.model] = by_model.get((gpu.node, gpu.model), 0) | bit
                     by_node[gpu.node] = by_node.get(gpu.node, 0) | bit
-        if need.nodes > 1:
-            return _Options((), (), self._groups(by_model, need))
         pools = tuple(mask for mask in by_model.values() if mask.bit_count() >= need.gpus)
         mixed = by_node.values() if self.mix_models and need.gpus > 1 else ()
-        return _Options(pools, tuple(mask for mask in mixed if mask.bit_count() >= need.gpus))
+        return _Options(pools, tuple(mask for mask in mixed if mask.bit_count() >= need.gpus), any_memory)
 
-    def _groups(self, by_model: Mapping[tuple[str, str], int], need: Need) -> tuple[tuple[int, ...], ...]:
-        """The sets of GPUs, one of each node, of which a lease on several nodes may be cut; a tuple for each model."""
-        models: dict[str, list[int]] = {}
-        for (_, model), mask in by_model.items():
-            if mask.bit_count() >= need.gpus // need.nodes:
-                models.setdefault("" if self.mix_models else model, []).append(mask)
-        return tuple(tuple(masks) for masks in models.values() if len(masks) >= need.nodes)
-
-    def _spread(self, groups: tuple[tuple[int, ...], ...], free: int, need: Need) -> int:
-        """The best GPUs on `need.nodes` nodes, equally many on each: on those that have the fewest free, first."""
-        on_each = need.gpus // need.nodes
-        for masks in groups:
-            fitting = sorted((mask for mask in masks if (mask & free).bit_count() >= on_each), key=_num_bits(free))
-            if len(fitting) >= need.nodes:
-                return _union(tuple(self._best((mask,), free, on_each) for mask in fitting[: need.nodes]))
-        return 0
-
-    def _best(self, pools: tuple[int, ...], free: int, num_gpus: int) -> int:
-        best, best_key = 0, None
+    def _best(self, pools: Sequence[int], free: int, gained: int, num_gpus: int) -> tuple[Rating, int]:
+        """The best set of `num_gpus` free GPUs of one of the pools that have a GPU of `gained`, with its rating."""
+        best = NOTHING
         for pool in pools:
-            places = [place for place in range(len(self.gpus)) if pool & free & (1 << place)]
-            for members in self._candidates(places, num_gpus):
-                key = (
-                    -sum(self._links[a][b] for a, b in combinations(members, 2)),
-                    max(self.gpus[place].memory_gb for place in members),
-                    len(places) - num_gpus,
-                    self.gpus[members[-1]].index - self.gpus[members[0]].index,
-                    members,
-                )
-                if best_key is None or key < best_key:
-                    best, best_key = sum(1 << place for place in members), key
+            if pool & gained:
+                here = pool & free
+                found = self._best_sets.get((here, num_gpus))
+                if found is None:
+                    found = self._best_sets[here, num_gpus] = self._best_of(places_in(here), num_gpus)
+                if found[1] and (not best[1] or found < best):
+                    best = found
         return best
+
+    def _best_of(self, places: list[int], num_gpus: int) -> tuple[Rating, int]:
+        """The best set of `num_gpus` of these places."""
+        rated = (
+            (
+                -sum(self._links.get(pair, 0) for pair in combinations(members, 2)),
+                max(self.gpus[place].memory_gb for place in members),
+                len(places) - num_gpus,
+                self.gpus[members[-1]].index - self.gpus[members[0]].index,
+                *members,
+            )
+            for members in self._candidates(places, num_gpus)
+        )
+        best = min(rated, default=())
+        return best, sum(1 << int(place) for place in best[-num_gpus:]) if best else 0
 
     def _candidates(self, places: list[int], num_gpus: int) -> Iterator[tuple[int, ...]]:
         """Sets of `num_gpus` of these places (ascending) among which the best is."""
         if len(places) < num_gpus:
             return
-        if len({self._links[a][b] for a, b in combinations(places, 2)}) <= 1:
+        if len({self._links.get(pair, 0) for pair in combinations(places, 2)}) <= 1:
             # Any set is linked alike: the one of least span is a window of the ascending list.
             for first in range(len(places) - num_gpus + 1):
                 yield tuple(places[first : first + num_gpus])
@@ -200,15 +266,32 @@ class GpuChoice:
         members = [seed]
         while len(members) < num_gpus:
             outside = [place for place in places if place not in members]
-            members.append(max(outside, key=lambda p: (sum(self._links[p][m] for m in members), -abs(p - seed), -p)))
+            num_links = {p: sum(self._links.get((p, m), 0) for m in members) for p in outside}
+            members.append(max(outside, key=lambda p: (num_links[p], -abs(p - seed), -p)))
         return tuple(sorted(members))
 
 
-def _num_bits(free: int) -> Callable[[int], int]:
-    return lambda mask: (mask & free).bit_count()
+def places_in(mask: int) -> list[int]:
+    """Return the indexes of the bits of a mask, ascending."""
+    places = []
+    while mask:
+        lowest = mask & -mask
+        places.append(lowest.bit_length() - 1)
+        mask ^= lowest
+    return places
 
 
-def _union(masks: tuple[int, ...]) -> int:
+def _eligible(options: _Options) -> int:
+    return _union(options.mixed_pools) | _union(options.pools)
+
+
+def _on_each_node(need: Need) -> Need:
+    """What a unit of several nodes needs of each."""
+    assert need.gpus % need.nodes == 0, f"{need}: not as many GPUs on one node as on another"
+    return replace(need, gpus=need.gpus // need.nodes, nodes=1)
+
+
+def _union(masks: Iterable[int]) -> int:
     union = 0
     for mask in masks:
         union |= mask

@@ -40,6 +40,10 @@ class FreeCount:
     def give_back(self, lease: Need) -> None:
         self._num_free += lease.gpus or 1
 
+    def most_memory_gb(self, need: Need) -> float:
+        """No memory is little enough: what was refused was refused for its width."""
+        return -1.0
+
 
 RULES: dict[str, Callable[[Job], tuple[float, ...]]] = {
     "area": lambda job: (-(job.need.gpus or 1) * job.expected_s,),

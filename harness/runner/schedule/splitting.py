@@ -207,7 +207,7 @@ def _merged(needs: Sequence[Need]) -> Need:
     on_gpus = [need for need in needs if need.gpus]
     nodes = max(need.nodes for need in needs)
     return Need(
-        gpus=-(-max(need.gpus for need in needs) // nodes) * nodes,
+        gpus=nodes * max(need.gpus // need.nodes for need in needs),
         nodes=nodes,
         memory_gb=max(need.memory_gb for need in needs),
         model=next((need.model for need in needs if need.model), None),

@@ -7,7 +7,7 @@ What the fault did goes into fault.json beside the trace.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.entrypoint import run as run_engine
-from rlcore.trace import Recorder
+from rlcore.trace import PartRecorder, Recorder, SharedRecorder
 from tests.benchmarks.mutations.catalogue import named
 from tests.benchmarks.mutations.fault import Probe, honest, replaced
 from tests.benchmarks.mutations.faults.weights import SYNC
@@ -43,6 +43,11 @@ class StepWatch:
         """As a recorder's."""
         self.recorder.end_step(**values)
         self.probe.end()
+
+    def share(self, num_others: int) -> Sequence[Callable[[], PartRecorder]]:
+        """As a recorder's."""
+        assert isinstance(self.recorder, SharedRecorder)
+        return self.recorder.share(num_others)
 
 
 def run(config: Mapping[str, Any], *, level: str, directory: Path, recorder: Recorder) -> None:

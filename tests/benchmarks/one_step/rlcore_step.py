@@ -26,7 +26,7 @@ from rlcore.rewards.reward import Reward
 from rlcore.samplers.torch_sampler import TorchSampler
 from rlcore.tasks.base import Task
 from rlcore.train_state import TrainState
-from rlcore.trainers.local import LocalTrainer, build_adamw
+from rlcore.trainers.local import LocalTrainer
 from rlcore.types import Prompt
 from rlcore.weights.sync import sync
 from tests.benchmarks.one_step.turns import Turns
@@ -89,7 +89,6 @@ def state_of(arguments: argparse.Namespace, turns: Turns) -> TrainState:
     )
     rate, phases = config.optimizer.learning_rate, TimedPhases(turns)
     observers = Observers(phases, *checks_of_level(arguments.level))
-    adamw = build_adamw(decoder, config.optimizer, rate)
     return TrainState(
         config=config,
         level=arguments.level,
@@ -98,7 +97,6 @@ def state_of(arguments: argparse.Namespace, turns: Turns) -> TrainState:
         policy=LocalTrainer(
             "policy",
             decoder,
-            adamw,
             rate,
             section=config.optimizer,
             runtime=config.runtime,

@@ -12,7 +12,7 @@ from rlcore.config import OptimizerSection, RuntimeSection
 from rlcore.errors import CheckpointError, NonFiniteError, StepError
 from rlcore.observability.observers import Observer, Observers
 from rlcore.trainers.base import MicrobatchLoss, TrainerState
-from rlcore.trainers.local import LocalTrainer, build_adamw, global_norm
+from rlcore.trainers.local import LocalTrainer, global_norm
 
 
 class Doubled(nn.Module):
@@ -28,17 +28,17 @@ def microbatches(count: int) -> list[Microbatch]:
     return [Microbatch(number, (number,), torch.full((1, 4), number), 1) for number in range(count)]
 
 
-def loss_of(model: Doubled, microbatch: Microbatch, *, scale: float = 1.0) -> MicrobatchLoss:
+def loss_of(model: nn.Module, microbatch: Microbatch, *, scale: float = 1.0) -> MicrobatchLoss:
     number = float(microbatch.tokens[0, 0]) + 1.0
+    assert isinstance(model, Doubled)
     loss = scale * (model.weight * number).sum()
     return MicrobatchLoss(loss, {"number": torch.full((1, 3), number)}, torch.ones(1, 3, dtype=torch.bool))
 
 
 def trainer_of(model: nn.Module, *observers: Observer, world_size: int = 1) -> LocalTrainer:
     section, runtime = OptimizerSection(learning_rate=0.1), RuntimeSection(world_size=world_size)
-    adamw = build_adamw(model, section, 0.1)
     watching = Observers(*observers)
-    return LocalTrainer("policy", model, adamw, 0.1, section=section, runtime=runtime, observers=watching)
+    return LocalTrainer("policy", model, 0.1, section=section, runtime=runtime, observers=watching)
 
 
 def stepped(trainer: LocalTrainer, weight: Tensor, unused: Tensor, max_norm: float | None = 1.0) -> float:
@@ -50,7 +50,7 @@ def stepped(trainer: LocalTrainer, weight: Tensor, unused: Tensor, max_norm: flo
 def test_a_gradient_is_the_sum_of_all_microbatches_and_losses_come_in_their_order(world_size: int) -> None:
     model = Doubled()
     trainer = trainer_of(model, world_size=world_size)
-    found = trainer.forward_backward(microbatches(4)[::-1], lambda microbatch: loss_of(model, microbatch))
+    found = trainer.forward_backward(microbatches(4)[::-1], loss_of)
     assert trainer.gradients is not None
     assert [each.tolist() for each in trainer.gradients] == [[[10.0] * 3] * 2, [0.0] * 2]
     assert [float(part.observed["number"][0, 0]) for part in found] == [1.0, 2.0, 3.0, 4.0]
@@ -61,7 +61,7 @@ def test_a_gradient_is_the_sum_of_all_microbatches_and_losses_come_in_their_orde
 def test_a_loss_that_is_no_number_names_its_microbatch() -> None:
     model = Doubled()
 
-    def loss(microbatch: Microbatch) -> MicrobatchLoss:
+    def loss(model: nn.Module, microbatch: Microbatch) -> MicrobatchLoss:
         return loss_of(model, microbatch, scale=math.nan if microbatch.number else 1.0)
 
     with pytest.raises(NonFiniteError, match=r"the loss of fixed microbatch 1 is nan \(samples \[1\]\)"):
@@ -116,9 +116,12 @@ def test_a_trainer_that_was_saved_and_loaded_goes_on_to_the_same_bits() -> None:
     other.load(TrainerState({name: w.clone() for name, w in saved.weights.items()}, saved.optimizer))
     for trainer in (one, other):
         stepped(trainer, torch.ones(2, 3), torch.ones(2))
-    pairs = zip(one.named_weights(), other.named_weights(), strict=True)
-    assert all(torch.equal(mine, theirs) for (_, mine), (_, theirs) in pairs)
-    assert [name for name, _ in one.named_weights()] == ["weight", "unused"]
+    mine, theirs = one.weights().tensors, other.weights().tensors
+    assert all(torch.equal(weight, theirs[name]) for name, weight in mine.items())
+    assert one.weights().names == tuple(mine) == ("weight", "unused")
+    assert one.optimizer_digest() == other.optimizer_digest()
+    other.restart_optimizer()
+    assert one.optimizer_digest() != other.optimizer_digest() == trainer_of(Doubled()).optimizer_digest()
     with pytest.raises(CheckpointError, match="optimizer state of others"):
         other.load(TrainerState(saved.weights, {"others.step": torch.tensor(1.0)}))
 

@@ -1,5 +1,7 @@
 """Fixed microbatches: which samples, how long, and what a budget does to them."""
 
+import pickle
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -47,7 +49,7 @@ def test_a_microbatch_is_of_its_members_alone(sizes: list[tuple[int, int]], more
     one, other = build_microbatch(alone, rows, 0), build_microbatch(among, rows, 0)
     assert torch.equal(one.tokens, other.tokens)
     assert one.first == other.first == max(1, min(prompt for prompt, _ in sizes))
-    assert torch.equal(one.select(alone["loss_mask"]), other.select(among["loss_mask"]))
+    assert torch.equal(one["loss_mask"], other["loss_mask"])
     assert one.num_tokens % (LENGTH_MULTIPLE * len(sizes)) == 0
     assert 0 <= one.tokens.shape[1] - max(p + d for p, d in sizes) < LENGTH_MULTIPLE
 
@@ -77,8 +79,22 @@ def test_a_fixed_microbatch_is_never_divided() -> None:
 
 
 def test_what_stands_in_a_microbatch_is_what_stands_in_the_batch() -> None:
-    batch = batch_of([(2, 5), (4, 3), (3, 20)])
+    batch = batch_of([(2, 5), (4, 3), (3, 20)]).extended(rewards=torch.tensor([7.0, 8.0, 9.0]))
     microbatch = build_microbatch(batch, [2, 0], 0)
     assert microbatch.first == 2
-    assert microbatch.select(batch["tokens"])[:, :3].tolist() == [[202, 203, 204], [2, 3, 4]]
-    assert microbatch.select(torch.tensor([7.0, 8.0, 9.0])).tolist() == [9.0, 7.0]
+    assert microbatch["tokens"][:, :3].tolist() == [[202, 203, 204], [2, 3, 4]]
+    assert microbatch["rewards"].tolist() == [9.0, 7.0]
+    assert "rewards" in microbatch and "values" not in microbatch
+
+
+def test_a_microbatch_that_travels_takes_along_the_rows_of_its_samples_alone() -> None:
+    batch = batch_of([(2, 5), (4, 3), (3, 20)]).extended(rewards=torch.tensor([7.0, 8.0, 9.0]))
+    microbatch = build_microbatch(batch, [2, 0], 3)
+    arrived = pickle.loads(pickle.dumps(microbatch))
+    assert (arrived.number, arrived.samples, arrived.first) == (3, (2, 0), microbatch.first)
+    assert torch.equal(arrived.tokens, microbatch.tokens)
+    for name in ("loss_mask", "rewards", "lengths"):
+        assert torch.equal(arrived[name], microbatch[name])
+    assert len(arrived.columns["rewards"]) == 2
+    again = pickle.loads(pickle.dumps(arrived))
+    assert torch.equal(again["loss_mask"], microbatch["loss_mask"])

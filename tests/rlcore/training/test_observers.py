@@ -83,7 +83,7 @@ def test_each_level_has_its_checks() -> None:
 
 def moved_reference(state: Any, *given: Any) -> None:
     with torch.no_grad():
-        state.reference.embedding.mul_(1.5)
+        state.reference.model.embedding.mul_(1.5)
 
 
 def backwards(sampler: Any, wanted: Any, runtime: Any) -> Any:
@@ -128,7 +128,7 @@ def less_precise(state: Any, directory: Path, step: int) -> None:
         (RolloutChecks, ("rlcore.recipes.rollout.collect", backwards), "completion order: expected sample"),
         (AdvantageChecks, ("rlcore.algorithms.advantages.grpo", upside_down), "advantages of group"),
         (MinibatchChecks, ("rlcore.batching.minibatches.permutation", twice_the_first), "is in an epoch"),
-        (OptimizerChecks, ("rlcore.controllers.setup.build_adamw", adam), "a Adam"),
+        (OptimizerChecks, ("rlcore.trainers.local.build_adamw", adam), "a Adam"),
         (GeneratorChecks, ("rlcore.recipes.rollout.prompts_of", drawn), "has drawn from the generator"),
         (MatchChecks, ("rlcore.recipes.policy_pass.score", off_by_a_bit), "the trainer's log-probability"),
         (LevelChecks, ("rlcore.controllers.synchronous.save_checkpoint", less_precise), "'medium' precision"),

@@ -259,7 +259,7 @@ def test_at_level_invariant_each_sampled_token_of_each_turn_matches_the_trainer(
 
             def rollout(state: TrainState, step: int, given: list[Trajectory] = trajectories) -> object:
                 batch = dense_batch(given, SCORES, pad_id=PAD)
-                state.observers.emit(SamplingBegins(state.decoder, None, state.sampler.weight_target))
+                state.observers.emit(SamplingBegins(state.policy.weights(), None, state.sampler.weight_target))
                 state.observers.emit(RolloutBatched(batch, given, SCORES))
                 return given, SCORES, batch
 

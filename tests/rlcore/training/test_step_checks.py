@@ -24,6 +24,7 @@ from rlcore.numerics.level import following
 from rlcore.numerics.padding import Padding
 from rlcore.observability.observers import Observers
 from rlcore.weights.digests import weights_digest
+from rlcore.weights.source import LiveWeights
 from tests.rlcore.training.recorded import Lost, config, recorded
 from tests.rlcore.training.small_rollouts import (
     RECEIPT,
@@ -142,14 +143,14 @@ def test_whitened_advantages_have_no_mean() -> None:
 
 def test_a_step_begins_with_the_policy_that_was_sent() -> None:
     model = torch.nn.Linear(2, 2)
-    check_sent(model, None)
+    check_sent(LiveWeights(model), None)
     receipt = replace(RECEIPT, weights_digest=weights_digest(dict(model.named_parameters())))
-    check_sent(model, receipt)
+    check_sent(LiveWeights(model), receipt)
     model.weight.data[0, 0] += 1e-6
     with pytest.raises(
         StepError, match=r"sync or optimizer: the policy has weights \w+\n.*of the last sync, version 3"
     ):
-        check_sent(model, receipt)
+        check_sent(LiveWeights(model), receipt)
 
 
 def test_a_policy_that_is_written_between_steps_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +186,7 @@ def test_nothing_draws_from_a_generator_at_level_invariant(draw: Callable[[], ob
     [
         ("recipes.rollout.requests", ("rollout",)),
         ("trainers.local.divide_among_workers", ("forward", "loss", "backward")),
-        ("controllers.setup.build_critic", ("reference", "optimizer")),
+        ("trainers.models.build_critic", ("reference", "optimizer")),
     ],
 )
 def test_a_run_looks_at_its_generators(

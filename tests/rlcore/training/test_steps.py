@@ -2,7 +2,7 @@
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,8 +11,11 @@ from torch import Tensor
 import rlcore.recipes.grpo as grpo_module
 import rlcore.recipes.ppo as ppo_module
 from rlcore.config import CorrectionSection, GrpoSection, PpoSection, RunConfig
-from rlcore.controllers.setup import build_model, prepare
+from rlcore.controllers.setup import prepare
 from rlcore.determinism import at_level
+from rlcore.models.build import build_model
+from rlcore.models.decoder import Decoder
+from rlcore.models.value_head import Critic
 from rlcore.numerics.log_softmax import log_softmax
 from rlcore.observability.logs import RunLog
 from rlcore.recipes.grpo import grpo_step
@@ -20,6 +23,8 @@ from rlcore.recipes.policy_pass import correction_weights
 from rlcore.recipes.ppo import ppo_step
 from rlcore.tasks.make import make_task
 from rlcore.train_state import TrainState
+from rlcore.trainers.frozen import FrozenModel
+from rlcore.trainers.local import LocalTrainer
 from rlcore.weights.sync import sync
 from tests.rlcore.training.recorded import config, recorded
 from tests.support.run_configs import with_section
@@ -87,8 +92,8 @@ def test_a_grpo_step_has_the_gradient_of_its_paper(tmp_path: Path, token_budget:
     recorder = Kept()
     state = state_of(of, tmp_path, recorder)
     with torch.no_grad():  # a reference that is not the policy
-        assert state.reference is not None
-        state.reference.embedding.mul_(1.5)
+        reference = cast(FrozenModel, state.reference).model
+        cast(Decoder, reference).embedding.mul_(1.5)
     policy = copy.deepcopy(state.decoder)
     section = of.algorithm
     assert isinstance(section, GrpoSection)
@@ -101,7 +106,7 @@ def test_a_grpo_step_has_the_gradient_of_its_paper(tmp_path: Path, token_budget:
     advantages[rewards.std(1) == 0] = 0.0
     logprobs, entropy = written_out(policy, tokens)
     with torch.no_grad():
-        d = written_out(state.reference, tokens)[0] - logprobs.detach()
+        d = written_out(reference, tokens)[0] - logprobs.detach()
         weight = 1.0 - d.exp()  # the gradient of k3 by logprobs
     surrogate = -advantages.float().reshape(-1, 1) * logprobs + 0.3 * weight * logprobs - 0.05 * entropy
     (surrogate * mask).sum().div(mask.sum()).backward()
@@ -113,7 +118,7 @@ def test_a_ppo_step_has_the_gradients_of_its_paper(tmp_path: Path) -> None:
                 optimizer={"max_gradient_norm": None})  # fmt: skip
     recorder = Kept()
     state = state_of(of, tmp_path, recorder)
-    critic = state.value_model
+    critic = cast(Critic, cast(LocalTrainer, state.critic).model)
     with torch.no_grad():
         critic.value_head.weight.copy_(torch.linspace(-0.3, 0.3, 32))
         critic.value_head.bias.fill_(0.2)

@@ -28,9 +28,9 @@ from rlcore.checks.update_checks import (
     num_steps_of,
 )
 from rlcore.config import OptimizerSection
-from rlcore.controllers import setup as run_module
 from rlcore.errors import StepError
 from rlcore.observability.observers import Observers
+from rlcore.trainers import models as models_module
 from rlcore.trainers.local import build_adamw
 from tests.rlcore.training.recorded import config, recorded
 
@@ -183,7 +183,7 @@ def test_a_clip_has_its_effect_and_a_step_its_rate() -> None:
 @pytest.mark.parametrize(
     ("place", "wrong", "said"),
     [
-        ("controllers.setup.build_adamw", lambda model, *_: torch.optim.Adam(model.parameters()), "a Adam"),
+        ("trainers.local.build_adamw", lambda model, *_: torch.optim.Adam(model.parameters()), "a Adam"),
         ("recipes.update.learning_rate", lambda *_: next(RATES), "0.0005 after 0.001"),
     ],
 )
@@ -205,14 +205,14 @@ def test_no_two_models_have_the_same_weights_in_memory() -> None:
 
 
 def test_a_run_looks_at_it_before_its_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = run_module.build_critic
+    made = models_module.build_critic
 
     def shared(decoder: Any) -> Any:
         critic = made(decoder)
         critic.decoder = decoder
         return critic
 
-    monkeypatch.setattr(run_module, "build_critic", shared)
+    monkeypatch.setattr(models_module, "build_critic", shared)
     with pytest.raises(StepError, match="the critic has weights in the memory of the policy"):
         recorded(config("ppo"), tmp_path)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rlcore.trainers.local as update_module
-from rlcore.controllers.setup import build_model
+from rlcore.models.build import build_model
 from rlcore.models.decoder import Decoder
 from tests.rlcore.training.recorded import Digests, RecordedValue, config, first_difference, recorded
 from tests.support.run_configs import with_section

@@ -174,6 +174,9 @@ def test_a_unit_put_first_comes_first_and_none_is_lost(needs: list[int], again: 
         def give_back(self, lease: Need) -> None:
             """Nothing is held."""
 
+        def most_memory_gb(self, need: Need) -> float:
+            return need.memory_gb
+
     queue = Queue(Job(number, Need(gpus=gpus), 1.0) for number, gpus in enumerate(needs))
     retried = Job(99, Need(gpus=again % 3), 1.0)
     queue.put_first(retried)

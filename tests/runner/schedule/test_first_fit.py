@@ -61,6 +61,54 @@ def test_the_queue_is_first_fit(jobs: list[Job], gpus: Inventory, cpu_units: int
     assert {job.index for job in schedule.unplaced} == {job.index for job in jobs if table.why_never(job.need)}
 
 
+BUDGETS = st.builds(
+    Need, gpus=st.just(1), memory_gb=st.sampled_from([1.5, 20, 40, 41, 71.5, 80, 143]), shared=st.just(True)
+)
+"""Needs of one kind, of which a table may serve some and not others."""
+
+
+@THOROUGH
+@given(jobs_of(st.one_of(NEEDS, BUDGETS, BUDGETS), max_size=40), INVENTORIES, st.integers(0, 3), st.booleans())
+def test_the_queue_is_first_fit_where_needs_differ_in_memory(
+    jobs: list[Job], gpus: Inventory, cpu_units: int, mix_models: bool
+) -> None:
+    table = LeaseTable(gpus, cpu_units, mix_models)
+    schedule = simulate(jobs, table.fresh())
+    by_hand = first_fit_by_hand(jobs, table)
+    assert [(s.job.index, s.start_s, s.lease.gpu_ids) for s in schedule.starts] == by_hand
+    assert {job.index for job in schedule.unplaced} == {job.index for job in jobs if table.why_never(job.need)}
+
+
+@THOROUGH
+@given(st.lists(st.tuples(st.integers(0, 4), st.one_of(NEEDS, BUDGETS)), max_size=60))
+def test_units_put_first_start_first_whatever_their_memory(steps: list[tuple[int, Need]]) -> None:
+    """A walk against a plain list: units are put first, start, or are dropped."""
+    queue, queued, table = Queue([]), list[Job](), LeaseTable(EIGHT, 2)
+    out: list[Lease] = []
+    for index, (deed, need) in enumerate(steps):
+        if deed == 0:
+            table.quarantine(f"ID-{index % 8}")
+            dropped = queue.drop(table.why_never)
+            assert dropped == [(job, why) for job in queued if (why := table.why_never(job.need))]
+            queued = [job for job in queued if not table.why_never(job.need)]
+        elif deed == 1:
+            chosen = queue.next(table)
+            if chosen is not None:
+                job, lease = chosen
+                first = next(each for each in queued if each is job or table.lease(each.need))
+                assert first is job, "one before it would have fitted"
+                queued.remove(job)
+                out.append(lease)
+        elif deed == 2 and out:
+            table.give_back(out.pop(index % len(out)))
+        else:
+            job = Job(index, need, 1.0)
+            queue.put_first(job)
+            queued.insert(0, job)
+        assert len(queue) == len(queued)
+    assert queue.drain() == queued
+
+
 @THOROUGH
 @given(jobs_of(NEEDS), INVENTORIES, st.integers(0, 3), st.booleans())
 def test_every_unit_once_and_no_card_twice(jobs: list[Job], gpus: Inventory, cpu_units: int, mix_models: bool) -> None:
@@ -209,6 +257,14 @@ def test_a_start_costs_as_many_tries_as_there_are_distinct_needs() -> None:
     assert len(simulate(many_units(2000), table).starts) == table.num_given_back == 2000
     # each unit is given once, and at each of at most so many ends each need is refused once
     assert 2000 < table.num_asked <= 2000 + (1 + table.num_given_back) * len(WIDTHS)
+
+
+def test_budgets_that_are_all_different_are_not_all_tried() -> None:
+    """Every unit has a need of its own; largest first, each refusal would be followed by the next one's."""
+    table = CountingTable(EIGHT, 4)
+    jobs = [Job(i, Need(gpus=1, memory_gb=40 - i / 100, shared=True), 1.0 + i * 7 % 101) for i in range(2000)]
+    assert len(simulate(jobs, table).starts) == 2000
+    assert table.num_asked <= 3 * 2000
 
 
 def test_the_cost_of_a_simulation_grows_with_its_units_and_no_faster() -> None:

@@ -14,7 +14,7 @@ from tests.benchmarks.mutations.fault import Probe, fault, honest, replaced
 
 PPO = "rlcore.recipes.ppo"
 GAE = f"{PPO}:gae"
-MADE = "rlcore.controllers.setup:build_critic"
+MADE = "rlcore.trainers.models:build_critic"
 ADVANTAGE = ("advantage",)
 
 
@@ -66,7 +66,7 @@ def targets_of_each_minibatch(probe: Probe) -> Iterator[None]:
         advantages = batch["returns"] - batch["values"]
         for number, minibatch in enumerate(minibatches(batch, *given)):
             if number and states:
-                now = in_bulk(batch, lambda microbatch: values(states[0].value_model, microbatch), token_budget=4096)
+                now = in_bulk(batch, states[0].critic, values, token_budget=4096)
                 found = torch.where(batch["loss_mask"], advantages + now, 0.0)
                 probe.reached(has_effect=not torch.equal(found, batch["returns"]))
                 batch["returns"].copy_(found)

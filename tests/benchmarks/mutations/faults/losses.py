@@ -122,9 +122,9 @@ def ratio_of_one(probe: Probe) -> Iterator[None]:
 def local_denominators(probe: Probe) -> Iterator[None]:
     part = PolicyView.share
 
-    def local(view: PolicyView, minibatch: Any, losses: Tensor, aggregation: Any, **seen: Tensor) -> Any:
-        found = part(view, minibatch, losses, aggregation, **seen)
-        num_lanes = len(minibatch.microbatches)
+    def local(view: PolicyView, denominators: Any, losses: Tensor, aggregation: Any, **seen: Tensor) -> Any:
+        found = part(view, denominators, losses, aggregation, **seen)
+        num_lanes = denominators.num_samples // len(losses)
         shares = sample_shares(losses, view.loss_mask, aggregation, count(view.loss_mask)) / num_lanes
         probe.reached(has_effect=not torch.equal(shares.sum(), found.loss))
         return found._replace(loss=shares.sum())

@@ -60,7 +60,7 @@ def old_logprobs_of_each_minibatch(probe: Probe) -> Iterator[None]:
     def anew(batch: Any, *given: Any) -> Iterator[Any]:
         for number, minibatch in enumerate(minibatches(batch, *given)):
             for state in states if number else ():
-                now = read(state, state.decoder, batch)
+                now = read(state, state.policy, batch)
                 probe.reached(has_effect=not torch.equal(now, batch["old_logprobs"]))
                 batch["old_logprobs"].copy_(now)
             yield minibatch

@@ -109,7 +109,7 @@ def fused_adamw(probe: Probe) -> Iterator[None]:
             fused=True,
         )
 
-    with replaced("rlcore.controllers.setup:build_adamw", fused):
+    with replaced("rlcore.trainers.local:build_adamw", fused):
         yield
 
 
@@ -151,7 +151,7 @@ def step_without_a_rate(probe: Probe) -> Iterator[None]:
 
 @fault("mlx-lm-lora #55", "the optimizer steps, and the policy stays as it was", phases=("optimizer", "sync"))
 def policy_stays(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.controllers.setup:build_adamw")
+    made = honest("rlcore.trainers.local:build_adamw")
 
     def without_effect(model: Any, section: Any, learning_rate: float) -> torch.optim.AdamW:
         probe.reached()
@@ -168,7 +168,7 @@ def policy_stays(probe: Probe) -> Iterator[None]:
         optimizer.step = and_back  # type: ignore[method-assign, assignment]
         return optimizer
 
-    with replaced("rlcore.controllers.setup:build_adamw", without_effect):
+    with replaced("rlcore.trainers.local:build_adamw", without_effect):
         yield
 
 
@@ -185,7 +185,7 @@ def decay_in_the_gradient(probe: Probe) -> Iterator[None]:
             foreach=True,
         )
 
-    with replaced("rlcore.controllers.setup:build_adamw", adam):
+    with replaced("rlcore.trainers.local:build_adamw", adam):
         yield
 
 
@@ -206,7 +206,7 @@ def rate_by_minibatch(probe: Probe) -> Iterator[None]:
 
 @fault("QwenLM/Qwen3-TTS #326", "the optimizer steps twice with one gradient", phases=OPTIMIZER)
 def stepped_twice(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.controllers.setup:build_adamw")
+    made = honest("rlcore.trainers.local:build_adamw")
 
     def twice(model: Any, section: Any, learning_rate: float) -> torch.optim.AdamW:
         optimizer: torch.optim.AdamW = made(model, section, learning_rate)
@@ -220,7 +220,7 @@ def stepped_twice(probe: Probe) -> Iterator[None]:
         optimizer.step = and_again  # type: ignore[method-assign, assignment]
         return optimizer
 
-    with replaced("rlcore.controllers.setup:build_adamw", twice):
+    with replaced("rlcore.trainers.local:build_adamw", twice):
         yield
 
 
@@ -232,7 +232,7 @@ def stepped_twice(probe: Probe) -> Iterator[None]:
     leaves=("head",),
 )
 def head_not_moved(probe: Probe) -> Iterator[None]:
-    made = honest("rlcore.controllers.setup:build_adamw")
+    made = honest("rlcore.trainers.local:build_adamw")
 
     def without(model: Any, section: Any, learning_rate: float) -> torch.optim.AdamW:
         probe.reached()
@@ -241,7 +241,7 @@ def head_not_moved(probe: Probe) -> Iterator[None]:
             group["params"] = [each for each in group["params"] if each is not model.head]
         return optimizer
 
-    with replaced("rlcore.controllers.setup:build_adamw", without):
+    with replaced("rlcore.trainers.local:build_adamw", without):
         yield
 
 

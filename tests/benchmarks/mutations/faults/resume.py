@@ -73,7 +73,7 @@ def reference_of_the_resumed(probe: Probe) -> Iterator[None]:
     def anchored_anew(state: Any, run: Any) -> Any:
         found = resume(state, run)
         probe.reached()
-        state.reference.load_state_dict(state.decoder.state_dict())
+        state.reference.model.load_state_dict(state.decoder.state_dict())
         return found
 
     with replaced("rlcore.controllers.setup:resume", anchored_anew):

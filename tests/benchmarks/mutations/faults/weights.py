@@ -239,7 +239,7 @@ def reference_moves(probe: Probe) -> Iterator[None]:
             other.__dict__ = model.__dict__
             return other
 
-    with replaced("rlcore.controllers.setup:copy", Alias):
+    with replaced("rlcore.trainers.models:copy", Alias):
         yield
 
 
@@ -256,7 +256,7 @@ def reference_follows(probe: Probe) -> Iterator[None]:
     def followed(*given: Any, **others: Any) -> Any:
         for state in states:
             probe.reached()
-            state.reference.load_state_dict(state.decoder.state_dict())
+            state.reference.model.load_state_dict(state.decoder.state_dict())
         return sync(*given, **others)
 
     with replaced(SYNC, followed), replaced("rlcore.recipes.grpo:add_ref_logprobs", remembered):

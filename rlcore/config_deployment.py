@@ -1,0 +1,74 @@
+"""Where the models of a run train: settings that move no bit at level invariant. No torch."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from rlcore.config_base import Positive, Section
+from rlcore.errors import InvalidValueError
+
+
+class DeploymentSection(Section):
+    """The processes in which models train, and how their weights are divided."""
+
+    backend: Literal["in_process", "processes", "ray"] = "in_process"
+    """In the process of the controller, in child processes of it, or in actors of Ray."""
+    num_ranks: Positive = 1
+    """Processes that train together."""
+    sharding: Literal["none", "full", "hybrid"] = "none"
+    """Every rank has all weights, or a shard of them (FSDP2), or groups of ranks have a copy each, sharded."""
+    num_copies: Positive = 1
+    """Of hybrid: copies of the weights; num_ranks / num_copies ranks share one."""
+    address: str = ""
+    """Of ray: address of a cluster, or auto; empty: a local one for this run."""
+    num_nodes: Positive | None = None
+    """Of ray: nodes that share the ranks equally; None: as few as have room."""
+    gpus_per_rank: Annotated[int, Field(ge=0)] = 0
+    """Of ray: GPUs that a rank reserves; 1 for models on cuda."""
+    cpus_per_rank: Annotated[float, Field(gt=0)] = 1.0
+    """Of ray: CPUs that a rank reserves."""
+    on_worker_death: Literal["fail", "restart"] = "fail"
+    """What becomes of the run if a process of the models dies: its end, or a restart from the newest checkpoint."""
+    max_restarts: Annotated[int, Field(ge=0)] = 3
+    """Restarts before a death ends the run."""
+    sentinel_every: Annotated[int, Field(ge=0)] = 10
+    """Updates between two comparisons of ranks that must hold equal bits; 0: they are never compared."""
+    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds that a rank waits for another, and a start for its processes."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "DeploymentSection":
+        if self.backend == "in_process" and self.num_ranks > 1:
+            raise InvalidValueError(
+                f"deployment.num_ranks is {self.num_ranks}, and deployment.backend is in_process",
+                legal="1",
+                remedy="deployment.backend: processes, or ray; runtime.world_size simulates workers in one process",
+            )
+        if self.sharding == "hybrid" and (self.num_copies == 1 or self.num_ranks % self.num_copies):
+            copies = [str(n) for n in range(2, self.num_ranks + 1) if self.num_ranks % n == 0]
+            raise InvalidValueError(
+                f"deployment.num_copies is {self.num_copies}, of {self.num_ranks} ranks with sharding hybrid",
+                legal=", ".join(copies) or "none: hybrid needs two ranks or more",
+            )
+        self._without_effect()
+        return self
+
+    def _without_effect(self) -> None:
+        """Raise InvalidValueError for a setting that goes with another value of its neighbour."""
+        for name, is_default, wanted in (
+            ("num_copies", self.num_copies == 1, self.sharding == "hybrid" or "deployment.sharding: hybrid"),
+            ("address", not self.address, self.backend == "ray" or "deployment.backend: ray"),
+            ("num_nodes", self.num_nodes is None, self.backend == "ray" or "deployment.backend: ray"),
+            ("gpus_per_rank", not self.gpus_per_rank, self.backend == "ray" or "deployment.backend: ray"),
+            ("cpus_per_rank", self.cpus_per_rank == 1.0, self.backend == "ray" or "deployment.backend: ray"),
+            (
+                "sharding",
+                self.sharding == "none",
+                self.backend != "in_process" or "deployment.backend: processes, or ray",
+            ),
+        ):
+            if not is_default and wanted is not True:
+                raise InvalidValueError(
+                    f"deployment.{name} is {getattr(self, name)!r}, which has no effect here",
+                    remedy=f"{wanted}, or leave it out",
+                )

@@ -1,0 +1,1 @@
+"""Work across processes: dispatch tables, meshes, worker groups and the backends that run them."""

@@ -1,0 +1,32 @@
+"""Build the tokenizer and the decoder that a configuration names: new ones for the task, or those of a checkpoint."""
+
+from pathlib import Path
+
+from rlcore.config import RunConfig
+from rlcore.models.checkpoints import DTYPES, load
+from rlcore.models.config import DecoderConfig
+from rlcore.models.decoder import Decoder
+from rlcore.models.tokenizer import CharacterTokenizer, load_tokenizer
+from rlcore.tasks.make import alphabet
+from rlcore.types import Tokenizer
+
+
+def build_model(config: RunConfig) -> tuple[Tokenizer, Decoder]:
+    """Load a checkpoint's tokenizer and decoder, or build new ones for the task."""
+    section = config.model
+    dtype = DTYPES[section.dtype]
+    if section.path:
+        return load_tokenizer(Path(section.path)), load(Path(section.path), dtype=dtype, device=section.device)
+    tokenizer = CharacterTokenizer(alphabet(config.task.name, config.task.path))
+    decoder_config = DecoderConfig(
+        family=section.family,
+        vocab_size=tokenizer.vocab_size,
+        width=section.width,
+        num_layers=section.num_layers,
+        num_heads=section.num_heads,
+        num_kv_heads=section.num_kv_heads,
+        head_width=section.head_width,
+        ffn_width=section.ffn_width,
+        is_tied=section.is_tied,
+    )
+    return tokenizer, Decoder(decoder_config).initialise(config.seed).to(section.device, dtype)

@@ -1,0 +1,72 @@
+"""The models of a run and their trainers: the policy first, and from it the critic and the reference."""
+
+import copy
+from collections.abc import Callable
+
+from torch import nn
+
+from rlcore.config import RunConfig
+from rlcore.models.decoder import Decoder
+from rlcore.models.value_head import Critic
+from rlcore.observability.events import ModelsBuilt
+from rlcore.observability.observers import Observers
+from rlcore.trainers.base import Trainer
+from rlcore.trainers.frozen import FrozenModel
+from rlcore.trainers.local import LocalTrainer
+
+
+def alone(local: LocalTrainer) -> Trainer:
+    """Return the trainer of a process that trains alone."""
+    return local
+
+
+class LocalModels:
+    """Builds what trains and reads the models of this process, or this rank's part of them."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        decoder: Decoder,
+        observers: Observers,
+        *,
+        parallel: Callable[[LocalTrainer], Trainer] = alone,
+    ) -> None:
+        """Build them from a decoder; `parallel` makes a trainer of several ranks of one that trains alone."""
+        self._config, self._decoder, self._observers, self._parallel = config, decoder, observers, parallel
+        self._built: dict[str, nn.Module] = {}
+        self._policy: Trainer | None = None
+
+    def policy(self) -> Trainer:
+        """Build the trainer of the policy."""
+        self._policy = self._trainer("policy", self._decoder, self._config.optimizer.learning_rate)
+        return self._policy
+
+    def critic(self, learning_rate: float) -> Trainer:
+        """Build the trainer of a critic, which reads as the policy does now, and expects nothing yet."""
+        return self._trainer("critic", build_critic(self._whole_policy()), learning_rate)
+
+    def reference(self) -> FrozenModel:
+        """Build the reference: the policy as it is now."""
+        model = copy.deepcopy(self._whole_policy()).requires_grad_(False)
+        return FrozenModel(self._trainer("reference", model, 0.0), model, self._observers)
+
+    def check(self) -> None:
+        """Let the observers see what was built; nothing has been trained with rewards yet."""
+        self._observers.emit(ModelsBuilt(self._built))
+
+    def _whole_policy(self) -> Decoder:
+        assert self._policy is not None, "the policy is built first"
+        return self._policy.weights().decoder()
+
+    def _trainer(self, name: str, model: nn.Module, rate: float) -> Trainer:
+        self._built[name] = model
+        section, runtime = self._config.optimizer, self._config.runtime
+        local = LocalTrainer(name, model, rate, section=section, runtime=runtime, observers=self._observers)
+        return self._parallel(local)
+
+
+def build_critic(decoder: Decoder) -> Critic:
+    """Build a critic that reads as the policy does, and expects nothing yet."""
+    critic = Critic(decoder.config).to(decoder.embedding.device, decoder.embedding.dtype)
+    critic.decoder.load_state_dict({name: value for name, value in decoder.state_dict().items() if name != "head"})
+    return critic

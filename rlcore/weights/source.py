@@ -1,0 +1,122 @@
+"""Weights as a sync reads them, wherever the trainer is: by name, one tensor at a time, with their digests."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from rlcore.models.config import DecoderConfig
+from rlcore.models.decoder import Decoder
+from rlcore.weights.canary import policy_logprobs
+from rlcore.weights.coverage import Groups, tied_names
+from rlcore.weights.digests import combined_digest, tensor_digests
+from rlcore.weights.target import ParameterSpec
+
+
+class WeightSource(Protocol):
+    """The weights of a model at one moment."""
+
+    @property
+    def config(self) -> DecoderConfig:
+        """Sizes of the model."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights."""
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Detached tensors by name, tied ones under each of their names; one may be fetched when it is asked for."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters in the model's order; of tied ones only the first."""
+
+    @property
+    def tied(self) -> Groups:
+        """Groups of names that are one parameter."""
+
+    def specs(self) -> dict[str, ParameterSpec]:
+        """Return type, shape and memory of each tensor."""
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of each tensor."""
+
+    def logprobs(self, tokens: Tensor) -> Tensor:
+        """Return what the policy gives each token after the first: [length] -> fp32 [length - 1], on the CPU."""
+
+    def decoder(self) -> Decoder:
+        """Return a decoder with these weights, to look into."""
+
+
+def digest_of(source: WeightSource) -> str:
+    """Return one digest for all weights: what a completion carries of those that drew it."""
+    digests = source.digests()
+    return combined_digest({name: digests[name] for name in source.names})
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDescription:
+    """What is known of weights without fetching one."""
+
+    config: DecoderConfig
+    dtype: torch.dtype
+    names: tuple[str, ...]
+    tied: Groups
+    specs: dict[str, ParameterSpec]
+
+
+def describe(source: WeightSource) -> SourceDescription:
+    """Return what another process needs to fetch the weights."""
+    return SourceDescription(source.config, source.dtype, source.names, source.tied, source.specs())
+
+
+class LiveWeights:
+    """The weights of a model of this process, as they are when they are read."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    @property
+    def config(self) -> DecoderConfig:
+        """Sizes of the model."""
+        return cast(DecoderConfig, self._model.config)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights."""
+        return next(self._model.parameters()).dtype
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The live tensors, detached."""
+        return {name: p.detach() for name, p in self._model.named_parameters(remove_duplicate=False)}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters in the model's order; of tied ones only the first."""
+        return tuple(name for name, _ in self._model.named_parameters())
+
+    @property
+    def tied(self) -> Groups:
+        """Groups of names that are one parameter."""
+        return tied_names(self._model)
+
+    def specs(self) -> dict[str, ParameterSpec]:
+        """Return type, shape and memory of each tensor."""
+        return {name: ParameterSpec.of(tensor) for name, tensor in self.tensors.items()}
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of each tensor."""
+        return tensor_digests(self.tensors)
+
+    @torch.no_grad()
+    def logprobs(self, tokens: Tensor) -> Tensor:
+        """Return what the policy gives each token after the first."""
+        return policy_logprobs(self.decoder(), tokens)
+
+    def decoder(self) -> Decoder:
+        """Return the live model."""
+        return cast(Decoder, self._model)

@@ -1,0 +1,141 @@
+"""Workers as actors of Ray: as every backend, and how they end. test_ray_actors runs these tests."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray.util import placement_group, remove_placement_group
+
+from rlcore.distributed.backends.ray_actors import RayActors
+from rlcore.distributed.worker import WorkerSpec
+from rlcore.distributed.worker_group import WorkerGroup, start_colocated, start_group
+from rlcore.errors import InvalidValueError, StepError, WorkerDiedError, WorkerError
+from tests.rlcore.distributed.conformance import *  # noqa: F403  # the tests of every backend
+from tests.rlcore.distributed.conformance import in_other_processes_an_error_that_cannot_travel_is_described
+from tests.rlcore.distributed.test_processes import FaultyView, assert_ended, controller
+from tests.rlcore.distributed.workers import Adder, Faulty, Ranks
+
+BACKEND = RayActors(num_cpus=0.5)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session() -> Iterator[None]:
+    ray.init(num_cpus=8, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def adder(session: None) -> Iterator[WorkerGroup[Adder]]:
+    specs = [WorkerSpec("adder", Adder, (5,)), WorkerSpec("other", Adder, (100,))]
+    with start_colocated(specs, size=3, backend=BACKEND, environment={"RLCORE_TEST": "1"})["adder"] as group:
+        yield group
+
+
+@pytest.fixture(scope="module")
+def faulty(session: None) -> Iterator[WorkerGroup[Faulty]]:
+    with start_group(Faulty, role="faulty", size=2, backend=BACKEND) as group:
+        yield group
+
+
+def test_errors_and_results_that_cannot_travel_are_described(faulty: WorkerGroup[Faulty]) -> None:
+    in_other_processes_an_error_that_cannot_travel_is_described(faulty)
+
+
+def test_an_argument_belongs_to_the_worker(adder: WorkerGroup[Adder]) -> None:
+    for size in (3, 50_000):
+        values = torch.zeros(size)
+        result: Any = adder.handle.change(values)
+        assert (result, float(values[0])) == ([1.0, 1.0, 1.0], 0.0)
+
+
+def test_each_process_has_its_rank_and_the_environment_from_its_start(adder: WorkerGroup[Adder]) -> None:
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RLCORE_TEST"]
+    found: Any = adder.handle.where(names)
+    assert found == [dict(zip(names, (str(rank), str(rank), "3", "3", "1"), strict=True)) for rank in range(3)]
+
+
+def test_ranks_find_each_other_and_one_that_raises_does_not_hang_the_caller() -> None:
+    with start_group(Ranks, role="ranks", size=2, backend=BACKEND) as group:
+        assert [each.tolist() for each in group.handle.gather(torch.arange(4))] == [[0, 1, 2, 3]] * 2
+    assert_ended(group.process_ids)
+    group = start_group(Ranks, role="ranks", size=2, backend=BACKEND)
+    with pytest.raises(StepError, match="rank 0 does not take part"), group:
+        group.handle.half_gather()
+    assert_ended(group.process_ids)
+
+
+@pytest.mark.parametrize("how", ["kill", "exit"])
+def test_a_worker_that_dies_in_a_call_is_named_and_the_others_are_ended(how: str) -> None:
+    group = start_group(Faulty, role="faulty", size=2, backend=BACKEND)
+    with pytest.raises(WorkerDiedError, match="method die") as caught, group:
+        group.handle.die(how, 1)
+    assert (caught.value.role, caught.value.rank, caught.value.pid) == ("faulty", 1, group.process_ids[1])
+    assert_ended(group.process_ids)
+
+
+def test_a_worker_that_dies_between_calls_is_noticed_and_every_call_raises() -> None:
+    with start_group(Faulty, role="faulty", size=2, backend=BACKEND) as group:
+        caller: FaultyView = group.view(FaultyView)
+        future = caller.wait()
+        os.kill(group.process_ids[0], signal.SIGKILL)
+        with pytest.raises(WorkerDiedError, match="rank 0 of 2"):
+            future.result()
+        assert_ended(group.process_ids)
+        for ask in (group.check, caller.pid, group.close):
+            with pytest.raises(WorkerDiedError, match="rank 0 of 2"):
+                ask()
+
+
+def test_a_death_shows_in_check() -> None:
+    group = start_group(Faulty, role="faulty", size=2, backend=BACKEND)
+    with pytest.raises(WorkerDiedError, match="rank 1 of 2"), group:
+        os.kill(group.process_ids[1], signal.SIGKILL)
+        while True:
+            group.check()
+    assert_ended(group.process_ids)
+
+
+@pytest.mark.parametrize("how", ["raise", "die"])
+def test_a_constructor_that_fails_leaves_nothing(how: str) -> None:
+    expected = StepError if how == "raise" else WorkerDiedError
+    with pytest.raises(expected) as caught:
+        start_group(Faulty, how, role="faulty", size=2, backend=BACKEND)
+    text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert "faulty, rank 1 of 2" in text
+    assert "method __init__" in text
+
+
+def test_a_group_without_resources_is_given_up() -> None:
+    backend = RayActors(num_cpus=64, start_timeout_s=5.0)
+    with pytest.raises(WorkerError, match=r"not constructed within 5\.0 s") as caught:
+        start_group(Faulty, role="faulty", size=1, backend=backend)
+    assert "resources for 1 actors" in caught.value.remedy
+
+
+def test_ranks_run_in_reserved_bundles() -> None:
+    group = placement_group([{"CPU": 0.5}] * 3)
+    ray.get(group.ready())
+    try:
+        backend = replace(BACKEND, placement_group=group, bundles=(2, 0))
+        with start_group(Adder, role="adder", size=2, backend=backend) as adder:
+            found: Any = adder.handle.where(["LOCAL_RANK", "LOCAL_WORLD_SIZE"])
+            assert [tuple(each.values()) for each in found] == [("0", "2"), ("1", "2")]
+        with pytest.raises(InvalidValueError, match=r"bundles \(0, 3\)"):
+            start_group(Adder, role="adder", size=2, backend=replace(backend, bundles=(0, 3)))
+    finally:
+        remove_placement_group(group)
+
+
+def test_workers_end_with_a_driver_that_is_killed(tmp_path: Path) -> None:
+    process, pids = controller(tmp_path, "call", "ray", ray.get_runtime_context().gcs_address)
+    with process:
+        assert len(pids) == 2
+        process.kill()
+        assert_ended(pids)

@@ -1,0 +1,171 @@
+"""Reports of processes: what is in effect, and a process that differs is named with the value that is legal."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcore.distributed.level_variables import LEVEL_VARIABLES, worker_environment
+from rlcore.distributed.process_report import (
+    BENCHMARK,
+    DETERMINISTIC,
+    GPU,
+    HASH,
+    THREADS,
+    ProcessName,
+    ProcessReport,
+    check_reports,
+    start_process,
+)
+from rlcore.errors import InvalidValueError, LevelError
+
+LEVELS = "deterministic", "invariant"
+CAPABILITY = "torch.backends.cpu.get_cpu_capability()"
+
+
+@pytest.fixture(autouse=True)
+def _flags() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    yield
+    torch.use_deterministic_algorithms(before[0])
+    torch.set_num_threads(before[1])
+
+
+def reports_at(level: str, environ: Mapping[str, str] | None = None) -> list[ProcessReport]:
+    """Return reports of three processes, trainer 0, trainer 1 and sampler 0, that agree."""
+    values = {
+        **worker_environment(level, environ or {}),
+        DETERMINISTIC: "True",
+        BENCHMARK: "False",
+        HASH: "1",
+        THREADS: "1",
+        CAPABILITY: "AVX2",
+        "OMP_NUM_THREADS": "1",
+    }
+    names = (
+        ProcessName("trainer", ("actor", "reference"), 0),
+        ProcessName("trainer", ("actor",), 1),
+        ProcessName("sampler", ("rollout",), 0),
+    )
+    return [ProcessReport(name, "host", pid, dict(values)) for pid, name in enumerate(names)]
+
+
+def changed(reports: list[ProcessReport], at: int, name: str, value: str | None) -> list[ProcessReport]:
+    values = {key: each for key, each in reports[at].values.items() if key != name}
+    found = replace(reports[at], values=values if value is None else {**values, name: value})
+    return [*reports[:at], found, *reports[at + 1 :]]
+
+
+@pytest.mark.parametrize("level", [*LEVELS, "off"])
+def test_processes_that_agree_start(level: str) -> None:
+    check_reports(reports_at(level), level, worker_environment(level, {}))
+
+
+@given(st.sampled_from(LEVELS), st.sampled_from(sorted(LEVEL_VARIABLES)), st.integers(0, 2), st.booleans())
+def test_a_variable_that_is_not_in_effect_refuses_to_start(level: str, name: str, at: int, is_set: bool) -> None:
+    environment = worker_environment(level, {})
+    planted = changed(reports_at(level), at, name, "other" if is_set else None)
+    if name not in environment:
+        assert level == "invariant"
+        check_reports(planted, level, environment)
+        return
+    with pytest.raises(LevelError) as caught:
+        check_reports(planted, level, environment)
+    assert f"process {planted[at].name.process}, role {', '.join(planted[at].name.roles)}" in caught.value.what
+    assert f"rank {planted[at].name.rank}" in caught.value.what
+    assert f"{name} is {'other' if is_set else 'not set'}" in caught.value.what
+    assert caught.value.legal == f"{name}={environment[name]}"
+    check_reports(planted, "off", environment)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_variable_of_one_node_that_moves_bits_refuses_to_start(level: str) -> None:
+    planted = changed(reports_at(level), 2, "ATEN_CPU_CAPABILITY", "default")
+    with pytest.raises(LevelError) as caught:
+        check_reports(planted, level, worker_environment(level, {}))
+    assert "rank 0 (pid 2 on host): ATEN_CPU_CAPABILITY is default" in caught.value.what
+    assert caught.value.legal == "ATEN_CPU_CAPABILITY not set"
+    assert "or set it for the controller too" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "levels"),
+    [
+        (CAPABILITY, "AVX512", LEVELS),
+        ("torch.__version__", "1.0", LEVELS),
+        (DETERMINISTIC, "False", LEVELS),
+        (BENCHMARK, "True", LEVELS),
+        (HASH, "2", ("deterministic",)),
+        (THREADS, "2", ("deterministic",)),
+        ("OMP_NUM_THREADS", "2", ("deterministic",)),
+        (GPU, "a GPU", LEVELS),
+    ],
+)
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_torch_reports_must_agree(level: str, name: str, value: str, levels: tuple[str, ...]) -> None:
+    planted, environment = changed(reports_at(level), 1, name, value), worker_environment(level, {})
+    if level not in levels:
+        check_reports(planted, level, environment)
+        return
+    with pytest.raises(LevelError) as caught:
+        check_reports(planted, level, environment)
+    assert f"process trainer, role actor, rank 1 (pid 1 on host): {name} is {value}" in caught.value.what
+
+
+def test_processes_of_different_roles_may_have_other_threads_and_gpus() -> None:
+    planted = changed(changed(reports_at("deterministic"), 2, THREADS, "4"), 2, GPU, "a GPU")
+    check_reports(planted, "deterministic", worker_environment("deterministic", {}))
+
+
+def test_an_error_names_no_more_than_a_few() -> None:
+    values = {DETERMINISTIC: "False", BENCHMARK: "True"}
+    planted = [replace(each, values=values) for each in reports_at("invariant")]
+    with pytest.raises(LevelError, match=r"; and \d+ more"):
+        check_reports(planted, "invariant", worker_environment("invariant", {}))
+
+
+# ---------------------------------------------------------------------------------------------------- real processes
+
+CHILD = """
+import json, sys
+from rlcore.distributed.process_report import ProcessName, start_process
+report = start_process(ProcessName("trainer", ("actor",), int(sys.argv[1])), sys.argv[2], num_threads=1)
+print(json.dumps([report.name, report.host, report.pid, report.values]))
+"""
+
+
+def child_report(rank: int, level: str, environ: Mapping[str, str]) -> ProcessReport:
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "HOME") if name in os.environ}
+    command = [sys.executable, "-c", CHILD, str(rank), level]
+    done = subprocess.run(command, env={**kept, **environ}, capture_output=True, text=True, check=True)
+    (process, roles, found), host, pid, values = json.loads(done.stdout)
+    return ProcessReport(ProcessName(process, tuple(roles), found), host, pid, values)
+
+
+def test_processes_with_the_levels_environment_start_and_one_without_it_does_not() -> None:
+    environment = worker_environment("deterministic", {})
+    reports = [child_report(rank, "deterministic", environment) for rank in range(2)]
+    check_reports(reports, "deterministic", environment)
+    bare = child_report(1, "deterministic", {name: v for name, v in environment.items() if name != "PYTHONHASHSEED"})
+    with pytest.raises(LevelError) as caught:
+        check_reports([reports[0], bare], "deterministic", environment)
+    assert "PYTHONHASHSEED is not set" in caught.value.what
+    assert HASH in caught.value.what, "the seed is in effect in one process only"
+
+
+@pytest.mark.parametrize("level", [*LEVELS, "off"])
+def test_a_process_sets_the_flags_of_its_level(level: str) -> None:
+    torch.use_deterministic_algorithms(False)
+    report = start_process(ProcessName("p", ("r",), 0), level, num_threads=1)
+    assert report.values[DETERMINISTIC] == str(level != "off")
+    assert report.values[THREADS] == "1"
+    assert report.values["torch.__version__"] == torch.__version__
+    with pytest.raises(InvalidValueError):
+        start_process(ProcessName("p", ("r",), 0), "on")

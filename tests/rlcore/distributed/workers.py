@@ -1,0 +1,201 @@
+"""Workers of tests, which child processes and actors import."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlcore.distributed.dispatch import (
+    Broadcast,
+    Collect,
+    Entry,
+    Execute,
+    Function,
+    Padding,
+    Partition,
+    PerDataRank,
+    PerWorker,
+    Shard,
+    Table,
+)
+from rlcore.distributed.worker import Worker
+from rlcore.errors import StepError
+
+
+def longest_first(values: Sequence[Any], size: int) -> list[list[int]]:
+    """Deal rows in turn, the longest first."""
+    order = sorted(range(len(values)), key=lambda row: (-len(str(values[row])), row))
+    return [order[part::size] for part in range(size)]
+
+
+def double(values: Tensor) -> Tensor:
+    """A function that workers receive."""
+    return values * 2
+
+
+class Adder(Worker):
+    """Adds its rank and a constant, so that a result says who computed it."""
+
+    dispatch_table: ClassVar[Table] = {
+        "add": Entry({"values": Shard(Padding.WRAP)}, collect=Collect.ROWS),
+        "add_uneven": Entry({"values": Shard(Padding.UNEVEN)}, collect=Collect.ROWS),
+        "lengths": Entry({"texts": Partition(longest_first)}, collect=Collect.ROWS),
+        "apply": Entry({"function": Function(), "values": Shard()}, collect=Collect.ROWS),
+        "sizes": Entry({"values": Shard(Padding.UNEVEN)}, collect=Collect.METRICS),
+        "total": Entry({"values": Broadcast(), "scale": Broadcast()}, collect=Collect.LIST),
+        "each": Entry({"value": PerWorker()}, collect=Collect.LIST),
+        "each_part": Entry({"value": PerDataRank()}, collect=Collect.LIST),
+        "first": Entry({"value": Broadcast()}, execute=Execute.RANK_ZERO),
+        "later": Entry({"values": Shard(Padding.LAST)}, collect=Collect.ROWS, is_blocking=False),
+        "change": Entry({"values": Broadcast()}, collect=Collect.LIST),
+        "where": Entry({"names": Broadcast()}, collect=Collect.LIST),
+        "ask_colocated": Entry({"role": Broadcast(), "value": Broadcast()}, collect=Collect.LIST),
+    }
+
+    def __init__(self, constant: int = 0) -> None:
+        self.constant = constant
+        self.rank = self.context.rank
+
+    def add(self, values: Tensor) -> Tensor:
+        return values + self.rank + self.constant
+
+    def add_uneven(self, values: Tensor) -> Tensor:
+        return values + self.rank
+
+    def lengths(self, texts: Sequence[str]) -> list[int]:
+        return [len(text) for text in texts]
+
+    def apply(self, function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+        return function(values)
+
+    def sizes(self, values: Tensor) -> int:
+        return len(values)
+
+    def total(self, values: Mapping[str, Tensor], scale: float = 1.0) -> float:
+        return scale * sum(float(value.double().sum()) for value in values.values())
+
+    def each(self, value: int) -> int:
+        return value * 10 + self.rank
+
+    def each_part(self, value: int) -> int:
+        return value * 10 + self.rank
+
+    def first(self, value: int) -> int:
+        return value + self.constant
+
+    def later(self, values: Tensor) -> Tensor:
+        return values + self.rank
+
+    def change(self, values: Tensor) -> float:
+        values.add_(1)
+        return float(values[0])
+
+    def where(self, names: Sequence[str]) -> dict[str, str | None]:
+        return {name: os.environ.get(name) for name in names}
+
+    def ask_colocated(self, role: str, value: int) -> int:
+        other = self.colocated[role]
+        assert isinstance(other, Adder)
+        return other.first(value) + self.constant
+
+
+class Faulty(Worker):
+    """Fails in the ways that workers fail."""
+
+    dispatch_table: ClassVar[Table] = {
+        "raise_error": Entry({"kind": Broadcast(), "rank": Broadcast()}, collect=Collect.LIST),
+        "die": Entry({"how": Broadcast(), "rank": Broadcast()}, collect=Collect.LIST),
+        "wait": Entry({}, collect=Collect.LIST, is_blocking=False),
+        "result": Entry({}, collect=Collect.LIST),
+        "pid": Entry({}, collect=Collect.LIST),
+        "say": Entry({}),
+        "stay": Entry({"directory": Broadcast()}),
+    }
+
+    def __init__(self, how: str = "") -> None:
+        if how == "raise" and self.context.rank == 1:
+            raise StepError("cannot be constructed", phases=("setup",))
+        if how == "wait":
+            threading.Event().wait()
+        if how == "die" and self.context.rank == 1:
+            os._exit(7)
+
+    def raise_error(self, kind: str, rank: int) -> int:
+        if self.context.rank == rank:
+            if kind == "step":
+                raise StepError("the sum is odd", phases=("update", "sync"), legal="even", remedy="add one")
+            if kind == "value":
+                raise ValueError("not a number")
+            if kind == "own":
+                raise OwnError("a", 3)
+            raise _local_error()
+        return self.context.rank
+
+    def die(self, how: str, rank: int) -> None:
+        if self.context.rank != rank:
+            threading.Event().wait()
+        if how == "exit":
+            os._exit(3)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def wait(self) -> None:
+        threading.Event().wait()
+
+    def result(self) -> Any:
+        return threading.Lock()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def stay(self, directory: str) -> None:
+        Path(directory, f"rank {self.context.rank}").touch()
+        threading.Event().wait()
+
+    def say(self) -> None:
+        print(f"rank {self.context.rank}")
+
+
+class OwnError(Exception):
+    """An exception whose constructor does not take its args."""
+
+    def __init__(self, name: str, count: int) -> None:
+        super().__init__(f"{count} of {name}")
+
+
+def _local_error() -> Exception:
+    class LocalError(Exception):
+        pass
+
+    return LocalError("of a function")
+
+
+class Ranks(Worker):
+    """Ranks of torch.distributed."""
+
+    dispatch_table: ClassVar[Table] = {
+        "gather": Entry({"values": Shard()}, collect=Collect.LIST),
+        "half_gather": Entry({}, collect=Collect.LIST),
+    }
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+
+    def gather(self, values: Tensor) -> Tensor:
+        found = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+        dist.all_gather(found, values)
+        return torch.cat(found)
+
+    def half_gather(self) -> None:
+        if dist.get_rank() == 0:
+            raise StepError("rank 0 does not take part", phases=("update",))
+        dist.all_reduce(torch.ones(1))
+
+    def close(self) -> None:
+        dist.destroy_process_group()

@@ -1,0 +1,129 @@
+"""Pure parts of training on ranks: trees over any division, norms over any shards, buckets, assignments."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlcore.numerics.tree_sum import TreeSum, complete_subtrees, tree_sum
+from rlcore.trainers.assignment import Assignment
+from rlcore.trainers.local import global_norm, squared_rows
+from rlcore.trainers.reductions import added, buckets, flat_nodes, total_row
+from rlcore.trainers.sharded_norm import MAX_PARTS, exact_parts, row_sums
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e300, max_value=1e300)
+
+
+@st.composite
+def divisions(draw: st.DrawFn) -> tuple[int, list[list[int]]]:
+    """A tree's size, and its values divided at random among up to five ranks; some are absent."""
+    num_values = draw(st.integers(1, 17))
+    owners = draw(st.lists(st.integers(-1, 4), min_size=num_values, max_size=num_values))
+    return num_values, [[number for number in range(num_values) if owners[number] == rank] for rank in range(5)]
+
+
+def values_of(num_values: int) -> list[Tensor]:
+    """Values whose sum depends on the order of additions."""
+    draw = torch.Generator().manual_seed(num_values)
+    return [torch.randn(6, generator=draw) * 10.0 ** (number % 5) for number in range(num_values)]
+
+
+def part_of(num_values: int, numbers: Sequence[int], values: Sequence[Tensor]) -> TreeSum:
+    tree = TreeSum(num_values)
+    for number in numbers:
+        tree.add(number, values[number].clone())
+    return tree
+
+
+@given(divisions())
+def test_the_sums_of_ranks_are_added_to_the_bits_of_one_tree(division: tuple[int, list[list[int]]]) -> None:
+    num_values, by_rank = division
+    values = values_of(num_values)
+    given_to = {number for own in by_rank for number in own}
+    expected = tree_sum([values[number] if number in given_to else None for number in range(num_values)])
+    if expected is None:
+        return
+    places, rows = [complete_subtrees(own) for own in by_rank], []
+    for own, of_rank in zip(by_rank, places, strict=True):
+        tree = part_of(num_values, own, values)
+        assert [place for place, _ in tree.nodes()] == of_rank
+        rows += flat_nodes([tree])
+    assert torch.equal(added(num_values, places, torch.stack(rows)), expected)
+
+
+def test_another_order_of_additions_has_other_bits() -> None:
+    values = values_of(13)
+    expected = tree_sum(values)
+    assert expected is not None
+    assert not torch.equal(torch.stack(values).sum(0), expected)
+
+
+def test_rows_of_several_tensors_lie_beside_each_other() -> None:
+    shapes = [torch.Size([2, 2]), torch.Size([3])]
+    trees = []
+    for shape in shapes:
+        tree = TreeSum(4)
+        tree.add(0, torch.full(shape, 1.0))
+        tree.add(3, torch.full(shape, float(shape.numel())))
+        trees.append(tree)
+    assert [node.tolist() for node in flat_nodes(trees)] == [[1.0] * 7, [4.0] * 4 + [3.0] * 3]
+    assert total_row(trees, shapes, "cpu").tolist() == [5.0] * 4 + [4.0] * 3
+    assert total_row([TreeSum(1)], [torch.Size([2])], "cpu").tolist() == [0.0, 0.0]
+
+
+@given(st.lists(NUMBERS, max_size=30), st.integers(1, 5))
+def test_a_few_numbers_have_the_exact_sum_of_many(values: list[float], num_ranks: int) -> None:
+    parts = [part for rank in range(num_ranks) for part in exact_parts(values[rank::num_ranks])]
+    assert math.fsum(parts) == math.fsum(values)
+    assert all(len(exact_parts(values[rank::num_ranks])) <= MAX_PARTS for rank in range(num_ranks))
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_sum_that_is_not_finite_is_one_number(value: float) -> None:
+    (part,) = exact_parts([1.0, value])
+    assert not math.isfinite(part)
+
+
+@given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 4))
+def test_rows_of_shards_have_the_sums_of_the_whole(num_rows: int, width: int, num_ranks: int) -> None:
+    matrix = torch.randn(num_rows, width, generator=torch.Generator().manual_seed(num_rows * width))
+    size = -(-num_rows // num_ranks)
+    shards = [matrix[size * rank : size * (rank + 1)] for rank in range(num_ranks)]
+    sums = torch.cat([row_sums(shard, matrix.shape) for shard in shards])
+    assert torch.equal(sums, squared_rows(matrix))
+    assert math.sqrt(math.fsum(sums.tolist())) == global_norm([matrix])
+
+
+def test_a_lone_row_of_a_shard_is_summed_as_one_of_several_with_any_threads() -> None:
+    """torch divides the sum of one row among threads if it is long, and then has other bits."""
+    matrix = torch.randn(3, 200_001, generator=torch.Generator().manual_seed(0))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        alone = torch.cat([squared_rows(matrix[row : row + 1]) for row in range(3)])
+        assert torch.equal(
+            torch.cat([row_sums(matrix[row : row + 1], matrix.shape) for row in range(3)]), (squared_rows(matrix))
+        )
+        assert not torch.equal(alone, squared_rows(matrix))
+    finally:
+        torch.set_num_threads(before)
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=20))
+def test_buckets_keep_the_order_and_the_bound(sizes: list[int]) -> None:
+    found = list(buckets(sizes, max_elements=10))
+    assert [index for bucket in found for index in bucket] == list(range(len(sizes)))
+    assert all(
+        sum(sizes[index] for index in bucket) <= 10 or sum(1 for i in bucket if sizes[i]) == 1 for bucket in found
+    )
+
+
+def test_rounds_go_on_until_the_last_rank_is_done() -> None:
+    assignment = Assignment(7, ((0, 4), (), (1, 2, 6)))
+    assert assignment.num_rounds == 3
+    assert [assignment.in_round(number) for number in range(3)] == [(0, None, 1), (4, None, 2), (None, None, 6)]
+    assert Assignment(7, ((), ())).num_rounds == 1

@@ -1,0 +1,117 @@
+"""What is measured of training on ranks: functions that each rank calls, with the seconds that they took."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlcore.batching.microbatches import Microbatch, divide_among_workers
+from rlcore.checkpoints.over_ranks import load_over_ranks, save_over_ranks
+from rlcore.config import OptimizerSection, RuntimeSection
+from rlcore.models.config import DecoderConfig
+from rlcore.models.decoder import Decoder
+from rlcore.numerics.tree_sum import complete_subtrees
+from rlcore.observability.observers import Observers
+from rlcore.trainers.assignment import Assignment
+from rlcore.trainers.local import LocalTrainer
+from rlcore.trainers.parallel import build_parallel
+from rlcore.trainers.rank_grid import RankGrid, build_grid
+from rlcore.trainers.reductions import BUCKET_ELEMENTS, canonical_sum, native_sum
+from tests.support.rank_questions import policy_loss
+
+CONFIG = DecoderConfig("qwen3", 1031, 136, 4, 4, 2, 34, 368, max_length=64)
+NUM_MICROBATCHES = 16
+NUM_BUCKETS = 8
+"""Buckets of the sum that is measured alone, 4 MiB each."""
+Seconds = Mapping[str, float]
+
+
+def microbatches() -> list[Microbatch]:
+    """Return 16 microbatches of two samples."""
+    draw = torch.Generator().manual_seed(0)
+    tokens = [torch.randint(CONFIG.vocab_size, (2, 33), generator=draw) for _ in range(NUM_MICROBATCHES)]
+    return [Microbatch(number, (number,), each, 1) for number, each in enumerate(tokens)]
+
+
+def local_trainer() -> LocalTrainer:
+    """Build the trainer of one process."""
+    model, section = Decoder(CONFIG).initialise(0), OptimizerSection(learning_rate=1e-3)
+    return LocalTrainer(
+        "policy", model, 1e-3, section=section, runtime=RuntimeSection(training_threads=1), observers=Observers()
+    )
+
+
+def least_s(do: Callable[[], object], num_rounds: int) -> float:
+    """Return the least seconds of a collective call, after one to warm up."""
+    do()
+    found = []
+    for _ in range(num_rounds):
+        dist.barrier()
+        began = perf_counter()
+        do()
+        found.append(perf_counter() - began)
+    return min(found)
+
+
+def grid_of(num_shards: int) -> RankGrid:
+    """Build the grid of all ranks."""
+    grid = build_grid(num_shards, timeout_s=600)
+    assert grid is not None
+    return grid
+
+
+def step_s(num_shards: int, is_canonical: bool, num_rounds: int) -> Seconds:
+    """Measure an update."""
+    grid = grid_of(num_shards)
+    trainer = build_parallel(local_trainer(), grid, is_canonical=is_canonical)
+    own = divide_among_workers(microbatches(), grid.world.size)[grid.world.rank]
+
+    def update() -> None:
+        trainer.forward_backward(own, policy_loss, num_microbatches=NUM_MICROBATCHES)
+        trainer.optimizer_step(learning_rate=1e-3, max_norm=1.0)
+
+    return {"step": least_s(update, num_rounds)}
+
+
+def sums_s(num_rounds: int) -> Seconds:
+    """Measure a sum over ranks: the library's, and ours with neighbours on one rank and with every second of them."""
+    world = grid_of(1).world
+    count, found = NUM_MICROBATCHES // world.size, dict[str, float]()
+
+    def measure(name: str, add: Callable[[], Tensor]) -> None:
+        found[name] = least_s(lambda: [add() for _ in range(NUM_BUCKETS)], num_rounds)
+
+    measure("library", partial(native_sum, world, torch.ones(BUCKET_ELEMENTS)))
+    for name, numbers in {
+        "neighbours": tuple(tuple(range(rank * count, (rank + 1) * count)) for rank in range(world.size)),
+        "scattered": tuple(tuple(range(rank, NUM_MICROBATCHES, world.size)) for rank in range(world.size)),
+    }.items():
+        own = [torch.ones(BUCKET_ELEMENTS) for _ in complete_subtrees(numbers[world.rank])]
+        assignment = Assignment(NUM_MICROBATCHES, numbers)
+        measure(name, partial(canonical_sum, world, assignment, own, BUCKET_ELEMENTS))
+    return found
+
+
+def state_s(directory: str, num_rounds: int) -> Seconds:
+    """Measure what leaves fully sharded ranks: the weights tensor by tensor, and a checkpoint."""
+    grid = grid_of(dist.get_world_size())
+    trainer = build_parallel(local_trainer(), grid, is_canonical=True)
+    own = divide_among_workers(microbatches(), grid.world.size)[grid.world.rank]
+    trainer.forward_backward(own, policy_loss, num_microbatches=NUM_MICROBATCHES)
+    trainer.optimizer_step(learning_rate=1e-3, max_norm=1.0)
+    path, named = Path(directory), {"policy": trainer}
+
+    def stream() -> None:
+        for _ in trainer.weights().tensors.values():
+            pass
+
+    return {
+        "stream": least_s(stream, num_rounds),
+        "digests": least_s(trainer.weights().digests, num_rounds),
+        "save": least_s(partial(save_over_ranks, path, 1, named, {}, keep=1, ranks=grid.world), num_rounds),
+        "load": least_s(partial(load_over_ranks, path, named, ranks=grid.world), num_rounds),
+    }

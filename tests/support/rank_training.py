@@ -1,0 +1,180 @@
+"""A small odd model, and what ranks train of it in tests: every function is called on each of four ranks."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlcore.batching.microbatches import Microbatch, divide_among_workers
+from rlcore.checks.observers import OptimizerChecks
+from rlcore.config import OptimizerSection, RuntimeSection
+from rlcore.models.config import DecoderConfig
+from rlcore.models.decoder import Decoder
+from rlcore.observability.observers import Observers
+from rlcore.trainers import reductions
+from rlcore.trainers.base import MicrobatchLoss
+from rlcore.trainers.local import LocalTrainer
+from rlcore.trainers.parallel import build_parallel
+from rlcore.trainers.rank_grid import RankGrid, build_grid
+from rlcore.trainers.shards import full_tensor
+from rlcore.weights.digests import tensor_digest
+
+CONFIG = DecoderConfig(
+    family="qwen2", vocab_size=37, width=18, num_layers=2, num_heads=3, num_kv_heads=1, head_width=6, ffn_width=23
+)
+NUM_MICROBATCHES = 13
+ABSENT = (4, 11)
+"""Numbers without a microbatch: a tree of 13 values has 11."""
+NUM_STEPS = 2
+
+
+class Odd(nn.Module):
+    """A decoder with tied embeddings and odd sizes, and a parameter with fewer rows than there are ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = Decoder(CONFIG).initialise(3)
+        self.gains = nn.Parameter(torch.tensor([1.0, 0.1, 0.5]))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens [batch, length] -> logits [batch, length, vocabulary]."""
+        logits: Tensor = self.decoder(tokens)
+        return logits * self.gains[0] + logits.tanh() * self.gains[1] + logits.square() * self.gains[2]
+
+
+def negative_likelihood(model: nn.Module, microbatch: Microbatch, *, scale: float = 0.01) -> MicrobatchLoss:
+    """The negated log-likelihood of a microbatch's tokens."""
+    logprobs = model(microbatch.tokens[:, :-1]).float().log_softmax(-1)
+    drawn = logprobs.gather(-1, microbatch.tokens[:, 1:].unsqueeze(-1)).squeeze(-1)
+    mask = torch.ones_like(drawn, dtype=torch.bool)
+    return MicrobatchLoss(-scale * drawn.sum(), {"logprobs": drawn.detach()}, mask)
+
+
+def microbatches_of(step: int) -> list[Microbatch]:
+    """Return the fixed microbatches of a step: ragged, and two of their numbers absent."""
+    draw = torch.Generator().manual_seed(100 + step)
+    found = []
+    for number in range(NUM_MICROBATCHES):
+        length = 5 + 4 * int(torch.randint(4, (), generator=draw))
+        tokens = torch.randint(CONFIG.vocab_size, (2, length), generator=draw)
+        if number not in ABSENT:
+            found.append(Microbatch(number, (2 * number, 2 * number + 1), tokens, 1))
+    return found
+
+
+Division = Callable[[Sequence[Microbatch], int], list[list[Microbatch]]]
+"""Divides the microbatches of a step among ranks."""
+
+
+def shuffled(microbatches: Sequence[Microbatch], world_size: int) -> list[list[Microbatch]]:
+    """Divide at random, and leave the last of several ranks without any."""
+    draw = random.Random(len(microbatches) * 7 + world_size)
+    parts: list[list[Microbatch]] = [[] for _ in range(world_size)]
+    for microbatch in draw.sample(list(microbatches), len(microbatches)):
+        parts[draw.randrange(max(1, world_size - 1))].append(microbatch)
+    return parts
+
+
+def contiguous(microbatches: Sequence[Microbatch], world_size: int) -> list[list[Microbatch]]:
+    """Divide into neighbours, as many for each rank as there can be."""
+    size = -(-len(microbatches) // world_size)
+    return [list(microbatches[size * rank : size * (rank + 1)]) for rank in range(world_size)]
+
+
+DIVISIONS: Mapping[str, Division] = {
+    "balanced": divide_among_workers,
+    "shuffled": shuffled,
+    "contiguous": contiguous,
+}
+
+
+class Trained(NamedTuple):
+    """All that training must agree on, by digests."""
+
+    norms: tuple[float, ...]
+    gradients: dict[str, str]
+    """Of the last step, before clipping."""
+    weights: dict[str, str]
+    moments: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way to train."""
+
+    num_ranks: int = 1
+    num_shards: int = 1
+    division: str = "balanced"
+    dtype: torch.dtype = torch.float32
+    is_canonical: bool = True
+    max_norm: float = 0.5
+    bucket_elements: int = reductions.BUCKET_ELEMENTS
+
+
+def local_trainer(dtype: torch.dtype = torch.float32, model: nn.Module | None = None) -> LocalTrainer:
+    """Build the trainer of one process."""
+    section, runtime = OptimizerSection(learning_rate=0.01, weight_decay=0.1), RuntimeSection(training_threads=1)
+    model = (Odd() if model is None else model).to(dtype)
+    return LocalTrainer("policy", model, 0.01, section=section, runtime=runtime, observers=Observers(OptimizerChecks()))
+
+
+def local_training(dtype: torch.dtype = torch.float32, max_norm: float = 0.5) -> Trained:
+    """Train in one process."""
+    trainer, norms, gradients = local_trainer(dtype), [], dict[str, str]()
+    for step in range(NUM_STEPS):
+        trainer.forward_backward(microbatches_of(step), negative_likelihood, num_microbatches=NUM_MICROBATCHES)
+        assert trainer.gradients is not None
+        names = [name for name, _ in trainer.model.named_parameters()]
+        gradients = {name: tensor_digest(g.to(dtype)) for name, g in zip(names, trainer.gradients, strict=True)}
+        norms.append(trainer.optimizer_step(learning_rate=0.01, max_norm=max_norm))
+    return trained(trainer)._replace(norms=tuple(norms), gradients=gradients)
+
+
+def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the digest of each tensor."""
+    return {name: tensor_digest(tensor) for name, tensor in tensors.items()}
+
+
+def parallel_trainer(case: Case, model: nn.Module | None = None) -> tuple[LocalTrainer, RankGrid] | None:
+    """Build the trainer of this rank; None if it is not one of the case's. Every rank calls it."""
+    grid = build_grid(case.num_shards, timeout_s=120, members=range(case.num_ranks))
+    if grid is None:
+        return None
+    return build_parallel(local_trainer(case.dtype, model), grid, is_canonical=case.is_canonical), grid
+
+
+def parallel_training(case: Case) -> Trained | None:
+    """Train on the first ranks; None on the others."""
+    built = parallel_trainer(case)
+    if built is None:
+        return None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reductions, "BUCKET_ELEMENTS", case.bucket_elements)
+        return training_of(case, *built)
+
+
+def training_of(case: Case, trainer: LocalTrainer, grid: RankGrid) -> Trained:
+    """Train on this rank."""
+    norms, gradients = [], dict[str, str]()
+    for step in range(NUM_STEPS):
+        own = DIVISIONS[case.division](microbatches_of(step), grid.world.size)[grid.world.rank]
+        losses = trainer.forward_backward(own, negative_likelihood, num_microbatches=NUM_MICROBATCHES)
+        assert len(losses) == len(own)
+        assert trainer.gradients is not None
+        names = [name for name, _ in trainer.model.named_parameters()]
+        gradients = {
+            name: tensor_digest(full_tensor(gradient).to(case.dtype))
+            for name, gradient in zip(names, trainer.gradients, strict=True)
+        }
+        norms.append(trainer.optimizer_step(learning_rate=0.01, max_norm=case.max_norm))
+    return trained(trainer)._replace(norms=tuple(norms), gradients=gradients)
+
+
+def trained(trainer: LocalTrainer) -> Trained:
+    """Return the digests of weights and moments; collective if they are sharded."""
+    weights, moments = ({name: full_tensor(each) for name, each in part.items()} for part in trainer.save())
+    return Trained((), {}, digests(weights), digests(moments))
