@@ -29,6 +29,7 @@ EXTRAS_OF = {
     "rlcore/distributed/placement/ray_reservation.py": ("ray",),
     "rlcore/samplers/vllm/": ("vllm",),
     "rlcore/tasks/files.py": ("parquet",),
+    "harness/runner/cluster/ray_boot.py": ("ray",),
     "rlcore/weights/transports/ray_store.py": ("ray",),
 }
 """Files and folders that need more than the base -> the extras whose packages they import."""

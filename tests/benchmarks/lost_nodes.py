@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from harness.core.exit_codes import ExitCode
@@ -120,16 +121,21 @@ def _wrong(files: tuple[ShapedFile, ...], events: list[Record], directory: Path,
     while (held := held_locks(directory)) and time.monotonic() < until:
         time.sleep(0.05)
     found += [f"{name}: a process of the run still lives" for name in held]
-    lost = [event for event in events if event["event"] == "node_lost"]
-    after = events[events.index(lost[0]) :] if lost else []
-    found += [
-        f"{event['path']}: was given {gpu_id} of a node that is lost"
-        for event in after
-        if event["event"] == "attempt_started"
-        for gpu_id in event["gpu_ids"]
-        if gpu_id.startswith(f"{lost[0]['node']}-")
-    ]
-    return found
+    return [*found, *_late(events)]
+
+
+def _late(events: list[Record]) -> Iterator[str]:
+    """Units with an outcome from a node that was lost before they started: leased in time, they are lost at once."""
+    lost, late = set(), set()
+    for event in events:
+        if event["event"] == "node_lost":
+            lost.add(event["node"])
+        elif event["event"] == "attempt_started" and any(g.partition("-")[0] in lost for g in event["gpu_ids"]):
+            late.add(event["path"])
+        elif event["event"] == "attempt_lost":
+            late.discard(event["path"])
+        elif event["event"] == "unit_finished" and event["result"]["unit"]["path"] in late:
+            yield f"{event['result']['unit']['path']}: has an outcome from a node that was lost before it started"
 
 
 def _figures(events: list[Record]) -> str:

@@ -100,9 +100,8 @@ class Cluster:
     async def listen(self, host: str, port: int) -> int:
         """Listen for agents; the port. NetworkError where it cannot be had."""
         try:
-            self._server = await asyncio.start_server(
-                self._welcome, host or ANYWHERE, port, limit=messages.MAX_MESSAGE_BYTES
-            )
+            limit = messages.MAX_MESSAGE_BYTES
+            self._server = await asyncio.start_server(self._welcome, host or ANYWHERE, port, limit=limit)
         except OSError as error:
             raise NetworkError(
                 f"cannot listen for agents at {host or '*'}:{port}: {error.strerror}",

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -28,6 +29,8 @@ class AgentHolder:
 
         Its environment is that of the node, without Ray's variables: tests start clusters of their own.
         """
+        with suppress(PermissionError):  # Ray gives its workers, and so the tests, a niceness of 15
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
         environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         command = [sys.executable, "-P", "-m", "harness", "agent", address, "--key-file", "-"]
         agent = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE)

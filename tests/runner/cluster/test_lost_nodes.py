@@ -149,11 +149,20 @@ class ClusterRun:
                 ran_on = {agent.node for agent in self.agents for marker in agent.given if _number(marker) == number}
                 assert ran_on
         lost: set[str] = set()
+        late: set[str] = set()
         for event in self.kept.events:
             if isinstance(event, events.NodeLost):
                 lost.add(event.node)
-            if isinstance(event, events.AttemptStarted):
-                assert not any(gpu_id.partition("-")[0] in lost for gpu_id in event.gpu_ids)
+            if isinstance(event, events.AttemptStarted) and any(_node(gpu_id) in lost for gpu_id in event.gpu_ids):
+                late.add(event.path)  # leased before the node was lost: it is lost at once
+            if isinstance(event, events.AttemptLost):
+                late.discard(event.path)
+            if isinstance(event, events.UnitFinished) and event.result.outcome is not Outcome.SUPERVISOR_LOST:
+                assert event.result.unit.path not in late
+
+
+def _node(gpu_id: str) -> str:
+    return gpu_id.partition("-")[0]
 
 
 def _number(marker: str) -> int:
