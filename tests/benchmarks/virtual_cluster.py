@@ -57,6 +57,8 @@ GPUS_PER_NODE = 8
 CPU_UNITS = 4
 GPU_GB = 80.0
 MEDIAN_S = 60.0
+MARGIN_S = 1000.0
+"""Virtual seconds, after those that all units take one after another, in which a run is to end."""
 
 L = TypeVar("L")
 
@@ -197,8 +199,10 @@ class VirtualRun:
             recorder.take(events.CollectionFinished(0.0, self.units, expected_s, 0.0, 0.0, 0.0))
             killer = asyncio.create_task(self._kill(dispatcher, recorder))
             began_s = time.process_time()
-            try:
-                await dispatcher.run()
+            seconds, deaths = self.runner.seconds.values(), self.deaths
+            try:  # a unit that starves is an error, not a run without an end
+                async with asyncio.timeout(max((death.t for death in deaths), default=0.0) + sum(seconds) + MARGIN_S):
+                    await dispatcher.run()
             finally:
                 killer.cancel()
             self.running_s = time.process_time() - began_s
