@@ -31,6 +31,8 @@ class DeploymentSection(Section):
     """What becomes of the run if a process of the models dies: its end, or a restart from the newest checkpoint."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
     """Restarts before a death ends the run."""
+    sentinel_every: Annotated[int, Field(ge=0)] = 10
+    """Updates between two comparisons of ranks that must hold equal bits; 0: they are never compared."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Seconds that a rank waits for another, and a start for its processes."""
 

@@ -31,6 +31,7 @@ from rlcore.trainers.base import Loss, MicrobatchLoss, Reader, Reading, Trainer,
 from rlcore.trainers.joining import join_grid, leave_grid
 from rlcore.trainers.models import LocalModels, alone
 from rlcore.trainers.parallel import build_parallel
+from rlcore.trainers.sentinel import sentinels
 from rlcore.trainers.shards import on_first, owned
 from rlcore.weights.source import SourceDescription, describe
 
@@ -95,7 +96,8 @@ class ModelWorker(Worker):
         self._held.enter_context(held)
         self._held.enter_context(num_threads(threads[0]))
         own = iter if self._grid is None else partial(owned, grid=self._grid)
-        self._observers = Observers(*checks_of_level(level), StepRecorder(self._recorder, own=own))
+        checks = (*checks_of_level(level), *sentinels(self._grid, config.deployment.sentinel_every))
+        self._observers = Observers(*checks, StepRecorder(self._recorder, own=own))
         is_canonical = level == "invariant"
         parallel = alone if self._grid is None else partial(build_parallel, grid=self._grid, is_canonical=is_canonical)
         self._models = LocalModels(config, decoder, self._observers, parallel=parallel)
