@@ -45,16 +45,18 @@ def local_trainer() -> LocalTrainer:
     )
 
 
-def least_s(do: Callable[[], object], num_rounds: int) -> float:
-    """Return the least seconds of a collective call, after one to warm up."""
-    do()
-    found = []
+def least_s(calls: Mapping[str, Callable[[], object]], num_rounds: int) -> dict[str, float]:
+    """Return the least seconds of collective calls, which take turns, after one of each to warm up."""
+    for call in calls.values():
+        call()
+    found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(num_rounds):
-        dist.barrier()
-        began = perf_counter()
-        do()
-        found.append(perf_counter() - began)
-    return min(found)
+        for name, call in calls.items():
+            dist.barrier()
+            began = perf_counter()
+            call()
+            found[name].append(perf_counter() - began)
+    return {name: min(each) for name, each in found.items()}
 
 
 def grid_of(num_shards: int) -> RankGrid:
@@ -64,36 +66,40 @@ def grid_of(num_shards: int) -> RankGrid:
     return grid
 
 
-def step_s(num_shards: int, is_canonical: bool, num_rounds: int) -> Seconds:
-    """Measure an update."""
+def steps_s(num_shards: int, num_rounds: int) -> Seconds:
+    """Measure an update, by canonical sums and by the library's."""
     grid = grid_of(num_shards)
-    trainer = build_parallel(local_trainer(), grid, is_canonical=is_canonical)
     own = divide_among_workers(microbatches(), grid.world.size)[grid.world.rank]
 
-    def update() -> None:
-        trainer.forward_backward(own, policy_loss, num_microbatches=NUM_MICROBATCHES)
-        trainer.optimizer_step(learning_rate=1e-3, max_norm=1.0)
+    def updates(is_canonical: bool) -> Callable[[], object]:
+        trainer = build_parallel(local_trainer(), grid, is_canonical=is_canonical)
 
-    return {"step": least_s(update, num_rounds)}
+        def update() -> None:
+            trainer.forward_backward(own, policy_loss, num_microbatches=NUM_MICROBATCHES)
+            trainer.optimizer_step(learning_rate=1e-3, max_norm=1.0)
+
+        return update
+
+    return least_s({"canonical": updates(True), "library": updates(False)}, num_rounds)
 
 
 def sums_s(num_rounds: int) -> Seconds:
     """Measure a sum over ranks: the library's, and ours with neighbours on one rank and with every second of them."""
     world = grid_of(1).world
-    count, found = NUM_MICROBATCHES // world.size, dict[str, float]()
+    count = NUM_MICROBATCHES // world.size
 
-    def measure(name: str, add: Callable[[], Tensor]) -> None:
-        found[name] = least_s(lambda: [add() for _ in range(NUM_BUCKETS)], num_rounds)
+    def sums(add: Callable[[], Tensor]) -> Callable[[], object]:
+        return lambda: [add() for _ in range(NUM_BUCKETS)]
 
-    measure("library", partial(native_sum, world, torch.ones(BUCKET_ELEMENTS)))
+    calls = {"library": sums(partial(native_sum, world, torch.ones(BUCKET_ELEMENTS)))}
     for name, numbers in {
         "neighbours": tuple(tuple(range(rank * count, (rank + 1) * count)) for rank in range(world.size)),
         "scattered": tuple(tuple(range(rank, NUM_MICROBATCHES, world.size)) for rank in range(world.size)),
     }.items():
         own = [torch.ones(BUCKET_ELEMENTS) for _ in complete_subtrees(numbers[world.rank])]
         assignment = Assignment(NUM_MICROBATCHES, numbers)
-        measure(name, partial(canonical_sum, world, assignment, own, BUCKET_ELEMENTS))
-    return found
+        calls[name] = sums(partial(canonical_sum, world, assignment, own, BUCKET_ELEMENTS))
+    return least_s(calls, num_rounds)
 
 
 def state_s(directory: str, num_rounds: int) -> Seconds:
@@ -109,9 +115,12 @@ def state_s(directory: str, num_rounds: int) -> Seconds:
         for _ in trainer.weights().tensors.values():
             pass
 
-    return {
-        "stream": least_s(stream, num_rounds),
-        "digests": least_s(trainer.weights().digests, num_rounds),
-        "save": least_s(partial(save_over_ranks, path, 1, named, {}, keep=1, ranks=grid.world), num_rounds),
-        "load": least_s(partial(load_over_ranks, path, named, ranks=grid.world), num_rounds),
-    }
+    return least_s(
+        {
+            "stream": stream,
+            "digests": trainer.weights().digests,
+            "save": partial(save_over_ranks, path, 1, named, {}, keep=1, ranks=grid.world),
+            "load": partial(load_over_ranks, path, named, ranks=grid.world),
+        },
+        num_rounds,
+    )
