@@ -76,7 +76,12 @@ def test_large_tensors_lie_in_files_without_names_while_the_role_is_idle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, sizes = os.posix_fallocate, list[int]()
-    monkeypatch.setattr("os.posix_fallocate", lambda file, at, size: (sizes.append(size), real(file, at, size)))
+
+    def allocate(file: int, at: int, size: int) -> None:
+        sizes.append(size)
+        real(file, at, size)
+
+    monkeypatch.setattr("os.posix_fallocate", allocate)
     model, optimizer = small()
     learn(model, optimizer, range(2))
     before, parameters = digests(model, optimizer), list(model.parameters())
