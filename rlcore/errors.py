@@ -7,6 +7,7 @@ RlcoreError             base of all: says the value, what is legal, and the reme
 ├── NonFiniteError      NaN or infinity where it would spread to other samples (also a ValueError)
 ├── KernelError         kernels that cannot be compiled here, or find no memory (also a RuntimeError)
 ├── StepError           a step that contradicts itself: a bug of the engine (also a RuntimeError)
+├── ReplicaError        ranks that must hold equal bits, and do not (also a RuntimeError)
 ├── LevelError          a level of determinism that is not at work, or cannot be held here (also a ValueError)
 ├── CheckpointError     a checkpoint that is not whole, or of another model (also a ValueError)
 ├── WeightSyncError     weights that are not in the sampler as the trainer has them (also a RuntimeError)
@@ -85,6 +86,22 @@ class StepError(RlcoreError, RuntimeError):
 
     def __init__(self, what: str, *, phases: tuple[str, ...], legal: str = "", remedy: str = "") -> None:
         super().__init__(f"{' or '.join(phases)}: {what}", legal=legal, remedy=remedy, phases=phases)
+
+
+class ReplicaError(RlcoreError, RuntimeError):
+    """Ranks that must hold equal bits, and do not: memory, a processor or a link has failed without an error."""
+
+    phases = ("optimizer",)
+
+    def __init__(self, what: str, *, ranks: tuple[int, ...], names: tuple[str, ...]) -> None:
+        super().__init__(
+            what,
+            legal="equal bits on all replicas",
+            remedy="resume from the last checkpoint; if the same rank differs again, take its GPU or host out of use",
+        )
+        self.ranks = ranks
+        """Ranks at fault: those that differ from the majority, or all if there is none."""
+        self.names = names
 
 
 class CheckpointError(RlcoreError, ValueError):

@@ -18,6 +18,7 @@ from rlcore.checks.observers import checks_of_level
 from rlcore.config import RunConfig
 from rlcore.determinism import at_level
 from rlcore.distributed.dispatch import Broadcast, Collect, Entry, Function, Partition, Split, Table
+from rlcore.distributed.process_report import ProcessName, ProcessReport, report_of
 from rlcore.distributed.worker import Worker
 from rlcore.memory import keep_freed_memory
 from rlcore.models.build import build_model
@@ -30,6 +31,7 @@ from rlcore.trainers.base import Loss, MicrobatchLoss, Reader, Reading, Trainer,
 from rlcore.trainers.joining import join_grid, leave_grid
 from rlcore.trainers.models import LocalModels, alone
 from rlcore.trainers.parallel import build_parallel
+from rlcore.trainers.sentinel import sentinels
 from rlcore.trainers.shards import on_first, owned
 from rlcore.weights.source import SourceDescription, describe
 
@@ -48,6 +50,7 @@ class ModelWorker(Worker):
     """Builds, trains and reads the models of a rank by their names: policy, critic, reference."""
 
     dispatch_table: ClassVar[Table] = {
+        "report": Entry(collect=Collect.LIST),
         "observe": Entry({"event": _ONE}),
         "build_policy": Entry(),
         "build_critic": Entry({"learning_rate": _ONE}),
@@ -93,12 +96,18 @@ class ModelWorker(Worker):
         self._held.enter_context(held)
         self._held.enter_context(num_threads(threads[0]))
         own = iter if self._grid is None else partial(owned, grid=self._grid)
-        self._observers = Observers(*checks_of_level(level), StepRecorder(self._recorder, own=own))
+        checks = (*checks_of_level(level), *sentinels(self._grid, config.deployment.sentinel_every))
+        self._observers = Observers(*checks, StepRecorder(self._recorder, own=own))
         is_canonical = level == "invariant"
         parallel = alone if self._grid is None else partial(build_parallel, grid=self._grid, is_canonical=is_canonical)
         self._models = LocalModels(config, decoder, self._observers, parallel=parallel)
         self._readers: dict[str, Reader] = {}
         self._trainers: dict[str, Trainer] = {}
+
+    def report(self) -> ProcessReport:
+        """Return what is in effect in this process: variables, and what torch says."""
+        context = self.context
+        return report_of(ProcessName(context.role, ("policy", "critic", "reference"), context.rank))
 
     def observe(self, event: Event) -> None:
         """Let the checks and the recorder of this rank see where a step begins and ends."""

@@ -75,8 +75,7 @@ def default_timeout() -> timedelta:
     """How long the program's own collectives wait."""
     world = distributed.group.WORLD
     assert world is not None
-    device = torch.device("cuda" if distributed.get_backend() == "nccl" else "cpu")
-    timeout: timedelta = world._get_backend(device).options._timeout
+    timeout: timedelta = world._get_backend(world._device_types[0]).options._timeout
     return timeout
 
 

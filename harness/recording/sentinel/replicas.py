@@ -111,7 +111,7 @@ def _wrapped_parameters() -> dict[int, Ranks]:
     found: dict[int, Ranks] = {}
     for module in living_modules():
         if isinstance(module, DistributedDataParallel):
-            ranks = tuple(distributed.get_process_group_ranks(module.process_group))
+            ranks = tuple(sorted(distributed.get_process_group_ranks(module.process_group)))
             for name, parameter in module.module.named_parameters():
                 if name not in module.parameters_to_ignore:
                     found[id(parameter)] = ranks

@@ -1,0 +1,106 @@
+"""Trainers on ranks of which one has a bit flipped in its memory; called on each of four ranks."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlcore.batching.microbatches import divide_among_workers
+from rlcore.config import OptimizerSection, RuntimeSection
+from rlcore.errors import ReplicaError
+from rlcore.observability.events import Event, GradientsReduced
+from rlcore.observability.observers import Observer, Observers
+from rlcore.trainers.local import LocalTrainer
+from rlcore.trainers.parallel import build_parallel
+from rlcore.trainers.rank_grid import RankGrid, build_grid
+from rlcore.trainers.sentinel import ReplicaSentinel
+from rlcore.trainers.shards import local_part
+from rlcore.weights.digests import tensor_digest
+from tests.support.rank_training import NUM_MICROBATCHES, Odd, microbatches_of, negative_likelihood
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """A training with a bit flipped on one rank."""
+
+    num_shards: int = 1
+    num_updates: int = 4
+    every: int = 0
+    """Cadence; 0 without a sentinel."""
+    kind: str = ""
+    """weight, moment or gradient; empty for none."""
+    update: int = 0
+    rank: int = 0
+    index: int = 0
+    """Of the parameter."""
+    bit: int = 0
+
+
+class Outcome(NamedTuple):
+    """What became of it on one rank."""
+
+    num_updates: int
+    """Whole updates."""
+    weights: dict[str, str]
+    """Digests of what this rank holds."""
+    ranks: tuple[int, ...]
+    """Ranks that the sentinel named."""
+    names: tuple[str, ...]
+    what: str
+
+
+class _Flip(Observer):
+    """Flips a bit of a gradient when it is reduced."""
+
+    def __init__(self, case: Corruption) -> None:
+        self._case, self.is_due = case, False
+
+    def observe(self, event: Event) -> None:
+        """Flip."""
+        if self.is_due and isinstance(event, GradientsReduced):
+            flip([*event.gradients.values()][self._case.index], self._case.bit)
+
+
+def flip(tensor: Tensor, bit: int) -> None:
+    """Change one bit of this rank's memory, which torch does not know of."""
+    memory = local_part(tensor.detach()).reshape(-1).view(torch.uint8).numpy()
+    if memory.size:
+        bit %= 8 * memory.size
+        memory[bit // 8] ^= 1 << bit % 8
+
+
+def corrupted_training(case: Corruption) -> Outcome:
+    """Train with the fault."""
+    grid = build_grid(case.num_shards, timeout_s=120)
+    assert grid is not None
+    fault = _Flip(case)
+    observers = Observers(fault, *([ReplicaSentinel(grid, case.every)] if case.every else []))
+    section, runtime = OptimizerSection(learning_rate=0.01), RuntimeSection(training_threads=1)
+    local = LocalTrainer("policy", Odd(), 0.01, section=section, runtime=runtime, observers=observers)
+    trainer = build_parallel(local, grid, is_canonical=True)
+    for update in range(case.num_updates):
+        is_hit = (update, grid.world.rank) == (case.update, case.rank)
+        parameter = list(trainer.model.parameters())[case.index]
+        if is_hit and case.kind == "weight":
+            flip(parameter, case.bit)
+        if is_hit and case.kind == "moment":
+            flip(trainer.optimizer.state[parameter]["exp_avg"], case.bit)
+        fault.is_due = is_hit and case.kind == "gradient"
+        try:
+            step_once(trainer, update, grid)
+        except ReplicaError as error:
+            return Outcome(update, held(trainer), error.ranks, error.names, error.what)
+    return Outcome(case.num_updates, held(trainer), (), (), "")
+
+
+def step_once(trainer: LocalTrainer, update: int, grid: RankGrid) -> None:
+    """One update on this rank."""
+    own = divide_among_workers(microbatches_of(update), grid.world.size)[grid.world.rank]
+    trainer.forward_backward(own, negative_likelihood, num_microbatches=NUM_MICROBATCHES)
+    trainer.optimizer_step(learning_rate=0.01, max_norm=0.5)
+
+
+def held(trainer: LocalTrainer) -> dict[str, str]:
+    """Digests of what this rank holds of the weights."""
+    return {name: tensor_digest(local_part(p.detach())) for name, p in trainer.model.named_parameters()}
