@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from rlcore.checkpoints.optimizer_state import optimizer_tensors
 from rlcore.errors import InvalidValueError, PlacementError
+from rlcore.trainers.local_parts import local_part
 from rlcore.weights.digests import tensor_digests
 
 MIN_MAPPED_BYTES = 4096
@@ -64,7 +65,7 @@ class OffloadedState:
             )
 
     def _away(self, directory: Path | None, tensor: Tensor) -> Tensor:
-        local = _local(tensor)
+        local = local_part(tensor)
         is_mapped = directory is not None and local.nbytes >= MIN_MAPPED_BYTES
         if not local.numel() or (local.device.type == "cpu" and not is_mapped):
             return tensor
@@ -77,7 +78,7 @@ class OffloadedState:
 
     def _back(self, tensor: Tensor) -> Tensor:
         home = self._homes.pop(id(tensor), None)
-        local = _local(tensor)
+        local = local_part(tensor)
         return tensor if home is None else _like(tensor, torch.empty_like(local, device=home).copy_(local))
 
 
@@ -109,10 +110,10 @@ def offload(
 def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
     """Return the live tensors of a state by name, local ones of shards: "weights.NAME", "optimizer.NAME.KIND"."""
     named = [*model.named_parameters(), *model.named_buffers()]
-    tensors = {f"weights.{name}": _local(tensor.detach()) for name, tensor in named}
+    tensors = {f"weights.{name}": local_part(tensor.detach()) for name, tensor in named}
     if optimizer is not None:
         for name, tensor in optimizer_tensors(optimizer, model.named_parameters()).items():
-            tensors[f"optimizer.{name}"] = _local(tensor)
+            tensors[f"optimizer.{name}"] = local_part(tensor)
     return tensors
 
 
@@ -141,15 +142,11 @@ def _map(tensor: Tensor, directory: Path | None) -> Tensor:
     return flat.as_strided(tensor.shape, torch.empty_like(tensor, device="meta").stride())
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def _like(tensor: Tensor, local: Tensor) -> Tensor:
     """Return a tensor of the kind of another one, with this local memory."""
     if not isinstance(tensor, DTensor):
         return local
-    return DTensor.from_local(
+    return DTensor.fromlocal_part(
         local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
 
