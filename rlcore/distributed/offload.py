@@ -11,6 +11,7 @@ when the process ends, however it ends. Offloaded tensors can be read as before,
 import os
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from rlcore.checkpoints.optimizer_state import optimizer_tensors
 from rlcore.errors import InvalidValueError, PlacementError
+from rlcore.trainers.local_parts import local_part
 from rlcore.weights.digests import tensor_digests
 
 MIN_MAPPED_BYTES = 4096
@@ -31,18 +33,19 @@ class OffloadedState:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, directory: Path | None) -> None:
         self._model, self._optimizer = model, optimizer
-        self._homes: dict[int, torch.device] = {}  # by address of the offloaded tensor: tied ones have one
+        self._homes: dict[int, torch.device] = {}  # by id of a parameter, and of any other tensor that was moved
+        self._addresses: set[int] = set()
         self.digests = tensor_digests(state_tensors(model, optimizer))
         """By name, when the state was offloaded."""
-        self.num_bytes = 0
-        """Bytes that left their devices."""
-        self.is_awake = True
-
-        def away(tensor: Tensor) -> Tensor:
-            return self._away(tensor, directory)
-
-        _move(model, optimizer, away)
+        try:
+            _move(model, optimizer, partial(self._away, directory))
+        except BaseException:
+            _move(model, optimizer, self._back)
+            raise
         self.is_awake = False
+        found = state_tensors(model, optimizer).values()
+        self.num_bytes = sum(each.nbytes for each in found if each.data_ptr() in self._addresses)
+        """Bytes that left their devices, or are in files."""
         _return_cached_memory()
 
     def wake(self) -> None:
@@ -61,22 +64,21 @@ class OffloadedState:
                 remedy="resume from the last checkpoint; test the memory and the disk of this machine",
             )
 
-    def _away(self, tensor: Tensor, directory: Path | None) -> Tensor:
-        local = _local(tensor)
-        if local.data_ptr() in self._homes or not local.numel():
-            return tensor
+    def _away(self, directory: Path | None, tensor: Tensor) -> Tensor:
+        local = local_part(tensor)
         is_mapped = directory is not None and local.nbytes >= MIN_MAPPED_BYTES
-        if local.device.type == "cpu" and not is_mapped:
+        if not local.numel() or (local.device.type == "cpu" and not is_mapped):
             return tensor
-        moved = _map(local, directory) if directory is not None and is_mapped else torch.empty_like(local, device="cpu")
-        moved.copy_(local)
-        self._homes[moved.data_ptr()] = local.device
-        self.num_bytes += local.nbytes
-        return _like(tensor, moved)
+        moved = _map(local, directory) if is_mapped else torch.empty_like(local, device="cpu")
+        found = _like(tensor, moved.copy_(local))
+        # A parameter is the same object afterwards. FSDP2 may copy its shard once more, to pad it.
+        self._homes[id(tensor if isinstance(tensor, nn.Parameter) else found)] = local.device
+        self._addresses.add(moved.data_ptr())
+        return found
 
     def _back(self, tensor: Tensor) -> Tensor:
-        local = _local(tensor)
-        home = self._homes.get(local.data_ptr())
+        home = self._homes.pop(id(tensor), None)
+        local = local_part(tensor)
         return tensor if home is None else _like(tensor, torch.empty_like(local, device=home).copy_(local))
 
 
@@ -86,7 +88,7 @@ def offload(
     """Move weights, buffers and optimizer state away until `wake`; parameters remain the same objects.
 
     `directory` is on a disk with room for them. Raises InvalidValueError if nothing would be freed, for a gradient that
-    has not been used, and OSError if the disk is full, before anything that does not fit is moved.
+    has not been used, and OSError if the disk is full; everything is where it was then.
     """
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
@@ -108,18 +110,25 @@ def offload(
 def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
     """Return the live tensors of a state by name, local ones of shards: "weights.NAME", "optimizer.NAME.KIND"."""
     named = [*model.named_parameters(), *model.named_buffers()]
-    tensors = {f"weights.{name}": _local(tensor.detach()) for name, tensor in named}
+    tensors = {f"weights.{name}": local_part(tensor.detach()) for name, tensor in named}
     if optimizer is not None:
         for name, tensor in optimizer_tensors(optimizer, model.named_parameters()).items():
-            tensors[f"optimizer.{name}"] = _local(tensor)
+            tensors[f"optimizer.{name}"] = local_part(tensor)
     return tensors
 
 
 @torch.no_grad()
 def _move(model: nn.Module, optimizer: torch.optim.Optimizer | None, move: Callable[[Tensor], Tensor]) -> None:
     """Give every tensor of a state the memory that `move` returns."""
+    done: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def once(tensor: Tensor) -> Tensor:
+        if id(tensor) not in done:
+            done[id(tensor)] = tensor, move(tensor)
+        return done[id(tensor)][1]
+
     module: Any = model
-    module._apply(move)  # as Module.to does; FSDP2 follows it to its shards
+    module._apply(once)  # as Module.to does; FSDP2 follows it to its shards; tied ones are visited twice
     if optimizer is not None:
         for state in optimizer.state.values():
             state.update({kind: move(value) for kind, value in state.items() if isinstance(value, Tensor)})
@@ -133,15 +142,11 @@ def _map(tensor: Tensor, directory: Path | None) -> Tensor:
     return flat.as_strided(tensor.shape, torch.empty_like(tensor, device="meta").stride())
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def _like(tensor: Tensor, local: Tensor) -> Tensor:
     """Return a tensor of the kind of another one, with this local memory."""
     if not isinstance(tensor, DTensor):
         return local
-    return DTensor.from_local(
+    return DTensor.fromlocal_part(
         local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
 

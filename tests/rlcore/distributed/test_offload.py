@@ -1,7 +1,8 @@
 """Offload and wake: no bit changes, tied weights stay tied, and a bit that does change is named."""
 
+import itertools
+import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ def small() -> tuple[Small, torch.optim.AdamW]:
 
 def learn(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
     for step in steps:
-        tokens = torch.randint(96, (4, 9), generator=torch.Generator().manual_seed(step))
+        tokens = torch.randint(95, (4, 9), generator=torch.Generator().manual_seed(step))
         model(tokens).logsumexp(-1).sum().backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -71,7 +72,16 @@ def test_training_with_naps_has_the_bits_of_training_without(tmp_path: Path) -> 
     assert digests(model, optimizer) == digests(other, its)
 
 
-def test_large_tensors_lie_in_files_without_names_while_the_role_is_idle(tmp_path: Path) -> None:
+def test_large_tensors_lie_in_files_without_names_while_the_role_is_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, sizes = os.posix_fallocate, list[int]()
+
+    def allocate(file: int, at: int, size: int) -> None:
+        sizes.append(size)
+        real(file, at, size)
+
+    monkeypatch.setattr("os.posix_fallocate", allocate)
     model, optimizer = small()
     learn(model, optimizer, range(2))
     before, parameters = digests(model, optimizer), list(model.parameters())
@@ -80,7 +90,7 @@ def test_large_tensors_lie_in_files_without_names_while_the_role_is_idle(tmp_pat
     assert digests(model, optimizer) == before == state.digests, "it can be read while it is idle"
     large = [each for each in state_tensors(model, optimizer).values() if each.nbytes >= MIN_MAPPED_BYTES]
     assert len(large) == 3 + 2 * 2
-    assert state.num_bytes == sum(each.nbytes for each in large)
+    assert state.num_bytes == sum(each.nbytes for each in large) == sum(sizes), "tied weights are moved once"
     for tensor in large:
         (file,) = mapped_files(tensor)
         assert file.startswith(str(tmp_path))
@@ -91,8 +101,7 @@ def test_large_tensors_lie_in_files_without_names_while_the_role_is_idle(tmp_pat
     assert all(now is then for now, then in zip(model.parameters(), parameters, strict=True))
     assert model.head.weight is model.embedding.weight
     assert model.mixing.stride() == strides
-    for tensor in state_tensors(model, optimizer).values():
-        assert not any(file.startswith(str(tmp_path)) for file in mapped_files(tensor))
+    assert files_of(model, optimizer) == {False}
 
 
 def flip(tensor: Tensor, bit: int) -> None:
@@ -146,16 +155,25 @@ def test_a_second_wake_is_refused(tmp_path: Path) -> None:
         state.wake()
 
 
-def test_a_full_disk_is_an_error_and_the_state_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
+@pytest.mark.parametrize("num_files", [0, 3])
+def test_a_full_disk_is_an_error_and_everything_is_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_files: int
+) -> None:
+    real, calls = os.posix_fallocate, itertools.count()
+
+    def full(*given: int) -> None:
+        if next(calls) == num_files:
+            raise OSError(28, "No space left on device")
+        real(*given)
 
     model, optimizer = small()
+    learn(model, optimizer, range(1))
     before = digests(model, optimizer)
     monkeypatch.setattr("os.posix_fallocate", full)
     with pytest.raises(OSError, match="No space left"):
         offload(model, optimizer, directory=tmp_path)
     assert digests(model, optimizer) == before
+    assert files_of(model, optimizer) == {False}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -165,12 +183,12 @@ def files_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> set[bool]:
     return {any(file.endswith("(deleted)") for file in mapped_files(each)) for each in large}
 
 
-def sharded_digests(directory: str, naps: bool) -> dict[str, str]:
+def sharded_digests(directory: str, num_rows: tuple[int, int], naps: bool) -> dict[str, str]:
     """Return the digests of a rank's shards after three steps, with or without naps between them."""
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(7)
-    layers = [nn.Embedding(97, WIDTH), nn.Linear(WIDTH, 95)]
+    layers = [nn.Embedding(num_rows[0], WIDTH), nn.Linear(WIDTH, num_rows[1])]
     model = nn.Sequential(*layers, nn.GELU())
     for layer in layers:
         fully_shard(layer)
@@ -180,7 +198,9 @@ def sharded_digests(directory: str, naps: bool) -> dict[str, str]:
         learn(model, optimizer, range(step, step + 1))
         if naps:
             state = offload(model, optimizer, directory=Path(directory))
-            assert files_of(model, optimizer) == {True}, "every shard lies in a file"
+            assert True in files_of(model, optimizer)
+            if all(num % 2 == 0 for num in num_rows):  # FSDP2 copies a shard that it has to pad
+                assert files_of(model, optimizer) == {True}
             state.wake()
             assert files_of(model, optimizer) == {False}
     return digests(model, optimizer)
@@ -189,6 +209,7 @@ def sharded_digests(directory: str, naps: bool) -> dict[str, str]:
 @pytest.mark.timeout(300)
 def test_shards_of_fsdp2_are_offloaded_and_learn_afterwards(tmp_path: Path, distributed: StartRanks) -> None:
     ranks = distributed(2, backend="gloo", env={"OMP_NUM_THREADS": "1"}, timeout_s=240.0)
-    without, with_naps = (ranks.run(sharded_digests, str(tmp_path), naps) for naps in (False, True))
-    assert without == with_naps
-    assert without[0] != without[1], "ranks have different shards"
+    for num_rows in ((96, 98), (97, 95)):
+        without, with_naps = (ranks.run(sharded_digests, str(tmp_path), num_rows, naps) for naps in (False, True))
+        assert without == with_naps
+        assert without[0] != without[1], "ranks have different shards"
