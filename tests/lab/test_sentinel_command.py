@@ -39,12 +39,12 @@ def test_a_flipped_bit_ends_the_program_and_its_ranks_are_named(tmp_path: Path) 
 
 
 @pytest.mark.full
-def test_with_the_sentinel_a_trace_has_the_bits_of_one_without(tmp_path: Path) -> None:
-    for layout, num_ranks in (("ddp", 2), ("fsdp2", 2), ("hsdp", 4)):
-        trained(tmp_path / f"{layout} with", num_ranks, "--layout", layout)
-        trained(tmp_path / f"{layout} without", num_ranks, "--layout", layout, sentinel="")
-        verdict = compared(tmp_path / f"{layout} with", tmp_path / f"{layout} without")
-        assert (verdict["verdict"], verdict["num_steps"]) == ("equal", 8)
+@pytest.mark.parametrize(("layout", "num_ranks"), [("ddp", 2), ("fsdp2", 2), ("hsdp", 4)])
+def test_with_the_sentinel_a_trace_has_the_bits_of_one_without(layout: str, num_ranks: int, tmp_path: Path) -> None:
+    trained(tmp_path / "with", num_ranks, "--layout", layout)
+    trained(tmp_path / "without", num_ranks, "--layout", layout, sentinel="")
+    verdict = compared(tmp_path / "with", tmp_path / "without")
+    assert (verdict["verdict"], verdict["num_steps"]) == ("equal", 8)
 
 
 @pytest.mark.full
